@@ -1,0 +1,153 @@
+"""
+What can be checked, built and measured, one session each.
+
+``nox`` alone runs lint, types and the tests on this interpreter.
+Versions, extras and tool pins are read from ``pyproject.toml``; no number stands here.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import nox
+
+PYPROJECT = nox.project.load_toml("pyproject.toml")
+PYTHONS = nox.project.python_versions(PYPROJECT)
+CURRENT = f"{sys.version_info.major}.{sys.version_info.minor}"
+
+# Real servers that the tests need, by the names of lockkit.testing.servers; and the backends that need none.
+SERVERS = ["redis", "postgresql", "pgbouncer", "mariadb", "zookeeper", "etcd"]
+EMBEDDED = {"memory", "file"}
+
+nox.needs_version = ">=2024.10.9"
+nox.options.sessions = ["lint", "types", f"tests-{CURRENT}"]
+# A machine tests the Python versions that it has; .ci/run sees to it that one ran.
+nox.options.error_on_missing_interpreters = False
+nox.options.download_python = "never"
+nox.options.reuse_venv = "yes"
+
+
+def install(session: nox.Session, *groups: str, extras: str | None = "all") -> None:
+    """Installs dependency groups, and lockkit itself (editable) with `extras`."""
+    tools = nox.project.dependency_groups(PYPROJECT, *groups)
+    package = ("-e", f".[{extras}]") if extras is not None else ()
+    session.install("--quiet", *package, *tools)
+
+
+def install_servers(session: nox.Session, *kinds: str) -> None:
+    """
+    Makes sure that the server binaries of `kinds` are on this machine.
+
+    On Debian as root they are installed; elsewhere what is missing is named,
+    which fails in CI and lets the tests say what they skip on a desk.
+    """
+    session.run("python", "-m", "lockkit.testing.servers", "install", *kinds)
+
+
+@nox.session(python=PYTHONS)
+def tests(session: nox.Session) -> None:
+    """Runs all tests; arguments go to pytest (`nox -s tests -- -m 'not slow'`)."""
+    install(session, "test")
+    install_servers(session, *SERVERS)
+    # Most tests wait: for a ttl, a server, another process. Three at a time keep two cores busy and no more.
+    session.run("pytest", "--numprocesses=3", *session.posargs)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Checks rules and format (`nox -s lint -- --fix` mends what it can)."""
+    install(session, "lint", extras=None)
+    fix = "--fix" in session.posargs
+    session.run("ruff", "check", *(["--fix"] if fix else []))
+    session.run("ruff", "format", *([] if fix else ["--check"]))
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """Type-checks package, tests and this file with mypy, and the public face with pyright too."""
+    install(session, "types", "test")
+    session.run("mypy", *session.posargs)
+    if not session.posargs:
+        session.run("basedpyright")
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """Builds the site into site/; a warning fails (`nox -s docs -- serve` to look at it)."""
+    install(session, "docs", "lint", extras="cli")  # ruff formats the signatures
+    session.run("mkdocs", *(session.posargs or ["build", "--strict"]), env={"NO_MKDOCS_2_WARNING": "1"})
+
+
+@nox.session
+def conformance(session: nox.Session) -> None:
+    """
+    Runs the conformance suite on some backends only.
+
+    ``nox -s conformance -- file redis`` takes backends by name, with the servers
+    that they need; ``nox -s conformance -- redis://localhost:6379`` a URL of yours.
+    """
+    install(session, "test")
+    urls = [arg for arg in session.posargs if ":" in arg]
+    names = [arg for arg in session.posargs if ":" not in arg]
+    for url in urls:
+        session.run("pytest", "--pyargs", "lockkit.testing.conformance", f"--lockkit-url={url}")
+    if names or not urls:
+        if not names or not EMBEDDED.issuperset(names):
+            install_servers(session, *([name for name in SERVERS if name in names] or SERVERS))
+        selection = ["-k", " or ".join(names)] if names else []
+        session.run("pytest", "tests/conformance", *selection)
+
+
+@nox.session(name="redis-py-suite")
+def redis_py_suite(session: nox.Session) -> None:
+    """Runs redis-py's own tests of its Lock on lockkit; only the documented ones may differ."""
+    install(session, "test", extras="redis,testing")
+    install_servers(session, "redis")
+    version = session.run(
+        "python", "-c", "import importlib.metadata as m; print(m.version('redis'))", silent=True, log=False
+    )
+    # Their tests are in the source distribution only, and not ours to keep.
+    folder = session.create_tmp()
+    shutil.rmtree(folder)
+    requirement = f"redis=={str(version).strip()}"
+    session.run("pip", "download", "--quiet", "--no-deps", "--no-binary", "redis", "--dest", folder, requirement)
+    (sdist,) = Path(folder).glob("redis-*.tar.gz")
+    session.run("python", "-m", "tests.interop.redis_py_suite", str(sdist), *session.posargs)
+
+
+@nox.session
+def simulate(session: nox.Session) -> None:
+    """Runs the random schedules on simulated time (`nox -s simulate -- --seed=…`)."""
+    install(session, "test")
+    session.run("pytest", "tests/simulation", *session.posargs)
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """Measures (`nox -s bench -- URL…`); without URLs the two embedded backends."""
+    install(session, "test")
+    session.run("lockkit", "bench", *(session.posargs or ["memory://", "file:"]))
+
+
+@nox.session
+def build(session: nox.Session) -> None:
+    """Builds sdist and wheel, and tries the wheel in an environment with nothing else."""
+    install(session, "build", extras=None)
+    dist = Path("dist")
+    shutil.rmtree(dist, ignore_errors=True)
+    session.run("python", "-m", "build", "--outdir", str(dist))
+    (wheel,) = dist.glob("*.whl")
+    session.install("--quiet", "--force-reinstall", "--no-deps", str(wheel))
+    smoke = "import lockkit\nwith lockkit.connect('memory://') as c, c.lock('x') as lease: lease.check()"
+    # From another directory, so that the wheel is imported and not the checkout.
+    with session.chdir(session.create_tmp()):
+        session.run("python", "-c", smoke)
+
+
+@nox.session
+def changelog(session: nox.Session) -> None:
+    """Shows what the fragments of changelog.d/ make of the next release."""
+    install(session, "changelog")
+    session.run("towncrier", "build", *(session.posargs or ["--draft"]))

@@ -1,0 +1,92 @@
+"""
+lockkit: locks that several processes, machines or services agree on. One API, the backend chosen by URL.
+
+    import lockkit
+
+    client = lockkit.connect("redis://localhost:6379/0")
+    with client.lock("seat:12A", ttl=30, timeout=5) as lease:
+        book_seat(fence=lease.token)
+
+A lease alone is not mutual exclusion, since a paused holder does not know that it lost. So every grant carries a
+fencing token, every lease knows its deadline, loss is told to the holder, and storage can reject stale holders.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lockkit.errors import (
+    BackendUnavailable,
+    ConfigurationError,
+    LockError,
+    LockLost,
+    LockTimeout,
+    NoQuorum,
+    StaleToken,
+    Unsupported,
+)
+
+if TYPE_CHECKING:
+    from lockkit import aio, fencing, optimistic
+    from lockkit.backend import Capabilities, Holder
+    from lockkit.sync import Client, Lease, Lock, connect, from_client
+
+    __version__: str
+
+__all__ = [
+    "BackendUnavailable",
+    "Capabilities",
+    "Client",
+    "ConfigurationError",
+    "Holder",
+    "Lease",
+    "Lock",
+    "LockError",
+    "LockLost",
+    "LockTimeout",
+    "NoQuorum",
+    "StaleToken",
+    "Unsupported",
+    "__version__",
+    "aio",
+    "connect",
+    "fencing",
+    "from_client",
+    "optimistic",
+]
+
+# Loaded on first use: `import lockkit` alone costs next to nothing, and asyncio is imported only by those who use it.
+_LAZY = {
+    "Capabilities": "lockkit.backend",
+    "Client": "lockkit.sync",
+    "Holder": "lockkit.backend",
+    "Lease": "lockkit.sync",
+    "Lock": "lockkit.sync",
+    "aio": "lockkit.aio",
+    "connect": "lockkit.sync",
+    "fencing": "lockkit.fencing",
+    "from_client": "lockkit.sync",
+    "optimistic": "lockkit.optimistic",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Load a public name on its first use (PEP 562)."""
+    if name == "__version__":
+        from importlib.metadata import version  # noqa: PLC0415 - it takes longer than all of lockkit
+
+        return version("lockkit")
+    if name not in _LAZY:
+        message = f"module 'lockkit' has no attribute {name!r}"
+        raise AttributeError(message)
+    import importlib  # noqa: PLC0415 - see above
+
+    module = importlib.import_module(_LAZY[name])
+    value = module if _LAZY[name] == f"lockkit.{name}" else getattr(module, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """List the public names, the lazy ones too."""
+    return sorted(__all__)

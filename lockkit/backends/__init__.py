@@ -1,0 +1,1 @@
+"""The backends, one module per algorithm. Nothing here is imported before its URL scheme is asked for."""

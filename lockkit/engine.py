@@ -1,0 +1,663 @@
+"""
+Leases, loss and the life of a client: the policy of lockkit, written once for all backends and both faces.
+
+The rules, and where each is kept:
+
+====  =======================================================================  ===============================
+1     The deadline counts from before the request was sent                     `Acquisition._ask`, `Hold.believe`
+2     A fresh random owner for each acquisition                                `Acquisition._new_request`
+3     A grant whose answer was lost is undone by owner, never handed out       `Acquisition._undo`
+4     Only the head of a line per name contends at the backend                 `line.Lines`
+5     Woken, not polling, where the backend can; look again at the ttl         `Acquisition._wait`
+6     Loss is marked at the deadline even while a renewal hangs                `keeper.Keeper._watch`
+7     The clock comes first: past the deadline means lost                      `Engine.is_lost`
+8     After ``fork`` the child owns nothing                                    `Engine.forked`
+9     Exit releases what is held, within a second                              `Engine.exit`
+10    An outage is retried until the timeout, or ``unavailable_after``         `Acquisition._back_off`
+====  =======================================================================  ===============================
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import weakref
+from dataclasses import dataclass, replace
+from math import inf
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+
+from lockkit import values
+from lockkit.acquisition import UNDO_SECONDS, Acquisition, Outage
+from lockkit.backend import Gone, Grant, Holder, LockBackend, Renewed, Request, Unknown
+from lockkit.errors import BackendUnavailable, LockError, LockLost, LockTimeout
+from lockkit.keeper import Keeper, renewed
+from lockkit.lease import BaseLease, Hold, LostCallback, drift
+from lockkit.line import Lines
+from lockkit.runtime import in_forked_child, wall_clock
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Mapping
+    from datetime import timedelta
+
+    from lockkit.backend import Capabilities, LossReason, Renewal
+    from lockkit.runtime import Runtime
+
+__all__ = ["Engine", "Spec"]
+
+log = logging.getLogger("lockkit")
+
+L = TypeVar("L", bound=BaseLease)
+
+DEFAULT_TTL = 30.0
+"""Seconds. Longer keeps a crashed holder's lock longer; shorter loses leases to shorter pauses and outages."""
+
+DEFAULT_UNAVAILABLE_AFTER = 30.0
+"""Seconds without one answer after which a wait without timeout gives up."""
+
+EXIT_SECONDS = 1.0
+"""What releasing at interpreter exit may take. Longer delays the exit when a server does not answer."""
+
+
+@dataclass(slots=True)
+class Spec:
+    """What `Client.lock` was asked for, validated. Not changed afterwards (``frozen`` would cost a µs per lock)."""
+
+    name: str
+    ttl: float
+    timeout: float | None
+    renew: bool
+    reentrant: bool
+    max_hold: float | None
+    metadata: str
+    on_lost: LostCallback | None
+    raise_on_lost: bool
+
+
+class Engine(Generic[L]):
+    """Everything that one client does, for the face that made it."""
+
+    def __init__(
+        self,
+        open_backend: Callable[[Engine[L]], tuple[LockBackend, dict[str, Any]]],
+        runtime: Runtime,
+        make_lease: Callable[[Hold], L],
+    ) -> None:
+        """
+        Open the backend, without I/O.
+
+        Args:
+            open_backend: Makes the backend (called again in a forked child) and gives the engine's own options.
+            runtime: Of the face.
+            make_lease: The face's lease class.
+
+        Raises:
+            ConfigurationError: From `open_backend`.
+        """
+        self.runtime = runtime
+        self._make_lease = make_lease
+        self._open_backend = open_backend
+        self._mutex = runtime.mutex()
+        self.lines = Lines(runtime)
+        self.waiting: set[Request] = set()
+        self._reentrant: dict[tuple[int, str], Hold] = {}
+        self.closed = False
+        self.outage = Outage()
+        self.keeper = Keeper(runtime, self._mutex, lambda: self._backend, self.lose, self._release_all)
+        self._backend: LockBackend | None
+        self._backend, options = open_backend(self)
+        self.url = self._backend.url
+        self.default_ttl = values.ttl(options.get("ttl") or DEFAULT_TTL, self.capabilities.min_ttl)
+        self.unavailable_after: float = options.get("unavailable_after") or DEFAULT_UNAVAILABLE_AFTER
+        self._describe_client()
+        _engines.add(self)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the backend promises; a backend may know more precisely once it has seen its server."""
+        backend = self._backend
+        if backend is not None:
+            self._capabilities = backend.capabilities
+        return self._capabilities
+
+    def _describe_client(self) -> None:
+        self._about = {"host": os.uname().nodename, "pid": os.getpid(), "started": round(wall_clock(), 3)}
+        self._metadata = values.metadata(None, self._about)
+
+    # -- the call's edge -------------------------------------------------------------------------------------------
+
+    def spec(
+        self,
+        name: str,
+        *,
+        ttl: float | timedelta | None,
+        timeout: float | timedelta | None,
+        renew: bool,
+        reentrant: bool,
+        max_hold: float | timedelta | None,
+        metadata: str | Mapping[str, object] | None,
+        on_lost: LostCallback | None,
+        raise_on_lost: bool,
+    ) -> Spec:
+        """
+        Validate the arguments of `Client.lock`. Nothing is sent.
+
+        Raises:
+            ConfigurationError: One of them is wrong.
+            LockError: The client is closed.
+        """
+        if self.closed:
+            raise self.closed_error()
+        return Spec(
+            values.lock_name(name),
+            self.default_ttl if ttl is None else values.ttl(ttl, self.capabilities.min_ttl),
+            None if timeout is None else values.timeout(timeout),
+            renew,
+            reentrant,
+            None if max_hold is None else values.seconds(max_hold, "max_hold", exclusive=True),
+            self._metadata if metadata is None else values.metadata(metadata, self._about),
+            on_lost,
+            raise_on_lost,
+        )
+
+    def _ready(self) -> LockBackend:
+        """Give the backend to a call that may do I/O; opens a new one after a fork."""
+        backend = self._backend
+        if backend is None:
+            if self.closed:
+                raise self.closed_error()
+            backend, _ = self._open_backend(self)
+            self._backend = backend
+            self._describe_client()
+        try:
+            self.runtime.bind()
+        except RuntimeError as error:
+            message = f"this asyncio client of {self.url} cannot be used here: {error}. Make one client per event loop."
+            raise LockError(message, backend=self.url) from error
+        return backend
+
+    def closed_error(self) -> LockError:
+        """What every call gets after ``close()``."""
+        return LockError(f"the client of {self.url} is closed; connect again", backend=self.url)
+
+    # -- acquire ---------------------------------------------------------------------------------------------------
+
+    async def acquire(self, spec: Spec, timeout: float | None) -> L:
+        """
+        Wait for the lock.
+
+        Args:
+            spec: What to acquire.
+            timeout: Seconds to wait, None without limit, 0 to try once.
+
+        Raises:
+            LockTimeout: Somebody held it for the whole wait.
+            BackendUnavailable: No answer to the end of the wait, or for ``unavailable_after`` without a timeout.
+            LockLost: A reentrant lease of this thread or task was lost.
+            LockError: The client is closed.
+        """
+        backend = self._ready()
+        if spec.reentrant and (again := self._reenter(spec.name)) is not None:
+            return again
+        return await Acquisition(self, backend, spec, timeout).run()
+
+    def admit(self, spec: Spec, grant: Grant, started: float) -> L | None:
+        """Turn a grant into a lease, watched and renewed from now on; None if its deadline has passed already."""
+        hold = Hold(self, grant, spec.metadata, raise_on_lost=spec.raise_on_lost)
+        if spec.renew:
+            hold.renew_at = 0.0
+            if spec.max_hold is not None:
+                hold.renew_until = started + spec.max_hold
+        hold.believe(started if grant.anchor is None else grant.anchor, grant.ttl)
+        if hold.valid_until <= self.runtime.now():
+            return None
+        if spec.on_lost is not None:
+            hold.callbacks = [spec.on_lost]
+        # The lease first: should an interrupt strike from here on, dropping the lease ends the renewal.
+        lease = self._make_lease(hold)
+        with self._mutex:
+            if self.closed:
+                raise self.closed_error()
+            if spec.reentrant:
+                hold.reentrant_by = self.runtime.current()  # keeps the id below from being used again
+                hold.reentry_key = (id(hold.reentrant_by), spec.name)
+                self._reentrant[hold.reentry_key] = hold
+            self.keeper.add(hold)
+        return lease
+
+    def _reenter(self, name: str) -> L | None:
+        hold = self._reentrant.get((id(self.runtime.current()), name))
+        if hold is None:
+            return None
+        self.check(hold)
+        lease = None if hold.lease_ref is None else hold.lease_ref()
+        if lease is None:
+            return None
+        with self._mutex:
+            hold.count += 1
+        return cast("L", lease)  # made by make_lease
+
+    def unavailable(self, error: LockError, what: str, name: str | None) -> LockError:
+        """Say what was tried, on which lock and at which backend; the driver's exception stays the cause."""
+        message = f"could not {what} at {self.url}: {error}"
+        wrapped = type(error)(message, name=name, backend=self.url)
+        wrapped.__cause__ = error.__cause__ or error
+        return wrapped
+
+    # -- the lease: local ------------------------------------------------------------------------------------------
+
+    def is_held(self, hold: Hold) -> bool:
+        """Tell whether the holder may believe that it holds."""
+        return not hold.finished and not self.is_lost(hold)
+
+    def is_lost(self, hold: Hold) -> bool:
+        """
+        Tell whether it was lost; a passed deadline is loss whatever the backend would say (rule 7).
+
+        After SIGSTOP or a VM migration the watch may not have run yet: so the clock is asked here.
+        """
+        if hold.lost_reason is None and not hold.finished and self.runtime.now() >= hold.valid_until:
+            self.lose(hold, "expired")
+        return hold.lost_reason is not None
+
+    def remaining(self, hold: Hold) -> float:
+        """Seconds to the deadline, 0.0 when not held."""
+        return max(0.0, hold.valid_until - self.runtime.now()) if self.is_held(hold) else 0.0
+
+    def check(self, hold: Hold) -> None:
+        """
+        Raise unless held.
+
+        Raises:
+            LockLost: It is not.
+        """
+        if self.is_lost(hold):
+            raise self._lost_error(hold)
+        if hold.finished:
+            message = f"the lease of lock {hold.grant.name!r} at {self.url} was released; acquire the lock again"
+            raise LockLost(message, name=hold.grant.name, backend=self.url)
+
+    def _lost_error(self, hold: Hold) -> LockLost:
+        why = _LOSS_TEXTS[hold.lost_reason or "expired"]
+        message = (
+            f"lost lock {hold.grant.name!r} (token {hold.grant.token}) at {self.url}: {why}. "
+            "Somebody else may hold it now: stop, and let storage reject this token."
+        )
+        return LockLost(message, name=hold.grant.name, backend=self.url)
+
+    def lose(self, hold: Hold, reason: LossReason) -> None:
+        """Mark a lease as lost, once, and tell its holder."""
+        with self._mutex:
+            if hold.finished or hold.lost_reason is not None:
+                return
+            if reason == "expired" and self.runtime.now() < hold.valid_until:
+                return  # renewed between the watch's look and now
+            hold.lost_reason = reason
+            # It stays the reentrant lease of its thread until released: entering again must say "lost", not acquire.
+            self.keeper.forget(hold)
+            callbacks, hold.callbacks = hold.callbacks or (), None
+            event = hold.lost_event
+            renewing = hold.renew_at != inf or hold.in_flight or hold.unanswered_ttl != inf
+            if reason == "expired" and renewing and not self.closed:
+                # A renewal whose answer was lost may have kept the lock at the server: free it for the others.
+                backend, grant = self._backend, hold.grant
+                if backend is not None:
+                    self.keeper.undo_later(grant.ttl, lambda: backend.release(grant))
+        log.warning(
+            "lost lock %r (token %d) at %s: %s", hold.grant.name, hold.grant.token, self.url, _LOSS_TEXTS[reason]
+        )
+        if event is not None:
+            event.set()
+        for callback in callbacks:
+            self._tell(hold, callback, reason)
+
+    def lost(self, owner: str, reason: LossReason) -> None:
+        """See `lockkit.backend.Host.lost`."""
+        hold = self.keeper.holds.get(owner)
+        if hold is not None:
+            self.lose(hold, reason)
+
+    def confirm_soon(self) -> None:
+        """See `lockkit.backend.Host.confirm_soon`."""
+        with self._mutex:
+            for hold in self.keeper.holds.values():
+                if hold.renew_at != inf:
+                    hold.renew_at = 0.0
+                    self.keeper.reschedule(hold)
+
+    def on_lost(self, hold: Hold, callback: LostCallback) -> None:
+        """Register a callback, or call it at once if the lease is lost already."""
+        with self._mutex:
+            if hold.lost_reason is None:
+                hold.callbacks = [*(hold.callbacks or ()), callback]
+                return
+        self._tell(hold, callback, hold.lost_reason)
+
+    def _tell(self, hold: Hold, callback: LostCallback, reason: str) -> None:
+        lease = None if hold.lease_ref is None else hold.lease_ref()
+
+        async def call() -> None:
+            try:
+                await self.runtime.io(callback(lease, reason))
+            except Exception:
+                log.exception("on_lost callback of lock %r raised", hold.grant.name)
+
+        # In the background: a slow callback must delay neither the loss of other leases nor the caller of check().
+        try:
+            self.runtime.spawn("lockkit-on-lost", call)
+        except RuntimeError:  # no more threads, or the event loop has ended: the watch must survive that
+            log.exception("could not call the on_lost callback of lock %r", hold.grant.name)
+
+    def _drop(self, hold: Hold) -> None:
+        """Forget a hold that has ended. Dict operations only: also called from ``__del__``."""
+        self.keeper.forget(hold)
+        if hold.reentry_key is not None:
+            self._reentrant.pop(hold.reentry_key, None)
+
+    def dropped(self, hold: Hold) -> bool:
+        """Stop renewing a lease that nobody points to any more; False if that is no surprise (lost, or closed)."""
+        # No mutex: the garbage collector may run this in a thread that holds it.
+        surprise = hold.lost_reason is None and not self.closed
+        hold.finished = True
+        self._drop(hold)
+        return surprise
+
+    # -- the lease: asking the backend -----------------------------------------------------------------------------
+
+    async def try_acquire(self, spec: Spec, timeout: float | None) -> L | None:
+        """As `acquire`, with None instead of `LockTimeout`."""
+        try:
+            return await self.acquire(spec, timeout)
+        except LockTimeout:
+            return None
+
+    async def release(self, hold: Hold) -> None:
+        """
+        Give the lock back.
+
+        Raises:
+            LockLost: It was lost before.
+            BackendUnavailable: No answer; renewal has stopped, call again or leave it to the ttl.
+        """
+        if self.is_lost(hold):
+            self._drop(hold)
+            raise self._lost_error(hold)
+        with self._mutex:
+            if hold.finished and not hold.unconfirmed:
+                return
+            if hold.count > 1:
+                hold.count -= 1
+                return
+            again = hold.unconfirmed
+            hold.finished = hold.unconfirmed = True
+            self._drop(hold)
+            if hold.settled is not None:
+                hold.settled.set()  # its queued renewal will not be sent: an extend() must not wait for it
+            if hold.lost_event is not None:
+                hold.lost_event.set()
+        ours = await self._release_at_backend(hold)
+        # Not ours any more, though the deadline has not passed: broken, flushed or taken. (Past the deadline the lease
+        # may have run out while the release was on its way: the work had ended by then.)
+        if not ours and not again and self.runtime.now() < hold.valid_until:
+            hold.finished = False
+            self.lose(hold, "gone")
+            raise self._lost_error(hold)
+
+    async def _release_at_backend(self, hold: Hold) -> bool:
+        try:
+            ours = await self._ready().release(hold.grant)
+        except BackendUnavailable as error:
+            raise self.unavailable(error, f"release lock {hold.grant.name!r}", hold.grant.name) from error
+        except Exception:
+            raise
+        except BaseException:
+            # Cancelled or interrupted halfway: it may or may not have been sent. Comparing the owner makes it safe to
+            # send again.
+            await self._free(hold.grant)
+            raise
+        hold.unconfirmed = False
+        return ours
+
+    def undo_later(self, seconds: float, function: Callable[[], Coroutine[Any, Any, object]]) -> None:
+        """Have the renewer undo something at the backend, for as long as a ttl would not have undone it anyway."""
+        with self._mutex:
+            if not self.closed:
+                self.keeper.undo_later(seconds, function)
+
+    async def _free(self, grant: Grant) -> None:
+        """Release by owner, best effort: now, else by the renewer until the ttl has passed."""
+        backend = self._backend
+        if backend is None:
+            return
+        try:
+            await self.runtime.settle(backend.release(grant), UNDO_SECONDS)
+        except BaseException as error:
+            self.undo_later(grant.ttl, lambda: backend.release(grant))
+            if not isinstance(error, Exception):
+                raise
+
+    async def leave(self, hold: Hold, error: BaseException | None) -> None:
+        """
+        Release at the end of a ``with`` block.
+
+        Args:
+            hold: The lease of the block.
+            error: What the body raised. It goes on unchanged, with a note: a release error never hides it.
+
+        Raises:
+            LockLost: The body ended well but was not protected to its end (unless ``raise_on_lost=False``).
+        """
+        try:
+            await self.release(hold)
+        except LockLost as lost:
+            if error is not None:
+                error.add_note(f"lockkit: {lost}")
+            elif hold.raise_on_lost:
+                raise
+            # With raise_on_lost=False the loss has been logged when it was noticed.
+        except LockError as failed:
+            if error is not None:
+                error.add_note(f"lockkit: {failed}")
+            log.warning("%s; the backend frees the lock within %g s", failed, hold.grant.ttl)
+
+    async def extend(self, hold: Hold, ttl: float | timedelta | None) -> None:
+        """
+        Set the time left to `ttl` (None: the lease's ttl). Never adds.
+
+        Raises:
+            LockLost: The lease is not held.
+            BackendUnavailable: No answer; the deadline stays, or is the earlier one that was asked for.
+            ConfigurationError: The ttl is wrong.
+        """
+        wanted = hold.grant.ttl if ttl is None else values.ttl(ttl, self.capabilities.min_ttl)
+        backend = self._ready()
+        await self._claim_renewal(hold)
+        started = self.runtime.now()
+        with self._mutex:
+            # Before it is sent: from its arrival on the server counts a shorter ttl, however late we hear of it.
+            hold.valid_until = min(hold.valid_until, started + wanted - drift(wanted))
+            self.keeper.reschedule(hold)
+        outcome: Renewal | None = None
+        try:
+            (outcome,) = await backend.renew([replace(hold.grant, ttl=wanted)])
+        except BackendUnavailable as error:
+            raise self.unavailable(error, f"extend lock {hold.grant.name!r}", hold.grant.name) from error
+        finally:
+            with self._mutex:
+                hold.in_flight = False
+                if not isinstance(outcome, Renewed | Gone):
+                    hold.unanswered_ttl = min(hold.unanswered_ttl, wanted)
+                # The clock comes first: a "yes" that arrives past the deadline brings nothing back.
+                if hold.lost_reason is None and not hold.finished and self.runtime.now() < hold.valid_until:
+                    if isinstance(outcome, Renewed):
+                        hold.grant.ttl = wanted
+                        renewed(hold, outcome, started)
+                    elif hold.renew_at != inf:
+                        hold.renew_at = 0.0  # the deadline may now be earlier than the next renewal was planned
+                    self.keeper.reschedule(hold)
+                if hold.settled is not None:
+                    hold.settled.set()
+        if isinstance(outcome, Unknown):
+            failure = BackendUnavailable(str(outcome.error))
+            raise self.unavailable(failure, f"extend lock {hold.grant.name!r}", hold.grant.name) from outcome.error
+        if isinstance(outcome, Gone):
+            self.lose(hold, outcome.reason)
+        self.check(hold)
+
+    async def _claim_renewal(self, hold: Hold) -> None:
+        """
+        Wait until no renewal of this lease is under way, and mark ours as being so.
+
+        Without it: A (the renewer) sends ttl=30, B (extend) sends ttl=60; the server runs B, then A;
+        B's caller believes in 60 s, the server keeps 30.
+        """
+        while True:
+            self.check(hold)
+            with self._mutex:
+                if not hold.in_flight:
+                    hold.in_flight = True
+                    return
+                if hold.settled is None:
+                    hold.settled = self.runtime.event()
+                hold.settled.clear()
+                settled = hold.settled
+            await settled.wait(self.remaining(hold))
+
+    async def confirm(self, hold: Hold) -> bool:
+        """
+        Ask the backend whether the lease still holds the lock; a "no" marks it as lost.
+
+        Raises:
+            BackendUnavailable: It cannot be asked.
+        """
+        if not self.is_held(hold):
+            return False
+        holders = await self.holders(hold.grant.name)
+        if any(holder.owner == hold.grant.owner for holder in holders):
+            return self.is_held(hold)
+        self.lose(hold, "taken" if holders else "gone")
+        return False
+
+    async def wait_lost(self, hold: Hold, timeout: float | timedelta | None) -> bool:
+        """Wait until the lease is lost (True) or released, or the time is over (False)."""
+        seconds = values.timeout(timeout)
+        if self.is_lost(hold):
+            return True
+        with self._mutex:
+            if hold.lost_event is None:
+                hold.lost_event = self.runtime.event()
+            event = hold.lost_event
+            if hold.finished or hold.lost_reason is not None:
+                event.set()
+        await event.wait(seconds)
+        return self.is_lost(hold)
+
+    # -- the client ------------------------------------------------------------------------------------------------
+
+    async def holders(self, name: str) -> list[Holder]:
+        """Who holds the lock now."""
+        backend = self._ready()
+        name = values.lock_name(name)
+        try:
+            return list(await backend.holders(name))
+        except BackendUnavailable as error:
+            raise self.unavailable(error, f"ask for the holders of lock {name!r}", name) from error
+
+    async def break_lock(self, name: str) -> bool:
+        """Free the lock by force."""
+        backend = self._ready()
+        name = values.lock_name(name)
+        try:
+            broken = await backend.break_lock(name)
+        except BackendUnavailable as error:
+            raise self.unavailable(error, f"break lock {name!r}", name) from error
+        if broken:
+            log.warning("lock %r at %s was broken by force", name, self.url)
+        return broken
+
+    async def ping(self) -> None:
+        """Ask the backend for any answer."""
+        backend = self._ready()
+        try:
+            await backend.ping()
+        except BackendUnavailable as error:
+            raise self.unavailable(error, "ping the backend", None) from error
+
+    async def close(self) -> None:
+        """Release what is held, end the waits, close what is ours. May be called twice."""
+        if self.closed:
+            return
+        backend = self._backend
+        if backend is not None:
+            self._ready()
+        self.closed = True
+        for request in [*self.waiting]:
+            request.wake.set()
+        await self._release_all()
+        # Let the waiters leave the backend's queue before its connections are closed.
+        await self.lines.close(UNDO_SECONDS)
+        await self.keeper.flush()
+        self._backend = None
+        self.keeper.stop()
+        _engines.discard(self)
+        if backend is not None:
+            await backend.close()
+
+    async def _release_all(self) -> None:
+        """Free everything held; failures are logged, the ttl does the rest."""
+        backend = self._backend
+        with self._mutex:
+            holds = [*self.keeper.holds.values()]
+            for hold in holds:
+                hold.finished = True
+                self._drop(hold)
+                if hold.lost_event is not None:
+                    hold.lost_event.set()
+        for hold in holds:
+            if backend is not None:
+                try:
+                    await backend.release(hold.grant)
+                except LockError as error:
+                    log.warning("could not release lock %r at %s: %s", hold.grant.name, self.url, error)
+
+    def forked(self) -> None:
+        """Own nothing in the child of a fork (rule 8). Its first use opens new connections."""
+        self.runtime.forked()
+        self._mutex = self.runtime.mutex()  # another thread of the parent may have held the old one
+        for hold in self.keeper.holds.values():
+            hold.lost_reason = "session"
+        self.keeper.forked(self._mutex)
+        self.lines.forked()
+        self.waiting = set()
+        self._reentrant = {}
+        self._backend = None
+
+    def exit(self) -> None:
+        """Release what is held while the interpreter exits (rule 9)."""
+        if self.keeper.holds:
+            self.runtime.at_exit(self._release_all, EXIT_SECONDS)
+
+
+_LOSS_TEXTS: dict[str, str] = {
+    "expired": "its deadline passed without a renewal",
+    "taken": "the backend says that another owner holds it",
+    "gone": "the backend says that it is not held any more",
+    "session": "the session or process that it belonged to has ended",
+    "broken": "it was freed by force (break_lock)",
+}
+
+_engines: weakref.WeakSet[Engine[Any]] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for engine in list(_engines):
+        engine.forked()
+
+
+def _at_exit() -> None:
+    for engine in list(_engines):
+        engine.exit()
+
+
+in_forked_child(_after_fork)
+atexit.register(_at_exit)

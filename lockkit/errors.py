@@ -1,0 +1,91 @@
+"""
+The exception tree.
+
+::
+
+    LockError
+    ├── ConfigurationError   (also ValueError)           the call or the setup is wrong; mend it, do not retry
+    ├── BackendUnavailable   (also ConnectionError)      no answer from the backend; retrying may help
+    │   └── NoQuorum                                     too few of several nodes answered
+    ├── LockTimeout          (also TimeoutError)         somebody else held the lock for the whole wait
+    ├── LockLost                                         the lease ended before the work did; stop the work
+    ├── StaleToken                                       the storage has accepted a newer holder; stop the work
+    └── Unsupported          (also NotImplementedError)  this backend cannot do that
+
+Each has the built-in class that users already catch as second base, so ``except TimeoutError`` goes on working.
+Driver exceptions never escape: they are the ``__cause__``.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "BackendUnavailable",
+    "ConfigurationError",
+    "LockError",
+    "LockLost",
+    "LockTimeout",
+    "NoQuorum",
+    "StaleToken",
+    "Unsupported",
+]
+
+
+class LockError(Exception):
+    """
+    Root of everything that lockkit raises.
+
+    Raised itself only for misuse of a client, for example a call after ``close()``.
+
+    Attributes:
+        name: The lock that the call was about, or None.
+        backend: URL of the backend without its password, or None.
+    """
+
+    name: str | None
+    backend: str | None
+
+    def __init__(self, message: str = "", *, name: str | None = None, backend: str | None = None) -> None:
+        """Keep ``message``; ``name`` and ``backend`` become attributes (and survive pickling)."""
+        super().__init__(message)
+        self.name = name
+        self.backend = backend
+
+    def __str__(self) -> str:
+        """Give the message alone (``OSError`` bases would format an errno)."""
+        return str(self.args[0]) if self.args else ""
+
+
+class ConfigurationError(LockError, ValueError):
+    """A name, number, option, URL, profile or credential is wrong. Nothing was sent that could be granted."""
+
+
+class BackendUnavailable(LockError, ConnectionError):
+    """
+    The backend gave no usable answer: it is down, unreachable, refusing, full or misbehaving.
+
+    Whether the operation happened may be unknown; lockkit has undone it as far as it could, by owner.
+    """
+
+
+class NoQuorum(BackendUnavailable):
+    """Fewer than a majority of several nodes answered."""
+
+
+class LockTimeout(LockError, TimeoutError):
+    """The lock stayed busy until the caller's ``timeout``. The backend did answer: somebody else holds the lock."""
+
+
+class LockLost(LockError):
+    """
+    The lease ended while it was wanted: its deadline passed, or the backend gave the lock to somebody else.
+
+    What was done after the loss was not protected. Stop, and let storage check the fencing token.
+    """
+
+
+class StaleToken(LockError):
+    """The guarded storage has already accepted a higher fencing token: this holder is not the newest."""
+
+
+class Unsupported(LockError, NotImplementedError):
+    """The backend, or the rights it was given, do not allow this. The message names what is missing."""

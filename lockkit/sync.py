@@ -1,0 +1,446 @@
+"""The blocking face: threads wait inside the call. Thin: every decision is the engine's."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar, cast
+
+from lockkit import config, registry, values
+from lockkit.engine import Engine, Spec
+from lockkit.lease import BaseLease, Entered, LostCallback
+from lockkit.naming import NameTemplate
+from lockkit.runtime import BlockingRuntime, drive
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from datetime import timedelta
+    from types import TracebackType
+    from typing import Self
+
+    from lockkit.backend import Capabilities, Holder, LockBackend
+
+__all__ = ["Client", "Lease", "Lock", "ThreadingLock", "connect", "from_client"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class _Inherit:
+    """Marks "the lock's own timeout" in signatures."""
+
+    def __repr__(self) -> str:
+        return "<the lock's>"
+
+
+INHERIT: Final = _Inherit()
+
+
+def connect(url: str | None = None, *, profile: str | None = None, **options: Any) -> Client:
+    """
+    Make a client of a lock service. No I/O: the first call that needs the backend connects.
+
+    Args:
+        url: Which backend, for example ``redis://localhost:6379/0``, ``file:///var/lock/app`` or ``memory://``.
+            None: the profile, ``LOCKKIT_URL``, the profile named by ``LOCKKIT_ENV``, else files of this user's machine.
+        profile: A profile of ``lockkit.toml`` or of ``[tool.lockkit]`` in ``pyproject.toml``.
+        **options: ``ttl`` (default of the client's locks, seconds), ``unavailable_after`` (seconds without one answer
+            after which a wait without timeout gives up) and the backend's options, which may stand in the URL's query
+            too. What is given here wins.
+
+    Raises:
+        ConfigurationError: The URL, the profile or an option is wrong.
+    """
+    settings = config.resolve(url, profile, options)
+    return Client(Engine(functools.partial(_open, settings), BlockingRuntime(), Lease))
+
+
+def from_client(client: object, **options: Any) -> Client:
+    """
+    Make a client on a connection that the application has: it is used, and left open by ``close()``.
+
+    Args:
+        client: For example a ``redis.Redis``; the message of the error lists what is accepted.
+        **options: As for `connect`.
+
+    Raises:
+        ConfigurationError: No backend knows this kind of object, or an option is wrong.
+    """
+    return Client(Engine(functools.partial(_adopt, client, options), BlockingRuntime(), Lease))
+
+
+def _open(settings: config.Settings, host: Engine[Lease]) -> tuple[LockBackend, dict[str, Any]]:
+    return registry.open_backend(settings.url, settings.options, host)
+
+
+def _adopt(client: object, options: Mapping[str, Any], host: Engine[Lease]) -> tuple[LockBackend, dict[str, Any]]:
+    return registry.adopt(client, options, host)
+
+
+class Lease(BaseLease):
+    """
+    One grant of a lock to one holder, for a limited time.
+
+    May be handed to another thread and released there. Leaving it as a context manager releases it.
+    """
+
+    __slots__ = ()
+
+    def confirm(self) -> bool:
+        """
+        Ask the backend whether this lease still holds the lock. A "no" marks it as lost.
+
+        Raises:
+            BackendUnavailable: It cannot be asked.
+        """
+        return drive(self._hold.engine.confirm(self._hold))
+
+    def extend(self, ttl: float | timedelta | None = None) -> None:
+        """
+        Set the time left to `ttl`; never adds to it.
+
+        Args:
+            ttl: Seconds; None means the lease's ttl. Renewal goes on with it.
+
+        Raises:
+            LockLost: The lease is not held.
+            BackendUnavailable: No answer; the lease may still be held, see ``remaining()``.
+            ConfigurationError: The ttl is wrong.
+        """
+        drive(self._hold.engine.extend(self._hold, ttl))
+
+    def release(self) -> None:
+        """
+        Give the lock back. Releasing twice is no error.
+
+        Raises:
+            LockLost: The lease was lost before: what was done since was not protected.
+            BackendUnavailable: No answer. Renewal has stopped; call again, or leave it to the ttl.
+        """
+        drive(self._hold.engine.release(self._hold))
+
+    def wait_lost(self, timeout: float | timedelta | None = None) -> bool:
+        """
+        Wait until the lease is lost.
+
+        Args:
+            timeout: Seconds at most; None without limit.
+
+        Returns:
+            True when lost; False when it was released, or the time is over.
+        """
+        return drive(self._hold.engine.wait_lost(self._hold, timeout))
+
+    def __enter__(self) -> Self:
+        """Return itself: it is held already."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Release, as leaving ``with lock`` does."""
+        drive(self._hold.engine.leave(self._hold, error))
+
+
+class Lock:
+    """
+    A named lock of a client. Holds nothing itself: every acquisition is a `Lease` of its own.
+
+    May be used again, by many threads at once, as a context manager, and as a decorator.
+    """
+
+    __slots__ = ("_engine", "_entered", "_spec")
+
+    def __init__(self, engine: Engine[Lease], spec: Spec) -> None:
+        """Made by `Client.lock`."""
+        self._engine = engine
+        self._spec = spec
+        self._entered: Entered[Lease] = Entered()
+
+    @property
+    def name(self) -> str:
+        """Name of the lock."""
+        return self._spec.name
+
+    def acquire(self, timeout: float | timedelta | _Inherit | None = INHERIT) -> Lease:
+        """
+        Wait for the lock.
+
+        Args:
+            timeout: Seconds to wait: None without limit, 0 tries once. By default the lock's.
+
+        Raises:
+            LockTimeout: Somebody held it for the whole wait.
+            BackendUnavailable: The backend did not answer to the end of the wait (without timeout: for
+                ``unavailable_after`` seconds).
+            ConfigurationError: The timeout is wrong, or the server refuses the credentials.
+        """
+        seconds = self._spec.timeout if isinstance(timeout, _Inherit) else values.timeout(timeout)
+        return drive(self._engine.acquire(self._spec, seconds))
+
+    def try_acquire(self, timeout: float | timedelta | None = 0) -> Lease | None:
+        """
+        Wait for the lock, and return None if it stayed busy.
+
+        Args:
+            timeout: Seconds to wait; 0 tries once.
+
+        Raises:
+            BackendUnavailable: The backend did not answer.
+            ConfigurationError: The timeout is wrong, or the server refuses the credentials.
+        """
+        return drive(self._engine.try_acquire(self._spec, values.timeout(timeout)))
+
+    def locked(self) -> bool:
+        """
+        Ask the backend whether anybody, also another client, holds the lock.
+
+        Raises:
+            BackendUnavailable: It cannot be asked.
+        """
+        return bool(drive(self._engine.holders(self._spec.name)))
+
+    def as_threading_lock(self) -> ThreadingLock:
+        """Give an adapter with the signatures of ``threading.Lock``, for code that wants one."""
+        return ThreadingLock(self)
+
+    def __enter__(self) -> Lease:
+        """Acquire; the body never runs without the lock."""
+        lease = drive(self._engine.acquire(self._spec, self._spec.timeout))
+        self._entered.push(threading.get_ident(), lease)
+        return lease
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """
+        Release.
+
+        Raises:
+            LockLost: The body ended well, but the lease was lost before (unless ``raise_on_lost=False``).
+        """
+        lease = self._entered.pop(threading.get_ident())
+        drive(self._engine.leave(lease._hold, error))  # noqa: SLF001 - the faces and their lease are one unit
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        """
+        Decorate a function: each call holds the lock.
+
+        The name is formatted with the call's arguments: ``@client.lock("stock:{product_id}")``.
+        A coroutine function holds it until its coroutine ends, but waits for the lock by blocking its event loop:
+        prefer `lockkit.aio` there.
+
+        Raises:
+            ConfigurationError: A generator function, or a field that is no parameter of the function.
+        """
+        template = NameTemplate(self._spec.name, function)
+        if inspect.iscoroutinefunction(function):
+
+            @functools.wraps(function)
+            async def hold_until_done(*arguments: P.args, **keywords: P.kwargs) -> Any:  # noqa: ANN401 - what the function returns
+                with self._named(template.name(arguments, keywords)).acquire():
+                    return await function(*arguments, **keywords)
+
+            return cast("Callable[P, R]", hold_until_done)
+
+        @functools.wraps(function)
+        def hold(*arguments: P.args, **keywords: P.kwargs) -> R:
+            with self._named(template.name(arguments, keywords)):
+                return function(*arguments, **keywords)
+
+        return hold
+
+    def _named(self, name: str) -> Lock:
+        return Lock(self._engine, replace(self._spec, name=values.lock_name(name)))
+
+    def __repr__(self) -> str:
+        """Show name and backend."""
+        return f"<lockkit.Lock {self._spec.name!r} at {self._engine.url}>"
+
+
+class Client:
+    """
+    A connection to a lock service, made by `connect` or `from_client`. Safe to use from many threads.
+
+    Used as a context manager it is closed at the end.
+    """
+
+    __slots__ = ("__weakref__", "_engine")
+
+    def __init__(self, engine: Engine[Lease]) -> None:
+        """Made by `connect` and `from_client`."""
+        self._engine = engine
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the backend promises."""
+        return self._engine.capabilities
+
+    @property
+    def url(self) -> str:
+        """Where the backend is, without its password."""
+        return self._engine.url
+
+    def lock(
+        self,
+        name: str,
+        *,
+        ttl: float | timedelta | None = None,
+        timeout: float | timedelta | None = None,
+        renew: bool = True,
+        reentrant: bool = False,
+        max_hold: float | timedelta | None = None,
+        metadata: str | Mapping[str, object] | None = None,
+        on_lost: LostCallback | None = None,
+        raise_on_lost: bool = True,
+    ) -> Lock:
+        """
+        Describe a lock. Nothing is sent yet.
+
+        Args:
+            name: 1 to 255 UTF-8 bytes without NUL. Names that differ in any byte are different locks.
+            ttl: Seconds after which the backend frees the lock if nobody renews it: how long others wait for a crashed
+                holder. None: the client's default (30 s unless configured).
+            timeout: Seconds that the caller waits; None without limit, 0 tries once.
+            renew: Extend the ttl in the background while held. With False the lease ends at its ttl.
+            reentrant: The thread that holds the lock through this client gets the same lease again, counted.
+            max_hold: Seconds after which renewal ends, so that a stuck holder loses the lock.
+            metadata: Text or a mapping of JSON values, shown by `holders`. Never a secret.
+            on_lost: Called once with ``(lease, reason)`` if the lease is lost, from a thread of its own.
+            raise_on_lost: Leaving ``with`` after a loss raises `LockLost`; False only logs it.
+
+        Raises:
+            ConfigurationError: One of them is wrong.
+            LockError: The client is closed.
+        """
+        spec = self._engine.spec(
+            name,
+            ttl=ttl,
+            timeout=timeout,
+            renew=renew,
+            reentrant=reentrant,
+            max_hold=max_hold,
+            metadata=metadata,
+            on_lost=on_lost,
+            raise_on_lost=raise_on_lost,
+        )
+        return Lock(self._engine, spec)
+
+    def holders(self, name: str) -> list[Holder]:
+        """
+        Ask the backend who holds a lock now; an empty list if nobody does.
+
+        Raises:
+            BackendUnavailable: It cannot be asked.
+        """
+        return drive(self._engine.holders(name))
+
+    def break_lock(self, name: str) -> bool:
+        """
+        Free a lock by force. Its holder is told by its next renewal, and the next token is higher than its own.
+
+        Returns:
+            False if nobody held it.
+
+        Raises:
+            BackendUnavailable: No answer.
+            Unsupported: The backend lacks the rights; the message says which.
+        """
+        return drive(self._engine.break_lock(name))
+
+    def ping(self) -> None:
+        """
+        Ask the backend for any answer.
+
+        Raises:
+            BackendUnavailable: There was none.
+            ConfigurationError: It refuses the credentials.
+        """
+        drive(self._engine.ping())
+
+    def close(self) -> None:
+        """Release what is held, end the waits of other threads with a `LockError`, disconnect. May be called twice."""
+        drive(self._engine.close())
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close."""
+        self.close()
+
+    def __repr__(self) -> str:
+        """Show the backend."""
+        return f"<lockkit.Client {self._engine.url}>"
+
+
+class ThreadingLock:
+    """
+    A lock with the signatures and rules of ``threading.Lock``, for libraries that take one.
+
+    As there, any thread may release, and there is one holder at a time per object.
+    """
+
+    __slots__ = ("_lease", "_lock")
+
+    def __init__(self, lock: Lock) -> None:
+        """Made by `Lock.as_threading_lock`."""
+        self._lock = lock
+        self._lease: Lease | None = None
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:  # noqa: FBT001, FBT002 - threading.Lock's
+        """
+        Acquire as ``threading.Lock.acquire`` does.
+
+        Args:
+            blocking: Wait. False tries once.
+            timeout: Seconds to wait; -1 without limit.
+
+        Raises:
+            ValueError: A timeout without blocking, or a negative one other than -1.
+            BackendUnavailable: The backend did not answer.
+        """
+        if not blocking and timeout != -1:
+            message = "can't specify a timeout for a non-blocking call"
+            raise ValueError(message)
+        seconds = 0.0 if not blocking else None if timeout == -1 else timeout
+        lease = self._lock.try_acquire(seconds)
+        if lease is None:
+            return False
+        self._lease = lease
+        return True
+
+    def release(self) -> None:
+        """
+        Release, from any thread.
+
+        Raises:
+            RuntimeError: This object does not hold the lock.
+            LockLost: It was lost before.
+        """
+        lease, self._lease = self._lease, None
+        if lease is None:
+            message = "release unlocked lock"
+            raise RuntimeError(message)
+        lease.release()
+
+    def locked(self) -> bool:
+        """Ask the backend whether anybody holds the lock."""
+        return self._lock.locked()
+
+    def __enter__(self) -> bool:
+        """Acquire without limit."""
+        return self.acquire()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Release; an exception of the body is not hidden."""
+        lease, self._lease = self._lease, None
+        if lease is not None:
+            lease.__exit__(kind, error, trace)

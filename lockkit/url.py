@@ -1,0 +1,309 @@
+"""
+The grammar of backend URLs: one pure function, `parse`, and what it returns.
+
+::
+
+    scheme:                                            file:
+    scheme:/path                                       file:/var/lock/app
+    scheme://[user[:password]@]host[:port][,…][/path][?name=value[&…]]
+
+- ``scheme`` keeps its ``+part``: the registry decides whether that is a scheme of its own or a driver.
+- Several hosts: the user information of the first counts for those that have none of their own; ``@h2`` has none.
+- IPv6 addresses stand in brackets.
+- User name, password, host, path and query are percent-decoded; ``+`` in a query is a space, as in HTML forms.
+- A password with ``, / ?`` or ``%`` in it must be percent-encoded.
+
+Secrets: no exception of this module shows any part of the text but its scheme. Where a URL is malformed nobody knows
+which part was meant as the password: in ``redis://u:pa/ss@host`` the "port" is. And ``repr`` and ``str`` of what is
+returned show no password.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from lockkit.errors import ConfigurationError
+from lockkit.values import percent_decode
+
+__all__ = ["HIDDEN", "HostPort", "Url", "is_secret", "parse"]
+
+HIDDEN = "***"
+"""What stands in place of a password."""
+
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*")
+_FORBIDDEN = re.compile(r"[\x00-\x20\x7f\s]")
+_SECRET = re.compile(r"pass|pwd|secret|token|credential|key$")
+_PORT_DIGITS_MAX = 5
+_PORT_MAX = 65535
+
+
+def is_secret(name: str) -> bool:
+    """Tell whether an option of this name has a value that no message may show."""
+    return _SECRET.search(name.lower()) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class HostPort:
+    """
+    One server of a URL.
+
+    Attributes:
+        host: Name or address (IPv6 without its brackets).
+        port: 1 to 65535, or None for the backend's default.
+        username: Its own or the URL's common one; None if there is none.
+        password: As `username`.
+    """
+
+    host: str
+    port: int | None = None
+    username: str | None = field(default=None, repr=False)
+    password: str | None = field(default=None, repr=False)
+
+    def __str__(self) -> str:
+        """Give ``host:port``, without credentials."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port is None else f"{host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Url:
+    """
+    A parsed URL. Made by `parse`.
+
+    Attributes:
+        scheme: In lower case, with its ``+part``: ``redis``, ``redis+sentinel``, ``postgresql+psycopg``.
+        hosts: The servers, in order; empty where the URL has none (``file:///path``).
+        username: Of the first host, or of a URL without host (``unix://user@/path``); None if there is none.
+            In ``redis://word@host`` it is ``word``, whatever that is meant to be.
+        password: As `username`.
+        path: Percent-decoded, with its leading slash: ``/0``; empty if there is none.
+        raw_path: As written.
+        query: Names and values, decoded, in order; no name twice.
+        text: The whole URL as given. **Holds the password.**
+        safe_text: The whole URL without passwords.
+    """
+
+    scheme: str
+    hosts: tuple[HostPort, ...]
+    username: str | None
+    password: str | None
+    path: str
+    raw_path: str
+    query: tuple[tuple[str, str], ...]
+    text: str
+    safe_text: str
+
+    @property
+    def base(self) -> str:
+        """The scheme up to its ``+``."""
+        return self.scheme.partition("+")[0]
+
+    @property
+    def driver(self) -> str | None:
+        """The scheme after its ``+``, or None."""
+        return self.scheme.partition("+")[2] or None
+
+    @property
+    def host(self) -> str | None:
+        """The first host's name or address, or None."""
+        return self.hosts[0].host if self.hosts else None
+
+    @property
+    def port(self) -> int | None:
+        """The first host's port, or None."""
+        return self.hosts[0].port if self.hosts else None
+
+    def redacted(self) -> str:
+        """Give the URL with ``***`` for every password: in the user information, and in the query by its name."""
+        return self.safe_text
+
+    def __str__(self) -> str:
+        """See `redacted`."""
+        return self.safe_text
+
+    def __repr__(self) -> str:
+        """See `redacted`."""
+        return f"Url({self.safe_text!r})"
+
+
+def parse(text: object) -> Url:
+    """
+    Parse a backend URL. No I/O.
+
+    Args:
+        text: The URL; see the module for its grammar.
+
+    Returns:
+        Its parts.
+
+    Raises:
+        ConfigurationError: It is malformed. The message shows the scheme at most.
+    """
+    text, scheme, rest = _split_scheme(text)
+    authority = None
+    if rest.startswith("//"):
+        end = min(index for index in (rest.find("/", 2), rest.find("?", 2), len(rest)) if index >= 0)
+        authority, rest = rest[2:end], rest[end:]
+    elif rest and rest[0] not in "/?":
+        raise _error(scheme, f"lacks its slashes: write {scheme}://…")
+    # A raw "/" or "?" in a password ends the host part early, and its "@" is found behind it. Whoever does not look
+    # would print the rest of the password as a path.
+    if authority != "" and "@" in rest:
+        problem = "has an @ behind its host part: percent-encode it (%40), and in a password also / (%2F) and ? (%3F)"
+        raise _error(scheme, problem)
+
+    raw_path, question, raw_query = rest.partition("?")
+    hosts, (username, password), safe_authority = _parse_authority(scheme, authority or "")
+    query, safe_query = _parse_query(scheme, raw_query)
+    return Url(
+        scheme=scheme,
+        hosts=hosts,
+        username=username,
+        password=password,
+        path=_decode(scheme, raw_path, "path"),
+        raw_path=raw_path,
+        query=query,
+        text=text,
+        safe_text=f"{scheme}:{'' if authority is None else '//'}{safe_authority}{raw_path}{question}{safe_query}",
+    )
+
+
+def _error(scheme: str, problem: str) -> ConfigurationError:
+    return ConfigurationError(f"the backend URL ({scheme}:…) {problem}")
+
+
+def _split_scheme(text: object) -> tuple[str, str, str]:
+    """Check the text as a whole; return it, its scheme in lower case, and what follows the first colon."""
+    if not isinstance(text, str):
+        message = (
+            f"a backend URL must be a str, not {type(text).__name__}: give a text such as redis://localhost:6379/0"
+        )
+        raise ConfigurationError(message)
+    if not text:
+        message = (
+            "the backend URL is empty: give one such as redis://localhost:6379/0, or file: for the embedded backend"
+        )
+        raise ConfigurationError(message)
+    scheme, colon, rest = text.partition(":")
+    if not colon or not _SCHEME.fullmatch(scheme):
+        # Nothing of the text is shown: it may be a password that landed in the wrong variable.
+        message = (
+            "the backend URL does not start with a scheme: write one such as redis://host:6379/0 or file:///directory"
+        )
+        raise ConfigurationError(message)
+    scheme = scheme.lower()
+    if _FORBIDDEN.search(text):
+        raise _error(scheme, "has a space or control character in it or around it: remove it, or write it as %20")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise _error(scheme, "cannot be written as UTF-8 (it has a lone surrogate)") from None
+    return text, scheme, rest
+
+
+def _parse_authority(scheme: str, authority: str) -> tuple[tuple[HostPort, ...], tuple[str | None, str | None], str]:
+    """Return the hosts, the common user name and password, and the text without passwords."""
+    hosts: list[HostPort] = []
+    safe: list[str] = []
+    common: tuple[str | None, str | None] = (None, None)
+    parts = authority.split(",") if authority else []
+    for index, part in enumerate(parts):
+        raw_user, at, raw_host = part.rpartition("@")
+        credentials = common
+        if at:
+            credentials = _parse_user(scheme, raw_user)
+            if index == 0:
+                common = credentials
+        safe.append(f"{_safe_user(raw_user)}{at}{raw_host}")
+        if raw_host:
+            hosts.append(_parse_host(scheme, raw_host, credentials))
+        elif not at or len(parts) > 1:
+            # A user without a host is fine where there is only one: postgresql://user@/db?host=/run/postgresql
+            raise _error(
+                scheme, f"has an empty host (number {index + 1} of {len(parts)}): write its name, or remove a comma"
+            )
+    return tuple(hosts), common, ",".join(safe)
+
+
+def _parse_user(scheme: str, raw: str) -> tuple[str | None, str | None]:
+    raw_name, _, raw_password = raw.partition(":")
+    name = _decode(scheme, raw_name, "user name")
+    password = _decode(scheme, raw_password, "password")
+    return name or None, password or None
+
+
+def _safe_user(raw: str) -> str:
+    """Hide the password. A word alone may be one too: redis+sentinel://pw@host."""
+    name, colon, password = raw.partition(":")
+    if colon:
+        return f"{name}:{HIDDEN if password else ''}"
+    return HIDDEN if raw else ""
+
+
+def _parse_host(scheme: str, raw: str, credentials: tuple[str | None, str | None]) -> HostPort:
+    bracketed = raw.startswith("[")
+    if bracketed:
+        raw_host, bracket, tail = raw[1:].partition("]")
+        if not bracket or (tail and not tail.startswith(":")):
+            raise _error(scheme, "has an IPv6 address that is not closed: write [address] or [address]:port")
+        raw_port = tail[1:] if tail else None
+    else:
+        raw_host, colon, port_text = raw.partition(":")
+        raw_port = port_text if colon else None
+        if raw_port is not None and ":" in raw_port:
+            raise _error(scheme, "has a host with several colons: write an IPv6 address in brackets, [::1]:6379")
+        if "[" in raw or "]" in raw:
+            raise _error(scheme, "has a bracket in a host: write an IPv6 address as [address] or [address]:port")
+    host = _decode(scheme, raw_host, "host")
+    if bracketed and not _is_ipv6(host):
+        raise _error(
+            scheme, "has something in brackets that is no IPv6 address: remove the brackets or mend the address"
+        )
+    if not host:
+        raise _error(scheme, "has a port without a host: write the host's name, for example localhost")
+    return HostPort(host, None if raw_port is None else _parse_port(scheme, raw_port), *credentials)
+
+
+def _is_ipv6(host: str) -> bool:
+    from ipaddress import AddressValueError, IPv6Address  # noqa: PLC0415 - `import lockkit` stays light
+
+    try:
+        IPv6Address(host)
+    except AddressValueError:
+        return False
+    return True
+
+
+def _parse_port(scheme: str, raw: str) -> int:
+    if raw.isascii() and raw.isdigit() and len(raw) <= _PORT_DIGITS_MAX and 1 <= int(raw) <= _PORT_MAX:
+        return int(raw)
+    # The text is not shown: of a URL such as redis://user:pa/ss@host it is the password's beginning.
+    problem = f"has a port that is no number from 1 to {_PORT_MAX} (if that is part of a password, percent-encode it)"
+    raise _error(scheme, problem)
+
+
+def _parse_query(scheme: str, raw: str) -> tuple[tuple[tuple[str, str], ...], str]:
+    """Return the names and values, and the text without passwords."""
+    pairs: dict[str, str] = {}
+    safe: list[str] = []
+    for item in filter(None, raw.split("&")):
+        raw_name, equals, raw_value = item.partition("=")
+        name = _decode(scheme, raw_name.replace("+", " "), "query")
+        if not equals or not name:
+            raise _error(scheme, "has a query that is not a list of name=value pairs joined by &")
+        if name in pairs:
+            raise _error(scheme, "has the same option twice in its query: remove one")
+        pairs[name] = _decode(scheme, raw_value.replace("+", " "), "query")
+        safe.append(f"{raw_name}={HIDDEN}" if is_secret(name) else item)
+    return tuple(pairs.items()), "&".join(safe)
+
+
+def _decode(scheme: str, raw: str, what: str) -> str:
+    try:
+        text = percent_decode(raw)
+    except ValueError as error:
+        raise _error(scheme, f"has a {what} with {error}") from None
+    if "\0" in text:
+        raise _error(scheme, f"has a {what} with a NUL character (%00)")
+    return text

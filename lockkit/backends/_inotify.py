@@ -1,0 +1,92 @@
+"""
+inotify(7) through the C library: just what the file backend needs, Linux only.
+
+Imported when a client waits for the first time, because ctypes takes some milliseconds to import.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import struct
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["ATTRIB", "CLOSE_WRITE", "IGNORED", "Inotify"]
+
+# <sys/inotify.h>
+ATTRIB = 0x00000004
+CLOSE_WRITE = 0x00000008
+IGNORED = 0x00008000
+_CLOEXEC = os.O_CLOEXEC
+_NONBLOCK = os.O_NONBLOCK
+
+_EVENT = struct.Struct("iIII")
+_READ_SIZE = 64 * 1024
+
+
+class Inotify:
+    """
+    One inotify instance.
+
+    Attributes:
+        fd: Readable when there are events; -1 when closed.
+    """
+
+    def __init__(self) -> None:
+        """
+        Open it.
+
+        Raises:
+            OSError: The system has none, or no more of them for this user (fs.inotify.max_user_instances).
+        """
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        try:
+            self.fd: int = self._libc.inotify_init1(_CLOEXEC | _NONBLOCK)
+        except AttributeError:
+            raise OSError(errno.ENOSYS, "this system has no inotify") from None
+        if self.fd < 0:
+            raise _error("inotify")
+
+    def add(self, path: str, mask: int) -> int:
+        """
+        Watch a file for the events in `mask`; give the number by which its events are known.
+
+        Raises:
+            FileNotFoundError: There is no such file.
+            OSError: It cannot be watched, or there are too many watches.
+        """
+        number: int = self._libc.inotify_add_watch(self.fd, os.fsencode(path), ctypes.c_uint32(mask))
+        if number < 0:
+            raise _error(path)
+        return number
+
+    def remove(self, number: int) -> None:
+        """End a watch. No error if it has ended by itself, as it does when its file is gone."""
+        self._libc.inotify_rm_watch(self.fd, number)
+
+    def read(self) -> Iterator[tuple[int, int]]:
+        """Give the events that have come: watch number (-1: some were lost) and mask."""
+        try:
+            data = os.read(self.fd, _READ_SIZE)
+        except BlockingIOError:
+            return
+        offset = 0
+        while offset < len(data):
+            number, mask, _, length = _EVENT.unpack_from(data, offset)
+            yield number, mask
+            offset += _EVENT.size + length
+
+    def close(self) -> None:
+        """Close it. Idempotent."""
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+def _error(path: str) -> OSError:
+    code = ctypes.get_errno()
+    return OSError(code, os.strerror(code), path)

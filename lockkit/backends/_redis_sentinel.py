@@ -1,0 +1,175 @@
+"""
+The master that Redis Sentinel names.
+
+Source: "Guidelines for Redis clients with support for Redis Sentinel" in the Redis documentation. As there: ask the
+Sentinels in turn, move the one that answers to the front, and believe an address only after its node has said that it
+is a master (`Greeter` with ``masters_only``).
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, cast
+
+from lockkit.backends._redis_errors import nothing_done
+from lockkit.backends._redis_io import ServerSaid, Target, open_node, pack
+from lockkit.backends._redis_route import Greeter, Route, Station, run_group
+from lockkit.errors import BackendUnavailable, ConfigurationError, LockError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Any
+
+    from lockkit.backend import Host
+    from lockkit.backends._redis_io import Reply, Script, WireNode
+    from lockkit.backends._redis_wake import Ears
+
+__all__ = ["DEFAULT_SENTINEL_PORT", "SENTINEL_TIMEOUT", "SentinelRoute"]
+
+log = logging.getLogger("lockkit")
+
+DEFAULT_SENTINEL_PORT = 26379
+
+SENTINEL_TIMEOUT = 0.5
+"""Seconds for an answer of one Sentinel. Longer delays finding the master while some of them are down."""
+
+
+class SentinelRoute(Route):
+    """Always the master, whichever node that is."""
+
+    def __init__(
+        self,
+        sentinels: Sequence[Target],
+        service_name: str,
+        arguments: Mapping[str, Any],
+        host: Host,
+        prefix: str,
+        *,
+        tls: bool,
+    ) -> None:
+        """
+        Ask nobody yet.
+
+        Args:
+            sentinels: Where they are.
+            service_name: What they call the master.
+            arguments: redis-py's, for the master.
+            host: The engine's side.
+            prefix: Of channels.
+            tls: The master speaks TLS.
+        """
+        self._sentinels: list[WireNode] = [open_node(host.runtime, target) for target in sentinels]
+        self._service_name = service_name
+        self._arguments = arguments
+        self._host = host
+        self._prefix = prefix
+        self._tls = tls
+        # One for all masters: that another one answers is just what it is to notice.
+        self._greeter = Greeter(host, masters_only=True)
+        self._master: Station | None = None
+        self._last: Station | None = None
+
+    async def run(self, script: Script, key: str, body: bytes, /, *, resend: bool = False) -> Reply:
+        """See `Route.run`."""
+        master = await self.station(key)
+        try:
+            return await master.node.run(script, key, body, resend=resend)
+        except BackendUnavailable as error:
+            self._doubt(master, error)
+            if not (resend or nothing_done(error)):
+                raise
+            successor = await self.station(key)
+            if successor is master:
+                raise
+        return await successor.node.run(script, key, body, resend=resend)
+
+    async def run_replicated(self, script: Script, key: str, body: bytes, replicas: int) -> tuple[Reply, int]:
+        """See `Route.run_replicated`."""
+        master = await self.station(key)
+        try:
+            return await master.node.run_replicated(script, body, replicas)
+        except BackendUnavailable as error:
+            self._doubt(master, error)
+            raise
+
+    async def run_many(
+        self, script: Script, calls: Sequence[tuple[str, bytes]], *, replicas: int
+    ) -> list[Reply | LockError]:
+        """See `Route.run_many`."""
+        try:
+            master = await self.station("")
+        except LockError as error:
+            return [error] * len(calls)
+        replies = await run_group(master.node, script, [body for _, body in calls], replicas)
+        for reply in replies:
+            if isinstance(reply, BackendUnavailable):
+                self._doubt(master, reply)
+        return replies
+
+    def _doubt(self, master: Station, error: BackendUnavailable) -> None:
+        """Ask the Sentinels again next time, if this error may mean a failover."""
+        if (nothing_done(error) or not isinstance(error.__cause__, ServerSaid)) and self._master is master:
+            self._master = None
+
+    def ears(self, key: str) -> Ears | None:
+        """See `Route.ears`."""
+        del key
+        return None if self._master is None else self._master.ears
+
+    async def station(self, key: str) -> Station:
+        """See `Route.station`."""
+        del key
+        master = self._master
+        if master is not None:
+            return master
+        address = await self._ask()
+        last = self._last
+        target = Target.at({**self._arguments, "host": address[0], "port": address[1]}, tls=self._tls)
+        if last is not None and last.node.label == target.label:
+            # Still the same, so its connections and the subscription may be good too.
+            self._master = last
+            return last
+        log.info("the master of %r is at %s", self._service_name, target.label)
+        self._master = self._last = Station.at(target, self._host, self._prefix, self._greeter)
+        if last is not None:
+            await last.close()
+        return self._master
+
+    async def _ask(self) -> tuple[str, int]:
+        """Ask the Sentinels where the master is."""
+        failures: list[str] = []
+        question = pack("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._service_name)
+        for sentinel in list(self._sentinels):
+            try:
+                reply = await sentinel.call(question, resend=True)
+            except BackendUnavailable as error:
+                failures.append(str(error))
+                continue
+            if reply is None:
+                failures.append(f"{sentinel.label} knows no master {self._service_name!r}")
+                continue
+            host, port = cast("list[bytes]", reply)
+            self._sentinels.remove(sentinel)
+            self._sentinels.insert(0, sentinel)
+            return host.decode(), int(port)
+        message = f"no Sentinel names the master {self._service_name!r}: {'; '.join(failures)}"
+        if all("knows no master" in failure for failure in failures):
+            raise ConfigurationError(f"{message}. Check the name in the path of the URL")
+        raise BackendUnavailable(message)
+
+    async def ping(self) -> None:
+        """See `Route.ping`."""
+        master = await self.station("")
+        try:
+            await master.node.call(pack("PING"), resend=True)
+        except BackendUnavailable as error:
+            self._doubt(master, error)
+            raise
+
+    async def close(self) -> None:
+        """See `Route.close`."""
+        if self._last is not None:
+            await self._last.close()
+        for sentinel in self._sentinels:
+            await sentinel.close()
+        await self._host.runtime.sleep(0)

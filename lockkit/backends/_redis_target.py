@@ -1,0 +1,84 @@
+"""Where a Redis node is, and how to log in there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import redis.asyncio.connection
+import redis.connection
+
+if TYPE_CHECKING:
+    from lockkit.runtime import Kind
+    from lockkit.url import HostPort
+
+__all__ = ["CONNECT_TIMEOUT", "DEFAULT_PORT", "SOCKET_TIMEOUT", "Target", "credentials"]
+
+DEFAULT_PORT = 6379
+
+SOCKET_TIMEOUT = 2.5
+"""Seconds for an answer. Longer holds up callers of a server that hangs; shorter takes a busy one for dead."""
+
+CONNECT_TIMEOUT = 2.0
+"""Seconds for a TCP connection. With `SOCKET_TIMEOUT` for the login a call stays below five seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """
+    One node and how to connect to it.
+
+    Attributes:
+        arguments: Keyword arguments of redis-py's ``Connection``. **Hold the password.**
+        form: What carries the bytes.
+        label: For messages: ``host:port``, or the socket's path.
+    """
+
+    arguments: Mapping[str, Any] = field(repr=False)
+    form: Literal["tcp", "tls", "unix"]
+    label: str
+
+    @classmethod
+    def of(cls, host: HostPort, arguments: Mapping[str, Any], *, tls: bool) -> Target:
+        """Combine a server of a URL, with its own user and password if it has them, with common arguments."""
+        own: dict[str, Any] = {"host": host.host, "port": host.port or DEFAULT_PORT}
+        own.update(credentials(host.username, host.password))
+        return cls.at({**own, **arguments}, tls=tls)
+
+    @classmethod
+    def at(cls, arguments: Mapping[str, Any], *, tls: bool) -> Target:
+        """Make it of arguments with ``host`` and ``port``, or ``path``."""
+        defaults = {"socket_timeout": SOCKET_TIMEOUT, "socket_connect_timeout": CONNECT_TIMEOUT, "protocol": 2}
+        if "path" in arguments:
+            return cls({**defaults, **arguments}, "unix", str(arguments["path"]))
+        host, port = arguments["host"], arguments["port"]
+        label = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        return cls({**defaults, "socket_keepalive": True, **arguments}, "tls" if tls else "tcp", label)
+
+    @property
+    def timeout(self) -> float:
+        """Seconds for an answer."""
+        return float(self.arguments["socket_timeout"] or SOCKET_TIMEOUT)
+
+    def connection(self, kind: Kind) -> Any:  # noqa: ANN401 - one of six classes of redis-py's
+        """
+        Make redis-py's connection object. No I/O.
+
+        Raises:
+            TypeError: It does not take one of the arguments.
+        """
+        module: Any = redis.asyncio.connection if kind == "asyncio" else redis.connection
+        name = {"tcp": "Connection", "tls": "SSLConnection", "unix": "UnixDomainSocketConnection"}[self.form]
+        return getattr(module, name)(**self.arguments)
+
+
+def credentials(username: str | None, password: str | None) -> dict[str, str]:
+    """
+    Turn the user information of a URL into arguments.
+
+    A word alone (``redis://word@host``) is the password, as for ``redis-cli -u``.
+    """
+    if password is None:
+        return {} if username is None else {"password": username}
+    return {"password": password} if username is None else {"username": username, "password": password}

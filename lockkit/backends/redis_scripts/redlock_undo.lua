@@ -1,0 +1,10 @@
+-- Takes back the vote of one node in an attempt that did not win a majority. Tells nobody: the lock was not held.
+--
+-- KEYS  1 lock   2 meta
+-- ARGV  1 value
+-- Returns 1, or 0 if there was nothing to take back.
+if redis.pcall('GET', KEYS[1]) ~= ARGV[1] then
+  return 0
+end
+redis.call('DEL', KEYS[1], KEYS[2])
+return 1

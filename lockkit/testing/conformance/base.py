@@ -1,0 +1,154 @@
+"""
+What a case is, what it needs, and the fixtures of the suite.
+
+A case is a method of a class that derives from `Cases`::
+
+    class Releasing(Cases):
+        @case()
+        async def test_release_frees_the_lock(self, stage: Stage) -> None:
+            client = await stage.connect()
+            ...
+
+It is written once and runs on both faces; see `lockkit.testing.stage`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+
+import pytest
+
+from lockkit.testing.plugin import CASE_MARK, NOT_PROMISED
+from lockkit.testing.stage import FACES, STAGES, Stage
+from lockkit.testing.target import Target
+
+if TYPE_CHECKING:
+    from lockkit.backend import Capabilities
+    from lockkit.testing.stage import Face
+
+__all__ = ["Cases", "Need", "Stage", "Target", "case", "cases", "needs"]
+
+S = TypeVar("S")
+P = ParamSpec("P")
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """
+    A promise that a case is about.
+
+    Attributes:
+        otherwise: What is said of a backend that does not make it: the reason why the case does not apply.
+        met: Whether a backend makes it.
+    """
+
+    otherwise: str
+    met: Callable[[Capabilities], bool]
+
+
+class needs:  # noqa: N801 - a namespace, read as a word: needs.fairness
+    """The promises that cases switch on. By capability, never by the name of a backend."""
+
+    processes = Need(
+        "it excludes only within one process (scope 'process')", lambda capabilities: capabilities.scope != "process"
+    )
+    fairness = Need("it serves waiters in no particular order (not fair)", lambda capabilities: capabilities.fair)
+    visible_waiters = Need(
+        "it cannot tell how many wait (not waiters_visible)", lambda capabilities: capabilities.waiters_visible
+    )
+    early_crash_release = Need(
+        "it frees a dead holder's lock when the ttl is over, not before (crash_release 'ttl' or 'session')",
+        lambda capabilities: capabilities.crash_release in {"process", "connection"},
+    )
+    wake_up = Need("it wakes nobody, waiters look again (wakeup 'poll')", lambda c: c.wakeup == "push")
+
+
+def case(
+    *needed: Need, faces: Sequence[Face] = FACES
+) -> Callable[[Callable[Concatenate[S, P], Coroutine[Any, Any, None]]], Callable[Concatenate[S, P], None]]:
+    """
+    Make a case of an ``async def`` method with a parameter ``stage``.
+
+    Args:
+        *needed: Promises without which the case does not apply.
+        faces: On which faces it runs: both, unless it is about something that only one of them has.
+    """
+
+    def decorate(body: Callable[Concatenate[S, P], Coroutine[Any, Any, None]]) -> Callable[Concatenate[S, P], None]:
+        # A plain function for pytest: no plugin for asyncio shall take it for its own, whatever its mode.
+        @wraps(body)
+        def run(self: S, *arguments: P.args, **fixtures: P.kwargs) -> None:
+            stage = fixtures["stage"]
+            assert isinstance(stage, Stage)
+            stage.run(body(self, *arguments, **fixtures))
+
+        marked: Callable[Concatenate[S, P], None] = pytest.mark.lockkit_case(needs=needed, faces=tuple(faces))(run)
+        return marked
+
+    return decorate
+
+
+class Cases:
+    """
+    Base of all groups of cases: the fixtures that they are made of.
+
+    Must be overridden: `lockkit_url`, or `lockkit_target`. All others are the suite's own.
+    """
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        """Give each case the faces on which it runs."""
+        mark = metafunc.definition.get_closest_marker(CASE_MARK)
+        if mark is not None:
+            metafunc.parametrize("lockkit_face", mark.kwargs["faces"])
+
+    @pytest.fixture
+    def lockkit_url(self) -> str:
+        """
+        URL of the backend.
+
+        Override this; it may use fixtures of any scope. The backend may hold other locks; cases use names of their own.
+        """
+        message = "say which backend to test: override the fixture lockkit_url, or give --lockkit-url to the suite"
+        raise pytest.UsageError(message)
+
+    @pytest.fixture
+    def lockkit_target(self, lockkit_url: str) -> Target:
+        """Override this in place of `lockkit_url` to give options, or a backend class that is not registered."""
+        return Target(lockkit_url)
+
+    @pytest.fixture
+    def stage(self, request: pytest.FixtureRequest, lockkit_target: Target, lockkit_face: Face) -> Stage:
+        """Where the case plays; skips it if the backend does not promise what it is about."""
+        capabilities = _capabilities(request.config, lockkit_target)
+        mark = request.node.get_closest_marker(CASE_MARK)
+        for need in mark.kwargs["needs"]:
+            if not need.met(capabilities):
+                pytest.skip(f"{NOT_PROMISED}{need.otherwise}")
+        return STAGES[lockkit_face](lockkit_target, capabilities)
+
+
+_ASKED = pytest.StashKey[dict[str, "Capabilities"]]()
+
+
+def _capabilities(config: pytest.Config, target: Target) -> Capabilities:
+    """Ask the backend once, after it has seen its server: only then it knows all."""
+    asked = config.stash.setdefault(_ASKED, {})
+    key = repr((target.url, target.options, target.backend))
+    if key not in asked:
+        with target.connect() as client:
+            client.ping()
+            asked[key] = client.capabilities
+    return asked[key]
+
+
+def cases(suite: type[Cases]) -> dict[str, tuple[Face, ...]]:
+    """All cases of a suite by name, with the faces on which each runs."""
+    found = {}
+    for name in dir(suite):
+        for mark in getattr(getattr(suite, name), "pytestmark", ()):
+            if mark.name == CASE_MARK:
+                found[name] = mark.kwargs["faces"]
+    return found

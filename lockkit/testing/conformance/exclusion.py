@@ -1,0 +1,146 @@
+"""At most one holder, whoever contends; the witness stands outside of the backend."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import lockkit
+from lockkit.testing.conformance.base import Cases, Stage, case, needs
+from lockkit.testing.witness import Witness
+
+ACTORS = 4
+ROUNDS = 20
+
+
+class Exclusion(Cases):
+    """Mutual exclusion between actors, clients and processes."""
+
+    @case()
+    async def test_actors_of_one_client_exclude_each_other(self, stage: Stage, tmp_path: Path) -> None:
+        """Threads or tasks that share a client, and even the lock object, are never inside together."""
+        client = await stage.connect()
+        lock = client.lock(stage.name(), ttl=stage.timing.long, timeout=60)
+        witness = Witness(tmp_path)
+
+        async def contend(who: str) -> None:
+            for _ in range(ROUNDS):
+                async with lock as lease:
+                    witness.enter(who, lease.token)
+                    await stage.sleep(0)
+                    witness.leave(who, lease.token)
+
+        actors = [stage.spawn(contend(f"actor{number}")) for number in range(ACTORS)]
+        for actor in actors:
+            await actor.result(60)
+
+        witness.report().expect_exclusion(ACTORS * ROUNDS)
+
+    @case()
+    async def test_clients_exclude_each_other(self, stage: Stage, tmp_path: Path) -> None:
+        """Clients of their own, which meet only at the backend, are never inside together, and each gets its share."""
+        name = stage.name()
+        witness = Witness(tmp_path)
+
+        async def contend(who: str) -> None:
+            client = await stage.connect()
+            for number in range(ROUNDS):
+                async with client.lock(name, ttl=stage.timing.long, timeout=60) as lease:
+                    witness.enter(who, lease.token)
+                    await stage.sleep(0.001 if number % 4 == 0 else 0)
+                    witness.leave(who, lease.token)
+
+        actors = [stage.spawn(contend(f"client{number}")) for number in range(ACTORS)]
+        for actor in actors:
+            await actor.result(60)
+
+        witness.report().expect_exclusion(ACTORS * ROUNDS)
+
+    @case(needs.processes)
+    async def test_processes_exclude_each_other(self, stage: Stage, tmp_path: Path) -> None:
+        """Processes, of either face, are never inside together, and their tokens grow in the order of their stays."""
+        name = stage.name()
+        witness = Witness(tmp_path)
+        workers = [await stage.process(face) for face in ("blocking", "asyncio", stage.face)]
+
+        for number, worker in enumerate(workers):
+            worker.send(
+                "hammer",
+                name=name,
+                rounds=ROUNDS * 2,
+                directory=str(tmp_path),
+                who=f"process{number}",
+                lock={"ttl": stage.timing.long, "timeout": 60},
+            )
+        for worker in workers:
+            await stage.call(worker.receive, 60)
+
+        report = witness.report()
+        report.expect_exclusion(len(workers) * ROUNDS * 2)
+        assert set(report.shares().values()) == {ROUNDS * 2}
+
+    @case(faces=["asyncio"])
+    async def test_faces_exclude_and_wake_each_other(self, stage: Stage) -> None:
+        """A blocking and an asyncio client of one process are two clients like any others."""
+        name = stage.name()
+        client = await stage.connect()
+        blocking = stage.target.connect()
+        try:
+            lease = await stage.call(blocking.lock(name, ttl=stage.timing.long).acquire, 0)
+            assert await client.lock(name, ttl=stage.timing.long).try_acquire() is None
+            waiting = stage.spawn(client.lock(name, ttl=stage.timing.long).acquire())
+            await stage.until_waiting(client, name)
+
+            await stage.call(lease.release)
+            after = await waiting.result()
+            theirs = stage.spawn(stage.call(blocking.lock(name, ttl=stage.timing.long).acquire))
+            await stage.eventually(lambda: bool(blocking._engine.waiting), "the blocking client waits")
+
+            await after.release()
+            last = await theirs.result()
+            assert lease.token < after.token < last.token
+        finally:
+            await stage.call(blocking.close)
+
+    @case()
+    async def test_names_are_locks_of_their_own(self, stage: Stage) -> None:
+        """One lock says nothing about another."""
+        client = await stage.connect()
+        first = await client.lock(stage.name(), ttl=stage.timing.long).acquire(0)
+        second = await client.lock(stage.name(), ttl=stage.timing.long).acquire(0)
+
+        assert first.held
+        assert second.held
+
+        await first.release()
+        assert await second.confirm()
+        await second.release()
+
+    @case()
+    async def test_held_lock_is_refused_to_the_same_client(self, stage: Stage) -> None:
+        """The lease owns, not the client, the thread or the lock object: a second acquisition waits."""
+        client = await stage.connect()
+        lock = client.lock(stage.name(), ttl=stage.timing.long)
+        async with lock:
+            with pytest.raises(lockkit.LockTimeout):
+                await lock.acquire(0)
+            assert await lock.try_acquire() is None
+            assert await lock.try_acquire(0.05) is None
+
+        async with lock:
+            pass
+
+    @case()
+    async def test_body_never_runs_without_the_lock(self, stage: Stage) -> None:
+        """Entering a busy lock raises; the body is not run."""
+        client, other = await stage.connect(), await stage.connect()
+        name = stage.name()
+        ran = False
+
+        async with client.lock(name, ttl=stage.timing.long):
+            with pytest.raises(lockkit.LockTimeout):
+                async with other.lock(name, ttl=stage.timing.long, timeout=0):
+                    ran = True
+
+        assert not ran

@@ -1,0 +1,207 @@
+"""Leases that run out, leases that are renewed, and the time left."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+
+import pytest
+
+import lockkit
+from lockkit.testing.conformance.base import Cases, Stage, case
+
+
+class Expiry(Cases):
+    """The ttl, at the client and at the backend."""
+
+    @case()
+    async def test_lease_that_nobody_renews_ends(self, stage: Stage) -> None:
+        """With renew=False the lock is free for others when the ttl is over, without anybody's doing."""
+        name = stage.name()
+        client, other = await stage.connect(), await stage.connect()
+        lease = await client.lock(name, ttl=stage.timing.short, renew=False).acquire(20)
+
+        after = await other.lock(name, ttl=stage.timing.long).acquire(stage.timing.beyond(lease.ttl))
+
+        assert lease.lost
+        assert not lease.held
+        assert lease.remaining() == 0.0
+        await after.release()
+
+    @case()
+    async def test_holder_never_believes_longer_than_the_ttl(self, stage: Stage) -> None:
+        """The deadline counts from before the request: `held` is False at least as early as the ttl is over."""
+        client = await stage.connect()
+        lease = await client.lock(stage.name(), ttl=stage.timing.short, renew=False).acquire(20)
+        granted = stage.now()
+
+        while True:
+            before = stage.now()
+            if not lease.held:
+                break
+            assert before < granted + lease.ttl
+            await stage.sleep(0.01)
+
+        with pytest.raises(lockkit.LockLost):
+            lease.check()
+
+    @case()
+    async def test_nobody_is_granted_the_lock_while_its_holder_believes(self, stage: Stage) -> None:
+        """The backend keeps the lock at least as long as its holder may believe in it."""
+        name = stage.name()
+        client, other = await stage.connect(), await stage.connect()
+        lease = await client.lock(name, ttl=stage.timing.short, renew=False).acquire(20)
+        lock = other.lock(name, ttl=stage.timing.long)
+        deadline = stage.now() + stage.timing.beyond(lease.ttl)
+
+        after = None
+        while after is None:
+            after = await lock.try_acquire()
+            assert after is None or not lease.held
+            assert stage.now() < deadline
+            await stage.sleep(0.005)
+
+        await after.release()
+
+    @case()
+    async def test_renewal_keeps_the_lock_beyond_its_ttl(self, stage: Stage) -> None:
+        """A lease in use does not end, and nobody else gets the lock."""
+        name = stage.name()
+        client, other = await stage.connect(), await stage.connect()
+        ttl = stage.timing.kept
+        lease = await client.lock(name, ttl=ttl).acquire(0)
+
+        with pytest.raises(lockkit.LockTimeout):
+            await other.lock(name, ttl=ttl).acquire(ttl * 1.5)
+
+        lease.check()
+        assert await lease.confirm()
+        await lease.release()
+
+    @case()
+    async def test_renewals_of_many_leases_are_told_apart(self, stage: Stage) -> None:
+        """All leases of a client are kept beyond their ttl, but the one that was broken."""
+        client, other = await stage.connect(), await stage.connect()
+        ttl = stage.timing.kept
+        leases = [await client.lock(stage.name(), ttl=ttl).acquire(0) for _ in range(8)]
+        broken = leases.pop(3)
+        assert await other.break_lock(broken.name)
+
+        await stage.sleep(ttl * 1.2)
+
+        assert broken.lost
+        for lease in leases:
+            lease.check()
+            assert await lease.confirm()
+            await lease.release()
+
+    @case()
+    async def test_max_hold_ends_renewal(self, stage: Stage) -> None:
+        """A stuck holder loses the lock, although renewal is on."""
+        name = stage.name()
+        client, other = await stage.connect(), await stage.connect()
+        max_hold = stage.timing.short * 2
+        lease = await client.lock(name, ttl=stage.timing.short, max_hold=max_hold).acquire(20)
+
+        assert await lease.wait_lost(stage.timing.beyond(max_hold + lease.ttl))
+        after = await other.lock(name, ttl=stage.timing.long).acquire(stage.timing.beyond(lease.ttl))
+
+        assert after.token > lease.token
+        await after.release()
+
+    @case()
+    async def test_remaining_counts_down_and_never_exceeds_the_ttl(self, stage: Stage) -> None:
+        """Seconds to the deadline."""
+        client = await stage.connect()
+        lease = await client.lock(stage.name(), ttl=stage.timing.long, renew=False).acquire(0)
+
+        first = lease.remaining()
+        await stage.sleep(0.02)
+        second = lease.remaining()
+
+        assert 0 < second < first < lease.ttl
+        assert lease.ttl >= stage.timing.long
+        await lease.release()
+        assert lease.remaining() == 0.0
+
+    @case()
+    async def test_extend_sets_the_time_left_and_never_adds(self, stage: Stage) -> None:
+        """Extending twice gives no more than extending once, and a shorter time is taken at its word."""
+        client = await stage.connect()
+        long, short = stage.timing.long, stage.timing.short
+        lease = await client.lock(stage.name(), ttl=long, renew=False).acquire(0)
+
+        await lease.extend(long * 2)
+        await lease.extend(timedelta(seconds=long * 2))
+        assert long < lease.remaining() < long * 2
+        assert lease.ttl >= long * 2
+
+        await lease.extend(short)
+        assert lease.remaining() < short
+        assert await lease.wait_lost(stage.timing.beyond(short))
+
+    @case()
+    async def test_extend_is_heard_by_the_backend(self, stage: Stage) -> None:
+        """A lock whose lease was cut short is soon free for others."""
+        name = stage.name()
+        client, other = await stage.connect(), await stage.connect()
+        lease = await client.lock(name, ttl=stage.timing.long, renew=False).acquire(0)
+
+        await lease.extend(stage.timing.short)
+
+        async with other.lock(name, ttl=stage.timing.long, timeout=stage.timing.beyond(stage.timing.short)):
+            assert lease.lost
+
+    @case()
+    async def test_extended_lease_outlives_its_first_ttl(self, stage: Stage) -> None:
+        """Without renewal, the extension alone keeps the lock."""
+        name = stage.name()
+        client, other = await stage.connect(), await stage.connect()
+        ttl = stage.timing.kept
+        lease = await client.lock(name, ttl=ttl, renew=False).acquire(0)
+
+        await lease.extend(stage.timing.long)
+
+        assert await other.lock(name, ttl=stage.timing.long).try_acquire(ttl * 1.2) is None
+        assert lease.held
+        await lease.release()
+
+    @case()
+    async def test_extend_of_a_lost_lease_raises(self, stage: Stage) -> None:
+        """Nothing brings a lost lease back, and nothing is created by trying."""
+        name = stage.name()
+        client = await stage.connect()
+        lease = await client.lock(name, ttl=stage.timing.short, renew=False).acquire(20)
+        assert await lease.wait_lost(stage.timing.beyond(lease.ttl))
+
+        with pytest.raises(lockkit.LockLost):
+            await lease.extend(stage.timing.long)
+
+        async with client.lock(name, ttl=stage.timing.long, timeout=20):
+            pass
+
+    @case()
+    async def test_wall_clock_decides_nothing_at_the_client(
+        self, stage: Stage, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The time of day may jump by hours: leases are held, renewed and waited for as before."""
+        name = stage.name()
+        client, other = await stage.connect(), await stage.connect()
+        ttl = stage.timing.kept
+        real, jump = time.time, [0.0]
+
+        def jumping() -> float:
+            jump[0] = 7200.0 if jump[0] <= 0 else -7200.0
+            return real() + jump[0]
+
+        monkeypatch.setattr(time, "time", jumping)
+        monkeypatch.setattr(time, "time_ns", lambda: int(jumping() * 1e9))
+        lease = await client.lock(name, ttl=ttl).acquire(0)
+        with pytest.raises(lockkit.LockTimeout):
+            await other.lock(name, ttl=ttl).acquire(ttl * 1.2)
+
+        lease.check()
+        assert lease.remaining() <= ttl
+        await lease.release()
+        async with other.lock(name, ttl=stage.timing.long, timeout=20) as after:
+            assert after.token > lease.token

@@ -1,0 +1,201 @@
+"""Who holds it: metadata, holders, locked, break_lock, ping; and the arguments of a lock."""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+import time
+from contextlib import suppress
+from datetime import timedelta
+
+import pytest
+
+import lockkit
+from lockkit.backend import Capabilities
+from lockkit.testing.conformance.base import Cases, Stage, case
+
+
+class Inspection(Cases):
+    """Asking the backend."""
+
+    @case()
+    async def test_holder_is_described(self, stage: Stage) -> None:
+        """Owner, token, seconds left, and the metadata: host, pid, start, and what the application added."""
+        client, other = await stage.connect(), await stage.connect()
+        name = stage.name()
+        given = {"text": "order 7, é\U0001f512", "shelf": [1, 2.5, None, True], "deep": {"a": {"b": "c"}}}
+        async with client.lock(name, ttl=stage.timing.long, metadata=given) as lease:
+            (holder,) = await other.holders(name)
+
+            assert (holder.owner, holder.token) == (lease.owner, lease.token)
+            assert holder.remaining is None or 0 < holder.remaining <= lease.ttl + 1
+            metadata = dict(holder.metadata)
+            assert metadata == dict(lease.metadata)
+            assert (metadata["host"], metadata["pid"]) == (platform.node(), os.getpid())
+            assert abs(metadata["started"] - time.time()) < 24 * 3600
+            assert {key: metadata[key] for key in given} == given
+
+    @case()
+    async def test_text_as_metadata(self, stage: Stage) -> None:
+        """A plain text stands under "text"."""
+        client = await stage.connect()
+        name = stage.name()
+        async with client.lock(name, ttl=stage.timing.long, metadata="nightly 'report' \\ \n %s {}"):
+            (holder,) = await client.holders(name)
+            assert holder.metadata.get("text") == "nightly 'report' \\ \n %s {}"
+
+    @case()
+    async def test_long_metadata_is_kept_whole(self, stage: Stage) -> None:
+        """Up to its limit; above it, and where JSON cannot hold it, it is refused."""
+        client = await stage.connect()
+        name = stage.name()
+        text = "x" * 3500
+        async with client.lock(name, ttl=stage.timing.long, metadata=text):
+            (holder,) = await client.holders(name)
+            assert holder.metadata.get("text") == text
+
+        for wrong in ("x" * 5000, 5, ["a"], {"a": object()}, {1: "a"}, {"pid": 1}, {"a": math.nan}, "\ud800"):
+            with pytest.raises(lockkit.ConfigurationError, match="metadata"):
+                client.lock(name, metadata=wrong)  # type: ignore[arg-type]
+
+    @case()
+    async def test_free_lock_has_no_holder(self, stage: Stage) -> None:
+        """Never held, released, or run out."""
+        client = await stage.connect()
+        name = stage.name()
+        assert await client.holders(name) == []
+        async with client.lock(name, ttl=stage.timing.long):
+            pass
+        assert await client.holders(name) == []
+
+        lease = await client.lock(name, ttl=stage.timing.short, renew=False).acquire(20)
+        assert await lease.wait_lost(stage.timing.beyond(lease.ttl))
+
+        async def is_free() -> bool:
+            return await client.holders(name) == []
+
+        # The deadline at the client comes a little before the end at the backend.
+        await stage.eventually(is_free, "the lease ends at the backend", stage.timing.beyond(lease.ttl))
+
+    @case()
+    async def test_locked_asks_the_backend(self, stage: Stage) -> None:
+        """Held by anybody, not only by this client or object."""
+        client, other = await stage.connect(), await stage.connect()
+        name = stage.name()
+        lock, theirs = client.lock(name, ttl=stage.timing.long), other.lock(name)
+        assert not await theirs.locked()
+
+        async with lock:
+            assert await lock.locked()
+            assert await theirs.locked()
+
+        assert not await lock.locked()
+        assert not await theirs.locked()
+
+    @case()
+    async def test_break_lock_frees_by_force(self, stage: Stage) -> None:
+        """True if somebody held it; the holder is told, and releasing frees nobody else's lock."""
+        client, other = await stage.connect(), await stage.connect()
+        name = stage.name()
+        assert not await other.break_lock(name)
+        lease = await client.lock(name, ttl=stage.timing.long, renew=False).acquire(0)
+
+        assert await other.break_lock(name)
+
+        assert await other.holders(name) == []
+        assert not await other.break_lock(name)
+        async with other.lock(name, ttl=stage.timing.long, timeout=20) as after:
+            assert after.token > lease.token
+            with pytest.raises(lockkit.LockLost):
+                await lease.release()
+            assert await after.confirm()
+
+    @case()
+    async def test_ping_answers(self, stage: Stage) -> None:
+        """Nothing comes of it."""
+        client = await stage.connect()
+        await client.ping()
+
+    @case()
+    async def test_capabilities_are_sound(self, stage: Stage) -> None:
+        """Data that the rest can rely on, and an honest sentence."""
+        client = await stage.connect()
+        await client.ping()
+        capabilities = client.capabilities
+
+        assert isinstance(capabilities, Capabilities)
+        assert 0 < capabilities.min_ttl < math.inf
+        assert 0 <= capabilities.ttl_granularity <= max(1.0, capabilities.min_ttl)
+        for sentence in (capabilities.caveat, capabilities.token_source, capabilities.clock_assumption):
+            assert len(sentence.split()) > 1
+
+    @case()
+    async def test_url_is_told_without_password(self, stage: Stage) -> None:
+        """In the client, its locks, and its errors."""
+        client = await stage.connect()
+        name = stage.name()
+
+        assert client.url in repr(client)
+        assert client.url in repr(client.lock(name))
+        async with client.lock(name, ttl=stage.timing.long) as lease:
+            assert name in repr(lease)
+            with pytest.raises(lockkit.LockTimeout, match="busy") as caught:
+                await client.lock(name).acquire(0)
+        assert client.url in str(caught.value)
+
+
+class Arguments(Cases):
+    """What a lock is asked for is checked before anything is sent."""
+
+    @case()
+    async def test_refused_ttls(self, stage: Stage) -> None:
+        """No lock is kept for ever, or for less than the backend can do."""
+        client = await stage.connect()
+        name = stage.name()
+        below = stage.capabilities.min_ttl / 2
+        for ttl in (0, 0.0, -1, math.nan, math.inf, 1e12, below, timedelta(0), timedelta(days=-1), True, "30", b"1"):
+            with pytest.raises(lockkit.ConfigurationError, match="ttl"):
+                client.lock(name, ttl=ttl)  # type: ignore[arg-type]
+        lease = await client.lock(name, ttl=stage.timing.long).acquire(0)
+        for ttl in (0, -1, math.nan, below, "30"):
+            with pytest.raises(lockkit.ConfigurationError, match="ttl"):
+                await lease.extend(ttl)  # type: ignore[arg-type]
+
+        assert lease.held
+        await lease.release()
+
+    @case()
+    async def test_accepted_ttls(self, stage: Stage) -> None:
+        """From the shortest that the backend promises to years; the lease never claims less than asked."""
+        client = await stage.connect()
+        for ttl in (stage.capabilities.min_ttl, stage.timing.short, 61, timedelta(minutes=5), 86400.0 * 365):
+            lease = await client.lock(stage.name(), ttl=ttl, renew=False).acquire(20)
+            assert lease.ttl >= (ttl.total_seconds() if isinstance(ttl, timedelta) else ttl)
+            with suppress(lockkit.LockLost):  # the shortest may be over already
+                await lease.release()
+
+    @case()
+    async def test_client_has_a_default_ttl(self, stage: Stage) -> None:
+        """Given to connect; else 30 seconds."""
+        given = await stage.connect(ttl=stage.timing.long)
+        default = await stage.connect()
+        async with given.lock(stage.name()) as lease:
+            assert stage.timing.long <= lease.ttl <= stage.timing.long + stage.capabilities.ttl_granularity
+        if "ttl" not in stage.target.options and "ttl=" not in stage.target.url:
+            async with default.lock(stage.name()) as lease:
+                assert lease.ttl >= 30
+
+    @case()
+    async def test_refused_max_hold(self, stage: Stage) -> None:
+        """Above 0, and finite."""
+        client = await stage.connect()
+        for max_hold in (0, -1, math.nan, math.inf, "5", True):
+            with pytest.raises(lockkit.ConfigurationError, match="max_hold"):
+                client.lock(stage.name(), max_hold=max_hold)  # type: ignore[arg-type]
+
+    @case()
+    async def test_unknown_option_is_refused(self, stage: Stage) -> None:
+        """At connect, with the nearest name; a misspelt option is not ignored."""
+        with pytest.raises(lockkit.ConfigurationError, match=r"unavailable_aftr.*unavailable_after"):
+            stage.make_client(unavailable_aftr=5)

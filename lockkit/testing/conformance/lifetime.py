@@ -1,0 +1,254 @@
+"""The end of a client, of a lease that nobody points to, and what must be gone afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import pickle
+import threading
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+import pytest
+
+import lockkit
+from lockkit import aio
+from lockkit.testing.conformance.base import Cases, Stage, case
+from lockkit.testing.stage import PATIENCE, open_fds
+
+
+class Closing(Cases):
+    """``close()``."""
+
+    @case()
+    async def test_close_releases_what_is_held(self, stage: Stage) -> None:
+        """All of it; the leases are not held any more."""
+        client, other = stage.make_client(), await stage.connect()
+        names = [stage.name() for _ in range(3)]
+        leases = [await client.lock(name, ttl=stage.timing.long).acquire(0) for name in names]
+
+        await client.close()
+
+        assert [lease.held for lease in leases] == [False] * 3
+        for name in names:
+            assert await other.holders(name) == []
+
+    @case()
+    async def test_close_can_be_called_twice(self, stage: Stage) -> None:
+        """Also on a client that was never used."""
+        used, unused = stage.make_client(), stage.make_client()
+        await used.ping()
+
+        for _ in range(2):
+            await used.close()
+            await unused.close()
+
+    @case()
+    async def test_every_call_after_close_raises_at_once(self, stage: Stage) -> None:
+        """A LockError, and no other; what is local still answers."""
+        client = stage.make_client()
+        name = stage.name()
+        lock = client.lock(name, ttl=stage.timing.long)
+        lease = await lock.acquire(0)
+
+        await client.close()
+
+        calls: list[Callable[[], Awaitable[object]]] = [
+            lock.acquire,
+            partial(lock.acquire, 0),
+            lock.try_acquire,
+            lock.locked,
+            partial(client.holders, name),
+            partial(client.break_lock, name),
+            client.ping,
+        ]
+        for call in calls:
+            with pytest.raises(lockkit.LockError, match="closed"):
+                await call()
+        with pytest.raises(lockkit.LockError, match="closed"):
+            client.lock(name)
+        with pytest.raises(lockkit.LockError, match="closed"):
+            async with lock:
+                raise AssertionError("entered without the lock")
+        assert not lease.held
+        assert not lease.lost
+        assert lease.token > 0
+        await lease.release()
+
+    @case()
+    async def test_close_wakes_waiters_with_an_error(self, stage: Stage) -> None:
+        """Those at the backend and those in line, with and without a timeout; none gets the lock."""
+        name = stage.name()
+        client, holder = stage.make_client(), await stage.connect()
+        lease = await holder.lock(name, ttl=stage.timing.long).acquire(0)
+        lock = client.lock(name, ttl=stage.timing.long)
+        waiters = [stage.spawn(lock.acquire(timeout)) for timeout in (None, stage.timing.long, None, None)]
+        await stage.until_waiting(client, name, len(waiters))
+
+        await client.close()
+
+        for waiter in waiters:
+            with pytest.raises(lockkit.LockError, match="closed") as caught:
+                await waiter.result()
+            assert not isinstance(caught.value, lockkit.LockTimeout)
+        (seen,) = await holder.holders(name)
+        assert seen.waiters in {0, None}
+        await lease.release()
+        assert await holder.holders(name) == []
+
+    @case()
+    async def test_close_wakes_who_waits_for_a_loss(self, stage: Stage) -> None:
+        """The lease was released, so it was not lost."""
+        client = stage.make_client()
+        lease = await client.lock(stage.name(), ttl=stage.timing.long).acquire(0)
+        waiting = stage.spawn(lease.wait_lost())
+
+        await client.close()
+
+        assert not await waiting.result()
+
+    @case()
+    async def test_client_is_a_context_manager(self, stage: Stage) -> None:
+        """It is closed at the end."""
+        other = await stage.connect()
+        name = stage.name()
+        async with stage.make_client() as client:
+            lease = await client.lock(name, ttl=stage.timing.long).acquire(0)
+
+        assert not lease.held
+        assert await other.holders(name) == []
+        with pytest.raises(lockkit.LockError, match="closed"):
+            await client.ping()
+
+    @case()
+    async def test_close_leaves_other_clients_alone(self, stage: Stage) -> None:
+        """Also those of the same backend in the same process."""
+        client, other = stage.make_client(), await stage.connect()
+        await client.ping()
+        lease = await other.lock(stage.name(), ttl=stage.timing.long).acquire(0)
+
+        await client.close()
+
+        await lease.extend()
+        assert await lease.confirm()
+        await lease.release()
+
+
+class Leftovers(Cases):
+    """Nothing stays behind."""
+
+    @case()
+    async def test_dropped_lease_warns_and_is_free_after_its_ttl(self, stage: Stage) -> None:
+        """A lease that nobody points to is not renewed for ever."""
+        name = stage.name()
+        client, other = await stage.connect(), await stage.connect()
+        ttl = stage.timing.short
+        lease: aio.Lease | None = await client.lock(name, ttl=ttl).acquire(20)
+
+        with pytest.warns(ResourceWarning, match=name):  # noqa: PT031 - not all interpreters count references
+            lease = None
+            gc.collect()
+
+        assert lease is None
+        async with other.lock(name, ttl=stage.timing.long, timeout=stage.timing.beyond(ttl)):
+            pass
+
+    @case()
+    async def test_released_or_lost_lease_is_dropped_in_silence(
+        self, stage: Stage, recwarn: pytest.WarningsRecorder
+    ) -> None:
+        """A warning would be wrong."""
+        client = await stage.connect()
+        lease: aio.Lease | None = await client.lock(stage.name(), ttl=stage.timing.long).acquire(0)
+        assert lease is not None
+        await lease.release()
+        lost: aio.Lease | None = await client.lock(stage.name(), ttl=stage.timing.short, renew=False).acquire(20)
+        assert lost is not None
+        assert await lost.wait_lost(stage.timing.beyond(lost.ttl))
+
+        lease = lost = None
+        gc.collect()
+
+        assert lease is lost is None
+        assert [warning for warning in recwarn if issubclass(warning.category, ResourceWarning)] == []
+
+    @case()
+    async def test_lease_cannot_be_pickled(self, stage: Stage) -> None:
+        """A TypeError that says what to do instead."""
+        client = await stage.connect()
+        async with client.lock(stage.name(), ttl=stage.timing.long) as lease:
+            with pytest.raises(TypeError, match="token"):
+                pickle.dumps(lease)
+
+    @case()
+    async def test_errors_can_be_pickled(self, stage: Stage) -> None:
+        """With their message, lock and backend."""
+        client = await stage.connect()
+        name = stage.name()
+        lease = await client.lock(name, ttl=stage.timing.long).acquire(0)
+        with pytest.raises(lockkit.LockTimeout) as busy:
+            await client.lock(name).acquire(0)
+        with pytest.raises(lockkit.ConfigurationError) as wrong:
+            client.lock("")
+        await lease.release()
+        with pytest.raises(lockkit.LockLost) as lost:
+            lease.check()
+
+        for error in (busy.value, wrong.value, lost.value):
+            copy = pickle.loads(pickle.dumps(error))  # noqa: S301 - our own bytes
+            assert type(copy) is type(error)
+            assert (str(copy), copy.name, copy.backend) == (str(error), error.name, error.backend)
+
+    @case()
+    async def test_threads_and_descriptors_go_with_the_client(self, stage: Stage) -> None:
+        """Connecting, holding, waiting and closing again and again costs nothing that stays."""
+
+        async def use() -> None:
+            client, other = stage.make_client(), stage.make_client()
+            name = stage.name()
+            lease = await client.lock(name, ttl=stage.timing.long).acquire(0)
+            assert await other.lock(name, ttl=stage.timing.long).try_acquire(0.02) is None
+            await lease.release()
+            await client.close()
+            await other.close()
+
+        # The first round may load modules and start what all clients of the process share.
+        await use()
+        gc.collect()
+        threads, descriptors = threading.active_count(), open_fds()
+
+        for _ in range(5):
+            await use()
+
+        gc.collect()
+        await stage.eventually(lambda: threading.active_count() <= threads, "the threads of the clients end")
+        await stage.eventually(lambda: open_fds() <= descriptors, "the descriptors of the clients are closed")
+
+    @case()
+    async def test_collected_lock_objects_keep_nothing(self, stage: Stage) -> None:
+        """Lock objects hold nothing themselves: dropping one while its lease is held changes nothing."""
+        client = await stage.connect()
+        name = stage.name()
+        lease = await client.lock(name, ttl=stage.timing.long).acquire(0)
+        gc.collect()
+
+        lease.check()
+        assert await lease.confirm()
+        await lease.release()
+
+    @case(faces=["asyncio"])
+    async def test_asyncio_client_belongs_to_one_event_loop(self, stage: Stage) -> None:
+        """From another loop it raises a clear error, and goes on working in its own."""
+        client = await stage.connect()
+        await client.ping()
+
+        async def elsewhere() -> None:
+            with pytest.raises(lockkit.LockError, match="event loop"):
+                await client.ping()
+            with pytest.raises(lockkit.LockError, match="event loop"):
+                await client.lock(stage.name()).acquire(0)
+
+        await asyncio.wait_for(asyncio.to_thread(asyncio.run, elsewhere()), PATIENCE)
+
+        async with client.lock(stage.name(), ttl=stage.timing.long):
+            pass

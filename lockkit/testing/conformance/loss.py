@@ -1,0 +1,238 @@
+"""A lease that ends before its holder wanted: who is told, when, and how often."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import get_args
+
+import pytest
+
+import lockkit
+from lockkit.backend import LossReason
+from lockkit.testing.conformance.base import Cases, Stage, case
+
+REASONS = get_args(LossReason)
+
+
+class Loss(Cases):
+    """Telling the holder."""
+
+    @case()
+    async def test_passed_deadline_is_loss(self, stage: Stage) -> None:
+        """Everything local says so, without asking the backend."""
+        client = await stage.connect()
+        lease = await client.lock(stage.name(), ttl=stage.timing.short, renew=False).acquire(20)
+
+        assert await lease.wait_lost(stage.timing.beyond(lease.ttl))
+
+        assert lease.lost
+        assert not lease.held
+        assert lease.remaining() == 0.0
+        assert not await lease.confirm()
+        with pytest.raises(lockkit.LockLost):
+            lease.check()
+
+    @case()
+    async def test_broken_lock_is_told_by_the_next_renewal(self, stage: Stage) -> None:
+        """Long before the deadline: renewals come every third of the ttl."""
+        name = stage.name()
+        client, other = await stage.connect(), await stage.connect()
+        told: list[str] = []
+        signal = stage.signal()
+
+        def on_lost(_: object, reason: str) -> None:
+            told.append(reason)
+            signal.set()
+
+        ttl = stage.timing.kept * 2
+        lease = await client.lock(name, ttl=ttl, on_lost=on_lost).acquire(0)
+        assert await other.break_lock(name)
+
+        assert await lease.wait_lost(stage.timing.beyond(ttl))
+        await signal.wait()
+
+        assert told[0] in REASONS
+        assert told[0] != "expired"
+        with pytest.raises(lockkit.LockLost):
+            await lease.release()
+
+    @case()
+    async def test_renewal_does_not_take_a_lost_lock_back(self, stage: Stage) -> None:
+        """A lock that was broken stays free although its old holder goes on renewing."""
+        name = stage.name()
+        client, other = await stage.connect(), await stage.connect()
+        lease = await client.lock(name, ttl=stage.timing.kept).acquire(0)
+        assert await other.break_lock(name)
+
+        assert await lease.wait_lost(stage.timing.beyond(lease.ttl))
+
+        assert await other.holders(name) == []
+        assert not await lease.confirm()
+
+    @case()
+    async def test_callbacks_are_called_once_each(self, stage: Stage) -> None:
+        """Of the lock and of the lease, also one that is registered after the loss; with lease and reason."""
+        client = await stage.connect()
+        calls: list[tuple[str, int, str]] = []
+        lock = client.lock(
+            stage.name(),
+            ttl=stage.timing.short,
+            renew=False,
+            on_lost=lambda lease, reason: calls.append(("lock", lease.token, reason)),
+        )
+        lease = await lock.acquire(0)
+        lease.on_lost(lambda lease, reason: calls.append(("lease", lease.token, reason)))
+        assert await lease.wait_lost(stage.timing.beyond(lease.ttl))
+        lease.on_lost(lambda lease, reason: calls.append(("late", lease.token, reason)))
+        with pytest.raises(lockkit.LockLost):
+            lease.check()
+        with pytest.raises(lockkit.LockLost):
+            await lease.release()
+
+        await stage.eventually(lambda: len(calls) >= 3, "three callbacks")
+        await client.close()
+
+        assert sorted(calls) == [(who, lease.token, "expired") for who in ("late", "lease", "lock")]
+
+    @case()
+    async def test_callback_is_not_called_without_a_loss(self, stage: Stage) -> None:
+        """A release is no loss."""
+        client = await stage.connect()
+        calls: list[str] = []
+        lock = client.lock(stage.name(), ttl=stage.timing.long, on_lost=lambda _, reason: calls.append(reason))
+
+        async with lock:
+            pass
+        lease = await lock.acquire(20)
+        await client.close()
+
+        assert not lease.held
+        assert calls == []
+
+    @case()
+    async def test_exception_of_a_callback_is_contained(self, stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+        """It is logged, and neither the other callbacks nor later losses suffer."""
+        client = await stage.connect()
+        calls: list[str] = []
+
+        def fail(*_: object) -> None:
+            raise ValueError("from the callback")
+
+        for _ in range(2):
+            lease = await client.lock(stage.name(), ttl=stage.timing.short, renew=False, on_lost=fail).acquire(20)
+            lease.on_lost(lambda _, reason: calls.append(reason))
+            assert await lease.wait_lost(stage.timing.beyond(lease.ttl))
+
+        await stage.eventually(lambda: len(calls) == 2, "the second callback, twice")
+        await stage.eventually(lambda: "from the callback" in caplog.text, "a log record")
+
+    @case(faces=["asyncio"])
+    async def test_callback_may_be_a_coroutine_function(self, stage: Stage) -> None:
+        """It is awaited."""
+        client = await stage.connect()
+        told = stage.signal()
+
+        async def on_lost(*_: object) -> None:
+            await asyncio.sleep(0)
+            told.set()
+
+        lease = await client.lock(stage.name(), ttl=stage.timing.short, renew=False, on_lost=on_lost).acquire(20)
+
+        await told.wait()
+        assert lease.lost
+
+    @case()
+    async def test_wait_lost_wakes_on_loss_release_and_timeout(self, stage: Stage) -> None:
+        """True only when it was lost."""
+        client = await stage.connect()
+        lock = client.lock(stage.name(), ttl=stage.timing.long)
+        lease = await lock.acquire(0)
+        assert not await lease.wait_lost(0.01)
+
+        waiting = stage.spawn(lease.wait_lost())
+        await lease.release()
+        assert not await waiting.result()
+
+        lease = await client.lock(stage.name(), ttl=stage.timing.short, renew=False).acquire(20)
+        assert await stage.spawn(lease.wait_lost()).result(stage.timing.beyond(lease.ttl))
+        assert await lease.wait_lost(0)
+
+    @case(faces=["asyncio"])
+    async def test_body_is_cancelled_on_request_when_the_lease_is_lost(self, stage: Stage) -> None:
+        """cancel_on_lost: the cancellation comes out as LockLost, and the task goes on uncancelled."""
+        client = await stage.connect()
+        ended = False
+
+        with pytest.raises(lockkit.LockLost):  # noqa: PT012 - the body is the point
+            async with client.lock(stage.name(), ttl=stage.timing.short, renew=False, cancel_on_lost=True):
+                await asyncio.sleep(stage.timing.beyond(stage.timing.short))
+                ended = True
+
+        assert not ended
+        task = asyncio.current_task()
+        assert task is not None
+        assert task.cancelling() == 0
+
+    @case(faces=["asyncio"])
+    async def test_cancellation_from_outside_is_not_mistaken_for_a_loss(self, stage: Stage) -> None:
+        """With cancel_on_lost a task that somebody else cancels ends cancelled, and its lock is free."""
+        client = await stage.connect()
+        name = stage.name()
+        inside = asyncio.Event()
+
+        async def work() -> None:
+            async with client.lock(name, ttl=stage.timing.long, cancel_on_lost=True):
+                inside.set()
+                await asyncio.sleep(3600)
+
+        task = asyncio.create_task(work())
+        await inside.wait()
+        task.cancel()
+
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert await client.holders(name) == []
+
+    @case()
+    async def test_confirm_asks_the_backend(self, stage: Stage) -> None:
+        """A no marks the lease as lost, though its deadline has not passed."""
+        name = stage.name()
+        client, other = await stage.connect(), await stage.connect()
+        lease = await client.lock(name, ttl=stage.timing.long, renew=False).acquire(0)
+        assert await lease.confirm()
+
+        assert await other.break_lock(name)
+
+        assert not await lease.confirm()
+        assert lease.lost
+        with pytest.raises(lockkit.LockLost):
+            lease.check()
+
+    @case()
+    async def test_extend_of_a_broken_lease_raises(self, stage: Stage) -> None:
+        """And does not create the lock anew."""
+        name = stage.name()
+        client, other = await stage.connect(), await stage.connect()
+        lease = await client.lock(name, ttl=stage.timing.long, renew=False).acquire(0)
+        assert await other.break_lock(name)
+
+        with pytest.raises(lockkit.LockLost):
+            await lease.extend()
+
+        assert lease.lost
+        assert await other.holders(name) == []
+
+    @case()
+    async def test_loss_is_logged(self, stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+        """One WARNING that names the lock."""
+        client = await stage.connect()
+        name = stage.name()
+        lease = await client.lock(name, ttl=stage.timing.short, renew=False).acquire(20)
+
+        with caplog.at_level(logging.WARNING, "lockkit"):
+            assert await lease.wait_lost(stage.timing.beyond(lease.ttl))
+            await client.close()
+
+        records = [record for record in caplog.records if name in record.getMessage()]
+        assert [record.levelname for record in records] == ["WARNING"]

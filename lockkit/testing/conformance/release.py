@@ -1,0 +1,239 @@
+"""Giving a lock back: once, twice, by somebody else, too late; and the end of ``with``."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+import lockkit
+from lockkit import aio
+from lockkit.testing.conformance.base import Cases, Stage, case
+
+
+class _Stopped(BaseException):
+    """Derives from BaseException alone, as KeyboardInterrupt and SystemExit do."""
+
+
+async def _lost_lease(stage: Stage, client: aio.Client, name: str) -> aio.Lease:
+    lease = await client.lock(name, ttl=stage.timing.short, renew=False).acquire(20)
+    assert await lease.wait_lost(stage.timing.beyond(lease.ttl))
+    return lease
+
+
+class Releasing(Cases):
+    """Release and the end of ``with``."""
+
+    @case()
+    async def test_release_frees_the_lock(self, stage: Stage) -> None:
+        """It can be had again at once, by anybody."""
+        client, other = await stage.connect(), await stage.connect()
+        name = stage.name()
+        lease = await client.lock(name, ttl=stage.timing.long).acquire(0)
+
+        await lease.release()
+
+        assert not lease.held
+        assert not lease.lost
+        assert await client.holders(name) == []
+        async with other.lock(name, ttl=stage.timing.long, timeout=20):
+            pass
+
+    @case()
+    async def test_releasing_twice_is_no_error(self, stage: Stage) -> None:
+        """And the second time frees nobody else's lock."""
+        client, other = await stage.connect(), await stage.connect()
+        name = stage.name()
+        lease = await client.lock(name, ttl=stage.timing.long).acquire(0)
+        await lease.release()
+        after = await other.lock(name, ttl=stage.timing.long).acquire(20)
+
+        await lease.release()
+
+        assert await after.confirm()
+        await after.release()
+
+    @case()
+    async def test_released_lease_is_not_held(self, stage: Stage) -> None:
+        """Work that checks its lease after the release is told."""
+        client = await stage.connect()
+        lease = await client.lock(stage.name(), ttl=stage.timing.long).acquire(0)
+        await lease.release()
+
+        with pytest.raises(lockkit.LockLost, match="released"):
+            lease.check()
+        assert not await lease.confirm()
+        assert not await lease.wait_lost(0)
+
+    @case()
+    async def test_release_after_expiry_raises_and_leaves_the_next_holder_alone(self, stage: Stage) -> None:
+        """The release of a lost lease frees nothing, least of all the lock of the next holder."""
+        client, other = await stage.connect(), await stage.connect()
+        name = stage.name()
+        lease = await _lost_lease(stage, client, name)
+        after = await other.lock(name, ttl=stage.timing.long).acquire(20)
+
+        with pytest.raises(lockkit.LockLost) as caught:
+            await lease.release()
+
+        assert caught.value.name == name
+        assert caught.value.backend == client.url
+        assert await after.confirm()
+        assert await client.lock(name, ttl=stage.timing.long).try_acquire() is None
+        await after.release()
+
+    @case()
+    async def test_release_of_a_broken_lease_leaves_the_next_holder_alone(self, stage: Stage) -> None:
+        """The owner is compared at the backend: by its own clock the old holder still believes."""
+        client, other = await stage.connect(), await stage.connect()
+        name = stage.name()
+        lease = await client.lock(name, ttl=stage.timing.long, renew=False).acquire(0)
+        assert await other.break_lock(name)
+        after = await other.lock(name, ttl=stage.timing.long).acquire(20)
+
+        with pytest.raises(lockkit.LockLost):
+            await lease.release()
+
+        assert await after.confirm()
+        await after.release()
+
+    @case()
+    async def test_lease_can_be_released_by_another_actor(self, stage: Stage) -> None:
+        """Ownership belongs to the lease: it may be handed to another thread or task."""
+        client = await stage.connect()
+        name = stage.name()
+        lease = await client.lock(name, ttl=stage.timing.long).acquire(0)
+
+        async def take_over(lease: aio.Lease) -> None:
+            lease.check()
+            await lease.release()
+
+        await stage.spawn(take_over(lease)).result()
+
+        assert not lease.held
+        assert await client.holders(name) == []
+
+    @case()
+    async def test_lock_object_shared_by_two_keeps_their_leases_apart(self, stage: Stage) -> None:
+        """Two blocks of one lock object: leaving the first does not free the second."""
+        client = await stage.connect()
+        name = stage.name()
+        lock = client.lock(name, ttl=stage.timing.long, timeout=20)
+        inside, leave = stage.signal(), stage.signal()
+
+        async def second() -> None:
+            async with lock as lease:
+                inside.set()
+                await leave.wait()
+                assert await lease.confirm()
+
+        async with lock as first:
+            actor = stage.spawn(second())
+            await stage.until_waiting(client, name)
+        await inside.wait()
+        await first.release()
+
+        assert await lock.try_acquire() is None
+        leave.set()
+        await actor.result()
+        assert await client.holders(name) == []
+
+    @case()
+    async def test_lease_is_a_context_manager(self, stage: Stage) -> None:
+        """Leaving the block of a lease releases it."""
+        client = await stage.connect()
+        name = stage.name()
+
+        async with await client.lock(name, ttl=stage.timing.long).acquire(0) as lease:
+            lease.check()
+
+        assert not lease.held
+        assert await client.holders(name) == []
+
+    @case()
+    async def test_lease_is_true(self, stage: Stage) -> None:
+        """Also when it was released: a lease is never a way to say no."""
+        client = await stage.connect()
+        lease = await client.lock(stage.name(), ttl=stage.timing.long).acquire(0)
+        assert lease
+        await lease.release()
+        assert lease
+
+
+class Blocks(Cases):
+    """What leaving ``with`` does."""
+
+    @case()
+    async def test_exception_of_the_body_goes_on_unchanged(self, stage: Stage) -> None:
+        """And the lock is free."""
+        client = await stage.connect()
+        name = stage.name()
+        error = ValueError("the body's own")
+
+        with pytest.raises(ValueError, match="the body's own") as caught:
+            async with client.lock(name, ttl=stage.timing.long):
+                raise error
+
+        assert caught.value is error
+        assert not hasattr(error, "__notes__")
+        assert await client.holders(name) == []
+
+    @case()
+    async def test_exception_of_the_body_is_not_hidden_by_a_loss(self, stage: Stage) -> None:
+        """The loss is a note on it."""
+        client = await stage.connect()
+        error = ValueError("the body's own")
+
+        with pytest.raises(ValueError, match="the body's own") as caught:  # noqa: PT012 - the body is the point
+            async with client.lock(stage.name(), ttl=stage.timing.short, renew=False) as lease:
+                assert await lease.wait_lost(stage.timing.beyond(lease.ttl))
+                raise error
+
+        assert caught.value is error
+        assert any("lost" in note for note in error.__notes__)
+
+    @case()
+    async def test_leaving_after_a_loss_raises(self, stage: Stage) -> None:
+        """The work was not protected to its end."""
+        client = await stage.connect()
+
+        with pytest.raises(lockkit.LockLost):
+            async with client.lock(stage.name(), ttl=stage.timing.short, renew=False) as lease:
+                assert await lease.wait_lost(stage.timing.beyond(lease.ttl))
+
+    @case()
+    async def test_leaving_after_a_loss_is_only_logged_on_request(
+        self, stage: Stage, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """With raise_on_lost=False."""
+        client = await stage.connect()
+        name = stage.name()
+
+        with caplog.at_level(logging.WARNING, "lockkit"):
+            async with client.lock(name, ttl=stage.timing.short, renew=False, raise_on_lost=False) as lease:
+                assert await lease.wait_lost(stage.timing.beyond(lease.ttl))
+
+        assert any(name in record.getMessage() for record in caplog.records)
+
+    @case()
+    async def test_lock_is_released_on_every_base_exception(self, stage: Stage) -> None:
+        """Not only on Exception."""
+        client = await stage.connect()
+        name = stage.name()
+
+        with pytest.raises(_Stopped):
+            async with client.lock(name, ttl=stage.timing.long):
+                raise _Stopped
+
+        assert await client.holders(name) == []
+
+    @case()
+    async def test_block_whose_lease_was_released_inside_ends_quietly(self, stage: Stage) -> None:
+        """Releasing early is no error."""
+        client = await stage.connect()
+        name = stage.name()
+
+        async with client.lock(name, ttl=stage.timing.long) as lease:
+            await lease.release()
+
+        assert await client.holders(name) == []

@@ -1,0 +1,194 @@
+"""The decorator, and the adapter for code that wants a ``threading.Lock``."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import AsyncIterator, Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+import lockkit
+from lockkit.testing.conformance.base import Cases, Stage, case
+
+if TYPE_CHECKING:
+    from lockkit.sync import ThreadingLock
+
+
+class Decorating(Cases):
+    """``@client.lock("stock:{product_id}")``."""
+
+    @case()
+    async def test_coroutine_function_holds_the_lock_until_it_ends(self, stage: Stage) -> None:
+        """The name is made of the call's arguments, by position, keyword or default; result and signature are kept."""
+        client, other = await stage.connect(), await stage.connect()
+        name = stage.name()
+
+        @client.lock(f"{name}:{{product_id}}:{{size!r:>4}}", ttl=stage.timing.long, timeout=20)
+        async def sell(product_id: int, *, size: str = "M") -> list[str]:
+            """Sell one."""
+            owners = await other.holders(f"{name}:{product_id}: {size!r}")
+            await stage.sleep(0)
+            return [holder.owner for holder in owners]
+
+        assert len(await sell(7)) == 1
+        assert len(await sell(product_id=8, size="L")) == 1
+        assert await other.holders(f"{name}:7: 'M'") == []
+        assert (sell.__name__, sell.__doc__) == ("sell", "Sell one.")
+        assert list(inspect.signature(sell).parameters) == ["product_id", "size"]
+
+    @case()
+    async def test_exception_of_the_function_goes_on_and_the_lock_is_free(self, stage: Stage) -> None:
+        """As with a block."""
+        client = await stage.connect()
+        name = stage.name()
+
+        @client.lock(name, ttl=stage.timing.long)
+        async def fail() -> None:
+            assert await client.lock(name).locked()
+            raise ValueError("the function's own")
+
+        with pytest.raises(ValueError, match="the function's own"):
+            await fail()
+        assert await client.holders(name) == []
+
+    @case()
+    async def test_calls_exclude_each_other(self, stage: Stage) -> None:
+        """One function, several actors."""
+        client = await stage.connect()
+        inside = 0
+        most = 0
+
+        @client.lock(stage.name(), ttl=stage.timing.long, timeout=60)
+        async def work() -> None:
+            nonlocal inside, most
+            inside += 1
+            most = max(most, inside)
+            await stage.sleep(0.001)
+            inside -= 1
+
+        for actor in [stage.spawn(work()) for _ in range(8)]:
+            await actor.result(60)
+
+        assert most == 1
+
+    @case()
+    async def test_wrong_uses_are_refused_when_decorating(self, stage: Stage) -> None:
+        """A generator would run without the lock; a field must be a parameter."""
+        client = await stage.connect()
+
+        def generator() -> Iterator[int]:
+            yield 1
+
+        async def async_generator() -> AsyncIterator[int]:
+            yield 1
+
+        async def function(product_id: int) -> None:
+            raise AssertionError(product_id)
+
+        for wrong in (generator, async_generator):
+            with pytest.raises(lockkit.ConfigurationError, match="generator"):
+                client.lock(stage.name())(wrong)
+        with pytest.raises(lockkit.ConfigurationError, match="order_id"):
+            client.lock(stage.name() + "{order_id}")(function)
+
+    @case()
+    async def test_name_made_of_arguments_is_checked(self, stage: Stage) -> None:
+        """When the call is made; the function is not run."""
+        client = await stage.connect()
+
+        @client.lock("{text}")
+        async def function(text: str) -> None:
+            raise AssertionError(text)
+
+        with pytest.raises(lockkit.ConfigurationError, match="lock name"):
+            await function("")
+
+    @case(faces=["blocking"])
+    async def test_plain_function_holds_the_lock(self, stage: Stage) -> None:
+        """The blocking face decorates plain functions and methods."""
+        client = stage.target.connect()
+        name = stage.name()
+
+        class Shop:
+            @client.lock(f"{name}:{{self.city}}:{{count}}", ttl=stage.timing.long)
+            def sell(self, count: int = 3) -> int:
+                return len(client.holders(f"{name}:{self.city}:{count}"))
+
+            city = "Łódź"
+
+        with client:
+            assert Shop().sell() == 1
+            assert Shop().sell(4) == 1
+            assert client.holders(f"{name}:Łódź:3") == []
+
+    @case(faces=["asyncio"])
+    async def test_plain_function_is_refused_by_the_asyncio_face(self, stage: Stage) -> None:
+        """It could not wait."""
+        client = await stage.connect()
+
+        def function() -> None:
+            raise AssertionError
+
+        with pytest.raises(lockkit.ConfigurationError, match="coroutine function"):
+            client.lock(stage.name())(function)
+
+
+class ThreadingLocks(Cases):
+    """``as_threading_lock()``."""
+
+    @staticmethod
+    def _lock(stage: Stage, client: lockkit.Client, name: str) -> ThreadingLock:
+        return client.lock(name, ttl=stage.timing.long).as_threading_lock()
+
+    @case(faces=["blocking"])
+    async def test_threading_lock_has_the_signatures_of_threading(self, stage: Stage) -> None:
+        """acquire(blocking=True, timeout=-1) -> bool, release(), locked(), with."""
+        name = stage.name()
+        with stage.target.connect() as client:
+            lock, other = self._lock(stage, client, name), self._lock(stage, client, name)
+
+            assert lock.acquire() is True
+            assert lock.locked()
+            assert other.acquire(blocking=False) is False
+            assert other.acquire(True, 0.05) is False  # noqa: FBT003 - as threading.Lock is called
+            lock.release()
+            assert not lock.locked()
+            with other as entered:
+                assert entered is True
+                assert lock.acquire(blocking=False) is False
+            assert lock.acquire(timeout=20) is True
+            lock.release()
+
+    @case(faces=["blocking"])
+    async def test_threading_lock_refuses_what_threading_refuses(self, stage: Stage) -> None:
+        """With the same exceptions."""
+        with stage.target.connect() as client:
+            lock = self._lock(stage, client, stage.name())
+            with pytest.raises(RuntimeError, match="unlocked"):
+                lock.release()
+            with pytest.raises(ValueError, match="timeout"):
+                lock.acquire(blocking=False, timeout=1)
+            with pytest.raises(ValueError, match="timeout"):
+                lock.acquire(timeout=-2)
+            assert not lock.locked()
+
+    @case(faces=["blocking"])
+    async def test_threading_lock_may_be_released_by_another_thread(self, stage: Stage) -> None:
+        """And a waiting thread gets it."""
+        name = stage.name()
+        with stage.target.connect() as client:
+            lock, theirs = self._lock(stage, client, name), self._lock(stage, client, name)
+            lock.acquire()
+            got: list[bool] = []
+            waiting = threading.Thread(target=lambda: got.append(theirs.acquire(timeout=20)))
+            waiting.start()
+
+            releasing = threading.Thread(target=lock.release)
+            releasing.start()
+            releasing.join(20)
+            waiting.join(20)
+
+            assert got == [True]
+            theirs.release()

@@ -1,0 +1,361 @@
+"""Timeouts, waking up, and giving up: cancelled, interrupted, timed out."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import random
+import signal
+import threading
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+import lockkit
+from lockkit.testing.conformance.base import Cases, Stage, case, needs
+from lockkit.testing.stage import PATIENCE, TaskActor, waiting_count
+
+if TYPE_CHECKING:
+    from lockkit import aio
+    from lockkit.backend import Busy, Grant, LockBackend, Request
+
+ACCEPTED: list[float | timedelta | None] = [0, 0.0, 0.01, 1, timedelta(0), timedelta(milliseconds=10), 10**9, None]
+REFUSED: list[Any] = [-1, -0.001, timedelta(seconds=-1), math.nan, math.inf, -math.inf, True, "1", b"1", [], object()]
+
+
+class Timeouts(Cases):
+    """How long a caller waits."""
+
+    @case()
+    async def test_accepted_timeouts_are_accepted_everywhere(self, stage: Stage) -> None:
+        """Seconds as int or float from 0 on, timedelta, and None: one table for lock, acquire and try_acquire."""
+        client = await stage.connect()
+        name = stage.name()
+        for timeout in ACCEPTED:
+            async with client.lock(name, ttl=stage.timing.long, timeout=timeout):
+                pass
+            await (await client.lock(name, ttl=stage.timing.long).acquire(timeout)).release()
+            lease = await client.lock(name, ttl=stage.timing.long).try_acquire(timeout)
+            assert lease is not None
+            await lease.release()
+
+    @case()
+    async def test_refused_timeouts_are_refused_everywhere(self, stage: Stage) -> None:
+        """With ConfigurationError at the call, and nothing is acquired."""
+        client = await stage.connect()
+        name = stage.name()
+        for timeout in REFUSED:
+            with pytest.raises(lockkit.ConfigurationError, match="timeout"):
+                client.lock(name, timeout=timeout)
+            with pytest.raises(lockkit.ConfigurationError, match="timeout"):
+                await client.lock(name).acquire(timeout)
+            with pytest.raises(lockkit.ConfigurationError, match="timeout"):
+                await client.lock(name).try_acquire(timeout)
+
+        assert await client.holders(name) == []
+
+    @case()
+    async def test_timeout_of_zero_tries_once(self, stage: Stage) -> None:
+        """It takes a free lock and does not wait for a busy one, near or far."""
+        name = stage.name()
+        client, other = await stage.connect(), await stage.connect()
+        lease = await client.lock(name, ttl=stage.timing.long, timeout=0).acquire()
+
+        for contender in (client, other):
+            lock = contender.lock(name, ttl=stage.timing.long)
+            assert await lock.try_acquire() is None
+            with pytest.raises(lockkit.LockTimeout) as caught:
+                await lock.acquire(0)
+            assert (caught.value.name, caught.value.backend) == (name, contender.url)
+
+        await lease.release()
+
+    @case()
+    async def test_timeout_is_over_neither_early_nor_only_with_the_ttl(self, stage: Stage) -> None:
+        """A timed wait lasts its timeout; the holder's ttl and the number of attempts have no say."""
+        name = stage.name()
+        client, other = await stage.connect(), await stage.connect()
+        async with client.lock(name, ttl=stage.timing.long):
+            for contender in (client, other):
+                began = stage.now()
+                with pytest.raises(lockkit.LockTimeout):
+                    await contender.lock(name, ttl=stage.timing.long).acquire(0.3)
+                assert 0.3 <= stage.now() - began < PATIENCE
+
+    @case()
+    async def test_timeout_counts_while_standing_in_line(self, stage: Stage) -> None:
+        """One deadline for the whole call, also behind other waiters of the client."""
+        name = stage.name()
+        client, other = await stage.connect(), await stage.connect()
+        async with other.lock(name, ttl=stage.timing.long):
+            lock = client.lock(name, ttl=stage.timing.long)
+            first = stage.spawn(lock.acquire())
+            await stage.until_waiting(client, name)
+
+            assert await lock.try_acquire(0.1) is None
+            assert await lock.try_acquire(0) is None
+
+        await (await first.result()).release()
+
+    @case()
+    async def test_waiter_that_timed_out_leaves_nothing_behind(self, stage: Stage) -> None:
+        """No place in the queue: the next one has the lock at once."""
+        name = stage.name()
+        client, other, third = [await stage.connect() for _ in range(3)]
+        lease = await client.lock(name, ttl=stage.timing.long).acquire(0)
+        for _ in range(3):
+            assert await other.lock(name, ttl=stage.timing.long).try_acquire(0.05) is None
+
+        (holder,) = await client.holders(name)
+        assert holder.owner == lease.owner
+        assert holder.waiters in {0, None}
+        await lease.release()
+        async with third.lock(name, ttl=stage.timing.long, timeout=PATIENCE):
+            pass
+
+    @case()
+    async def test_waiter_is_woken_by_a_release(self, stage: Stage) -> None:
+        """Long before the ttl is over."""
+        name = stage.name()
+        client, other = await stage.connect(), await stage.connect()
+        lease = await client.lock(name, ttl=stage.timing.long).acquire(0)
+        waiting = stage.spawn(other.lock(name, ttl=stage.timing.long).acquire())
+        await stage.until_waiting(other, name)
+        assert not waiting.done
+
+        await lease.release()
+
+        after = await waiting.result()
+        assert after.held
+        await after.release()
+
+    @case()
+    async def test_waiter_is_woken_by_a_break(self, stage: Stage) -> None:
+        """Freeing by force wakes as a release does."""
+        name = stage.name()
+        client, other = await stage.connect(), await stage.connect()
+        lease = await client.lock(name, ttl=stage.timing.long).acquire(0)
+        waiting = stage.spawn(other.lock(name, ttl=stage.timing.long).acquire())
+        await stage.until_waiting(other, name)
+
+        assert await client.break_lock(name)
+
+        await (await waiting.result()).release()
+        assert not await lease.confirm()
+
+    @case()
+    async def test_waiter_looks_again_when_the_ttl_is_over(self, stage: Stage) -> None:
+        """A holder that vanished wakes nobody."""
+        name = stage.name()
+        client, other = await stage.connect(), await stage.connect()
+        lease = await client.lock(name, ttl=stage.timing.short, renew=False).acquire(20)
+        waiting = stage.spawn(other.lock(name, ttl=stage.timing.long).acquire())
+
+        after = await waiting.result(stage.timing.beyond(lease.ttl))
+
+        assert lease.lost
+        await after.release()
+
+    @case()
+    async def test_wait_beyond_the_ttl_is_told_once(self, stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+        """One WARNING, with the holder's pid."""
+        name = stage.name()
+        client, other = await stage.connect(), await stage.connect()
+        ttl = stage.timing.short
+        async with client.lock(name, ttl=stage.timing.long) as lease:
+            with caplog.at_level(logging.WARNING, "lockkit"), pytest.raises(lockkit.LockTimeout):
+                await other.lock(name, ttl=ttl).acquire(ttl * 3)
+
+        told = [record.getMessage() for record in caplog.records if name in record.getMessage()]
+        assert len(told) == 1
+        assert f"pid={lease.metadata['pid']}" in told[0]
+
+    @case(needs.wake_up)
+    async def test_idle_waiter_asks_nothing_of_the_backend(self, stage: Stage) -> None:
+        """It is woken; it does not poll."""
+        name = stage.name()
+        client, other = await stage.connect(), await stage.connect()
+        async with client.lock(name, ttl=stage.timing.long):
+            assert other._engine._backend is not None
+            backend = type(other._engine._backend)
+            try_acquire = backend.try_acquire
+            asked = 0
+
+            async def counted(self: LockBackend, request: Request) -> Grant | Busy:
+                nonlocal asked
+                asked += 1
+                return await try_acquire(self, request)
+
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(backend, "try_acquire", counted)
+                with pytest.raises(lockkit.LockTimeout):
+                    await other.lock(name, ttl=stage.timing.long).acquire(0.5)
+
+        # The attempt, one more after subscribing, and one when the time was over.
+        assert 1 <= asked <= 4
+
+
+class GivingUp(Cases):
+    """Waiters that end before they have the lock leave nothing behind, and a grant that came too late is undone."""
+
+    @case(faces=["asyncio"])
+    async def test_cancelled_waiters_leave_nothing_behind(self, stage: Stage) -> None:
+        """Many tasks of several clients, cancelled at random moments."""
+        name = stage.name()
+        chance = random.Random(name)
+        holder, *clients = [await stage.connect() for _ in range(5)]
+        lease = await holder.lock(name, ttl=stage.timing.long).acquire(0)
+
+        async def wait(client: aio.Client) -> None:
+            async with client.lock(name, ttl=stage.timing.long):
+                raise AssertionError("the lock was never free")
+
+        for _ in range(4):
+            tasks = [asyncio.create_task(wait(client)) for client in clients for _ in range(15)]
+            for task in tasks:
+                asyncio.get_running_loop().call_later(chance.uniform(0, 0.05), task.cancel)
+            await _end(*tasks)
+            assert all(task.cancelled() for task in tasks)
+
+        assert [waiting_count(client, name) for client in clients] == [0] * len(clients)
+        (seen,) = await holder.holders(name)
+        assert seen.owner == lease.owner
+        assert seen.waiters in {0, None}
+        await lease.release()
+        async with clients[0].lock(name, ttl=stage.timing.long, timeout=PATIENCE):
+            pass
+
+    @case(faces=["asyncio"])
+    async def test_cancelled_acquisitions_of_a_free_lock_leave_nothing_behind(self, stage: Stage) -> None:
+        """Cancelled while the grant is on its way: the lock is free again, and not only at its ttl."""
+        name = stage.name()
+        chance = random.Random(name)
+        client, other = await stage.connect(), await stage.connect()
+        lock = client.lock(name, ttl=stage.timing.long)
+
+        async def acquire_and_release() -> None:
+            async with lock:
+                await asyncio.sleep(0)
+
+        began = stage.now()
+        async with lock:
+            pass
+        pair = stage.now() - began
+        for _ in range(100):
+            task = asyncio.create_task(acquire_and_release())
+            await asyncio.sleep(chance.uniform(0, pair * 1.5))
+            task.cancel()
+            await _end(task)
+
+        async with other.lock(name, ttl=stage.timing.long, timeout=PATIENCE):
+            pass
+        await stage.eventually(lambda: _is_free(other, name), "the lock is free")
+
+    @case(faces=["asyncio"])
+    async def test_cancelled_waiter_is_passed_by(self, stage: Stage) -> None:
+        """Who stood behind it gets the lock."""
+        name = stage.name()
+        client, first, second = [await stage.connect() for _ in range(3)]
+        lease = await client.lock(name, ttl=stage.timing.long).acquire(0)
+        actors = []
+        for contender in (first, second):
+            actors.append(cast("TaskActor[aio.Lease]", stage.spawn(contender.lock(name, ttl=60).acquire())))
+            await stage.until_waiting(contender, name)
+
+        actors[0].task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await actors[0].result()
+        await lease.release()
+
+        await (await actors[1].result()).release()
+
+    @case(faces=["asyncio"])
+    async def test_cancellation_and_grant_in_one_instant(self, stage: Stage) -> None:
+        """Whoever is granted the lock while being cancelled hands it on: nobody waits for the ttl."""
+        name = stage.name()
+        client, first, second = [await stage.connect() for _ in range(3)]
+        for number in range(20):
+            lease = await client.lock(name, ttl=stage.timing.long).acquire(PATIENCE)
+            cancelled = asyncio.create_task(_hold(first, name, stage.timing.long))
+            await stage.until_waiting(first, name)
+            behind = asyncio.create_task(_hold(second, name, stage.timing.long))
+            await stage.until_waiting(second, name)
+
+            releasing = asyncio.create_task(lease.release())
+            await asyncio.sleep(0.0005 * (number % 5))
+            cancelled.cancel()
+
+            await _end(behind, releasing, cancelled)
+            await behind
+            await releasing
+
+    @case(faces=["blocking"])
+    async def test_interrupted_waiters_leave_nothing_behind(self, stage: Stage) -> None:
+        """KeyboardInterrupt in the main thread, at many moments of a wait."""
+        name = stage.name()
+        client, other, third = [await stage.connect() for _ in range(3)]
+        lease = await client.lock(name, ttl=stage.timing.long).acquire(0)
+
+        for number in range(30):
+            assert await _interrupted(other.lock(name, ttl=stage.timing.long), after=0.0005 * number)
+
+        assert waiting_count(other, name) == 0
+        (seen,) = await client.holders(name)
+        assert seen.owner == lease.owner
+        assert seen.waiters in {0, None}
+        await lease.release()
+        for contender in (third, other):
+            async with contender.lock(name, ttl=stage.timing.long, timeout=PATIENCE):
+                pass
+
+
+async def _end(*tasks: asyncio.Task[None]) -> None:
+    """Wait until all have ended, however."""
+    _, pending = await asyncio.wait(tasks, timeout=PATIENCE)
+    assert not pending, f"not ended within {PATIENCE:g} s: {pending}"
+
+
+async def _is_free(client: aio.Client, name: str) -> bool:
+    return await client.holders(name) == []
+
+
+async def _hold(client: aio.Client, name: str, ttl: float) -> None:
+    async with client.lock(name, ttl=ttl):
+        await asyncio.sleep(0)
+
+
+async def _interrupted(lock: aio.Lock, after: float) -> bool:
+    """
+    Acquire, and raise KeyboardInterrupt in the main thread `after` seconds later; tell whether that ended it.
+
+    As Ctrl-C does it, but by a signal that nobody else uses, and once: outside of the ``try`` it would end pytest.
+    """
+    assert threading.current_thread() is threading.main_thread(), "only the main thread is interrupted"
+    over = threading.Event()
+
+    def interrupt(*_: object) -> None:
+        if not over.is_set():
+            over.set()
+            raise KeyboardInterrupt
+
+    def shoot() -> None:
+        pause = after
+        # Again and again: a signal that comes just before the interpreter begins to wait does not end that wait.
+        while not over.wait(pause):
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR2)
+            pause = 0.05
+
+    before = signal.signal(signal.SIGUSR2, interrupt)
+    shooter = threading.Thread(target=shoot)
+    try:
+        shooter.start()
+        await lock.acquire(PATIENCE)
+    except KeyboardInterrupt:
+        return True
+    finally:
+        over.set()
+        shooter.join()
+        signal.signal(signal.SIGUSR2, before)
+    return False

@@ -1,0 +1,152 @@
+"""
+The pytest plugin of the conformance suite: its options, its marker, and the table at the end of a run.
+
+It comes with every lockkit that pytest finds, so it imports nothing but pytest and does nothing in runs without cases.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from _pytest.terminal import TerminalReporter
+
+__all__ = ["CASE_MARK", "NOT_PROMISED", "TALLY", "Count", "Tally"]
+
+CASE_MARK = "lockkit_case"
+NOT_PROMISED = "not promised: "
+"""How the reason starts when a case does not apply; other reasons mean that something is missing here."""
+
+_PROPERTY = "lockkit"
+
+# The cases' assertions are in modules that are imported, not collected.
+pytest.register_assert_rewrite(
+    "lockkit.testing.conformance", "lockkit.testing.stage", "lockkit.testing.witness", "lockkit.testing.processes"
+)
+
+
+@dataclass(slots=True)
+class Count:
+    """How many cases of one target and face ended in which way."""
+
+    passed: int = 0
+    failed: int = 0
+    not_promised: int = 0
+    skipped: int = 0
+
+    @property
+    def ran(self) -> int:
+        """Cases whose body was run."""
+        return self.passed + self.failed
+
+
+class Tally:
+    """
+    Counts what really ran, from the reports (which also come from the processes of pytest-xdist).
+
+    Attributes:
+        counts: By target and face, as they stand in the ids of the cases.
+    """
+
+    def __init__(self) -> None:
+        self.counts: dict[tuple[str, str], Count] = {}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Count a case once: at its call, or where its setup ended it."""
+        key = dict(report.user_properties).get(_PROPERTY)
+        if key is None or (report.when != "call" and report.passed):
+            return
+        target, face = str(key).rsplit("-", 1)
+        count = self.counts.setdefault((target, face), Count())
+        if report.passed:
+            count.passed += 1
+        elif report.failed:
+            count.failed += 1
+        elif skip_reason(report).startswith(NOT_PROMISED):
+            count.not_promised += 1
+        else:
+            count.skipped += 1
+
+    def pytest_terminal_summary(self, terminalreporter: TerminalReporter) -> None:
+        """Show the counts, and what was not promised."""
+        if not self.counts:
+            return
+        terminalreporter.section("lockkit conformance")
+        for (target, face), count in sorted(self.counts.items()):
+            terminalreporter.write_line(
+                f"{target} ({face}): {count.passed} passed, {count.failed} failed, "
+                f"{count.not_promised} not promised, {count.skipped} skipped"
+            )
+        for line in _not_promised_lines(terminalreporter):
+            terminalreporter.write_line(line)
+
+
+def skip_reason(report: pytest.TestReport) -> str:
+    """Give the reason of a skip."""
+    reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else ""
+    return reason.removeprefix("Skipped: ")
+
+
+def _not_promised_lines(terminalreporter: TerminalReporter) -> list[str]:
+    cases: dict[tuple[str, str], int] = {}
+    for report in terminalreporter.stats.get("skipped", []):
+        key = dict(report.user_properties).get(_PROPERTY)
+        reason = skip_reason(report)
+        if key is not None and reason.startswith(NOT_PROMISED):
+            target = str(key).rsplit("-", 1)[0]
+            cases[target, reason] = cases.get((target, reason), 0) + 1
+    return [f"{target}: {reason} ({count} cases)" for (target, reason), count in sorted(cases.items())]
+
+
+TALLY = pytest.StashKey[Tally]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Say which backend to run the suite on."""
+    group = parser.getgroup("lockkit", "conformance of lock backends (lockkit)")
+    group.addoption(
+        "--lockkit-url",
+        action="append",
+        default=[],
+        metavar="URL",
+        help="backend to run lockkit.testing.conformance on; may be given several times",
+    )
+    group.addoption(
+        "--lockkit-option",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="option for connect() of --lockkit-url, besides those in the URL; may be given several times",
+    )
+    group.addoption(
+        "--lockkit-backend",
+        metavar="MODULE:CLASS",
+        help="backend class of --lockkit-url, if no entry point registers its scheme",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register marker and tally."""
+    config.addinivalue_line("markers", f"{CASE_MARK}: a case of the conformance suite of lockkit (set by the suite).")
+    tally = config.stash[TALLY] = Tally()
+    config.pluginmanager.register(tally, "lockkit-tally")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Note on the report of a case which target and face it belongs to; also when its setup skips it."""
+    if item.get_closest_marker(CASE_MARK) is None or not isinstance(item, pytest.Function):
+        return
+    params: Mapping[str, object] = item.callspec.params if hasattr(item, "callspec") else {}
+    face = str(params.get("lockkit_face"))
+    identifier = item.callspec.id if hasattr(item, "callspec") else ""
+    # The id is made of the parameters' in no order that we decide.
+    target = "-".join(part for part in identifier.split("-") if part != face)
+    if not target and item.cls is not None:
+        target = item.cls.__name__
+    item.user_properties.append((_PROPERTY, f"{target}-{face}"))

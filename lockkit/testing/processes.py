@@ -1,0 +1,203 @@
+"""
+Other processes that hold locks and wait for them, to be stopped, killed and asked.
+
+::
+
+    with Worker(target, "blocking") as worker:
+        held = worker.acquire("seat:12A", ttl=2)
+        worker.stop()  # SIGSTOP: it neither renews nor notices anything
+        ...
+        worker.resume()
+        with pytest.raises(LockLost):  # what its client raised is raised here
+            worker.check(held)
+
+The other side is `lockkit.testing._worker`.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+from lockkit.testing.stage import PATIENCE
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from lockkit.testing.stage import Face
+    from lockkit.testing.target import Target
+
+__all__ = ["RemoteLease", "Worker", "WorkerFailed"]
+
+
+class WorkerFailed(Exception):
+    """The process ended, did not answer in time, or raised something that is no error of lockkit's."""
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteLease:
+    """
+    A lease that a worker has.
+
+    Attributes:
+        number: Which of the worker's.
+        owner: Its owner id.
+        token: Its fencing token.
+    """
+
+    number: int
+    owner: str
+    token: int
+
+
+class Worker:
+    """
+    A process with one client, which does one thing after the other as it is told.
+
+    Every method that asks it something waits for the answer for `PATIENCE` at most, and raises what the client raised
+    there. `send` and `receive` are the two halves, for what is to happen while it waits.
+
+    Args:
+        target: What it connects to.
+        face: Of its client.
+        options: For its ``connect``.
+    """
+
+    def __init__(self, target: Target, face: Face, **options: Any) -> None:
+        self._pipe, theirs = multiprocessing.Pipe()
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        with theirs:
+            # Not multiprocessing.Process: that would import the test's main module there, and fork it on Linux.
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "lockkit.testing._worker", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+            )
+        # Through the pipe: a URL may have a password, and everybody can read the arguments of a process.
+        self._pipe.send((target, face, options))
+        self.receive()
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    # -- asking ----------------------------------------------------------------------------------------------------
+
+    def ask(self, what: str, /, timeout: float = PATIENCE, **arguments: Any) -> Any:  # noqa: ANN401 - depends on `what`
+        """Tell it to do something and return the answer; see `lockkit.testing._worker.Orders`."""
+        self.send(what, **arguments)
+        return self.receive(timeout)
+
+    def send(self, what: str, /, **arguments: Any) -> None:
+        """
+        Tell it to do something.
+
+        Raises:
+            WorkerFailed: It has ended.
+        """
+        try:
+            self._pipe.send((what, arguments))
+        except (BrokenPipeError, ConnectionResetError) as ended:
+            raise self._ended() from ended
+
+    def receive(self, timeout: float = PATIENCE) -> Any:  # noqa: ANN401 - depends on the question
+        """
+        Wait for the next answer.
+
+        Raises:
+            WorkerFailed: None came, or it raised something unexpected.
+            LockError: What its client raised.
+        """
+        try:
+            if not self._pipe.poll(timeout):
+                raise WorkerFailed(f"process {self.pid} did not answer within {timeout:g} s")
+            error, answer = self._pipe.recv()
+        except (EOFError, ConnectionResetError) as ended:
+            raise self._ended() from ended
+        if error is not None:
+            raise error if isinstance(error, BaseException) else WorkerFailed(error)
+        return answer
+
+    def _ended(self) -> WorkerFailed:
+        return WorkerFailed(f"process {self.pid} ended with status {self._process.wait(PATIENCE)}")
+
+    def acquire(self, name: str, *, wait: float | None = PATIENCE, **options: Any) -> RemoteLease:
+        """
+        Have it acquire a lock.
+
+        Args:
+            name: The lock.
+            wait: The timeout of its acquisition.
+            options: For ``client.lock``.
+        """
+        return RemoteLease(*self.ask("acquire", name=name, wait=wait, lock=options))
+
+    def start_acquire(self, name: str, **options: Any) -> None:
+        """Have it begin to acquire a busy lock, without limit; return once it waits. `finish_acquire` is its end."""
+        self.ask("start_acquire", name=name, lock=options)
+
+    def finish_acquire(self, timeout: float = PATIENCE) -> RemoteLease:
+        """Wait until it has what `start_acquire` began."""
+        return RemoteLease(*self.ask("finish_acquire", timeout))
+
+    def release(self, lease: RemoteLease) -> None:
+        """Have it release a lease."""
+        self.ask("release", number=lease.number)
+
+    def check(self, lease: RemoteLease) -> None:
+        """Have it check a lease."""
+        self.ask("check", number=lease.number)
+
+    def is_held(self, lease: RemoteLease) -> bool:
+        """Ask it whether it believes that it holds."""
+        held: bool = self.ask("held", number=lease.number)
+        return held
+
+    # -- what happens to processes ---------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """
+        Stop it with SIGSTOP, and wait until it stands still.
+
+        Raises:
+            WorkerFailed: It had ended.
+        """
+        self._process.send_signal(signal.SIGSTOP)
+        _, status = os.waitpid(self.pid, os.WUNTRACED)  # waitid is missing on macOS before Python 3.13
+        if not os.WIFSTOPPED(status):
+            raise WorkerFailed(f"process {self.pid} ended with status {os.waitstatus_to_exitcode(status)}")
+
+    def resume(self) -> None:
+        """Let it go on."""
+        self._process.send_signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """End it with SIGKILL."""
+        self._process.kill()
+        self._process.wait()
+
+    def exit(self) -> int:
+        """Let it end as a program does whose main function returns, its leases still held; give the exit status."""
+        self.send("exit")
+        return self._process.wait(PATIENCE)
+
+    def close(self) -> None:
+        """Kill it if it runs. May be called twice."""
+        if self._process.poll() is None:
+            self.kill()
+        self._pipe.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

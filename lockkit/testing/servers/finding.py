@@ -1,0 +1,113 @@
+"""
+Where a test gets its server from.
+
+In this order: a URL from the environment (``LOCKKIT_TEST_REDIS_URL``); a container, if a
+Docker daemon answers; programs on this machine; on Debian as root, packages.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from lockkit.testing.servers.docker import ContainerServer, docker_has
+from lockkit.testing.servers.errors import ServerMissing
+from lockkit.testing.servers.external import ExternalServer
+from lockkit.testing.servers.install import install
+from lockkit.testing.servers.kinds import find_kind
+
+if TYPE_CHECKING:
+    from lockkit.testing.servers.base import Service
+    from lockkit.testing.servers.kinds import Kind
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a server of one kind comes from."""
+
+    origin: Literal["environment", "docker", "local"]
+    detail: str
+    """The URL, the image or the programs."""
+
+
+def locate(name: str, *, local: bool = False) -> Source:
+    """
+    Finds where a server of this kind can be had, installing it if need be and possible.
+
+    Args:
+        name: The kind, e.g. ``"redis"``.
+        local: Only a process of this machine will do: the test sets options of the
+            server, or looks into its directory.
+
+    Raises:
+        ServerMissing: Nowhere; says what to do.
+        ValueError: There is no such kind.
+    """
+    kind = find_kind(name)
+    if (source := look(kind, local=local)) is not None:
+        return source
+    install([kind], tell=lambda _: None)
+    if kind.factory is None:
+        raise ServerMissing(f"{kind.title} can be had from {kind.variable} or Docker only")
+    return Source("local", ", ".join(kind.locations()))
+
+
+def look(kind: Kind, *, local: bool = False) -> Source | None:
+    """Where a server of this kind can be had without installing anything; None: nowhere."""
+    if not local and (url := os.environ.get(kind.variable)):
+        return Source("environment", url)
+    if not local and kind.image is not None and docker_has(kind.image.name):
+        return Source("docker", kind.image.name)
+    if kind.factory is not None and not kind.missing():
+        return Source("local", ", ".join(kind.locations()))
+    return None
+
+
+def provide(name: str, **options: object) -> Service:
+    """
+    Makes a server of this kind, which a ``with`` statement starts and removes.
+
+    Args:
+        name: The kind, e.g. ``"redis"``.
+        options: Parameters of the local server's class; with any of them only a local
+            process will do.
+
+    Raises:
+        ServerMissing: It is nowhere, and cannot be installed.
+        ValueError: There is no such kind.
+    """
+    kind = find_kind(name)
+    source = locate(name, local=bool(options))
+    if source.origin == "environment":
+        return ExternalServer(kind, source.detail)
+    if source.origin == "docker" and kind.image is not None:
+        return ContainerServer(kind, kind.image)
+    return kind.make(**options)
+
+
+def require(*names: str, local: bool = False) -> None:
+    """
+    Skips the running test unless servers of these kinds can be had; in CI it fails.
+
+    A real backend that nobody tested must not look green, so ``CI=true`` turns the skip
+    into a failure.
+
+    Args:
+        names: Kinds, e.g. ``"redis"``.
+        local: Only processes of this machine will do (see `locate`).
+    """
+    import pytest  # noqa: PLC0415 - servers serve benchmarks too, where pytest is missing
+
+    for name in names:
+        try:
+            locate(name, local=local)
+        except ServerMissing as error:
+            if in_ci():
+                pytest.fail(str(error), pytrace=False)
+            pytest.skip(str(error))
+
+
+def in_ci() -> bool:
+    """Whether this runs in continuous integration (``CI=true``)."""
+    return os.environ.get("CI", "").lower() in {"1", "true", "yes"}

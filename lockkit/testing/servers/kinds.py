@@ -1,0 +1,241 @@
+"""
+The kinds of servers: what each needs on the machine, and how each is made.
+
+One line per kind; finding, installing and the command line read this table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from lockkit.testing.servers.asking import (
+    ask_etcd,
+    ask_mysql,
+    ask_postgresql,
+    ask_redis,
+    ask_zookeeper,
+)
+from lockkit.testing.servers.errors import ServerMissing
+from lockkit.testing.servers.programs import look_for, look_for_jar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from lockkit.testing.servers.base import Service
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """Something that must be on the machine, under any of several names."""
+
+    names: tuple[str, ...]
+    java: bool = False
+    """Whether it is a Java library rather than a program."""
+
+    def present(self) -> str | None:
+        """Where it is; None if it is not here."""
+        found = look_for_jar(self.names[0]) if self.java else look_for(*self.names)
+        return None if found is None else str(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """A container image of a server."""
+
+    name: str
+    port: int
+    url: str
+    """With ``{address}`` where host and port go."""
+    ask: Callable[[str, int], str | None]
+    """Asks whether the server at this host and port is ready."""
+    env: tuple[tuple[str, str], ...] = ()
+    command: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What must be known about one kind of server."""
+
+    name: str
+    title: str
+    factory: str | None
+    """``module:class`` of the local form; None: there is no local form."""
+    needs: tuple[Need, ...]
+    packages: tuple[str, ...]
+    """Debian packages that bring what it needs."""
+    image: Image | None = None
+
+    @property
+    def variable(self) -> str:
+        """Environment variable with the URL of a server to use instead of our own."""
+        return f"LOCKKIT_TEST_{self.name.upper().replace('-', '_')}_URL"
+
+    def missing(self) -> list[str]:
+        """The needed programs that are not on this machine."""
+        return [" or ".join(need.names) for need in self.needs if need.present() is None]
+
+    def locations(self) -> list[str]:
+        """Where the needed programs are, for those that are here."""
+        return [place for need in self.needs if (place := need.present()) is not None]
+
+    def make(self, **options: object) -> Service:
+        """A server of this kind made of local programs, not started yet."""
+        if self.factory is None:
+            raise ServerMissing(f"{self.title} has no local form here; set {self.variable}")
+        module, _, name = self.factory.partition(":")
+        factory: Callable[..., Service] = getattr(import_module(module), name)
+        return factory(**options)
+
+
+_HERE = "lockkit.testing.servers"
+
+_REDIS = (Need(("redis-server", "valkey-server")),)
+
+_POSTGRESQL = (Need(("postgres",)), Need(("initdb",)))
+
+_ZOOKEEPER = (Need(("java",)), Need(("zookeeper.jar",), java=True))
+# Not "zookeeper": that one makes an account and a service, and draws in a desktop JRE.
+_ZOOKEEPER_PACKAGES = ("libzookeeper-java", "libslf4j-java", "default-jre-headless")
+
+_ETCD = (Need(("etcd",)), Need(("etcdctl",)))
+_ETCD_PACKAGES = ("etcd-server", "etcd-client")
+
+_MYSQL_ENVIRONMENT = (
+    ("MYSQL_USER", "lockkit"),
+    ("MYSQL_PASSWORD", "lockkit"),
+    ("MYSQL_DATABASE", "lockkit"),
+)
+
+KINDS: dict[str, Kind] = {
+    kind.name: kind
+    for kind in (
+        Kind(
+            "redis",
+            "Redis, one node",
+            f"{_HERE}.redis:RedisServer",
+            _REDIS,
+            ("redis-server",),
+            Image("redis:7-alpine", 6379, "redis://{address}/0", ask_redis),
+        ),
+        Kind(
+            "redis-sentinel",
+            "Redis, a master and a replica under three Sentinels",
+            f"{_HERE}.redis_groups:RedisSentinels",
+            _REDIS,
+            ("redis-server",),
+        ),
+        Kind(
+            "redis-cluster",
+            "Redis Cluster of three masters",
+            f"{_HERE}.redis_groups:RedisCluster",
+            _REDIS,
+            ("redis-server",),
+        ),
+        Kind(
+            "redlock",
+            "Redis, independent nodes",
+            f"{_HERE}.redis_groups:RedisNodes",
+            _REDIS,
+            ("redis-server",),
+        ),
+        Kind(
+            "postgresql",
+            "PostgreSQL",
+            f"{_HERE}.postgresql:PostgresServer",
+            _POSTGRESQL,
+            ("postgresql",),
+            Image(
+                "postgres:16-alpine",
+                5432,
+                "postgresql://postgres@{address}/postgres",
+                ask_postgresql,
+                env=(("POSTGRES_HOST_AUTH_METHOD", "trust"),),
+            ),
+        ),
+        Kind(
+            "pgbouncer",
+            "PostgreSQL behind pgbouncer in transaction mode",
+            f"{_HERE}.pgbouncer:PooledPostgres",
+            (*_POSTGRESQL, Need(("pgbouncer",))),
+            ("postgresql", "pgbouncer"),
+        ),
+        Kind(
+            "mariadb",
+            "MariaDB",
+            f"{_HERE}.mariadb:MariaServer",
+            (Need(("mariadbd", "mysqld")), Need(("mariadb-install-db", "mysql_install_db"))),
+            ("mariadb-server",),
+            Image(
+                "mariadb:11",
+                3306,
+                "mariadb://lockkit:lockkit@{address}/lockkit",
+                ask_mysql,
+                env=(*_MYSQL_ENVIRONMENT, ("MARIADB_RANDOM_ROOT_PASSWORD", "1")),
+            ),
+        ),
+        Kind(
+            "mysql",
+            "MySQL",
+            None,  # no distribution packages it beside MariaDB
+            (),
+            (),
+            Image(
+                "mysql:8",
+                3306,
+                "mysql://lockkit:lockkit@{address}/lockkit",
+                ask_mysql,
+                env=(*_MYSQL_ENVIRONMENT, ("MYSQL_RANDOM_ROOT_PASSWORD", "1")),
+            ),
+        ),
+        Kind(
+            "zookeeper",
+            "ZooKeeper, stand-alone",
+            f"{_HERE}.zookeeper:ZooKeeperServer",
+            _ZOOKEEPER,
+            _ZOOKEEPER_PACKAGES,
+            Image("zookeeper:3.9", 2181, "zookeeper://{address}", ask_zookeeper),
+        ),
+        Kind(
+            "zookeeper-ensemble",
+            "ZooKeeper, three members",
+            f"{_HERE}.zookeeper:ZooKeeperEnsemble",
+            _ZOOKEEPER,
+            _ZOOKEEPER_PACKAGES,
+        ),
+        Kind(
+            "etcd",
+            "etcd, one member",
+            f"{_HERE}.etcd:EtcdServer",
+            _ETCD,
+            _ETCD_PACKAGES,
+            Image(
+                "quay.io/coreos/etcd:v3.5.17",
+                2379,
+                "etcd://{address}",
+                ask_etcd,
+                command="etcd --listen-client-urls=http://0.0.0.0:2379 --advertise-client-urls=http://127.0.0.1:2379",
+            ),
+        ),
+        Kind(
+            "etcd-cluster",
+            "etcd, three members",
+            f"{_HERE}.etcd:EtcdCluster",
+            _ETCD,
+            _ETCD_PACKAGES,
+        ),
+    )
+}
+
+
+def find_kind(name: str) -> Kind:
+    """
+    The kind of that name.
+
+    Raises:
+        ValueError: There is none; names those that there are.
+    """
+    if name not in KINDS:
+        raise ValueError(f"no kind of server {name!r}; there are: {', '.join(KINDS)}")
+    return KINDS[name]

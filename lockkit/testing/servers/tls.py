@@ -1,0 +1,79 @@
+"""Certificates for servers on 127.0.0.1, made with the `openssl` program."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from lockkit.testing.servers.errors import ServerError
+from lockkit.testing.servers.programs import find_program
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# Only for the life of a test server.
+DAYS = "30"
+
+_NAMES = "subjectAltName=IP:127.0.0.1,DNS:localhost"
+
+
+@dataclass(frozen=True, slots=True)
+class Certificates:
+    """PEM files of an authority, and of a server and a client that it signed."""
+
+    ca: Path
+    server: Path
+    server_key: Path
+    client: Path
+    client_key: Path
+
+
+def make_certificates(directory: Path) -> Certificates:
+    """
+    Makes an authority and signs one certificate for a server and one for a client.
+
+    The server's is valid for 127.0.0.1 and localhost; the client's name is ``lockkit``.
+
+    Args:
+        directory: Where the files go; it must exist.
+
+    Raises:
+        ServerError: There is no `openssl`, or it failed.
+    """
+    ca, ca_key = directory / "ca.pem", directory / "ca.key"
+    _openssl(
+        *("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", DAYS),
+        *("-subj", "/CN=lockkit test authority", "-keyout", str(ca_key), "-out", str(ca)),
+    )
+    server, server_key = _sign(directory, ca, ca_key, name="localhost", file="server")
+    client, client_key = _sign(directory, ca, ca_key, name="lockkit", file="client")
+    return Certificates(ca, server, server_key, client, client_key)
+
+
+def _sign(directory: Path, ca: Path, ca_key: Path, *, name: str, file: str) -> tuple[Path, Path]:
+    certificate, key = directory / f"{file}.pem", directory / f"{file}.key"
+    request, extensions = directory / f"{file}.csr", directory / f"{file}.ext"
+    extensions.write_text(f"{_NAMES}\nextendedKeyUsage=serverAuth,clientAuth\n")
+    _openssl(
+        *("req", "-newkey", "rsa:2048", "-nodes", "-subj", f"/CN={name}"),
+        *("-keyout", str(key), "-out", str(request)),
+    )
+    _openssl(
+        *("x509", "-req", "-in", str(request), "-CA", str(ca), "-CAkey", str(ca_key)),
+        *("-CAcreateserial", "-days", DAYS, "-extfile", str(extensions)),
+        *("-out", str(certificate)),
+    )
+    return certificate, key
+
+
+def _openssl(*arguments: str) -> None:
+    done = subprocess.run(
+        [str(find_program("openssl")), *arguments],
+        check=False,
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+    )
+    if done.returncode != 0:
+        raise ServerError(f"openssl {arguments[0]} failed:\n{done.stderr}")

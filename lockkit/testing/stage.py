@@ -1,0 +1,553 @@
+"""
+One test body for both faces.
+
+A body is an ``async def`` written against `lockkit.aio`'s interface, with a `Stage` for what differs:
+
+================================ ================================== ==============================
+in the body                      on the `BlockingStage`             on the `AsyncioStage`
+================================ ================================== ==============================
+``await stage.connect()``        `lockkit.connect`                  `lockkit.aio.connect`
+``await lock.acquire()``         blocks this thread in the call     awaits the coroutine
+``stage.spawn(body())``          a new thread                       a new task
+``stage.run(body())``            in this thread, no event loop      in a new event loop
+``await stage.call(function)``   calls it                           calls it in a thread
+================================ ================================== ==============================
+
+On the blocking stage there is no event loop anywhere: an ``await`` is a blocking call of the real blocking client, and
+a body that suspended would be an error. It is the same idea as in `lockkit.runtime`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from math import ceil
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, cast
+
+from lockkit.runtime import drive, monotonic
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    import lockkit
+    from lockkit import aio
+    from lockkit.backend import Capabilities
+    from lockkit.testing.processes import Worker
+    from lockkit.testing.target import Target
+
+__all__ = ["FACES", "PATIENCE", "Actor", "AsyncioStage", "BlockingStage", "Face", "Signal", "Stage", "Timing"]
+
+T = TypeVar("T")
+P = TypeVar("P")
+Face = Literal["blocking", "asyncio"]
+
+PATIENCE = float(os.environ.get("LOCKKIT_TEST_PATIENCE", "20"))
+"""Seconds until what must happen counts as not happening. Far below `Timing.long`, so that "woken" is told from "the
+ttl ran out"; far above what a busy machine needs. A test of the suite itself, where things do not happen, sets it low.
+"""
+
+LONG = 120.0
+SHORT = 0.3
+KEPT = 1.5
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """
+    Lease times for a backend, seconds, scaled to what it can do.
+
+    Attributes:
+        short: Of a lease that is to run out: the shortest practical one.
+        kept: Of a lease that is to be renewed: two thirds of it are room for a busy machine.
+        long: Of a lease that ends in no case by itself.
+    """
+
+    short: float
+    kept: float
+    long: float = LONG
+
+    @classmethod
+    def of(cls, capabilities: Capabilities) -> Self:
+        """Scale to the shortest ttl and its granularity."""
+        return cls(_round_up(SHORT, capabilities), _round_up(KEPT, capabilities))
+
+    def beyond(self, ttl: float) -> float:
+        """Give a time by which a lease that nobody renewed has ended at the client and at the backend."""
+        return ttl + PATIENCE
+
+
+def _round_up(ttl: float, capabilities: Capabilities) -> float:
+    ttl = max(ttl, capabilities.min_ttl)
+    step = capabilities.ttl_granularity
+    return ceil(ttl / step) * step if step else ttl
+
+
+class Signal(ABC):
+    """A flag to wait for, between the actors of one stage."""
+
+    @abstractmethod
+    def set(self) -> None:
+        """Raise it."""
+
+    @abstractmethod
+    def is_set(self) -> bool:
+        """Tell whether it is up."""
+
+    async def wait(self) -> None:
+        """
+        Wait until it is up.
+
+        Raises:
+            AssertionError: Not within `PATIENCE`.
+        """
+        assert await self.wait_for(PATIENCE), f"nobody gave the signal within {PATIENCE:g} s"
+
+    @abstractmethod
+    async def wait_for(self, seconds: float) -> bool:
+        """Wait until it is up, at most `seconds`; tell whether it is."""
+
+
+class Actor(ABC, Generic[T]):
+    """A body that runs beside the case: a thread, or a task."""
+
+    @property
+    @abstractmethod
+    def done(self) -> bool:
+        """It has ended."""
+
+    @abstractmethod
+    async def result(self, timeout: float = PATIENCE) -> T:
+        """
+        Wait for its end; return what it returned, raise what it raised.
+
+        Raises:
+            AssertionError: It did not end within `timeout` seconds.
+        """
+
+    @abstractmethod
+    def unseen_error(self) -> BaseException | None:
+        """What it raised, if nobody asked for its result."""
+
+    @abstractmethod
+    async def end(self) -> None:
+        """Have it end, the case being over."""
+
+
+class Stage(ABC):
+    """
+    Where a case plays: one face of one backend.
+
+    Attributes:
+        face: Of the clients that `connect` makes.
+        target: The backend.
+        capabilities: What it promises.
+        timing: Lease times that suit it.
+    """
+
+    face: Face
+
+    def __init__(self, target: Target, capabilities: Capabilities) -> None:
+        self.target = target
+        self.capabilities = capabilities
+        self.timing = Timing.of(capabilities)
+        self._exit = AsyncExitStack()
+        self._actors: list[Actor[Any]] = []
+
+    @abstractmethod
+    def run(self, body: Coroutine[Any, Any, T]) -> T:
+        """Run a case; afterwards close its clients, end its actors and processes."""
+
+    @abstractmethod
+    def run_bare(self, body: Coroutine[Any, Any, T]) -> T:
+        """Run a body and clean nothing up."""
+
+    async def _play(self, body: Coroutine[Any, Any, T]) -> T:
+        async with self._exit:
+            self._exit.push_async_callback(self._end_actors)
+            result = await body
+            for actor in self._actors:
+                error = actor.unseen_error()
+                if error is not None:
+                    raise error
+        return result
+
+    async def _end_actors(self) -> None:
+        for actor in self._actors:
+            await actor.end()
+
+    # -- what differs ----------------------------------------------------------------------------------------------
+
+    async def connect(self, **options: Any) -> aio.Client:
+        """Make a client, which is closed after the case."""
+        client = self.make_client(**options)
+        self._exit.push_async_callback(client.close)
+        return client
+
+    @abstractmethod
+    def make_client(self, **options: Any) -> aio.Client:
+        """Make a client that the caller closes."""
+
+    def spawn(self, body: Coroutine[Any, Any, T]) -> Actor[T]:
+        """Run a body beside this one."""
+        actor = self._spawn(body)
+        self._actors.append(actor)
+        return actor
+
+    @abstractmethod
+    def _spawn(self, body: Coroutine[Any, Any, T]) -> Actor[T]:
+        """Start a thread or task."""
+
+    @abstractmethod
+    def signal(self) -> Signal:
+        """Make a flag, not set."""
+
+    @abstractmethod
+    async def sleep(self, seconds: float) -> None:
+        """Wait; 0 lets others run."""
+
+    @abstractmethod
+    async def call(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Call a function that blocks without blocking an event loop."""
+
+    # -- what does not ---------------------------------------------------------------------------------------------
+
+    now = staticmethod(monotonic)
+
+    @staticmethod
+    def name(text: str = "lock") -> str:
+        """Give a lock name that nobody else uses: the backend may be in use by other tests, or by people."""
+        return f"{text}-{secrets.token_hex(6)}"
+
+    async def process(self, face: Face | None = None) -> Worker:
+        """Start another process with a client of the target, which is killed after the case."""
+        from lockkit.testing.processes import Worker  # noqa: PLC0415 - it imports this module
+
+        worker = await self.call(Worker, self.target, self.face if face is None else face)
+        self._exit.push_async_callback(self.call, worker.close)
+        return worker
+
+    async def eventually(self, ask: Callable[[], bool | Awaitable[bool]], what: str, within: float = PATIENCE) -> None:
+        """
+        Ask until the answer is yes.
+
+        Raises:
+            AssertionError: Not within `within` seconds.
+        """
+        deadline = self.now() + within
+        while True:
+            answer = ask()
+            if answer if isinstance(answer, bool) else await answer:
+                return
+            assert self.now() < deadline, f"not within {within:g} s: {what}"
+            await self.sleep(0.005)
+
+    async def until_waiting(self, client: aio.Client, name: str, contenders_count: int = 1) -> None:
+        """Return once so many acquisitions of this client wait for the lock."""
+        await self.eventually(
+            lambda: waiting_count(client, name) >= contenders_count, f"{contenders_count} waiters for {name!r}"
+        )
+
+
+def waiting_count(client: aio.Client, name: str) -> int:
+    """How many acquisitions of a client wait for a lock: at the backend (at most one), or in the client's line."""
+    # The client does not tell; its engine knows.
+    engine = client._engine
+    return sum(request.name == name for request in list(engine.waiting)) + engine.lines.behind(name)
+
+
+# -- blocking ----------------------------------------------------------------------------------------------------------
+
+
+class BlockingStage(Stage):
+    """Threads and `lockkit.connect`."""
+
+    face: Face = "blocking"
+
+    def run(self, body: Coroutine[Any, Any, T]) -> T:
+        """See `Stage.run`."""
+        return drive(self._play(body))
+
+    def run_bare(self, body: Coroutine[Any, Any, T]) -> T:
+        """See `Stage.run_bare`."""
+        return drive(body)
+
+    def make_client(self, **options: Any) -> aio.Client:
+        """See `Stage.make_client`."""
+        # The adapter has the interface of aio.Client; each of its coroutines is one blocking call.
+        return cast("aio.Client", _Client(self.target.connect(**options)))
+
+    def _spawn(self, body: Coroutine[Any, Any, T]) -> Actor[T]:
+        return _ThreadActor(body)
+
+    def signal(self) -> Signal:
+        """See `Stage.signal`."""
+        return _ThreadSignal()
+
+    async def sleep(self, seconds: float) -> None:
+        """See `Stage.sleep`."""
+        time.sleep(seconds)  # noqa: ASYNC251 - there is no event loop: to block is what this face does
+
+    async def call(self, function: Callable[..., T], *arguments: Any) -> T:
+        """See `Stage.call`."""
+        return function(*arguments)
+
+
+class _ThreadSignal(Signal):
+    def __init__(self) -> None:
+        self._event = threading.Event()
+
+    def set(self) -> None:
+        self._event.set()
+
+    def is_set(self) -> bool:
+        return self._event.is_set()
+
+    async def wait_for(self, seconds: float) -> bool:
+        return self._event.wait(seconds)
+
+
+class _ThreadActor(Actor[T]):
+    def __init__(self, body: Coroutine[Any, Any, T]) -> None:
+        self._body = body
+        self._returned: T
+        self._error: BaseException | None = None
+        self._seen = False
+        self._thread = threading.Thread(target=self._run, name="conformance-actor", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._returned = drive(self._body)
+        except BaseException as error:  # noqa: BLE001 - handed to whoever asks for the result
+            self._error = error
+
+    @property
+    def done(self) -> bool:
+        return not self._thread.is_alive()
+
+    async def result(self, timeout: float = PATIENCE) -> T:
+        self._thread.join(timeout)
+        assert self.done, f"the thread did not end within {timeout:g} s"
+        self._seen = True
+        if self._error is not None:
+            raise self._error
+        return self._returned
+
+    def unseen_error(self) -> BaseException | None:
+        return None if self._seen else self._error
+
+    async def end(self) -> None:
+        # The clients are closed, so its waits have ended.
+        self._thread.join(PATIENCE)
+        assert self.done, f"a thread of the case did not end within {PATIENCE:g} s after its clients were closed"
+
+
+class _Adapter(Generic[P]):
+    """`lockkit.aio`'s interface on a blocking object: what is local goes through, what does I/O can be awaited."""
+
+    def __init__(self, inner: P) -> None:
+        self.inner = inner
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever the blocking object has
+        return getattr(self.inner, name)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Adapter) and self.inner is other.inner
+
+    def __hash__(self) -> int:
+        return hash(self.inner)
+
+    def __bool__(self) -> bool:
+        return bool(self.inner)
+
+    def __repr__(self) -> str:
+        return repr(self.inner)
+
+
+class _Client(_Adapter["lockkit.Client"]):
+    def lock(self, name: str, **options: Any) -> _Lock:
+        return _Lock(self.inner.lock(name, **options))
+
+    async def holders(self, name: str) -> list[lockkit.Holder]:
+        return self.inner.holders(name)
+
+    async def break_lock(self, name: str) -> bool:
+        return self.inner.break_lock(name)
+
+    async def ping(self) -> None:
+        self.inner.ping()
+
+    async def close(self) -> None:
+        self.inner.close()
+
+    async def __aenter__(self) -> Self:
+        self.inner.__enter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.inner.__exit__(kind, error, trace)
+
+
+class _Lock(_Adapter["lockkit.Lock"]):
+    async def acquire(self, *arguments: Any, **keywords: Any) -> _Lease:
+        return _Lease(self.inner.acquire(*arguments, **keywords))
+
+    async def try_acquire(self, *arguments: Any, **keywords: Any) -> _Lease | None:
+        lease = self.inner.try_acquire(*arguments, **keywords)
+        return None if lease is None else _Lease(lease)
+
+    async def locked(self) -> bool:
+        return self.inner.locked()
+
+    async def __aenter__(self) -> _Lease:
+        return _Lease(self.inner.__enter__())
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.inner.__exit__(kind, error, trace)
+
+    def __call__(self, function: Callable[..., T]) -> Callable[..., T]:
+        return self.inner(function)
+
+
+class _Lease(_Adapter["lockkit.Lease"]):
+    async def confirm(self) -> bool:
+        return self.inner.confirm()
+
+    async def extend(self, *arguments: Any, **keywords: Any) -> None:
+        self.inner.extend(*arguments, **keywords)
+
+    async def release(self) -> None:
+        self.inner.release()
+
+    async def wait_lost(self, *arguments: Any, **keywords: Any) -> bool:
+        return self.inner.wait_lost(*arguments, **keywords)
+
+    async def __aenter__(self) -> Self:
+        self.inner.__enter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.inner.__exit__(kind, error, trace)
+
+
+# -- asyncio -----------------------------------------------------------------------------------------------------------
+
+
+class AsyncioStage(Stage):
+    """Tasks of one event loop and `lockkit.aio`."""
+
+    face: Face = "asyncio"
+
+    def run(self, body: Coroutine[Any, Any, T]) -> T:
+        """See `Stage.run`."""
+        return asyncio.run(self._watched(self._play(body)))
+
+    def run_bare(self, body: Coroutine[Any, Any, T]) -> T:
+        """See `Stage.run_bare`."""
+        return asyncio.run(body)
+
+    async def _watched(self, play: Coroutine[Any, Any, T]) -> T:
+        """Fail when anything of the client's that ran in the background died, which would only be logged."""
+        problems: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: problems.append(context))
+        result = await play
+        assert not problems, f"the event loop reported {problems}"
+        return result
+
+    def make_client(self, **options: Any) -> aio.Client:
+        """See `Stage.make_client`."""
+        return self.target.connect_aio(**options)
+
+    def _spawn(self, body: Coroutine[Any, Any, T]) -> Actor[T]:
+        return TaskActor(body)
+
+    def signal(self) -> Signal:
+        """See `Stage.signal`."""
+        return _TaskSignal()
+
+    async def sleep(self, seconds: float) -> None:
+        """See `Stage.sleep`."""
+        await asyncio.sleep(seconds)
+
+    async def call(self, function: Callable[..., T], *arguments: Any) -> T:
+        """See `Stage.call`."""
+        return await asyncio.to_thread(function, *arguments)
+
+
+class _TaskSignal(Signal):
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    def set(self) -> None:
+        self._event.set()
+
+    def is_set(self) -> bool:
+        return self._event.is_set()
+
+    async def wait_for(self, seconds: float) -> bool:
+        try:
+            await asyncio.wait_for(self._event.wait(), seconds)
+        except TimeoutError:
+            return False
+        return True
+
+
+class TaskActor(Actor[T]):
+    """
+    An `Actor` that is a task.
+
+    Attributes:
+        task: The task, to be cancelled by cases about cancelling.
+    """
+
+    def __init__(self, body: Coroutine[Any, Any, T]) -> None:
+        self.task = asyncio.create_task(body)
+        self._seen = False
+
+    @property
+    def done(self) -> bool:
+        """See `Actor.done`."""
+        return self.task.done()
+
+    async def result(self, timeout: float = PATIENCE) -> T:
+        """See `Actor.result`."""
+        await asyncio.wait([self.task], timeout=timeout)
+        assert self.task.done(), f"the task did not end within {timeout:g} s"
+        self._seen = True
+        return self.task.result()
+
+    def unseen_error(self) -> BaseException | None:
+        """See `Actor.unseen_error`."""
+        if self._seen or not self.task.done() or self.task.cancelled():
+            return None
+        return self.task.exception()
+
+    async def end(self) -> None:
+        """See `Actor.end`."""
+        self.task.cancel()
+        await asyncio.wait([self.task], timeout=PATIENCE)
+        assert self.task.done(), f"a task of the case did not end within {PATIENCE:g} s after it was cancelled"
+        if not self.task.cancelled():
+            self.task.exception()  # seen: the case has failed already, or closing its client ended it
+
+
+STAGES: dict[Face, type[Stage]] = {"blocking": BlockingStage, "asyncio": AsyncioStage}
+FACES: tuple[Face, ...] = tuple(STAGES)
+
+
+def open_fds() -> int:
+    """How many file descriptors this process has open."""
+    return len(os.listdir("/dev/fd")) - 1  # noqa: PTH208 - one of them is the listing's own

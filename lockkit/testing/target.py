@@ -1,0 +1,58 @@
+"""Which backend to test: a value that makes clients of both faces, here and in other processes."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import lockkit
+from lockkit import aio, registry, sync, url
+from lockkit.engine import Engine
+from lockkit.runtime import AsyncioRuntime, BlockingRuntime
+
+if TYPE_CHECKING:
+    from lockkit.backend import Host, LockBackend
+
+__all__ = ["Target"]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """
+    A backend under test. Can be pickled, so that other processes connect to the same.
+
+    Attributes:
+        url: As for `lockkit.connect`.
+        options: As for `lockkit.connect`.
+        backend: ``module:Class`` of a backend that no entry point registers; the module must be importable in a new
+            Python process with this one's ``sys.path``. None: the URL's scheme decides.
+    """
+
+    url: str = field(repr=False)
+    options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    backend: str | None = None
+
+    def connect(self, **options: Any) -> lockkit.Client:
+        """Make a blocking client; `options` win over the target's."""
+        given = {**self.options, **options}
+        if self.backend is None:
+            return lockkit.connect(self.url, **given)
+        return sync.Client(Engine(partial(self._open, given), BlockingRuntime(), sync.Lease))
+
+    def connect_aio(self, **options: Any) -> aio.Client:
+        """Make an asyncio client; `options` win over the target's."""
+        given = {**self.options, **options}
+        if self.backend is None:
+            return aio.connect(self.url, **given)
+        return aio.Client(Engine(partial(self._open, given), AsyncioRuntime(), aio.Lease))
+
+    def _open(self, given: Mapping[str, Any], host: Host) -> tuple[LockBackend, dict[str, Any]]:
+        """Do what `registry.open_backend` does, with a class that the registry does not know."""
+        module_name, _, class_name = (self.backend or "").partition(":")
+        backend_class: type[LockBackend] = getattr(importlib.import_module(module_name), class_name)
+        parsed = url.parse(self.url)
+        engine_options, options = registry.split_options(backend_class, parsed, given)
+        return backend_class.open(parsed, options, host), engine_options

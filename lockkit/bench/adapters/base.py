@@ -1,0 +1,85 @@
+"""What a workload needs from a library: a context manager that locks."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    from contextlib import AbstractAsyncContextManager, AbstractContextManager
+
+    from lockkit.bench.subject import Face
+
+__all__ = ["Adapter", "AsyncAdapter", "BlockingAdapter", "load"]
+
+
+class Adapter(ABC):
+    """One client of one subject, in one process."""
+
+    face: ClassVar[Face]
+
+    def __init__(self, url: str, ttl: float) -> None:
+        """
+        Keep the arguments; `open` connects.
+
+        Args:
+            url: Where to lock.
+            ttl: Lease time of every lock, seconds, where the library has one.
+        """
+        self.url = url
+        self.ttl = ttl
+
+    async def open(self) -> None:  # noqa: B027 - most have nothing to do
+        """Connect, in the event loop where there is one."""
+
+    async def close(self) -> None:  # noqa: B027 - as above
+        """Leave nothing behind."""
+
+    def token(self, entered: Any) -> int | None:  # noqa: ANN401 - whatever the library's context manager gives
+        """Give the fencing token of what entering a lock gave, if there is one."""
+        del entered
+        return None
+
+    def still_held(self, lock: Any, entered: Any) -> bool | None:  # noqa: ANN401 - as above
+        """Tell whether a lock that should be held is; None if the library cannot tell. Not for asyncio peers."""
+        del lock, entered
+        return None
+
+
+class BlockingAdapter(Adapter):
+    """A library that blocks the thread."""
+
+    face = "blocking"
+
+    @abstractmethod
+    def lock(self, name: str, *, renew: bool = False) -> AbstractContextManager[Any]:
+        """
+        Make the lock object that one contender enters again and again, waiting as long as it takes.
+
+        Args:
+            name: The lock.
+            renew: Keep it alive while held; asked for only where `Subject.renews`.
+        """
+
+
+class AsyncAdapter(Adapter):
+    """A library for asyncio."""
+
+    face = "asyncio"
+
+    @abstractmethod
+    def lock(self, name: str, *, renew: bool = False) -> AbstractAsyncContextManager[Any]:
+        """See `BlockingAdapter.lock`."""
+
+
+def load(target: str) -> type[BlockingAdapter | AsyncAdapter]:
+    """
+    Import an adapter.
+
+    Args:
+        target: ``module:class``.
+    """
+    module, _, name = target.partition(":")
+    adapter: type[BlockingAdapter | AsyncAdapter] = getattr(import_module(module), name)
+    return adapter

@@ -1,0 +1,43 @@
+"""What the standard library offers inside one process."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+from lockkit.bench.adapters.base import AsyncAdapter, BlockingAdapter
+
+if TYPE_CHECKING:
+    from contextlib import AbstractAsyncContextManager, AbstractContextManager
+
+__all__ = ["AsyncioLock", "ThreadingLock"]
+
+
+class ThreadingLock(BlockingAdapter):
+    """``threading.Lock``: no ttl, no token, no owner."""
+
+    def __init__(self, url: str, ttl: float) -> None:
+        """One lock for each name."""
+        super().__init__(url, ttl)
+        self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
+
+    def lock(self, name: str, *, renew: bool = False) -> AbstractContextManager[Any]:
+        """See `BlockingAdapter.lock`."""
+        del renew
+        return self._locks[name]
+
+
+class AsyncioLock(AsyncAdapter):
+    """``asyncio.Lock``: no ttl, no token, no owner."""
+
+    def __init__(self, url: str, ttl: float) -> None:
+        """One lock for each name."""
+        super().__init__(url, ttl)
+        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    def lock(self, name: str, *, renew: bool = False) -> AbstractAsyncContextManager[Any]:
+        """See `BlockingAdapter.lock`."""
+        del renew
+        return self._locks[name]

@@ -1,0 +1,306 @@
+"""
+Redis: raw sockets as floors, and the Python libraries.
+
+Every library gets what makes it fastest and lets it wait for ever, without changing its algorithm or its polling.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Self
+
+from lockkit.bench.adapters.base import AsyncAdapter, BlockingAdapter
+from lockkit.bench.wire import FENCE, FENCED_SET, RELEASE, RELEASE_AND_SIGNAL, encode, node_urls, wire_to
+
+if TYPE_CHECKING:
+    from contextlib import AbstractAsyncContextManager, AbstractContextManager
+    from types import TracebackType
+
+    from lockkit.bench.wire import Wire
+
+__all__ = [
+    "Pottery",
+    "PythonRedisLock",
+    "RawFencedRedlock",
+    "RawPushRedis",
+    "RawRedis",
+    "RawRedlock",
+    "RedisPy",
+    "RedisPyAsyncio",
+    "RedlockPy",
+]
+
+_CONNECTIONS_MAX = 10_000
+"""Above any number of waiters: redis-py's default of 100 ends a library's waiters with an error."""
+
+
+class _Bracket:
+    """A context manager of two methods."""
+
+    def enter(self) -> object:
+        """Lock."""
+        raise NotImplementedError
+
+    def leave(self) -> None:
+        """Unlock."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        self.enter()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.leave()
+
+
+# -- floors ------------------------------------------------------------------------------------------------------------
+
+
+class RawRedis(BlockingAdapter):
+    """``SET NX PX`` and a guarded delete by ``EVALSHA`` on one raw socket. Asks again at once while it is busy."""
+
+    def lock(self, name: str, *, renew: bool = False) -> AbstractContextManager[Any]:
+        """See `BlockingAdapter.lock`."""
+        del renew
+        return _RawLock(wire_to(self.url), name, self.ttl)
+
+
+class _RawLock(_Bracket):
+    def __init__(self, wire: Wire, name: str, ttl: float) -> None:
+        self._wire = wire
+        self._release_sha = wire.load(RELEASE)
+        self._name = name.encode()
+        self._ttl_ms = b"%d" % (ttl * 1000)
+        self._owner = b""
+
+    def enter(self) -> object:
+        owner = self._owner = secrets.token_hex(16).encode()
+        request = encode(b"SET", self._name, owner, b"NX", b"PX", self._ttl_ms)
+        while self._wire.ask(request) is None:
+            pass
+        return self
+
+    def leave(self) -> None:
+        self._wire.ask(encode(b"EVALSHA", self._release_sha, b"1", self._name, self._owner))
+
+
+class RawPushRedis(BlockingAdapter):
+    """As `RawRedis`, but a waiter sleeps in ``BLPOP`` on a list that a release pushes to."""
+
+    def lock(self, name: str, *, renew: bool = False) -> AbstractContextManager[Any]:
+        """See `BlockingAdapter.lock`."""
+        del renew
+        return _RawPushLock(wire_to(self.url), name, self.ttl)
+
+
+class _RawPushLock(_RawLock):
+    def __init__(self, wire: Wire, name: str, ttl: float) -> None:
+        super().__init__(wire, name, ttl)
+        self._release_sha = wire.load(RELEASE_AND_SIGNAL)
+        self._signal = self._name + b":signal"
+        self._wait = encode(b"BLPOP", self._signal, b"%d" % max(1, int(ttl)))
+
+    def enter(self) -> object:
+        owner = self._owner = secrets.token_hex(16).encode()
+        request = encode(b"SET", self._name, owner, b"NX", b"PX", self._ttl_ms)
+        while self._wire.ask(request) is None:
+            self._wire.ask(self._wait)
+        return self
+
+    def leave(self) -> None:
+        self._wire.ask(encode(b"EVALSHA", self._release_sha, b"2", self._name, self._signal, self._owner))
+
+
+class RawRedlock(BlockingAdapter):
+    """One round of ``SET NX PX`` and one of deletes, each sent to all nodes before any answer is read."""
+
+    def lock(self, name: str, *, renew: bool = False) -> AbstractContextManager[Any]:
+        """See `BlockingAdapter.lock`."""
+        del renew
+        return _RawRedlock([wire_to(url) for url in node_urls(self.url)], name, self.ttl)
+
+
+class _RawRedlock(_Bracket):
+    def __init__(self, wires: list[Wire], name: str, ttl: float) -> None:
+        self._wires = wires
+        self._quorum = len(wires) // 2 + 1
+        self._name = name.encode()
+        self._ttl_ms = b"%d" % (ttl * 1000)
+        self._owner = b""
+        self._release_sha = _load(wires, RELEASE)
+
+    def enter(self) -> object:
+        while True:
+            owner = self._owner = secrets.token_hex(16).encode()
+            if self._granted(owner):
+                return self
+            self.leave()
+            # Apart, or the nodes are split between contenders again and again.
+            time.sleep(secrets.randbelow(2000) / 1e6)
+
+    def _granted(self, owner: bytes) -> bool:
+        answers = self._scatter(encode(b"SET", self._name, owner, b"NX", b"PX", self._ttl_ms))
+        return sum(answer is not None for answer in answers) >= self._quorum
+
+    def leave(self) -> None:
+        self._scatter(encode(b"EVALSHA", self._release_sha, b"1", self._name, self._owner))
+
+    def _scatter(self, request: bytes) -> list[object]:
+        for wire in self._wires:
+            wire.send(request)
+        return [wire.receive() for wire in self._wires]
+
+
+def _load(wires: list[Wire], script: bytes) -> bytes:
+    """Load a script on every node; its name is the same everywhere."""
+    (sha,) = {wire.load(script) for wire in wires}
+    return sha
+
+
+class RawFencedRedlock(BlockingAdapter):
+    """As `RawRedlock`, with the second round that a fencing token takes."""
+
+    def lock(self, name: str, *, renew: bool = False) -> AbstractContextManager[Any]:
+        """See `BlockingAdapter.lock`."""
+        del renew
+        return _RawFencedRedlock([wire_to(url) for url in node_urls(self.url)], name, self.ttl)
+
+    def token(self, entered: Any) -> int | None:  # noqa: ANN401 - see Adapter
+        """See `Adapter.token`."""
+        return int(entered.token)
+
+
+class _RawFencedRedlock(_RawRedlock):
+    def __init__(self, wires: list[Wire], name: str, ttl: float) -> None:
+        super().__init__(wires, name, ttl)
+        self._counter = b"{%b}:fence" % self._name
+        self._set_sha = _load(wires, FENCED_SET)
+        self._fence_sha = _load(wires, FENCE)
+        self.token = 0
+
+    def _granted(self, owner: bytes) -> bool:
+        keys = (b"2", self._name, self._counter)
+        answers = self._scatter(encode(b"EVALSHA", self._set_sha, *keys, owner, self._ttl_ms))
+        floors = [answer for answer in answers if isinstance(answer, int) and answer > 0]
+        if len(floors) < self._quorum:
+            return False
+        self.token = max(floors) + 1
+        confirmed = self._scatter(encode(b"EVALSHA", self._fence_sha, *keys, owner, b"%d" % self.token))
+        return confirmed.count(1) >= self._quorum
+
+
+# -- libraries ---------------------------------------------------------------------------------------------------------
+
+
+def _redis_client(url: str) -> Any:  # noqa: ANN401 - redis-py's class is generic over settings that do not matter here
+    # Without socket_timeout: redis-py 8 gives up a BLPOP after 5 s, and with it python-redis-lock's waiters.
+    return import_module("redis").Redis.from_url(url, socket_timeout=None, max_connections=_CONNECTIONS_MAX)
+
+
+class RedisPy(BlockingAdapter):
+    """redis-py's ``Lock``."""
+
+    async def open(self) -> None:
+        """See `Adapter.open`."""
+        self._client = _redis_client(self.url)
+
+    def lock(self, name: str, *, renew: bool = False) -> AbstractContextManager[Any]:
+        """See `BlockingAdapter.lock`."""
+        del renew
+        lock: AbstractContextManager[Any] = self._client.lock(name, timeout=self.ttl)
+        return lock
+
+
+class RedisPyAsyncio(AsyncAdapter):
+    """redis-py's asyncio ``Lock``."""
+
+    async def open(self) -> None:
+        """See `Adapter.open`."""
+        self._client = import_module("redis.asyncio").Redis.from_url(
+            self.url, socket_timeout=None, max_connections=_CONNECTIONS_MAX
+        )
+
+    def lock(self, name: str, *, renew: bool = False) -> AbstractAsyncContextManager[Any]:
+        """See `BlockingAdapter.lock`."""
+        del renew
+        lock: AbstractAsyncContextManager[Any] = self._client.lock(name, timeout=self.ttl)
+        return lock
+
+    async def close(self) -> None:
+        """See `Adapter.close`."""
+        await self._client.aclose()
+
+
+class PythonRedisLock(BlockingAdapter):
+    """python-redis-lock's ``Lock``."""
+
+    async def open(self) -> None:
+        """See `Adapter.open`."""
+        self._client = _redis_client(self.url)
+        self._module: Any = import_module("redis_lock")
+
+    def lock(self, name: str, *, renew: bool = False) -> AbstractContextManager[Any]:
+        """See `BlockingAdapter.lock`. Its expiry is in whole seconds."""
+        lock: AbstractContextManager[Any] = self._module.Lock(
+            self._client, name, expire=max(1, int(self.ttl)), auto_renewal=renew
+        )
+        return lock
+
+    def still_held(self, lock: Any, entered: Any) -> bool | None:  # noqa: ANN401 - see Adapter
+        """By asking the server whose the key is."""
+        del entered
+        return bool(lock.get_owner_id() == lock.id)
+
+
+class Pottery(BlockingAdapter):
+    """pottery's ``Redlock``, over one node or several."""
+
+    async def open(self) -> None:
+        """See `Adapter.open`."""
+        self._masters = {_redis_client(url) for url in node_urls(self.url)}
+        self._module: Any = import_module("pottery")
+
+    def lock(self, name: str, *, renew: bool = False) -> AbstractContextManager[Any]:
+        """See `BlockingAdapter.lock`."""
+        del renew
+        lock: AbstractContextManager[Any] = self._module.Redlock(
+            key=name, masters=self._masters, auto_release_time=self.ttl
+        )
+        return lock
+
+
+class RedlockPy(BlockingAdapter):
+    """redlock-py, over one node or several."""
+
+    async def open(self) -> None:
+        """See `Adapter.open`."""
+        clients = [_redis_client(url) for url in node_urls(self.url)]
+        self._manager: Any = import_module("redlock").Redlock(clients)
+
+    def lock(self, name: str, *, renew: bool = False) -> AbstractContextManager[Any]:
+        """See `BlockingAdapter.lock`."""
+        del renew
+        return _RedlockPyLock(self._manager, name, int(self.ttl * 1000))
+
+
+class _RedlockPyLock(_Bracket):
+    """It gives up after three tries: a caller who wants the lock asks again."""
+
+    def __init__(self, manager: Any, name: str, ttl_ms: int) -> None:  # noqa: ANN401 - an untyped library
+        self._manager = manager
+        self._name = name
+        self._ttl_ms = ttl_ms
+        self._lock: Any = None
+
+    def enter(self) -> object:
+        while not (lock := self._manager.lock(self._name, self._ttl_ms)):
+            pass
+        self._lock = lock
+        return lock
+
+    def leave(self) -> None:
+        self._manager.unlock(self._lock)

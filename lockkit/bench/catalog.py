@@ -1,0 +1,341 @@
+"""Who is measured on a URL: lockkit with both faces, the libraries that lock in the same place, and floors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+from urllib.parse import quote
+
+import lockkit
+from lockkit import config
+from lockkit.bench.subject import Face, Role, Scope, Subject
+from lockkit.url import parse
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping, Sequence
+
+    from lockkit.backend import Capabilities
+
+__all__ = ["imports", "lock_directory", "subjects"]
+
+_POLL_SECONDS = 0.25
+"""Longest back-off of lockkit's own polling, where a backend cannot wake its waiters."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """
+    A library, or a floor.
+
+    Attributes:
+        schemes: Of the URLs on which it locks.
+        label: What people call it.
+        target: Its adapter, within `lockkit.bench.adapters`.
+        role: Library or floor.
+        scope: Whom it excludes.
+        face: Its face.
+        module: What must be there to import; empty for a floor.
+        distribution: What is to be installed for it.
+        poll: See `Subject.poll`.
+        renews: See `Subject.renews`.
+        workloads: See `Subject.workloads`.
+        tuning: See `Subject.tuning`.
+    """
+
+    schemes: tuple[str, ...]
+    label: str
+    target: str
+    role: Role = "peer"
+    scope: Scope = "network"
+    face: Face = "blocking"
+    module: str = ""
+    distribution: str = ""
+    poll: float = 0.0
+    renews: bool = False
+    workloads: tuple[str, ...] | None = None
+    tuning: str = ""
+
+    def subject(self, url: str, group: str) -> Subject:
+        """Make the subject for a URL."""
+        missing = ""
+        if self.module and find_spec(self.module) is None:
+            missing = f"not installed: pip install {self.distribution}"
+        return Subject(
+            label=self.label,
+            target=f"lockkit.bench.adapters.{self.target}",
+            url=url,
+            group=group,
+            face=self.face,
+            role=self.role,
+            scope=self.scope,
+            version=_version(self.distribution),
+            poll=self.poll,
+            renews=self.renews,
+            workloads=self.workloads,
+            tuning=self.tuning,
+            missing=missing,
+        )
+
+
+_NODE = ("redis", "valkey", "unix")
+_ANY_REDIS = (*_NODE, "redlock")
+_WAITS_FOR_EVER = "its own limit of the waiting time is lifted"
+_POOL = "connection pool of 10,000, no socket timeout"
+
+# The first floor of a face is what ratios are taken to.
+ENTRIES: tuple[Entry, ...] = (
+    Entry(schemes=("memory",), label="threading.Lock", target="memory:ThreadingLock", role="floor", scope="process"),
+    Entry(
+        schemes=("memory",),
+        label="asyncio.Lock",
+        target="memory:AsyncioLock",
+        role="floor",
+        scope="process",
+        face="asyncio",
+    ),
+    Entry(schemes=("file",), label="flock + read + write", target="files:Flock", role="floor", scope="machine"),
+    Entry(
+        schemes=("file",),
+        label="portalocker",
+        target="files:Portalocker",
+        scope="machine",
+        module="portalocker",
+        distribution="portalocker",
+        poll=0.25,
+        tuning=_WAITS_FOR_EVER,
+    ),
+    Entry(
+        schemes=("file",),
+        label="filelock",
+        target="files:FileLock",
+        scope="machine",
+        module="filelock",
+        distribution="filelock",
+        poll=0.05,
+    ),
+    Entry(
+        schemes=("file",),
+        label="filelock",
+        target="files:AsyncFileLock",
+        scope="machine",
+        face="asyncio",
+        module="filelock",
+        distribution="filelock",
+        poll=0.05,
+    ),
+    Entry(
+        schemes=_NODE,
+        label="raw socket",
+        target="redis:RawRedis",
+        role="floor",
+        workloads=("pair", "contention"),
+        tuning="asks again at once while the lock is busy",
+    ),
+    Entry(
+        schemes=_NODE,
+        label="raw socket + BLPOP",
+        target="redis:RawPushRedis",
+        role="floor",
+        workloads=("contention", "handoff", "idle"),
+    ),
+    Entry(
+        schemes=_NODE,
+        label="redis-py Lock",
+        target="redis:RedisPy",
+        module="redis",
+        distribution="redis",
+        poll=0.1,
+        tuning=_POOL,
+    ),
+    Entry(
+        schemes=_NODE,
+        label="redis-py Lock",
+        target="redis:RedisPyAsyncio",
+        face="asyncio",
+        module="redis",
+        distribution="redis",
+        poll=0.1,
+        tuning=_POOL,
+    ),
+    Entry(
+        schemes=_NODE,
+        label="python-redis-lock",
+        target="redis:PythonRedisLock",
+        module="redis_lock",
+        distribution="python-redis-lock",
+        renews=True,
+        tuning=_POOL,
+    ),
+    Entry(
+        schemes=("redlock",),
+        label="raw sockets, fenced",
+        target="redis:RawFencedRedlock",
+        role="floor",
+        poll=0.002,
+        workloads=("pair", "contention"),
+        tuning="three rounds, each sent to all nodes before an answer is read",
+    ),
+    Entry(
+        schemes=("redlock",),
+        label="raw sockets, no token",
+        target="redis:RawRedlock",
+        role="floor",
+        poll=0.002,
+        workloads=("pair", "contention"),
+        tuning="two rounds, each sent to all nodes before an answer is read",
+    ),
+    Entry(
+        schemes=_ANY_REDIS,
+        label="pottery Redlock",
+        target="redis:Pottery",
+        module="pottery",
+        distribution="pottery",
+        poll=0.2,
+        tuning=_POOL,
+    ),
+    Entry(
+        schemes=_ANY_REDIS,
+        label="redlock-py",
+        target="redis:RedlockPy",
+        module="redlock",
+        distribution="redlock-py",
+        poll=0.2,
+        tuning=f"{_POOL}, asked again when it gives up",
+    ),
+)
+
+
+def subjects(
+    urls: Sequence[str], *, faces: Collection[Face], scratch: Mapping[str, Path] | None = None, peers: bool = True
+) -> list[Subject]:
+    """
+    List who is measured.
+
+    Args:
+        urls: lockkit's backends. The same one twice gives two equal entries of lockkit, and no more of the others.
+        faces: Which faces.
+        scratch: For each ``file:`` URL a directory in which everybody lays their lock files instead, so that none of
+            them stays behind.
+        peers: Libraries and floors too.
+
+    Raises:
+        ConfigurationError: A URL is wrong.
+    """
+    places = {url: _Place.of(url, (scratch or {}).get(url)) for url in urls}
+    found = [subject for url in urls for subject in places[url].lockkit()]
+    if peers:
+        found += [subject for place in places.values() for subject in place.others()]
+    return _numbered([subject for subject in found if subject.face in faces])
+
+
+def imports() -> list[Subject]:
+    """List whose import is measured."""
+    statements = {
+        "import lockkit": "import lockkit",
+        "connect('memory://')": "import lockkit; lockkit.connect('memory://')",
+        "import lockkit.aio": "import lockkit.aio",
+        "import asyncio": "import asyncio",
+        "import filelock": "import filelock",
+        "import portalocker": "import portalocker",
+        "import redis.lock": "import redis.lock",
+    }
+    return [
+        Subject(
+            label=label,
+            target=statement,
+            url="",
+            group="import",
+            face="blocking",
+            role="lockkit" if "lockkit" in statement else "peer",
+            scope="process",
+            version=_version(module) if module != "asyncio" else "",
+            workloads=("import",),
+            missing="" if find_spec(module) else f"not installed: pip install {module}",
+        )
+        for label, statement in statements.items()
+        for module in [statement.removeprefix("import ").partition(".")[0].partition(";")[0]]
+    ]
+
+
+def lock_directory(url: str) -> Path | None:
+    """
+    Find a directory for scratch files on the file system where a ``file:`` URL locks. None: it is no such URL.
+
+    Raises:
+        ConfigurationError: The URL is wrong.
+    """
+    parsed = parse(url)
+    if parsed.scheme != "file":
+        return None
+    directory = Path(parsed.path) if parsed.path else config.default_directory()
+    while not directory.is_dir():
+        directory = directory.parent
+    return directory
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """
+    Where subjects lock.
+
+    Attributes:
+        url: For lockkit and all others.
+        scheme: Its scheme.
+        group: What people call it, without password.
+        capabilities: Of lockkit's backend there.
+    """
+
+    url: str
+    scheme: str
+    group: str
+    capabilities: Capabilities
+
+    @classmethod
+    def of(cls, url: str, scratch: Path | None) -> Self:
+        with lockkit.connect(url) as client:
+            group, capabilities = client.url, client.capabilities
+        if scratch is not None:
+            url = f"file://{quote(str(scratch))}"
+        return cls(url, parse(url).scheme, group, capabilities)
+
+    def lockkit(self) -> Iterator[Subject]:
+        faces: tuple[tuple[Face, str], ...] = (("blocking", "Blocking"), ("asyncio", "Asyncio"))
+        for face, name in faces:
+            yield Subject(
+                label="lockkit",
+                target=f"lockkit.bench.adapters.own:{name}",
+                url=self.url,
+                group=self.group,
+                face=face,
+                role="lockkit",
+                scope=self.capabilities.scope,
+                version=lockkit.__version__,
+                poll=_POLL_SECONDS if self.capabilities.wakeup == "poll" else 0.0,
+                renews=True,
+            )
+
+    def others(self) -> Iterator[Subject]:
+        # By the whole scheme: on redis+cluster:// these libraries would talk to one node only.
+        return (entry.subject(self.url, self.group) for entry in ENTRIES if self.scheme in entry.schemes)
+
+
+def _numbered(found: list[Subject]) -> list[Subject]:
+    """Tell equal entries apart."""
+    seen: dict[str, int] = {}
+    numbered = []
+    for subject in found:
+        seen[subject.key] = number = seen.get(subject.key, 0) + 1
+        numbered.append(replace(subject, number=number))
+    return numbered
+
+
+def _version(distribution: str) -> str:
+    if not distribution:
+        return ""
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return ""

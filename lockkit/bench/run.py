@@ -1,0 +1,145 @@
+"""A run: rounds, in which all subjects take turns in random order, whatever some of them do."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from lockkit.bench.crew import WorkerFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from lockkit.bench.settings import Settings
+    from lockkit.bench.subject import Subject
+    from lockkit.bench.workloads.base import Measured, Workload
+
+__all__ = ["Cell", "Outcome", "Run", "Status"]
+
+Status = Literal["ok", "broken", "failed", "skipped", "pending"]
+
+
+@dataclass(slots=True)
+class Cell:
+    """
+    One subject in one workload.
+
+    Attributes:
+        subject: Who.
+        workload: What.
+        rounds: What each round gave, by its number from 0 on; a round that failed is left out.
+        skipped: Why it is not measured at all; empty if it is.
+        failed: How it failed; empty if it did not.
+    """
+
+    subject: Subject
+    workload: Workload
+    rounds: dict[int, Measured] = field(default_factory=dict)
+    skipped: str = ""
+    failed: str = ""
+
+    @property
+    def broken(self) -> str:
+        """How exclusion was broken here; empty if it was not."""
+        return next((measured.broken for measured in self.rounds.values() if measured.broken), "")
+
+    @property
+    def status(self) -> Status:
+        """What came of it; ``pending`` if its turn never came."""
+        if self.skipped:
+            return "skipped"
+        if self.broken:
+            return "broken"
+        if self.failed:
+            return "failed"
+        return "ok" if self.rounds else "pending"
+
+
+@dataclass(slots=True)
+class Outcome:
+    """
+    What there is after a run.
+
+    Attributes:
+        cells: Workload by workload, subjects in the order given.
+        settings: How it was measured.
+        seed: Of the order.
+        interrupted: It was ended before its end.
+    """
+
+    cells: list[Cell]
+    settings: Settings
+    seed: int
+    interrupted: bool = False
+
+    def broken(self, subject: Subject) -> str:
+        """How the subject broke exclusion in any workload; empty if it did not."""
+        return next((cell.broken for cell in self.cells if cell.subject == subject and cell.broken), "")
+
+
+class Run:
+    """
+    Measures.
+
+    Args:
+        subjects: Who.
+        workloads: What, in this order in every round.
+        settings: How long.
+        seed: Decides the order of the subjects.
+    """
+
+    def __init__(
+        self, subjects: Sequence[Subject], workloads: Sequence[Workload], settings: Settings, *, seed: int
+    ) -> None:
+        self._random = random.Random(seed)
+        cells = [Cell(subject, workload) for workload in workloads for subject in subjects]
+        for cell in cells:
+            cell.skipped = cell.workload.inapplicable(cell.subject) or cell.subject.missing
+        self.outcome = Outcome(cells, settings, seed)
+        self._workloads = workloads
+
+    @property
+    def turns(self) -> int:
+        """How many turns there are at the most."""
+        return sum(self._rounds(cell.workload) for cell in self.outcome.cells if not cell.skipped)
+
+    def go(self, progress: Callable[[Cell, int], None]) -> Outcome:
+        """
+        Measure everything; after Ctrl-C, what there was time for.
+
+        Args:
+            progress: Called before each turn, with its cell and how many turns are over.
+        """
+        over = 0
+        try:
+            for number in range(self.outcome.settings.rounds):
+                for workload in self._workloads:
+                    over = self._round(workload, number, over, progress)
+        except KeyboardInterrupt:
+            self.outcome.interrupted = True
+        return self.outcome
+
+    def _round(self, workload: Workload, number: int, over: int, progress: Callable[[Cell, int], None]) -> int:
+        if number >= self._rounds(workload):
+            return over
+        cells = [cell for cell in self.outcome.cells if cell.workload is workload and not cell.skipped]
+        # A new order each time: who comes after whom, and when, must not be the same for one of them.
+        self._random.shuffle(cells)
+        for cell in cells:
+            progress(cell, over)
+            self._turn(cell, number)
+            over += 1
+        return over
+
+    def _turn(self, cell: Cell, number: int) -> None:
+        if cell.failed:
+            return  # whatever it waited for then, it would wait for again
+        try:
+            cell.rounds[number] = cell.workload.measure(cell.subject, self.outcome.settings)
+        except (WorkerFailed, OSError) as error:
+            cell.failed = str(error) or type(error).__name__
+
+    def _rounds(self, workload: Workload) -> int:
+        settings = self.outcome.settings
+        return min(settings.rounds, settings.rounds_max_long) if workload.long else settings.rounds

@@ -1,0 +1,76 @@
+"""Who is measured."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["Face", "Role", "Scope", "Subject"]
+
+Face = Literal["blocking", "asyncio"]
+Role = Literal["lockkit", "peer", "floor"]
+"""A floor is the least work that a lock of its kind can do, written by hand."""
+
+Scope = Literal["process", "machine", "network"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """
+    One way to lock, on one server.
+
+    Attributes:
+        label: What people call it.
+        target: ``module:class`` of its adapter; for the import workload the statements to run.
+        url: Where it locks. **Holds the password**: goes to the worker process and nowhere else.
+        group: Which subjects it is compared with: the same text for all subjects of one URL, no password in it.
+        face: Blocking or asyncio.
+        role: lockkit, another library, or a floor.
+        scope: Whom it excludes; contenders of a ``process`` scope are threads or tasks instead of processes.
+        number: Tells equal entries apart (the same URL given twice).
+        version: Of the library; empty for a floor.
+        poll: How often its waiters look again, seconds; 0 if they are woken.
+        renews: Keeps a lease alive by itself.
+        workloads: The only workloads that apply; None means all.
+        tuning: In what its use differs from the library's defaults, and why.
+        missing: Why it cannot be measured here; empty if it can.
+    """
+
+    label: str
+    target: str
+    url: str = field(repr=False)
+    group: str
+    face: Face
+    role: Role
+    scope: Scope
+    number: int = 1
+    version: str = ""
+    poll: float = 0.0
+    renews: bool = False
+    workloads: tuple[str, ...] | None = None
+    tuning: str = ""
+    missing: str = ""
+
+    @property
+    def key(self) -> str:
+        """Identify the subject within a run, for people too."""
+        number = f" #{self.number}" if self.number > 1 else ""
+        return f"{self.label}{number} ({self.face}) at {self.group}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Give everything but the URL, which may have a password in it."""
+        data = {"key": self.key, **asdict(self)}
+        del data["url"]
+        return data
+
+    def to_worker(self) -> dict[str, Any]:
+        """Give everything, for the process that locks."""
+        return asdict(self)
+
+    @classmethod
+    def from_worker(cls, data: Mapping[str, Any]) -> Subject:
+        """Read `to_worker` back."""
+        return cls(**data)

@@ -1,0 +1,120 @@
+"""The report for a terminal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from lockkit.bench.report import Report, Row, Section
+    from lockkit.bench.workloads.base import Figure
+
+__all__ = ["render"]
+
+TIMES = "\N{MULTIPLICATION SIGN}"
+DASH = "\N{EN DASH}"
+
+
+def render(report: Report) -> RenderableType:
+    """Make one table for each workload, and what must be said about it."""
+    parts: list[RenderableType] = []
+    for section in report.sections:
+        shown = [row for row in section.rows if row.status != "skipped"]
+        if shown:
+            parts += [_table(section, shown), *_remarks(section, shown), Text()]
+    if report.outcome.interrupted:
+        parts.append(Text("Interrupted: what is missing was not measured.", style="yellow"))
+    missing = {row.subject.label: row.reason for s in report.sections for row in s.rows if row.subject.missing}
+    parts += [Text(f"{label}: {reason}", style="dim") for label, reason in missing.items()]
+    for subject in report.broken:
+        parts.append(Text(f"BROKEN: {subject.key}: {report.outcome.broken(subject)}", style="bold red"))
+    return Group(*parts)
+
+
+def _table(section: Section, rows: list[Row]) -> Table:
+    table = Table(title=section.workload.title, title_justify="left", title_style="bold", pad_edge=False)
+    figures = [
+        figure for figure in section.workload.figures if figure.shown and any(figure.key in row.figures for row in rows)
+    ]
+    several = len({row.subject.group for row in rows}) > 1
+    table.add_column("subject", overflow="fold")
+    table.add_column("face")
+    if several:
+        table.add_column("at", overflow="fold")
+    for figure in figures:
+        table.add_column(figure.title, justify="right")
+    others = [
+        (title, other)
+        for title, other in ((f"{TIMES} floor", _floor), (f"{TIMES} lockkit", _lockkit))
+        if any(_ratio(section, row, other(row, rows)) is not None for row in rows)
+    ]
+    for title, _ in others:
+        table.add_column(title, justify="right")
+    # Subjects of one place stay together, so that they can be compared.
+    for row in sorted(rows, key=lambda row: [other.subject.group for other in rows].index(row.subject.group)):
+        cells = [_name(row), Text(row.subject.face)]
+        if several:
+            cells.append(Text(row.subject.group))
+        cells += [_number(row, figure) for figure in figures]
+        cells += [_ratio(section, row, other(row, rows)) or Text(DASH) for _, other in others]
+        table.add_row(*cells)
+    return table
+
+
+def _name(row: Row) -> Text:
+    subject = row.subject
+    text = Text(subject.label + (f" #{subject.number}" if subject.number > 1 else ""))
+    text.stylize({"lockkit": "bold", "floor": "dim", "peer": ""}[subject.role])
+    if row.status != "ok":
+        text.append(f" {row.status.upper()}", style="bold red" if row.status == "broken" else "yellow")
+    return text
+
+
+def _number(row: Row, figure: Figure) -> Text:
+    value = row.figures.get(figure.key)
+    style = "" if row.status == "ok" else "dim strike" if row.status == "broken" else "dim"
+    return Text(DASH if value is None else f"{value:,.{figure.digits}f}", style=style)
+
+
+def _ratio(section: Section, row: Row, other: str | None) -> Text | None:
+    ratio = row.ratios.get(section.workload.headline, {}).get(other or "")
+    if ratio is None:
+        return None
+    digits = 2 if ratio.median < 10 else 0  # noqa: PLR2004 - three significant figures say all that repeats
+    text = Text(f"{ratio.median:.{digits}f}")
+    if len(ratio.rounds) > 1:
+        text.append(f" ({ratio.lowest:.{digits}f}{DASH}{ratio.highest:.{digits}f})", style="dim")
+    return text
+
+
+def _floor(row: Row, rows: list[Row]) -> str | None:
+    del rows
+    return row.floor
+
+
+def _lockkit(row: Row, rows: list[Row]) -> str | None:
+    """Find lockkit's own row of the same place and face."""
+    if row.subject.role == "lockkit" and row.subject.number == 1:
+        return None
+    same = [
+        other.subject.key
+        for other in rows
+        if other.subject.role == "lockkit"
+        and other.subject.group == row.subject.group
+        and other.subject.face == row.subject.face
+    ]
+    return same[0] if same else None
+
+
+def _remarks(section: Section, rows: list[Row]) -> list[Text]:
+    remarks = [Text(section.workload.explains, style="dim")]
+    for row in rows:
+        if row.reason:
+            remarks.append(Text(f"{row.status}: {row.subject.key}: {row.reason}", style="yellow"))
+        remarks += [Text(f"{row.subject.key}: {note}", style="yellow") for note in row.notes]
+    return remarks

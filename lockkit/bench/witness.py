@@ -1,0 +1,88 @@
+"""
+Whether exclusion held, judged from outside every backend.
+
+Each contender notes when its critical section began and ended, by the machine's monotonic clock, which all processes of
+the machine share; both notes are taken inside the section. So two sections that overlap *were* inside together: no
+false alarm. A section that did not overlap any other proves nothing about the next one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["Section", "Verdict", "judge"]
+
+
+class Section(NamedTuple):
+    """
+    One critical section.
+
+    Attributes:
+        began_ns: When the holder was inside.
+        ended_ns: When it was still inside.
+        token: Its fencing token, or None.
+        contender: Who it was.
+    """
+
+    began_ns: int
+    ended_ns: int
+    token: int | None
+    contender: int
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """
+    What the sections show.
+
+    Attributes:
+        sections: How many there were.
+        overlaps: How many began while an earlier one had not ended.
+        disorders: How many had a token that was not above all those before.
+        example: The first violation in words; empty if there is none.
+    """
+
+    sections: int
+    overlaps: int
+    disorders: int
+    example: str
+
+    @property
+    def broken(self) -> str:
+        """Say what is wrong; empty if nothing is."""
+        if not self.overlaps and not self.disorders:
+            return ""
+        counts = [f"{self.overlaps} overlaps"] if self.overlaps else []
+        counts += [f"{self.disorders} tokens out of order"] if self.disorders else []
+        return f"{' and '.join(counts)} in {self.sections} sections; first: {self.example}"
+
+
+def judge(sections: Iterable[Section]) -> Verdict:
+    """Look for sections that overlap, and for tokens that do not increase in the order of the sections."""
+    ordered = sorted(sections, key=lambda section: section[:2])
+    overlaps = disorders = 0
+    example = ""
+    inside: Section | None = None  # of those that began, the one that ends last
+    highest: int | None = None
+    for section in ordered:
+        if inside is not None and section.began_ns < inside.ended_ns:
+            overlaps += 1
+            example = example or _overlap(inside, section)
+        if inside is None or section.ended_ns > inside.ended_ns:
+            inside = section
+        if section.token is None:
+            continue
+        if highest is not None and section.token <= highest:
+            disorders += 1
+            example = example or f"token {section.token} of contender {section.contender} came after {highest}"
+        highest = section.token if highest is None else max(highest, section.token)
+    return Verdict(len(ordered), overlaps, disorders, example)
+
+
+def _overlap(first: Section, second: Section) -> str:
+    together_us = (min(first.ended_ns, second.ended_ns) - second.began_ns) / 1000
+    return f"contenders {first.contender} and {second.contender} were inside together for {together_us:.1f} µs"

@@ -1,0 +1,73 @@
+"""
+The process in which one subject is measured.
+
+Started by `lockkit.bench.crew` as ``python -P -m lockkit.bench.worker``. It reads one job (a line of JSON) from its
+standard input, and answers on what was its standard output:
+
+=====================  ====================================================================
+from the parent        to the parent
+=====================  ====================================================================
+the job
+..                     ``{"ready": …}`` as often as the workload says, each answered by
+``{"go": …}``
+..                     at the end ``{"result": …}`` or ``{"error": text}``
+=====================  ====================================================================
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import traceback
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from lockkit.bench.adapters.base import load
+from lockkit.bench.link import Link
+from lockkit.bench.subject import Subject
+from lockkit.bench.workloads import WORKLOADS
+from lockkit.runtime import drive
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["main"]
+
+
+def main() -> NoReturn:
+    """Do one job and end."""
+    # What a library prints must not get between the messages.
+    outgoing = os.dup(sys.stdout.fileno())
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    link = Link(sys.stdin.fileno(), outgoing)
+    status = 0
+    try:
+        link.send({"result": _work(link.job(), link)})
+    except BaseException as error:  # noqa: BLE001 - the parent reports it, and goes on with the next subject
+        traceback.print_exc()
+        link.send({"error": f"{type(error).__name__}: {error}"})
+        status = 1
+    # No orderly end: threads that still wait for a lock (100 idle waiters of a library) would keep the process.
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def _work(job: Mapping[str, Any], link: Link) -> dict[str, Any]:
+    # The default action ends the process: nothing that a library does can make it outlive the run.
+    signal.alarm(int(job["limit"]) + 1)
+    subject = Subject.from_worker(job["subject"])
+    adapter = load(subject.target)(subject.url, job["ttl"])
+    workload = WORKLOADS[job["workload"]]
+
+    async def work() -> dict[str, Any]:
+        await adapter.open()
+        result = await workload.work(adapter, job["part"], link)
+        await adapter.close()
+        return result
+
+    return asyncio.run(work()) if adapter.face == "asyncio" else drive(work())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,26 @@
+"""What is measured: one module for each workload, in the order of the report."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from lockkit.bench.workloads.contention import Contention
+from lockkit.bench.workloads.handoff import Handoff
+from lockkit.bench.workloads.held import Held
+from lockkit.bench.workloads.idle import Idle
+from lockkit.bench.workloads.imports import Imports
+from lockkit.bench.workloads.overhead import Overhead
+from lockkit.bench.workloads.pair import Pair
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from lockkit.bench.workloads.base import Workload
+
+__all__ = ["WORKLOADS"]
+
+WORKLOADS: Mapping[str, Workload] = MappingProxyType(
+    {workload.name: workload for workload in (Pair(), Contention(), Handoff(), Idle(), Held(), Overhead(), Imports())}
+)
+"""By name."""

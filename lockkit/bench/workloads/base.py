@@ -1,0 +1,116 @@
+"""What a workload is."""
+
+from __future__ import annotations
+
+import secrets
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from lockkit.bench.adapters.base import AsyncAdapter, BlockingAdapter
+    from lockkit.bench.link import Link
+    from lockkit.bench.settings import Settings
+    from lockkit.bench.subject import Subject
+
+__all__ = ["Figure", "Measured", "Workload", "fresh_name"]
+
+Combine = Literal["min", "median", "max", "sum"]
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """
+    One number that a workload measures.
+
+    Attributes:
+        key: Its name in results.
+        title: Its name in tables.
+        combine: What becomes of the rounds.
+        digits: Decimals shown.
+        shown: Stands in the table.
+    """
+
+    key: str
+    title: str
+    combine: Combine = "median"
+    digits: int = 1
+    shown: bool = True
+
+
+@dataclass(slots=True)
+class Measured:
+    """
+    What one turn gave.
+
+    Attributes:
+        figures: By `Figure.key`; what could not be measured is left out.
+        broken: How the subject broke exclusion; empty if it did not.
+        note: What else a reader must know.
+    """
+
+    figures: dict[str, float]
+    broken: str = ""
+    note: str = ""
+    details: dict[str, Any] = field(default_factory=dict)
+
+
+class Workload(ABC):
+    """
+    Something that is measured alike for every subject.
+
+    Attributes:
+        name: On the command line and in results.
+        title: In tables.
+        explains: What the figures say, and what they do not. One or two sentences.
+        figures: What it measures.
+        headline: The figure by which subjects are compared.
+        ratios: The figures of which ratios to other subjects are taken, within each round.
+        long: Takes long each time, so it gets fewer rounds.
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    explains: ClassVar[str]
+    figures: ClassVar[tuple[Figure, ...]]
+    headline: ClassVar[str]
+    ratios: ClassVar[tuple[str, ...]] = ()
+    long: ClassVar[bool] = False
+
+    def inapplicable(self, subject: Subject) -> str:
+        """Say why it makes no sense for a subject; empty if it does."""
+        if subject.workloads is not None and self.name not in subject.workloads:
+            return f"not measured: {subject.label} is there for {', '.join(subject.workloads)}"
+        return ""
+
+    @abstractmethod
+    def measure(self, subject: Subject, settings: Settings) -> Measured:
+        """
+        Measure once. Runs in the process of the command; starts the processes that lock.
+
+        Raises:
+            WorkerFailed: The subject failed.
+        """
+
+    async def work(
+        self, adapter: BlockingAdapter | AsyncAdapter, part: Mapping[str, Any], link: Link
+    ) -> dict[str, Any]:
+        """
+        Do the part of one process. Must not block an event loop that it runs in.
+
+        Args:
+            adapter: The subject's, open.
+            part: What `measure` gave along.
+            link: To the process of the command.
+
+        Returns:
+            What `measure` gets as the result; JSON.
+        """
+        raise NotImplementedError
+
+
+def fresh_name() -> str:
+    """Give a lock name that nobody uses: what one turn leaves behind cannot disturb another."""
+    return f"lockkit-bench-{secrets.token_hex(6)}"

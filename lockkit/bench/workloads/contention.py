@@ -1,0 +1,131 @@
+"""Contention: several processes want one lock all the time, and a witness looks whether two were inside at once."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from lockkit.bench.adapters.base import AsyncAdapter, BlockingAdapter
+from lockkit.bench.crew import Crew
+from lockkit.bench.lanes import pause, run_lanes
+from lockkit.bench.samples import now_ns
+from lockkit.bench.witness import Section, judge
+from lockkit.bench.workloads.base import Figure, Measured, Workload, fresh_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Mapping
+
+    from lockkit.bench.link import Link
+    from lockkit.bench.settings import Settings
+    from lockkit.bench.subject import Subject
+
+__all__ = ["Contention"]
+
+START_SECONDS = 0.1
+"""From the word to go to the common start: long enough for the word to reach every process."""
+
+Note = tuple[int, int, int | None]
+"""When a section began and ended (ns), and its token."""
+
+
+class Contention(Workload):
+    """``processes`` contenders enter one lock in a loop for ``seconds``."""
+
+    name = "contention"
+    title = "Contention for one lock"
+    explains = (
+        "Sections per second of all contenders together, and the share of the one that got least of the one that got "
+        "most. Read both: a poller looks fast when one process goes on taking the lock that it has just released, and "
+        "the others starve. Overlaps are sections that were inside together, seen by a witness outside the backend."
+    )
+    figures: ClassVar[tuple[Figure, ...]] = (
+        Figure("pairs_per_second", "pairs/s", digits=0),
+        Figure("share", "min/max share", digits=3),
+        Figure("overlaps", "overlaps", "sum", 0),
+        Figure("starved", "contenders without a turn", "max", 0, shown=False),
+        Figure("sections", "sections seen", "sum", 0, shown=False),
+    )
+    headline = "pairs_per_second"
+    ratios = ("pairs_per_second",)
+
+    def measure(self, subject: Subject, settings: Settings) -> Measured:
+        """See `Workload.measure`."""
+        alone = subject.scope == "process"
+        lanes = settings.processes if alone else 1
+        part = {"name": fresh_name(), "lanes": lanes, "seconds": settings.seconds}
+        with Crew(settings.seconds + settings.patience) as crew:
+            count = 1 if alone else settings.processes
+            workers = [crew.start(subject, self.name, part, ttl=settings.ttl) for _ in range(count)]
+            for worker in workers:
+                worker.ready()
+            start_ns = now_ns() + int(START_SECONDS * 1e9)
+            for worker in workers:
+                worker.go(start_ns=start_ns)
+            notes: list[list[Note]] = [lane for result in crew.results() for lane in result["lanes"]]
+        return _measured(notes, start_ns, settings.seconds)
+
+    async def work(
+        self, adapter: BlockingAdapter | AsyncAdapter, part: Mapping[str, Any], link: Link
+    ) -> dict[str, Any]:
+        """See `Workload.work`."""
+        start_ns = (await link.ready())["start_ns"]
+        until_ns = start_ns + int(part["seconds"] * 1e9)
+
+        def lane() -> Coroutine[Any, Any, list[Note]]:
+            return _contend(adapter, part["name"], start_ns, until_ns, alone=part["lanes"] == 1)
+
+        lanes: list[Callable[[], Coroutine[Any, Any, list[Note]]]] = [lane] * part["lanes"]
+        return {"lanes": await run_lanes(adapter, lanes)}
+
+
+async def _contend(
+    adapter: BlockingAdapter | AsyncAdapter, name: str, start_ns: int, until_ns: int, *, alone: bool
+) -> list[Note]:
+    """
+    Enter and leave until the time is over.
+
+    Args:
+        adapter: Whose lock.
+        name: The lock.
+        start_ns: When to begin.
+        until_ns: When to end.
+        alone: The only contender of this process. The others are threads or tasks here, and must get a chance to
+            intrude: in one interpreter a section that does nothing would never be interrupted.
+    """
+    notes: list[Note] = []
+    await pause(adapter, max(0.0, (start_ns - now_ns()) / 1e9))
+    if isinstance(adapter, AsyncAdapter):
+        async_lock = adapter.lock(name)
+        while now_ns() < until_ns:
+            async with async_lock as entered:
+                began = now_ns()
+                if not alone:
+                    await pause(adapter, 0)
+                ended = now_ns()
+            notes.append((began, ended, adapter.token(entered)))
+    else:
+        lock = adapter.lock(name)
+        while now_ns() < until_ns:
+            with lock as entered:
+                began = now_ns()
+                if not alone:
+                    os.sched_yield()
+                ended = now_ns()
+            notes.append((began, ended, adapter.token(entered)))
+    return notes
+
+
+def _measured(lanes: list[list[Note]], start_ns: int, seconds: float) -> Measured:
+    verdict = judge(Section(*note, contender) for contender, notes in enumerate(lanes) for note in notes)
+    # All sections are judged, but only those that ended in time are counted: a late one says more about the end.
+    until_ns = start_ns + int(seconds * 1e9)
+    counts = [sum(note[1] <= until_ns for note in notes) for notes in lanes]
+    figures: dict[str, float] = {
+        "pairs_per_second": sum(counts) / seconds,
+        "overlaps": verdict.overlaps,
+        "starved": counts.count(0),
+        "sections": verdict.sections,
+    }
+    if max(counts):
+        figures["share"] = min(counts) / max(counts)
+    return Measured(figures, broken=verdict.broken, details={"turns": counts})

@@ -1,0 +1,94 @@
+"""Held leases: what it costs to keep many locks alive."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from lockkit.bench.crew import Crew
+from lockkit.bench.lanes import enter, leave, pause
+from lockkit.bench.server import watch
+from lockkit.bench.workloads.base import Figure, Measured, Workload, fresh_name
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from lockkit.bench.adapters.base import AsyncAdapter, BlockingAdapter
+    from lockkit.bench.link import Link
+    from lockkit.bench.settings import Settings
+    from lockkit.bench.subject import Subject
+
+__all__ = ["Held"]
+
+MICROSECONDS_EACH = 10_000
+"""What acquiring and releasing one lease may take before the subject has failed."""
+
+
+class Held(Workload):
+    """One client holds ``leases`` locks of ``lease_ttl`` for one ttl, in which every one of them must be renewed."""
+
+    name = "held"
+    title = "Held leases"
+    explains = (
+        "CPU time of the holding process, as a share of one core, over one whole ttl (each lease is renewed at least "
+        "once in it), and its threads. Measured at the ttl shown: a longer one needs fewer renewals, in proportion."
+    )
+    figures: ClassVar[tuple[Figure, ...]] = (
+        Figure("leases", "leases", "max", 0),
+        Figure("ttl", "ttl s", "max", 0),
+        Figure("cpu_percent", "CPU % of a core", digits=2),
+        Figure("threads", "threads", "max", 0),
+        Figure("lost", "lost", "sum", 0),
+        Figure("commands_per_second", "commands/s"),
+        Figure("connections", "connections", "max", 0),
+        Figure("acquire_us", "acquire µs each", digits=1),
+    )
+    headline = "cpu_percent"
+    long = True
+
+    def inapplicable(self, subject: Subject) -> str:
+        """Only for what keeps a lease alive by itself."""
+        if not subject.renews:
+            return f"{subject.label} does not renew a lock that is held"
+        return super().inapplicable(subject)
+
+    def measure(self, subject: Subject, settings: Settings) -> Measured:
+        """See `Workload.measure`."""
+        part = {"name": fresh_name(), "leases": settings.leases, "seconds": settings.lease_ttl}
+        expected = settings.lease_ttl + settings.leases * MICROSECONDS_EACH / 1e6
+        with ExitStack() as stack:
+            observer = stack.enter_context(watch(subject.url))
+            crew = stack.enter_context(Crew(expected + settings.patience))
+            worker = crew.start(subject, self.name, part, ttl=settings.lease_ttl)
+            worker.ready()
+            observer.begin()
+            worker.go()
+            worker.ready()
+            seen = observer.end()
+            worker.go()
+            result = worker.result()
+        lost = int(result["lost"])
+        note = f"{lost} of {settings.leases} leases were lost" if lost else ""
+        return Measured({**result, **seen, "leases": settings.leases, "ttl": settings.lease_ttl}, note=note)
+
+    async def work(
+        self, adapter: BlockingAdapter | AsyncAdapter, part: Mapping[str, Any], link: Link
+    ) -> dict[str, Any]:
+        """See `Workload.work`."""
+        locks = [adapter.lock(f"{part['name']}-{index}", renew=True) for index in range(part["leases"])]
+        began = time.monotonic()
+        entered = [await enter(adapter, lock) for lock in locks]
+        acquire_us = (time.monotonic() - began) / len(locks) * 1e6
+        await link.ready()
+        cpu, began = time.process_time(), time.monotonic()
+        await pause(adapter, part["seconds"])
+        cpu, seconds = time.process_time() - cpu, time.monotonic() - began
+        threads = threading.active_count()
+        lost = sum(adapter.still_held(lock, lease) is False for lock, lease in zip(locks, entered, strict=True))
+        await link.ready()
+        if not lost:
+            for lock in locks:
+                await leave(adapter, lock)
+        return {"cpu_percent": 100 * cpu / seconds, "threads": threads, "lost": lost, "acquire_us": acquire_us}

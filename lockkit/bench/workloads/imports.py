@@ -1,0 +1,114 @@
+"""Import time: what a program pays that imports a library, and what it gets loaded with it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar
+
+from lockkit.bench.crew import WorkerFailed, environment
+from lockkit.bench.samples import now_ns, spread
+from lockkit.bench.workloads.base import Figure, Measured, Workload
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from lockkit.bench.settings import Settings
+    from lockkit.bench.subject import Subject
+
+__all__ = ["Imports"]
+
+LIST_MODULES = """
+import sys
+before = set(sys.modules)
+{statements}
+loaded = sorted(set(sys.modules) - before)
+import json
+print(json.dumps(loaded))
+"""
+
+
+class Imports(Workload):
+    """A bare interpreter and one that runs the statements, in turns."""
+
+    name = "import"
+    title = "Import"
+    explains = (
+        "From the start of an interpreter to its end, minus the same without the import: of minima and of medians. "
+        "Byte code has been compiled, and the files are in the system's cache."
+    )
+    figures: ClassVar[tuple[Figure, ...]] = (
+        # Not the least of the rounds: of a difference that would be the round in which the bare one was disturbed.
+        Figure("over_min_ms", "over bare, minima ms"),
+        Figure("over_median_ms", "over bare, medians ms"),
+        Figure("bare_min_ms", "bare min ms", "min"),
+        Figure("modules", "modules", "max", 0),
+        Figure("third_party", "third-party", "max", 0),
+    )
+    headline = "over_min_ms"
+    long = True
+
+    def inapplicable(self, subject: Subject) -> str:
+        """Only subjects made for it: see `lockkit.bench.catalog`."""
+        if subject.workloads != (self.name,):
+            return "imports are measured once for each library, not for each URL"
+        return ""
+
+    def measure(self, subject: Subject, settings: Settings) -> Measured:
+        """See `Workload.measure`. ``subject.target`` holds the statements."""
+        bare, full = [], []
+        # Whatever the user's environment says about byte code: it is compiled once, as it is for an installed package.
+        with tempfile.TemporaryDirectory(prefix="lockkit-bench-") as cache:
+            python = partial(_python, cache=cache, patience=settings.patience)
+            loaded: list[str] = json.loads(python(LIST_MODULES.format(statements=subject.target)))
+            for _ in range(settings.imports):
+                bare.append(_time(python, "pass"))
+                full.append(_time(python, subject.target))
+        without, with_it = spread(bare, "ms"), spread(full, "ms")
+        foreign = sorted({name.partition(".")[0] for name in loaded} - sys.stdlib_module_names - {"lockkit"})
+        return Measured(
+            {
+                "over_min_ms": with_it["min_ms"] - without["min_ms"],
+                "over_median_ms": with_it["median_ms"] - without["median_ms"],
+                "bare_min_ms": without["min_ms"],
+                "modules": len(loaded),
+                "third_party": len(foreign),
+            },
+            details={"third_party": foreign},
+        )
+
+
+def _time(python: Callable[[str], str], statements: str) -> int:
+    began = now_ns()
+    python(statements)
+    return now_ns() - began
+
+
+def _python(statements: str, *, cache: str, patience: float) -> str:
+    """
+    Run statements in a new interpreter; give what they print.
+
+    Raises:
+        WorkerFailed: They raised, or did not end.
+    """
+    variables = {**environment(), "PYTHONPYCACHEPREFIX": cache}
+    variables.pop("PYTHONDONTWRITEBYTECODE", None)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", statements],
+            env=variables,
+            capture_output=True,
+            text=True,
+            timeout=patience,
+            check=True,
+        )
+    except subprocess.TimeoutExpired:
+        message = f"no end within {patience:g} s"
+        raise WorkerFailed(message) from None
+    except subprocess.CalledProcessError as error:
+        complaint = error.stderr.strip().splitlines()
+        raise WorkerFailed(complaint[-1] if complaint else f"status {error.returncode}") from error
+    return done.stdout

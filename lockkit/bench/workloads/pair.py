@@ -1,0 +1,96 @@
+"""The uncontended pair: lock and unlock with nobody else about."""
+
+from __future__ import annotations
+
+from array import array
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from lockkit.bench.adapters.base import AsyncAdapter, BlockingAdapter
+from lockkit.bench.crew import Crew
+from lockkit.bench.samples import now_ns, spread
+from lockkit.bench.workloads.base import Figure, Measured, Workload, fresh_name
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from lockkit.bench.link import Link
+    from lockkit.bench.settings import Settings
+    from lockkit.bench.subject import Subject
+
+__all__ = ["Pair", "time_pairs"]
+
+WARM_UP = 50
+"""Pairs that are not timed: connections, scripts, inotify handles and the interpreter's caches are made by them."""
+
+
+class Pair(Workload):
+    """One process, one lock object, entered and left again and again; every pair is timed."""
+
+    name = "pair"
+    title = "Uncontended acquire + release"
+    explains = (
+        "What a lock costs when nobody else wants it; it says nothing about waiting. The minimum is least disturbed by "
+        "what else the machine does, so ratios are of minima."
+    )
+    figures: ClassVar[tuple[Figure, ...]] = (
+        Figure("min_us", "min µs", "min"),
+        Figure("median_us", "median µs"),
+        Figure("p99_us", "p99 µs"),
+        Figure("p25_us", "p25 µs", shown=False),
+        Figure("p75_us", "p75 µs", shown=False),
+        Figure("p90_us", "p90 µs", shown=False),
+        Figure("max_us", "max µs", "max", shown=False),
+        Figure("count", "pairs", "sum", 0, shown=False),
+    )
+    headline = "min_us"
+    ratios = ("min_us", "median_us")
+
+    def measure(self, subject: Subject, settings: Settings) -> Measured:
+        """See `Workload.measure`."""
+        part = {"name": fresh_name(), "seconds": settings.seconds}
+        with Crew(settings.seconds + settings.patience) as crew:
+            worker = crew.start(subject, self.name, part, ttl=settings.ttl)
+            worker.ready()
+            worker.go()
+            return Measured(worker.result())
+
+    async def work(
+        self, adapter: BlockingAdapter | AsyncAdapter, part: Mapping[str, Any], link: Link
+    ) -> dict[str, Any]:
+        """See `Workload.work`."""
+        await time_pairs(adapter, part["name"], pairs=WARM_UP)
+        await link.ready()
+        return spread(await time_pairs(adapter, part["name"], seconds=part["seconds"]), "us")
+
+
+async def time_pairs(
+    adapter: BlockingAdapter | AsyncAdapter, name: str, *, pairs: int = 0, seconds: float = 0.0
+) -> array[int]:
+    """
+    Time pairs, nanoseconds each.
+
+    Args:
+        adapter: Whose.
+        name: The lock.
+        pairs: At least so many.
+        seconds: And at least for so long.
+    """
+    samples = array("q")
+    # The loop is written twice: what would unite the two faces would be measured with them.
+    if isinstance(adapter, AsyncAdapter):
+        async_lock = adapter.lock(name)
+        until = now_ns() + int(seconds * 1e9)
+        while len(samples) < pairs or now_ns() < until:
+            began = now_ns()
+            async with async_lock:
+                pass
+            samples.append(now_ns() - began)
+    else:
+        lock = adapter.lock(name)
+        until = now_ns() + int(seconds * 1e9)
+        while len(samples) < pairs or now_ns() < until:
+            began = now_ns()
+            with lock:
+                pass
+            samples.append(now_ns() - began)
+    return samples

@@ -1,0 +1,102 @@
+"""``lockkit backends``: what each backend promises, from its `Capabilities`."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from lockkit import registry
+from lockkit.cli.output import plain, print_json
+from lockkit.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from lockkit.backend import Capabilities
+
+__all__ = ["show_backends"]
+
+
+@dataclass(slots=True)
+class _Row:
+    """
+    One backend.
+
+    Attributes:
+        schemes: Its URL schemes.
+        capabilities: None if it cannot be loaded.
+        problem: Why not, and what to install.
+    """
+
+    schemes: list[str]
+    capabilities: Capabilities | None
+    problem: str | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        capabilities = None if self.capabilities is None else dataclasses.asdict(self.capabilities)
+        return {"schemes": self.schemes, "available": self.problem is None, "problem": self.problem,
+                "capabilities": capabilities}  # fmt: skip
+
+
+def show_backends(*, as_json: bool) -> None:
+    """Print every backend that is known here."""
+    rows = _rows()
+    if as_json:
+        print_json([row.as_dict() for row in rows])
+        return
+    console = Console()
+    console.print(_table([row for row in rows if row.capabilities is not None]))
+    for row in rows:
+        where = ", ".join(row.schemes)
+        if row.capabilities is not None:
+            what = f"{row.capabilities.caveat} Tokens: {row.capabilities.token_source}."
+        else:
+            what = f"not available: {row.problem}"
+        console.print()
+        console.print(Text(plain(f"{where}: {what}")))
+
+
+def _rows() -> list[_Row]:
+    """All backends, each once, though it may have several schemes."""
+    rows: dict[object, _Row] = {}
+    for scheme in registry.schemes():
+        try:
+            backend_class = registry.find(scheme)
+        except ConfigurationError as error:
+            builtin = registry.BUILTIN.get(scheme)
+            key: object = scheme if builtin is None else builtin.target
+            row = rows.setdefault(key, _Row([], None, str(error)))
+        else:
+            row = rows.setdefault(backend_class, _Row([], backend_class.capabilities))
+        row.schemes.append(scheme)
+    return list(rows.values())
+
+
+def _table(rows: list[_Row]) -> Table:
+    table = Table("URL", "excludes", "a dead holder is replaced", "shortest ttl", "queue", "waiters", "survives")
+    for row in rows:
+        if row.capabilities is None:
+            continue
+        capabilities = row.capabilities
+        survives = {"a lost node": capabilities.survives_node_loss, "lost data": capabilities.survives_data_loss}
+        table.add_row(
+            "\n".join(f"{scheme}:" for scheme in row.schemes),
+            f"one {capabilities.scope}" if capabilities.scope != "network" else "all clients",
+            _CRASH_RELEASE[capabilities.crash_release],
+            f"{capabilities.min_ttl:g} s",
+            "fair" if capabilities.fair else "unfair",
+            {"push": "woken", "poll": "polling"}[capabilities.wakeup],
+            "\n".join(what for what, survived in survives.items() if survived) or "neither",
+        )
+    return table
+
+
+_CRASH_RELEASE = {
+    "ttl": "after the ttl",
+    "session": "when its session ends",
+    "connection": "when its connection ends",
+    "process": "at once",
+}

@@ -1,0 +1,225 @@
+"""
+The command of ``lockkit run``: a process group of its own.
+
+It is forked *before* the lock is asked for, while this process has one thread, and waits for the grant on a pipe:
+
+- ``PR_SET_PDEATHSIG`` (Linux) can only be set by the child itself, between fork and exec. Python code there is safe
+  only if no other thread holds a lock at the fork; with a lease there are threads, the keeper's.
+- Nothing of the client (connections, lock files, leases) exists yet, so the child inherits nothing of it.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from lockkit.cli.status import SIGNALLED, Status
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = ["CannotExecute", "Command", "Ended", "Stopped"]
+
+_PR_SET_PDEATHSIG = 1  # prctl(2)
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """
+    The command has ended.
+
+    Attributes:
+        status: As a shell has it: its own, or 128 + n.
+    """
+
+    status: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """
+    The command was stopped, and may go on.
+
+    Attributes:
+        signum: By which signal.
+    """
+
+    signum: int
+
+
+class CannotExecute(Exception):
+    """
+    The command cannot be executed.
+
+    No OSError: `BackendUnavailable` and `LockTimeout` are, and mean something else.
+
+    Attributes:
+        status: The exit status that shells give for it.
+    """
+
+    def __init__(self, program: str, code: int) -> None:
+        """Keep why, as a number of the `errno` module."""
+        super().__init__(f"cannot execute {program}: {os.strerror(code)}")
+        self.status = Status.NOT_FOUND if code in {errno.ENOENT, errno.ENOTDIR} else Status.NOT_EXECUTABLE
+
+
+class Command:
+    """
+    A command, forked and waiting to be started.
+
+    Attributes:
+        group: Id of its process group, which is that of its first process.
+    """
+
+    def __init__(self, argv: Sequence[str]) -> None:
+        """Fork. Call it while this process has one thread."""
+        self._argv = list(argv)
+        self._started = False
+        self._ended = False
+        go_read, self._go = os.pipe()
+        self._report, report_write = os.pipe()
+        parent = os.getpid()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self.group = os.fork()
+        if self.group == 0:
+            os.close(self._go)
+            os.close(self._report)
+            _become(self._argv, go_read, report_write, parent)
+        os.close(go_read)
+        os.close(report_write)
+        # Both sides do it, so that neither can run ahead of the other. Refused only if the child has ended.
+        with suppress(PermissionError, ProcessLookupError):
+            os.setpgid(self.group, self.group)
+
+    def start(self, variables: Mapping[str, str]) -> None:
+        """
+        Execute it.
+
+        Args:
+            variables: Added to its environment.
+
+        Raises:
+            CannotExecute: It is not there, or no program.
+        """
+        os.write(self._go, json.dumps(dict(variables)).encode())  # below PIPE_BUF: written as a whole
+        os.close(self._go)
+        self._go = -1
+        self._started = True
+        report = os.read(self._report, 16)
+        if report:
+            raise CannotExecute(self._argv[0], int(report))
+
+    def poll(self) -> Ended | Stopped | None:
+        """Tell what has happened to its first process since the last call. None: nothing."""
+        pid, status = os.waitpid(self.group, os.WNOHANG | os.WUNTRACED)
+        if pid == 0:
+            return None
+        if os.WIFSTOPPED(status):
+            return Stopped(os.WSTOPSIG(status))
+        self._ended = True
+        code = os.waitstatus_to_exitcode(status)
+        return Ended(code if code >= 0 else SIGNALLED - code)
+
+    def signal(self, signum: int) -> bool:
+        """
+        Send a signal to the whole group.
+
+        Returns:
+            False: this process may not (the command runs as another user, under sudo).
+        """
+        try:
+            os.killpg(self.group, signum)
+        except ProcessLookupError:
+            return True  # nobody is left
+        except PermissionError:
+            return False
+        return True
+
+    def gone(self) -> bool:
+        """
+        Tell whether nobody of the group is left. Only after `Ended`: until then its first process counts, even dead.
+
+        Its id cannot have passed to another group while it has members, and hardly in the moment since the last look:
+        the kernel gives ids out in turn.
+        """
+        try:
+            os.killpg(self.group, 0)
+        except ProcessLookupError:
+            return True
+        except PermissionError:
+            return False
+        return not _has_living_member(self.group)
+
+    def discard(self) -> None:
+        """Leave no process behind that was not started, or that is still running because of a failure of ours."""
+        if self._go >= 0:
+            os.close(self._go)  # it reads the end of the pipe, and exits
+            self._go = -1
+        if self._started and not self._ended:
+            self.signal(signal.SIGKILL)
+        if not self._ended:
+            os.waitpid(self.group, 0)
+            self._ended = True
+
+
+def _has_living_member(group: int) -> bool:
+    """
+    Tell the living from zombies, which signals reach like anybody.
+
+    Orphans are reaped by process 1, in many containers late or never: then each loss would take the whole grace.
+    Elsewhere than on Linux everybody counts as living.
+    """
+    if sys.platform != "linux":
+        return True
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            text = path.read_bytes()
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it has ended since
+        # After the command name, which may hold anything: state, parent, process group (proc_pid_stat(5)).
+        state, _, pgrp = text.rpartition(b")")[2].split()[:3]
+        if int(pgrp) == group and state not in {b"Z", b"X"}:
+            return True
+    return False
+
+
+def _become(argv: list[str], go: int, report: int, parent: int) -> NoReturn:
+    """Be the command: wait for the word, then execute it. In the child."""
+    code = errno.EINVAL
+    try:
+        os.setpgid(0, 0)
+        _die_with(parent)
+        # Python ignores these two, and ignored signals stay so in what is executed; its SIGINT raises.
+        for signum in (signal.SIGPIPE, signal.SIGXFSZ):
+            signal.signal(signum, signal.SIG_DFL)
+        if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+        message = os.read(go, 65536)
+        if not message:
+            os._exit(0)  # no lock, no command
+        # As bytes: a name may hold what the encoding of the locale does not have.
+        added = {key.encode(): value.encode() for key, value in json.loads(message).items()}
+        os.execvpe(argv[0], argv, {**os.environb, **added})
+    except OSError as error:
+        code = error.errno or code
+    finally:
+        os.write(report, str(code).encode())
+        os._exit(Status.NOT_FOUND)
+
+
+def _die_with(parent: int) -> None:
+    """Have the kernel kill this process when its parent dies, even if the guard was killed too. Linux only."""
+    if sys.platform == "linux":
+        import ctypes  # noqa: PLC0415 - only in the child
+
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(0)  # it died before that

@@ -1,0 +1,307 @@
+"""``lockkit demo``: several processes sell the same seats, first without a lock and then with one."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import contextmanager, suppress
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+from urllib.parse import quote
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Table
+
+import lockkit
+from lockkit.cli.output import plain, print_json, refuse_private, say
+from lockkit.cli.seller import BoxOffice, Plan, Sale
+from lockkit.cli.status import SIGNALLED, Status
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from rich.progress import TaskID
+
+    Show = Callable[[list[Sale]], None]  # called with the tickets sold since the last call
+
+__all__ = ["Round", "demo"]
+
+LOOK_EVERY = 0.05
+"""Seconds between two looks at the ledger. Shorter shows more, and takes time from the sellers."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Round:
+    """
+    All tickets of one round, in the order in which they were sold.
+
+    Attributes:
+        locked: Sold under the lock.
+        seats: How many there were.
+        sales: The tickets.
+        seconds: How long it took.
+    """
+
+    locked: bool
+    seats: int
+    sales: list[Sale]
+    seconds: float
+
+    @property
+    def seats_sold(self) -> int:
+        """How many different seats were sold."""
+        return len({sale.seat for sale in self.sales})
+
+    @property
+    def sold_again(self) -> int:
+        """How many tickets were sold for a seat that somebody has already."""
+        return len(self.sales) - self.seats_sold
+
+    @property
+    def tokens(self) -> list[int]:
+        """The fencing tokens, in the order of the sales."""
+        return [sale.token for sale in self.sales if sale.token is not None]
+
+    @property
+    def increasing(self) -> bool:
+        """Each token is higher than the one before."""
+        return all(earlier < later for earlier, later in pairwise(self.tokens))
+
+    @property
+    def right(self) -> bool:
+        """Every seat was sold once, under a lease of its own, and by tokens in the right order."""
+        once = self.seats_sold == len(self.sales) == self.seats
+        return once and len(self.tokens) == self.seats and self.increasing
+
+    def by_seller(self, processes: int) -> list[int]:
+        """How many tickets each seller sold."""
+        sellers = [sale.seller for sale in self.sales]
+        return [sellers.count(seller) for seller in range(processes)]
+
+    def as_dict(self, processes: int) -> dict[str, Any]:
+        """Give the counts as JSON has them."""
+        tokens = self.tokens
+        return {
+            "lock": self.locked,
+            "tickets": len(self.sales),
+            "seats_sold": self.seats_sold,
+            "sold_again": self.sold_again,
+            "tickets_by_seller": self.by_seller(processes),
+            "tokens": {"first": tokens[0], "last": tokens[-1], "increasing": self.increasing} if tokens else None,
+            "seconds": round(self.seconds, 3),
+        }
+
+
+def demo(url: str | None, profile: str | None, *, seats: int, processes: int, as_json: bool) -> int:
+    """
+    Sell the seats twice, show what came of it.
+
+    Args:
+        url: Backend; with neither this nor a profile, files in a temporary directory.
+        profile: Profile, or None.
+        seats: How many.
+        processes: How many sell at once.
+        as_json: Print JSON, and no progress.
+
+    Returns:
+        The exit status: 1 if a seat was sold twice under the lock.
+
+    Raises:
+        LockError: The backend is not there, or locks nobody out.
+    """
+    with _ended_by_sigterm(), tempfile.TemporaryDirectory(prefix="lockkit-demo-") as temporary:
+        directory = Path(temporary)
+        if url is None and profile is None:
+            # Not the configured default: a demo asks no production server unless it is told to.
+            url = f"file://{quote(str(directory / 'locks'))}"
+        with lockkit.connect(url, profile=profile) as client:
+            refuse_private(client)
+            client.ping()
+            backend = client.url
+        console = Console()
+        rounds = []
+        with _progress(console, seats, hidden=as_json) as shows:
+            for locked in (False, True):
+                plan = Plan(directory=temporary, seller=0, seats=seats, locked=locked, url=url, profile=profile)
+                rounds.append(_round(plan, processes, shows[locked]))
+    ok = rounds[-1].right
+    if as_json:
+        counts = [one.as_dict(processes) for one in rounds]
+        print_json({"backend": backend, "seats": seats, "processes": processes, "rounds": counts, "ok": ok})
+    else:
+        _print(console, backend, rounds, processes)
+    return Status.OK if ok else Status.FAILED
+
+
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """Tidy up after SIGTERM as after Ctrl-C."""
+
+    def leave(signum: int, frame: object) -> NoReturn:
+        del frame
+        sys.exit(SIGNALLED + signum)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+# -- selling -----------------------------------------------------------------------------------------------------------
+
+
+def _round(plan: Plan, processes: int, show: Show) -> Round:
+    """
+    Let all sellers sell at once.
+
+    Raises:
+        typer.Exit: One of them failed, and said why.
+    """
+    office = BoxOffice(Path(plan.directory))
+    office.open(plan.seats)
+    sellers: list[subprocess.Popen[str]] = []
+    try:
+        # One by one, so that Ctrl-C in between finds those that were started.
+        sellers.extend(_start(dataclasses.replace(plan, seller=number)) for number in range(processes))
+        if not all(_ready(seller) for seller in sellers):
+            raise _failure(sellers)
+        began = time.monotonic()
+        for seller in sellers:
+            _send(seller, "go\n")
+        sales = _follow(office, sellers, show)
+        seconds = time.monotonic() - began
+        if any(seller.returncode for seller in sellers):
+            raise _failure(sellers)
+        return Round(plan.locked, plan.seats, sales, seconds)
+    finally:
+        for seller in sellers:
+            _end(seller)
+
+
+def _start(plan: Plan) -> subprocess.Popen[str]:
+    # The plan goes through the pipe: a URL may hold a password, and arguments are visible to everybody.
+    seller = subprocess.Popen(
+        [sys.executable, "-m", "lockkit.cli.seller"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # A group of its own: Ctrl-C is for the demo, which ends them all.
+        process_group=0,
+        # It finds lockkit where this process did.
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONSAFEPATH": "1"},
+    )
+    _send(seller, json.dumps(dataclasses.asdict(plan)) + "\n")
+    return seller
+
+
+def _end(seller: subprocess.Popen[str]) -> None:
+    seller.kill()
+    seller.wait()
+    for pipe in (seller.stdin, seller.stdout, seller.stderr):
+        with suppress(BrokenPipeError):  # what was still to be written
+            if pipe is not None:
+                pipe.close()
+
+
+def _send(seller: subprocess.Popen[str], line: str) -> None:
+    assert seller.stdin is not None
+    try:
+        seller.stdin.write(line)
+        seller.stdin.flush()
+    except BrokenPipeError:
+        return  # it has ended: its status says why
+
+
+def _ready(seller: subprocess.Popen[str]) -> bool:
+    assert seller.stdout is not None
+    return seller.stdout.readline() == "ready\n"
+
+
+def _follow(office: BoxOffice, sellers: list[subprocess.Popen[str]], show: Show) -> list[Sale]:
+    """Watch the ledger until all sellers have ended."""
+    sales: list[Sale] = []
+    offset = 0
+    running = True
+    while running:
+        running = any(seller.poll() is None for seller in sellers)
+        new, offset = office.sales(offset)
+        sales += new
+        show(new)
+        if running:
+            time.sleep(LOOK_EVERY)
+    return sales
+
+
+def _failure(sellers: list[subprocess.Popen[str]]) -> typer.Exit:
+    """Say what the sellers that failed said, the same thing once; gives the exit with the status of one of them."""
+    for seller in sellers:
+        seller.kill()
+    said = {(seller.communicate()[1], seller.returncode) for seller in sellers}
+    failed = sorted((text, status) for text, status in said if status not in {Status.OK, -signal.SIGKILL})
+    for text, status in failed:
+        say(f"a seller ended with {status}: {plain(text.strip().rpartition(chr(10))[2])}")
+    return typer.Exit(max((status for _, status in failed), default=Status.FAILED))
+
+
+# -- showing -----------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _progress(console: Console, seats: int, *, hidden: bool) -> Iterator[dict[bool, Show]]:
+    """Show a bar for each round; gives what to call with new tickets."""
+    progress = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("tickets  {task.fields[note]}"),
+        console=console,
+        disable=hidden or not console.is_terminal,
+    )
+
+    def shower(task: TaskID) -> Show:
+        def show(sales: list[Sale]) -> None:
+            tokens = [sale.token for sale in sales if sale.token is not None]
+            progress.advance(task, len(sales))
+            if tokens:
+                progress.update(task, note=f"token {tokens[-1]}")
+
+        return show
+
+    with progress:
+        bars = {False: "without a lock", True: "with a lock"}
+        yield {locked: shower(progress.add_task(f"{text:<14}", total=seats, note="")) for locked, text in bars.items()}
+
+
+def _print(console: Console, backend: str, rounds: list[Round], processes: int) -> None:
+    without, locked = rounds
+    table = Table("", "without a lock", "with a lock")
+    table.add_row("tickets sold", *(str(len(one.sales)) for one in rounds))
+    table.add_row("different seats", *(f"{one.seats_sold} of {one.seats}" for one in rounds))
+    table.add_row("seats sold again", *(str(one.sold_again) for one in rounds))
+    table.add_row("tickets by each process", *(", ".join(map(str, one.by_seller(processes))) for one in rounds))
+    table.add_row("fencing tokens", *(_tokens(one) for one in rounds))
+    table.add_row("seconds", *(f"{one.seconds:.2f}" for one in rounds))
+    console.print(table)
+    print(f"{processes} processes, {locked.seats} seats, lock at {backend}")
+    if locked.right:
+        print(f"Without a lock {without.sold_again} tickets were for seats already sold; with a lock none.")
+    else:
+        print("THE LOCK DID NOT HOLD: a seat was sold again or not at all, or the tokens did not increase.")
+
+
+def _tokens(one: Round) -> str:
+    if not one.tokens:
+        return "none"
+    order = "increasing" if one.increasing else "NOT increasing"
+    return f"{order}\n{one.tokens[0]}\n… {one.tokens[-1]}"

@@ -1,0 +1,134 @@
+"""
+A second process that ends the command when ``lockkit run`` itself cannot.
+
+=============================================  ==========================================================
+``lockkit run`` …                              the guard kills the command's process group …
+=============================================  ==========================================================
+is killed (SIGKILL, out of memory) or crashes  at once: with it the renewal ended, on some backends the lock
+is stopped (SIGSTOP, Ctrl-Z), or starved       just before the deadline that it was told last
+=============================================  ==========================================================
+
+What it cannot help against: the whole machine, VM or container being paused, itself among it. Then the command is
+killed as soon as it all wakes up, and only a fencing token protects what the command does in between.
+
+The kernel's ``PR_SET_PDEATHSIG`` ends no more than the command's first process, and only on Linux (it is set too, for
+the case that both processes of lockkit are killed).
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import struct
+from contextlib import suppress
+from math import inf
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from lockkit.cli.output import say
+from lockkit.runtime import monotonic
+
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+__all__ = ["Guard"]
+
+LOOK_EVERY: Final = 1.0
+"""Seconds. A wait does not count the time in which the machine was suspended; longer sees such a deadline later."""
+
+_DEADLINE = struct.Struct("d")
+
+
+class Guard:
+    """The guard of one process group. Told nothing, it does nothing."""
+
+    def __init__(self, group: int) -> None:
+        """Fork. Call it while this process has one thread."""
+        self._told = -inf
+        control, self._control = os.pipe()
+        self._pid = os.fork()
+        if self._pid == 0:
+            _stand(control, group)
+        os.close(control)
+        os.set_blocking(self._control, False)
+
+    def tell(self, deadline: float) -> None:
+        """
+        Have the group killed at `deadline` (client monotonic time) or when this process ends, until told otherwise.
+
+        From the first call on; cheap when the deadline has not moved.
+        """
+        # Computed from the time left, the same deadline differs by microseconds from one look to the next.
+        if deadline <= self._told + 0.001:
+            return
+        self._told = deadline
+        try:
+            os.write(self._control, _DEADLINE.pack(deadline))
+        except BlockingIOError:
+            self._told = -inf  # somebody has stopped it for hours: try again at the next look
+        except BrokenPipeError:
+            self._told = inf
+            say("the guard process was killed: a lockkit that is stopped or killed would leave its command running")
+
+    def dismiss(self) -> None:
+        """End it without harm to the group. May be called twice."""
+        if self._control < 0:
+            return
+        # Killed, not asked: it then ends even if somebody has stopped it.
+        os.kill(self._pid, signal.SIGKILL)
+        os.waitpid(self._pid, 0)
+        os.close(self._control)
+        self._control = -1
+
+
+def _stand(control: int, group: int) -> NoReturn:
+    """Be the guard, in the child."""
+    try:
+        _detach(control)
+        if _watch(control, group):
+            _kill(group)
+    finally:
+        os._exit(0)
+
+
+def _detach(control: int) -> None:
+    """Keep nothing but the pipe: no terminal, no files of the caller, no signals meant for lockkit or its command."""
+    os.setsid()
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(signum, signal.SIG_IGN)
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for fd in [int(path.name) for path in Path("/dev/fd").iterdir()]:
+        if fd <= 2:  # noqa: PLR2004 - stdin, stdout, stderr
+            os.dup2(nowhere, fd)
+        elif fd != control:
+            try:
+                os.close(fd)
+            except OSError:
+                continue  # that of the listing itself
+
+
+def _watch(control: int, group: int) -> bool:
+    """Kill at the deadline; True when lockkit has ended and the group is to go too."""
+    deadline = inf
+    armed = False
+    poll = select.poll()
+    poll.register(control, select.POLLIN)
+    while True:
+        left = max(0.0, deadline - monotonic())
+        # A message first: lockkit may have renewed in time, and this process have slept.
+        if poll.poll(int(min(left, LOOK_EVERY) * 1000) + 1 if left < inf else None):
+            message = os.read(control, 4096)
+            if not message:
+                return armed
+            (deadline,) = _DEADLINE.unpack(message[-_DEADLINE.size :])
+            armed = True
+        elif monotonic() >= deadline:
+            _kill(group)
+            deadline = inf
+
+
+def _kill(group: int) -> None:
+    # Nobody is left; or the command runs as another user (sudo), which lockkit tells when it can.
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, signal.SIGKILL)

@@ -1,0 +1,78 @@
+"""
+What ``lockkit run`` is told while it waits: signals, and the news of its own threads, in one pipe.
+
+Signals do not raise exceptions here. One that arrives right before the main thread blocks in a wait would be noticed
+only when that wait ends (CPython runs handlers between instructions, and a wait that has not begun is not interrupted).
+So the C handler writes the number of the signal into a pipe (``signal.set_wakeup_fd``), and the main thread does all of
+its waiting on that pipe.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from types import FrameType
+
+__all__ = ["ENDING", "FORWARDED", "WOKEN", "Inbox"]
+
+WOKEN: Final = 0
+"""Stands for "something has happened" among the numbers of signals."""
+
+ENDING: Final = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT})
+"""Signals that ask a process to end."""
+
+FORWARDED: Final = ENDING | {signal.SIGUSR1, signal.SIGUSR2}
+"""Signals that are the command's. All of them end a process that does not expect them."""
+
+_WHILE_RUNNING = (signal.SIGTSTP, signal.SIGCONT, signal.SIGWINCH, signal.SIGCHLD)
+
+
+class Inbox:
+    """Takes the signals of this process from now on: `FORWARDED`, and after `watch_command` those of job control."""
+
+    def __init__(self) -> None:
+        """Call it in the main thread."""
+        self._read, self._write = os.pipe()
+        os.set_blocking(self._read, False)
+        os.set_blocking(self._write, False)
+        signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+        # Inherited as ignored (some daemons do that), the end of a child would leave no status to ask for.
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        _take(FORWARDED)
+
+    def watch_command(self) -> None:
+        """Take what concerns a running command too; until then Ctrl-Z stops this process as any other."""
+        _take(_WHILE_RUNNING)
+
+    def post(self) -> None:
+        """Wake the main thread. From any thread."""
+        try:
+            os.write(self._write, bytes([WOKEN]))
+        except BlockingIOError:
+            return  # 64 KiB unread: it has enough to wake up for
+
+    def wait(self, seconds: float) -> list[int]:
+        """Give the signals that have come, in order, and `WOKEN`; waits for them at most `seconds`."""
+        poll = select.poll()
+        poll.register(self._read, select.POLLIN)
+        # Rounded up: a wait that ends a little too early would make the caller's loop a busy one.
+        if not poll.poll(-int(-max(0.0, seconds) * 1000 // 1)):
+            return []
+        return list(os.read(self._read, 4096))
+
+
+def _take(signals: Iterable[signal.Signals]) -> None:
+    for signum in signals:
+        # What the caller has us ignore (nohup, a shell's background jobs) is ignored by the command too.
+        if signal.getsignal(signum) is not signal.SIG_IGN:
+            signal.signal(signum, _nothing)
+
+
+def _nothing(signum: int, frame: FrameType | None) -> None:
+    """Handle a signal in Python: its number is in the pipe already."""
+    del signum, frame

@@ -1,0 +1,114 @@
+"""``lockkit holders`` and ``lockkit break``: see, and free, what somebody else holds."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+import lockkit
+from lockkit.cli.output import plain, print_json, refuse_private, say
+from lockkit.cli.status import Status
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from lockkit.backend import Holder
+
+__all__ = ["break_lock", "show_holders"]
+
+
+def show_holders(name: str, url: str | None, profile: str | None, *, as_json: bool) -> None:
+    """
+    Print who holds a lock.
+
+    Raises:
+        LockError: It cannot be asked.
+    """
+    with lockkit.connect(url, profile=profile) as client:
+        refuse_private(client)
+        holders = client.holders(name)
+        if as_json:
+            rows = [dataclasses.asdict(holder) for holder in holders]
+            print_json({"name": name, "backend": client.url, "holders": rows})
+        elif holders:
+            Console().print(_table(name, client.url, holders))
+        else:
+            print(f"nobody holds {name!r} at {client.url}")
+
+
+def break_lock(name: str, url: str | None, profile: str | None, *, yes: bool, as_json: bool) -> Status:
+    """
+    Free a lock by force.
+
+    Args:
+        name: The lock.
+        url: Backend, or None.
+        profile: Profile, or None.
+        yes: Do not ask.
+        as_json: Print JSON.
+
+    Raises:
+        LockError: The backend cannot be reached, or does not allow it.
+        typer.BadParameter: There is nobody to ask.
+    """
+    with lockkit.connect(url, profile=profile) as client:
+        refuse_private(client)
+        holders = client.holders(name)
+        if holders and not yes and not _agreed(name, client.url, holders):
+            say("left as it is")
+            return Status.FAILED
+        broken = client.break_lock(name)
+        if as_json:
+            print_json({"name": name, "backend": client.url, "broken": broken})
+        else:
+            what = "broke" if broken else "nobody held"
+            print(f"{what} {name!r} at {client.url}")
+    return Status.OK
+
+
+def _agreed(name: str, url: str, holders: Sequence[Holder]) -> bool:
+    if not sys.stdin.isatty():
+        message = "there is no terminal to ask on: give --yes if nobody should hold this lock"
+        raise typer.BadParameter(message, param_hint="--yes")
+    Console(stderr=True).print(_table(name, url, holders))
+    return typer.confirm("Its holder works on until its next renewal. Break the lock?", err=True)
+
+
+def _table(name: str, url: str, holders: Sequence[Holder]) -> Table:
+    """One row per fact: a holder has more of them than fit side by side."""
+    table = Table(title=Text(plain(f"{name!r} at {url}")), title_justify="left", show_header=False)
+    for holder in holders:
+        for key, value in _facts(holder).items():
+            table.add_row(key, Text(plain(value)))
+        table.add_section()
+    return table
+
+
+def _facts(holder: Holder) -> dict[str, Any]:
+    facts: dict[str, Any] = {
+        "owner": holder.owner,
+        "token": "none (a foreign client)" if holder.token is None else holder.token,
+        "seconds left": "unknown" if holder.remaining is None else f"{holder.remaining:.1f}",
+    }
+    if holder.waiters is not None:
+        facts["waiters"] = holder.waiters
+    for key, value in holder.metadata.items():
+        facts[plain(key)] = _local_time(value) if key == "started" else value
+    return facts
+
+
+def _local_time(value: object) -> object:
+    """Show Unix time as people read it; whatever else a foreign client wrote there, as it is."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return value
+    try:
+        return datetime.fromtimestamp(value, UTC).astimezone().isoformat(sep=" ", timespec="seconds")
+    except (OverflowError, OSError, ValueError):
+        return value

@@ -1,0 +1,44 @@
+"""What ``lockkit run`` is asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+__all__ = ["OnBusy", "RunOptions"]
+
+
+class OnBusy(StrEnum):
+    """What to do when somebody else holds the lock."""
+
+    WAIT = "wait"
+    FAIL = "fail"
+    SKIP = "skip"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """
+    The options of ``lockkit run``. Times are seconds.
+
+    Attributes:
+        url: Backend, or None.
+        profile: Profile, or None.
+        ttl: Of the lease; None: the client's default.
+        on_busy: See `OnBusy`.
+        timeout: How long to wait; None: without limit for ``wait``, not at all for the others.
+        grace: From SIGTERM to SIGKILL when the lease is about to end; None: `default_grace`.
+        kill_after: From a forwarded SIGTERM to SIGKILL.
+        min_hold: Keep the lock at least so long, even if the command ends earlier.
+        metadata: Text for ``lockkit holders``.
+    """
+
+    url: str | None
+    profile: str | None
+    ttl: float | None
+    on_busy: OnBusy
+    timeout: float | None
+    grace: float | None
+    kill_after: float
+    min_hold: float
+    metadata: str | None

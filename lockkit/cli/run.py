@@ -1,0 +1,214 @@
+"""``lockkit run``: a command under a lock."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+import typer
+
+import lockkit
+from lockkit.cli.command import CannotExecute, Command
+from lockkit.cli.guard import LOOK_EVERY, Guard
+from lockkit.cli.inbox import ENDING, FORWARDED, Inbox
+from lockkit.cli.options import OnBusy
+from lockkit.cli.output import plain, refuse_private, say
+from lockkit.cli.status import SIGNALLED, Status
+from lockkit.cli.supervisor import Outcome, Supervisor, default_grace, grace_max
+from lockkit.errors import BackendUnavailable, LockError, LockLost, LockTimeout
+from lockkit.runtime import monotonic
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from lockkit.cli.options import RunOptions
+    from lockkit.sync import Client, Lease, Lock
+
+__all__ = ["Interrupted", "run"]
+
+
+class Interrupted(Exception):
+    """
+    A signal came while the lock was being waited for.
+
+    Attributes:
+        signum: Its number.
+    """
+
+    def __init__(self, signum: int) -> None:
+        """Keep the number."""
+        super().__init__(signum)
+        self.signum = signum
+
+
+def run(name: str, argv: Sequence[str], options: RunOptions) -> int:
+    """
+    Run a command under a lock.
+
+    Args:
+        name: The lock.
+        argv: The command and its arguments.
+        options: See there.
+
+    Returns:
+        The exit status.
+
+    Raises:
+        LockError: The lock could not be had.
+        typer.BadParameter: The grace is longer than the ttl allows.
+    """
+    job = _Job(argv, options)
+    try:
+        with lockkit.connect(options.url, profile=options.profile) as client:
+            refuse_private(client)
+            return job.run(client, name)
+    except Interrupted as interrupt:
+        return SIGNALLED + interrupt.signum
+    finally:
+        job.clean_up()
+
+
+class _Job:
+    """One run: the command, its guard, and the signals for it."""
+
+    def __init__(self, argv: Sequence[str], options: RunOptions) -> None:
+        """Fork both processes. Nothing of a client exists yet, and this process has one thread."""
+        self._options = options
+        self._command = Command(argv)
+        self._guard = Guard(self._command.group)
+        self._inbox = Inbox()
+
+    def clean_up(self) -> None:
+        """Leave no process behind. May be called twice."""
+        self._command.discard()
+        self._guard.dismiss()
+
+    def run(self, client: Client, name: str) -> int:
+        """Acquire, run the command, release; gives the exit status."""
+        options = self._options
+        timeout = 0 if options.timeout is None and options.on_busy is not OnBusy.WAIT else options.timeout
+        lock = client.lock(
+            name,
+            ttl=options.ttl,
+            timeout=timeout,
+            metadata=options.metadata,
+            on_lost=lambda *_: self._inbox.post(),
+        )
+        try:
+            lease = self._acquire(lock)
+        except LockTimeout:
+            if options.on_busy is OnBusy.SKIP:
+                return Status.OK  # in silence: cron mails what is printed
+            raise
+        self._inbox.watch_command()
+        held_until = monotonic() + options.min_hold
+        try:
+            outcome = self._run_command(lease)
+        except CannotExecute as error:
+            say(plain(error))
+            return _release(lease, Outcome(error.status, lost=False))
+        finally:
+            # Whatever went wrong here: nothing of the command outlives the lock.
+            self.clean_up()
+        if not outcome.lost:
+            self._hold_on(lease, held_until)
+        return _release(lease, outcome)
+
+    def _acquire(self, lock: Lock) -> Lease:
+        """
+        Wait for the lock in a thread, and for signals in this one.
+
+        Raises:
+            Interrupted: A signal came. Closing the client ends the wait.
+            LockError: What the wait ended with.
+        """
+        outcome: list[Lease | LockError] = []
+
+        def ask() -> None:
+            try:
+                outcome.append(lock.acquire())
+            except LockError as error:
+                outcome.append(error)
+            finally:
+                self._inbox.post()
+
+        thread = threading.Thread(target=ask, name="lockkit-acquire", daemon=True)
+        thread.start()
+        while not outcome and thread.is_alive():
+            for signum in self._inbox.wait(LOOK_EVERY):
+                if signum in FORWARDED:
+                    raise Interrupted(signum)
+        thread.join()
+        (result,) = outcome
+        if isinstance(result, LockError):
+            raise result
+        return result
+
+    def _run_command(self, lease: Lease) -> Outcome:
+        """
+        Run it to its end, or to that of the lease.
+
+        Raises:
+            CannotExecute: There is no such command, or it is no program.
+        """
+        grace = _grace(lease, self._options.grace)
+        if lease.remaining() <= lease.ttl / 2:
+            lease.extend()  # the grant took long: without this the command might be ended before the first renewal
+        supervisor = Supervisor(
+            self._command, lease, self._inbox, self._guard, grace=grace, kill_after=self._options.kill_after
+        )
+        self._command.start(
+            {
+                "LOCKKIT_NAME": lease.name,
+                "LOCKKIT_TOKEN": str(lease.token),
+                "LOCKKIT_OWNER": lease.owner,
+                "LOCKKIT_DEADLINE": f"{monotonic() + lease.remaining():.3f}",
+            }
+        )
+        return supervisor.run()
+
+    def _hold_on(self, lease: Lease, until: float) -> None:
+        """
+        Keep the lock after a command that ended early (``--min-hold``).
+
+        Without it: A's clock is 2 s ahead of B's; A's cron runs a job of 1 s and frees the lock; B's cron finds it free
+        and runs the job again.
+        """
+        while not lease.lost and (left := until - monotonic()) > 0:
+            if ENDING.intersection(self._inbox.wait(min(left, 1.0))):
+                return
+
+
+def _grace(lease: Lease, wanted: float | None) -> float:
+    """
+    Check the grace against the ttl that was granted (a backend may round it up).
+
+    Raises:
+        typer.BadParameter: It is too long.
+    """
+    if wanted is None:
+        return default_grace(lease.ttl)
+    if wanted > grace_max(lease.ttl):
+        message = (
+            f"{wanted:g} s is more than half of the ttl of {lease.ttl:g} s, and would leave renewals no time. "
+            "Give a shorter grace or a longer --ttl."
+        )
+        raise typer.BadParameter(message, param_hint="'--signal-grace'")
+    return wanted
+
+
+def _release(lease: Lease, outcome: Outcome) -> int:
+    """Give the lock back, and decide on the exit status."""
+    if outcome.lost:
+        return Status.LOST  # what is still held is released when the client is closed
+    try:
+        lease.release()
+    except LockLost:
+        # When and why has been logged.
+        ended = f"the command had ended by itself, with status {outcome.status}"
+        say(plain(f"lock {lease.name!r} (token {lease.token}) was lost before it was released; {ended}"))
+        return Status.LOST
+    except BackendUnavailable as error:
+        # The command was protected to its end; the lock goes at its ttl.
+        say(plain(error))
+    return outcome.status

@@ -1,0 +1,169 @@
+"""
+One process of ``lockkit demo``: sells seats that are counted in a plain file.
+
+What it does is wrong on purpose: it reads how many seats are left, thinks, and writes one less. Two processes that read
+the same number sell the same seat. Under a lock the same code is right.
+
+It is started as ``python -m lockkit.cli.seller`` and talks to the demo by pipes::
+
+    demo                           seller
+    ----                           ------
+    one line of JSON: the `Plan`
+                                   "ready": the client has connected
+    "go": all are ready
+                                   sells until no seat is left, and exits; what it sold stands in the ledger
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+import time
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import lockkit
+from lockkit.cli.status import Status, status_of
+from lockkit.errors import LockError
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from lockkit.sync import Lease, Lock
+
+__all__ = ["LOCK_NAME", "BoxOffice", "Plan", "Sale"]
+
+LOCK_NAME = "lockkit-demo"
+
+WAIT_MAX = 60.0
+"""Seconds that a seller waits for the lock. A backend that is silent for longer ends the demo."""
+
+THINK_MIN, THINK_MAX = 0.002, 0.008
+"""Seconds between reading and writing. Longer makes a double sale surer and the demo slower."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """
+    What a seller is told.
+
+    Attributes:
+        directory: Where the box office keeps its files.
+        seller: Its number, from 0.
+        seats: How many there are at first.
+        locked: Sell under the lock.
+        url: Backend, or None.
+        profile: Profile, or None.
+    """
+
+    directory: str
+    seller: int
+    seats: int
+    locked: bool
+    url: str | None
+    profile: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Sale:
+    """
+    One ticket.
+
+    Attributes:
+        seat: Its number, from 1.
+        seller: Who sold it.
+        token: The fencing token of the lease under which it was sold, or None.
+    """
+
+    seat: int
+    seller: int
+    token: int | None
+
+
+class BoxOffice:
+    """Two plain files in a directory: how many seats are left, and a line for each ticket sold."""
+
+    def __init__(self, directory: Path) -> None:
+        """Open nothing yet."""
+        self._left = directory / "seats-left"
+        self._ledger = directory / "tickets.jsonl"
+
+    def open(self, seats: int) -> None:
+        """Begin with that many seats, and no ticket."""
+        self._left.write_text(f"{seats:09d}\n")
+        self._ledger.write_text("")
+
+    def left(self) -> int:
+        """Read how many seats are left."""
+        return int(self._left.read_text())
+
+    def sell(self, left: int, seats: int, seller: int, token: int | None) -> None:
+        """Sell the next seat, where `left` were left."""
+        line = json.dumps({"seat": seats - left + 1, "seller": seller, "token": token}) + "\n"
+        # In place and of fixed width, so that the race is between processes and not between half-written files.
+        _write(self._left, f"{left - 1:09d}\n", 0)
+        # One write to a file opened for appending: tickets are never lost, whoever writes.
+        _write(self._ledger, line, os.O_APPEND)
+
+    def sales(self, offset: int = 0) -> tuple[list[Sale], int]:
+        """Read the tickets from `offset` (bytes) on; gives them, and the next offset."""
+        with self._ledger.open("rb") as file:
+            file.seek(offset)
+            text = file.read()
+        whole = text[: text.rfind(b"\n") + 1]
+        return [Sale(**json.loads(line)) for line in whole.splitlines()], offset + len(whole)
+
+
+def _write(path: Path, text: str, flags: int) -> None:
+    fd = os.open(path, os.O_WRONLY | flags)
+    try:
+        os.write(fd, text.encode())
+    finally:
+        os.close(fd)
+
+
+def _sell_one(office: BoxOffice, plan: Plan, lease: Lease | None) -> bool:
+    """Read, think, write. False: sold out."""
+    left = office.left()
+    if left == 0:
+        return False
+    time.sleep(random.uniform(THINK_MIN, THINK_MAX))  # noqa: S311 - a customer's mind, no secret
+    if lease is not None:
+        lease.check()
+    office.sell(left, plan.seats, plan.seller, None if lease is None else lease.token)
+    return True
+
+
+def _sell(office: BoxOffice, plan: Plan, lock: Lock | None) -> None:
+    # At most all seats: without a lock a slow seller may write the number up again, time after time.
+    for _ in range(plan.seats):
+        guard: AbstractContextManager[Lease | None] = nullcontext() if lock is None else lock
+        with guard as lease:
+            if not _sell_one(office, plan, lease):
+                return
+
+
+def _main() -> int:
+    plan = Plan(**json.loads(sys.stdin.readline()))
+    office = BoxOffice(Path(plan.directory))
+    with lockkit.connect(plan.url, profile=plan.profile) as client:
+        lock: Any = None
+        if plan.locked:
+            client.ping()
+            lock = client.lock(LOCK_NAME, timeout=WAIT_MAX, metadata=f"seller {plan.seller} of lockkit demo")
+        print("ready", flush=True)
+        if sys.stdin.readline() == "go\n":
+            _sell(office, plan, lock)
+    return Status.OK
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(_main())
+    except LockError as problem:
+        print(problem, file=sys.stderr)
+        sys.exit(status_of(problem))

@@ -1,0 +1,65 @@
+"""What the exit status of a command means. The numbers are a contract, where they exist those of sysexits.h."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Final
+
+from lockkit.errors import (
+    BackendUnavailable,
+    ConfigurationError,
+    LockError,
+    LockLost,
+    LockTimeout,
+    StaleToken,
+    Unsupported,
+)
+
+__all__ = ["RUN_STATUSES", "SIGNALLED", "Status", "status_of"]
+
+
+class Status(IntEnum):
+    """Exit statuses of lockkit's own."""
+
+    OK = 0
+    FAILED = 1
+    USAGE = 2
+    UNAVAILABLE = 69  # EX_UNAVAILABLE
+    BUSY = 75  # EX_TEMPFAIL
+    CONFIGURATION = 78  # EX_CONFIG
+    LOST = 79  # the first number after those of sysexits.h
+    NOT_EXECUTABLE = 126  # as shells have it, like the next two
+    NOT_FOUND = 127
+
+
+SIGNALLED: Final = 128
+"""Plus the number of the signal that ended a process."""
+
+RUN_STATUSES: Final = (
+    ("COMMAND's own", "it ran to its end under the lock"),
+    (f"{Status.OK:d}", "also: busy, with --on-busy=skip; COMMAND did not run"),
+    (f"{Status.USAGE:d}", "wrong usage"),
+    (f"{Status.UNAVAILABLE:d}", "the backend is unavailable"),
+    (f"{Status.BUSY:d}", "busy, or timed out; COMMAND did not run"),
+    (f"{Status.CONFIGURATION:d}", "wrong configuration: name, ttl, URL, option, profile, credentials"),
+    (f"{Status.LOST:d}", "the lease was lost: COMMAND's process group was ended before the deadline"),
+    (f"{Status.NOT_EXECUTABLE:d}", "COMMAND is not executable"),
+    (f"{Status.NOT_FOUND:d}", "COMMAND was not found"),
+    (f"{SIGNALLED} + n", "COMMAND, or the wait for the lock, was ended by signal n"),
+)
+"""What ``lockkit run`` ends with, for its help."""
+
+_STATUSES: Final[tuple[tuple[type[LockError], Status], ...]] = (
+    (BackendUnavailable, Status.UNAVAILABLE),
+    (ConfigurationError, Status.CONFIGURATION),
+    # Another backend, or more rights, would mend it: that is a matter of configuration.
+    (Unsupported, Status.CONFIGURATION),
+    (LockTimeout, Status.BUSY),
+    (LockLost, Status.LOST),
+    (StaleToken, Status.LOST),
+)
+
+
+def status_of(error: LockError) -> Status:
+    """Give the exit status for an error of the library."""
+    return next((status for kind, status in _STATUSES if isinstance(error, kind)), Status.FAILED)

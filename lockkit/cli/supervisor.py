@@ -1,0 +1,232 @@
+"""
+Looks after a running command and after the lease that it runs under.
+
+The rule that everything here serves: **no process of the command's group is left when the deadline passes.** ::
+
+    deadline - grace - margin      deadline - margin    deadline - margin/2    deadline
+    ------------------------------+--------------------+----------------------+---------
+    renewals may still succeed    | SIGTERM was sent   | SIGKILL was sent     | guard kills
+                                  | the command ends   | the kernel ends it   | if we did not
+
+The same when the backend says that the lock is not ours any more: then SIGTERM is sent at once, and SIGKILL after the
+grace, or at ``deadline - margin`` of the last deadline if that is sooner.
+"""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+from math import inf
+from typing import TYPE_CHECKING, Final
+
+from lockkit.cli.command import Ended, Stopped
+from lockkit.cli.guard import LOOK_EVERY
+from lockkit.cli.inbox import WOKEN
+from lockkit.cli.output import plain, say
+from lockkit.cli.status import SIGNALLED
+from lockkit.cli.terminal import Terminal
+from lockkit.runtime import monotonic
+
+if TYPE_CHECKING:
+    from lockkit.cli.command import Command
+    from lockkit.cli.guard import Guard
+    from lockkit.cli.inbox import Inbox
+    from lockkit.sync import Lease
+
+__all__ = ["Outcome", "Supervisor", "default_grace", "grace_max", "margin"]
+
+_KILLED_STATUS: Final = SIGNALLED + signal.SIGKILL
+
+_GONE_EVERY: Final = 0.02
+"""Seconds between two looks whether a group that was told to end has ended."""
+
+_GONE_WITHIN: Final = 1.0
+"""Seconds that a killed group is waited for when the deadline is over already."""
+
+
+def default_grace(ttl: float) -> float:
+    """
+    Seconds between SIGTERM and SIGKILL where nobody says: a sixth of the ttl, at most 10.
+
+    Longer gives the command more time to tidy up, and renewals less time to succeed after an outage.
+    """
+    return min(10.0, ttl / 6)
+
+
+def grace_max(ttl: float) -> float:
+    """Give the longest grace: half of the ttl. The first renewal is sent at a third, and needs time for its answer."""
+    return ttl / 2
+
+
+def margin(ttl: float) -> float:
+    """Seconds for the kernel and the scheduler to end killed processes: a twentieth of the ttl, at most 1."""
+    return min(1.0, ttl / 20)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """
+    How it ended.
+
+    Attributes:
+        status: The command's, as a shell has it.
+        lost: It was ended because of the lease.
+    """
+
+    status: int
+    lost: bool
+
+
+class Supervisor:
+    """Waits for the end of a command; forwards signals; ends its group when the lease is about to end."""
+
+    def __init__(
+        self, command: Command, lease: Lease, inbox: Inbox, guard: Guard, *, grace: float, kill_after: float
+    ) -> None:
+        """
+        Take over a command that is about to be started.
+
+        Args:
+            command: Started right after this.
+            lease: What it runs under.
+            inbox: Where signals, and the news of a loss, come in.
+            guard: Told of every deadline.
+            grace: Seconds from SIGTERM to SIGKILL when the lease is about to end.
+            kill_after: The same after a SIGTERM for lockkit, which is forwarded.
+        """
+        self._command = command
+        self._lease = lease
+        self._inbox = inbox
+        self._guard = guard
+        self._grace = grace
+        self._margin = margin(lease.ttl)
+        self._kill_after = kill_after
+        self._terminal = Terminal(command.group)
+        self._deadline = monotonic() + lease.remaining()
+        self._lost = False
+        self._kill_at = inf
+        self._killed = False
+        self._how = "ended with SIGTERM"
+        self._forbidden = False
+        guard.tell(self._deadline - self._margin / 2)
+
+    def run(self) -> Outcome:
+        """Come back when the command has ended; when it was ended because of the lease, its group too."""
+        while not isinstance(event := self._command.poll(), Ended):
+            if isinstance(event, Stopped):
+                self._on_stopped(event.signum)
+            self._look_at_lease()
+            self._kill_when_due()
+            for signum in self._inbox.wait(self._next_look() - monotonic()):
+                self._on_signal(signum)
+        self._terminal.take_back()
+        if event.status == _KILLED_STATUS and monotonic() >= self._deadline - self._margin / 2:
+            self._lost = True  # and this process has slept through it
+            self._kill_at = monotonic()
+            self._how = "killed by the guard"
+        if self._lost:
+            self._finish_group()
+        return Outcome(event.status, self._lost)
+
+    def _next_look(self) -> float:
+        due = [monotonic() + LOOK_EVERY]
+        if not self._killed:
+            due.append(self._kill_at)
+        if not self._lost:
+            due.append(self._deadline - self._grace - self._margin)
+        return min(due)
+
+    # -- the lease ---------------------------------------------------------------------------------------------------
+
+    def _look_at_lease(self) -> None:
+        now = monotonic()
+        remaining = self._lease.remaining()
+        if remaining > 0:
+            self._deadline = now + remaining
+            self._guard.tell(self._deadline - self._margin / 2)
+        if self._lost or remaining > self._grace + self._margin:
+            return
+        self._lost = True
+        self._kill_at = min(self._kill_at, now + self._grace, self._deadline - self._margin)
+        if remaining > 0:
+            name = self._lease.name
+            say(f"lock {name!r} was not renewed and its lease ends in {remaining:.1f} s: ending the command")
+        self._terminate()
+
+    def _terminate(self) -> None:
+        self._send(signal.SIGTERM)
+        self._send(signal.SIGCONT)  # a stopped process takes SIGTERM only when it goes on
+
+    def _kill_when_due(self) -> None:
+        if self._killed or monotonic() < self._kill_at:
+            return
+        self._killed = True
+        self._how = "killed"
+        if not self._lost:
+            say(f"the command did not end within {self._kill_after:g} s of SIGTERM (--kill-after): killing it")
+        self._send(signal.SIGKILL)
+
+    def _finish_group(self) -> None:
+        """Wait until nobody of the group is left, and see to it: the command's children may outlive it."""
+        while not self._command.gone() and not self._killed:
+            self._kill_when_due()
+            self._inbox.wait(_GONE_EVERY)
+        until = max(self._deadline, monotonic() + _GONE_WITHIN)
+        while not self._command.gone() and monotonic() < until:
+            self._inbox.wait(_GONE_EVERY)
+        self._report_end()
+
+    def _report_end(self) -> None:
+        left = self._deadline - monotonic()
+        when = f"{left:.2f} s before the deadline" if left >= 0 else f"seen {-left:.2f} s after the deadline"
+        what = f"lock {self._lease.name!r} (token {self._lease.token}) was lost: the command and its process group"
+        rest = "" if self._command.gone() else "; some process of it is still there"
+        say(plain(f"{what} were {self._how}, {when}{rest}"))
+
+    # -- signals -----------------------------------------------------------------------------------------------------
+
+    def _on_signal(self, signum: int) -> None:
+        if signum in {WOKEN, signal.SIGCHLD}:
+            return  # the loop looks at both anyway
+        if signum == signal.SIGCONT:
+            self._resume()
+            return
+        self._send(signum)
+        if signum == signal.SIGTERM:
+            self._send(signal.SIGCONT)
+            self._kill_at = min(self._kill_at, monotonic() + self._kill_after)
+
+    def _send(self, signum: int) -> None:
+        if not self._command.signal(signum) and not self._forbidden:
+            self._forbidden = True
+            say("the command runs as another user: this process may not send it signals, nor end it at the deadline")
+
+    # -- job control -------------------------------------------------------------------------------------------------
+
+    def _on_stopped(self, signum: int) -> None:
+        """
+        Deal with a command that was stopped.
+
+        By the kernel, for using the terminal from the background: lend it the terminal. By Ctrl-Z: stop too, so that
+        the shell gets its prompt. By SIGSTOP: somebody meant the command and not us; the lock stays held.
+        """
+        if signum in {signal.SIGTTIN, signal.SIGTTOU} and self._terminal.lend():
+            self._send(signal.SIGCONT)
+        elif signum in {signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU}:
+            self._stop_myself()
+
+    def _stop_myself(self) -> None:
+        """Stop as the command did; returns after SIGCONT. The renewal stops too: the guard watches the deadline."""
+        was_lent = self._terminal.lent
+        self._terminal.take_back()
+        # With the default action, which does nothing where no shell could let us go on (an orphaned process group).
+        handler = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+        signal.raise_signal(signal.SIGTSTP)
+        signal.signal(signal.SIGTSTP, handler)
+        if was_lent:
+            self._terminal.lend()
+
+    def _resume(self) -> None:
+        # Stopped for longer than the lease? Then the command must not take another step: the loop kills it.
+        if self._lease.remaining() > 0:
+            self._send(signal.SIGCONT)

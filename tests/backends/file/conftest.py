@@ -1,0 +1,51 @@
+"""Clients of one directory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from lockkit.backends.file import FileBackend
+from lockkit.runtime import drive
+from lockkit.url import parse
+from tests.backends.support import FakeClock, StubHost
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.backends.file.support import Connect
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """Where the locks lie. Not there yet."""
+    return tmp_path / "locks"
+
+
+@pytest.fixture
+def host() -> StubHost:
+    """A client's engine, in real time."""
+    return StubHost()
+
+
+@pytest.fixture
+def frozen() -> StubHost:
+    """A client's engine whose time stands still."""
+    return StubHost(FakeClock())
+
+
+@pytest.fixture
+def connect(directory: Path) -> Iterator[Connect]:
+    """Opens clients of the directory, and closes them at the end."""
+    opened: list[FileBackend] = []
+
+    def connect(host: StubHost, query: str = "", path: Path = directory) -> FileBackend:
+        url = parse(f"file://{path}{query}")
+        opened.append(FileBackend.open(url, {"group": "group" in query}, host))
+        return opened[-1]
+
+    yield connect
+    for backend in opened:
+        drive(backend.close())

@@ -1,0 +1,283 @@
+"""Records that are damaged, foreign, no files, or on a full disk: never two holders, never stuck for good."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from lockkit.backend import Gone, Renewed, Unknown
+from lockkit.backends import _directory
+from lockkit.backends._ledger import Ledger
+from lockkit.backends._record import encode
+from lockkit.errors import BackendUnavailable, ConfigurationError, LockError
+from lockkit.runtime import drive
+from tests.backends.file.support import LONG, Connect, open_files, tick
+from tests.backends.support import StubHost, granted
+
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "empty": lambda _: b"",
+    "truncated": lambda text: text[:60],
+    "zeros": lambda text: bytes(len(text)),
+    "garbage": lambda _: b"\xff\x00garbage\n" * 50,
+    "changed": lambda text: text.replace(b"lock", b"luck", 2),
+    "flipped": lambda text: text[:80] + bytes([text[80] ^ 1]) + text[81:],
+    "another lock's": lambda _: encode(Ledger(1), "other", _directory.boot_id()),
+}
+
+
+@pytest.fixture(params=DAMAGES)
+def damage(request: pytest.FixtureRequest, directory: Path) -> Callable[[], None]:
+    """Damages the record of x."""
+
+    def damage() -> None:
+        path = directory / "x.lock"
+        path.write_bytes(DAMAGES[request.param](path.read_bytes()))
+
+    return damage
+
+
+def test_damaged_record_heals_at_once_if_nobody_else_lives(
+    connect: Connect, frozen: StubHost, damage: Callable[[], None]
+) -> None:
+    """Nobody can hold the lock then. The token goes on."""
+    backend = connect(frozen)
+    grant = granted(drive(backend.try_acquire(frozen.request())))
+    drive(backend.release(grant))
+
+    damage()
+
+    assert granted(drive(backend.try_acquire(frozen.request()))).token > grant.token
+
+
+def test_damaged_record_grants_nobody_while_an_old_lease_may_live(
+    connect: Connect, frozen: StubHost, directory: Path, damage: Callable[[], None]
+) -> None:
+    """The largest ttl of any living client passes first; then the lock is as good as new."""
+    holder, other, third = connect(frozen), connect(frozen), connect(frozen)
+    granted(drive(other.try_acquire(frozen.request("some other lock", ttl=50.0))))
+    grant = granted(drive(holder.try_acquire(frozen.request(ttl=20.0))))
+
+    damage()
+
+    for _ in range(2):
+        with pytest.raises(BackendUnavailable, match=rf"{directory}/x.lock .*50.0 s.*lockkit break 'x'"):
+            drive(third.try_acquire(frozen.request()))
+    (outcome,) = drive(holder.renew([grant]))
+    assert isinstance(outcome, Unknown)
+    with pytest.raises(BackendUnavailable):
+        drive(holder.release(grant))
+    with pytest.raises(BackendUnavailable):
+        drive(third.holders("x"))
+    tick(frozen, 49.9)
+    with pytest.raises(BackendUnavailable):
+        drive(third.try_acquire(frozen.request()))
+    tick(frozen, 0.2)
+    assert granted(drive(third.try_acquire(frozen.request()))).token > grant.token
+    assert drive(holder.renew([grant])) == [Gone("taken")]
+
+
+def test_damaged_record_of_a_lock_that_we_hold_ourselves(
+    connect: Connect, frozen: StubHost, damage: Callable[[], None]
+) -> None:
+    """Our own lease counts too, for as long as it lasts."""
+    backend = connect(frozen)
+    granted(drive(backend.try_acquire(frozen.request(ttl=20.0))))
+
+    damage()
+
+    with pytest.raises(BackendUnavailable, match=r"20\.0 s"):
+        drive(backend.try_acquire(frozen.request()))
+    tick(frozen, 20.0)
+    granted(drive(backend.try_acquire(frozen.request())))
+
+
+@pytest.mark.parametrize("seen", [False, True])
+def test_damaged_record_is_mended_by_break_lock(
+    seen: bool,  # noqa: FBT001
+    connect: Connect,
+    frozen: StubHost,
+    damage: Callable[[], None],
+) -> None:
+    """As its message says; whether or not somebody has met the damage before."""
+    holder, other = connect(frozen), connect(frozen)
+    grant = granted(drive(holder.try_acquire(frozen.request())))
+    damage()
+    if seen:
+        with pytest.raises(BackendUnavailable):
+            drive(other.try_acquire(frozen.request()))
+
+    assert drive(other.break_lock("x"))
+
+    assert granted(drive(other.try_acquire(frozen.request()))).token > grant.token
+
+
+def test_damaged_record_and_unreadable_client(connect: Connect, frozen: StubHost, directory: Path) -> None:
+    """If nobody can say how long a lease may last, a person has to."""
+    holder, other = connect(frozen), connect(frozen)
+    granted(drive(holder.try_acquire(frozen.request())))
+    assert holder._presence.client is not None
+    Path(holder._presence.client.path).write_text("garbage")
+    (directory / "x.lock").write_text("garbage")
+
+    with pytest.raises(BackendUnavailable, match=r"nobody can tell.*lockkit break 'x'"):
+        drive(other.try_acquire(frozen.request()))
+    assert drive(other.break_lock("x"))
+    granted(drive(other.try_acquire(frozen.request())))
+
+
+def test_record_of_another_version_is_left_alone(connect: Connect, host: StubHost, directory: Path) -> None:
+    """A newer lockkit may hold the lock."""
+    backend = connect(host)
+    granted(drive(backend.try_acquire(host.request())))
+    path = directory / "x.lock"
+    text = path.read_bytes().replace(b"lockkit-record 1", b"lockkit-record 2")
+    path.write_bytes(text)
+
+    with pytest.raises(ConfigurationError, match="another version of lockkit") as caught:
+        drive(backend.try_acquire(host.request()))
+    assert (caught.value.name, caught.value.backend) == ("x", f"file://{directory}")
+    with pytest.raises(ConfigurationError, match="another version of lockkit"):
+        drive(backend.break_lock("x"))
+
+    assert path.read_bytes() == text
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda path: path.mkdir(), "x.lock is a directory: remove it"),
+        (lambda path: path.symlink_to("/etc/passwd"), "x.lock is a symbolic link: remove it"),
+        (lambda path: path.symlink_to("nowhere"), "x.lock is a symbolic link: remove it"),
+        (os.mkfifo, "x.lock is no regular file: remove it"),
+    ],
+    ids=["directory", "symlink", "dangling symlink", "fifo"],
+)
+def test_record_that_is_no_file(
+    make: Callable[[Path], None], match: str, connect: Connect, host: StubHost, directory: Path
+) -> None:
+    """It says so, and does not follow links out of the directory."""
+    backend = connect(host)
+    drive(backend.ping())
+    make(directory / "x.lock")
+    before = open_files()
+
+    with pytest.raises(ConfigurationError, match=match) as caught:
+        drive(backend.try_acquire(host.request()))
+
+    assert (caught.value.name, caught.value.backend) == ("x", f"file://{directory}")
+    assert open_files() == before
+
+
+@pytest.mark.parametrize(
+    ("code", "error", "match"),
+    [
+        (errno.EACCES, ConfigurationError, r"may not be used by this user: .*\?group=1"),
+        (errno.EROFS, ConfigurationError, "read-only file system: name another directory"),
+        (errno.ENOSPC, BackendUnavailable, "file system is full: free some space"),
+        (errno.EDQUOT, BackendUnavailable, "quota is used up"),
+        (errno.EMFILE, BackendUnavailable, "ulimit -n"),
+        (errno.EIO, BackendUnavailable, "could not be read or written"),
+    ],
+)
+def test_system_errors_say_what_to_do(  # noqa: PLR0917 - fixtures
+    code: int,
+    error: type[LockError],
+    match: str,
+    connect: Connect,
+    host: StubHost,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By the table; and when the fault is over the lock works."""
+    backend = connect(host)
+    drive(backend.ping())
+    real = os.open
+
+    def refuse(path: str, flags: int, mode: int = 0o777) -> int:
+        if str(path).endswith(".lock"):
+            raise OSError(code, os.strerror(code), path)
+        return real(path, flags, mode)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", refuse)
+        with pytest.raises(error, match=match):
+            drive(backend.try_acquire(host.request()))
+
+    granted(drive(backend.try_acquire(host.request())))
+
+
+def test_something_in_the_way_of_the_directory(connect: Connect, host: StubHost, tmp_path: Path) -> None:
+    """A file where the directory or its parent should be."""
+    (tmp_path / "file").write_text("")
+
+    for path in (tmp_path / "file", tmp_path / "file" / "locks"):
+        with pytest.raises(ConfigurationError, match="no directory"):
+            drive(connect(host, path=path).ping())
+
+
+@pytest.fixture
+def full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Path]]:
+    """Fills the file system of a directory: a small tmpfs where we may mount one, else a fault in the system call."""
+    path = tmp_path / "small"
+    path.mkdir(mode=0o700)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64k,mode=0700", "tmpfs", str(path)], check=False, capture_output=True
+    )
+
+    def fill() -> Path:
+        if mounted.returncode != 0:
+
+            def refuse(*_: int) -> None:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+            monkeypatch.setattr(os, "posix_fallocate", refuse)
+            return path
+        with (path / "ballast").open("wb", buffering=0) as ballast, suppress(OSError):
+            while ballast.write(bytes(4096)):
+                pass
+        assert os.statvfs(path).f_bavail == 0
+        return path
+
+    try:
+        yield fill
+    finally:
+        if mounted.returncode == 0:
+            subprocess.run(["umount", "-l", str(path)], check=True)
+
+
+def test_full_disk_from_the_start(connect: Connect, host: StubHost, full: Callable[[], Path]) -> None:
+    """No client file, no record, nothing left half made."""
+    path = full()
+
+    with pytest.raises(BackendUnavailable, match="full: free some space"):
+        drive(connect(host, path=path).try_acquire(host.request()))
+
+    assert [entry for entry in path.rglob("*") if entry.is_file() and entry.name != "ballast"] == []
+
+
+def test_full_disk_later(connect: Connect, host: StubHost, full: Callable[[], Path], tmp_path: Path) -> None:
+    """Locks that have a record go on; new ones and long queues are refused, without harm to the record."""
+    path = tmp_path / "small"
+    backend = connect(host, path=path)
+    grant = granted(drive(backend.try_acquire(host.request())))
+    full()
+
+    with pytest.raises(BackendUnavailable, match="full: free some space"):
+        drive(backend.try_acquire(host.request("new")))
+    assert drive(backend.renew([grant])) == [Renewed()]
+    waiters = [host.request(ttl=LONG) for _ in range(200)]
+
+    async def queue_up() -> None:
+        for waiter in waiters:
+            await backend.try_acquire(waiter)
+
+    with pytest.raises(BackendUnavailable, match="full: free some space"):
+        drive(queue_up())
+    assert len(drive(backend.holders("x"))) == 1
+    assert drive(backend.release(grant))
+    granted(drive(backend.try_acquire(waiters[0])))

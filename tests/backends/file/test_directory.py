@@ -1,0 +1,124 @@
+"""The URL, and the directory: who may use what is made, and what is refused."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from lockkit.backends import _directory
+from lockkit.backends.file import FileBackend
+from lockkit.errors import ConfigurationError, LockError
+from lockkit.runtime import drive
+from lockkit.url import parse
+from tests.backends.file.support import Connect, mode
+from tests.backends.support import StubHost, granted
+
+
+def test_url_names_the_directory(host: StubHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Absolute, or the default; nothing is touched by opening."""
+    monkeypatch.setenv("LOCKKIT_STATE_DIR", str(tmp_path / "state"))
+    backend = FileBackend.open(parse("file:///a/./b/"), {"group": False}, host)
+    default = FileBackend.open(parse("file:"), {"group": False}, host)
+
+    assert backend.url == "file:///a/b"
+    assert default.url == f"file://{tmp_path}/state/locks"
+    assert not (tmp_path / "state").exists()
+
+
+@pytest.mark.parametrize("url", ["file://host/path", "file://user@host/path", "file+x:///path"])
+def test_url_that_means_something_else_is_refused(url: str, host: StubHost) -> None:
+    """Two slashes instead of three are the usual mistake."""
+    with pytest.raises(ConfigurationError, match="three slashes"):
+        FileBackend.open(parse(url), {"group": False}, host)
+
+
+def test_only_the_user_may_use_what_is_made(connect: Connect, host: StubHost, tmp_path: Path) -> None:
+    """Directories 0700, also the parents; files 0600: whatever the umask."""
+    old = os.umask(0)
+    try:
+        backend = connect(host, path=tmp_path / "a" / "b")
+        granted(drive(backend.try_acquire(host.request())))
+    finally:
+        os.umask(old)
+
+    made = [tmp_path / "a", *(tmp_path / "a").rglob("*")]
+    assert {(path.is_dir(), mode(path)) for path in made} == {(True, 0o700), (False, 0o600)}
+
+
+def test_group_may_use_what_is_shared_with_it(connect: Connect, host: StubHost, directory: Path) -> None:
+    """``?group=1``: whatever the umask; the group is the directory's."""
+    directory.mkdir()
+    directory.chmod(0o770)  # without setgid, which would do it by itself
+    if os.geteuid() == 0:
+        os.chown(directory, -1, 12345)
+    old = os.umask(0o077)
+    try:
+        backend = connect(host, "?group=1")
+        granted(drive(backend.try_acquire(host.request())))
+    finally:
+        os.umask(old)
+
+    assert mode(directory / "clients") == 0o770
+    files = [path for path in directory.rglob("*") if path.is_file()]
+    assert {(mode(path), path.stat().st_gid) for path in files} == {(0o660, directory.stat().st_gid)}
+
+
+@pytest.mark.parametrize(
+    ("permissions", "query", "mend"),
+    [(0o777, "", "chmod o-w"), (0o770, "", "chmod g-w"), (0o777, "?group=1", "chmod o-w"), (0o702, "", "chmod o-w")],
+)
+def test_directory_that_strangers_may_write_to_is_refused(  # noqa: PLR0917 - fixtures
+    permissions: int, query: str, mend: str, connect: Connect, host: StubHost, directory: Path
+) -> None:
+    """They could remove records of locks that are held."""
+    directory.mkdir()
+    directory.chmod(permissions)
+
+    with pytest.raises(ConfigurationError, match=mend):
+        drive(connect(host, query).ping())
+
+    assert list(directory.iterdir()) == []
+
+
+@pytest.mark.parametrize(("permissions", "query"), [(0o1777, ""), (0o770, "?group=1"), (0o755, "")])
+def test_directory_that_strangers_cannot_spoil_is_taken(
+    permissions: int, query: str, connect: Connect, host: StubHost, directory: Path
+) -> None:
+    """Sticky, or shared on purpose."""
+    directory.mkdir()
+    directory.chmod(permissions)
+
+    drive(connect(host, query).ping())
+
+    assert mode(directory) == permissions
+
+
+def test_network_file_system_is_recognised() -> None:
+    """By its type in the list of mounts."""
+    mounts = (
+        "22 1 254:0 / / rw,relatime - ext4 /dev/root rw\n"
+        "30 22 0:45 / /home rw,relatime shared:7 - nfs4 server:/home rw,addr=10.0.0.1\n"
+    )
+
+    assert _directory.file_system(mounts, os.makedev(0, 45)) == "nfs4"
+    assert _directory.file_system(mounts, os.makedev(254, 0)) == "ext4"
+    assert _directory.file_system(mounts, os.makedev(0, 99)) == ""
+
+
+def test_network_file_system_is_refused(connect: Connect, host: StubHost, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its other machines have another clock."""
+    monkeypatch.setattr(_directory, "file_system", lambda *_: "nfs4")
+
+    with pytest.raises(ConfigurationError, match=r"network file system \(nfs4\)"):
+        drive(connect(host).ping())
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a file system that takes no new directories")
+def test_file_system_that_takes_no_directories_is_told(host: StubHost) -> None:
+    """The parent exists and yet nothing can be made in it: an error, not a search for a missing parent for ever."""
+    backend = FileBackend.open(parse("file:///proc/nope"), {"group": False}, host)
+
+    with pytest.raises(LockError, match="/proc/nope"):
+        drive(backend.try_acquire(host.request()))

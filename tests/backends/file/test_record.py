@@ -1,0 +1,118 @@
+"""The text of a record, and the names of record files."""
+
+from __future__ import annotations
+
+import unicodedata
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import example, given
+
+from lockkit.backends._directory import record_name
+from lockkit.backends._ledger import Ledger
+from lockkit.backends._record import REMOVED, DamagedError, FileClaim, RemovedError, VersionError, decode, encode
+
+NAMES = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1).filter(
+    lambda name: len(name.encode()) <= 255
+)
+OWNERS = st.text("0123456789abcdef", min_size=1, max_size=32)
+CLAIMS = st.builds(
+    FileClaim,
+    owner=OWNERS,
+    ttl=st.integers(10_000, 10**15).map(lambda us: us / 1e6),
+    client=st.text("0123456789abcdef", min_size=16, max_size=16),
+    metadata=st.just(""),
+)
+METADATA = st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=200).map(
+    lambda text: f'{{"text":"{text}"}}'
+)
+
+
+@st.composite
+def ledgers(draw: st.DrawFn) -> Ledger[FileClaim]:
+    """Any state of a lock."""
+    ledger: Ledger[FileClaim] = Ledger(draw(st.integers(0, 2**63)))
+    ledger.until = draw(st.integers(0, 10**15)) / 1e6
+    ledger.broken = draw(st.one_of(st.just(""), OWNERS))
+    ledger.queue = draw(st.lists(CLAIMS, max_size=5))
+    if draw(st.booleans()):
+        ledger.holder = draw(CLAIMS)._replace(ttl=0.0, metadata=draw(METADATA))
+    return ledger
+
+
+def fields(ledger: Ledger[FileClaim]) -> list[object]:
+    """What makes two ledgers equal."""
+    return [ledger.holder, ledger.until, ledger.token, ledger.broken, ledger.queue]
+
+
+@given(ledger=ledgers(), name=NAMES, behind=st.binary(max_size=20))
+def test_record_is_read_as_it_was_written(ledger: Ledger[FileClaim], name: str, behind: bytes) -> None:
+    """Also when the rest of a longer one stands behind it; and written again it is the same text."""
+    escaped, _ = record_name(name)
+    text = encode(ledger, escaped, "boot-1")
+
+    read, boot = decode(text + behind, escaped)
+
+    assert fields(read) == fields(ledger)
+    assert boot == "boot-1"
+    assert encode(read, escaped, boot) == text
+
+
+@given(ledger=ledgers(), data=st.data())
+def test_damage_is_recognised(ledger: Ledger[FileClaim], data: st.DataObject) -> None:
+    """A record with any one byte changed, or cut off anywhere, is no record."""
+    text = encode(ledger, "name", "boot")
+    position = data.draw(st.integers(0, len(text) - 1))
+    changed = bytearray(text)
+    changed[position] ^= data.draw(st.integers(1, 255))
+
+    for damaged in (bytes(changed), text[:position], text[:position] + bytes(len(text) - position)):
+        with pytest.raises((DamagedError, VersionError)):
+            decode(damaged, "name")
+
+
+def test_record_of_another_lock_version_or_state_is_told_apart() -> None:
+    """A copied file, a newer lockkit, a file that is being removed."""
+    text = encode(Ledger(1), "name", "boot")
+
+    with pytest.raises(DamagedError, match="record of the lock name"):
+        decode(text, "other")
+    assert decode(text, None)[0].token == 1
+    with pytest.raises(VersionError, match=r"^2$"):
+        decode(text.replace(b"record 1", b"record 2"), "name")
+    with pytest.raises(RemovedError):
+        decode(REMOVED + text, "name")
+
+
+@given(first=NAMES, second=NAMES)
+@example(first="A", second="a")
+@example(first="é", second="e\u0301")
+@example(first="a/b", second="a%2Fb")
+@example(first="x" * 200, second="X" * 200)
+@example(first="x" * 200, second="x" * 199)
+@example(first="\u017f", second="s")
+def test_different_names_are_different_files(first: str, second: str) -> None:
+    """Also on file systems that fold case or normalise Unicode."""
+    files = [unicodedata.normalize("NFC", record_name(name)[1]).casefold() for name in (first, second)]
+
+    assert (files[0] == files[1]) == (first == second)
+
+
+@given(name=NAMES)
+@example(name="..")
+@example(name=".")
+@example(name="/")
+@example(name="../../etc/passwd")
+@example(name="clients")
+@example(name="\U0001f512" * 63)
+def test_no_name_leaves_the_directory(name: str) -> None:
+    """Each is one plain file name that every file system takes."""
+    escaped, file = record_name(name)
+
+    assert file.endswith(".lock")
+    assert "/" not in file
+    assert not file.startswith(".")
+    assert len(file) <= 255
+    assert file.isascii()
+    assert " " not in escaped
+    assert "\n" not in escaped

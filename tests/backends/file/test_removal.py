@@ -1,0 +1,261 @@
+"""Files that somebody removed, reboots, and the tidying that lockkit does itself."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from lockkit.backend import Busy, Gone, Renewed
+from lockkit.backends import _presence, _recordfile, file
+from lockkit.backends._clients import is_dead
+from lockkit.backends._record import REMOVED
+from lockkit.errors import BackendUnavailable, ConfigurationError
+from lockkit.runtime import BlockingRuntime, drive
+from tests.backends.file.peer import Peer
+from tests.backends.file.support import LONG, Connect, acquire, open_files, tick, until
+from tests.backends.support import StubHost, granted
+
+
+def test_record_removed_by_a_stranger(connect: Connect, frozen: StubHost, directory: Path) -> None:
+    """The lock is free then, also for who has the old file open; the holder hears of it; tokens go on."""
+    holder, other = connect(frozen), connect(frozen)
+    grant = granted(drive(holder.try_acquire(frozen.request())))
+    assert isinstance(drive(other.try_acquire(frozen.request(queue=False))), Busy)
+
+    (directory / "x.lock").unlink()
+    tick(frozen, 0.2)
+
+    assert granted(drive(other.try_acquire(frozen.request()))).token > grant.token
+    assert drive(holder.renew([grant])) == [Gone("taken")]
+
+
+def test_directory_removed_by_a_stranger(connect: Connect, frozen: StubHost, directory: Path) -> None:
+    """It is made again, and the clients find each other there."""
+    first, second = connect(frozen), connect(frozen)
+    granted(drive(first.try_acquire(frozen.request())))
+    granted(drive(second.try_acquire(frozen.request("y"))))
+
+    directory.rename(directory.with_name("moved"))
+    tick(frozen, 2.0)
+
+    granted(drive(second.try_acquire(frozen.request())))
+    assert isinstance(drive(first.try_acquire(frozen.request(queue=False))), Busy)
+
+
+def test_directory_replaced_a_moment_ago(connect: Connect, frozen: StubHost, directory: Path) -> None:
+    """Who opens a record in the new directory has a client file there first: else it would seem to be dead."""
+    first, second = connect(frozen), connect(frozen)
+    drive(first.ping())
+    directory.rename(directory.with_name("moved"))
+    drive(second.ping())
+
+    granted(drive(first.try_acquire(frozen.request())))
+
+    assert isinstance(drive(second.try_acquire(frozen.request(queue=False))), Busy)
+
+
+def test_client_file_removed_by_a_stranger(
+    connect: Connect, frozen: StubHost, directory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The client seems dead for a moment; it notices, says so, and what it renews is its own again."""
+    holder, other = connect(frozen), connect(frozen)
+    grant = granted(drive(holder.try_acquire(frozen.request(ttl=5.0))))
+    granted(drive(holder.try_acquire(frozen.request("long", ttl=20.0))))
+    assert holder._presence.client is not None
+    Path(holder._presence.client.path).unlink()
+    drive(other.ping())
+    before = open_files()
+    tick(frozen, 2.0)
+
+    assert drive(holder.renew([grant])) == [Renewed()]
+
+    assert "was removed by somebody" in caplog.text
+    # Closed: both records, and the former client file. Opened: one record, and the new client file.
+    assert open_files() == before - 1
+    assert isinstance(drive(other.try_acquire(frozen.request())), Busy)
+    # It goes on saying how long the leases may last that it was given before.
+    (directory / "x.lock").write_text("garbage")
+    with pytest.raises(BackendUnavailable, match=r"20\.0 s"):
+        drive(other.try_acquire(frozen.request()))
+
+
+def test_waiter_whose_client_file_was_removed_queues_up_again(connect: Connect, host: StubHost) -> None:
+    """It is woken, and listens as the new client."""
+    holder, waiter = connect(host), connect(host)
+    grant = granted(drive(holder.try_acquire(host.request(ttl=LONG))))
+    request = host.request(ttl=LONG)
+    busy = drive(waiter.try_acquire(request))
+    assert isinstance(busy, Busy)
+    threads = threading.active_count()
+    sleeping = threading.Thread(target=lambda: drive(waiter.wait(request, busy, host.runtime.now() + LONG)))
+    sleeping.start()
+    assert waiter._presence.client is not None
+    Path(waiter._presence.client.path).unlink()
+    waiter._presence.suspect()
+    drive(waiter.ping())
+    sleeping.join(30)
+    assert not sleeping.is_alive()
+    until(lambda: threading.active_count() == threads)
+
+    assert isinstance(drive(waiter.try_acquire(request)), Busy)
+    assert request.place.watcher is waiter._watcher
+    again = threading.Thread(target=acquire, args=(waiter, request))
+    again.start()
+    drive(holder.release(grant))
+
+    again.join(30)
+    assert not again.is_alive()
+
+
+def test_record_from_before_a_reboot_is_free(
+    connect: Connect, frozen: StubHost, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever its times say; the token goes on."""
+    holder = connect(frozen)
+    grant = granted(drive(holder.try_acquire(frozen.request(ttl=LONG))))
+    drive(holder.close())
+    monkeypatch.setattr(_recordfile, "boot_id", lambda: "after-the-reboot")
+    monkeypatch.setattr(file, "wall_clock_ns", lambda: 0)
+
+    again = granted(drive(connect(frozen).try_acquire(frozen.request())))
+
+    assert again.token == grant.token + 1
+    assert b"after-the-reboot" in (directory / "x.lock").read_bytes()
+
+
+def test_directory_shared_by_two_kernels_is_refused(
+    connect: Connect, frozen: StubHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another boot id, but its client lives: their clocks cannot be compared."""
+    granted(drive(connect(frozen).try_acquire(frozen.request())))
+    monkeypatch.setattr(_recordfile, "boot_id", lambda: "another-kernel")
+
+    with pytest.raises(ConfigurationError, match="another kernel"):
+        drive(connect(frozen).try_acquire(frozen.request()))
+
+
+@pytest.fixture
+def thorough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """New clients look at everything."""
+    monkeypatch.setattr(_presence, "REAP_MAX", 1000)
+    monkeypatch.setattr(_presence, "REAP_SKIP_MAX", 1)
+
+
+def age(directory: Path) -> None:
+    """Make all files look as if nobody had touched them for two days."""
+    for path in directory.rglob("*"):
+        if path.is_file():
+            changed = path.stat().st_mtime - 2 * 24 * 3600
+            os.utime(path, (changed, changed))
+
+
+@pytest.mark.usefixtures("thorough")
+def test_unused_records_are_removed(connect: Connect, host: StubHost, directory: Path) -> None:
+    """Also while another client has them open, which then makes a new one; tokens go on."""
+    user = connect(host)
+    grants = {name: granted(drive(user.try_acquire(host.request(name, ttl=LONG)))) for name in ("used", "held")}
+    drive(user.release(grants["used"]))
+    (directory / ".new-left").write_text("")
+    (directory / "not ours").write_text("")
+    (directory / "damaged.lock").write_text("garbage")
+    age(directory)
+
+    drive(connect(host).ping())
+
+    assert {path.name for path in directory.iterdir()} == {"held.lock", "clients", "not ours", "damaged.lock"}
+    again = granted(drive(user.try_acquire(host.request("used"))))
+    assert again.token > grants["used"].token
+    assert (directory / "used.lock").exists()
+    assert isinstance(drive(connect(host).try_acquire(host.request("used", queue=False))), Busy)
+
+
+@pytest.mark.usefixtures("thorough")
+def test_recent_records_are_kept(connect: Connect, host: StubHost, directory: Path) -> None:
+    """A lock that is used every minute keeps its record."""
+    user = connect(host)
+    drive(user.release(granted(drive(user.try_acquire(host.request())))))
+
+    drive(connect(host).ping())
+
+    assert (directory / "x.lock").exists()
+
+
+@pytest.mark.usefixtures("thorough")
+def test_record_with_a_token_above_the_time_is_kept(
+    connect: Connect, host: StubHost, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock was set back: only the record knows the last token."""
+    user = connect(host)
+    drive(user.release(granted(drive(user.try_acquire(host.request())))))
+    wall = _recordfile.wall_clock_ns()
+    age(directory)
+    monkeypatch.setattr(_recordfile, "wall_clock_ns", lambda: wall - 3600 * 10**9)
+
+    drive(connect(host).ping())
+
+    assert (directory / "x.lock").exists()
+
+
+def test_record_that_was_removed_halfway_is_made_anew(connect: Connect, host: StubHost, directory: Path) -> None:
+    """Its remover died between the mark and the removal."""
+    backend = connect(host)
+    grant = granted(drive(backend.try_acquire(host.request())))
+    drive(backend.release(grant))
+    path = directory / "x.lock"
+    path.write_bytes(REMOVED + path.read_bytes()[len(REMOVED) :])
+
+    assert granted(drive(backend.try_acquire(host.request()))).token > grant.token
+    assert path.read_bytes().startswith(b"lockkit-record 1")
+
+
+@pytest.mark.usefixtures("thorough")
+def test_files_of_dead_clients_are_removed(connect: Connect, host: StubHost, directory: Path) -> None:
+    """And those of living ones kept."""
+    living = connect(host)
+    drive(living.ping())
+    with Peer(f"file://{directory}") as peer:
+        peer.ask("attempt x 30")
+        peer.kill()
+    assert len(list((directory / "clients").iterdir())) == 2
+
+    newcomer = connect(host)
+    drive(newcomer.ping())
+
+    assert living._presence.client is not None
+    assert newcomer._presence.client is not None
+    assert {path.name for path in (directory / "clients").iterdir()} == {
+        living._presence.client.id,
+        newcomer._presence.client.id,
+    }
+    assert not is_dead(newcomer._directory, living._presence.client.id)
+
+
+def test_client_that_lives_long_touches_its_file(connect: Connect, frozen: StubHost) -> None:
+    """Cleaners of temporary directories would remove it."""
+    backend = connect(frozen)
+    grant = granted(drive(backend.try_acquire(frozen.request(ttl=1e6))))
+    assert backend._presence.client is not None
+    os.utime(backend._presence.client.path, (0, 0))
+    drive(backend.renew([grant]))
+    assert Path(backend._presence.client.path).stat().st_mtime == 0
+
+    tick(frozen, 2 * 3600.0)
+    drive(backend.renew([grant]))
+
+    assert Path(backend._presence.client.path).stat().st_mtime > 0
+
+
+def test_runtime_of_the_host_is_used(connect: Connect) -> None:
+    """A backend of a blocking client never suspends: `drive` would raise."""
+    host = StubHost(BlockingRuntime())
+    backend = connect(host)
+    grant = granted(drive(backend.try_acquire(host.request())))
+    request = host.request()
+    busy = drive(backend.try_acquire(request))
+    assert isinstance(busy, Busy)
+    drive(backend.wait(request, busy, host.runtime.now() + 0.01))
+    drive(backend.abandon(request))
+    assert drive(backend.release(grant))

@@ -1,0 +1,251 @@
+"""Queue, wake-ups, and what becomes of the dead and the stopped: with other processes, in real time."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from lockkit.backend import Busy
+from lockkit.backends._inotify import Inotify
+from lockkit.backends.file import FileBackend
+from lockkit.runtime import AsyncioRuntime, drive
+from lockkit.url import parse
+from tests.backends.file.peer import Peer
+from tests.backends.file.support import LONG, Connect, acquire, until, waiter_count
+from tests.backends.support import StubHost, granted
+
+if TYPE_CHECKING:
+    from lockkit.backend import Request
+
+
+@pytest.fixture(params=["inotify", "polling"])
+def wakeup(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """How waiters learn that it is their turn; polling is what macOS has."""
+    if request.param == "polling":
+        monkeypatch.setattr(Inotify, "__init__", _refuse)
+    return str(request.param)
+
+
+def _refuse(self: Inotify) -> None:
+    del self
+    raise OSError(errno.EMFILE, "no more instances", "inotify")
+
+
+@pytest.mark.usefixtures("wakeup")
+def test_waiter_gets_the_lock_when_it_is_released(connect: Connect, host: StubHost) -> None:
+    """And not when the holder's ttl runs out."""
+    first, second = connect(host), connect(host)
+    grant = granted(drive(first.try_acquire(host.request(ttl=LONG))))
+    request = host.request(ttl=LONG)
+    waiter = threading.Thread(target=acquire, args=(second, request))
+    assert isinstance(drive(second.try_acquire(request)), Busy)
+    waiter.start()
+
+    drive(first.release(grant))
+
+    waiter.join(30)
+    assert not waiter.is_alive()
+    assert [holder.owner for holder in drive(first.holders("x"))] == [request.owner]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="inotify is Linux's")
+def test_poke_wakes_only_what_it_concerns(connect: Connect, host: StubHost) -> None:
+    """A client that waits for many locks looks again at one, and deeper waiters of that one sleep on."""
+    holder, client, other = connect(host), connect(host), connect(host)
+    grants = {name: granted(drive(holder.try_acquire(host.request(name, ttl=LONG)))) for name in "abc"}
+    requests = {name: host.request(name, ttl=LONG) for name in "abc"}
+    for request in requests.values():
+        busy = drive(client.try_acquire(request))
+        assert isinstance(busy, Busy)
+    deeper = [host.request("b", ttl=LONG) for _ in range(3)]
+    for request in deeper:
+        assert isinstance(drive(other.try_acquire(request)), Busy)
+    # Starts the listener, and returns when the poke has come.
+    wait = threading.Thread(target=lambda: drive(client.wait(requests["b"], Busy(), host.runtime.now() + 30)))
+    woken = threading.Thread(target=lambda: drive(other.wait(deeper[0], Busy(), host.runtime.now() + 30)))
+    wait.start()
+    woken.start()
+
+    drive(holder.release(grants["b"]))
+
+    wait.join(40)
+    woken.join(40)
+    assert not wait.is_alive()
+    assert [requests[name].wake.is_set() for name in "ac"] == [False, False]
+    granted(drive(client.try_acquire(requests["b"])))
+
+
+@pytest.mark.usefixtures("wakeup")
+def test_killed_holder_is_replaced_at_once(connect: Connect, host: StubHost, directory: Path) -> None:
+    """The kernel says that it is dead; nobody waits for its ttl."""
+    backend = connect(host)
+    with Peer(f"file://{directory}") as peer:
+        assert peer.ask(f"acquire x {LONG}")[0] == "granted"
+        request = host.request(ttl=LONG)
+        waiter = threading.Thread(target=acquire, args=(backend, request))
+        assert isinstance(drive(backend.try_acquire(request)), Busy)
+        waiter.start()
+
+        peer.kill()
+
+        waiter.join(30)
+        assert not waiter.is_alive()
+
+
+def test_killed_holder_is_replaced_though_nobody_waited(connect: Connect, host: StubHost, directory: Path) -> None:
+    """Trying once is enough."""
+    backend = connect(host)
+    with Peer(f"file://{directory}") as peer:
+        token = int(peer.ask(f"acquire x {LONG}")[1])
+        assert isinstance(drive(backend.try_acquire(host.request(queue=False))), Busy)
+
+        peer.kill()
+
+        assert drive(backend.holders("x")) == []
+        assert granted(drive(backend.try_acquire(host.request(queue=False)))).token > token
+
+
+@pytest.mark.usefixtures("wakeup")
+def test_killed_waiter_is_passed_over(connect: Connect, host: StubHost, directory: Path) -> None:
+    """Who stood behind it follows the one before it from then on, and is woken by the release."""
+    holder, last = connect(host), connect(host)
+    grant = granted(drive(holder.try_acquire(host.request(ttl=LONG))))
+    with Peer(f"file://{directory}") as peer:
+        peer.tell(f"acquire x {LONG}")
+        until(lambda: waiter_count(holder) == 1)
+        request = host.request(ttl=LONG)
+        waiter = threading.Thread(target=acquire, args=(last, request))
+        waiter.start()
+        until(lambda: waiter_count(holder) == 2)
+
+        peer.kill()
+        until(lambda: waiter_count(holder) == 1)
+        drive(holder.release(grant))
+
+        waiter.join(30)
+        assert not waiter.is_alive()
+
+
+def test_stopped_holder_is_replaced_after_its_ttl(connect: Connect, host: StubHost, directory: Path) -> None:
+    """And when it goes on it has lost the lock, and frees nobody else's."""
+    backend = connect(host)
+    with Peer(f"file://{directory}") as peer:
+        token = int(peer.ask("acquire x 1")[1])
+        os.kill(peer.pid, signal.SIGSTOP)
+        try:
+            request = host.request(ttl=LONG)
+            grant = acquire(backend, request)
+        finally:
+            os.kill(peer.pid, signal.SIGCONT)
+
+        assert grant.token > token
+        assert peer.ask("release x") == ["lost"]
+        assert [holder.owner for holder in drive(backend.holders("x"))] == [request.owner]
+
+
+@pytest.mark.usefixtures("wakeup")
+def test_stopped_first_waiter_is_passed_over(connect: Connect, host: StubHost, directory: Path) -> None:
+    """The second has the lock when the offer to the first is over."""
+    holder, second = connect(host), connect(host)
+    grant = granted(drive(holder.try_acquire(host.request(ttl=LONG))))
+    with Peer(f"file://{directory}") as peer:
+        peer.tell(f"acquire x {LONG}")
+        until(lambda: waiter_count(holder) == 1)
+        os.kill(peer.pid, signal.SIGSTOP)
+        try:
+            request = host.request(ttl=LONG)
+            waiter = threading.Thread(target=acquire, args=(second, request))
+            waiter.start()
+            until(lambda: waiter_count(holder) == 2)
+
+            drive(holder.release(grant))
+
+            waiter.join(30)
+            assert not waiter.is_alive()
+        finally:
+            os.kill(peer.pid, signal.SIGCONT)
+        # Awake again it waits for its turn.
+        until(lambda: waiter_count(holder) == 1)
+        drive(second.break_lock("x"))
+        assert peer.answer()[0] == "granted"
+
+
+def test_cancelled_waiters_leave_no_place_behind(directory: Path) -> None:
+    """1,000 tasks for 50 locks of one client, cancelled at once."""
+
+    async def wait(backend: FileBackend, request: Request) -> None:
+        try:
+            while isinstance(outcome := await backend.try_acquire(request), Busy):
+                await backend.wait(request, outcome, request._runtime.now() + LONG)
+        finally:
+            await backend.abandon(request)
+
+    async def main() -> None:
+        host = StubHost(AsyncioRuntime())
+        backends = [FileBackend.open(parse(f"file://{directory}"), {"group": False}, host) for _ in range(21)]
+        names = [f"lock {index}" for index in range(50)]
+        for name in names:
+            granted(await backends[0].try_acquire(host.request(name, ttl=LONG)))
+        requests = [(backend, host.request(name, ttl=LONG)) for backend in backends[1:] for name in names]
+        tasks = [asyncio.create_task(wait(backend, request)) for backend, request in requests]
+        await asyncio.sleep(0.05)
+        assert len(tasks) == 1000
+
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+        for name in names:
+            (holder,) = await backends[0].holders(name)
+            assert holder.waiters == 0
+        assert all(backend._waiting == {} for backend in backends)
+        for backend in backends:
+            await backend.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.slow
+def test_eight_processes_take_turns(directory: Path, tmp_path: Path) -> None:
+    """Half of them blocking, half asyncio: never two inside, tokens in the order of the sections, a share for each."""
+    rounds, witness = 250, tmp_path / "witness"
+    command = [sys.executable, str(Path(__file__).with_name("hammer.py")), f"file://{directory}", str(witness)]
+    faces = ["blocking", "asyncio"] * 4
+    processes = [subprocess.Popen([*command, face, str(rounds)]) for face in faces]
+    for process in processes:
+        assert process.wait(100) == 0
+
+    lines = [line.split() for line in witness.read_text().splitlines()]
+    assert len(lines) == 2 * 8 * rounds
+    tokens = []
+    for (enter, *who), (leave, *same) in zip(lines[::2], lines[1::2], strict=True):
+        assert (enter, leave, who) == ("enter", "leave", same), "two inside"
+        tokens.append(int(who[1]))
+    assert tokens == sorted(set(tokens))
+
+
+def test_polling_slows_down(connect: Connect, host: StubHost, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without inotify: from 2 to 50 ms, and an event still ends the wait."""
+    monkeypatch.setattr(Inotify, "__init__", _refuse)
+    holder, waiter = connect(host), connect(host)
+    granted(drive(holder.try_acquire(host.request(ttl=LONG))))
+    request = host.request(ttl=LONG)
+    busy = drive(waiter.try_acquire(request))
+    assert isinstance(busy, Busy)
+    pauses = []
+    for _ in range(8):
+        pauses.append(request.place.pause)
+        request.wake.set()
+        drive(waiter.wait(request, busy, host.runtime.now() + LONG))
+        assert not request.wake.is_set()
+
+    assert pauses == [0.002, 0.004, 0.008, 0.016, 0.032, 0.05, 0.05, 0.05]

@@ -1,0 +1,54 @@
+"""What the tests of single backends need instead of an engine."""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING
+
+from lockkit.backend import Grant, Request
+from lockkit.runtime import BlockingRuntime
+
+if TYPE_CHECKING:
+    from lockkit.backend import LossReason
+    from lockkit.runtime import Runtime
+
+
+class StubHost:
+    """The engine's side, which only takes down what it is told."""
+
+    def __init__(self, runtime: Runtime | None = None) -> None:
+        """Take a runtime; a blocking one if none is given."""
+        self.runtime: Runtime = BlockingRuntime() if runtime is None else runtime
+        self.losses: list[tuple[str, LossReason]] = []
+        self.confirmations = 0
+
+    def lost(self, owner: str, reason: LossReason) -> None:
+        """See `lockkit.backend.Host.lost`."""
+        self.losses.append((owner, reason))
+
+    def confirm_soon(self) -> None:
+        """See `lockkit.backend.Host.confirm_soon`."""
+        self.confirmations += 1
+
+    def request(self, name: str = "x", *, ttl: float = 30.0, queue: bool = True, owner: str | None = None) -> Request:
+        """Make a request as the engine does."""
+        return Request(name, owner or secrets.token_hex(16), ttl, '{"pid":1}', queue=queue, runtime=self.runtime)
+
+
+class FakeClock(BlockingRuntime):
+    """A blocking runtime whose time stands still until it is moved."""
+
+    def __init__(self) -> None:
+        """Start at a time that is not 0."""
+        super().__init__()
+        self.time = 1000.0
+        self.now = self._now
+
+    def _now(self) -> float:
+        return self.time
+
+
+def granted(outcome: object) -> Grant:
+    """Assert that it is a grant."""
+    assert isinstance(outcome, Grant), outcome
+    return outcome

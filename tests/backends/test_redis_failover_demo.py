@@ -1,0 +1,178 @@
+"""What a promoted replica and a restart without data do to a lock, and how the token keeps the first holder out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import redis
+
+import lockkit
+from lockkit.testing.servers import FaultProxy, RedisServer, require, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class Pair:
+    """
+    A master and its replica, whose replication can be cut.
+
+    Attributes:
+        master: Where everybody writes at first.
+        replica: Copies it through a proxy.
+    """
+
+    def __init__(self, master: RedisServer, replica: RedisServer, link: FaultProxy) -> None:
+        """Take what has been started."""
+        self.master = master
+        self.replica = replica
+        self._link = link
+
+    def wait_for_copy(self) -> None:
+        """Wait until the replica has all that the master has."""
+
+        def behind() -> str | None:
+            with self.master.connect() as connection:
+                return None if connection.call("WAIT", 1, 1000) == 1 else "the replica lags behind"
+
+        wait_until(behind, timeout=30.0)
+
+    def cut(self) -> None:
+        """Let nothing more through to the replica; both ends believe in their connection."""
+        self._link.blackhole()
+
+    def fail_over(self) -> None:
+        """Crash the master and promote the replica, as Sentinel would."""
+        self.master.kill()
+        with self.replica.connect() as connection:
+            connection.call("REPLICAOF", "NO", "ONE")
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    """A master and its replica in sync."""
+    require("redis", local=True)
+    with RedisServer() as master, FaultProxy(master.host, master.port) as link:
+        replica = RedisServer(settings={"replicaof": f"{link.host} {link.port}"})
+        with replica:
+
+            def waits_for() -> str | None:
+                with replica.connect() as connection:
+                    up = connection.info("replication")["master_link_status"] == "up"
+                return None if up else "the replica has not caught up"
+
+            wait_until(waits_for, timeout=30.0)
+            yield Pair(master, replica, link)
+
+
+def test_promoted_replica_grants_a_second_holder_and_the_guard_rejects_the_first(pair: Pair) -> None:
+    """
+    The interleaving that no single Redis can exclude.
+
+    A  is granted the lock by the master
+       the master crashes before the replica hears of it; the replica is promoted
+    B  is granted the lock by the replica, while A's lease runs
+    B  writes
+    A  writes: refused, as its token is older
+    """
+    with lockkit.connect(pair.master.url) as client_a, lockkit.connect(pair.replica.url) as client_b:
+        pair.cut()
+        first = client_a.lock("seat:12A", ttl=120, renew=False).acquire()
+        pair.fail_over()
+        second = client_b.lock("seat:12A", ttl=120, renew=False).acquire(timeout=0)
+
+        # Both believe, and each is right about its own server: this is what the guard is for.
+        assert first.held
+        assert second.held
+        assert second.token > first.token
+
+        with redis.Redis(port=pair.replica.port, decode_responses=True) as data:
+            guard = lockkit.fencing.RedisGuard(data)
+            guard.set("customer", "Ben", token=second.token)
+            with pytest.raises(lockkit.StaleToken):
+                guard.set("customer", "Ada", token=first.token)
+            assert data.get("customer") == "Ben"
+            data.set("customer", "Ada")  # past the guard nothing stops it
+            assert data.get("customer") == "Ada"
+        second.release()
+
+
+def test_replica_that_has_the_lock_keeps_others_out_when_promoted(pair: Pair) -> None:
+    """Without the cut, the promoted replica knows the holder: the demonstration above depends on the loss."""
+    with lockkit.connect(pair.master.url) as client_a, lockkit.connect(pair.replica.url) as client_b:
+        first = client_a.lock("seat:12A", ttl=120, renew=False).acquire()
+        pair.wait_for_copy()
+        pair.fail_over()
+
+        with pytest.raises(lockkit.LockTimeout):
+            client_b.lock("seat:12A").acquire(timeout=0)
+        assert first.held
+
+
+def test_grant_that_must_reach_a_replica_is_not_given_while_replication_is_cut(pair: Pair) -> None:
+    """With ``replicas=1`` the first holder of the demonstration is none, and nothing of its try is left."""
+    with lockkit.connect(pair.master.url, replicas=1) as client_a, lockkit.connect(pair.replica.url) as client_b:
+        client_a.lock("seat:12A").acquire(timeout=0).release()
+        pair.wait_for_copy()
+        pair.cut()
+
+        with pytest.raises(lockkit.LockTimeout):
+            client_a.lock("seat:12A").acquire(timeout=0)
+        assert client_a.holders("seat:12A") == []
+        pair.fail_over()
+        # The cut may have come between the grant, which the replica then has, and its undoing: until the ttl at worst.
+        client_b.lock("seat:12A").acquire(timeout=60).release()
+
+
+def test_mark_that_the_promoted_replica_never_got_protects_from_the_next_change_on(pair: Pair) -> None:
+    """A guard in a Redis that loses writes loses its marks with them; `accept` closes the gap at the next grant."""
+    with (
+        lockkit.connect(pair.master.url) as client_a,
+        lockkit.connect(pair.replica.url) as client_b,
+        redis.Redis(port=pair.master.port) as before,
+        redis.Redis(port=pair.replica.port) as after,
+    ):
+        pair.cut()
+        first = client_a.lock("seat:12A", ttl=120, renew=False).acquire()
+        lockkit.fencing.RedisGuard(before).set("customer", "Ada", token=first.token)
+        pair.fail_over()
+        guard = lockkit.fencing.RedisGuard(after)
+        assert guard.last("customer") is None
+
+        with client_b.lock("seat:12A") as second:
+            guard.accept("customer", token=second.token)
+            with pytest.raises(lockkit.StaleToken):
+                guard.set("customer", "Ada", token=first.token)
+
+
+def test_server_that_lost_its_data_grants_a_second_holder_with_a_higher_token() -> None:
+    """A restart without persistence forgets locks and counters; tokens go on by the server's clock."""
+    require("redis", local=True)
+    with RedisServer() as server, lockkit.connect(server.url) as client_a, lockkit.connect(server.url) as client_b:
+        first = client_a.lock("seat:12A", ttl=120, renew=False).acquire()
+        server.restart(keep_data=False, crash=True)
+        second = client_b.lock("seat:12A", ttl=120, renew=False).acquire(timeout=10)
+
+        assert first.held
+        assert second.token > first.token
+        guard = lockkit.fencing.RedisGuard(redis.Redis(port=server.port))
+        guard.accept("customer", token=second.token)
+        with pytest.raises(lockkit.StaleToken):
+            guard.set("customer", "Ada", token=first.token)
+        second.release()
+        assert not first.confirm()
+
+
+def test_server_with_an_append_only_file_keeps_the_holder() -> None:
+    """``appendfsync always`` writes a grant down before it is answered."""
+    require("redis", local=True)
+    server = RedisServer(appendonly=True, appendfsync="always")
+    with server, lockkit.connect(server.url) as client_a, lockkit.connect(server.url) as client_b:
+        first = client_a.lock("seat:12A", ttl=120, renew=False).acquire()
+        server.restart(crash=True)
+
+        with pytest.raises(lockkit.LockTimeout):
+            client_b.lock("seat:12A").acquire(timeout=0)
+        assert first.confirm()
+        first.release()

@@ -1,0 +1,179 @@
+"""Subjects that misbehave, each in one way."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+from lockkit.bench.adapters.base import AsyncAdapter, BlockingAdapter
+from lockkit.bench.adapters.files import Flock
+from lockkit.bench.subject import Subject
+
+if TYPE_CHECKING:
+    from contextlib import AbstractAsyncContextManager, AbstractContextManager
+    from pathlib import Path
+
+    from lockkit.bench.subject import Face, Role, Scope
+
+
+def subject(
+    adapter: str,
+    directory: Path,
+    *,
+    face: Face = "blocking",
+    role: Role = "peer",
+    scope: Scope = "machine",
+    number: int = 1,
+    renews: bool = False,
+) -> Subject:
+    """A subject whose adapter is a class of this module."""
+    return Subject(
+        label=adapter,
+        target=f"tests.bench.fakes:{adapter}",
+        url=f"file://{directory}",
+        group="here",
+        face=face,
+        role=role,
+        scope=scope,
+        number=number,
+        renews=renews,
+    )
+
+
+class Good(Flock):
+    """A lock."""
+
+
+class Leaky(BlockingAdapter):
+    """Lets everybody in."""
+
+    def lock(self, name: str, *, renew: bool = False) -> AbstractContextManager[Any]:
+        """See `BlockingAdapter.lock`."""
+        del name, renew
+        return _nothing()
+
+
+class LeakyAsync(AsyncAdapter):
+    """Lets every task in."""
+
+    def lock(self, name: str, *, renew: bool = False) -> AbstractAsyncContextManager[Any]:
+        """See `BlockingAdapter.lock`."""
+        del name, renew
+        return _async_nothing()
+
+
+class Backwards(Flock):
+    """A lock whose tokens are all the same."""
+
+    def token(self, entered: Any) -> int | None:  # noqa: ANN401 - see Adapter
+        """See `Adapter.token`."""
+        del entered
+        return 7
+
+
+class Raising(BlockingAdapter):
+    """Cannot be entered."""
+
+    def lock(self, name: str, *, renew: bool = False) -> AbstractContextManager[Any]:
+        """See `BlockingAdapter.lock`."""
+        del renew
+        return _failing(name)
+
+
+class RaisingSometimes(Flock):
+    """Works, except in one of two processes that hand over."""
+
+    def lock(self, name: str, *, renew: bool = False) -> AbstractContextManager[Any]:
+        """Whoever comes second, fails."""
+        path = f"{self.url.removeprefix('file://')}/{name}.first"
+        try:
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return _failing(name)
+        return super().lock(name, renew=renew)
+
+
+class Dying(BlockingAdapter):
+    """Ends its process with a last word."""
+
+    async def open(self) -> None:
+        """See `Adapter.open`."""
+        sys.stderr.write("out of luck\n")
+        sys.stderr.flush()
+        os._exit(3)
+
+    def lock(self, name: str, *, renew: bool = False) -> AbstractContextManager[Any]:
+        """See `BlockingAdapter.lock`."""
+        raise NotImplementedError
+
+
+class Hanging(BlockingAdapter):
+    """Never gets the lock, and does not end when asked to."""
+
+    def lock(self, name: str, *, renew: bool = False) -> AbstractContextManager[Any]:
+        """See `BlockingAdapter.lock`."""
+        del name, renew
+        threading.Event().wait()
+        raise NotImplementedError
+
+
+class Chatty(Flock):
+    """Prints where the worker's answers go."""
+
+    async def open(self) -> None:
+        """See `Adapter.open`."""
+        sys.stdout.write("hello\n")
+        sys.stdout.flush()
+        os.write(1, b"hello again\n")
+
+
+class Losing(Flock):
+    """Loses every second lock that it holds."""
+
+    def still_held(self, lock: Any, entered: Any) -> bool | None:  # noqa: ANN401 - see Adapter
+        """See `Adapter.still_held`."""
+        del entered
+        return id(lock) in self._kept
+
+    def lock(self, name: str, *, renew: bool = False) -> AbstractContextManager[Any]:
+        """See `BlockingAdapter.lock`."""
+        lock = super().lock(name, renew=renew)
+        if name.endswith(("0", "2", "4", "6", "8")):
+            self._kept.add(id(lock))
+        return lock
+
+    async def open(self) -> None:
+        """See `Adapter.open`."""
+        self._kept: set[int] = set()
+
+
+class _Nothing:
+    def __enter__(self) -> None: ...
+    def __exit__(self, *_: object) -> None: ...
+    async def __aenter__(self) -> None: ...
+    async def __aexit__(self, *_: object) -> None: ...
+
+
+def _nothing() -> AbstractContextManager[Any]:
+    return _Nothing()
+
+
+def _async_nothing() -> AbstractAsyncContextManager[Any]:
+    return _Nothing()
+
+
+class _Failing:
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __enter__(self) -> None:
+        message = f"no lock {self._name[:7]} today"
+        raise RuntimeError(message)
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+def _failing(name: str) -> AbstractContextManager[Any]:
+    return _Failing(name)

@@ -1,0 +1,170 @@
+"""The command as a user starts it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from lockkit.bench import catalog, command
+from lockkit.bench.crew import environment
+from lockkit.bench.subject import Subject
+from tests.bench.fakes import subject
+
+FEW = ["--rounds", "1", "--seconds", "0.05"]
+
+APP = typer.Typer()
+command.register(APP)
+
+
+@APP.callback()
+def _program() -> None:
+    """Makes ``bench`` a command among others."""
+
+
+def bench(*arguments: str) -> tuple[int, str]:
+    """Exit status and standard output."""
+    result = CliRunner().invoke(APP, ["bench", *arguments], catch_exceptions=False)
+    return result.exit_code, result.stdout
+
+
+def report(*arguments: str) -> dict[str, Any]:
+    """The JSON of a run that ends well."""
+    status, text = bench(*arguments, "--json")
+    assert status == 0
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
+def test_json_says_everything_that_a_reader_needs() -> None:
+    """Versions, machine, how to repeat it, every round."""
+    found = report("memory://", "--workload", "pair", *FEW, "--seed", "5")
+
+    assert found["machine"]["cores"] >= 1
+    assert found["versions"]["lockkit"]
+    assert found["seed"] == 5
+    assert found["settings"]["seconds"] == 0.05
+    (pair,) = found["workloads"]
+    by_subject = {row["subject"]: row for row in pair["results"]}
+    ours = by_subject["lockkit (blocking) at memory://"]
+    assert ours["floor"] == "threading.Lock (blocking) at memory://"
+    assert ours["ratios"]["min_us"][ours["floor"]]["rounds"][0] > 0
+    assert {row["status"] for row in pair["results"]} == {"ok"}
+    assert len(pair["rounds"]) == 4
+
+
+def test_table_has_a_row_for_each_subject() -> None:
+    """With the sentence that says what the figures mean."""
+    status, text = bench("memory://", "--workload", "pair", "--face", "asyncio", *FEW)
+
+    assert status == 0
+    assert "asyncio.Lock" in text
+    assert "threading.Lock" not in text
+    assert "Uncontended acquire + release" in text
+    assert "What a lock costs when nobody else wants it" in text
+    assert "--seed" in text
+
+
+def test_file_backend_is_measured_without_leaving_anything_behind(tmp_path: Path) -> None:
+    """All lock files lie in a directory that goes with the run, on the file system of the URL."""
+    found = report(f"file://{tmp_path}/locks", "--workload", "pair", *FEW)
+
+    assert list(tmp_path.iterdir()) == []
+    labels = {row["subject"].split(" (")[0]: row["status"] for row in found["workloads"][0]["results"]}
+    assert labels == dict.fromkeys(["lockkit", "flock + read + write", "portalocker", "filelock"], "ok")
+
+
+def test_same_url_twice_gives_two_entries() -> None:
+    """For an A/A run; floors and libraries stand there once."""
+    found = report("memory://", "memory://", "--workload", "pair", "--face", "blocking", *FEW)
+
+    assert [row["subject"] for row in found["workloads"][0]["results"]] == [
+        "lockkit (blocking) at memory://",
+        "lockkit #2 (blocking) at memory://",
+        "threading.Lock (blocking) at memory://",
+    ]
+
+
+def test_lockkit_that_breaks_exclusion_ends_in_status_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CI run must not pass by."""
+    ours = subject("Leaky", tmp_path, role="lockkit")
+    monkeypatch.setattr(catalog, "subjects", lambda *_, **__: [ours])
+
+    status, text = bench("memory://", "--workload", "contention", *FEW)
+
+    assert status == 1
+    assert "BROKEN: Leaky (blocking) at here" in text
+
+
+def test_peer_that_breaks_exclusion_is_shown_and_ends_in_status_0(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is what the command is there to find out."""
+    monkeypatch.setattr(catalog, "subjects", lambda *_, **__: [subject("Leaky", tmp_path)])
+
+    status, text = bench("memory://", "--workload", "contention", *FEW)
+
+    assert status == 0
+    assert "BROKEN: Leaky (blocking) at here" in text
+
+
+def test_wrong_url_is_told_before_anything_is_measured() -> None:
+    """In one line, with the status that the other commands have for it."""
+    status, text = bench("memory://", "nonsense://h")
+
+    assert (status, text) == (78, "")
+
+
+def test_no_password_in_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither in the command to repeat it nor in the subjects."""
+    monkeypatch.setattr(sys, "argv", ["lockkit", "bench", "redis://u:hidden@h/0", "--quick"])
+    secret = Subject(
+        label="x", target="", url="redis://u:hidden@h/0", group="g", face="blocking", role="peer", scope="network"
+    )
+
+    assert command._command(7) == "lockkit bench 'redis://u:***@h/0' --quick --seed 7"
+    assert "hidden" not in json.dumps(secret.to_json())
+    assert "hidden" not in repr(secret)
+
+
+def test_ctrl_c_shows_what_there_is_and_ends_the_workers(tmp_path: Path) -> None:
+    """The report of a run that was interrupted, status 130, no process left."""
+    program = (
+        "import typer; from lockkit.bench import command; app = typer.Typer(); command.register(app)\n"
+        "app.callback()(lambda: None)\napp()"
+    )
+    arguments = ["bench", "memory://", "--workload", "pair", "--rounds", "1000", "--seconds", "0.05", "--json"]
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-c", program, *arguments],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**environment(), "TMPDIR": str(tmp_path)},
+    )
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    worker = _first_child(children, process)
+
+    os.kill(process.pid, signal.SIGINT)
+    text, _ = process.communicate(timeout=60)
+
+    assert process.returncode == 130
+    found = json.loads(text)
+    assert found["interrupted"] is True
+    assert found["workloads"][0]["results"]
+    with pytest.raises(ProcessLookupError):
+        os.kill(worker, 0)
+
+
+def _first_child(children: Path, process: subprocess.Popen[str]) -> int:
+    """Wait until the run has started a worker."""
+    while process.poll() is None:
+        if pids := children.read_text().split():
+            return int(pids[0])
+    pytest.fail("the command ended before it measured")

@@ -1,0 +1,211 @@
+"""What the benchmark says of subjects that misbehave, measured for real in processes of their own."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from lockkit.bench import catalog
+from lockkit.bench.report import Report
+from lockkit.bench.run import Run
+from lockkit.bench.settings import Settings
+from lockkit.bench.workloads import WORKLOADS
+from lockkit.testing.servers._process import process_table
+from tests.bench.fakes import subject
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from lockkit.bench.report import Row
+    from lockkit.bench.run import Outcome
+    from lockkit.bench.subject import Face, Subject
+
+SHORT = Settings(
+    rounds=1,
+    seconds=0.2,
+    processes=3,
+    handoffs=4,
+    waiters=5,
+    settle=0.2,
+    idle_seconds=0.2,
+    leases=10,
+    lease_ttl=0.2,
+    imports=2,
+    patience=60,
+)
+
+
+def measure(subjects: Sequence[Subject], *workloads: str, settings: Settings = SHORT) -> Outcome:
+    """Run, without a progress bar."""
+    return Run(subjects, [WORKLOADS[name] for name in workloads], settings, seed=1).go(lambda *_: None)
+
+
+def rows(outcome: Outcome, workload: str) -> dict[str, Row]:
+    """Rows of one workload by the label of their subject."""
+    (section,) = (s for s in Report(outcome, {}).sections if s.workload.name == workload)
+    return {row.subject.label: row for row in section.rows}
+
+
+def test_subject_that_breaks_exclusion_is_reported_as_broken(tmp_path: Path) -> None:
+    """Its speed counts nowhere: not in its other rows, and not as a measure for others."""
+    outcome = measure([subject("Leaky", tmp_path), subject("Good", tmp_path)], "pair", "contention")
+
+    contention, pair = rows(outcome, "contention"), rows(outcome, "pair")
+    assert contention["Leaky"].status == "broken"
+    assert contention["Leaky"].figures["overlaps"] > 0
+    assert "inside together" in contention["Leaky"].reason
+    assert pair["Leaky"].status == "broken"
+    assert pair["Leaky"].ratios == {"min_us": {}, "median_us": {}}
+    assert pair["Good"].status == contention["Good"].status == "ok"
+    assert pair["Good"].ratios == {"min_us": {}, "median_us": {}}
+    assert contention["Good"].figures["overlaps"] == 0
+
+
+@pytest.mark.parametrize(("adapter", "face"), [("Leaky", "blocking"), ("LeakyAsync", "asyncio")])
+def test_threads_and_tasks_that_are_not_excluded_are_seen_too(tmp_path: Path, adapter: str, face: Face) -> None:
+    """A lock within one process is contended for by threads or tasks of one interpreter."""
+    outcome = measure([subject(adapter, tmp_path, face=face, scope="process")], "contention")
+
+    assert rows(outcome, "contention")[adapter].status == "broken"
+
+
+@pytest.mark.parametrize("workload", ["handoff", "idle"])
+def test_waiter_that_is_let_in_while_the_lock_is_held_is_reported(tmp_path: Path, workload: str) -> None:
+    """A hand-off before the release is no hand-off."""
+    outcome = measure([subject("Leaky", tmp_path)], workload)
+
+    row = rows(outcome, workload)["Leaky"]
+    assert row.status == "broken"
+    assert "let in while the lock was held" in row.reason
+
+
+def test_tokens_that_do_not_increase_are_reported(tmp_path: Path) -> None:
+    """They exclude, but protect nothing."""
+    outcome = measure([subject("Backwards", tmp_path)], "contention")
+
+    row = rows(outcome, "contention")["Backwards"]
+    assert row.status == "broken"
+    assert "tokens out of order" in row.reason
+    assert row.figures["overlaps"] == 0
+
+
+@pytest.mark.parametrize(
+    ("adapter", "reason"),
+    [
+        ("Raising", "RuntimeError: no lock lockkit today"),
+        ("Dying", "its process ended with status 3: out of luck"),
+    ],
+)
+@pytest.mark.parametrize("workload", ["pair", "contention", "handoff", "idle", "held"])
+def test_subject_that_fails_does_not_end_the_run(tmp_path: Path, workload: str, adapter: str, reason: str) -> None:
+    """It is reported with what it said, and the others are measured."""
+    subjects = [
+        subject("Good", tmp_path, renews=True),
+        subject(adapter, tmp_path, renews=True),
+        subject("Good", tmp_path, renews=True, number=2),
+    ]
+
+    outcome = measure(subjects, workload)
+
+    good, failing, other = outcome.cells
+    assert good.status == other.status == "ok"
+    assert failing.status == "failed"
+    assert reason in failing.failed
+
+
+def test_one_process_that_fails_is_noticed_while_the_other_waits_for_it(tmp_path: Path) -> None:
+    """The giver of a hand-off would wait for its taker until the limit."""
+    outcome = measure([subject("RaisingSometimes", tmp_path)], "handoff", settings=replace(SHORT, patience=3600))
+
+    assert outcome.cells[0].failed == "RuntimeError: no lock lockkit today"
+
+
+def test_subject_that_hangs_is_ended(tmp_path: Path) -> None:
+    """After the time that it should take and some patience; and it is not asked again."""
+    settings = replace(SHORT, patience=1.5, rounds=3)
+
+    outcome = measure([subject("Hanging", tmp_path), subject("Good", tmp_path)], "pair", settings=settings)
+
+    hanging, good = outcome.cells
+    assert hanging.failed == "no answer within 1.7 s"
+    assert len(good.rounds) == 3
+
+
+def test_what_a_subject_prints_does_not_disturb(tmp_path: Path) -> None:
+    """A worker answers on a line of its own."""
+    outcome = measure([subject("Chatty", tmp_path)], "pair")
+
+    assert outcome.cells[0].status == "ok"
+
+
+def test_lost_leases_are_reported(tmp_path: Path) -> None:
+    """Cheap renewal that loses the locks is not cheap."""
+    outcome = measure([subject("Losing", tmp_path, renews=True)], "held")
+
+    row = rows(outcome, "held")["Losing"]
+    assert row.figures["lost"] == 5
+    assert row.notes == ["5 of 10 leases were lost"]
+
+
+def test_two_entries_of_one_subject_are_measured_by_the_same_path(tmp_path: Path) -> None:
+    """A/A: same job, same figures, only the name differs, and each is measured against the other."""
+    one = subject("Good", tmp_path, renews=True)
+    names = ["pair", "contention", "handoff", "idle", "held"]
+
+    outcome = measure([one, replace(one, number=2)], *names)
+
+    for first, second in zip(outcome.cells[::2], outcome.cells[1::2], strict=True):
+        assert first.status == second.status == "ok"
+        assert first.rounds[0].figures.keys() == second.rounds[0].figures.keys()
+    mine, others = (dict(cell.subject.to_worker()) for cell in outcome.cells[:2])
+    assert mine.pop("number") != others.pop("number")
+    assert mine == others
+    (pair, *_) = Report(outcome, {}).sections
+    assert [list(row.ratios["min_us"]) for row in pair.rows] == [[pair.rows[1].subject.key], [pair.rows[0].subject.key]]
+
+
+@pytest.mark.parametrize("url", ["memory://", "file:"])
+def test_every_workload_measures_lockkit(url: str, tmp_path: Path) -> None:
+    """Both faces on the embedded backends, with every figure that is promised for them."""
+    subjects = catalog.subjects([url], faces=("blocking", "asyncio"), scratch={"file:": tmp_path}, peers=False)
+    names = ["pair", "contention", "handoff", "idle", "held", "overhead"]
+
+    outcome = measure(subjects, *names)
+
+    assert [(cell.workload.name, cell.failed or cell.broken) for cell in outcome.cells] == [
+        (name, "") for name in names for _ in subjects
+    ]
+    for cell in outcome.cells:
+        expected = {figure.key for figure in cell.workload.figures} - {"commands_per_second", "connections"}
+        assert cell.rounds[0].figures.keys() >= expected
+
+
+def test_imports_are_compared_with_a_bare_interpreter() -> None:
+    """Lockkit loads nothing of others; the modules of a library that does are counted."""
+    subjects = [subject for subject in catalog.imports() if subject.label in {"import lockkit", "import redis.lock"}]
+
+    outcome = measure(subjects, "import")
+
+    ours, theirs = (cell.rounds[0] for cell in outcome.cells)
+    assert ours.figures["third_party"] == 0
+    assert "redis" in theirs.details["third_party"]
+    assert theirs.figures["modules"] > ours.figures["modules"] > 0
+
+
+def test_nothing_is_left_running(tmp_path: Path) -> None:
+    """Whatever the subjects did, their processes are gone and reaped. Other tests may have servers running."""
+    before = children()
+    measure(
+        [subject("Hanging", tmp_path), subject("Raising", tmp_path)], "handoff", settings=replace(SHORT, patience=1)
+    )
+
+    assert children() <= before
+
+
+def children() -> set[int]:
+    """The children of this process, those too that have ended and were not reaped."""
+    return {entry.pid for entry in process_table() if entry.parent == os.getpid()}

@@ -1,0 +1,66 @@
+"""Backends that go wrong on command, registered by `tests.cli.support.Cli` for the processes that it starts."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lockkit.backend import Grant, Renewed
+from lockkit.backends.file import FileBackend
+from lockkit.errors import BackendUnavailable, ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from lockkit.backend import Busy, Host, Renewal, Request
+    from lockkit.url import Url
+
+
+class _Renamed(FileBackend):
+    """The file backend under another scheme."""
+
+    @classmethod
+    def open(cls, url: Url, options: Mapping[str, Any], host: Host) -> FileBackend:
+        """See `LockBackend.open`."""
+        return cls(url.path, host, group=options["group"])
+
+
+class FaultyBackend(_Renamed):
+    """
+    ``faulty:///path``: files, until ``/path.acquire`` or ``/path.renew`` exists: then there is no answer to that.
+
+    Where ``/path.rights`` exists, the rights do not suffice.
+    """
+
+    def _answer(self, what: str) -> None:
+        if Path(f"{self._directory.path}.rights").exists():
+            raise ConfigurationError(f"no rights to {what}")
+        if Path(f"{self._directory.path}.{what}").exists():
+            raise BackendUnavailable(f"no answer to {what}")
+
+    async def try_acquire(self, request: Request) -> Grant | Busy:
+        """See `LockBackend.try_acquire`."""
+        self._answer("acquire")
+        return await super().try_acquire(request)
+
+    async def renew(self, grants: Sequence[Grant]) -> Sequence[Renewal]:
+        """See `LockBackend.renew`."""
+        self._answer("renew")
+        return await super().renew(grants)
+
+
+class SieveBackend(_Renamed):
+    """``sieve:///path``: grants every request."""
+
+    async def try_acquire(self, request: Request) -> Grant | Busy:
+        """See `LockBackend.try_acquire`."""
+        return Grant(request.name, request.owner, time.monotonic_ns(), request.ttl)
+
+    async def renew(self, grants: Sequence[Grant]) -> Sequence[Renewal]:
+        """See `LockBackend.renew`."""
+        return [Renewed() for _ in grants]
+
+    async def release(self, grant: Grant) -> bool:
+        """See `LockBackend.release`."""
+        return bool(grant)

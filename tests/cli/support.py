@@ -1,0 +1,122 @@
+"""Starts ``lockkit`` as users do: as a process, in a directory and with a state of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lockkit.testing.servers._process import process_table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ROOT = Path(__file__).parents[2]
+
+PATIENCE = 60.0
+"""Seconds after which something that should have happened never will."""
+
+ENTRY_POINTS = """
+[lockkit.backends]
+faulty = tests.cli.faulty:FaultyBackend
+sieve = tests.cli.faulty:SieveBackend
+driverless = tests.cli.no_such_driver:Backend
+"""
+
+
+class Cli:
+    """
+    The command line in an environment of its own.
+
+    Attributes:
+        home: An empty directory: the working directory, and above the state of the embedded backend.
+    """
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self._started: list[subprocess.Popen[str]] = []
+        distribution = home / "path" / "lockkit_faulty-1.dist-info"
+        distribution.mkdir(parents=True)
+        (distribution / "METADATA").write_text("Metadata-Version: 2.1\nName: lockkit-faulty\nVersion: 1\n")
+        (distribution / "entry_points.txt").write_text(ENTRY_POINTS)
+        self.env = {name: value for name, value in os.environ.items() if not name.startswith("LOCKKIT_")}
+        self.env |= {
+            "LOCKKIT_STATE_DIR": str(home / "state"),
+            "PYTHONPATH": f"{home / 'path'}:{ROOT}",
+            "PYTHONWARNINGS": "error",
+            "TMPDIR": str(home),
+            "COLUMNS": "120",
+        }
+
+    def start(self, *args: str | Path, **keywords: Any) -> subprocess.Popen[str]:
+        """Starts ``lockkit`` with these arguments; its outputs are pipes unless `keywords` (of Popen) say otherwise."""
+        return self.start_program(sys.executable, "-m", "lockkit.cli", *args, **keywords)
+
+    def start_program(self, *args: str | Path, **keywords: Any) -> subprocess.Popen[str]:
+        """Starts any program in the same environment."""
+        options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        options |= {"cwd": self.home, "env": self.env, "text": True} | keywords
+        process: subprocess.Popen[str] = subprocess.Popen([str(arg) for arg in args], **options)
+        self._started.append(process)
+        return process
+
+    def run(self, *args: str | Path, **keywords: Any) -> subprocess.CompletedProcess[str]:
+        """Runs ``lockkit`` to its end."""
+        process = self.start(*args, **keywords)
+        out, err = process.communicate(timeout=PATIENCE)
+        return subprocess.CompletedProcess(args, process.returncode, out, err)
+
+    def holders(self, name: str, *args: str) -> list[dict[str, Any]]:
+        """Who holds a lock, by ``lockkit holders``."""
+        done = self.run("holders", name, "--json", *args)
+        assert done.returncode == 0, done.stderr
+        holders: list[dict[str, Any]] = json.loads(done.stdout)["holders"]
+        return holders
+
+    def close(self) -> None:
+        """Ends what a failed test left running."""
+        for process in self._started:
+            with suppress(ProcessLookupError):
+                process.kill()
+            process.wait()
+            for pipe in (process.stdin, process.stdout, process.stderr):
+                if pipe is not None:
+                    pipe.close()
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    """Looks at a condition until it is true."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, "waited for nothing"
+        time.sleep(0.01)
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; a zombie does not."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return state(pid) not in {"Z", "X", ""}
+
+
+def state(pid: int) -> str:
+    """The state of a process: R, S, T, Z; empty if there is none."""
+    return next((entry.state[:1] for entry in process_table() if entry.pid == pid), "")
+
+
+def children(pid: int) -> list[int]:
+    """The children of a process."""
+    return [entry.pid for entry in process_table() if entry.parent == pid]
+
+
+def pids(path: Path, count: int) -> list[int]:
+    """Waits until that many processes have written their ids to a file, one a line."""
+    wait_until(lambda: path.exists() and path.read_text().count("\n") >= count)
+    return [int(line) for line in path.read_text().split()]

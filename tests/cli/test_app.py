@@ -1,0 +1,136 @@
+"""The command line as a whole: help, version, what it loads, and ``lockkit backends``."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import re
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from lockkit import registry
+
+if TYPE_CHECKING:
+    from tests.cli.support import Cli
+
+COMMANDS = ("run", "demo", "holders", "break", "backends", "bench")
+DRIVERS = {"redis", "kazoo", "grpc", "sqlalchemy", "psycopg", "pymysql", "aiosqlite"}
+
+
+def test_script_is_installed() -> None:
+    """``lockkit`` is this."""
+    (script,) = importlib.metadata.entry_points(group="console_scripts", name="lockkit")
+
+    assert script.value == "lockkit.cli:main"
+
+
+def test_help_lists_the_commands(cli: Cli) -> None:
+    """Each with what it does."""
+    done = cli.run("--help")
+
+    assert done.returncode == 0
+    for command in COMMANDS:
+        assert f"\n  {command} " in done.stdout
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_command_has_help(cli: Cli, command: str) -> None:
+    """The reference is made from it."""
+    done = cli.run(command, "-h")
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"Usage: lockkit {command}")
+
+
+def test_version(cli: Cli) -> None:
+    """That of the package."""
+    assert cli.run("--version").stdout == f"lockkit {importlib.metadata.version('lockkit')}\n"
+
+
+def test_unknown_command_is_wrong_usage(cli: Cli) -> None:
+    """It is named; without any command there is the help."""
+    done = cli.run("brake", "a")
+    help_shown = cli.run()
+
+    assert done.returncode == 2
+    assert "brake" in done.stderr
+    assert "Usage: lockkit" in help_shown.stdout + help_shown.stderr
+
+
+@pytest.mark.parametrize("missing", ["typer", "rich"])
+def test_missing_extra_is_one_line(cli: Cli, missing: str) -> None:
+    """It says what to install."""
+    script = f"import sys; sys.modules[{missing!r}] = None; from lockkit.cli import main; main()"
+    process = cli.start_program(sys.executable, "-c", script)
+
+    out, err = process.communicate(timeout=60)
+
+    assert (process.returncode, out) == (78, "")
+    assert err == f"lockkit: the command line needs {missing}: pip install 'lockkit[cli]'\n"
+
+
+def loaded(cli: Cli, *args: str) -> set[str]:
+    """Modules that a command has loaded when it ends."""
+    script = (
+        "import atexit, json, sys\n"
+        "atexit.register(lambda: print(json.dumps(sorted(sys.modules)), file=sys.stderr))\n"
+        f"sys.argv = ['lockkit', *{list(args)!r}]\n"
+        "from lockkit.cli import main\nmain()"
+    )
+    process = cli.start_program(sys.executable, "-c", script)
+    _, err = process.communicate(timeout=60)
+    return set(json.loads(err.splitlines()[-1]))
+
+
+def test_help_loads_no_driver_and_no_backend(cli: Cli) -> None:
+    """It is quick."""
+    modules = loaded(cli, "run", "--help")
+
+    assert modules.isdisjoint(DRIVERS | {"lockkit.engine", "lockkit.bench", "lockkit.registry"})
+    assert not any(name.startswith("lockkit.backends.") for name in modules)
+
+
+def test_run_loads_what_it_needs(cli: Cli) -> None:
+    """A crontab line starts it every minute."""
+    modules = loaded(cli, "run", "a", "--", "true")
+
+    assert "lockkit.backends.file" in modules
+    assert modules.isdisjoint(DRIVERS | {"lockkit.bench"})
+
+
+def test_backends_shows_every_scheme(cli: Cli) -> None:
+    """Those without a driver too, with what to do."""
+    done = cli.run("backends")
+
+    assert done.returncode == 0
+    for scheme in (*registry.BUILTIN, "faulty"):
+        assert re.search(rf"\b{re.escape(scheme)}\b", done.stdout)
+    assert "Excludes only on this machine" in done.stdout
+    assert "driverless: not available" in done.stdout
+    assert "lockkit-faulty" in done.stdout
+
+
+def test_backends_as_json(cli: Cli) -> None:
+    """Their capabilities, as the library has them."""
+    rows = json.loads(cli.run("backends", "--json").stdout)
+
+    by_scheme = {scheme: row for row in rows for scheme in row["schemes"]}
+    assert by_scheme.keys() == {*registry.schemes(), "faulty", "sieve", "driverless"}
+    assert by_scheme["file"]["available"] is True
+    assert by_scheme["file"]["capabilities"]["scope"] == "machine"
+    assert by_scheme["driverless"]["available"] is False
+    assert by_scheme["driverless"]["capabilities"] is None
+    assert "no_such_driver" in by_scheme["driverless"]["problem"]
+
+
+@pytest.mark.parametrize("no_color", [False, True])
+def test_no_color_counts_even_where_colours_are_forced(cli: Cli, *, no_color: bool) -> None:
+    """NO_COLOR is the user's last word; without it a forced progress bar is green."""
+    cli.env |= {"FORCE_COLOR": "1"} | ({"NO_COLOR": "1"} if no_color else {})
+
+    done = cli.run("demo", "--seats", "5", "--processes", "2")
+
+    assert done.returncode == 0
+    assert ("\x1b[32m" not in done.stdout) is no_color

@@ -1,0 +1,124 @@
+"""``lockkit demo``: the lock makes the difference, and the demo can tell."""
+
+from __future__ import annotations
+
+import json
+import signal
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from lockkit.cli.demo import Round
+from lockkit.cli.seller import Sale
+from tests.cli.support import alive, children, wait_until
+
+if TYPE_CHECKING:
+    from tests.cli.support import Cli
+
+SMALL = ("--seats", "40", "--processes", "4", "--json")
+
+
+def counts(stdout: str) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """The whole, and its two rounds."""
+    whole = json.loads(stdout)
+    without, locked = whole["rounds"]
+    return whole, without, locked
+
+
+@pytest.mark.parametrize("chosen", [False, True])
+def test_demo_sells_each_seat_once_under_the_lock(cli: Cli, *, chosen: bool) -> None:
+    """And more than once without it: on the embedded default, and on a URL."""
+    done = cli.run("demo", *SMALL, *(["--url", f"file:{cli.home}/locks"] if chosen else []))
+
+    assert done.returncode == 0, done.stderr
+    whole, without, locked = counts(done.stdout)
+    assert whole["ok"] is True
+    assert without["sold_again"] > 0
+    assert (locked["tickets"], locked["seats_sold"], locked["sold_again"]) == (40, 40, 0)
+    assert sum(locked["tickets_by_seller"]) == 40
+    assert len(locked["tickets_by_seller"]) == 4
+    assert locked["tokens"]["increasing"] is True
+    assert list(cli.home.glob("lockkit-demo-*")) == []
+    assert not (cli.home / "state").exists()
+
+
+def test_demo_fails_where_the_lock_does_not_hold(cli: Cli) -> None:
+    """With a backend that grants every request."""
+    done = cli.run("demo", *SMALL, "--url", f"sieve:{cli.home}/locks")
+
+    assert done.returncode == 1
+    whole, _, locked = counts(done.stdout)
+    assert whole["ok"] is False
+    assert locked["sold_again"] > 0
+    text = cli.run("demo", "--seats", "40", "--processes", "4", "--url", f"sieve:{cli.home}/locks")
+    assert text.returncode == 1
+    assert "THE LOCK DID NOT HOLD" in text.stdout
+
+
+@pytest.mark.parametrize(
+    ("sales", "right"),
+    [
+        ([(1, 10), (2, 11)], True),
+        ([(1, 10), (2, 10)], False),
+        ([(1, 11), (2, 10)], False),
+        ([(1, 10), (1, 11)], False),
+        ([(1, 10)], False),
+        ([(1, 10), (2, None)], False),
+        ([(1, 10), (2, 11), (2, 12)], False),
+    ],
+)
+def test_round_is_right_only_with_all_seats_once_and_increasing_tokens(
+    sales: list[tuple[int, int | None]], *, right: bool
+) -> None:
+    """Seat and token of each ticket; there are two seats."""
+    one = Round(locked=True, seats=2, sales=[Sale(seat, 0, token) for seat, token in sales], seconds=1.0)
+
+    assert one.right is right
+
+
+def test_demo_shows_a_table(cli: Cli) -> None:
+    """Without a terminal there is no progress and no escape sequence."""
+    done = cli.run("demo", "--seats", "20", "--processes", "3")
+
+    assert done.returncode == 0
+    assert "without a lock" in done.stdout
+    assert "20 of 20" in done.stdout
+    assert "increasing" in done.stdout
+    assert "\x1b" not in done.stdout
+    assert done.stderr == ""
+
+
+def test_demo_refuses_memory(cli: Cli) -> None:
+    """Its processes would each have a lock of their own."""
+    done = cli.run("demo", "--url", "memory://")
+
+    assert done.returncode == 78
+    assert "one process only" in done.stderr
+
+
+def test_demo_says_why_a_seller_failed(cli: Cli) -> None:
+    """The status is that of the failure; nothing is left."""
+    (cli.home / "locks.rights").touch()
+
+    done = cli.run("demo", "--seats", "5", "--processes", "2", "--url", f"faulty:{cli.home}/locks")
+
+    assert (done.returncode, done.stdout) == (78, "")
+    assert "a seller ended with 78: no rights to acquire" in done.stderr
+    assert list(cli.home.glob("lockkit-demo-*")) == []
+
+
+@pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_interrupted_demo_leaves_nothing(cli: Cli, signum: signal.Signals, status: int) -> None:
+    """Neither its processes nor its directory."""
+    running = cli.start("demo", "--seats", "50000", "--processes", "3")
+    wait_until(lambda: any(path.stat().st_size for path in cli.home.glob("lockkit-demo-*/tickets.jsonl")))
+    sellers = children(running.pid)
+
+    running.send_signal(signum)
+    _, said = running.communicate(timeout=60)
+
+    assert running.returncode == status
+    assert "Traceback" not in said
+    assert len(sellers) == 3
+    assert not any(alive(pid) for pid in sellers)
+    assert list(cli.home.glob("lockkit-demo-*")) == []

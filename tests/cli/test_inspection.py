@@ -1,0 +1,130 @@
+"""``lockkit holders`` and ``lockkit break``."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+import lockkit
+from tests.cli.terminal import Tty
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.cli.support import Cli
+
+
+@pytest.fixture
+def url(cli: Cli) -> str:
+    """A backend that this process and the command line share."""
+    return f"file:{cli.home}/locks"
+
+
+@pytest.fixture
+def lease(url: str) -> Iterator[lockkit.Lease]:
+    """Lock ``a``, held by this process."""
+    with lockkit.connect(url) as client:
+        lock = client.lock("a", metadata={"ticket": "OPS-7", "screen": "\x1b[2J[red]"}, raise_on_lost=False)
+        with lock as lease:
+            yield lease
+
+
+def test_holders_shows_who_holds(cli: Cli, url: str, lease: lockkit.Lease) -> None:
+    """Owner, token, process and what the application added; control characters do not reach the terminal."""
+    done = cli.run("holders", "a", "--url", url)
+
+    assert done.returncode == 0
+    for value in (lease.owner, str(lease.token), str(os.getpid()), "OPS-7", r"\x1b[2J[red]"):
+        assert value in done.stdout
+    assert "\x1b" not in done.stdout
+
+
+def test_holders_as_json(cli: Cli, url: str, lease: lockkit.Lease) -> None:
+    """The same for programs."""
+    done = cli.run("holders", "a", "--url", url, "--json")
+
+    found = json.loads(done.stdout)
+    assert (found["name"], found["backend"]) == ("a", f"file://{cli.home}/locks")
+    (holder,) = found["holders"]
+    assert (holder["owner"], holder["token"]) == (lease.owner, lease.token)
+    assert 0 < holder["remaining"] <= 30
+    assert holder["metadata"]["screen"] == "\x1b[2J[red]"
+
+
+def test_holders_of_a_free_lock(cli: Cli, url: str) -> None:
+    """Free is no error."""
+    done = cli.run("holders", "a", "--url", url)
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("nobody holds 'a' at file://")
+    assert json.loads(cli.run("holders", "a", "--url", url, "--json").stdout)["holders"] == []
+
+
+@pytest.mark.parametrize("command", ["holders", "break"])
+def test_memory_is_refused(cli: Cli, command: str) -> None:
+    """Its answer would be about the command itself."""
+    done = cli.run(command, "a", "--url", "memory://")
+
+    assert done.returncode == 78
+    assert "one process only" in done.stderr
+
+
+@pytest.mark.parametrize("command", ["run", "holders", "break", "demo"])
+def test_password_is_not_shown(cli: Cli, command: str) -> None:
+    """Whatever is wrong with a URL."""
+    arguments = {"run": ["a", "--", "true"], "holders": ["a"], "break": ["a", "--yes"], "demo": []}[command]
+    for url in ("redsi://user:hunter2@host/0", "redsi://user:hun/ter2@host", "faulty:/x?password=hunter2"):
+        done = cli.run(command, "--url", url, *arguments)
+
+        assert done.returncode == 78, done.stderr
+        assert "hun" not in done.stdout + done.stderr
+
+
+def test_break_with_yes_frees_the_lock(cli: Cli, url: str, lease: lockkit.Lease) -> None:
+    """The holder no longer holds, and the next token is higher."""
+    done = cli.run("break", "a", "--yes", "--url", url)
+
+    assert (done.returncode, done.stdout) == (0, f"broke 'a' at file://{cli.home}/locks\n")
+    assert not lease.confirm()
+    token = cli.run("run", "a", "--url", url, "--", "printenv", "LOCKKIT_TOKEN").stdout
+    assert int(token) > lease.token
+
+
+def test_break_as_json(cli: Cli, url: str, lease: lockkit.Lease) -> None:
+    """It says whether there was anything to break."""
+    broken = [json.loads(cli.run("break", "a", "--yes", "--json", "--url", url).stdout)["broken"] for _ in range(2)]
+
+    assert broken == [True, False]
+    assert not lease.confirm()
+
+
+def test_break_of_a_free_lock_asks_nothing(cli: Cli, url: str) -> None:
+    """There is nothing to be careful about."""
+    done = cli.run("break", "a", "--url", url)
+
+    assert (done.returncode, done.stdout) == (0, f"nobody held 'a' at file://{cli.home}/locks\n")
+
+
+def test_break_without_a_terminal_needs_yes(cli: Cli, url: str, lease: lockkit.Lease) -> None:
+    """A script must say that it means it."""
+    done = cli.run("break", "a", "--url", url)
+
+    assert done.returncode == 2
+    assert "give --yes" in done.stderr
+    assert lease.confirm()
+
+
+@pytest.mark.parametrize("answer", ["y", "n", ""])
+def test_break_asks_on_a_terminal(cli: Cli, url: str, lease: lockkit.Lease, answer: str) -> None:
+    """It shows the holder, and takes no answer for a no."""
+    tty = Tty(cli, "break", "a", "--url", url)
+    tty.expect("OPS-7")
+    tty.expect("[y/N]")
+
+    tty.type(f"{answer}\n")
+
+    assert tty.end() == (0 if answer == "y" else 1)
+    assert lease.confirm() is (answer != "y")

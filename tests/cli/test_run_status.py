@@ -1,0 +1,262 @@
+"""The exit statuses of ``lockkit run``, which scripts and cron rely on, and what the command is given."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+from lockkit.cli.status import RUN_STATUSES
+from lockkit.runtime import monotonic
+from tests.cli.support import wait_until
+
+if TYPE_CHECKING:
+    from subprocess import Popen
+
+    from tests.cli.support import Cli
+
+
+def hold(cli: Cli, name: str = "a") -> Popen[str]:
+    """Starts a run that holds a lock until its standard input ends."""
+    holder = cli.start("run", name, "--", "sh", "-c", "echo holding; cat", stdin=-1)
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == "holding\n"
+    return holder
+
+
+@pytest.mark.parametrize("status", [0, 1, 3, 75, 255])
+def test_status_is_the_commands_own(cli: Cli, status: int) -> None:
+    """What the command ended with, also where lockkit uses that number itself."""
+    done = cli.run("run", "a", "--", "sh", "-c", f"exit {status}")
+
+    assert (done.returncode, done.stdout, done.stderr) == (status, "", "")
+
+
+@pytest.mark.parametrize("signum", [9, 15, 13])
+def test_status_of_a_signal_is_128_more(cli: Cli, signum: int) -> None:
+    """Also SIGPIPE, which Python ignores and the command must not."""
+    done = cli.run("run", "a", "--", "sh", "-c", f"kill -{signum} $$; exit 1")
+
+    assert done.returncode == 128 + signum
+
+
+def test_missing_command_is_127_and_frees_the_lock(cli: Cli) -> None:
+    """As in a shell."""
+    done = cli.run("run", "a", "--", "no-such-command")
+
+    assert done.returncode == 127
+    assert done.stderr == "lockkit: cannot execute no-such-command: No such file or directory\n"
+    assert cli.holders("a") == []
+
+
+@pytest.mark.parametrize("text", [None, "no program\n"])
+def test_command_that_is_no_program_is_126(cli: Cli, text: str | None) -> None:
+    """A file without the right to execute it; a file that has it, and is no program."""
+    path = cli.home / "program"
+    path.write_text(text or "")
+    path.chmod(0o600 if text is None else 0o700)
+
+    done = cli.run("run", "a", "--", path)
+
+    assert done.returncode == 126
+    assert "cannot execute" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["run"], "NAME"),
+        (["run", "a"], "COMMAND"),
+        (["run", "a", "--tll", "3", "--", "touch", "ran"], "--tll"),
+        (["run", "a", "--on-busy", "perhaps", "--", "touch", "ran"], "--on-busy"),
+        (["run", "a", "--signal-grace", "nan", "--", "touch", "ran"], "finite"),
+        (["run", "a", "--kill-after", "-1", "--", "touch", "ran"], "at least 0"),
+        (["run", "a", "--ttl", "10", "--signal-grace", "6", "--", "touch", "ran"], "half of the ttl"),
+    ],
+)
+def test_wrong_usage_is_2_and_runs_nothing(cli: Cli, args: list[str], said: str) -> None:
+    """What the command line itself can tell to be wrong."""
+    done = cli.run(*args)
+
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert not (cli.home / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "said"),
+    [
+        ("", [], "must not be empty"),
+        ("a", ["--ttl", "0"], "ttl"),
+        ("a", ["--timeout", "-1"], "timeout"),
+        ("a", ["--url", "nonsense"], "url"),
+        ("a", ["--url", "fiel:"], "did you mean 'file'"),
+        ("a", ["--url", "file:?tll=3"], "did you mean 'ttl'"),
+        ("a", ["--url", "memory://"], "one process only"),
+        ("a", ["--profile", "prod"], "profile"),
+    ],
+)
+def test_wrong_configuration_is_78_and_runs_nothing(cli: Cli, name: str, options: list[str], said: str) -> None:
+    """What the library refuses, in one line; a lock that excludes nobody is refused too."""
+    done = cli.run("run", name, *options, "--", "touch", "ran")
+
+    assert done.returncode == 78
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not (cli.home / "ran").exists()
+
+
+def test_unavailable_backend_is_69(cli: Cli) -> None:
+    """With a timeout that is over, and with a try."""
+    (cli.home / "locks.acquire").touch()
+
+    for options in (["--timeout", "0.2"], ["--on-busy=skip"]):
+        done = cli.run("run", "a", "--url", f"faulty://{cli.home}/locks", *options, "--", "touch", "ran")
+
+        assert done.returncode == 69, done.stderr
+        assert "no answer to acquire" in done.stderr
+        assert not (cli.home / "ran").exists()
+
+
+@pytest.mark.parametrize("options", [["--on-busy=fail"], ["--timeout", "0.2"], ["--on-busy=fail", "--timeout=0.1"]])
+def test_busy_is_75(cli: Cli, options: list[str]) -> None:
+    """At once with fail, after the timeout with wait."""
+    holder = hold(cli)
+
+    done = cli.run("run", "a", *options, "--", "touch", "ran")
+
+    assert done.returncode == 75
+    assert re.fullmatch(r"lockkit: lock 'a' at file://\S+ is busy .*\n", done.stderr)
+    assert not (cli.home / "ran").exists()
+    assert holder.poll() is None
+
+
+def test_skip_is_0_and_silent(cli: Cli) -> None:
+    """So that cron sends no mail."""
+    holder = hold(cli)
+
+    done = cli.run("run", "a", "--on-busy=skip", "--", "touch", "ran")
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert not (cli.home / "ran").exists()
+    assert holder.poll() is None
+
+
+def test_wait_gets_the_lock_when_the_holder_ends(cli: Cli) -> None:
+    """The default waits, and the tokens tell the order."""
+    holder = hold(cli)
+    first = cli.holders("a")[0]["token"]
+    waiter = cli.start("run", "a", "--", "sh", "-c", "echo $LOCKKIT_TOKEN")
+    wait_until(lambda: cli.holders("a")[0]["waiters"] == 1)
+
+    holder.communicate(timeout=60)
+    out, _ = waiter.communicate(timeout=60)
+
+    assert waiter.returncode == 0
+    assert int(out) > first
+
+
+def test_command_knows_its_lease(cli: Cli) -> None:
+    """Name, token, owner and deadline stand in the environment; token, owner and metadata are those of `holders`."""
+    name = "größe /{}% 日本"
+    script = 'printf "%s\\n" "$LOCKKIT_NAME" $LOCKKIT_TOKEN $LOCKKIT_OWNER $LOCKKIT_DEADLINE; cat'
+    began = monotonic()
+    running = cli.start("run", name, "--ttl", "20", "--metadata", "nightly", "--", "sh", "-c", script, stdin=-1)
+    assert running.stdout is not None
+    lines = [running.stdout.readline().rstrip("\n") for _ in range(4)]
+
+    (holder,) = cli.holders(name)
+    running.communicate(timeout=60)
+
+    assert lines[:3] == [name, str(holder["token"]), holder["owner"]]
+    assert began + 18 < float(lines[3]) < monotonic() + 20
+    assert holder["metadata"]["text"] == "nightly"
+    assert holder["metadata"]["pid"] == running.pid
+
+
+def test_command_inherits_nothing_of_lockkit(cli: Cli) -> None:
+    """Only its own three files are open, and no variable is added but lockkit's four."""
+    script = "import os, json; print(json.dumps([sorted(os.listdir('/dev/fd')), sorted(os.environ)]))"
+    done = cli.run("run", "a", "--", "python3", "-c", script)
+    plain = cli.start_program("python3", "-c", script).communicate(timeout=60)[0]
+
+    added = {"LOCKKIT_NAME", "LOCKKIT_TOKEN", "LOCKKIT_OWNER", "LOCKKIT_DEADLINE"}
+    fds, names = json.loads(done.stdout)
+    plain_fds, plain_names = json.loads(plain)
+    assert fds == plain_fds
+    assert set(names) == set(plain_names) | added
+
+
+def test_input_and_output_are_the_commands(cli: Cli) -> None:
+    """A run can stand in a pipeline."""
+    running = cli.start("run", "a", "--", "tr", "a-z", "A-Z", stdin=-1)
+
+    out, err = running.communicate("hello\n", timeout=60)
+
+    assert (out, err, running.returncode) == ("HELLO\n", "", 0)
+
+
+def test_second_dash_dash_and_options_belong_to_the_command(cli: Cli) -> None:
+    """After -- nothing is lockkit's."""
+    done = cli.run("run", "a", "--", "echo", "--ttl", "--", "--help")
+
+    assert done.stdout == "--ttl -- --help\n"
+
+
+def test_help_lists_every_status(cli: Cli) -> None:
+    """Who writes a script need not leave the terminal."""
+    text = cli.run("run", "--help").stdout
+
+    for status, meaning in RUN_STATUSES:
+        assert re.search(rf"^ +{re.escape(status)} +{re.escape(meaning)}$", text, re.MULTILINE)
+    assert {number for number, _ in RUN_STATUSES if number.isdigit()} == {
+        "0",
+        "2",
+        "69",
+        "75",
+        "78",
+        "79",
+        "126",
+        "127",
+    }
+
+
+def test_three_hosts_run_one_cron_line_once(cli: Cli) -> None:
+    """Started at the same time with --on-busy=skip, one runs and the others end with 0."""
+    script = 'echo "$LOCKKIT_TOKEN" >> ran; while [ ! -e over ]; do sleep 0.02; done'
+    hosts = [cli.start("run", "report", "--on-busy=skip", "--", "sh", "-c", script) for _ in range(3)]
+
+    wait_until(lambda: sum(host.poll() is not None for host in hosts) == 2)
+    (cli.home / "over").touch()
+
+    for host in hosts:
+        assert host.communicate(timeout=60) == ("", "")
+        assert host.returncode == 0
+    assert (cli.home / "ran").read_text().count("\n") == 1
+
+
+def test_min_hold_keeps_out_a_host_whose_clock_is_late(cli: Cli) -> None:
+    """A short job does not run again on the next host; the wait ends with a signal."""
+    first = cli.start("run", "a", "--min-hold", "60", "--", "sh", "-c", "echo ran; exit 3")
+    assert first.stdout is not None
+    assert first.stdout.readline() == "ran\n"
+
+    second = cli.run("run", "a", "--on-busy=skip", "--", "echo", "ran")
+    first.terminate()
+
+    assert (second.returncode, second.stdout) == (0, "")
+    assert first.wait(timeout=60) == 3
+    assert cli.holders("a") == []
+
+
+def test_path_without_home_and_locale(cli: Cli) -> None:
+    """Cron's poor environment is enough."""
+    cli.env = {name: cli.env[name] for name in ("PATH", "PYTHONPATH")} | {"LOCKKIT_URL": f"file:{cli.home}/locks"}
+    cli.env["LC_ALL"] = "C"
+
+    done = cli.run("run", "größe", "--", "printenv", "LOCKKIT_NAME")
+
+    assert done.stdout == "größe\n", done.stderr
+    assert (cli.home / "locks").is_dir()

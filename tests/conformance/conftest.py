@@ -1,0 +1,65 @@
+"""Starts what the targets need, once per run, and sees to it that both faces really ran."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import pytest
+
+from lockkit.testing.plugin import TALLY, Count
+from lockkit.testing.servers.errors import ServerMissing
+from lockkit.testing.servers.finding import in_ci
+from lockkit.testing.stage import FACES
+from tests.conformance.targets import TARGETS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.conformance.targets import Entry
+
+
+@pytest.fixture(scope="session")
+def service_url() -> Iterator[Callable[[Entry], str]]:
+    """Gives the URL of a target; starts its service at the first call, ends all at the end of the run."""
+    urls: dict[str, str] = {}
+    missing: dict[str, str] = {}
+    with ExitStack() as services:
+
+        def url(entry: Entry) -> str:
+            if entry.id not in urls and entry.id not in missing:
+                try:
+                    service = services.enter_context(entry.service())
+                    urls[entry.id] = getattr(service, "url", service)
+                except ServerMissing as error:
+                    missing[entry.id] = str(error)
+            if entry.id in missing:
+                # A real backend that nobody tested must not look green.
+                (pytest.fail if in_ci() else pytest.skip)(missing[entry.id])
+            return urls[entry.id]
+
+        yield url
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Fail a whole run in which a target or a face did not run a single case (on a desk, a server may be missing)."""
+    config = session.config
+    selected = config.option.keyword or config.option.markexpr or getattr(config.option, "lf", False)
+    if exitstatus != pytest.ExitCode.OK or selected or config.option.collectonly or hasattr(config, "workerinput"):
+        return
+    counts = config.stash[TALLY].counts
+    if not counts:
+        return  # a run of single tests beside the suite
+    idle = [
+        f"{entry.id} ({face})"
+        for entry in TARGETS
+        for face in FACES
+        if not (count := counts.get((entry.id, face), Count())).ran and (in_ci() or not count.skipped)
+    ]
+    whole = all("::" not in argument for argument in config.args)
+    if whole and idle:
+        reporter = config.pluginmanager.get_plugin("terminalreporter")
+        if reporter is not None:
+            reporter.write_line(f"no conformance case ran on: {', '.join(idle)}", red=True)
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED

@@ -1,0 +1,60 @@
+"""
+The backends that the conformance suite runs on here.
+
+A new backend adds a line to `TARGETS`. That none is forgotten is tested in ``test_completeness.py``.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+from lockkit.testing.servers import RedisCluster, RedisNodes, RedisSentinels, RedisServer
+
+__all__ = ["TARGETS", "Entry"]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """
+    One backend in one form.
+
+    Attributes:
+        id: How it is called in the ids of the tests.
+        schemes: The schemes of the registry that are tested by this.
+        service: Makes what the URL leads to, once per run: a server of `lockkit.testing.servers`, a directory. Entering
+            it gives the URL, or an object with an attribute ``url``.
+        options: Given to ``connect``.
+    """
+
+    id: str
+    schemes: tuple[str, ...]
+    service: Callable[[], AbstractContextManager[Any]]
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def _url(url: str) -> Callable[[], AbstractContextManager[str]]:
+    """A backend that is there already."""
+    return lambda: nullcontext(url)
+
+
+@contextmanager
+def _directory() -> Iterator[str]:
+    """An empty directory for the file backend, which only we may write to."""
+    with tempfile.TemporaryDirectory(prefix="lockkit-conformance-") as path:
+        yield f"file://{path}/locks"
+
+
+TARGETS = [
+    Entry("memory", ("memory",), _url("memory://conformance")),
+    Entry("file", ("file",), _directory),
+    Entry("redis", ("redis", "rediss", "unix", "valkey"), RedisServer),
+    Entry("redis-resp3", ("redis",), RedisServer, {"protocol": 3}),
+    Entry("redis-sentinel", ("redis+sentinel", "rediss+sentinel"), RedisSentinels),
+    Entry("redis-cluster", ("redis+cluster", "rediss+cluster"), RedisCluster),
+    Entry("redlock-3", ("redlock", "redlocks"), RedisNodes),
+    Entry("redlock-5", ("redlock",), lambda: RedisNodes(5)),
+]

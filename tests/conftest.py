@@ -1,0 +1,36 @@
+"""What holds for every test: a state directory of its own, and no setting of the machine that runs it."""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import settings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+# A busy machine is no failure: the time of one example says nothing about the code.
+settings.register_profile("lockkit", deadline=None)
+settings.load_profile("lockkit")
+
+
+# A shell without job control starts what runs in the background with SIGINT and SIGQUIT ignored, nohup with SIGHUP.
+# That is inherited, and programs under test would not end by signals that they are sent.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+for _signum in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
+    if signal.getsignal(_signum) is signal.SIG_IGN:
+        signal.signal(_signum, signal.SIG_DFL)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keeps the embedded default out of the user's home, and the user's settings out of the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LOCKKIT_STATE_DIR", str(tmp_path_factory.mktemp("state")))
+        for name in ("LOCKKIT_URL", "LOCKKIT_ENV"):
+            patch.delenv(name, raising=False)
+        yield

@@ -1,0 +1,60 @@
+"""The modules of lockkit, and what each imports when it is loaded."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """
+    One module of the package.
+
+    Attributes:
+        name: Dotted name.
+        path: Its file.
+        tree: Its syntax tree.
+    """
+
+    name: str
+    path: Path
+    tree: ast.Module
+
+
+def modules() -> dict[str, Module]:
+    """All modules of the package by name, the conformance tests among them."""
+    found = {}
+    for path in sorted((ROOT / "lockkit").rglob("*.py")):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        found[name] = Module(name, path, ast.parse(path.read_text(), str(path)))
+    return found
+
+
+def imported(module: Module, *, also_later: bool = False) -> Iterator[str]:
+    """
+    Dotted names that a module imports, whether they are modules or names in modules.
+
+    Args:
+        module: Whose imports.
+        also_later: Also those inside functions, which run later. Those for type checkers only never count.
+    """
+    pending: list[ast.AST] = [*module.tree.body]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            pending += node.orelse
+        elif also_later or not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            pending += ast.iter_child_nodes(node)

@@ -1,0 +1,94 @@
+"""What importing lockkit costs and does."""
+
+from __future__ import annotations
+
+import graphlib
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tests.conventions.sources import imported, modules
+
+MODULES = modules()
+
+# What decides and waits through the runtime only, so that a run can be repeated from its seed.
+CORE = {
+    f"lockkit.{name}"
+    for name in ("backend", "config", "engine", "errors", "keeper", "lease", "naming", "registry", "url", "values")
+}
+REAL_WORLD = {"asyncio", "random", "secrets", "threading", "time"}
+
+
+def after(statements: str) -> dict[str, Any]:
+    """Modules and threads that a fresh interpreter has after some statements."""
+    script = (
+        f"import sys\nbefore = set(sys.modules)\n{statements}\n"
+        "new = sorted(set(sys.modules) - before)\nimport json, threading\n"
+        "print(json.dumps({'modules': new, 'threads': threading.active_count()}))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, check=True, timeout=60)
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
+
+
+@pytest.mark.parametrize(
+    "statements",
+    [
+        "import lockkit",
+        "import lockkit.aio",
+        "import lockkit; lockkit.connect('memory://').close()",
+        "import lockkit; lockkit.connect('file:').close()",
+    ],
+)
+def test_import_and_connect_load_no_third_party_module_and_start_no_thread(statements: str) -> None:
+    """The core needs the standard library alone, and nothing runs before it is used."""
+    state = after(statements)
+
+    roots = {name.partition(".")[0] for name in state["modules"]}
+    # A module of an editable installation is there before lockkit is: site starts it.
+    assert roots - {"lockkit"} <= sys.stdlib_module_names
+    assert "lockkit" in roots
+    assert state["threads"] == 1
+
+
+def test_bare_import_loads_neither_asyncio_nor_a_backend() -> None:
+    """`import lockkit` is for those who only catch its errors, too."""
+    loaded = set(after("import lockkit")["modules"])
+
+    assert loaded.isdisjoint({"asyncio", "threading", "importlib.metadata", "lockkit.engine"})
+    assert not any(name.startswith("lockkit.backends") for name in loaded)
+
+
+def test_no_circular_import() -> None:
+    """What a module imports when it is loaded does not lead back to it."""
+    graph = {
+        name: {
+            target
+            for full in imported(module)
+            for target in (full, full.rpartition(".")[0])
+            # A package and what is in it import one another: loading the inner one loads the outer one first.
+            if target in MODULES and target != name and not name.startswith(f"{target}.")
+        }
+        for name, module in MODULES.items()
+    }
+
+    tuple(graphlib.TopologicalSorter(graph).static_order())  # raises CycleError, which names them
+
+
+@pytest.mark.parametrize("name", sorted(name for name in MODULES if ".testing.conformance" not in name))
+def test_each_module_can_be_imported_first(name: str) -> None:
+    """No module relies on another one having been imported before."""
+    if name.endswith("__main__"):
+        return  # runs when it is imported
+    assert name in after(f"import {name}")["modules"]
+
+
+@pytest.mark.parametrize("name", sorted(CORE))
+def test_core_takes_time_and_chance_from_the_runtime(name: str) -> None:
+    """Core modules import neither clocks nor threads nor an event loop, not even inside functions."""
+    roots = {full.partition(".")[0] for full in imported(MODULES[name], also_later=True)}
+
+    assert roots.isdisjoint(REAL_WORLD)

@@ -1,0 +1,71 @@
+"""pyproject.toml says the same as the code."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+import tomllib
+from typing import Any
+
+import pytest
+
+import lockkit
+from lockkit import registry
+from tests.conventions.sources import ROOT
+
+PYPROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT: dict[str, Any] = PYPROJECT["project"]
+EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
+
+
+def test_builtin_backends_are_the_entry_points() -> None:
+    """A checkout and an installation know the same backends."""
+    declared = PROJECT["entry-points"][registry.GROUP]
+
+    assert {scheme: builtin.target for scheme, builtin in registry.BUILTIN.items()} == declared
+
+
+@pytest.mark.parametrize("scheme", registry.BUILTIN)
+def test_backend_loads_under_its_scheme(scheme: str) -> None:
+    """Every entry leads to a class."""
+    assert isinstance(registry.find(scheme), type)
+
+
+def test_core_depends_on_nothing() -> None:
+    """Drivers are extras."""
+    assert PROJECT["dependencies"] == []
+
+
+def test_extras_that_backends_ask_for_exist() -> None:
+    """The message of a missing driver names an extra that can be installed."""
+    assert {builtin.extra for builtin in registry.BUILTIN.values()} - {None} <= EXTRAS.keys()
+
+
+def test_all_extra_is_all_extras() -> None:
+    """Nothing is left out of `all`."""
+    (everything,) = EXTRAS["all"]
+
+    named = re.fullmatch(r"lockkit\[([\w,]+)\]", everything)
+    assert named is not None
+    assert set(named[1].split(",")) == EXTRAS.keys() - {"all"}
+
+
+def test_version_stands_in_one_place() -> None:
+    """The version is that of pyproject.toml, and no source repeats it."""
+    assert lockkit.__version__ == importlib.metadata.version("lockkit") == PROJECT["version"]
+
+    repeated = [path for path in (ROOT / "lockkit").rglob("*.py") if PROJECT["version"] in path.read_text()]
+    assert repeated == []
+
+
+def test_typing_marker_is_shipped() -> None:
+    """Type checkers read the annotations of an installed lockkit."""
+    assert (ROOT / "lockkit" / "py.typed").exists()
+
+
+def test_hooks_pin_nothing_of_their_own() -> None:
+    """pre-commit runs the tools in the versions of pyproject.toml."""
+    hooks = (ROOT / ".pre-commit-config.yaml").read_text()
+
+    assert "rev:" not in hooks
+    assert "==" not in hooks

@@ -1,0 +1,80 @@
+"""Every code block of README.md and docs/ runs, and does what the page says."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.docs.markdown import Block, blocks, stories
+from tests.docs.story import COMMAND_SECONDS_MAX, ROOT, Story
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from _pytest.mark.structures import ParameterSet
+
+PAGES = sorted(
+    page.relative_to(ROOT) for page in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("changelog.d/*.md"))
+)
+# The conformance suite runs in this one, with its waits in real time.
+SLOW = "docs/tutorials/write-a-backend.md"
+STORIES = [story for page in PAGES for story in stories(blocks(page, (ROOT / page).read_text()))]
+
+
+def param(story: list[Block]) -> ParameterSet:
+    """A story as a test, with its place as id."""
+    slow = str(story[0].page) == SLOW
+    return pytest.param(
+        story,
+        id=story[0].place,
+        marks=[pytest.mark.slow, pytest.mark.timeout(COMMAND_SECONDS_MAX + 60)] if slow else [],
+    )
+
+
+@pytest.mark.parametrize("story", [param(story) for story in STORIES])
+def test_blocks_run_as_written(story: list[Block], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The blocks of a page do what they say, in the order in which a reader meets them."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("LOCKKIT_STATE_DIR", str(tmp_path / "state"))
+    teller = Story(tmp_path)
+
+    for block in story:
+        teller.tell(block)
+
+
+def test_readme_and_tutorials_have_code() -> None:
+    """The pages that must have code have some: an empty list of stories would pass unseen."""
+    pages = {str(story[0].page) for story in STORIES}
+
+    assert {"README.md", "docs/tutorials/first-lock.md", "docs/tutorials/write-a-backend.md"} <= pages
+
+
+def prose(text: str) -> list[tuple[int, str]]:
+    """The numbered lines of a page that are running text: no code, tables, headings or comments."""
+    lines = []
+    inside = False
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.lstrip().startswith(("```", "~~~")):
+            inside = not inside
+        elif not inside and not line.lstrip().startswith(("|", "#", "<!--", "!!!", ":::")):
+            lines.append((number, re.sub(r"`[^`]*`|\([^)]*\)", "x", line)))
+    return lines
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_sources_have_one_sentence_per_line(page: Path) -> None:
+    """A sentence starts on a line of its own, so that a diff shows which one changed."""
+    lines = prose((ROOT / page).read_text())
+
+    assert [f"{page}:{number}" for number, line in lines if re.search(r"[a-z)][.?!] [A-Z]", line)] == []
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.parent == page.parent.parent], ids=str)
+def test_relative_links_outside_the_site_lead_somewhere(page: Path) -> None:
+    """A link of the README and its neighbours names a file that is there (mkdocs checks those of docs/)."""
+    links = re.findall(r"\]\((?!https?:|#|mailto:)([^)#]+)", (ROOT / page).read_text())
+
+    assert [link for link in links if not (ROOT / page.parent / link).exists()] == []

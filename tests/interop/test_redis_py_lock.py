@@ -1,0 +1,81 @@
+"""redis-py's Lock and lockkit keep each other out on the same key, blocking and on asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+import redis
+import redis.asyncio
+
+import lockkit
+import lockkit.aio
+from lockkit.testing.servers import RedisServer, require
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RedisServer]:
+    """One node for all tests of this module."""
+    require("redis", local=True)
+    with RedisServer() as node:
+        yield node
+
+
+def test_blocking_locks_exclude_each_other(server: RedisServer) -> None:
+    """Whoever comes first; and release and expiry let the other one in."""
+    with redis.Redis(port=server.port) as data, lockkit.connect(server.url) as client:
+        theirs = data.lock("lockkit:seat", timeout=30)
+        ours = client.lock("seat")
+
+        with ours:
+            assert not theirs.acquire(blocking=False)
+        assert theirs.acquire(blocking=False)
+        assert ours.try_acquire() is None
+        assert ours.locked()
+        theirs.release()
+        with ours:
+            assert theirs.locked()
+
+        assert data.lock("lockkit:seat", timeout=0.2).acquire(blocking=False)
+        ours.acquire(timeout=30).release()
+
+
+def test_asyncio_locks_exclude_each_other(server: RedisServer) -> None:
+    """The same on the other face."""
+
+    async def main() -> None:
+        async with redis.asyncio.Redis(port=server.port) as data, lockkit.aio.connect(server.url) as client:
+            theirs = data.lock("lockkit:seat", timeout=30)
+            ours = client.lock("seat")
+
+            async with ours:
+                assert not await theirs.acquire(blocking=False)
+            assert await theirs.acquire(blocking=False)
+            assert await ours.try_acquire() is None
+            await theirs.release()
+            async with ours:
+                assert await theirs.locked()
+
+    asyncio.run(main())
+
+
+def test_neither_frees_the_other_s_lock(server: RedisServer) -> None:
+    """Both compare the owner: a late release of a lock that ran out harms nobody."""
+    with redis.Redis(port=server.port) as data, lockkit.connect(server.url) as client:
+        theirs = data.lock("lockkit:late", timeout=0.2)
+        assert theirs.acquire(blocking=False)
+        with client.lock("late", timeout=30) as lease:
+            with pytest.raises(redis.exceptions.LockNotOwnedError):
+                theirs.release()
+            assert lease.confirm()
+
+        expired = client.lock("late", ttl=0.2, renew=False).acquire()
+        expired.wait_lost()
+        assert theirs.acquire(blocking=True, blocking_timeout=30)
+        with pytest.raises(lockkit.LockLost):
+            expired.release()
+        assert data.get("lockkit:late") == theirs.local.token

@@ -1,0 +1,333 @@
+"""The judge: every check finds what it is for, in a history written by hand, and nothing else."""
+
+# ruff: noqa: FBT003 - histories are tables: one event in a line, its fields in order
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from lockkit.testing.simulation import CHECKS, Limits, Verdict, check, describe
+from lockkit.testing.simulation.history import (
+    Acquired,
+    Believed,
+    Broken,
+    Called,
+    Closed,
+    Crashed,
+    Cut,
+    DataLost,
+    Dropped,
+    Ended,
+    Failed,
+    Freed,
+    Granted,
+    Healed,
+    Kept,
+    Looked,
+    Paused,
+    Quiet,
+    Released,
+    Resumed,
+    Stuck,
+    Told,
+    Undone,
+    Unheld,
+    Wrote,
+)
+
+if TYPE_CHECKING:
+    from lockkit.testing.simulation import History
+    from lockkit.testing.simulation.history import Event
+
+LIMITS = Limits(
+    acquire_late=0.5,
+    clock_rates=0.01,
+    told_late=0.1,
+    kept_longer=0.3,
+    free_after_release=0.2,
+    free_after_expiry=2.0,
+)
+END = (Quiet(30.0, True, (), ()), Ended(30.0))
+
+# One lease, held for 2 s of its 10 and given back. Everything below is this with something changed or added.
+FIRST: tuple[Event, ...] = (
+    Called(1.0, 1, "a", "x", None),
+    Granted(1.01, "a", "x", "A", 100, 11.01),
+    Acquired(1.02, 1, "a", "x", "A", 100, 10.9, True),
+    Looked(2.0, "A", True),
+    Unheld(3.0, "A", "released"),
+    Undone(3.01, "A"),
+    Freed(3.01, "x", "A", "A", "released"),
+    Released(3.02, "A", "ok"),
+)
+SECOND: tuple[Event, ...] = (
+    Called(4.0, 2, "b", "x", 1.0),
+    Granted(4.01, "b", "x", "B", 101, 14.01),
+    Acquired(4.02, 2, "b", "x", "B", 101, 13.9, False),
+    Unheld(5.0, "B", "released"),
+    Undone(5.01, "B"),
+    Freed(5.01, "x", "B", "B", "released"),
+    Released(5.02, "B", "ok"),
+)
+# The same lease, which nobody gave back: it runs out.
+HELD = FIRST[:4]
+LOST: tuple[Event, ...] = (
+    *HELD,
+    Unheld(10.9, "A", "expired"),
+    Told(10.9, "A", "expired"),
+    Looked(11.0, "A", False),
+    Freed(11.01, "x", "A", "", "expired"),
+)
+
+VALID: dict[str, tuple[Event, ...]] = {
+    "nothing happened": (),
+    "one lease": FIRST,
+    "one after the other": (*FIRST, *SECOND),
+    "another lock at the same time": (
+        *HELD,
+        Called(1.0, 2, "b", "y", None),
+        Granted(1.01, "b", "y", "B", 100, 11.01),
+        Acquired(1.02, 2, "b", "y", "B", 100, 10.9, False),
+        *LOST[4:],
+        Unheld(10.9, "B", "expired"),
+        Freed(11.01, "y", "B", "", "expired"),
+    ),
+    "lost and told": LOST,
+    "renewed": (
+        *HELD,
+        Kept(4.0, "x", "A", 14.0),
+        Believed(4.1, "A", 13.8),
+        Unheld(13.8, "A", "expired"),
+        Told(13.8, "A", "expired"),
+        Freed(14.0, "x", "A", "", "expired"),
+    ),
+    "shortened": (
+        *HELD,
+        Believed(4.0, "A", 4.9),
+        Kept(4.1, "x", "A", 5.1),
+        Unheld(4.9, "A", "expired"),
+        Told(4.9, "A", "expired"),
+        Freed(5.1, "x", "A", "", "expired"),
+    ),
+    "noticed late because stopped": (
+        *HELD,
+        Paused(5.0, "a"),
+        Freed(11.01, "x", "A", "", "expired"),
+        Resumed(20.0, "a"),
+        Unheld(20.05, "A", "expired"),
+        Told(20.06, "A", "expired"),
+    ),
+    "taken after a crash": (*HELD, Crashed(4.0, "a"), Freed(11.01, "x", "A", "", "expired")),
+    "another holder because the data was lost": (
+        *HELD,
+        Freed(3.0, "x", "A", "", "lost"),
+        DataLost(3.0),
+        *SECOND,
+        Unheld(6.0, "A", "gone"),
+        Told(6.0, "A", "gone"),
+    ),
+    "another holder because it was broken": (
+        *HELD,
+        Freed(3.0, "x", "A", "", "broken"),
+        *SECOND,
+        Unheld(6.0, "A", "taken"),
+        Told(6.0, "A", "taken"),
+    ),
+    "timed out in time": (*LOST, Called(2.0, 2, "b", "x", 2.0), Failed(4.4, 2, "LockTimeout")),
+    "timed out late because stopped": (
+        *LOST,
+        Called(2.0, 2, "b", "x", 2.0),
+        Paused(3.0, "b"),
+        Resumed(9.0, "b"),
+        Failed(9.4, 2, "LockTimeout"),
+    ),
+    "waited while the network was bad": (
+        Cut(0.0),
+        *FIRST,
+        Called(3.5, 2, "b", "x", None),
+        Healed(9.0),
+        Granted(9.1, "b", "x", "B", 101, 19.1),
+        Acquired(9.15, 2, "b", "x", "B", 101, 19.0, False),
+        *(event._replace(at=event.at + 6.0) for event in SECOND[3:]),
+    ),
+    "left by a client that crashed": (
+        *HELD,
+        Crashed(4.0, "a"),
+        Quiet(6.0, False, (("a", "A"),), ()),
+        Freed(11.01, "x", "A", "", "expired"),
+    ),
+    "left by a grant that came after its undoing": (
+        Called(1.3, 1, "a", "x", 0.0),
+        Undone(1.4, "A"),
+        Failed(1.45, 1, "BackendUnavailable"),
+        Granted(2.0, "a", "x", "A", 100, 12.0),
+        Closed(3.0, "a", True),
+        Quiet(3.1, False, (("a", "A"),), ()),
+        Freed(12.0, "x", "A", "", "expired"),
+    ),
+    "dropped": (
+        *HELD,
+        Dropped(3.0, "A"),
+        Unheld(3.0, "A", "released"),
+        Closed(4.0, "a", True),
+        Quiet(4.1, False, (("a", "A"),), ()),
+        Freed(11.01, "x", "A", "", "expired"),
+    ),
+    "a late write refused": (Wrote(1.0, "x", 5, True), Wrote(2.0, "x", 4, False), Wrote(3.0, "x", 5, True)),
+}
+
+INVALID: dict[str, tuple[str, tuple[Event, ...]]] = {
+    "two believe": ("exclusion", (*HELD, *SECOND, *LOST[4:])),
+    "two believe though the data of another time was lost": (
+        "exclusion",
+        (*HELD, *SECOND[:3], Unheld(10.9, "A", "expired"), Told(10.9, "A", "expired"), DataLost(12.0)),
+    ),
+    "the server has ended it before": (
+        "cover",
+        (*HELD, Freed(6.0, "x", "A", "", "expired"), *LOST[4:-1]),
+    ),
+    "the deadline is after the server's end": (
+        "cover",
+        (*FIRST[:2], FIRST[2]._replace(until=11.2), *FIRST[3:]),  # type: ignore[call-arg]
+    ),
+    "a deadline that the server does not know": ("cover", (*HELD, Believed(2.0, "A", 14.0), *FIRST[4:])),
+    "a shorter ttl that the client does not know": ("cover", (*HELD, Kept(2.0, "x", "A", 4.0), *FIRST[4:])),
+    "granted by nobody": ("cover", (*(event for event in FIRST if not isinstance(event, (Granted, Undone, Freed))),)),
+    "a token twice": ("tokens", (*FIRST, SECOND[0], SECOND[1]._replace(token=100), *SECOND[2:])),  # type: ignore[call-arg]
+    "tokens go back": (
+        "tokens",
+        (
+            *FIRST,
+            SECOND[0],
+            SECOND[1]._replace(token=99),  # type: ignore[call-arg]
+            SECOND[2]._replace(token=99),  # type: ignore[call-arg]
+            *SECOND[3:],
+        ),
+    ),
+    "tokens go back as clients see it": (
+        "tokens",
+        (*FIRST, *(e._replace(token=99) if isinstance(e, Acquired) else e for e in SECOND)),
+    ),
+    "granted twice": (
+        "tokens",
+        (*FIRST, Granted(5.0, "a", "x", "A", 102, 15.0), Freed(5.1, "x", "A", "A", "undone")),
+    ),
+    "handed out past its deadline": ("deadlines", (*FIRST[:2], FIRST[2]._replace(until=1.01), *FIRST[4:])),  # type: ignore[call-arg]
+    "comes back after its deadline": (
+        "deadlines",
+        (
+            *HELD,
+            Kept(10.8, "x", "A", 20.8),
+            Believed(10.95, "A", 20.5),
+            *(event._replace(at=event.at + 10.0) for event in FIRST[4:]),
+        ),
+    ),
+    "looks held past its deadline": ("loss", (*HELD, Looked(10.95, "A", True), *LOST[4:])),
+    "looks held after its loss": ("loss", (*LOST, Looked(10.99, "A", True))),
+    "looks lost before its deadline": ("loss", (*HELD, Looked(2.5, "A", False), *FIRST[4:])),
+    "nobody noticed": ("loss", (*HELD, Freed(11.01, "x", "A", "", "expired"))),
+    "noticed late": ("loss", (*HELD, Unheld(11.5, "A", "expired"), Told(11.5, "A", "expired"))),
+    "not told": ("loss", tuple(event for event in LOST if not isinstance(event, Told))),
+    "told twice": ("loss", (*LOST, Told(11.0, "A", "expired"))),
+    "told something else": ("loss", tuple(e._replace(reason="taken") if isinstance(e, Told) else e for e in LOST)),
+    "told though not lost": ("loss", (*FIRST, Told(3.5, "A", "expired"))),
+    "returned late": ("timeouts", (*LOST, Called(2.0, 2, "b", "x", 2.0), Failed(4.6, 2, "LockTimeout"))),
+    "did not return": ("timeouts", (*LOST, Called(2.0, 2, "b", "x", 2.0))),
+    "nobody woke the waiter": ("progress", (Called(3.5, 2, "b", "x", None), *FIRST, *SECOND[1:])),
+    "a free lock that nobody gets": ("progress", (Called(3.5, 2, "b", "x", None),)),
+    "stuck": ("progress", (Stuck(20.0, "a", "a/worker0"),)),
+    "broken": ("progress", (Broken(20.0, "a/lockkit-watch", "KeyError('x')"),)),
+    "released by somebody else": ("ownership", (*FIRST[:6], FIRST[6]._replace(by="B"), FIRST[7])),  # type: ignore[call-arg]
+    "left at the server by a client that was closed": (
+        "leftovers",
+        (*FIRST[:5], Closed(4.0, "a", True), Quiet(4.1, False, (("a", "A"),), ())),
+    ),
+    "left in a queue": ("leftovers", (Closed(4.0, "a", True), Quiet(4.1, False, (), (("a", "W"),)))),
+    "left for ever": ("leftovers", (*HELD, Crashed(4.0, "a"), Quiet(29.0, True, (("a", "A"),), ()))),
+    "a late write accepted": ("storage", (Wrote(1.0, "x", 5, True), Wrote(2.0, "x", 4, True))),
+}
+
+
+def judge(*events: Event) -> Verdict:
+    """Judge a history that ends as it should."""
+    return check([*sorted(events, key=lambda event: event.at), *END], LIMITS)
+
+
+@pytest.mark.parametrize("events", VALID.values(), ids=VALID)
+def test_valid(events: tuple[Event, ...]) -> None:
+    """Nothing is wrong with it."""
+    verdict = judge(*events)
+
+    assert verdict, f"{verdict}\n{describe(list(events))}"
+
+
+@pytest.mark.parametrize(("name", "events"), INVALID.values(), ids=INVALID)
+def test_invalid(name: str, events: tuple[Event, ...]) -> None:
+    """The check that is for it finds it."""
+    verdict = judge(*events)
+
+    assert verdict.word == "invalid", f"{verdict}\n{describe(list(events))}"
+    assert name in {problem.check for problem in verdict.problems}, verdict
+    assert not verdict
+
+
+def test_every_check_has_an_invalid_history() -> None:
+    """A check that has never failed is not known to be able to."""
+    assert {name for name, _ in INVALID.values()} == set(CHECKS)
+
+
+UNKNOWN: dict[str, History] = {
+    "empty": [],
+    "cut off": [*FIRST],
+    "a lease from nowhere": [Looked(1.0, "Z", True), *END],
+    "a call from nowhere": [Failed(1.0, 7, "LockTimeout"), *END],
+    "resumed without a pause": [Resumed(1.0, "a"), *END],
+    "something else": [("what", "is", "this"), *END],  # type: ignore[list-item]
+}
+
+
+@pytest.mark.parametrize("history", UNKNOWN.values(), ids=UNKNOWN)
+def test_unknown(history: History) -> None:
+    """What cannot be judged is not valid."""
+    verdict = check(history, LIMITS)
+
+    assert verdict.word == "unknown"
+    assert verdict.reason
+    assert not verdict
+
+
+def test_check_that_breaks_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A judge that stumbles has not acquitted."""
+
+    def stumble(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setitem(CHECKS, "storage", stumble)
+
+    assert str(judge(*FIRST)) == "unknown: ZeroDivisionError: "
+
+
+def test_history_without_a_look_at_the_server_is_not_valid() -> None:
+    """Leftovers must have been looked for."""
+    assert check([*FIRST, Ended(30.0)], LIMITS).word == "invalid"
+
+
+def test_check_changes_nothing() -> None:
+    """The same history gives the same verdict again."""
+    history: History = [*HELD, *SECOND, *END]
+    before = list(history)
+
+    assert check(history, LIMITS) == check(history, LIMITS)
+    assert history == before
+
+
+def test_describe_is_one_line_for_each_event() -> None:
+    """With the time first, and names for the numbers."""
+    text = describe([Granted(1.25, "a", "x", "0123456789abcdef", 7, 2.5), Quiet(3.0, True, (("a", "0123456789"),), ())])
+
+    assert text.splitlines() == [
+        "    1.250000  Granted   client=a name=x owner=01234567 token=7 until=2.500000",
+        "    3.000000  Quiet     final=True holders=a:01234567 waiters=nobody",
+    ]

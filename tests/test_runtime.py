@@ -1,0 +1,191 @@
+"""The runtimes: the same coroutine, blocking and awaited."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+
+import pytest
+
+from lockkit.runtime import AsyncioRuntime, BlockingRuntime, Runtime, drive, monotonic
+
+
+def test_drive_returns_the_result_and_passes_exceptions() -> None:
+    """Without an event loop."""
+
+    async def answer() -> int:
+        return 42
+
+    async def fail() -> None:
+        raise KeyError("x")
+
+    assert drive(answer()) == 42
+    with pytest.raises(KeyError):
+        drive(fail())
+
+
+def test_drive_names_the_coroutine_that_suspended() -> None:
+    """A bug of ours or of a backend; its finally blocks still run."""
+    ended: list[bool] = []
+
+    async def suspends() -> None:
+        try:
+            await asyncio.sleep(0)
+        finally:
+            ended.append(True)
+
+    with pytest.raises(RuntimeError, match=r"suspends suspended under the blocking runtime"):
+        drive(suspends())
+    assert ended == [True]
+
+
+def test_clock_counts_suspended_time() -> None:
+    """CLOCK_BOOTTIME on Linux."""
+    assert abs(monotonic() - time.clock_gettime(time.CLOCK_BOOTTIME)) < 5
+    assert BlockingRuntime().now() <= AsyncioRuntime().now()
+
+
+@pytest.mark.parametrize("kind", [BlockingRuntime, AsyncioRuntime])
+def test_event_is_set_from_another_thread(kind: type[Runtime]) -> None:
+    """And waited for without polling."""
+    runtime = kind()
+
+    async def scenario() -> None:
+        event = runtime.event()
+        assert not await event.wait(0.01)
+        threading.Timer(0.05, event.set).start()
+        assert await event.wait(30)
+        assert event.is_set()
+        assert await event.wait(0)
+        event.clear()
+        assert not event.is_set()
+        assert not await event.wait(0)
+
+    drive(scenario()) if isinstance(runtime, BlockingRuntime) else asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("kind", [BlockingRuntime, AsyncioRuntime])
+def test_readable(kind: type[Runtime]) -> None:
+    """A pipe with and without something in it."""
+    runtime = kind()
+
+    async def scenario() -> None:
+        reader, writer = os.pipe()
+        try:
+            assert not await runtime.readable(reader, 0.01)
+            threading.Timer(0.05, os.write, (writer, b"x")).start()
+            assert await runtime.readable(reader, 30)
+            assert await runtime.readable(reader, None)
+        finally:
+            os.close(reader)
+            os.close(writer)
+
+    drive(scenario()) if isinstance(runtime, BlockingRuntime) else asyncio.run(scenario())
+
+
+def test_very_long_wait_is_no_overflow() -> None:
+    """Beyond what the operating system takes for a timeout."""
+    runtime = BlockingRuntime()
+    event = runtime.event()
+    threading.Timer(0.02, event.set).start()
+
+    assert drive(event.wait(1e12))
+
+
+def test_settle_goes_on_when_the_caller_is_cancelled() -> None:
+    """What is being undone is undone."""
+    runtime = AsyncioRuntime()
+    done = asyncio.Event()
+
+    async def undo() -> None:
+        await asyncio.sleep(0.05)
+        done.set()
+
+    async def scenario() -> None:
+        caller = asyncio.create_task(runtime.settle(undo(), 5))
+        await asyncio.sleep(0.01)
+        caller.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await caller
+        await asyncio.wait_for(done.wait(), 30)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("turns", range(6))
+def test_settle_swallows_no_cancellation(turns: int) -> None:
+    """Whoever is cancelled in the instant in which the undoing ends does not go on."""
+    runtime = AsyncioRuntime()
+
+    async def scenario() -> None:
+        undone = asyncio.Event()
+        caller = asyncio.create_task(runtime.settle(undone.wait(), 5))
+        await asyncio.sleep(0.01)
+        undone.set()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+
+        cancelled = caller.cancel()
+
+        await asyncio.wait([caller])
+        assert caller.cancelled() == cancelled
+
+    asyncio.run(scenario())
+
+
+def test_settle_is_bounded() -> None:
+    """A backend that hangs does not hang the caller."""
+    runtime = AsyncioRuntime()
+    hang = asyncio.Event()
+
+    async def scenario() -> None:
+        with pytest.raises(TimeoutError):
+            await runtime.settle(hang.wait(), 0.05)
+
+    asyncio.run(scenario())
+
+
+def test_background_failure_reaches_the_loop() -> None:
+    """Not swallowed, and not only when the task is collected."""
+    runtime = AsyncioRuntime()
+    told: list[dict[str, object]] = []
+
+    async def fail() -> None:
+        raise KeyError("x")
+
+    async def scenario() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+        runtime.spawn("lockkit-test", fail)
+        await asyncio.sleep(0.05)
+
+    asyncio.run(scenario())
+    assert [context["message"] for context in told] == ["lockkit-test failed"]
+
+
+def test_owner_ids_are_32_hexadecimal_digits_and_differ() -> None:
+    """128 bits each."""
+    owners = {BlockingRuntime().owner() for _ in range(1000)}
+
+    assert len(owners) == 1000
+    assert all(len(owner) == 32 and int(owner, 16) >= 0 for owner in owners)
+
+
+def test_forked_child_draws_other_owner_ids() -> None:
+    """Ids are drawn ahead; parent and child must not both use those that were left."""
+    runtime = BlockingRuntime()
+    runtime.owner()
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        runtime.forked()
+        os.write(writer, runtime.owner().encode())
+        os._exit(0)
+    os.waitpid(pid, 0)
+    child = os.read(reader, 32).decode()
+    os.close(reader)
+    os.close(writer)
+
+    assert len(child) == 32
+    assert child not in {runtime.owner() for _ in range(200)}

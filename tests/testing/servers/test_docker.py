@@ -1,0 +1,146 @@
+"""
+Servers in containers, as far as it can be tested where there is no Docker.
+
+A stand-in takes the place of testcontainers: its "container" is a local Redis at the port
+that the container would publish.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import TYPE_CHECKING, ClassVar, Self
+
+import pytest
+
+from lockkit.testing.servers import RedisServer, ServerError, require
+from lockkit.testing.servers._resp import RespConnection
+from lockkit.testing.servers.docker import ContainerServer, _somebody_listens, docker_has
+from lockkit.testing.servers.kinds import KINDS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+class Container:
+    """What `ContainerServer` uses of testcontainers' DockerContainer."""
+
+    made: ClassVar[list[Container]] = []
+
+    def __init__(self, image: str) -> None:
+        self.image = image
+        self.removed = False
+        self.server = RedisServer()
+        Container.made.append(self)
+
+    def with_bind_ports(self, inside: int, outside: tuple[str, int]) -> None:
+        """Publishes a port."""
+        assert inside == 6379
+        assert outside[0] == "127.0.0.1"
+        self.server = RedisServer(port=outside[1])
+
+    def start(self) -> Self:
+        """Starts the server."""
+        self.server.start()
+        return self
+
+    def stop(self) -> None:
+        """Removes the container."""
+        self.server.close()
+        self.removed = True
+
+    def get_wrapped_container(self) -> SimpleNamespace:
+        """Docker's own object."""
+        server = self.server
+        return SimpleNamespace(
+            start=server.start,
+            stop=server.stop,
+            kill=server.kill,
+            pause=server.pause,
+            unpause=server.resume,
+        )
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ContainerServer]:
+    """A Redis "container"."""
+    require("redis", local=True)
+    stand_in = ModuleType("testcontainers.core.container")
+    monkeypatch.setattr(stand_in, "DockerContainer", Container, raising=False)
+    monkeypatch.setitem(sys.modules, "testcontainers.core.container", stand_in)
+    Container.made.clear()
+    kind = KINDS["redis"]
+    assert kind.image is not None
+    server = ContainerServer(kind, kind.image)
+    yield server
+    server.close()
+    assert all(container.removed for container in Container.made)
+
+
+def ping(server: ContainerServer) -> object:
+    """Asks the server at the port that the URL names."""
+    assert server.url == f"redis://127.0.0.1:{server.port}/0"
+    with RespConnection(("127.0.0.1", server.port), timeout=0.3) as connection:
+        return connection.call("PING")
+
+
+def test_container_answers_at_its_url(server: ContainerServer) -> None:
+    """Started once, removed at the end."""
+    with server:
+        assert ping(server) == "PONG"
+
+    assert [container.removed for container in Container.made] == [True]
+
+
+def test_container_keeps_its_port_across_crashes(server: ContainerServer) -> None:
+    """The same container is started again."""
+    server.start()
+    port = server.port
+    server.kill()
+    with pytest.raises(ConnectionRefusedError):
+        ping(server)
+
+    server.start()
+
+    assert ping(server) == "PONG"
+    assert server.port == port
+    assert len(Container.made) == 1
+
+
+def test_container_without_data_is_a_new_one(server: ContainerServer) -> None:
+    """Removing it is what empties it."""
+    server.start()
+    port = server.port
+
+    server.restart(keep_data=False)
+
+    assert ping(server) == "PONG"
+    assert server.port == port
+    assert [container.removed for container in Container.made] == [True, False]
+
+
+def test_paused_container_answers_after_resume(server: ContainerServer) -> None:
+    """Docker freezes all that is in it."""
+    server.start()
+    server.pause()
+    with pytest.raises(TimeoutError):
+        ping(server)
+
+    server.resume()
+
+    assert ping(server) == "PONG"
+
+
+def test_container_that_was_never_started_cannot_be_killed(server: ContainerServer) -> None:
+    """Said in our words, not as an AttributeError of None."""
+    with pytest.raises(ServerError, match="start"):
+        server.kill()
+
+
+def test_docker_is_not_asked_where_nobody_listens(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No daemon: no container, and no error."""
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/docker.sock")
+
+    assert not _somebody_listens()
+    assert not docker_has.__wrapped__("redis:7-alpine")

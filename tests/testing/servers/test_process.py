@@ -1,0 +1,243 @@
+"""Servers end when they must, and only then."""
+
+from __future__ import annotations
+
+import multiprocessing
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from lockkit.testing.servers import (
+    PortTaken,
+    RedisServer,
+    ServerError,
+    StartFailed,
+    require,
+    wait_until,
+)
+from lockkit.testing.servers._ports import FIRST_PORT, LAST_PORT, Ports, is_free
+from lockkit.testing.servers._process import tree
+
+# Starts a server, tells its pid and directory, and then does what the test says.
+SCRIPT = """
+import os, sys
+from lockkit.testing.servers import RedisServer
+server = RedisServer().start()
+print(server.pid, server.directory, flush=True)
+{then}
+"""
+
+
+@pytest.fixture(autouse=True)
+def _redis() -> None:
+    require("redis", local=True)
+
+
+def is_gone(pid: int) -> str | None:
+    """For `wait_until`: what keeps the process from being gone."""
+    entries = tree(pid)
+    return None if not entries or entries[0].state == "Z" else f"{entries[0]} is there"
+
+
+def is_gone_thread(native_id: int | None) -> str | None:
+    """For `wait_until`: what keeps one of our threads from being gone, where /proc tells."""
+    return "the thread is there" if Path(f"/proc/self/task/{native_id}").exists() else None
+
+
+def run_script(then: str) -> subprocess.Popen[str]:
+    """Runs SCRIPT in a new interpreter."""
+    return subprocess.Popen(
+        [sys.executable, "-c", SCRIPT.format(then=then)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+
+
+def said(script: subprocess.Popen[str]) -> tuple[int, Path]:
+    """The pid and the directory of the server that the script started."""
+    assert script.stdout is not None
+    pid, directory = script.stdout.readline().split()
+    return int(pid), Path(directory)
+
+
+def test_interpreter_exit_ends_the_server_and_removes_its_directory() -> None:
+    """A script that forgets to stop its server leaves nothing behind."""
+    with run_script("") as script:
+        pid, directory = said(script)
+        assert script.wait(60) == 0
+
+    assert is_gone(pid) is None
+    assert not directory.exists()
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="PR_SET_PDEATHSIG is Linux's")
+def test_sigkill_of_the_test_process_ends_the_server() -> None:
+    """The kernel ends the server when nobody else can."""
+    with run_script("sys.stdin.read()") as script:
+        pid, directory = said(script)
+        script.kill()
+
+    wait_until(lambda: is_gone(pid))
+    subprocess.run(["rm", "-r", directory], check=True)
+
+
+def test_server_outlives_the_thread_that_started_it() -> None:
+    """A fixture may start its server in a worker thread."""
+    with RedisServer() as server:
+        server.kill()
+        thread = threading.Thread(target=server.start)
+        thread.start()
+        thread.join()
+        # join() returns a moment before the kernel knows of the end, which is what the
+        # death signal waits for.
+        wait_until(lambda: is_gone_thread(thread.native_id))
+
+        assert server.ask() is None
+
+
+def test_exit_of_a_forked_child_leaves_the_server_alone() -> None:
+    """Only the process that started a server ends it at exit."""
+    with RedisServer() as server:
+        directory = server.directory
+        child = multiprocessing.get_context("fork").Process(target=_run_exit_handlers)
+        child.start()
+        child.join(60)
+
+        assert child.exitcode == 0
+        assert directory.exists()
+        assert server.ask() is None
+
+
+def _run_exit_handlers() -> None:
+    from lockkit.testing.servers import base  # noqa: PLC0415 - what the child runs at exit
+
+    base._close_all()
+
+
+def test_restart_keeps_the_port() -> None:
+    """Clients find the server again where it was."""
+    with RedisServer() as server:
+        port, pid = server.port, server.pid
+
+        server.restart()
+
+        assert server.port == port
+        assert server.pid != pid
+
+
+def test_paused_server_answers_only_after_resume() -> None:
+    """SIGSTOP: the connection stays open, nothing is answered."""
+    with RedisServer() as server, server.connect(timeout=0.2) as connection:
+        server.pause()
+        with pytest.raises(TimeoutError):
+            connection.call("PING")
+
+        server.resume()
+
+        assert server.ask() is None
+
+
+def test_paused_server_can_be_ended_and_started() -> None:
+    """A stopped process would not see SIGTERM."""
+    with RedisServer() as server:
+        server.pause()
+        server.stop(timeout=3600)
+        assert not server.running
+
+        server.start()
+
+        assert server.ask() is None
+
+
+def test_failing_start_shows_the_log() -> None:
+    """The error tells what the server complained about."""
+    server = RedisServer(settings={"no-such-setting": "1"})
+
+    with pytest.raises(StartFailed, match="no-such-setting"):
+        server.start()
+
+    server.close()
+
+
+def test_taken_port_is_replaced_at_the_first_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever takes the port between choosing and binding does no harm."""
+    with RedisServer() as first, RedisServer() as second:
+        second.close()
+        reserve = Ports.reserve
+        offers = [first.port]
+        monkeypatch.setattr(Ports, "reserve", lambda self: offers.pop() if offers else reserve(self))
+
+        second.start()
+
+        assert offers == []
+        assert second.port != first.port
+        assert second.ask() is None
+
+
+def test_taken_port_that_was_asked_for_is_an_error() -> None:
+    """A port that the test chose is never replaced in silence."""
+    with RedisServer() as first:
+        second = RedisServer(port=first.port)
+        with pytest.raises(PortTaken, match=str(first.port)):
+            second.start()
+        second.close()
+
+
+def test_reserved_port_is_not_given_twice() -> None:
+    """While one holds a port, no other process of this kind is given it."""
+    one, other = Ports(), Ports()
+    port = one.reserve()
+
+    assert FIRST_PORT <= port <= LAST_PORT
+    assert not other._lock(port)
+    one.close()
+    assert other._lock(port)
+    other.close()
+
+
+def test_port_with_a_listener_is_not_free() -> None:
+    """Servers that know nothing of reservations are seen too."""
+    with RedisServer() as server:
+        assert not is_free(server.port)
+
+
+def test_data_of_a_running_server_cannot_be_erased() -> None:
+    """Data vanish only under a server that is down."""
+    with RedisServer() as server, pytest.raises(ServerError, match="stop it"):
+        server.erase()
+
+
+def test_closed_server_can_start_anew() -> None:
+    """The object can be used again, with a new directory."""
+    server = RedisServer()
+    with server:
+        directory = server.directory
+    assert not directory.exists()
+
+    with server:
+        assert server.ask() is None
+
+
+def test_kill_ends_children_too() -> None:
+    """A crash takes the processes below the server with it."""
+    with RedisServer() as server:
+        with server.connect() as connection:
+            connection.call("CONFIG", "SET", "rdb-key-save-delay", "10000000")
+            connection.call("SET", "key", "value")
+            connection.call("BGSAVE")
+        children = [entry.pid for entry in tree(server.pid)[1:]]
+
+        server.kill()
+
+        assert len(children) == 1
+        wait_until(lambda: is_gone(children[0]))
+
+
+def test_wait_until_says_what_was_missing() -> None:
+    """The last answer is in the error."""
+    began = time.monotonic()
+    with pytest.raises(ServerError, match="the moon"):
+        wait_until(lambda: "the moon is not full", timeout=0.05)
+    assert time.monotonic() - began >= 0.05

@@ -1,0 +1,353 @@
+"""What the fault proxy does to connections, seen from both of their ends."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import socket
+import socketserver
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from lockkit.testing.servers import FaultProxy, RedisServer, http2_call_ended, require, wait_until
+from lockkit.testing.servers._link import CHUNK_BYTES, CommandParser, Network
+from lockkit.testing.servers._ports import Ports
+from lockkit.testing.servers._resp import RespConnection
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# Bounds a wait for something that must come; and is long enough for what must not.
+PATIENCE = 30
+MOMENT = 0.2
+
+
+class EchoServer(socketserver.ThreadingTCPServer):
+    """Sends back what it gets, and remembers it."""
+
+    allow_reuse_address = True
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Echo)
+        self.got = b""
+        self.connections = 0
+        self.port: int = self.server_address[1]
+
+
+class Echo(socketserver.BaseRequestHandler):
+    """One connection of the echo server."""
+
+    def handle(self) -> None:
+        """Echoes until the client closes."""
+        assert isinstance(self.server, EchoServer)
+        self.server.connections += 1
+        try:
+            while data := self.request.recv(65_536):
+                self.server.got += data
+                self.request.sendall(data)
+        except ConnectionError:
+            return  # what many tests here are about
+
+
+@pytest.fixture
+def echo() -> Iterator[EchoServer]:
+    """An echo server."""
+    with EchoServer() as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def proxy(echo: EchoServer) -> Iterator[FaultProxy]:
+    """A proxy in front of it."""
+    with FaultProxy("127.0.0.1", echo.port) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def client(proxy: FaultProxy) -> Iterator[socket.socket]:
+    """A connection to the proxy, through which one message went already."""
+    with connect(proxy) as connection:
+        assert asked(connection, b"hello") == b"hello"
+        yield connection
+
+
+def connect(proxy: FaultProxy) -> socket.socket:
+    """Opens a connection to the proxy."""
+    return socket.create_connection((proxy.host, proxy.port), PATIENCE)
+
+
+def asked(connection: socket.socket, message: bytes) -> bytes:
+    """Sends a message and gives the answer of the same length, shorter if it was cut."""
+    connection.sendall(message)
+    answer = b""
+    while len(answer) < len(message) and (data := connection.recv(65_536)):
+        answer += data
+    return answer
+
+
+def is_silent(connection: socket.socket) -> bool:
+    """Whether nothing comes for a moment, not even the end."""
+    connection.settimeout(MOMENT)
+    try:
+        connection.recv(1)
+    except TimeoutError:
+        return True
+    finally:
+        connection.settimeout(PATIENCE)
+    return False
+
+
+def test_healthy_proxy_forwards_everything(client: socket.socket) -> None:
+    """A long message arrives unchanged."""
+    message = bytes(range(256)) * 4_000
+
+    assert asked(client, message) == message
+
+
+def test_end_of_the_client_s_stream_is_forwarded(client: socket.socket) -> None:
+    """Half-closing reaches the server, whose own end comes back."""
+    client.shutdown(socket.SHUT_WR)
+
+    assert client.recv(1) == b""
+
+
+@pytest.mark.parametrize("direction", ["to_server", "to_client"])
+def test_delay_makes_answers_late(proxy: FaultProxy, client: socket.socket, direction: str) -> None:
+    """Either direction can be slow."""
+    proxy.delay(**{direction: MOMENT})
+    began = time.monotonic()
+    assert asked(client, b"late") == b"late"
+
+    assert time.monotonic() - began >= MOMENT
+
+
+def test_delay_is_latency_and_not_a_narrow_pipe(proxy: FaultProxy, client: socket.socket) -> None:
+    """Chunks that follow each other are late together, not one after the other."""
+    chunks = 40
+    message = bytes(chunks * CHUNK_BYTES)
+    proxy.delay(to_server=1.0)
+    began = time.monotonic()
+    assert asked(client, message) == message
+
+    # One after the other they would need 40 s.
+    assert time.monotonic() - began < 20
+
+
+def test_cut_closes_connections_and_accepts_new_ones(proxy: FaultProxy, client: socket.socket) -> None:
+    """The client sees the end of the stream, and may come back."""
+    assert proxy.cut() == 1
+
+    assert client.recv(1) == b""
+    assert proxy.counts.open == 0
+    with connect(proxy) as again:
+        assert asked(again, b"again") == b"again"
+
+
+def test_cut_with_reset_is_an_error_for_the_client(proxy: FaultProxy, client: socket.socket) -> None:
+    """RST is what a client of a restarted host sees."""
+    proxy.cut(reset=True)
+
+    with pytest.raises(ConnectionResetError):
+        client.recv(1)
+
+
+def test_refuse_keeps_open_connections(proxy: FaultProxy, client: socket.socket) -> None:
+    """New ones are refused by the kernel, at a port that is the same afterwards."""
+    proxy.refuse()
+    with pytest.raises(ConnectionRefusedError):
+        connect(proxy)
+    assert asked(client, b"old") == b"old"
+
+    proxy.accept()
+    with connect(proxy) as new:
+        assert asked(new, b"new") == b"new"
+
+
+def test_blackhole_keeps_bytes_until_it_heals(proxy: FaultProxy, client: socket.socket, echo: EchoServer) -> None:
+    """Neither side hears anything, and nothing is lost from the stream."""
+    proxy.blackhole()
+    client.sendall(b"one ")
+    assert is_silent(client)
+    assert echo.got == b"hello"
+
+    proxy.heal()
+
+    client.sendall(b"two")
+    client.shutdown(socket.SHUT_WR)
+    assert b"".join(iter(lambda: client.recv(100), b"")) == b"one two"
+
+
+def test_blackhole_of_answers_lets_requests_through(proxy: FaultProxy, client: socket.socket, echo: EchoServer) -> None:
+    """A partition may be one-sided."""
+    proxy.blackhole(to_server=False)
+    client.sendall(b"!")
+
+    wait_until(lambda: None if echo.got == b"hello!" else "the request is on its way")
+    assert is_silent(client)
+
+
+def test_blackhole_hides_new_connections(proxy: FaultProxy, echo: EchoServer) -> None:
+    """A client that connects in a partition is accepted and not heard."""
+    proxy.blackhole()
+    with connect(proxy) as connection:
+        connection.sendall(b"hello?")
+        assert is_silent(connection)
+        assert echo.connections == 0
+
+        proxy.heal()
+
+        assert connection.recv(100) == b"hello?"
+
+
+def test_dropped_reply_was_applied_at_the_server(proxy: FaultProxy, client: socket.socket, echo: EchoServer) -> None:
+    """The server has the request; the client gets the end of the stream instead of an answer."""
+    dropped = proxy.drop_next_reply()
+
+    assert asked(client, b" lost") == b""
+
+    assert dropped.wait(PATIENCE)
+    assert echo.got == b"hello lost"
+    with connect(proxy) as again:
+        assert asked(again, b" kept") == b" kept"
+
+
+def test_dropped_reply_is_that_of_the_matching_request(proxy: FaultProxy, client: socket.socket) -> None:
+    """Other requests pass, and as many matching ones as were asked to."""
+    dropped = proxy.drop_next_reply(match=b"SET", skip=1)
+
+    assert asked(client, b"GET 1") == b"GET 1"
+    assert asked(client, b"SET 1") == b"SET 1"
+    assert not dropped.is_set()
+    assert asked(client, b"SET 2") == b""
+    assert dropped.wait(PATIENCE)
+
+
+def test_dropped_reply_is_swallowed_until_it_is_complete(proxy: FaultProxy, client: socket.socket) -> None:
+    """With `until` the connection stays while the swallowed bytes are not the answer yet."""
+    dropped = proxy.drop_next_reply(until=lambda answer: answer.endswith(b"done"))
+    client.sendall(b"working ")
+    assert is_silent(client)
+    assert not dropped.is_set()
+
+    assert asked(client, b"done") == b""
+
+    assert dropped.wait(PATIENCE)
+
+
+def test_heal_disarms_what_waits(proxy: FaultProxy, client: socket.socket) -> None:
+    """After `heal` no fault is left, not even one that has not happened yet."""
+    dropped = proxy.drop_next_reply()
+    proxy.delay(to_server=PATIENCE)
+    proxy.refuse()
+
+    proxy.heal()
+
+    assert asked(client, b"well") == b"well"
+    assert not dropped.is_set()
+    connect(proxy).close()
+
+
+def test_dead_server_is_a_reset_connection() -> None:
+    """The client learns at once that nobody listens behind the proxy."""
+    ports = Ports()
+    with (
+        FaultProxy("127.0.0.1", ports.reserve()) as proxy,
+        pytest.raises(ConnectionResetError),
+        connect(proxy) as connection,  # the reset may come as early as here
+    ):
+        connection.recv(1)
+    ports.close()
+
+
+def test_counts_tell_what_went_through(proxy: FaultProxy, client: socket.socket) -> None:
+    """Connections and bytes of both directions."""
+    before = proxy.counts
+    assert (before.connections, before.open) == (1, 1)
+    assert (before.bytes_to_server, before.bytes_to_client) == (5, 5)
+    client.close()
+    wait_until(lambda: f"{proxy.counts.open} open" if proxy.counts.open else None)
+
+    proxy.reset_counts()
+
+    assert proxy.counts.connections == 0
+    assert proxy.counts.bytes_to_server == 0
+
+
+def test_closing_while_a_client_connects_leaves_no_socket(echo: EchoServer) -> None:
+    """A connection that is just being accepted is closed with the others."""
+    for _ in range(50):
+        with FaultProxy("127.0.0.1", echo.port) as proxy:
+            connect(proxy).close()
+    gc.collect()  # a socket that was left open now gives the warning that fails the test
+
+
+def test_connection_that_is_being_opened_is_cut_too() -> None:
+    """`cut` in the moment between accepting a client and serving it is not forgotten."""
+
+    async def cut_at_once(ours: socket.socket) -> None:
+        network = Network(("127.0.0.1", 1), count_commands=False)
+        network.to_server.gate.clear()  # otherwise it would end by itself: nobody listens there
+        network.connected(ours)
+        (link,) = network.links
+        network.cut(reset=False)
+        await asyncio.wait([link.task])
+
+    ours, theirs = socket.socketpair()
+    with theirs:
+        asyncio.run(cut_at_once(ours))
+        assert theirs.recv(1) == b""
+
+
+def test_control_before_start_is_an_error() -> None:
+    """A proxy that was not started says so instead of hanging."""
+    with pytest.raises(RuntimeError, match="start"):
+        FaultProxy("127.0.0.1", 1).cut()
+
+
+def test_redis_commands_are_counted_and_lost_by_name() -> None:
+    """The proxy knows Redis commands, however they are cut into packets."""
+    require("redis", local=True)
+    with RedisServer() as server, FaultProxy(server.host, server.port, count_commands=True) as proxy:
+        with RespConnection((proxy.host, proxy.port)) as connection:
+            connection.call("PING")
+            connection.call("set", "key", "value\r\n*1\r\n$4\r\nPING\r\n")
+            assert proxy.counts.commands == {"PING": 1, "SET": 1}
+
+            proxy.drop_next_reply(match=b"INCR")
+            with pytest.raises(ConnectionError):
+                connection.call("INCR", "count")
+        with server.connect() as direct:
+            assert direct.call("GET", "count") == "1"
+
+
+def test_command_parser_needs_whole_commands() -> None:
+    """A command counts when its last byte is there."""
+    parser = CommandParser()
+    stream = b"*2\r\n$3\r\nget\r\n$1\r\nk\r\nPING inline\r\n*1\r\n$4\r\nquit\r\n"
+
+    names = [parser.feed(stream[index : index + 1]) for index in range(len(stream))]
+
+    assert [name for found in names for name in found] == ["GET", "PING", "QUIT"]
+    assert names[stream.index(b"k\r\nP") + 2] == ["GET"]
+
+
+def test_http2_call_ends_with_headers_that_end_the_stream() -> None:
+    """Settings, data and first headers are not the end of a call; trailers are."""
+
+    def frame(kind: int, flags: int, payload: bytes) -> bytes:
+        return len(payload).to_bytes(3) + bytes([kind, flags]) + (1).to_bytes(4) + payload
+
+    settings, data = frame(0x4, 0x1, b""), frame(0x0, 0x0, b"\x01" * 20)
+    headers, trailers = frame(0x1, 0x4, b"h" * 9), frame(0x1, 0x5, b"t")
+
+    assert not http2_call_ended(settings + headers + data)
+    assert not http2_call_ended(settings + headers + data + trailers[:5])
+    assert http2_call_ended(settings + headers + data + trailers)

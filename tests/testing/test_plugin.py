@@ -1,0 +1,71 @@
+"""What the suite shows on the command line."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the public suite as a stranger does, on a few cases."""
+    command = [sys.executable, "-m", "pytest", "-W", "error", "-o", "asyncio_default_fixture_loop_scope=function"]
+    return subprocess.run(
+        [*command, "-p", "no:cacheprovider", "--pyargs", "lockkit.testing.conformance", *arguments],
+        cwd="/", env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+
+
+def test_counts_and_what_is_not_promised_are_shown() -> None:
+    """By target and face, with the reason."""
+    done = run("--lockkit-url=memory://a", "-k", "ping or processes_exclude", "-rs")
+
+    assert done.returncode == 0, done.stdout
+    for face in ("blocking", "asyncio"):
+        assert f"memory ({face}): 1 passed, 0 failed, 1 not promised, 0 skipped" in done.stdout
+    assert "not promised: it excludes only within one process" in done.stdout
+    assert "SKIPPED" in done.stdout
+
+
+def test_several_urls_are_told_apart() -> None:
+    """Without showing them: they may hold passwords."""
+    done = run("--lockkit-url=memory://secret1", "--lockkit-url=memory://secret2", "-k", "ping", "-v")
+
+    assert done.returncode == 0, done.stdout
+    assert "memory1 (asyncio): 1 passed" in done.stdout
+    assert "memory2 (blocking): 1 passed" in done.stdout
+    assert "secret" not in done.stdout
+
+
+def test_options_and_unregistered_backend_are_passed_on() -> None:
+    """`--lockkit-option` and `--lockkit-backend`."""
+    backend = "--lockkit-backend=lockkit.backends.memory:MemoryBackend"
+    done = run("--lockkit-url=elsewhere://a", backend, "--lockkit-option=ttl=77", "-k", "ping")
+    assert done.returncode == 0, done.stdout
+    assert "elsewhere (asyncio): 1 passed" in done.stdout
+
+    wrong = run("--lockkit-url=memory://a", "--lockkit-option=nonsense=1", "-k", "ping")
+    assert wrong.returncode == 1
+    assert "unknown option 'nonsense'" in wrong.stdout
+
+
+def test_missing_url_is_explained() -> None:
+    """Not by a traceback of a fixture that is not found."""
+    done = run("-k", "ping")
+
+    assert done.returncode != 0
+    assert "--lockkit-url" in done.stdout
+
+
+def test_run_without_cases_shows_nothing() -> None:
+    """The plugin is quiet in everybody else's runs."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "tests/testing/test_witness.py"],
+        cwd=ROOT, capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+
+    assert done.returncode == 0, done.stdout
+    assert "lockkit conformance" not in done.stdout

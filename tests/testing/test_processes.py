@@ -1,0 +1,99 @@
+"""Workers: other processes that do as they are told."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+
+from lockkit import ConfigurationError, LockLost, LockTimeout
+from lockkit.testing.processes import Worker, WorkerFailed
+from lockkit.testing.target import Target
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from lockkit.testing.stage import Face
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Target:
+    """A backend that processes share."""
+    return Target(f"file://{tmp_path}/locks")
+
+
+@pytest.fixture(params=["blocking", "asyncio"])
+def worker(request: pytest.FixtureRequest, target: Target) -> Iterator[Worker]:
+    """One of each face."""
+    face: Face = request.param
+    with Worker(target, face) as worker:
+        yield worker
+
+
+def test_worker_holds_and_releases(worker: Worker, target: Target) -> None:
+    """What it has, others have not."""
+    held = worker.acquire("x", ttl=60)
+
+    with target.connect() as client:
+        (holder,) = client.holders("x")
+        assert (holder.owner, holder.token, holder.metadata["pid"]) == (held.owner, held.token, worker.pid)
+        assert worker.is_held(held)
+        worker.release(held)
+        assert client.holders("x") == []
+
+
+def test_what_its_client_raises_is_raised_here(worker: Worker, target: Target) -> None:
+    """With its class and attributes."""
+    with target.connect() as client, client.lock("x"), pytest.raises(LockTimeout) as caught:
+        worker.acquire("x", wait=0)
+    assert caught.value.name == "x"
+    with pytest.raises(ConfigurationError):
+        worker.acquire("")
+
+
+def test_waiting_can_be_begun_and_finished(worker: Worker, target: Target) -> None:
+    """So that something happens in between."""
+    with target.connect() as client:
+        lease = client.lock("x").acquire()
+        worker.start_acquire("x", ttl=60)
+        lease.release()
+
+        assert worker.finish_acquire().token > lease.token
+
+
+def test_stopped_worker_does_nothing_until_it_is_resumed(worker: Worker) -> None:
+    """It answers afterwards."""
+    held = worker.acquire("x", ttl=0.2)
+    worker.stop()
+
+    worker.send("check", number=held.number)
+    with pytest.raises(WorkerFailed, match="did not answer"):
+        worker.receive(0.5)
+    worker.resume()
+
+    with pytest.raises(LockLost):
+        worker.receive()
+
+
+def test_killed_worker_is_reported(worker: Worker) -> None:
+    """Not waited for."""
+    os.kill(worker.pid, signal.SIGKILL)
+
+    with pytest.raises(WorkerFailed, match="ended with status -9"):
+        worker.acquire("x")
+
+
+def test_worker_that_exits_ends_with_its_status(worker: Worker) -> None:
+    """As a program does."""
+    worker.acquire("x", ttl=60)
+
+    assert worker.exit() == 0
+
+
+def test_unexpected_error_is_shown(worker: Worker) -> None:
+    """With its traceback."""
+    with pytest.raises(WorkerFailed, match="IndexError"):
+        worker.ask("check", number=7)

@@ -1,0 +1,93 @@
+"""
+The public API as a user's program has it. Only type-checked, never run.
+
+`assert_type` fails when a type changes; each ``type: ignore`` fails when the mistake below it is no longer noticed.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import assert_type
+
+import lockkit
+
+
+def lease(client: lockkit.Client) -> None:
+    """What a lease offers."""
+    with client.lock("seat:12A", ttl=30, timeout=timedelta(seconds=5)) as held:
+        assert_type(held, lockkit.Lease)
+        assert_type(held.token, int)
+        assert_type(held.owner, str)
+        assert_type(held.ttl, float)
+        assert_type(held.remaining(), float)
+        assert_type(held.held, bool)
+        assert_type(held.lost, bool)
+        assert_type(held.confirm(), bool)
+        assert_type(held.wait_lost(timeout=1), bool)
+        held.check()
+        held.extend()
+        held.extend(ttl=timedelta(minutes=1))
+        held.on_lost(lambda lost, reason: (lost.token, reason.upper()))
+        held.release()
+
+
+def wait(client: lockkit.Client) -> None:
+    """`acquire` gives a lease or raises; `try_acquire` may give None, which must be looked at."""
+    lock = client.lock("seat:12A")
+    assert_type(lock, lockkit.Lock)
+    assert_type(lock.acquire(), lockkit.Lease)
+    assert_type(lock.acquire(timeout=None), lockkit.Lease)
+    assert_type(lock.try_acquire(), lockkit.Lease | None)
+    assert_type(lock.locked(), bool)
+    lock.try_acquire().release()  # type: ignore[union-attr]
+    threading_lock = lock.as_threading_lock()
+    assert_type(threading_lock.acquire(blocking=True, timeout=-1), bool)
+
+
+def decorate(client: lockkit.Client) -> None:
+    """The decorator keeps the signature."""
+
+    @client.lock("stock:{product_id}", ttl=10)
+    def sell(product_id: int, *, amount: int = 1) -> str:
+        return f"{product_id} {amount}"
+
+    assert_type(sell(1, amount=2), str)
+    sell("tea")  # type: ignore[arg-type]
+    sell(1, price=2)  # type: ignore[call-arg]
+
+
+def ask(client: lockkit.Client) -> None:
+    """What can be asked of a client."""
+    assert_type(client.holders("a"), list[lockkit.Holder])
+    assert_type(client.break_lock("a"), bool)
+    assert_type(client.capabilities, lockkit.Capabilities)
+    client.ping()
+    client.close()
+
+
+def connect() -> None:
+    """How a client is made, and what is refused."""
+    with lockkit.connect("redis://localhost", ttl=20) as client:
+        assert_type(client, lockkit.Client)
+    assert_type(lockkit.connect(), lockkit.Client)
+    assert_type(lockkit.connect(profile="prod"), lockkit.Client)
+    lockkit.connect(1)  # type: ignore[arg-type]
+    with lockkit.connect() as client:
+        client.lock(b"bytes")  # type: ignore[arg-type]
+        client.lock("a", 30)  # type: ignore[call-arg]
+        client.lock("a", ttl="30")  # type: ignore[arg-type]
+        client.lock("a", cancel_on_lost=True)  # type: ignore[call-arg]
+
+
+def catch(client: lockkit.Client) -> str | None:
+    """Errors by lockkit's names and by the built-in ones."""
+    try:
+        client.lock("a", timeout=0).acquire()
+    except lockkit.LockTimeout as error:
+        assert_type(error.name, str | None)
+        return error.backend
+    except (lockkit.BackendUnavailable, lockkit.LockLost, lockkit.StaleToken, lockkit.Unsupported):
+        return None
+    except ValueError:
+        return None
+    return None

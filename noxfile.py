@@ -70,7 +70,8 @@ def types(session: nox.Session) -> None:
     install(session, "types", "test")
     session.run("mypy", *session.posargs)
     if not session.posargs:
-        session.run("basedpyright")
+        # Told where to look: a .venv in the checkout would win over this session's environment.
+        session.run("basedpyright", "--pythonpath", str(Path(session.bin) / "python"))
 
 
 @nox.session

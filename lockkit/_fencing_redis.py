@@ -22,6 +22,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import redis
+import redis.exceptions
 
 from lockkit import values
 from lockkit._redis_client import (

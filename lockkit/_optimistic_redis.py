@@ -120,7 +120,7 @@ class Update:
         if isinstance(client, redis.RedisCluster):
             # For the same reason not the Cluster's own transactions, but those of the node that has the key.
             try:
-                node = client.get_node_from_key(self._key)  # type: ignore[no-untyped-call]
+                node: Any = client.get_node_from_key(self._key)  # type: ignore[no-untyped-call]
                 client = client.get_redis_connection(node)
             except DRIVER_ERRORS as error:
                 raise data_error(error, self._client, self._key) from error

@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import redis
 import redis.asyncio
+import redis.asyncio.client
+import redis.asyncio.cluster
+import redis.client
 import redis.cluster
 import redis.exceptions
 

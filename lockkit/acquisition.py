@@ -185,7 +185,7 @@ class Acquisition(Generic[L]):
         Leave nothing of the request at the backend.
 
         If it was granted and the answer was lost, it would block everybody, us too, for its ttl.
-        If the backend cannot be reached now the renewer goes on trying until the ttl has done the same.
+        If the backend cannot be reached now it is tried on in the background until the ttl has done the same.
         """
         backend, request = self._backend, self._request
         if request.place is None and not request.uncertain:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from lockkit.backend import Capabilities, Holder, LockBackend
+    from lockkit.backend import Capabilities, Holder
 
 __all__ = ["Client", "Lease", "Lock", "connect", "from_client"]
 
@@ -44,7 +44,9 @@ def connect(url: str | None = None, *, profile: str | None = None, **options: An
         ConfigurationError: The URL, the profile or an option is wrong.
     """
     settings = config.resolve(url, profile, options)
-    return Client(Engine(functools.partial(_open, settings), AsyncioRuntime(), Lease))
+    return Client(
+        Engine(functools.partial(registry.open_backend, settings.url, settings.options), AsyncioRuntime(), Lease)
+    )
 
 
 def from_client(client: object, **options: Any) -> Client:
@@ -58,15 +60,7 @@ def from_client(client: object, **options: Any) -> Client:
     Raises:
         ConfigurationError: No backend knows this kind of object, or an option is wrong.
     """
-    return Client(Engine(functools.partial(_adopt, client, options), AsyncioRuntime(), Lease))
-
-
-def _open(settings: config.Settings, host: Engine[Lease]) -> tuple[LockBackend, dict[str, Any]]:
-    return registry.open_backend(settings.url, settings.options, host)
-
-
-def _adopt(client: object, options: Mapping[str, Any], host: Engine[Lease]) -> tuple[LockBackend, dict[str, Any]]:
-    return registry.adopt(client, options, host)
+    return Client(Engine(functools.partial(registry.adopt, client, options), AsyncioRuntime(), Lease))
 
 
 class Lease(BaseLease):

@@ -35,6 +35,7 @@ from lockkit.keeper import Keeper, renewed
 from lockkit.lease import BaseLease, Hold, LostCallback, drift
 from lockkit.line import Lines
 from lockkit.runtime import in_forked_child, wall_clock
+from lockkit.undoer import Undoer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping
@@ -104,6 +105,7 @@ class Engine(Generic[L]):
         self.closed = False
         self.outage = Outage()
         self.keeper = Keeper(runtime, self._mutex, lambda: self._backend, self.lose, self._release_all)
+        self.undoer = Undoer(runtime, self._mutex)
         self._backend: LockBackend | None
         self._backend, options = open_backend(self)
         self.url = self._backend.url
@@ -302,7 +304,7 @@ class Engine(Generic[L]):
                 # A renewal whose answer was lost may have kept the lock at the server: free it for the others.
                 backend, grant = self._backend, hold.grant
                 if backend is not None:
-                    self.keeper.undo_later(grant.ttl, lambda: backend.release(grant))
+                    self.undoer.later(grant.ttl, lambda: backend.release(grant))
         log.warning(
             "lost lock %r (token %d) at %s: %s", hold.grant.name, hold.grant.token, self.url, _LOSS_TEXTS[reason]
         )
@@ -408,24 +410,23 @@ class Engine(Generic[L]):
             ours = await self._ready().release(hold.grant)
         except BackendUnavailable as error:
             raise self.unavailable(error, f"release lock {hold.grant.name!r}", hold.grant.name) from error
-        except Exception:
-            raise
-        except BaseException:
+        except BaseException as error:
             # Cancelled or interrupted halfway: it may or may not have been sent. Comparing the owner makes it safe to
             # send again.
-            await self._free(hold.grant)
+            if not isinstance(error, Exception):
+                await self._free(hold.grant)
             raise
         hold.unconfirmed = False
         return ours
 
     def undo_later(self, seconds: float, function: Callable[[], Coroutine[Any, Any, object]]) -> None:
-        """Have the renewer undo something at the backend, for as long as a ttl would not have undone it anyway."""
+        """Undo something at the backend in the background, for as long as a ttl would not have undone it anyway."""
         with self._mutex:
             if not self.closed:
-                self.keeper.undo_later(seconds, function)
+                self.undoer.later(seconds, function)
 
     async def _free(self, grant: Grant) -> None:
-        """Release by owner, best effort: now, else by the renewer until the ttl has passed."""
+        """Release by owner, best effort: now, else in the background until the ttl has passed."""
         backend = self._backend
         if backend is None:
             return
@@ -596,9 +597,10 @@ class Engine(Generic[L]):
         await self._release_all()
         # Let the waiters leave the backend's queue before its connections are closed.
         await self.lines.close(UNDO_SECONDS)
-        await self.keeper.flush()
+        await self.undoer.flush()
         self._backend = None
         self.keeper.stop()
+        self.undoer.stop()
         _engines.discard(self)
         if backend is not None:
             await backend.close()
@@ -627,6 +629,7 @@ class Engine(Generic[L]):
         for hold in self.keeper.holds.values():
             hold.lost_reason = "session"
         self.keeper.forked(self._mutex)
+        self.undoer.forked(self._mutex)
         self.lines.forked()
         self.waiting = set()
         self._reentrant = {}

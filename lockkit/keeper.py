@@ -5,7 +5,7 @@ Two coroutines per client, whatever the number of leases, each started when firs
 
 - the **watch** sleeps until the next deadline or renewal is due. It does no I/O, so a renewal that hangs cannot keep it
   from marking a lease lost at its deadline (design rule 6).
-- the **renewer** sends the renewals that are due, in one batch, and retries what must be undone at the backend.
+- the **renewer** sends the renewals that are due, in one batch.
 
 They share the engine's mutex; nothing is awaited while it is held.
 """
@@ -13,7 +13,6 @@ They share the engine's mutex; nothing is awaited while it is held.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -38,10 +37,6 @@ LINGER = 10.0
 
 BATCH_SHARE = 1 / 30
 """Renewals due within this share of their ttl go along. Larger batches more and renews earlier than needed."""
-
-UNDO_PAUSE_MAX = 10.0
-"""Longest pause between two tries to undo something, seconds. Longer notices later that the backend is back, and others
-wait meanwhile for a lock that nobody holds; shorter loads a backend that is struggling."""
 
 
 class Keeper:
@@ -80,7 +75,6 @@ class Keeper:
         self._work = self._runtime.event()
         self._renewing = False
         self._due: list[Hold] = []
-        self._undo: list[_Undo] = []
 
     def forked(self, mutex: AbstractContextManager[Any]) -> None:
         """Forget leases and threads: they are the parent's."""
@@ -111,20 +105,6 @@ class Keeper:
     def forget(self, hold: Hold) -> None:
         """Stop watching. Without the mutex too (a dict operation is atomic): ``__del__`` may run anywhere."""
         self.holds.pop(hold.grant.owner, None)
-
-    def undo_later(self, seconds: float, function: Callable[[], Coroutine[Any, Any, object]]) -> None:
-        """Have the renewer call `function` until it succeeds or `seconds` have passed (then the ttl has done it)."""
-        now = self._runtime.now()
-        self._undo.append(_Undo(function, now, now + seconds))
-        self._start_renewer()
-
-    async def flush(self) -> None:
-        """Try once more what is still to be undone: the client is being closed."""
-        with self._mutex:
-            pending, self._undo = self._undo, []
-        for undo in pending:
-            undo.until = -inf
-            await self._try_undo(undo)
 
     def stop(self) -> None:
         """Let both coroutines end: the client is closed."""
@@ -192,21 +172,16 @@ class Keeper:
                 self._work.clear()
                 now = self._runtime.now()
                 batch, self._due = self._due, []
-                undo, undo_at = self._take_undo(now)
                 backend = self._backend()
-                if batch or undo:
+                if batch:
                     idle_since = now
-                elif backend is None or (undo_at == inf and now >= idle_since + LINGER):
+                elif backend is None or now >= idle_since + LINGER:
                     self._renewing = False
                     return
             if batch:
                 await self._renew_batch(backend, [hold for hold in batch if not hold.finished])
-            if undo:
-                await self._try_undo(undo)
-            if not (batch or undo):
-                # Not the earlier of the two: undoing may have taken longer than the linger, which has then passed.
-                at = idle_since + LINGER if undo_at == inf else undo_at
-                await self._work.wait(max(0.0, at - self._runtime.now()))
+            else:
+                await self._work.wait(max(0.0, idle_since + LINGER - self._runtime.now()))
 
     async def _renew_batch(self, backend: LockBackend | None, batch: list[Hold]) -> None:
         """One renewal of each; the answers change deadlines, or mark leases as lost."""
@@ -262,47 +237,6 @@ class Keeper:
                 "renewal of lock %r (token %d) failed, %.3f s to its deadline, trying on: %s",
                 hold.grant.name, hold.grant.token, max(0.0, left), error,
             )  # fmt: skip
-
-    def _take_undo(self, now: float) -> tuple[_Undo | None, float]:
-        """Take what is to be tried now, and tell when the next is. One at a time: renewals must not wait for many."""
-        if not self._undo:
-            return None, inf
-        undo = min(self._undo, key=_planned)
-        if undo.at > now:
-            return None, undo.at
-        self._undo.remove(undo)
-        return undo, min(map(_planned, self._undo), default=inf)
-
-    async def _try_undo(self, undo: _Undo) -> None:
-        try:
-            await undo.function()
-        except Exception as error:  # noqa: BLE001 - tried again until the ttl has done the same
-            now = self._runtime.now()
-            log.debug("undoing at the backend failed, %s: %s", "giving up" if now >= undo.until else "trying on", error)
-            if now < undo.until:
-                undo.at = now + undo.pause * self._runtime.random.uniform(0.5, 1.0)
-                # A long outage leaves many of them, from each try of each waiter: together they must not be a load.
-                undo.pause = min(2 * undo.pause, UNDO_PAUSE_MAX)
-                with self._mutex:
-                    self._undo.append(undo)
-        else:
-            with self._mutex:
-                for other in self._undo:
-                    other.at = 0.0  # the backend is back: the others need not wait longer
-
-
-@dataclass(slots=True, eq=False)
-class _Undo:
-    """Something that must not stay at the backend. Times are the client's monotonic clock."""
-
-    function: Callable[[], Coroutine[Any, Any, object]]
-    at: float
-    until: float
-    pause: float = 0.4
-
-
-def _planned(undo: _Undo) -> float:
-    return undo.at
 
 
 def renewed(hold: Hold, outcome: Renewed, started: float) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from lockkit.backend import Capabilities, Holder, LockBackend
+    from lockkit.backend import Capabilities, Holder
 
 __all__ = ["Client", "Lease", "Lock", "ThreadingLock", "connect", "from_client"]
 
@@ -54,7 +54,9 @@ def connect(url: str | None = None, *, profile: str | None = None, **options: An
         ConfigurationError: The URL, the profile or an option is wrong.
     """
     settings = config.resolve(url, profile, options)
-    return Client(Engine(functools.partial(_open, settings), BlockingRuntime(), Lease))
+    return Client(
+        Engine(functools.partial(registry.open_backend, settings.url, settings.options), BlockingRuntime(), Lease)
+    )
 
 
 def from_client(client: object, **options: Any) -> Client:
@@ -68,15 +70,7 @@ def from_client(client: object, **options: Any) -> Client:
     Raises:
         ConfigurationError: No backend knows this kind of object, or an option is wrong.
     """
-    return Client(Engine(functools.partial(_adopt, client, options), BlockingRuntime(), Lease))
-
-
-def _open(settings: config.Settings, host: Engine[Lease]) -> tuple[LockBackend, dict[str, Any]]:
-    return registry.open_backend(settings.url, settings.options, host)
-
-
-def _adopt(client: object, options: Mapping[str, Any], host: Engine[Lease]) -> tuple[LockBackend, dict[str, Any]]:
-    return registry.adopt(client, options, host)
+    return Client(Engine(functools.partial(registry.adopt, client, options), BlockingRuntime(), Lease))
 
 
 class Lease(BaseLease):

@@ -21,6 +21,7 @@ from lockkit.testing.simulation import LockServer, Schedule, SimulatedBackend, S
 from lockkit.testing.simulation.history import Wrote
 from lockkit.testing.simulation.run import Storage
 from lockkit.testing.simulation.server import Record
+from lockkit.undoer import Undoer
 
 if TYPE_CHECKING:
     from lockkit.backend import Busy, Grant, LossReason, Request
@@ -174,7 +175,7 @@ MUTANTS = {
     ),
     "grant handed out past its deadline": Mutant(("deadlines",), patch=(Engine, "admit", admit_anything)),
     "undo omitted": Mutant(("leftovers", "progress"), patch=(Acquisition, "_undo", nothing)),
-    "undo not repeated": Mutant(("leftovers",), patch=(Keeper, "undo_later", lambda *_: None)),
+    "undo not repeated": Mutant(("leftovers",), patch=(Undoer, "later", lambda *_: None)),
     "timeout not looked at": Mutant(("timeouts",), patch=(Acquisition, "_check_time", lambda *_: None)),
     "watch disabled": Mutant(("loss",), patch=(Keeper, "_watch", nothing)),
     "watch blind to deadlines": Mutant(("loss",), patch=(Keeper, "_survey", watch_is_blind)),

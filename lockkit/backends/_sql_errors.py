@@ -1,0 +1,222 @@
+"""From what a database or its driver says to what a user of lockkit sees, by two tables."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from lockkit.errors import BackendUnavailable, ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from lockkit.errors import LockError
+
+__all__ = ["Kind", "MissingTable", "mysql_kind", "postgresql_kind", "sqlite_kind", "translate"]
+
+Kind = Literal[
+    "conflict",
+    "locked",
+    "timeout",
+    "no table",
+    "no column",
+    "exists",
+    "denied",
+    "login",
+    "no database",
+    "read-only",
+    "full",
+    "crowded",
+    "connection",
+    "other",
+]
+"""
+What an error is about.
+
+- ``conflict``: the database gave this statement up for another one (deadlock, serialization): nothing was done, repeat.
+- ``locked``: it waited for a lock of the database as long as it may.
+- ``timeout``: the server or we ended it for taking too long; whether it was done is unknown.
+- ``connection``: there is none, or it ended; whether the statement was done is unknown.
+- ``other``: whatever the tables do not know.
+"""
+
+
+class MissingTable(ConfigurationError):
+    """The table is not there. Never leaves a backend: it makes the table, or says what to do."""
+
+
+_ADVICE: dict[Kind, tuple[Callable[[str], LockError], str]] = {
+    "conflict": (BackendUnavailable, "gave the statement up for others again and again: is it overloaded?"),
+    "locked": (BackendUnavailable, "is locked by another transaction for longer than a statement may wait"),
+    "timeout": (BackendUnavailable, "did not answer in time: is it overloaded, stopped or cut off?"),
+    "no table": (MissingTable, "has no such table"),
+    "no column": (
+        ConfigurationError,
+        "has a table of this name that lacks a column: run lockkit migrate, or give another table=",
+    ),
+    "exists": (ConfigurationError, "has something else of this name: give another table="),
+    "denied": (
+        ConfigurationError,
+        "denies this user a right: SELECT, INSERT, UPDATE and DELETE are needed, and CREATE or lockkit migrate before",
+    ),
+    "login": (ConfigurationError, "refuses the login: see user name, password and the server's rules for this host"),
+    "no database": (ConfigurationError, "cannot be opened: see the name of the database, and that it is there"),
+    "read-only": (
+        ConfigurationError,
+        "is read-only here, and a lock must be written: give the address of the primary, and a user that may write",
+    ),
+    "full": (BackendUnavailable, "has no space left on its disk: nothing can be locked until there is some"),
+    "crowded": (BackendUnavailable, "has no room for another connection: see its max_connections"),
+    "connection": (BackendUnavailable, "cannot be reached, or ended the connection"),
+    "other": (BackendUnavailable, "refused the statement"),
+}
+
+
+def translate(kind: Kind, text: str, label: str) -> LockError:
+    """
+    Make our error of a database's.
+
+    Args:
+        kind: What it is about.
+        text: What the driver says, without passwords.
+        label: Which database, without a password.
+    """
+    make, advice = _ADVICE[kind]
+    return make(f"{label} {advice} ({text})")
+
+
+# "Appendix A. PostgreSQL Error Codes": whole codes first, then classes.
+_SQLSTATES: dict[str, Kind] = {
+    "40001": "conflict",
+    "40P01": "conflict",
+    "55P03": "locked",
+    "57014": "timeout",
+    "42P01": "no table",
+    "3F000": "no table",
+    "42703": "no column",
+    "42P07": "exists",
+    "42710": "exists",
+    "23505": "exists",
+    "42501": "denied",
+    "3D000": "no database",
+    "25006": "read-only",
+    "53100": "full",
+    "53300": "crowded",
+    "26000": "conflict",
+    "0A000": "conflict",
+    "42P05": "conflict",
+    "28": "login",
+    "08": "connection",
+    "57": "connection",
+    "25": "connection",
+}
+"""26000, 0A000 and 42P05 are about prepared statements that others dropped, or whose table was made anew: the link
+forgets its own, so the next try works."""
+
+# What refuses a connection has no code in psycopg.
+_POSTGRESQL_TEXTS: tuple[tuple[str, Kind], ...] = (
+    ("password authentication failed", "login"),
+    ("no password supplied", "login"),
+    ("no pg_hba.conf entry", "login"),
+    ("authentication failed", "login"),
+    ("role ", "login"),
+    ("does not exist", "no database"),
+    ("too many clients", "crowded"),
+    ("remaining connection slots", "crowded"),
+    ("certificate verify failed", "login"),
+    ("does not support SSL", "login"),
+)
+
+
+def postgresql_kind(error: BaseException) -> Kind:
+    """See `Kind`. For any driver: all call the code ``sqlstate`` or ``pgcode``."""
+    code = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
+    if code:
+        return _SQLSTATES.get(code) or _SQLSTATES.get(code[:2]) or "other"
+    if isinstance(error, TimeoutError):
+        return "timeout"
+    text = str(error)
+    return next((kind for part, kind in _POSTGRESQL_TEXTS if part in text), "connection")
+
+
+# MariaDB: "MariaDB Error Code Reference"; MySQL: "Server Error Message Reference". 2000 and above are the client's.
+_ERRNOS: dict[int, Kind] = {
+    1213: "conflict",
+    1020: "conflict",
+    1205: "locked",
+    3024: "timeout",
+    1969: "timeout",
+    1146: "no table",
+    1054: "no column",
+    1050: "exists",
+    1044: "denied",
+    1142: "denied",
+    1143: "denied",
+    1227: "denied",
+    1370: "denied",
+    1045: "login",
+    1130: "login",
+    1698: "login",
+    1251: "login",
+    2059: "login",
+    1049: "no database",
+    1046: "no database",
+    1290: "read-only",
+    1792: "read-only",
+    1836: "read-only",
+    1021: "full",
+    1114: "full",
+    1040: "crowded",
+    1203: "crowded",
+    1226: "crowded",
+    1053: "connection",
+    1317: "timeout",
+    1927: "connection",
+}
+
+
+def mysql_kind(error: BaseException) -> Kind:
+    """See `Kind`. The number is the first argument in all drivers."""
+    number = error.args[0] if error.args and isinstance(error.args[0], int) else 0
+    kind = _ERRNOS.get(number)
+    if kind is not None:
+        return kind
+    if isinstance(error, TimeoutError) or "timed out" in str(error):
+        return "timeout"
+    return "other" if 1000 <= number < 2000 else "connection"  # noqa: PLR2004 - the server's own numbers
+
+
+# "Result and Error Codes" of SQLite; extended codes begin with the plain one.
+_SQLITE_CODES: tuple[tuple[str, Kind], ...] = (
+    ("SQLITE_BUSY", "locked"),
+    ("SQLITE_LOCKED", "locked"),
+    ("SQLITE_READONLY", "read-only"),
+    ("SQLITE_PERM", "read-only"),
+    ("SQLITE_AUTH", "denied"),
+    ("SQLITE_FULL", "full"),
+    ("SQLITE_CANTOPEN", "no database"),
+    ("SQLITE_NOTADB", "no database"),
+    ("SQLITE_CORRUPT", "no database"),
+    ("SQLITE_IOERR", "connection"),
+)
+_SQLITE_TEXTS: tuple[tuple[str, Kind], ...] = (
+    ("no such table", "no table"),
+    ("no column named", "no column"),
+    ("no such column", "no column"),
+    ("already exists", "exists"),
+    ("unable to open database", "no database"),
+)
+
+
+def sqlite_kind(error: BaseException) -> Kind:
+    """See `Kind`."""
+    code = getattr(error, "sqlite_errorname", "")
+    for start, kind in _SQLITE_CODES:
+        if code.startswith(start):
+            return kind
+    text = str(error)
+    for part, kind in _SQLITE_TEXTS:
+        if part in text:
+            return kind
+    if isinstance(error, TimeoutError):
+        return "timeout"
+    return "other" if code else "connection"

@@ -1,0 +1,128 @@
+"""
+The tables: what is in them, and how they come to be there.
+
+`lock_table` is the one description. DDL is made of it, `create` runs that, and applications that keep their schema with
+Alembic put it into their own ``MetaData``.
+
+Several processes may start at once and all find no table: ``CREATE TABLE IF NOT EXISTS`` is not atomic on PostgreSQL
+(two of them can meet in ``pg_type``), so "it exists already" counts as success.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from sqlalchemy import BigInteger, Boolean, Column, MetaData, String, Table, Text, text
+from sqlalchemy.dialects.mysql import MEDIUMTEXT, VARBINARY
+from sqlalchemy.dialects.postgresql import TEXT as PG_TEXT
+from sqlalchemy.schema import CreateTable
+
+from lockkit.backends._sql_statement import Statement
+from lockkit.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sqlalchemy import Dialect as SqlDialect
+
+    from lockkit.backends._sql_database import Database
+
+__all__ = ["TABLE", "create", "ddl", "lock_table", "parse_table", "quoted"]
+
+TABLE = "lockkit_locks"
+"""Name of the lock table unless ``table=`` says otherwise."""
+
+_IDENTIFIER = r"[A-Za-z_][A-Za-z0-9_]{0,62}"
+_TABLE = re.compile(rf"(?:({_IDENTIFIER})\.)?({_IDENTIFIER})")
+
+
+def parse_table(value: object) -> str:
+    """
+    Parse the option ``table``: a name, or a schema and a name with a dot between them.
+
+    Raises:
+        ValueError: It is anything else.
+    """
+    if isinstance(value, str) and _TABLE.fullmatch(value):
+        return value
+    message = "it must be a name of letters, digits and _, at most 63 long, or two of them as schema.name"
+    raise ValueError(message)
+
+
+def lock_table(metadata: MetaData | None = None, name: str = TABLE) -> Table:
+    """
+    Describe the lock table, for Alembic or ``MetaData.create_all``.
+
+    Args:
+        metadata: The application's; None: one of its own.
+        name: As in ``table=``, with or without a schema.
+
+    Returns:
+        The table. Names and owners are compared as bytes; times are microseconds since 1970 by the database's clock.
+    """
+    key: String = PG_TEXT(collation="C").with_variant(VARBINARY(255), "mysql", "mariadb").with_variant(Text(), "sqlite")
+    long = Text().with_variant(MEDIUMTEXT(charset="utf8mb4", collation="utf8mb4_bin"), "mysql", "mariadb")
+    schema, _, plain = name.rpartition(".")
+    zero, no = text("0"), text("false")
+    return Table(
+        plain,
+        metadata if metadata is not None else MetaData(),
+        Column("name", key, primary_key=True),
+        # NULL when free. A foreign writer that sets owner and expires_at_us holds the lock.
+        Column("owner", key),
+        Column("token", BigInteger, nullable=False, server_default=zero),
+        Column("expires_at_us", BigInteger, nullable=False, server_default=zero),
+        # What the owner in metadata_owner said of itself; a holder that is another one is a foreign client.
+        Column("metadata", long),
+        Column("metadata_owner", key),
+        # Whom break_lock took the lock from, last.
+        Column("broken_owner", key),
+        # Somebody waits, and is to be told by NOTIFY when the lock is released.
+        Column("wanted", Boolean, nullable=False, server_default=no),
+        schema=schema or None,
+        mysql_engine="InnoDB",
+        sqlite_with_rowid=False,
+        # Room in each page for new versions of its rows, and soon cleaned up: each acquisition is an update.
+        postgresql_with={"fillfactor": 50, "autovacuum_vacuum_scale_factor": 0, "autovacuum_vacuum_threshold": 1000},
+    )
+
+
+def quoted(table: Table, dialect: SqlDialect) -> str:
+    """Write the name of a table as it stands in SQL."""
+    return dialect.identifier_preparer.format_table(table)
+
+
+def ddl(table: Table, dialect: SqlDialect) -> str:
+    """Write the statement that makes a table if it is not there."""
+    lines = str(CreateTable(table, if_not_exists=True).compile(dialect=dialect)).strip().splitlines()
+    return "\n".join(line.replace("\t", "    ").rstrip() for line in lines)
+
+
+async def create(database: Database, tables: Sequence[Table]) -> None:
+    """
+    Make tables that are not there. Any number of processes may do it at once.
+
+    Raises:
+        LockError: They cannot be made: see what to do in the message.
+    """
+    for table in tables:
+        statement = Statement(ddl(table, database.engine.dialect))
+        link = await database.connect()
+        try:
+            await link.run(statement)
+        except database.driver_errors as error:
+            kind = database.kind(error)
+            if kind == "exists":
+                continue
+            failure = database.translate(error)
+            if kind in {"denied", "read-only", "no table"}:
+                name = table.fullname
+                message = (
+                    f"{database.url} has no table {name}, and it cannot be made: {failure}. Have somebody who may run "
+                    f"lockkit migrate, or what lockkit migrate --sql prints"
+                )
+                raise ConfigurationError(message, backend=database.url) from error
+            raise failure from error
+        finally:
+            await link.close()

@@ -1,0 +1,70 @@
+"""SQL text with numbered parameters, in the spelling of whichever driver is in use."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+__all__ = ["Parameter", "Result", "Statement"]
+
+Parameter: TypeAlias = "str | bytes | int | list[str] | None"
+
+_PARAMETER = re.compile(r"\$([1-9][0-9]*)")
+_SPELLINGS = {"format": "%s", "pyformat": "%s", "qmark": "?"}
+
+
+class Result(NamedTuple):
+    """
+    What a statement gave.
+
+    Attributes:
+        rows: All of them; numbers as int, text as str (as bytes from a column of bytes), NULL as None.
+        changed: How many rows it changed, or gave.
+        last_id: What ``LAST_INSERT_ID(value)`` was set to, on MariaDB and MySQL.
+    """
+
+    rows: Sequence[tuple[Any, ...]]
+    changed: int
+    last_id: int
+
+
+class Statement:
+    """
+    One statement. Made once and used often: drivers keep what they know of it by its identity.
+
+    Attributes:
+        text: With parameters ``$1``, ``$2``, … each as often as wanted. It has no ``$`` of its own.
+        packed: The same as bytes.
+    """
+
+    __slots__ = ("_compiled", "packed", "text")
+
+    def __init__(self, text: str) -> None:
+        """Keep the text."""
+        self.text = text
+        self.packed = text.encode()
+        self._compiled: dict[str, tuple[str, Callable[[Sequence[Any]], Sequence[Any]]]] = {}
+
+    def spelled(self, paramstyle: str) -> tuple[str, Callable[[Sequence[Any]], Sequence[Any]]]:
+        """
+        Give the text as a driver wants it, and what puts the parameters into its order.
+
+        Args:
+            paramstyle: As in PEP 249, or SQLAlchemy's ``numeric_dollar``.
+        """
+        found = self._compiled.get(paramstyle)
+        if found is None:
+            found = self._compiled[paramstyle] = self._compile(paramstyle)
+        return found
+
+    def _compile(self, paramstyle: str) -> tuple[str, Callable[[Sequence[Any]], Sequence[Any]]]:
+        if paramstyle not in _SPELLINGS:
+            return self.text, tuple
+        places = [int(number) - 1 for number in _PARAMETER.findall(self.text)]
+        spelling = _SPELLINGS[paramstyle]
+        text = self.text if spelling == "?" else self.text.replace("%", "%%")
+        text = _PARAMETER.sub(spelling, text)
+        if places == list(range(len(places))):
+            return text, tuple
+        return text, lambda parameters: tuple([parameters[place] for place in places])

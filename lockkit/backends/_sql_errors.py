@@ -143,6 +143,7 @@ _ERRNOS: dict[int, Kind] = {
     1213: "conflict",
     1020: "conflict",
     1205: "locked",
+    3572: "locked",
     3024: "timeout",
     1969: "timeout",
     1146: "no table",

@@ -168,7 +168,17 @@ class AdaptedLink(Link):
 
     async def run(self, statement: Statement, parameters: Sequence[Parameter] = (), seconds: float = 3.0) -> Result:
         """See `Link.run`. In a task of its own: drivers differ in what a cancellation leaves of a connection."""
+        self.send(statement, parameters)
+        return await self.answer(seconds)
+
+    def send(self, statement: Statement, parameters: Sequence[Parameter] = ()) -> asyncio.Task[Result]:
+        """Start a statement, whose `answer` is heard later; the task is done when it is there."""
         self._task = asyncio.create_task(self._run(statement, parameters))
+        return self._task
+
+    async def answer(self, seconds: float) -> Result:
+        """Hear what was sent. After a TimeoutError it can be called again."""
+        assert self._task is not None
         await asyncio.wait([self._task], timeout=seconds)
         return self._result()
 

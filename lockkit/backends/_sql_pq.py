@@ -80,6 +80,10 @@ class PqLink(Link):
             await self._answer(seconds)
             self._names[statement] = name
             pgconn.send_query_prepared(name, packed)
+        return await self.answer(seconds)
+
+    async def answer(self, seconds: float) -> Result:
+        """Hear what was sent through `pgconn`: of several statements in one text, what the last one gave."""
         return _read(await self._answer(seconds))
 
     async def _answer(self, seconds: float) -> PGresult:

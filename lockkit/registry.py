@@ -8,7 +8,7 @@ in the entry-point group ``lockkit.backends``. Both are loaded by the same funct
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -53,16 +53,35 @@ class Builtin:
         extra: What ``pip install 'lockkit[…]'`` must be given for its driver; None if it needs none.
         adopts: Top-level modules whose objects ``from_client`` offers to it.
         drivers: ``scheme+driver`` is its URL too.
+        modes: What its option ``mode`` leads to instead, as ``module:class``.
     """
 
     target: str
     extra: str | None = None
     adopts: tuple[str, ...] = ()
     drivers: bool = False
+    modes: Mapping[str, str] = field(default_factory=dict)
 
 
 _REDIS = Builtin("lockkit.backends.redis:RedisBackend", extra="redis", adopts=("redis",))
+_ZOOKEEPER = Builtin("lockkit.backends.zookeeper:ZooKeeperBackend", extra="zookeeper", adopts=("kazoo",))
 _REDLOCK = Builtin("lockkit.backends.redlock:RedlockBackend", extra="redis", adopts=("redis",))
+_SQL_TABLE = "lockkit.backends.sql_table"
+
+
+def _sql(kind: str, extra: str) -> Builtin:
+    return Builtin(
+        f"{_SQL_TABLE}:{kind}Table",
+        extra=extra,
+        adopts=("sqlalchemy",),
+        drivers=True,
+        modes=MappingProxyType({"table": f"{_SQL_TABLE}:{kind}Table"}),
+    )
+
+
+_POSTGRESQL = _sql("Postgresql", "postgresql")
+_MYSQL = _sql("Mysql", "mysql")
+_SQLITE = _sql("Sqlite", "sql")
 
 BUILTIN: Mapping[str, Builtin] = MappingProxyType(
     {
@@ -78,9 +97,15 @@ BUILTIN: Mapping[str, Builtin] = MappingProxyType(
         "rediss+cluster": _REDIS,
         "redlock": _REDLOCK,
         "redlocks": _REDLOCK,
+        "zookeeper": _ZOOKEEPER,
+        "zk": _ZOOKEEPER,
+        "postgresql": _POSTGRESQL,
+        "mysql": _MYSQL,
+        "mariadb": _MYSQL,
+        "sqlite": _SQLITE,
     }
 )
-"""Scheme to backend. The same names stand as entry points in pyproject.toml."""
+"""Scheme to backend. The same names stand as entry points in pyproject.toml, with the default of their modes."""
 
 
 def schemes() -> list[str]:
@@ -88,13 +113,21 @@ def schemes() -> list[str]:
     return sorted({*BUILTIN, *(entry.name for entry in _entry_points())})
 
 
-def find(scheme: str) -> type[LockBackend]:
+def modes(scheme: str) -> list[str | None]:
+    """List the modes of a scheme, the default first; None alone where there is nothing to choose."""
+    builtin = BUILTIN.get(scheme)
+    return [*builtin.modes] if builtin is not None and builtin.modes else [None]
+
+
+def find(scheme: str, mode: object = None) -> type[LockBackend]:
     """
     Load the backend of a URL scheme.
 
     Args:
         scheme: As `Url.scheme` has it, with its ``+part``. Where that is not known as a whole, the part before the
             ``+`` decides, and the rest is a driver.
+        mode: The option of that name, where the scheme has `Builtin.modes`; None: the default. Elsewhere it is an
+            option like others, and not looked at.
 
     Returns:
         The class.
@@ -106,7 +139,7 @@ def find(scheme: str) -> type[LockBackend]:
     # Built-in first: reading the metadata of all installed packages takes longer than all the rest of connect().
     builtin = BUILTIN.get(scheme)
     if builtin is not None:
-        return _load_builtin(scheme, builtin)
+        return _load_builtin(scheme, builtin, mode)
     entry = _entry_point(scheme)
     if entry is not None:
         return _load_entry(entry)
@@ -114,7 +147,7 @@ def find(scheme: str) -> type[LockBackend]:
     if driver:
         builtin = BUILTIN.get(base)
         if builtin is not None and builtin.drivers:
-            return _load_builtin(base, builtin)
+            return _load_builtin(base, builtin, mode)
         entry = _entry_point(base) if builtin is None else None
         if entry is not None:
             return _load_entry(entry)
@@ -138,7 +171,8 @@ def open_backend(url: Url, given: Mapping[str, object], host: Host) -> tuple[Loc
     Raises:
         ConfigurationError: The scheme, an option or the URL is wrong.
     """
-    backend_class = find(url.scheme)
+    mode = given.get("mode")
+    backend_class = find(url.scheme, dict(url.query).get("mode") if mode is None else mode)
     engine_options, options = split_options(backend_class, url, given)
     return backend_class.open(url, options, host), engine_options
 
@@ -159,7 +193,7 @@ def adopt(client: object, given: Mapping[str, object], host: Host) -> tuple[Lock
         ConfigurationError: No backend takes such an object, or an option is wrong.
     """
     wrong_option: ConfigurationError | None = None
-    for backend_class in _adopters(client):
+    for backend_class in _adopters(client, given.get("mode")):
         try:
             engine_options, options = split_options(backend_class, None, given)
         except ConfigurationError as error:
@@ -222,9 +256,11 @@ def _unknown_option(
 ) -> ConfigurationError:
     # The driver's may be many dozen, so they are suggested but not listed.
     own = [*ENGINE_OPTIONS, *backend_class.options]
+    mode = backend_class.options.get("mode")
+    in_mode = f" in mode={mode.default}" if mode is not None else ""
     message = (
-        f"unknown option {shown(name)} for {safe_url or backend_class.__name__}{nearest(name, [*own, *driver])}. "
-        f"Its options are {', '.join(own)}"
+        f"unknown option {shown(name)} for {safe_url or backend_class.__name__}{in_mode}"
+        f"{nearest(name, [*own, *driver])}. Its options are {', '.join(own)}"
     )
     return ConfigurationError(message, backend=safe_url)
 
@@ -242,9 +278,9 @@ def _parse(option: Option, name: str, value: object, backend_class: type[LockBac
         raise ConfigurationError(message, backend=safe_url) from error
 
 
-def _adopters(client: object) -> Iterator[type[LockBackend]]:
+def _adopters(client: object, mode: object) -> Iterator[type[LockBackend]]:
     """
-    Load, one after the other, the backends that may know the type of an object.
+    Load, one after the other, the backends that may know the type of an object, in the mode that was asked for.
 
     An object of a driver exists, so that driver is imported: no other one needs to be.
     Subclasses count by their bases, a list by its elements.
@@ -255,7 +291,7 @@ def _adopters(client: object) -> Iterator[type[LockBackend]]:
     for scheme, builtin in BUILTIN.items():
         if builtin.target not in seen and not roots.isdisjoint(builtin.adopts):
             seen.add(builtin.target)
-            yield _load_builtin(scheme, builtin)
+            yield _load_builtin(scheme, builtin, mode)
     for entry in _entry_points():
         # What they adopt is known only after loading them; but where the driver is missing nobody has an object of it.
         if entry.name not in BUILTIN and entry.value not in seen and _is_importable(entry):
@@ -294,11 +330,20 @@ def _load_entry(entry: EntryPoint) -> type[LockBackend]:
     return _load(entry.name, entry.value, f"It belongs to {_owner(entry)}: install that with what it needs")
 
 
-def _load_builtin(scheme: str, builtin: Builtin) -> type[LockBackend]:
+def _load_builtin(scheme: str, builtin: Builtin, mode: object) -> type[LockBackend]:
     hint = "It belongs to lockkit: install lockkit anew"
     if builtin.extra is not None:
         hint = f"Install what it needs: pip install 'lockkit[{builtin.extra}]'"
-    return _load(scheme, builtin.target, hint)
+    target = builtin.target
+    if builtin.modes and mode is not None:
+        if not isinstance(mode, str) or mode not in builtin.modes:
+            known = list(builtin.modes)
+            raise ConfigurationError(
+                f"{scheme}: URLs have no mode={shown(mode)}{nearest(mode, known)}. "
+                f"Give mode={' or mode='.join(known)}, or leave it out for {known[0]}"
+            )
+        target = builtin.modes[mode]
+    return _load(scheme, target, hint)
 
 
 def _load(scheme: str, target: str, hint: str) -> type[LockBackend]:

@@ -43,7 +43,6 @@ class Dialect:
         now_us: SQL for its clock, see the module.
         kind: Tells what an error is about.
         greet: Awaited with each new connection: looks at the server, and sets what is to hold for the session.
-        names: ``text`` or ``bytes``: the type of the columns that hold names and owners.
         arguments: What each driver is given, by its name in SQLAlchemy, unless the application says otherwise.
     """
 
@@ -52,12 +51,11 @@ class Dialect:
     now_us: str
     kind: Callable[[BaseException], Kind]
     greet: Callable[[Link, str], Awaitable[None]]
-    names: Literal["text", "bytes"] = "text"
     arguments: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
-    def name_parameter(self, text: str) -> str | bytes:
-        """Give a name or owner as the parameter that its column is compared with."""
-        return text if self.names == "text" else text.encode()
+    def name_parameter(self, text: str) -> str:
+        """Give a name or owner as a parameter: text, also for columns of bytes (aiomysql 0.3 cannot write bytes)."""
+        return text
 
 
 # clock_timestamp(), not now(): that is the time at which the transaction began, and it may have waited since.
@@ -88,7 +86,7 @@ async def _greet_postgresql(link: Link, label: str) -> None:
 
 # Not UNIX_TIMESTAMP(NOW(6)): it goes through the session's time zone, where an hour of each autumn comes twice.
 _MYSQL_NOW = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"
-_MYSQL_LOOK = Statement("SELECT VERSION(), @@log_bin, @@binlog_format")
+_MYSQL_LOOK = Statement("SELECT VERSION(), @@log_bin, @@binlog_format, @@character_set_client")
 _MYSQL_WAITS = Statement(
     f"SET SESSION innodb_lock_wait_timeout = {STATEMENT_SECONDS:.0f}, lock_wait_timeout = {STATEMENT_SECONDS:.0f}"
 )
@@ -99,12 +97,16 @@ _MYSQL_OLDEST = (8, 0)
 
 
 async def _greet_mysql(link: Link, label: str) -> None:
-    version, logging, log_format = (await link.run(_MYSQL_LOOK, (), STATEMENT_SECONDS)).rows[0]
+    version, logging, log_format, charset = (await link.run(_MYSQL_LOOK, (), STATEMENT_SECONDS)).rows[0]
     found = _MYSQL_VERSION.match(version)
     numbers = (int(found[1]), int(found[2])) if found else (0, 0)
     product, oldest = ("MariaDB", _MARIADB_OLDEST) if "MariaDB" in version else ("MySQL", _MYSQL_OLDEST)
     if numbers < oldest:
         message = f"{label} is {product} {version}: lockkit needs {oldest[0]}.{oldest[1]} or later"
+        raise ConfigurationError(message)
+    if charset not in {"utf8mb4", "utf8mb3", "utf8"}:
+        # Names travel as text and are compared as its bytes.
+        message = f"{label} is connected to with the charset {charset}: give the engine charset=utf8mb4"
         raise ConfigurationError(message)
     await link.run(_MYSQL_WAITS, (), STATEMENT_SECONDS)
     # With a log of statements InnoDB refuses to write at this level (error 1665).
@@ -154,7 +156,6 @@ _DIALECTS = {
         now_us=_MYSQL_NOW,
         kind=mysql_kind,
         greet=_greet_mysql,
-        names="bytes",
         arguments={
             "pymysql": {
                 "connect_timeout": CONNECT_SECONDS,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import select
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 from psycopg import pq
@@ -161,8 +161,10 @@ def _pack(parameters: Sequence[Parameter]) -> list[bytes | None]:
             packed.append(value.encode())
         elif type(value) is int:
             packed.append(b"%d" % value)
+        elif isinstance(value, list):
+            packed.append(_array(value))
         else:
-            packed.append(_array(cast("list[str]", value)))
+            packed.append(str(value).encode())
     return packed
 
 

@@ -12,7 +12,17 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
-from lockkit.testing.servers import RedisCluster, RedisNodes, RedisSentinels, RedisServer
+from lockkit import registry
+from lockkit.testing.servers import (
+    MariaServer,
+    PostgresServer,
+    RedisCluster,
+    RedisNodes,
+    RedisSentinels,
+    RedisServer,
+    ZooKeeperEnsemble,
+    ZooKeeperServer,
+)
 
 __all__ = ["TARGETS", "Entry"]
 
@@ -35,6 +45,11 @@ class Entry:
     service: Callable[[], AbstractContextManager[Any]]
     options: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def mode(self) -> str | None:
+        """Which mode of those schemes it tests, where they have several; see `lockkit.registry.modes`."""
+        return self.options.get("mode") or registry.modes(self.schemes[0])[0]
+
 
 def _url(url: str) -> Callable[[], AbstractContextManager[str]]:
     """A backend that is there already."""
@@ -48,6 +63,13 @@ def _directory() -> Iterator[str]:
         yield f"file://{path}/locks"
 
 
+@contextmanager
+def _sqlite() -> Iterator[str]:
+    """A database file of its own."""
+    with tempfile.TemporaryDirectory(prefix="lockkit-conformance-") as path:
+        yield f"sqlite:///{path}/locks.db"
+
+
 TARGETS = [
     Entry("memory", ("memory",), _url("memory://conformance")),
     Entry("file", ("file",), _directory),
@@ -57,4 +79,9 @@ TARGETS = [
     Entry("redis-cluster", ("redis+cluster", "rediss+cluster"), RedisCluster),
     Entry("redlock-3", ("redlock", "redlocks"), RedisNodes),
     Entry("redlock-5", ("redlock",), lambda: RedisNodes(5)),
+    Entry("postgresql", ("postgresql",), PostgresServer),
+    Entry("mariadb", ("mariadb", "mysql"), MariaServer),
+    Entry("sqlite", ("sqlite",), _sqlite),
+    Entry("zookeeper", ("zookeeper", "zk"), ZooKeeperServer),
+    Entry("zookeeper-ensemble", ("zookeeper",), ZooKeeperEnsemble),
 ]

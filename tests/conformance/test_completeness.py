@@ -26,12 +26,14 @@ def collected() -> set[tuple[str, str, str]]:
     return {(case, target, face) for case, target, face in found}
 
 
-@pytest.mark.parametrize("scheme", registry.BUILTIN)
-def test_every_backend_has_a_target(scheme: str) -> None:
-    """A scheme in the registry that no target covers fails here."""
-    covering = [entry.id for entry in TARGETS if scheme in entry.schemes]
+@pytest.mark.parametrize(
+    ("scheme", "mode"), [(scheme, mode) for scheme in registry.BUILTIN for mode in registry.modes(scheme)]
+)
+def test_every_backend_has_a_target(scheme: str, mode: str | None) -> None:
+    """A scheme in the registry, or one of its modes, that no target covers fails here."""
+    covering = [entry.id for entry in TARGETS if scheme in entry.schemes and entry.mode == mode]
 
-    assert covering, f"add a line for {scheme}: to tests/conformance/targets.py"
+    assert covering, f"add a line for {scheme}: (mode={mode}) to tests/conformance/targets.py"
 
 
 def test_targets_have_names_of_their_own() -> None:

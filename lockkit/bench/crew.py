@@ -164,6 +164,12 @@ class Worker:
         data: dict[str, Any] = self._receive("result")
         return data
 
+    def answers_within(self, seconds: float) -> bool:
+        """Tell whether there is something to read from it within so many seconds."""
+        poll = select.poll()
+        poll.register(self.fileno(), select.POLLIN)
+        return b"\n" in self._buffer or bool(poll.poll(seconds * 1000))
+
     def end(self) -> None:
         """Kill the process unless it has ended, and reap it."""
         self._process.kill()

@@ -126,19 +126,33 @@ class Run:
         cells = [cell for cell in self.outcome.cells if cell.workload is workload and not cell.skipped]
         # A new order each time: who comes after whom, and when, must not be the same for one of them.
         self._random.shuffle(cells)
-        for cell in cells:
-            progress(cell, over)
-            self._turn(cell, number)
-            over += 1
+        for first in range(0, len(cells), workload.together):
+            batch = cells[first : first + workload.together]
+            progress(batch[0], over)
+            # Whatever one that failed waited for then, it would wait for again.
+            self._turns([cell for cell in batch if not cell.failed], number)
+            over += len(batch)
         return over
 
-    def _turn(self, cell: Cell, number: int) -> None:
-        if cell.failed:
-            return  # whatever it waited for then, it would wait for again
+    def _turns(self, cells: Sequence[Cell], number: int) -> None:
+        if not cells:
+            return
+        workload = cells[0].workload
+        if workload.together > 1:
+            results = workload.measure_together([cell.subject for cell in cells], self.outcome.settings)
+        else:
+            results = [self._measure(cell) for cell in cells]
+        for cell, result in zip(cells, results, strict=True):
+            if isinstance(result, Exception):
+                cell.failed = str(result) or type(result).__name__
+            else:
+                cell.rounds[number] = result
+
+    def _measure(self, cell: Cell) -> Measured | WorkerFailed | OSError:
         try:
-            cell.rounds[number] = cell.workload.measure(cell.subject, self.outcome.settings)
+            return cell.workload.measure(cell.subject, self.outcome.settings)
         except (WorkerFailed, OSError) as error:
-            cell.failed = str(error) or type(error).__name__
+            return error
 
     def _rounds(self, workload: Workload) -> int:
         settings = self.outcome.settings

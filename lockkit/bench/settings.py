@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["QUICK", "Settings"]
+__all__ = ["CONTENDERS", "QUICK", "ROUND_TRIPS_MS", "Settings"]
+
+CONTENDERS = (1, 2, 4, 8, 16)
+ROUND_TRIPS_MS = (1, 5, 20)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +28,14 @@ class Settings:
         lease_ttl: Their ttl.
         imports: How often each import is repeated, each time.
         ttl: Lease time everywhere else.
+        contenders: How many contend, one after the other, where that is varied.
+        round_trips_ms: What a round trip to the server is made to take, milliseconds.
+        far_pairs: Pairs timed at each of these.
+        far_handoffs: Hand-offs timed at each of these.
+        crash_ttl: Lease time of holders that are killed or frozen.
+        warm_up: Pairs that are not timed: connections, scripts, inotify handles and the interpreter's caches are made
+            by them.
+        hold_min: How long the lock is held before it is handed over: the waiter has begun to wait by then.
         patience: After this long, beyond what it should take, a subject that does not answer has failed.
     """
 
@@ -40,6 +51,13 @@ class Settings:
     lease_ttl: float = 9.0
     imports: int = 10
     ttl: float = 30.0
+    contenders: tuple[int, ...] = CONTENDERS
+    round_trips_ms: tuple[int, ...] = ROUND_TRIPS_MS
+    far_pairs: int = 10
+    far_handoffs: int = 6
+    crash_ttl: float = 3.0
+    warm_up: int = 50
+    hold_min: float = 0.01
     patience: float = 45.0
 
 

@@ -12,7 +12,7 @@ import pytest
 from lockkit.bench import catalog
 from lockkit.bench.report import Report
 from lockkit.bench.run import Run
-from lockkit.bench.settings import Settings
+from lockkit.bench.settings import CONTENDERS, Settings
 from lockkit.bench.workloads import WORKLOADS
 from lockkit.testing.servers._process import process_table
 from tests.bench.fakes import subject
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from lockkit.bench.report import Row
     from lockkit.bench.run import Outcome
     from lockkit.bench.subject import Face, Subject
+
+BLOCKING: tuple[Face, ...] = ("blocking",)
 
 SHORT = Settings(
     rounds=1,
@@ -35,6 +37,10 @@ SHORT = Settings(
     leases=10,
     lease_ttl=0.2,
     imports=2,
+    contenders=(1, 2),
+    far_pairs=2,
+    far_handoffs=2,
+    crash_ttl=1.0,
     patience=60,
 )
 
@@ -100,7 +106,7 @@ def test_tokens_that_do_not_increase_are_reported(tmp_path: Path) -> None:
         ("Dying", "its process ended with status 3: out of luck"),
     ],
 )
-@pytest.mark.parametrize("workload", ["pair", "contention", "handoff", "idle", "held"])
+@pytest.mark.parametrize("workload", ["pair", "contention", "handoff", "idle", "held", "crash", "sweep"])
 def test_subject_that_fails_does_not_end_the_run(tmp_path: Path, workload: str, adapter: str, reason: str) -> None:
     """It is reported with what it said, and the others are measured."""
     subjects = [
@@ -172,9 +178,9 @@ def test_two_entries_of_one_subject_are_measured_by_the_same_path(tmp_path: Path
 def test_every_workload_measures_lockkit(url: str, tmp_path: Path) -> None:
     """Both faces on the embedded backends, with every figure that is promised for them."""
     subjects = catalog.subjects([url], faces=("blocking", "asyncio"), scratch={"file:": tmp_path}, peers=False)
-    names = ["pair", "contention", "handoff", "idle", "held", "overhead"]
+    names = ["pair", "contention", "handoff", "idle", "held", "overhead", "sweep"]
 
-    outcome = measure(subjects, *names)
+    outcome = measure(subjects, *names, settings=replace(SHORT, contenders=CONTENDERS, seconds=0.1))
 
     assert [(cell.workload.name, cell.failed or cell.broken) for cell in outcome.cells] == [
         (name, "") for name in names for _ in subjects

@@ -14,7 +14,7 @@ from lockkit.bench.workloads.base import Figure, Measured, Workload
 from tests.bench.fakes import subject
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from lockkit.bench.run import Outcome
     from lockkit.bench.subject import Subject
@@ -59,6 +59,20 @@ class ToldLong(Told):
     long = True
 
 
+class ToldTogether(Told):
+    """Measures two subjects at a time."""
+
+    name = "told-together"
+    together = 2
+
+    def measure_together(
+        self, subjects: Sequence[Subject], settings: Settings
+    ) -> list[Measured | WorkerFailed | OSError]:
+        """See `Workload.measure_together`."""
+        assert len(subjects) <= 2
+        return [WorkerFailed("no") if subject is PEER else self.measure(subject, settings) for subject in subjects]
+
+
 def run(
     *workloads: Workload, rounds: int = 3, seed: int = 1, subjects: tuple[Subject, ...] = (FLOOR, OURS, PEER)
 ) -> Outcome:
@@ -91,6 +105,19 @@ def test_long_workloads_get_fewer_rounds() -> None:
 
     assert (len(workload.turns), len(long.turns)) == (9, 6)
     assert seen == list(range(measuring.turns))
+
+
+def test_subjects_that_only_wait_are_measured_together() -> None:
+    """Some at a time, each once in a round; one that fails leaves the others their figures, and is not asked again."""
+    workload = ToldTogether(lambda _: 1.0)
+    seen: list[int] = []
+
+    measuring = Run((FLOOR, OURS, PEER), (workload,), Settings(rounds=2), seed=1)
+    outcome = measuring.go(lambda _, over: seen.append(over))
+
+    assert sorted(workload.turns) == ["Floor", "Floor", "Ours", "Ours"]
+    assert seen == [0, 2, 3, 5]
+    assert [cell.status for cell in outcome.cells] == ["ok", "ok", "failed"]
 
 
 def test_rounds_are_combined_as_each_figure_says() -> None:

@@ -6,12 +6,15 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from lockkit.bench.workloads.contention import Contention
+from lockkit.bench.workloads.crash import Crash, Freeze
+from lockkit.bench.workloads.distance import Distance
 from lockkit.bench.workloads.handoff import Handoff
 from lockkit.bench.workloads.held import Held
 from lockkit.bench.workloads.idle import Idle
 from lockkit.bench.workloads.imports import Imports
 from lockkit.bench.workloads.overhead import Overhead
 from lockkit.bench.workloads.pair import Pair
+from lockkit.bench.workloads.sweep import Sweep
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,6 +24,21 @@ if TYPE_CHECKING:
 __all__ = ["WORKLOADS"]
 
 WORKLOADS: Mapping[str, Workload] = MappingProxyType(
-    {workload.name: workload for workload in (Pair(), Contention(), Handoff(), Idle(), Held(), Overhead(), Imports())}
+    {
+        workload.name: workload
+        for workload in (
+            Pair(),
+            Contention(),
+            Handoff(),
+            Crash(),
+            Freeze(),
+            Distance(),
+            Sweep(),
+            Idle(),
+            Held(),
+            Overhead(),
+            Imports(),
+        )
+    }
 )
 """By name."""

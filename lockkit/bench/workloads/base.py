@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from lockkit.bench.adapters.base import AsyncAdapter, BlockingAdapter
+    from lockkit.bench.crew import WorkerFailed
     from lockkit.bench.link import Link
     from lockkit.bench.settings import Settings
     from lockkit.bench.subject import Subject
@@ -64,20 +65,24 @@ class Workload(ABC):
     Attributes:
         name: On the command line and in results.
         title: In tables.
-        explains: What the figures say, and what they do not. One or two sentences.
+        explains: What the figures say. One to three sentences.
+        silent: What they do not say. A sentence.
         figures: What it measures.
         headline: The figure by which subjects are compared.
         ratios: The figures of which ratios to other subjects are taken, within each round.
         long: Takes long each time, so it gets fewer rounds.
+        together: How many subjects may be measured at the same time, because they do little but wait.
     """
 
     name: ClassVar[str]
     title: ClassVar[str]
     explains: ClassVar[str]
+    silent: ClassVar[str]
     figures: ClassVar[tuple[Figure, ...]]
     headline: ClassVar[str]
     ratios: ClassVar[tuple[str, ...]] = ()
     long: ClassVar[bool] = False
+    together: ClassVar[int] = 1
 
     def inapplicable(self, subject: Subject) -> str:
         """Say why it makes no sense for a subject; empty if it does."""
@@ -93,6 +98,12 @@ class Workload(ABC):
         Raises:
             WorkerFailed: The subject failed.
         """
+
+    def measure_together(
+        self, subjects: Sequence[Subject], settings: Settings
+    ) -> list[Measured | WorkerFailed | OSError]:
+        """Measure several at the same time: what each gave, or how it failed. Only where `together` is above 1."""
+        raise NotImplementedError
 
     async def work(
         self, adapter: BlockingAdapter | AsyncAdapter, part: Mapping[str, Any], link: Link

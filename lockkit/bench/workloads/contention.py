@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from lockkit.bench.settings import Settings
     from lockkit.bench.subject import Subject
 
-__all__ = ["Contention"]
+__all__ = ["Contention", "longest_wait"]
 
 START_SECONDS = 0.1
 """From the word to go to the common start: long enough for the word to reach every process."""
@@ -34,13 +34,17 @@ class Contention(Workload):
     name = "contention"
     title = "Contention for one lock"
     explains = (
-        "Sections per second of all contenders together, and the share of the one that got least of the one that got "
-        "most. Read both: a poller looks fast when one process goes on taking the lock that it has just released, and "
-        "the others starve. Overlaps are sections that were inside together, seen by a witness outside the backend."
+        "Sections per second of all contenders together, the share of the one that got least of the one that got most, "
+        "and the longest that one of them had to wait. Read all three: a poller looks fast when one process goes on "
+        "taking the lock that it has just released, and the others starve. Overlaps are sections that were inside "
+        "together, seen by a witness outside the backend."
     )
+    silent = "Nobody works under the lock here: with work of some milliseconds, what counts is the hand-off."
     figures: ClassVar[tuple[Figure, ...]] = (
         Figure("pairs_per_second", "pairs/s", digits=0),
         Figure("share", "min/max share", digits=3),
+        Figure("longest_wait_ms", "longest wait ms", "max", 0),
+        Figure("jain", "Jain's index", digits=3, shown=False),
         Figure("overlaps", "overlaps", "sum", 0),
         Figure("starved", "contenders without a turn", "max", 0, shown=False),
         Figure("sections", "sections seen", "sum", 0, shown=False),
@@ -123,9 +127,21 @@ def _measured(lanes: list[list[Note]], start_ns: int, seconds: float) -> Measure
     figures: dict[str, float] = {
         "pairs_per_second": sum(counts) / seconds,
         "overlaps": verdict.overlaps,
+        "longest_wait_ms": max(longest_wait(notes, start_ns, until_ns) for notes in lanes) / 1e6,
         "starved": counts.count(0),
         "sections": verdict.sections,
     }
     if max(counts):
         figures["share"] = min(counts) / max(counts)
+        # (Σx)² / (n·Σx²), Jain, Chiu, Hawe 1984: 1 when all got the same, 1/n when one got everything.
+        figures["jain"] = sum(counts) ** 2 / (len(counts) * sum(count**2 for count in counts))
     return Measured(figures, broken=verdict.broken, details={"turns": counts})
+
+
+def longest_wait(notes: list[Note], start_ns: int, until_ns: int) -> int:
+    """Give the longest time that a contender was outside, from the common start to the common end."""
+    outside_since, longest = start_ns, 0
+    for began, ended, _ in notes:
+        longest = max(longest, began - outside_since)
+        outside_since = ended
+    return max(longest, until_ns - outside_since)

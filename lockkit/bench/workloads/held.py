@@ -35,6 +35,7 @@ class Held(Workload):
         "CPU time of the holding process, as a share of one core, over one whole ttl (each lease is renewed at least "
         "once in it), and its threads. Measured at the ttl shown: a longer one needs fewer renewals, in proportion."
     )
+    silent = "The server's own CPU time is not in it, only what it was asked."
     figures: ClassVar[tuple[Figure, ...]] = (
         Figure("leases", "leases", "max", 0),
         Figure("ttl", "ttl s", "max", 0),

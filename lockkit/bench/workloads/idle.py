@@ -37,6 +37,7 @@ class Idle(Workload):
         "CPU time of the waiting process as a share of one core, its threads, and what the waiting costs the server: "
         "commands per second, and connections of this process and the holder. A waiter that polls costs all the time."
     )
+    silent = "Memory is not counted; where a server cannot be asked, its columns are missing."
     figures: ClassVar[tuple[Figure, ...]] = (
         Figure("waiters", "waiters", "max", 0),
         Figure("cpu_percent", "CPU % of a core", digits=2),

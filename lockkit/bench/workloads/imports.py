@@ -40,6 +40,7 @@ class Imports(Workload):
         "From the start of an interpreter to its end, minus the same without the import: of minima and of medians. "
         "Byte code has been compiled, and the files are in the system's cache."
     )
+    silent = "The first start after an installation or a reboot takes several times as long."
     figures: ClassVar[tuple[Figure, ...]] = (
         # Not the least of the rounds: of a difference that would be the round in which the bare one was disturbed.
         Figure("over_min_ms", "over bare, minima ms"),

@@ -19,9 +19,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Pair", "time_pairs"]
 
-WARM_UP = 50
-"""Pairs that are not timed: connections, scripts, inotify handles and the interpreter's caches are made by them."""
-
 
 class Pair(Workload):
     """One process, one lock object, entered and left again and again; every pair is timed."""
@@ -32,6 +29,7 @@ class Pair(Workload):
         "What a lock costs when nobody else wants it; it says nothing about waiting. The minimum is least disturbed by "
         "what else the machine does, so ratios are of minima."
     )
+    silent = "Over a network, where a round trip outweighs all else, differences in CPU time vanish: see the distances."
     figures: ClassVar[tuple[Figure, ...]] = (
         Figure("min_us", "min µs", "min"),
         Figure("median_us", "median µs"),
@@ -47,7 +45,11 @@ class Pair(Workload):
 
     def measure(self, subject: Subject, settings: Settings) -> Measured:
         """See `Workload.measure`."""
-        part = {"name": fresh_name(), "seconds": settings.seconds}
+        part = {"name": fresh_name(), "seconds": settings.seconds, "pairs": 1, "warm_up": settings.warm_up}
+        return self.measure_part(subject, settings, part)
+
+    def measure_part(self, subject: Subject, settings: Settings, part: Mapping[str, Any]) -> Measured:
+        """Measure until ``part["seconds"]`` have passed and ``part["pairs"]`` were timed."""
         with Crew(settings.seconds + settings.patience) as crew:
             worker = crew.start(subject, self.name, part, ttl=settings.ttl)
             worker.ready()
@@ -58,9 +60,9 @@ class Pair(Workload):
         self, adapter: BlockingAdapter | AsyncAdapter, part: Mapping[str, Any], link: Link
     ) -> dict[str, Any]:
         """See `Workload.work`."""
-        await time_pairs(adapter, part["name"], pairs=WARM_UP)
+        await time_pairs(adapter, part["name"], pairs=part["warm_up"])
         await link.ready()
-        return spread(await time_pairs(adapter, part["name"], seconds=part["seconds"]), "us")
+        return spread(await time_pairs(adapter, part["name"], pairs=part["pairs"], seconds=part["seconds"]), "us")
 
 
 async def time_pairs(

@@ -16,6 +16,7 @@ A TCP proxy that does to connections what networks do.
 from __future__ import annotations
 
 import asyncio
+import selectors
 import socket
 import threading
 from typing import TYPE_CHECKING, Self, TypeVar
@@ -46,14 +47,19 @@ class FaultProxy:
         target_host: Where the real server is.
         target_port: Its port.
         count_commands: Understand the Redis protocol, and count commands.
+        precise: Make delays exact to some 0.1 ms, for at most 500 connections.  Else they are
+            rounded up to milliseconds, as epoll does.
     """
 
     host = HOST
 
-    def __init__(self, target_host: str, target_port: int, *, count_commands: bool = False) -> None:
+    def __init__(
+        self, target_host: str, target_port: int, *, count_commands: bool = False, precise: bool = False
+    ) -> None:
         self._ports = Ports()
         self._port: int | None = None
         self._network = Network((target_host, target_port), count_commands=count_commands)
+        self._precise = precise
         self._listener: socket.socket | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -73,7 +79,10 @@ class FaultProxy:
     def start(self) -> Self:
         """Begins to accept connections; nothing happens if it does already."""
         if self._loop is None:
-            self._loop = asyncio.new_event_loop()
+            # select() takes microseconds, and file descriptors below 1024.
+            self._loop = (
+                asyncio.SelectorEventLoop(selectors.SelectSelector()) if self._precise else asyncio.new_event_loop()
+            )
             self._thread = threading.Thread(target=self._loop.run_forever, name=f"fault-proxy-{self.port}", daemon=True)
             self._thread.start()
             self.accept()

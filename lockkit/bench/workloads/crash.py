@@ -1,0 +1,208 @@
+"""Crash and freeze: how long a lock stays locked after its holder was killed, or stopped, in mid-work."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from lockkit.bench.crew import Crew, WorkerFailed
+from lockkit.bench.lanes import enter, leave
+from lockkit.bench.samples import now_ns
+from lockkit.bench.workloads.base import Figure, Measured, Workload, fresh_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from lockkit.bench.adapters.base import AsyncAdapter, BlockingAdapter
+    from lockkit.bench.crew import Worker
+    from lockkit.bench.link import Link
+    from lockkit.bench.settings import Settings
+    from lockkit.bench.subject import Subject
+
+__all__ = ["Crash", "Freeze"]
+
+HELD_SECONDS_MIN = 0.3
+"""The waiter has begun to wait by then, on a busy machine too."""
+
+TTLS_MAX = 3
+"""A lock that is not free after so many ttl counts as one that its holder keeps until somebody looks after it."""
+
+
+class Crash(Workload):
+    """A holder is killed while another process waits for its lock. Many subjects at a time: they only wait."""
+
+    name = "crash"
+    title = "Takeover after the holder was killed"
+    explains = (
+        "From SIGKILL for the holding process to the moment when the waiting process has the lock, as a share of the "
+        "ttl. A lease that was renewed a moment ago lasts nearly 1; locks that belong to a connection or an open file "
+        "go with their process, at once."
+    )
+    silent = (
+        "Only the process died here: when its machine dies or the network parts, no connection is closed, and what "
+        "took a moment here takes as long as the server needs to notice."
+    )
+    figures: ClassVar[tuple[Figure, ...]] = (
+        Figure("fraction", "takeover / ttl", digits=2),
+        Figure("slowest_fraction", "slowest / ttl", "max", 2),
+        Figure("seconds", "takeover s", digits=2),
+        Figure("ttl", "ttl s", "max", 0),
+        Figure("never", "never taken over", "sum", 0, shown=False),
+    )
+    headline = "fraction"
+    long = True
+    together = 8
+
+    strike: ClassVar[signal.Signals] = signal.SIGKILL
+
+    def inapplicable(self, subject: Subject) -> str:
+        """A lock within one process ends with it."""
+        if subject.scope == "process":
+            return "there is nobody left to take over when the only process dies"
+        return super().inapplicable(subject)
+
+    def measure(self, subject: Subject, settings: Settings) -> Measured:
+        """See `Workload.measure`."""
+        (result,) = self.measure_together([subject], settings)
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    def measure_together(
+        self, subjects: Sequence[Subject], settings: Settings
+    ) -> list[Measured | WorkerFailed | OSError]:
+        """See `Workload.measure_together`. One step of all subjects after the other, in one thread."""
+        with ExitStack() as stack:
+            scenes = [_Scene(self, subject, settings, stack) for subject in subjects]
+            steps: Sequence[Callable[[_Scene], None]] = (
+                _Scene.start,
+                _Scene.hold,
+                _Scene.wait,
+                _Scene.strike,
+                _Scene.look,
+            )
+            for step in steps:
+                for scene in scenes:
+                    scene.do(step)
+            return [scene.outcome() for scene in scenes]
+
+    async def work(
+        self, adapter: BlockingAdapter | AsyncAdapter, part: Mapping[str, Any], link: Link
+    ) -> dict[str, Any]:
+        """See `Workload.work`. The holder never gets to its end."""
+        lock = adapter.lock(part["name"], renew=part["renew"])
+        # Connections and scripts: the first use makes them, and that is no part of a takeover.
+        warm = adapter.lock(f"{part['name']}-warm-{part['role']}")
+        await enter(adapter, warm)
+        await leave(adapter, warm)
+        await link.ready()
+        if part["role"] == "hold":
+            await enter(adapter, lock)
+            await link.ready()
+        await enter(adapter, lock)
+        taken_ns = now_ns()
+        await leave(adapter, lock)
+        return {"taken_ns": taken_ns}
+
+
+class Freeze(Crash):
+    """A holder is stopped, as by a debugger or a suspended machine: it lives, keeps its connections, does nothing."""
+
+    name = "freeze"
+    title = "Takeover after the holder was frozen"
+    explains = (
+        "As above, with SIGSTOP: the process lives and its connections stay open, but nothing renews the lease. A lock "
+        "that has a ttl goes to the waiter after it; one that belongs to a connection or an open file stays locked, "
+        f"here for more than {TTLS_MAX} ttl."
+    )
+    silent = (
+        "A frozen holder that wakes up does not know yet that it lost the lock: what keeps its next write out is a "
+        "fencing token that the storage checks, not the lock."
+    )
+    strike = signal.SIGSTOP
+
+
+@dataclass(slots=True)
+class _Scene:
+    """One subject: a holder and a waiter, taken through the steps together with those of others."""
+
+    workload: Crash
+    subject: Subject
+    settings: Settings
+    stack: ExitStack
+    holder: Worker | None = None
+    waiter: Worker | None = None
+    strike_ns: int = 0
+    failure: WorkerFailed | OSError | None = None
+    result: dict[str, Any] | None = None
+
+    def do(self, step: Callable[[_Scene], None]) -> None:
+        """Take a step, unless an earlier one failed."""
+        if self.failure is not None:
+            return
+        try:
+            step(self)
+        except (WorkerFailed, OSError) as error:
+            self.failure = error
+
+    def start(self) -> None:
+        ttl = self.settings.crash_ttl
+        crew = self.stack.enter_context(Crew((TTLS_MAX + 1) * ttl + self.settings.patience))
+        name = fresh_name()
+        self.holder, self.waiter = (
+            crew.start(
+                self.subject,
+                self.workload.name,
+                {"name": name, "role": role, "renew": self.subject.renews},
+                ttl=ttl,
+            )
+            for role in ("hold", "wait")
+        )
+
+    def hold(self) -> None:
+        assert self.holder is not None
+        assert self.waiter is not None
+        self.holder.ready()
+        self.waiter.ready()
+
+    def wait(self) -> None:
+        assert self.holder is not None
+        assert self.waiter is not None
+        self.holder.go()
+        self.holder.ready()
+        self.waiter.go()
+        # Anywhere between two renewals, which come every third of a ttl.
+        held_ns = (HELD_SECONDS_MIN + random.uniform(0, self.settings.crash_ttl / 3)) * 1e9
+        self.strike_ns = now_ns() + int(held_ns)
+
+    def strike(self) -> None:
+        assert self.holder is not None
+        time.sleep(max(0.0, (self.strike_ns - now_ns()) / 1e9))
+        self.strike_ns = now_ns()
+        os.kill(self.holder.pid, self.workload.strike)
+
+    def look(self) -> None:
+        assert self.waiter is not None
+        left = (self.strike_ns - now_ns()) / 1e9 + TTLS_MAX * self.settings.crash_ttl
+        if self.waiter.answers_within(max(0.0, left)):
+            self.result = self.waiter.result()
+
+    def outcome(self) -> Measured | WorkerFailed | OSError:
+        if self.failure is not None:
+            return self.failure
+        ttl = self.settings.crash_ttl
+        if self.result is None:
+            return Measured({"never": 1, "ttl": ttl}, note=f"still locked {TTLS_MAX * ttl:g} s later (ttl {ttl:g} s)")
+        seconds = (self.result["taken_ns"] - self.strike_ns) / 1e9
+        if seconds < 0 and self.subject.renews:
+            return Measured({}, broken="the waiter was let in while the holder lived and renewed")
+        if seconds < 0:
+            return Measured({"ttl": ttl}, note="the lock ran out before its holder was struck: it is not renewed")
+        fraction = seconds / ttl
+        figures = {"seconds": seconds, "fraction": fraction, "slowest_fraction": fraction, "ttl": ttl, "never": 0}
+        return Measured(figures)

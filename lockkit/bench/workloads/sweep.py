@@ -1,0 +1,56 @@
+"""The sweep: contention by one process, two, four, …: does a lock keep its pace, and stay fair, as the crowd grows?"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar
+
+from lockkit.bench.settings import CONTENDERS
+from lockkit.bench.workloads.base import Figure, Measured, Workload
+from lockkit.bench.workloads.contention import Contention
+
+if TYPE_CHECKING:
+    from lockkit.bench.settings import Settings
+    from lockkit.bench.subject import Subject
+
+__all__ = ["Sweep"]
+
+_CONTENTION = Contention()
+
+
+class Sweep(Workload):
+    """`Contention`, once for each number of contenders."""
+
+    name = "sweep"
+    title = "Contention by 1 to 16 processes"
+    explains = (
+        "Sections per second of all contenders together, and the share of the one that got least, as their number "
+        "grows. A lock that is handed over in order has a flat line and a share near 1; where the line rises while the "
+        "share falls, one contender keeps the lock to itself."
+    )
+    silent = "With more processes than cores it also shows how the system shares its cores among them."
+    figures: ClassVar[tuple[Figure, ...]] = (
+        *(Figure(f"pairs_{count}", f"pairs/s by {count}", digits=0) for count in CONTENDERS),
+        *(Figure(f"share_{count}", f"share by {count}", digits=2) for count in CONTENDERS[1:]),
+        Figure("overlaps", "overlaps", "sum", 0),
+    )
+    headline = f"pairs_{CONTENDERS[-1]}"
+    ratios = (f"pairs_{CONTENDERS[-1]}",)
+    long = True
+
+    def inapplicable(self, subject: Subject) -> str:
+        """Whoever can contend can do it in any number."""
+        return _CONTENTION.inapplicable(subject)
+
+    def measure(self, subject: Subject, settings: Settings) -> Measured:
+        """See `Workload.measure`."""
+        figures: dict[str, float] = {"overlaps": 0}
+        broken = ""
+        for count in settings.contenders:
+            measured = _CONTENTION.measure(subject, replace(settings, processes=count))
+            figures[f"pairs_{count}"] = measured.figures["pairs_per_second"]
+            if count > 1 and "share" in measured.figures:
+                figures[f"share_{count}"] = measured.figures["share"]
+            figures["overlaps"] += measured.figures["overlaps"]
+            broken = broken or measured.broken
+        return Measured(figures, broken=broken)

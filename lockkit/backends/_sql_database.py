@@ -24,6 +24,7 @@ differs), `_sql_errors` (tables of errors), `_sql_schema` (tables, DDL), `_sql_o
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -38,7 +39,6 @@ from lockkit.backends._sql_dialect import STATEMENT_SECONDS, Dialect, dialect_na
 from lockkit.backends._sql_errors import Kind, translate
 from lockkit.backends._sql_link import AdaptedLink, DbapiLink, Link
 from lockkit.errors import BackendUnavailable, LockError
-from lockkit.runtime import in_forked_child
 from lockkit.url import HIDDEN
 
 if TYPE_CHECKING:
@@ -362,19 +362,23 @@ class Database:
         if self._pool is not None:
             self._pool.dispose()
 
-    def forked(self) -> None:
-        """Leave the parent's connections alone, for good: see the module."""
-        _parents.append((list(self._links), self._pool))
-        self._idle = []
+    def connections(self) -> list[object]:
+        """Give everything that must not be collected in a forked child: see the module."""
+        return [*self._links, self._pool]
 
 
 _databases: weakref.WeakSet[Database] = weakref.WeakSet()
 _parents: list[object] = []
 
 
-def _after_fork() -> None:
-    for database in list(_databases):
-        database.forked()
+def _before_fork() -> None:
+    # Before, because what the child does first is to drop its parent's clients. Collecting a connection closes it, and
+    # a transport of asyncio's even leaves the event loop's selector, which parent and child share.
+    _parents.append([database.connections() for database in list(_databases)])
 
 
-in_forked_child(_after_fork)
+def _after_fork_in_parent() -> None:
+    _parents.pop()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent)

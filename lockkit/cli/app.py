@@ -11,7 +11,7 @@ from typer.core import TyperGroup
 
 import lockkit
 from lockkit import values
-from lockkit.cli.options import OnBusy, RunOptions
+from lockkit.cli.options import FailOn, OnBusy, RunOptions
 from lockkit.cli.output import reporting
 from lockkit.cli.status import RUN_STATUSES
 from lockkit.errors import ConfigurationError
@@ -254,3 +254,43 @@ def _backends(*, as_json: Json = False) -> None:
 
     with reporting():
         show_backends(as_json=as_json)
+
+
+@app.command("doctor", short_help="Examine the servers behind a URL.")
+def _doctor(
+    *,
+    url: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="URL",
+            help="Backend. By default that of LOCKKIT_URL, of the profile named by LOCKKIT_ENV, or files of this user. "
+            "A URL with a password belongs there: the command line is visible to all users of the machine.",
+            show_default=False,
+        ),
+    ] = None,
+    profile: Profile = None,
+    ttl: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS", callback=_seconds, help="Lease time to judge by. By default the backend's, else 30."
+        ),
+    ] = None,
+    fail_on: Annotated[
+        FailOn, typer.Option(help="End with 1 if there is an error; or already if there is a warning.")
+    ] = FailOn.ERROR,
+    as_json: Json = False,
+) -> None:
+    """
+    Examine the servers behind a URL, and say what can happen to locks there.
+
+    Looks at versions, persistence, replication, rights, clocks, round trips and the like, and changes nothing. Each
+    finding has a name that stays the same, its severity, what was seen, what can happen, and what mends it.
+
+    Ends with 0; 1 if there is a finding as severe as --fail-on; 69 if no server answers; 78 if the URL, a credential or
+    an option is wrong.
+    """
+    from lockkit.cli.doctor import examine  # noqa: PLC0415 - see the module
+    from lockkit.doctor import Severity  # noqa: PLC0415
+
+    with reporting():
+        raise typer.Exit(examine(url, profile, ttl=ttl, fail_on=Severity(fail_on.value), as_json=as_json))

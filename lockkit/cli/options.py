@@ -1,11 +1,11 @@
-"""What ``lockkit run`` is asked for."""
+"""Choices and options of the commands."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
 
-__all__ = ["OnBusy", "RunOptions"]
+__all__ = ["FailOn", "OnBusy", "RunOptions"]
 
 
 class OnBusy(StrEnum):
@@ -14,6 +14,13 @@ class OnBusy(StrEnum):
     WAIT = "wait"
     FAIL = "fail"
     SKIP = "skip"
+
+
+class FailOn(StrEnum):
+    """Which findings make ``lockkit doctor`` end with 1."""
+
+    ERROR = "error"
+    WARNING = "warning"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

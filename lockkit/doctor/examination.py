@@ -1,0 +1,200 @@
+"""One examination: which backend is meant, what its module looked at, what was found."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from importlib import import_module
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Protocol
+
+from lockkit import config, registry, values
+from lockkit.doctor import timing
+from lockkit.doctor.findings import Check, Finding, Severity
+from lockkit.engine import DEFAULT_TTL
+from lockkit.runtime import BlockingRuntime, drive
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+    from datetime import timedelta
+
+    from lockkit.backend import LockBackend, LossReason
+    from lockkit.url import Url
+
+__all__ = ["Diagnosis", "Examination", "examine"]
+
+# By the scheme without its driver: the kind of server, and not the way of locking, decides what can be wrong.
+_MODULES: Mapping[str, str] = MappingProxyType(
+    {
+        "memory": "lockkit.doctor.memory",
+        "file": "lockkit.doctor.file",
+        **dict.fromkeys(("redis", "rediss", "unix", "valkey"), "lockkit.doctor.redis"),
+        **dict.fromkeys(("redis+sentinel", "rediss+sentinel"), "lockkit.doctor.redis_sentinel"),
+        **dict.fromkeys(("redis+cluster", "rediss+cluster"), "lockkit.doctor.redis_cluster"),
+        **dict.fromkeys(("redlock", "redlocks"), "lockkit.doctor.redlock"),
+    }
+)
+
+NOT_EXAMINED = Check(
+    "not-examined",
+    Severity.INFO,
+    "The doctor has no checks for this backend: that nothing was found says nothing.",
+    "how-to/check-your-servers.md#all-backends",
+)
+
+
+class _Module(Protocol):
+    """What each module of `_MODULES` offers."""
+
+    async def examine(self, examination: Examination) -> None:
+        """Look at the servers and take down what is found."""
+
+
+class _Host:
+    """What an engine offers to its backend, as far as an examination needs it: it holds no lock."""
+
+    def __init__(self) -> None:
+        self.runtime = BlockingRuntime()
+
+    def lost(self, owner: str, reason: LossReason) -> None:
+        """See `lockkit.backend.Host.lost`."""
+
+    def confirm_soon(self) -> None:
+        """See `lockkit.backend.Host.confirm_soon`."""
+
+
+class Examination:
+    """
+    What a module of the doctor is given, and takes its findings down in.
+
+    Attributes:
+        url: The backend. **Its text holds the password.**
+        options: The backend's options, parsed, with their defaults. **May hold passwords.**
+        backend_class: The backend.
+        ttl: Lease time that is judged, seconds.
+        host: For the backend's own ways to connect.
+        runtime: Blocking.
+    """
+
+    def __init__(self, url: Url, options: Mapping[str, Any], backend_class: type[LockBackend], ttl: float) -> None:
+        """Look at nothing yet."""
+        self.url = url
+        self.options = options
+        self.backend_class = backend_class
+        self.ttl = ttl
+        self.host = _Host()
+        self.runtime = self.host.runtime
+        self._facts: dict[str, str] = {}
+        self._findings: list[Finding] = []
+
+    def note(self, name: str, value: str) -> None:
+        """Take a fact down that is neither good nor bad: a version, a round trip."""
+        self._facts[name] = value
+
+    def find(self, check: Check, where: str, seen: str, mend: str) -> None:
+        """
+        Take a finding down. The same one at several servers becomes one finding.
+
+        Args:
+            check: What was looked for.
+            where: The server or directory, without a password.
+            seen: What was seen, as a sentence.
+            mend: The command or setting that mends it.
+        """
+        for index, known in enumerate(self._findings):
+            if (known.check, known.seen, known.mend) == (check, seen, mend):
+                self._findings[index] = Finding(check, (*known.where, where), seen, mend)
+                return
+        self._findings.append(Finding(check, (where,), seen, mend))
+
+    async def time(self, where: str, ask: Callable[[], Awaitable[object]]) -> float:
+        """
+        Measure the round trip to a server and compare it with the ttl.
+
+        Args:
+            where: The server.
+            ask: Asks it for the least it can answer.
+
+        Returns:
+            The median, seconds.
+        """
+        round_trip = await timing.measure(self.runtime, ask)
+        self.note(f"round trip to {where}", f"{round_trip * 1000:.2f} ms")
+        timing.judge_round_trip(self, where, round_trip)
+        return round_trip
+
+    def diagnosis(self) -> Diagnosis:
+        """Give what was found, the worst first."""
+        order = list(Severity)
+        findings = sorted(self._findings, key=lambda finding: order.index(finding.check.severity))
+        return Diagnosis(self.url.safe_text, self.ttl, dict(self._facts), tuple(findings))
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """
+    The result of an examination.
+
+    Attributes:
+        backend: The URL, without its password.
+        ttl: Lease time that was judged, seconds.
+        facts: Versions, round trips and the like, by name.
+        findings: The worst first.
+    """
+
+    backend: str
+    ttl: float
+    facts: Mapping[str, str] = field(default_factory=dict)
+    findings: tuple[Finding, ...] = ()
+
+    def reaching(self, threshold: Severity) -> list[Finding]:
+        """Give the findings that are as bad as `threshold`, or worse."""
+        return [finding for finding in self.findings if finding.check.severity.reaches(threshold)]
+
+    def as_dict(self) -> dict[str, object]:
+        """Give it as JSON has it."""
+        counts = {one.value: sum(finding.check.severity is one for finding in self.findings) for one in Severity}
+        return {
+            "backend": self.backend,
+            "ttl": self.ttl,
+            "facts": dict(self.facts),
+            "counts": counts,
+            "findings": [finding.as_dict() for finding in self.findings],
+        }
+
+
+def examine(url: str | None = None, *, profile: str | None = None, ttl: float | timedelta | None = None) -> Diagnosis:
+    """
+    Connect to the servers behind a URL and look for what endangers locks. Changes nothing there. Blocks.
+
+    Args:
+        url: Which backend; None: as for `lockkit.connect`.
+        profile: A profile, as for `lockkit.connect`.
+        ttl: Lease time to judge by, seconds; None: that of the profile or the URL, else 30.
+
+    Raises:
+        ConfigurationError: The URL, the profile or the ttl is wrong, or a server refuses the credentials.
+        BackendUnavailable: No server can be asked.
+    """
+    settings = config.resolve(url, profile, {})
+    given = settings.options
+    mode = given.get("mode", dict(settings.url.query).get("mode"))
+    backend_class = registry.find(settings.url.scheme, mode)
+    engine_options, options = registry.split_options(backend_class, settings.url, given)
+    # The backend's own shortest ttl is judged below, as a finding and not as an error.
+    wanted = values.ttl(ttl if ttl is not None else engine_options["ttl"] or DEFAULT_TTL, 0.0)
+    examination = Examination(settings.url, options, backend_class, wanted)
+    timing.judge_ttl(examination)
+    drive(_examine(examination))
+    return examination.diagnosis()
+
+
+async def _examine(examination: Examination) -> None:
+    url = examination.url
+    target = _MODULES.get(url.scheme) or _MODULES.get(url.base)
+    if target is None:
+        examination.find(
+            NOT_EXAMINED, url.safe_text, f"There are no checks for {url.scheme}: URLs.", "Ask its maintainers for some."
+        )
+        return
+    module: _Module = import_module(target)
+    await module.examine(examination)

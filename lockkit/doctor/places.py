@@ -1,0 +1,23 @@
+"""Where a host is: on this machine, or across a network."""
+
+from __future__ import annotations
+
+import socket
+from ipaddress import ip_address
+
+__all__ = ["addresses", "is_loopback"]
+
+
+def addresses(host: str) -> frozenset[str]:
+    """Give the addresses of a host by name or address; empty if nobody knows it."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return frozenset()  # a name that only a driver or a proxy understands
+    return frozenset(str(entry[4][0]).partition("%")[0] for entry in found)
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether every address of a host is one that no network reaches."""
+    found = addresses(host)
+    return bool(found) and all(ip_address(address).is_loopback for address in found)

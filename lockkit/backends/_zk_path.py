@@ -1,0 +1,65 @@
+"""
+Where a lock lies in ZooKeeper's tree, and who stands in line there.
+
+::
+
+    /lockkit/seat%2F12A                                              the lock "seat/12A"
+    /lockkit/seat%2F12A/9f…c1__lock__0000000041                      its holder
+    /lockkit/seat%2F12A/03…7e__lock__0000000042                      who waits for it
+
+kazoo's ``Lock`` lays it out so: 32 hexadecimal digits, a word, and the number that ZooKeeper appends. Here the digits
+are the owner.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import NamedTuple
+
+__all__ = ["NODE_WORD", "Contender", "contenders", "escape_name", "node_prefix"]
+
+NODE_WORD = "__lock__"
+
+# A reader of kazoo's ReadLock holds against us too, as it does against kazoo's WriteLock.
+_NODE = re.compile(r"(.*)__r?lock__(-?\d{10})", re.DOTALL)
+# What ZooKeeper refuses in a path (PathUtils.validatePath). It counts in UTF-16, so that all characters beyond the
+# first plane are surrogates to it.
+_REFUSED = re.compile("[%/\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff\U00010000-\U0010ffff]")
+_RELATIVE = {".": "%2E", "..": "%2E%2E"}
+
+
+def escape_name(name: str) -> str:
+    """Give the name of a lock's node: what ZooKeeper does not take, ``/`` and ``%`` become ``%XX``."""
+    return _RELATIVE.get(name) or _REFUSED.sub(_percent, name)
+
+
+def _percent(match: re.Match[str]) -> str:
+    return "".join(f"%{byte:02X}" for byte in match[0].encode())
+
+
+class Contender(NamedTuple):
+    """A node in line for a lock."""
+
+    node: str
+    owner: str
+    sequence: int
+
+
+def node_prefix(owner: str) -> str:
+    """Give the beginning of the name of an owner's node; ZooKeeper appends the number."""
+    return owner + NODE_WORD
+
+
+def contenders(children: Iterable[str]) -> list[Contender]:
+    """
+    Give those who stand in line for a lock, the holder first. Whatever else lies in its directory is left out.
+
+    ZooKeeper's number has 32 bits and a sign: after 2147483647 comes -2147483648. So they are compared by their
+    distance, which is right as long as the line is shorter than two thousand million.
+    """
+    found = [Contender(node, match[1], int(match[2])) for node in children if (match := _NODE.fullmatch(node))]
+    if len(found) > 1:
+        base = found[0].sequence
+        found.sort(key=lambda contender: (contender.sequence - base + 2**31) % 2**32)
+    return found

@@ -1,0 +1,346 @@
+"""
+A session at ZooKeeper, and how both faces ask over it.
+
+kazoo's threads do the work: the blocking face waits for a result in the caller's thread, asyncio for an event that
+kazoo's thread sets. Neither has a thread per lock or per request.
+
+The server counts the session timeout anew with every packet that it gets. What is lost with the session, and when, is
+told here::
+
+    kazoo says       what it means                                     what is done
+    ---------        ---------------------------------------------    ----------------------------------------------
+    CONNECTED        the session is alive, perhaps after a break       everything held is asked for at once
+    SUSPENDED        no connection; nobody knows                       the same: it stays unanswered, until the deadline
+    LOST             the server has ended the session (or we have)     every lease of it is lost; kazoo begins a new one
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from functools import partial
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+from kazoo.exceptions import AuthFailedError, NodeExistsError, NoNodeError, NotEmptyError
+from kazoo.handlers.threading import KazooTimeoutError
+from kazoo.protocol.states import KazooState, KeeperState
+
+from lockkit.backends._zk_driver import ANSWER_SECONDS, CONNECT_SECONDS, Driver
+from lockkit.backends._zk_errors import DRIVER_ERRORS, connection_failed, translate, was_cut_off
+from lockkit.errors import BackendUnavailable, ConfigurationError, LockError
+from lockkit.runtime import AsyncioRuntime
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from lockkit.backend import Host, Request
+    from lockkit.runtime import Event
+
+__all__ = ["EXPECTED", "Held", "Session"]
+
+log = logging.getLogger("lockkit")
+
+EXPECTED = (NoNodeError, NodeExistsError, NotEmptyError)
+"""Answers that callers of `Session.answer` are prepared for. They leave it as kazoo's."""
+
+CLOSE_SECONDS = 2.5
+"""For ending a session. Longer delays ``close()`` when the server does not answer; then the session ends by itself."""
+
+
+class Held:
+    """
+    A node that holds a lock.
+
+    Attributes:
+        session: In which it was created.
+        session_id: The session's id then: it gets another one when the server has ended it.
+        owner: Of the lease.
+        path: Of the node.
+        ttl: As granted, seconds.
+        until: When the caretaker removes the node unless the lease is renewed, client monotonic clock.
+    """
+
+    __slots__ = ("owner", "path", "session", "session_id", "ttl", "until")
+
+    def __init__(self, session: Session, session_id: int, owner: str, path: str) -> None:
+        """Hold, for no time yet."""
+        self.session = session
+        self.session_id = session_id
+        self.owner = owner
+        self.path = path
+        self.ttl = 0.0
+        self.until = inf
+
+
+class Session:
+    """
+    One session, ours or the application's.
+
+    Attributes:
+        client: kazoo's.
+        held: By owner, what is held in it.
+    """
+
+    def __init__(self, host: Host, label: str) -> None:
+        """Belong to a host; see `opened` and `adopted`."""
+        self._host = host
+        self._runtime = host.runtime
+        self._label = label
+        self._mutex = host.runtime.mutex()
+        self._driver: Driver | None = None
+        self.client: Any = None
+        self._granted_seconds = 0.0
+        self._failure: LockError | None = None
+        self._failed_rounds_count = 0
+        self._started = False
+        self._connections_count = 0
+        self._closed = False
+        self._anybody: set[Event] = set()
+        self._watching: dict[str, set[Request]] = {}
+        self.held: dict[str, Held] = {}
+
+    @classmethod
+    def opened(cls, host: Host, label: str, arguments: Mapping[str, Any], ttl: float) -> Session:
+        """
+        Make a session of our own. Nothing is sent before `connected`.
+
+        Raises:
+            TypeError: kazoo does not take one of the arguments.
+            ValueError: As before.
+        """
+        session = cls(host, label)
+        driver = session._driver = Driver(arguments, ttl, session._round_failed)
+        session.client = driver.client
+        session.client.add_listener(session._state_changed)
+        return session
+
+    @classmethod
+    def adopted(cls, host: Host, label: str, client: Any) -> Session:  # noqa: ANN401 - kazoo has no types
+        """Use the session of a client that the application started, and will stop."""
+        session = cls(host, label)
+        session.client = client
+        client.add_listener(session._state_changed)
+        return session
+
+    @property
+    def id(self) -> int | None:
+        """What the server calls it; None without a connection."""
+        found = self.client.client_id
+        return None if found is None else found[0]
+
+    @property
+    def seconds(self) -> float:
+        """Session timeout that the server granted; 0 before that is known."""
+        return self._granted_seconds if self._driver is None else self._driver.session_seconds
+
+    def learn_seconds(self, seconds: float) -> None:
+        """Note the timeout of an application's session, which kazoo does not tell."""
+        self._granted_seconds = seconds
+
+    @property
+    def usable(self) -> bool:
+        """There is a connection just now."""
+        return bool(self.client.connected) and self._failure is None
+
+    @property
+    def failed(self) -> bool:
+        """It will never be connected again: the login failed, or it is closed."""
+        return self._failure is not None or self._closed
+
+    # -- asking ----------------------------------------------------------------------------------------------------
+
+    async def connected(self, *, patient: bool = False) -> None:
+        """
+        Return when there is a connection.
+
+        Args:
+            patient: Wait for `CONNECT_SECONDS` although no member can be reached: a place in line is at stake.
+
+        Raises:
+            BackendUnavailable: There is none.
+            ConfigurationError: The server refuses the login.
+        """
+        if self.usable:
+            return
+        event = self._runtime.event()
+        self._anybody.add(event)
+        try:
+            self._start()
+            rounds_count = self._failed_rounds_count
+            until = self._runtime.now() + CONNECT_SECONDS
+            while not self.usable:
+                if self._failure is not None:
+                    raise self._failure
+                left = until - self._runtime.now()
+                failed = self._failed_rounds_count != rounds_count and not patient
+                if left <= 0 or failed or self._closed:
+                    raise connection_failed(None if self._driver is None else self._driver.last_error, self._label)
+                await event.wait(left)
+                event.clear()
+        finally:
+            self._anybody.discard(event)
+
+    def _start(self) -> None:
+        if self._driver is None:
+            if self.client.client_state == KeeperState.CLOSED:
+                message = "the KazooClient given to from_client() is not running: call its start() first"
+                raise ConfigurationError(message)
+            return
+        with self._mutex:
+            if self._started or self._closed:
+                return
+            self._started = True
+            try:
+                self.client.start_async()
+            except BaseException as error:
+                # Interrupted halfway: nobody knows which of kazoo's threads run. The next one is made anew.
+                self._failure = BackendUnavailable(f"connecting to {self._label} was interrupted ({error!r})")
+                raise
+
+    async def answer(self, result: Any) -> Any:  # noqa: ANN401 - kazoo has no types
+        """
+        Wait for the answer to a request that was handed to kazoo.
+
+        Raises:
+            BackendUnavailable: None came, so it may or may not have been done; or it was refused.
+            ConfigurationError: It was refused, and would be again.
+            NoNodeError: kazoo's, as are NodeExistsError and NotEmptyError: the caller expects them.
+        """
+        try:
+            if self._runtime.kind == "blocking":
+                return result.get(timeout=ANSWER_SECONDS)
+            done = self._runtime.event()
+            result.rawlink(lambda _: done.set())
+            if not await done.wait(ANSWER_SECONDS):
+                raise KazooTimeoutError  # what the blocking face raises
+            return result.get_nowait()
+        except EXPECTED:
+            raise
+        except DRIVER_ERRORS as error:
+            if isinstance(error, KazooTimeoutError) and self._driver is not None:
+                self._driver.hang_up()
+            raise translate(error, self._label) from error
+
+    async def read(self, ask: Callable[[], Any]) -> Any:  # noqa: ANN401 - kazoo has no types
+        """Ask, and again if the connection broke: for requests that change nothing. Raises as `answer`."""
+        until = self._runtime.now() + CONNECT_SECONDS
+        while True:
+            await self.connected(patient=True)
+            try:
+                return await self.answer(ask())
+            except BackendUnavailable as error:
+                if not was_cut_off(error) or self._runtime.now() >= until:
+                    raise
+
+    async def children(self, path: str) -> list[str]:
+        """
+        List the children of a node, as the majority has them. Raises as `answer`.
+
+        A member may be behind: ``sync`` has it catch up with the leader, and an answer to it also means that the member
+        is not cut off from the leader, which counts our session timeout.
+        """
+
+        def ask() -> Any:  # noqa: ANN401 - kazoo has no types
+            # One after the other on one connection, so one round trip.
+            self.client.sync_async(path)
+            return self.client.get_children_async(path)
+
+        found: list[str] = await self.read(ask)
+        return found
+
+    # -- being told ------------------------------------------------------------------------------------------------
+
+    def watch(self, path: str, request: Request) -> Any:  # noqa: ANN401 - kazoo has no types
+        """Ask to have a request woken when a node goes away or the connection breaks; give kazoo's result."""
+        self._watching.setdefault(path, set()).add(request)
+        return self.client.get_async(path, watch=self._node_changed)
+
+    def watches(self, path: str, request: Request) -> bool:
+        """Tell whether it still will be."""
+        return request in self._watching.get(path, ())
+
+    def unwatch(self, path: str, request: Request) -> None:
+        """Wake it no more. What the server was asked for stays until it happens, once for each node."""
+        requests = self._watching.get(path)
+        if requests is not None:
+            requests.discard(request)
+            if not requests:
+                self._watching.pop(path, None)
+
+    def _node_changed(self, event: Any) -> None:  # noqa: ANN401 - kazoo has no types
+        # One method for all nodes, so that kazoo keeps it once for each: waits that ended leave nothing behind.
+        if event.path is None:
+            # The connection broke, and kazoo forgets all watches with it.
+            woken, self._watching = self._watching, {}
+        else:
+            woken = {event.path: self._watching.pop(event.path, set())}
+        for requests in woken.values():
+            for request in [*requests]:
+                request.wake.set()
+
+    def _state_changed(self, state: str) -> None:
+        """Hear kazoo. In its thread, which must not be held up."""
+        if state == KazooState.LOST:
+            if self.client.client_state == KeeperState.AUTH_FAILED and not self._closed:
+                self._failure = self._login_failed()
+            lost, self.held = self.held, {}
+            if not self._closed:
+                for owner in lost:
+                    self._at_home(partial(self._host.lost, owner, "session"))
+        else:
+            self._connections_count += state == KazooState.CONNECTED
+            self._at_home(self._host.confirm_soon)
+        self._tell_all()
+
+    def _login_failed(self) -> LockError:
+        error = AuthFailedError()
+        failure = translate(error, self._label)
+        if self._connections_count > 1:
+            # It worked before. A server that goes down during a login by SASL looks the same to kazoo.
+            failure = BackendUnavailable(f"{self._label} ended the connection during the login")
+        failure.__cause__ = error
+        return failure
+
+    def _round_failed(self) -> None:
+        self._failed_rounds_count += 1
+        self._tell_all()
+
+    def _tell_all(self) -> None:
+        for event in [*self._anybody]:
+            event.set()
+
+    def _at_home(self, function: Callable[[], None]) -> None:
+        """Call the engine, which under asyncio is to be called in its event loop only."""
+        runtime = self._runtime
+        if not isinstance(runtime, AsyncioRuntime):
+            function()
+        elif runtime.loop is not None and not runtime.loop.is_closed():
+            runtime.loop.call_soon_threadsafe(function)
+
+    # -- ending ----------------------------------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        """End the session if it is ours; waits for at most `CLOSE_SECONDS`."""
+        with self._mutex:
+            if self._closed:
+                return
+            self._closed = True
+        self.client.remove_listener(self._state_changed)
+        driver = self._driver
+        if driver is None or not self._started:
+            return
+        done = self._runtime.event()
+
+        def stop() -> None:
+            try:
+                driver.stop()
+            except DRIVER_ERRORS as error:
+                log.debug("ending a session at %s: %s", self._label, error)
+            finally:
+                done.set()
+
+        threading.Thread(target=stop, name="lockkit-zookeeper-stop", daemon=True).start()
+        if not await done.wait(CLOSE_SECONDS):
+            driver.hang_up()  # nobody answers: the server ends the session by itself
+            await done.wait(CLOSE_SECONDS)

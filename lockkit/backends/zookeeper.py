@@ -1,0 +1,560 @@
+"""
+Locks on ZooKeeper: sequential ephemeral nodes.
+
+Algorithm (ZooKeeper Recipes and Solutions, "Locks"; the layout is that of kazoo's ``Lock``, so the two exclude each
+other): everybody creates a node in the directory of the lock, to which ZooKeeper appends a number; the lowest number
+holds, each of the others watches the one before it. So a release wakes one waiter, and the order is that of arrival.
+
+A client has a session for each ttl, with the ttl as its timeout: the server ends it, and removes its nodes, when it
+hears nothing for that long. kazoo keeps it alive; the renewals of lockkit find out until when it surely is. Leases that
+end earlier than their session are ended by `lockkit.backends._zk_caretaker`.
+
+==========  ===================================================================================================
+acquire     create, get_children (sent together); the lowest number is granted, its token is the node's ``czxid``
+wait        get of the predecessor, with a watch: when it goes away, look again
+look again  sync, get_children (sent together)
+renew       sync, exists of each node (sent together): there, and of our session?
+release     delete
+==========  ===================================================================================================
+
+An answer that was lost: the node is looked for by the owner in its name ("protected" creation, Apache Curator).
+``sync`` goes through the leader, so its answer says that the member that we talk to was not cut off from it.
+
+What the server must offer: ZooKeeper 3.5, sessions from ttl to ttl (``minSessionTimeout``, ``maxSessionTimeout``).
+
+What it cannot promise: a member tells its leader of our heartbeats every half tick. If it is cut off within that time
+after a heartbeat, the leader ends the session up to a third of the ttl before our deadline. That is what tokens are
+for.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
+from weakref import WeakKeyDictionary
+
+from kazoo.client import KazooClient
+from kazoo.exceptions import NoNodeError
+
+from lockkit.backend import (
+    Busy,
+    Capabilities,
+    Gone,
+    Grant,
+    Holder,
+    Host,
+    LockBackend,
+    Option,
+    Renewal,
+    Renewed,
+    Request,
+    Unknown,
+    decode_metadata,
+)
+from lockkit.backends._zk_caretaker import Caretaker
+from lockkit.backends._zk_options import (
+    OPTIONS,
+    client_arguments,
+    client_label,
+    driver_options,
+    probe_arguments,
+    root_of,
+)
+from lockkit.backends._zk_path import contenders, escape_name, node_prefix
+from lockkit.backends._zk_session import Held, Session
+from lockkit.backends._zk_tree import Tree
+from lockkit.errors import BackendUnavailable, ConfigurationError, LockError, Unsupported
+
+if TYPE_CHECKING:
+    from lockkit.backends._zk_path import Contender
+    from lockkit.url import Url
+
+__all__ = ["ZooKeeperBackend"]
+
+log = logging.getLogger("lockkit")
+
+ASKING_TTL = 30.0
+"""Session timeout, seconds, of a client that asks something before it has locked anything."""
+
+JOINS_MAX = 5
+"""How often a node of ours that somebody removed is created anew in one attempt."""
+
+MAJORITY_HOSTS_MIN = 3
+"""Servers in the URL from which on the ensemble is taken for one that survives the loss of a server."""
+
+MILLISECOND = 0.001
+"""ZooKeeper's unit for the session timeout, in seconds."""
+
+_CAPABILITIES = Capabilities(
+    crash_release="session",
+    min_ttl=1.0,
+    ttl_granularity=0.001,
+    fair=True,
+    wakeup="push",
+    token_source="czxid of the node: the ensemble's transaction number, higher with every change anywhere in it",  # noqa: S106
+    survives_node_loss=False,
+    survives_data_loss=False,
+    shared_mode=False,
+    clock_assumption="the servers' clocks run at the rate of the clients' within 1 %",
+    waiters_visible=True,
+    scope="network",
+    caveat="A ttl outside of the ensemble's session limits is changed, with a warning; in an ensemble that lost its "
+    "data, tokens start anew.",
+)
+
+
+class ZooKeeperBackend(LockBackend):
+    """Processes that reach the same ZooKeeper ensemble."""
+
+    capabilities = _CAPABILITIES
+    options: ClassVar[Mapping[str, Option]] = OPTIONS
+
+    def __init__(self, url: str, label: str, tree: Tree, host: Host) -> None:
+        """
+        Use an ensemble; nothing is sent.
+
+        Args:
+            url: For messages.
+            label: The servers, for messages.
+            tree: Where the locks are.
+            host: The engine's side.
+        """
+        self._url = url
+        self._label = label
+        self._tree = tree
+        self._host = host
+        self._runtime = host.runtime
+        self._mutex = host.runtime.mutex()
+        self._arguments: dict[str, Any] = {}
+        self._sessions: dict[float, Session] = {}
+        self._adopted: Session | None = None
+        self._warned: set[float] = set()
+        self._caretaker = Caretaker(host.runtime, self._remove)
+
+    @classmethod
+    def driver_options(cls) -> Mapping[str, Option]:
+        """See `LockBackend.driver_options`: keyword arguments of kazoo's client."""
+        return driver_options()
+
+    @classmethod
+    def open(cls, url: Url, options: Mapping[str, Any], host: Host) -> ZooKeeperBackend:
+        """See `LockBackend.open`."""
+        arguments = client_arguments(url, options)
+        tree = Tree(root_of(url, options["prefix"]), cleanup=options["cleanup"])
+        backend = cls(url.safe_text, arguments["hosts"], tree, host)
+        backend._arguments = arguments
+        if len(url.hosts) >= MAJORITY_HOSTS_MIN:
+            backend.capabilities = replace(_CAPABILITIES, survives_node_loss=True)
+        try:
+            backend._new_session(ASKING_TTL)  # have kazoo look at the arguments now, and not at the first use
+        except (TypeError, ValueError) as error:
+            message = f"{url.safe_text} is not understood: kazoo does not take its options: {error}"
+            raise ConfigurationError(message, backend=url.safe_text) from error
+        return backend
+
+    @classmethod
+    def adopt(cls, client: object, options: Mapping[str, Any], host: Host) -> ZooKeeperBackend | None:
+        """See `LockBackend.adopt`: kazoo's client, which both faces take. It must be started."""
+        if not isinstance(client, KazooClient):
+            return None
+        _check_adoptable(client)
+        label = client_label(client)
+        tree = Tree(f"/{options['prefix']}", cleanup=options["cleanup"])
+        backend = cls(f"zookeeper://{label}{client.chroot}", label, tree, host)
+        backend._arguments = probe_arguments(client)
+        backend._adopted = Session.adopted(host, label, client)
+        if len(client.hosts) >= MAJORITY_HOSTS_MIN:
+            backend.capabilities = replace(_CAPABILITIES, survives_node_loss=True)
+        return backend
+
+    @property
+    def url(self) -> str:
+        """See `LockBackend.url`."""
+        return self._url
+
+    # -- sessions --------------------------------------------------------------------------------------------------
+
+    def _new_session(self, ttl: float) -> Session:
+        return Session.opened(self._host, self._label, self._arguments, ttl)
+
+    async def _session(self, ttl: float, *, patient: bool = False) -> Session:
+        """Give the session for a ttl, connected."""
+        session = self._adopted or self._sessions.get(ttl)
+        if session is None or session.failed:
+            with self._mutex:
+                session = self._adopted or self._sessions.get(ttl)
+                if session is None or (session.failed and self._adopted is None):
+                    session = self._sessions[ttl] = self._new_session(ttl)
+        if not session.usable:
+            await session.connected(patient=patient)
+        if not session.seconds:
+            await self._learn_seconds(session)
+        return session
+
+    async def _any_session(self) -> Session:
+        """Give a session for a question, connected: one that is there, if possible."""
+        for ttl, session in [*self._sessions.items()]:
+            if not session.failed:
+                return await self._session(ttl)
+        return await self._session(ASKING_TTL)
+
+    async def _learn_seconds(self, session: Session) -> None:
+        """Find out the timeout of an application's session: kazoo does not tell, so ask for the same once more."""
+        asked = session.client._session_timeout / 1000  # noqa: SLF001 - kazoo has no public name for its own argument
+        probe = self._new_session(asked)
+        try:
+            await probe.connected()
+            session.learn_seconds(probe.seconds)
+        finally:
+            await probe.close()
+
+    def _granted_ttl(self, session: Session, ttl: float) -> float:
+        """Give the ttl that the session can keep; warn once where it is not the one asked for."""
+        seconds = session.seconds
+        if abs(seconds - ttl) > MILLISECOND and ttl not in self._warned:
+            self._warned.add(ttl)
+            if seconds < ttl:
+                log.warning(
+                    "%s keeps a session for %g s at most, so leases have a ttl of %g s and not of %g s: "
+                    "ask for less, or raise maxSessionTimeout of the ensemble",
+                    self._url, seconds, seconds, ttl,
+                )  # fmt: skip
+            else:
+                log.warning(
+                    "%s keeps a session for %g s: when a holder dies, its lock is free after that, and not after %g s: "
+                    "ask for more, or lower minSessionTimeout of the ensemble",
+                    self._url, seconds, ttl,
+                )  # fmt: skip
+        return min(ttl, seconds)
+
+    # -- acquire ---------------------------------------------------------------------------------------------------
+
+    async def try_acquire(self, request: Request) -> Grant | Busy:
+        """See `LockBackend.try_acquire`."""
+        place: _Place | None = request.place
+        session = await self._session(request.ttl, patient=place is not None)
+        directory = f"{self._tree.root}/{escape_name(request.name)}"
+        children: Sequence[str] | None = None
+        if place is None and not request.queue:
+            children = await self._look_first(session, directory)
+            if holders := contenders(children):
+                return Busy(owner=holders[0].owner)
+        elif place is not None:
+            children = await self._children(session, directory)
+        return await self._stand(request, session, directory, children)
+
+    async def _look_first(self, session: Session, directory: str) -> list[str]:
+        """For a single try: a look is much cheaper for the ensemble than a node that is created in vain."""
+        try:
+            found: list[str] = await session.answer(session.client.get_children_async(directory))
+        except NoNodeError:
+            return []
+        return found
+
+    async def _children(self, session: Session, directory: str) -> list[str]:
+        try:
+            return await session.children(directory)
+        except NoNodeError:
+            return []
+
+    async def _stand(
+        self, request: Request, session: Session, directory: str, children: Sequence[str] | None
+    ) -> Grant | Busy:
+        """Take or keep the place in line, and say whose turn it is."""
+        for _ in range(JOINS_MAX):
+            place: _Place | None = request.place
+            if place is None or place.session_id != session.id:
+                place, children = await self._join(request, session, directory)
+            line = contenders(children or ())
+            position = next((index for index, one in enumerate(line) if one.node == place.node), None)
+            if position == 0:
+                return self._granted(request, place)
+            if position is None:
+                request.place = None  # somebody removed our node, or the session has ended: to the end of the line
+            elif not request.queue or await self._watch(request, place, line[position - 1]):
+                return Busy(owner=line[0].owner)
+            else:
+                children = await self._children(session, directory)
+        message = f"the place in line for lock {request.name!r} is removed as often as it is taken"
+        raise BackendUnavailable(message)
+
+    async def _join(self, request: Request, session: Session, directory: str) -> tuple[_Place, Sequence[str]]:
+        """Create the node, and list the line behind it in the same round trip."""
+        session_id = session.id
+        if session_id is None:
+            message = f"the connection to {self._label} has just ended"
+            raise BackendUnavailable(message)
+        place = request.place = _Place(session, session_id, directory)
+        client, path = session.client, f"{directory}/{node_prefix(request.owner)}"
+        data = request.metadata.encode()
+
+        async def create() -> tuple[Any, list[str]]:
+            created = client.create_async(path, data, ephemeral=True, sequence=True, include_data=True)
+            listed = client.get_children_async(directory)
+            return await session.answer(created), await session.answer(listed)
+
+        try:
+            (created_path, stat), children = await self._tree.within(session, directory, create)
+        except BackendUnavailable:
+            # "Protected" creation: it may have been created, and the owner in its name tells.
+            found = await self._find(session, directory, request.owner)
+            if found is None:
+                raise
+            created_path, stat, children = found
+        if stat.ephemeralOwner != session_id:
+            # The connection was lost, and with it the session: what was found is about to vanish.
+            message = f"the session at {self._label} has ended"
+            raise BackendUnavailable(message)
+        place.node = created_path.rpartition("/")[2]
+        place.token = stat.czxid
+        return place, children
+
+    async def _find(self, session: Session, directory: str, owner: str) -> tuple[str, Any, list[str]] | None:
+        """Look for a node that may have been created; give its path, its state and who else is in line."""
+        children = await self._children(session, directory)
+        for node in children:
+            if node.startswith(node_prefix(owner)):
+                path = f"{directory}/{node}"
+                stat = await session.read(partial(session.client.exists_async, path))
+                if stat is not None:
+                    return path, stat, children
+        return None
+
+    async def _watch(self, request: Request, place: _Place, predecessor: Contender) -> bool:
+        """Be woken when the one before us leaves; False if it has left already."""
+        path = f"{place.directory}/{predecessor.node}"
+        if place.watched == path and place.session.watches(path, request):
+            return True
+        self._unwatch(request, place)
+        place.watched = path
+        try:
+            await place.session.read(lambda: place.session.watch(path, request))
+        except NoNodeError:
+            return False
+        return True
+
+    @staticmethod
+    def _unwatch(request: Request, place: _Place) -> None:
+        if place.watched is not None:
+            place.session.unwatch(place.watched, request)
+            place.watched = None
+
+    def _granted(self, request: Request, place: _Place) -> Grant:
+        self._unwatch(request, place)
+        session = place.session
+        held = Held(session, place.session_id, request.owner, f"{place.directory}/{place.node}")
+        held.ttl = self._granted_ttl(session, request.ttl)
+        held.until = self._runtime.now() + held.ttl
+        session.held[request.owner] = held
+        self._caretaker.keep(held)
+        request.place = None
+        return Grant(request.name, request.owner, place.token, held.ttl, None, held)
+
+    async def abandon(self, request: Request) -> None:
+        """See `LockBackend.abandon`."""
+        place: _Place | None = request.place
+        if place is None:
+            # Nothing was created, or it was granted, and the answer came too late to be believed.
+            held = self._held_by(request.owner)
+            if held is not None:
+                await self._release(held)
+            return
+        self._unwatch(request, place)
+        session, directory, owner = place.session, place.directory, request.owner
+        if place.node is not None:
+            await self._delete(session, f"{directory}/{place.node}")
+        elif await self._remove_owned(session, directory, owner) == 0:
+            # The request may still be on its way, through a connection that hangs: see the caretaker.
+            at = self._runtime.now() + 1.5 * (session.seconds or request.ttl)
+            self._caretaker.search(at, lambda: self._remove_owned(session, directory, owner))
+        request.place = None
+
+    def _held_by(self, owner: str) -> Held | None:
+        sessions = [*self._sessions.values(), *([self._adopted] if self._adopted else [])]
+        return next((session.held[owner] for session in sessions if owner in session.held), None)
+
+    async def _remove_owned(self, session: Session, directory: str, owner: str) -> int:
+        """Remove whatever an owner has in a directory; give how many nodes that were."""
+        await session.connected()
+        nodes = [node for node in await self._children(session, directory) if node.startswith(node_prefix(owner))]
+        for node in nodes:
+            await self._delete(session, f"{directory}/{node}")
+        return len(nodes)
+
+    async def _delete(self, session: Session, path: str) -> bool:
+        """Remove a node; False if it was gone."""
+        if not session.usable:
+            await session.connected(patient=True)
+        try:
+            await session.answer(session.client.delete_async(path))
+        except NoNodeError:
+            return False
+        self._tree.left(session, path.rpartition("/")[0])
+        return True
+
+    # -- held ------------------------------------------------------------------------------------------------------
+
+    async def renew(self, grants: Sequence[Grant]) -> Sequence[Renewal]:
+        """See `LockBackend.renew`. One round trip for each session."""
+        started = self._runtime.now()
+        outcomes: list[Renewal] = []
+        asked: list[tuple[Grant, Any]] = []
+        beating: dict[Session, Any] = {}
+        for grant in grants:
+            held: Held = grant.state
+            session = held.session
+            if session.usable and session not in beating:
+                # Answered by the leader: the member that answers for the nodes is not cut off from it.
+                beating[session] = session.client.sync_async("/")
+            asked.append((grant, session.client.exists_async(held.path) if session in beating else None))
+        silent: dict[Session, LockError] = {}
+        for session, beat in beating.items():
+            try:
+                await session.answer(beat)
+            except LockError as error:
+                silent[session] = error
+            except NoNodeError:
+                pass  # of a chroot that somebody removed; the leader has answered
+        for grant, result in asked:
+            held = grant.state
+            if held.session in silent:
+                outcomes.append(Unknown(silent[held.session]))
+            else:
+                outcomes.append(await self._renewed(grant, result, started))
+        return outcomes
+
+    async def _renewed(self, grant: Grant, result: Any, started: float) -> Renewal:  # noqa: ANN401 - kazoo has no types
+        held: Held = grant.state
+        session = held.session
+        if result is None:
+            return Unknown(BackendUnavailable(f"no connection to {self._label}"))
+        try:
+            stat = await session.answer(result)
+        except LockError as error:
+            return Unknown(error)
+        if held.session_id != session.id:
+            return (
+                Gone("session") if session.id is not None else Unknown(BackendUnavailable("the connection has ended"))
+            )
+        if stat is None:
+            return Gone("gone")
+        if stat.ephemeralOwner != held.session_id:
+            return Gone("taken")
+        if grant.ttl > session.seconds + MILLISECOND:
+            if grant.ttl > held.ttl:
+                raise self._cannot_extend(grant, session)
+            grant = replace(grant, ttl=session.seconds)  # another member, with other limits
+        held.until = started + grant.ttl
+        self._caretaker.keep(held)
+        return Renewed(ttl=grant.ttl)
+
+    def _cannot_extend(self, grant: Grant, session: Session) -> LockError:
+        message = (
+            f"lock {grant.name!r} at {self._url} cannot be extended to {grant.ttl:g} s: ZooKeeper keeps the nodes of a "
+            f"session for {session.seconds:g} s. Acquire with the longest ttl that will be needed, or let it be renewed"
+        )
+        return Unsupported(message, name=grant.name, backend=self._url)
+
+    async def release(self, grant: Grant) -> bool:
+        """See `LockBackend.release`."""
+        return await self._release(grant.state)
+
+    async def _release(self, held: Held) -> bool:
+        session = held.session
+        try:
+            ours = session.id in {held.session_id, None} and await self._delete(session, held.path)
+        except BaseException:
+            # kazoo keeps the session, and with it the node: the caretaker goes on.
+            self._caretaker.hasten(held)
+            raise
+        self._caretaker.forget(held)
+        session.held.pop(held.owner, None)
+        return ours
+
+    async def _remove(self, held: Held) -> None:
+        """Remove the node of a lease that has ended, for the caretaker."""
+        if held.session.held.pop(held.owner, None) is not None or held.session.id == held.session_id:
+            await self._delete(held.session, held.path)
+
+    # -- looking and breaking --------------------------------------------------------------------------------------
+
+    async def holders(self, name: str) -> Sequence[Holder]:
+        """See `LockBackend.holders`."""
+        session = await self._any_session()
+        directory = f"{self._tree.root}/{escape_name(name)}"
+        while line := contenders(await self._children(session, directory)):
+            path = f"{directory}/{line[0].node}"
+            try:
+                data, stat = await session.read(partial(session.client.get_async, path))
+            except NoNodeError:
+                continue  # it has just left: who is next?
+            return [Holder(line[0].owner, stat.czxid, None, decode_metadata(data), len(line) - 1)]
+        return []
+
+    async def break_lock(self, name: str) -> bool:
+        """See `LockBackend.break_lock`."""
+        session = await self._any_session()
+        directory = f"{self._tree.root}/{escape_name(name)}"
+        line = contenders(await self._children(session, directory))
+        return bool(line) and await self._delete(session, f"{directory}/{line[0].node}")
+
+    async def ping(self) -> None:
+        """See `LockBackend.ping`."""
+        session = await self._any_session()
+        await session.answer(session.client.exists_async("/"))
+
+    async def close(self) -> None:
+        """See `LockBackend.close`. Ends the sessions that are ours, and with them whatever is left."""
+        self._caretaker.close()
+        sessions, self._sessions = [*self._sessions.values()], {}
+        for session in [*sessions, *([self._adopted] if self._adopted else [])]:
+            await session.close()
+
+
+class _Place:
+    """
+    A place in line.
+
+    Attributes:
+        session: In which the node is.
+        session_id: The session's id then.
+        directory: Of the lock.
+        node: Its name; None until the server has said that it created it.
+        token: Its ``czxid``.
+        watched: Path of the node before it, whose end wakes us.
+    """
+
+    __slots__ = ("directory", "node", "session", "session_id", "token", "watched")
+
+    def __init__(self, session: Session, session_id: int, directory: str) -> None:
+        self.session = session
+        self.session_id = session_id
+        self.directory = directory
+        self.node: str | None = None
+        self.token = 0
+        self.watched: str | None = None
+
+
+_process_of: WeakKeyDictionary[KazooClient, int] = WeakKeyDictionary()
+"""In which process a client of an application was first given to us."""
+
+
+def _check_adoptable(client: KazooClient) -> None:
+    """
+    See that kazoo's threads serve this client.
+
+    Raises:
+        ConfigurationError: They are gevent's or eventlet's, or stayed in the parent of a forked process.
+    """
+    if client.handler.name != "sequential_threading_handler":
+        message = f"lockkit needs a KazooClient with kazoo's own threads, not with its {client.handler.name}"
+        raise ConfigurationError(message)
+    if _process_of.setdefault(client, os.getpid()) != os.getpid():
+        message = (
+            "this KazooClient belongs to the parent process: start one in the child, and give that to from_client()"
+        )
+        raise ConfigurationError(message)

@@ -63,6 +63,10 @@ class needs:  # noqa: N801 - a namespace, read as a word: needs.fairness
         "it frees a dead holder's lock when the ttl is over, not before (crash_release 'ttl' or 'session')",
         lambda capabilities: capabilities.crash_release in {"process", "connection"},
     )
+    own_ttl = Need(
+        "its ttl is that of a session, which the server bounds and nobody extends (crash_release 'session')",
+        lambda capabilities: capabilities.crash_release != "session",
+    )
     wake_up = Need("it wakes nobody, waiters look again (wakeup 'poll')", lambda c: c.wakeup == "push")
 
 

@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 
 import lockkit
-from lockkit.testing.conformance.base import Cases, Stage, case
+from lockkit.testing.conformance.base import Cases, Stage, case, needs
 
 
 class Expiry(Cases):
@@ -131,14 +131,28 @@ class Expiry(Cases):
         long, short = stage.timing.long, stage.timing.short
         lease = await client.lock(stage.name(), ttl=long, renew=False).acquire(0)
 
-        await lease.extend(long * 2)
-        await lease.extend(timedelta(seconds=long * 2))
-        assert long < lease.remaining() < long * 2
-        assert lease.ttl >= long * 2
+        await lease.extend(long / 2)
+        await lease.extend(timedelta(seconds=long / 2))
+        assert short < lease.remaining() < long / 2
+        assert lease.ttl >= long / 2
 
         await lease.extend(short)
         assert lease.remaining() < short
         assert await lease.wait_lost(stage.timing.beyond(short))
+
+    @case(needs.own_ttl)
+    async def test_extend_may_ask_for_more_than_the_first_ttl(self, stage: Stage) -> None:
+        """And still adds nothing."""
+        client = await stage.connect()
+        long = stage.timing.long
+        lease = await client.lock(stage.name(), ttl=long, renew=False).acquire(0)
+
+        await lease.extend(long * 2)
+        await lease.extend(timedelta(seconds=long * 2))
+
+        assert long < lease.remaining() < long * 2
+        assert lease.ttl >= long * 2
+        await lease.release()
 
     @case()
     async def test_extend_is_heard_by_the_backend(self, stage: Stage) -> None:
@@ -152,7 +166,7 @@ class Expiry(Cases):
         async with other.lock(name, ttl=stage.timing.long, timeout=stage.timing.beyond(stage.timing.short)):
             assert lease.lost
 
-    @case()
+    @case(needs.own_ttl)
     async def test_extended_lease_outlives_its_first_ttl(self, stage: Stage) -> None:
         """Without renewal, the extension alone keeps the lock."""
         name = stage.name()

@@ -70,7 +70,7 @@ class Tokens(Cases):
         token, owner = lease.token, lease.owner
 
         await lease.extend()
-        await lease.extend(stage.timing.long * 2)
+        await lease.extend(stage.timing.long / 2)
 
         assert (lease.token, lease.owner) == (token, owner)
         (holder,) = await client.holders(name)

@@ -2,7 +2,8 @@
 The tables: what is in them, and how they come to be there.
 
 `lock_table` is the one description. DDL is made of it, `create` runs that, and applications that keep their schema with
-Alembic put it into their own ``MetaData``.
+Alembic put it into their own ``MetaData``. ``lockkit migrate`` works on any backend that has ``tables`` and its
+``database``.
 
 Several processes may start at once and all find no table: ``CREATE TABLE IF NOT EXISTS`` is not atomic on PostgreSQL
 (two of them can meet in ``pg_type``), so "it exists already" counts as success.
@@ -13,10 +14,10 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from sqlalchemy import BigInteger, Boolean, Column, MetaData, String, Table, Text, text
+from sqlalchemy import BigInteger, Boolean, Column, MetaData, String, Table, Text, inspect, text
 from sqlalchemy.dialects.mysql import MEDIUMTEXT, VARBINARY
 from sqlalchemy.dialects.postgresql import TEXT as PG_TEXT
-from sqlalchemy.schema import CreateTable
+from sqlalchemy.schema import CreateColumn, CreateTable
 
 from lockkit.backends._sql_statement import Statement
 from lockkit.errors import ConfigurationError
@@ -27,8 +28,9 @@ if TYPE_CHECKING:
     from sqlalchemy import Dialect as SqlDialect
 
     from lockkit.backends._sql_database import Database
+    from lockkit.errors import LockError
 
-__all__ = ["TABLE", "create", "ddl", "lock_table", "parse_table", "quoted"]
+__all__ = ["TABLE", "create", "ddl", "lock_table", "migrate", "parse_table", "quoted"]
 
 TABLE = "lockkit_locks"
 """Name of the lock table unless ``table=`` says otherwise."""
@@ -106,23 +108,62 @@ async def create(database: Database, tables: Sequence[Table]) -> None:
     Raises:
         LockError: They cannot be made: see what to do in the message.
     """
+    link = await database.connect()
+    try:
+        for table in tables:
+            try:
+                await link.run(Statement(ddl(table, database.engine.dialect)))
+            except database.driver_errors as error:
+                if database.kind(error) != "exists":
+                    raise _cannot_make(database, table, error) from error
+    finally:
+        await link.close()
+
+
+def _cannot_make(database: Database, table: Table, error: BaseException) -> LockError:
+    failure = database.translate(error)
+    if database.kind(error) not in {"denied", "read-only", "no table"}:
+        return failure
+    message = (
+        f"{database.url} has no table {table.fullname}, and it cannot be made: {failure}. Have somebody who may run "
+        "lockkit migrate, or what lockkit migrate --sql prints"
+    )
+    return ConfigurationError(message, backend=database.url)
+
+
+async def migrate(database: Database, tables: Sequence[Table]) -> list[str]:
+    """
+    Make tables that are not there, and columns that later versions added.
+
+    Returns:
+        What was done, a line for each table. For a blocking client.
+
+    Raises:
+        LockError: It cannot be done.
+    """
+    changes = []
     for table in tables:
-        statement = Statement(ddl(table, database.engine.dialect))
-        link = await database.connect()
-        try:
-            await link.run(statement)
-        except database.driver_errors as error:
-            kind = database.kind(error)
-            if kind == "exists":
-                continue
-            failure = database.translate(error)
-            if kind in {"denied", "read-only", "no table"}:
-                name = table.fullname
-                message = (
-                    f"{database.url} has no table {name}, and it cannot be made: {failure}. Have somebody who may run "
-                    f"lockkit migrate, or what lockkit migrate --sql prints"
-                )
-                raise ConfigurationError(message, backend=database.url) from error
-            raise failure from error
-        finally:
-            await link.close()
+        before = _columns(database, table)
+        if before is None:
+            await create(database, [table])
+            changes.append(f"made table {table.fullname}")
+            continue
+        missing = [column for column in table.columns if column.name not in before]
+        for column in missing:
+            spec = CreateColumn(column).compile(dialect=database.engine.dialect)
+            await database.run(Statement(f"ALTER TABLE {quoted(table, database.engine.dialect)} ADD COLUMN {spec}"))
+        names = ", ".join(column.name for column in missing)
+        changes.append(f"table {table.fullname} " + (f"lacked {names}: added" if missing else "is as it should be"))
+    return changes
+
+
+def _columns(database: Database, table: Table) -> set[str] | None:
+    """Name the columns that a table has; None if it is not there."""
+    try:
+        with database.engine.connect() as connection:
+            found = inspect(connection)
+            if not found.has_table(table.name, schema=table.schema):
+                return None
+            return {column["name"] for column in found.get_columns(table.name, schema=table.schema)}
+    except database.driver_errors as error:
+        raise database.translate(error) from error

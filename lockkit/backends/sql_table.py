@@ -102,7 +102,13 @@ _CAPABILITIES = Capabilities(
 
 
 class SqlTableBackend(LockBackend):
-    """Processes that reach the same table. One subclass for each kind of database."""
+    """
+    Processes that reach the same table. One subclass for each kind of database.
+
+    Attributes:
+        database: Where it is.
+        tables: What ``lockkit migrate`` makes.
+    """
 
     capabilities = _CAPABILITIES
     options: ClassVar[Mapping[str, Option]] = OPTIONS
@@ -111,12 +117,12 @@ class SqlTableBackend(LockBackend):
 
     def __init__(self, database: Database, options: Mapping[str, Any], host: Host) -> None:
         """Use a database; nothing is sent."""
-        self._database = database
         self._run = database.run
         self._runtime = host.runtime
-        self._table = lock_table(name=options["table"])
+        self.database = database
+        self.tables = [lock_table(name=options["table"])]
         self._auto_create: bool = options["auto_create"]
-        self._texts = self._texts_class(quoted(self._table, database.engine.dialect), database.dialect.now_us)
+        self._texts = self._texts_class(quoted(self.tables[0], database.engine.dialect), database.dialect.now_us)
         self._reap_at = 0.0
         self._ttl_us = (0.0, 0)
 
@@ -141,7 +147,7 @@ class SqlTableBackend(LockBackend):
     @property
     def url(self) -> str:
         """See `LockBackend.url`."""
-        return self._database.url
+        return self.database.url
 
     async def try_acquire(self, request: Request) -> Grant | Busy:
         """See `LockBackend.try_acquire`."""
@@ -170,7 +176,7 @@ class SqlTableBackend(LockBackend):
         if not self._auto_create:
             message = f"{error}. Make it by lockkit migrate, or let auto_create on"
             raise ConfigurationError(message, backend=self.url) from error.__cause__
-        await create(self._database, [self._table])
+        await create(self.database, self.tables)
 
     async def abandon(self, request: Request) -> None:
         """See `LockBackend.abandon`."""
@@ -257,7 +263,7 @@ class SqlTableBackend(LockBackend):
 
     async def close(self) -> None:
         """See `LockBackend.close`."""
-        await self._database.close()
+        await self.database.close()
 
     def _reap_soon(self) -> None:
         """Remove idle rows in the background, now and then."""
@@ -290,7 +296,7 @@ class PostgresqlTable(SqlTableBackend):
     def __init__(self, database: Database, options: Mapping[str, Any], host: Host) -> None:
         """Use a database; nothing is sent."""
         super().__init__(database, options, host)
-        self._channel = str(self._table.name)
+        self._channel = str(self.tables[0].name)
         self._ears: Ears | None = None
         if database.engine.dialect.driver in {"psycopg", "psycopg_async"}:
             self._ears = Ears(host.runtime, database, self._channel)

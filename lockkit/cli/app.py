@@ -247,6 +247,30 @@ def _break(
         raise typer.Exit(break_lock(name, url, profile, yes=yes, as_json=as_json))
 
 
+@app.command("migrate", short_help="Make the tables of a SQL backend.")
+def _migrate(
+    *,
+    url: Annotated[
+        str | None,
+        typer.Argument(metavar="[URL]", help="Backend, with ?mode= and ?table= as your program has them."),
+    ] = None,
+    profile: Profile = None,
+    sql_only: Annotated[
+        bool, typer.Option("--sql", help="Print the statements for an empty database, and do not connect.")
+    ] = False,
+) -> None:
+    """
+    Make the tables of a SQL backend, and columns that they lack.
+
+    Without it they are made at the first use, unless auto_create=0 or the user may not. It can be run again, and by
+    several at once. Without URL the backend is that of LOCKKIT_URL or of the profile.
+    """
+    from lockkit.cli.migrate import migrate  # noqa: PLC0415 - see the module
+
+    with reporting():
+        migrate(url, profile, sql_only=sql_only)
+
+
 @app.command("backends", short_help="Show what each backend promises.")
 def _backends(*, as_json: Json = False) -> None:
     """Show what each backend promises, and what to install for those whose driver is missing."""

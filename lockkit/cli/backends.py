@@ -27,17 +27,22 @@ class _Row:
 
     Attributes:
         schemes: Its URL schemes.
+        mode: Which of their modes it is, where they have several.
         capabilities: None if it cannot be loaded.
         problem: Why not, and what to install.
     """
 
     schemes: list[str]
+    mode: str | None
     capabilities: Capabilities | None
     problem: str | None = None
 
+    def urls(self) -> list[str]:
+        return [*(f"{scheme}:" for scheme in self.schemes), *([] if self.mode is None else [f"mode={self.mode}"])]
+
     def as_dict(self) -> dict[str, Any]:
         capabilities = None if self.capabilities is None else dataclasses.asdict(self.capabilities)
-        return {"schemes": self.schemes, "available": self.problem is None, "problem": self.problem,
+        return {"schemes": self.schemes, "mode": self.mode, "available": self.problem is None, "problem": self.problem,
                 "capabilities": capabilities}  # fmt: skip
 
 
@@ -50,7 +55,7 @@ def show_backends(*, as_json: bool) -> None:
     console = Console()
     console.print(_table([row for row in rows if row.capabilities is not None]))
     for row in rows:
-        where = ", ".join(row.schemes)
+        where = ", ".join(row.schemes) + (f" (mode={row.mode})" if row.mode is not None else "")
         if row.capabilities is not None:
             what = f"{row.capabilities.caveat} Tokens: {row.capabilities.token_source}."
         else:
@@ -63,15 +68,16 @@ def _rows() -> list[_Row]:
     """All backends, each once, though it may have several schemes."""
     rows: dict[object, _Row] = {}
     for scheme in registry.schemes():
-        try:
-            backend_class = registry.find(scheme)
-        except ConfigurationError as error:
-            builtin = registry.BUILTIN.get(scheme)
-            key: object = scheme if builtin is None else builtin.target
-            row = rows.setdefault(key, _Row([], None, str(error)))
-        else:
-            row = rows.setdefault(backend_class, _Row([], backend_class.capabilities))
-        row.schemes.append(scheme)
+        for mode in registry.modes(scheme):
+            try:
+                backend_class = registry.find(scheme, mode)
+            except ConfigurationError as error:
+                builtin = registry.BUILTIN.get(scheme)
+                key: object = scheme if builtin is None else (builtin.target, mode)
+                row = rows.setdefault(key, _Row([], mode, None, str(error)))
+            else:
+                row = rows.setdefault(backend_class, _Row([], mode, backend_class.capabilities))
+            row.schemes.append(scheme)
     return list(rows.values())
 
 
@@ -83,7 +89,7 @@ def _table(rows: list[_Row]) -> Table:
         capabilities = row.capabilities
         survives = {"a lost node": capabilities.survives_node_loss, "lost data": capabilities.survives_data_loss}
         table.add_row(
-            "\n".join(f"{scheme}:" for scheme in row.schemes),
+            "\n".join(row.urls()),
             f"one {capabilities.scope}" if capabilities.scope != "network" else "all clients",
             _CRASH_RELEASE[capabilities.crash_release],
             f"{capabilities.min_ttl:g} s",

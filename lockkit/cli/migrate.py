@@ -1,0 +1,61 @@
+"""``lockkit migrate``: make the tables of a SQL backend, or print how."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lockkit import config, registry
+from lockkit.errors import ConfigurationError
+from lockkit.runtime import BlockingRuntime, drive
+
+if TYPE_CHECKING:
+    from lockkit.backend import LossReason
+    from lockkit.runtime import Runtime
+
+__all__ = ["migrate"]
+
+
+def migrate(url: str | None, profile: str | None, *, sql_only: bool) -> None:
+    """
+    Make what is missing of the tables of a backend.
+
+    Args:
+        url: Backend, or None.
+        profile: Profile, or None.
+        sql_only: Print the statements for an empty database instead, without connecting.
+
+    Raises:
+        LockError: The database cannot be reached, or does not allow it.
+        ConfigurationError: The backend has no tables.
+    """
+    settings = config.resolve(url, profile, {})
+    backend, _ = registry.open_backend(settings.url, settings.options, _Host())
+    tables = getattr(backend, "tables", None)
+    if tables is None:
+        message = f"{backend.url} has no tables to make: give the URL of a database, such as postgresql://host/name"
+        raise ConfigurationError(message, backend=backend.url)
+    from lockkit.backends import _sql_schema  # noqa: PLC0415 - needs SQLAlchemy
+
+    if sql_only:
+        dialect = backend.database.engine.dialect  # type: ignore[attr-defined] # beside `tables`
+        for table in tables:
+            print(f"{_sql_schema.ddl(table, dialect)};")
+        return
+    try:
+        for change in drive(_sql_schema.migrate(backend.database, tables)):  # type: ignore[attr-defined]
+            print(f"{backend.url}: {change}")
+    finally:
+        drive(backend.close())
+
+
+class _Host:
+    """The engine's side, for a backend that locks nothing."""
+
+    def __init__(self) -> None:
+        self.runtime: Runtime = BlockingRuntime()
+
+    def lost(self, owner: str, reason: LossReason) -> None:
+        """Nothing is held."""
+
+    def confirm_soon(self) -> None:
+        """Nothing is held."""

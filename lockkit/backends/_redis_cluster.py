@@ -203,6 +203,16 @@ class ClusterRoute(Route):
             raise BackendUnavailable(message)
         return station
 
+    async def masters(self) -> list[Station]:
+        """
+        Ask who serves which slots, and give those who serve any.
+
+        Raises:
+            BackendUnavailable: No node can be asked, or none serves a slot.
+        """
+        await self._learn()
+        return list(dict.fromkeys(station for station in self._slots if station is not None))
+
     async def _learn(self) -> None:
         """Ask any node who serves which slots."""
         failures: list[str] = []

@@ -69,6 +69,16 @@ class SentinelRoute(Route):
         self._master: Station | None = None
         self._last: Station | None = None
 
+    @property
+    def sentinels(self) -> Sequence[WireNode]:
+        """The Sentinels of the URL; who answered last comes first."""
+        return tuple(self._sentinels)
+
+    @property
+    def service_name(self) -> str:
+        """What they call the master."""
+        return self._service_name
+
     async def run(self, script: Script, key: str, body: bytes, /, *, resend: bool = False) -> Reply:
         """See `Route.run`."""
         master = await self.station(key)

@@ -45,17 +45,22 @@ class Source(ABC):
 
 
 class UrlSource(Source):
-    """A node of a URL."""
+    """
+    A node of a URL.
+
+    Attributes:
+        target: Where it is. **Holds the password.**
+    """
 
     def __init__(self, runtime: Runtime, target: Target) -> None:
         """Connect to nothing yet."""
         self._runtime = runtime
-        self._target = target
+        self.target = target
         self.label = target.label
 
     async def connect(self) -> Wire:
         """See `Source.connect`."""
-        return await open_wire(self._runtime, self._target)
+        return await open_wire(self._runtime, self.target)
 
 
 class AdoptedSource(Source):

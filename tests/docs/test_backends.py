@@ -12,7 +12,17 @@ from tests.docs.story import ROOT
 README = (ROOT / "README.md").read_text()
 URLS = (ROOT / "docs" / "reference" / "urls.md").read_text()
 # Backends that are one module are one page, whatever the number of their schemes.
-PAGES = sorted({builtin.target.partition(":")[0].rpartition(".")[2] for builtin in registry.BUILTIN.values()})
+FORMS = [(scheme, mode) for scheme in registry.BUILTIN for mode in registry.modes(scheme)]
+
+
+def page_of(scheme: str, mode: str | None) -> str:
+    """Name the page of a scheme, in one of its modes."""
+    builtin = registry.BUILTIN[scheme]
+    target = builtin.target if mode is None else builtin.modes[mode]
+    return target.partition(":")[0].rpartition(".")[2]
+
+
+PAGES = sorted({page_of(scheme, mode) for scheme, mode in FORMS})
 HEADINGS = [
     "Use it when",
     "URL and options",
@@ -45,11 +55,9 @@ def test_url_reference_has_the_scheme(scheme: str) -> None:
     assert f"`{scheme}:" in URLS
 
 
-@pytest.mark.parametrize("scheme", registry.BUILTIN)
-def test_page_names_every_option(scheme: str) -> None:
+@pytest.mark.parametrize(("scheme", "mode"), FORMS)
+def test_page_names_every_option(scheme: str, mode: str | None) -> None:
     """Options of a backend's own are on its page."""
-    builtin = registry.BUILTIN[scheme]
-    page = builtin.target.partition(":")[0].rpartition(".")[2]
-    text = (ROOT / "docs" / "backends" / f"{page}.md").read_text()
+    text = (ROOT / "docs" / "backends" / f"{page_of(scheme, mode)}.md").read_text()
 
-    assert [name for name in registry.find(scheme).options if f"`{name}`" not in text] == []
+    assert [name for name in registry.find(scheme, mode).options if f"`{name}`" not in text] == []

@@ -283,6 +283,10 @@ class Database:
             dbapi, keep = await self._open_asyncio()
         else:
             dbapi, keep = self._open_dbapi()
+        return self._link(dbapi, keep)
+
+    def _link(self, dbapi: Any, keep: object) -> Link:  # noqa: ANN401 - any driver's
+        dialect = self.engine.dialect
         if dialect.driver in {"psycopg", "psycopg_async"}:
             from lockkit.backends._sql_pq import PqLink  # noqa: PLC0415 - other databases need no psycopg
 
@@ -299,7 +303,7 @@ class Database:
 
         def drop(done: asyncio.Task[tuple[Any, object]]) -> None:
             if not done.cancelled() and done.exception() is None:
-                self.engine.dialect.do_terminate(done.result()[0])
+                self._link(*done.result()).terminate()
 
         try:
             await asyncio.wait([task], timeout=STATEMENT_SECONDS)

@@ -7,7 +7,7 @@ import platform
 import sys
 from pathlib import Path
 
-__all__ = ["machine"]
+__all__ = ["file_system", "machine"]
 
 
 def machine() -> dict[str, str | int | float]:
@@ -26,6 +26,25 @@ def machine() -> dict[str, str | int | float]:
         kilobytes = Path("/proc/meminfo").read_text().split("\n", 1)[0].split()[1]
         about["memory_gib"] = round(int(kilobytes) / 2**20, 1)
     return about
+
+
+def file_system(path: Path) -> str:
+    """Name the kind of file system that a path of this machine lies on; empty if that is not known."""
+    mounts = Path("/proc/self/mounts")
+    if not mounts.exists() or not path.is_absolute():
+        return ""
+    kinds = {}
+    for line in mounts.read_text().splitlines():
+        _, place, kind, *_ = line.split(" ")
+        kinds[Path(place.replace("\\040", " "))] = kind  # a later mount hides an earlier one
+    try:
+        resolved = path.resolve()
+        if not resolved.exists():
+            return ""
+    except OSError:
+        return ""  # not ours to look into
+    above = next(place for place in (resolved, *resolved.parents) if place in kinds)
+    return kinds[above]
 
 
 def _processor() -> str:

@@ -9,12 +9,14 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from rich.console import RenderableType
 
     from lockkit.bench.report import Report, Row, Section
     from lockkit.bench.workloads.base import Figure
 
-__all__ = ["render"]
+__all__ = ["described", "render"]
 
 TIMES = "\N{MULTIPLICATION SIGN}"
 DASH = "\N{EN DASH}"
@@ -23,6 +25,9 @@ DASH = "\N{EN DASH}"
 def render(report: Report) -> RenderableType:
     """Make one table for each workload, and what must be said about it."""
     parts: list[RenderableType] = []
+    for group, about in report.about.get("servers", {}).items():
+        if about:
+            parts.append(Text(f"{group}: {described(about)}", style="dim"))
     for section in report.sections:
         shown = [row for row in section.rows if row.status != "skipped"]
         if shown:
@@ -34,6 +39,13 @@ def render(report: Report) -> RenderableType:
     for subject in report.broken:
         parts.append(Text(f"BROKEN: {subject.key}: {report.outcome.broken(subject)}", style="bold red"))
     return Group(*parts)
+
+
+def described(about: Mapping[str, str]) -> str:
+    """Give version and settings of a server in one line."""
+    rest = dict(about)
+    name = f"{rest.pop('server', '')} {rest.pop('version', '')}".strip()
+    return ", ".join([*([name] if name else []), *(f"{key} {value}" for key, value in rest.items())])
 
 
 def _table(section: Section, rows: list[Row]) -> Table:

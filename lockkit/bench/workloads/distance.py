@@ -15,13 +15,13 @@ from lockkit.bench.settings import ROUND_TRIPS_MS
 from lockkit.bench.workloads.base import Figure, Measured, Workload, fresh_name
 from lockkit.bench.workloads.handoff import Handoff
 from lockkit.bench.workloads.pair import Pair
-from lockkit.testing.servers.proxy import FaultProxy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from lockkit.bench.settings import Settings
     from lockkit.bench.subject import Subject
+    from lockkit.testing.servers import FaultProxy
 
 __all__ = ["Distance", "trips"]
 
@@ -72,7 +72,7 @@ class Distance(Workload):
         hands_over = not _HANDOFF.inapplicable(subject)
         figures: dict[str, float] = {}
         with ExitStack() as stack:
-            proxies = [stack.enter_context(FaultProxy(*address, precise=True)) for address in addresses(subject.url)]
+            proxies = [stack.enter_context(_proxy(address)) for address in addresses(subject.url)]
             echo = stack.enter_context(_echo())
             far = replace(subject, url=at(subject.url, [proxy.address for proxy in proxies]))
             for trip_ms in settings.round_trips_ms:
@@ -112,6 +112,13 @@ def trips(figures: Mapping[str, float], levels_ms: Sequence[int]) -> dict[str, f
     }
 
 
+def _proxy(address: tuple[str, int]) -> FaultProxy:
+    # Imported here: the processes that lock load this module too, and start quicker without all kinds of servers.
+    from lockkit.testing.servers import FaultProxy  # noqa: PLC0415
+
+    return FaultProxy(*address, precise=True)
+
+
 @contextmanager
 def _echo() -> Iterator[FaultProxy]:
     """Give a proxy with a server behind it that sends back what it gets, one connection at a time."""
@@ -129,7 +136,7 @@ def _echo() -> Iterator[FaultProxy]:
 
     thread = threading.Thread(target=serve, daemon=True)
     thread.start()
-    with closing(listener), FaultProxy(*listener.getsockname(), precise=True) as proxy:
+    with closing(listener), _proxy(listener.getsockname()) as proxy:
         yield proxy
         # Linux: closing a socket does not wake a thread that accepts on it; shutting it down does.
         listener.shutdown(socket.SHUT_RDWR)

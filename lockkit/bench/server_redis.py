@@ -1,0 +1,82 @@
+"""Redis and Valkey, asked over a raw socket."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+from lockkit.bench.observer import Observer
+from lockkit.bench.wire import encode, wire_to
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from lockkit.bench.wire import Wire
+
+__all__ = ["RedisObserver"]
+
+
+class RedisObserver(Observer):
+    """
+    One Redis node, or several independent ones: their sums.
+
+    Counts every command of everybody: meant for a server that nobody else uses meanwhile.
+    """
+
+    def __init__(self, urls: list[str]) -> None:
+        with ExitStack() as stack:
+            self._wires = [stack.enter_context(wire_to(url)) for url in urls]
+            self._stack = stack.pop_all()
+        self._connections = self._count_connections()
+        self._began = 0.0
+        self._commands = 0
+
+    def begin(self) -> None:
+        """See `Observer.begin`."""
+        self._commands = self._count_commands()
+        self._began = time.monotonic()
+
+    def end(self) -> dict[str, float]:
+        """See `Observer.end`."""
+        seconds = time.monotonic() - self._began
+        return {
+            "commands_per_second": (self._count_commands() - self._commands) / seconds,
+            "connections": self._count_connections() - self._connections,
+        }
+
+    def about(self) -> dict[str, str]:
+        """See `Observer.about`. Of the first node."""
+        wire = self._wires[0]
+        server, persistence = _info(wire, b"server"), _info(wire, b"persistence")
+        version = server.get("valkey_version") or server["redis_version"]
+        about = {"server": server.get("server_name", "redis"), "version": version, "nodes": str(len(self._wires))}
+        about["appendonly"] = "yes" if persistence.get("aof_enabled") == "1" else "no"
+        for name in ("appendfsync", "save"):
+            answer = wire.ask(encode(b"CONFIG", b"GET", name.encode()))
+            if isinstance(answer, list) and answer:
+                about[name] = answer[1].decode() or "never"
+        return about
+
+    def _count_connections(self) -> int:
+        return sum(int(_info(wire, b"clients")["connected_clients"]) for wire in self._wires)
+
+    def _count_commands(self) -> int:
+        return sum(
+            int(text.partition("calls=")[2].partition(",")[0])
+            for wire in self._wires
+            for name, text in _info(wire, b"commandstats").items()
+            if name != "cmdstat_info"  # ours
+        )
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+
+def _info(wire: Wire, section: bytes) -> dict[str, str]:
+    answer = wire.ask(encode(b"INFO", section))
+    assert isinstance(answer, bytes), answer
+    pairs = (line.partition(":") for line in answer.decode().splitlines() if ":" in line)
+    return {name: value for name, _, value in pairs}

@@ -99,14 +99,19 @@ class Place:
             ConfigurationError: The session has several databases, or it commits each statement by itself.
             LockError: The connection cannot be had, or what the database says to `work`.
         """
+        return await self.run_with(lambda _, connection: work(connection))
+
+    async def run_with(self, work: Callable[[Session | Connection, Connection], T]) -> T:
+        """Do the same with what the application gave, too, in its blocking form: the session or the connection."""
         target = self._target
         if isinstance(target, AsyncSession):
-            return await target.run_sync(lambda session: work(_checked(_of_session(session))))
+            return await target.run_sync(lambda session: work(session, _checked(_of_session(session))))
         if isinstance(target, AsyncConnection):
-            return await target.run_sync(lambda connection: work(_checked(connection)))
+            return await target.run_sync(lambda connection: work(connection, _checked(connection)))
         if isinstance(target, Session):
-            return work(_checked(_of_session(target)))
-        return work(_checked(cast("Connection", target)))
+            return work(target, _checked(_of_session(target)))
+        connection = cast("Connection", target)
+        return work(connection, _checked(connection))
 
     def ask(self, coroutine: Coroutine[Any, Any, T]) -> T | Awaitable[T]:
         """Drive a coroutine to its end here, or give it to be awaited, as the face wants it."""

@@ -9,6 +9,10 @@ refuse an older one, in the same atomic step as the write.
 `TokenGuard`          for what lives in this process
 `RedisGuard`          for data in Redis, blocking
 `AsyncRedisGuard`     for data in Redis, with asyncio
+`SqlGuard`            for data in a SQL database, blocking
+`AsyncSqlGuard`       for data in a SQL database, with asyncio
+`fenced`              the condition alone, for a statement of SQLAlchemy's
+`FenceMixin`          the column for it, for mapped classes
 ====================  =======================================================
 
 All accept a token that is not older than the newest one, so a holder writes as often as it likes, and raise
@@ -28,8 +32,20 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from lockkit._fencing_redis import AsyncRedisGuard, RedisGuard
+    from lockkit._fencing_sql import AsyncSqlGuard, FenceMixin, SqlGuard, fenced
 
-__all__ = ["TOKEN_MAX", "AsyncRedisGuard", "RedisGuard", "TokenGuard", "check_token", "stale_token"]
+__all__ = [
+    "TOKEN_MAX",
+    "AsyncRedisGuard",
+    "AsyncSqlGuard",
+    "FenceMixin",
+    "RedisGuard",
+    "SqlGuard",
+    "TokenGuard",
+    "check_token",
+    "fenced",
+    "stale_token",
+]
 
 TOKEN_MAX = 2**63 - 1
 """Largest token: stores keep it as a signed 64-bit number."""
@@ -37,6 +53,10 @@ TOKEN_MAX = 2**63 - 1
 _LAZY = {
     "AsyncRedisGuard": "lockkit._fencing_redis",
     "RedisGuard": "lockkit._fencing_redis",
+    "AsyncSqlGuard": "lockkit._fencing_sql",
+    "FenceMixin": "lockkit._fencing_sql",
+    "SqlGuard": "lockkit._fencing_sql",
+    "fenced": "lockkit._fencing_sql",
 }
 
 

@@ -278,12 +278,30 @@ class Database:
         return link
 
     async def _open(self) -> Link:
-        dialect = self.engine.dialect
-        if dialect.is_async:
-            dbapi, keep = await self._open_asyncio()
-        else:
-            dbapi, keep = self._open_dbapi()
-        return self._link(dbapi, keep)
+        if not self.engine.dialect.is_async:
+            return self._link(*self._open_dbapi())
+        # In a task of its own: drivers differ in what a cancellation leaves behind.
+        import asyncio  # noqa: PLC0415 - a blocking client does without
+
+        task = asyncio.ensure_future(self._open_asyncio())
+
+        def drop(done: asyncio.Task[Link]) -> None:
+            if not done.cancelled() and done.exception() is None:
+                done.result().terminate()
+
+        try:
+            await asyncio.wait([task], timeout=STATEMENT_SECONDS)
+        except BaseException:
+            task.add_done_callback(drop)
+            raise
+        if not task.done():
+            task.add_done_callback(drop)
+            message = "no connection within the time limit"
+            raise TimeoutError(message)
+        return task.result()
+
+    async def _open_asyncio(self) -> Link:
+        return self._link(*await greenlet_spawn(self._open_dbapi))
 
     def _link(self, dbapi: Any, keep: object) -> Link:  # noqa: ANN401 - any driver's
         dialect = self.engine.dialect
@@ -294,29 +312,6 @@ class Database:
         if dialect.is_async:
             return AdaptedLink(dbapi, dialect.paramstyle, dialect.do_terminate, keep)
         return DbapiLink(dbapi, dialect.paramstyle, keep)
-
-    async def _open_asyncio(self) -> tuple[Any, object]:
-        """Connect in a task of its own: drivers differ in what a cancellation leaves behind."""
-        import asyncio  # noqa: PLC0415 - a blocking client does without
-
-        task = asyncio.ensure_future(greenlet_spawn(self._open_dbapi))
-
-        def drop(done: asyncio.Task[tuple[Any, object]]) -> None:
-            if not done.cancelled() and done.exception() is None:
-                self._link(*done.result()).terminate()
-
-        try:
-            await asyncio.wait([task], timeout=STATEMENT_SECONDS)
-        except BaseException:
-            task.cancel()
-            task.add_done_callback(drop)
-            raise
-        if not task.done():
-            task.cancel()
-            task.add_done_callback(drop)
-            message = "no connection within the time limit"
-            raise TimeoutError(message)
-        return task.result()
 
     def _open_dbapi(self) -> tuple[Any, object]:
         """Connect, in autocommit; give the connection, and what must live as long as it."""

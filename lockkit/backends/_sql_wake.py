@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+from contextlib import suppress
 from typing import TYPE_CHECKING, cast
 
 from lockkit.backends._sql_statement import Statement
@@ -134,7 +135,7 @@ class Ears:
                 self._forget_link(link)
                 # They may have been told while nobody listened.
                 events = list(self._waiting.values())
-            link.terminate()
+                link.terminate()
             ended.set()
             for event in events:
                 event.set()
@@ -159,8 +160,9 @@ class Ears:
         with self._mutex:
             link, self.link = self.link, None
             ended = self._ended
+            if link is not None:
+                # Not closed here: another thread may be reading. The end of the stream wakes it, and it closes.
+                with socket.socket(fileno=os.dup(link.fileno())) as copy, suppress(OSError):  # ended by the server
+                    copy.shutdown(socket.SHUT_RDWR)
         if link is not None and ended is not None:
-            # Not closed here: another thread may be reading. The end of the stream wakes it, and it closes.
-            with socket.socket(fileno=os.dup(link.fileno())) as copy:
-                copy.shutdown(socket.SHUT_RDWR)
             await ended.wait(CLOSE_SECONDS)

@@ -11,6 +11,7 @@ from tests.docs.story import ROOT
 FOLDER = ROOT / "docs" / "comparison"
 TESTS = {
     "naive-ways.md": "test_naive_ways.py",
+    "redlock-debate.md": "test_redlock_debate.py",
 }
 CLAIM = re.compile(r"`(test_\w+)`")
 

@@ -1,0 +1,553 @@
+"""
+The debate on Redlock of 2016, scene by scene: what either side described is done, and looked at.
+
+Martin Kleppmann, "How to do distributed locking"; Salvatore Sanfilippo, "Is Redlock safe?".
+On real nodes where the order of events can be had there, else on simulated ones, with the backend's own code asking.
+The page on it is docs/comparison/redlock-debate.md.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import redis
+
+import lockkit
+from lockkit.testing.servers import FaultProxy, RedisNodes, RedisServer, require, wait_until
+from lockkit.testing.simulation import Conditions, LockServer, Network, Node, SimulatedRuntime, World, connect
+from tests.comparison.support import LONG, PATIENCE, run_out
+from tests.simulation.redlock import VotingNode, redlock_at
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine, Iterator
+
+    from lockkit import aio
+    from lockkit.sync import Client, Lease
+    from lockkit.testing.simulation import Process
+
+NAME = "seat"
+KEY = f"lockkit:{NAME}"
+MARK = "{lockkit}:redlock"
+
+
+@pytest.fixture(scope="module")
+def five() -> Iterator[RedisNodes]:
+    """Five nodes for all tests of this module."""
+    require("redis", local=True)
+    with RedisNodes(5) as nodes:
+        yield nodes
+
+
+@pytest.fixture
+def nodes(five: RedisNodes) -> list[RedisServer]:
+    """All up, and in use for long, without any lock."""
+    for node in five.nodes:
+        with node.connect() as connection:
+            connection.call("FLUSHALL")
+    with lockkit.connect(five.url) as client:
+        client.lock("first").acquire(timeout=PATIENCE).release()
+    for node in five.nodes:
+        with node.connect() as connection:
+            connection.call("HSET", MARK, "since_us", 1)
+    return five.nodes
+
+
+@pytest.fixture
+def links(nodes: list[RedisServer]) -> Iterator[list[FaultProxy]]:
+    """A's ways to the last two nodes, which are closed at first."""
+    with ExitStack() as opened:
+        found = [opened.enter_context(FaultProxy(node.host, node.port)) for node in nodes[3:]]
+        for link in found:
+            link.refuse()
+        yield found
+
+
+def near_url(nodes: list[RedisServer], links: list[FaultProxy]) -> str:
+    """The last two nodes by these ways."""
+    return f"redlock://{','.join([*(node.address for node in nodes[:3]), *(link.address for link in links)])}"
+
+
+@pytest.fixture
+def near_three(nodes: list[RedisServer], links: list[FaultProxy]) -> Iterator[Client]:
+    """The client of A, who reaches the first three nodes only, and so is granted locks by a bare majority."""
+    with lockkit.connect(near_url(nodes, links)) as client:
+        yield client
+
+
+@pytest.fixture
+def everywhere(five: RedisNodes, nodes: list[RedisServer]) -> Iterator[Client]:
+    """The client of B, who reaches all."""
+    assert nodes
+    with lockkit.connect(five.url) as client:
+        yield client
+
+
+@pytest.fixture
+def storage(nodes: list[RedisServer]) -> Iterator[redis.Redis]:
+    """Where the data are. Any store will do; this one is at hand."""
+    with redis.Redis(port=nodes[0].port, decode_responses=True) as client:
+        yield client
+
+
+@contextmanager
+def at(node: RedisServer) -> Iterator[redis.Redis]:
+    """Look at one node."""
+    with redis.Redis(port=node.port, decode_responses=True) as client:
+        yield client
+
+
+def voted(nodes: list[RedisServer]) -> list[bool]:
+    """On which nodes the lock is."""
+    found = []
+    for node in nodes:
+        with at(node) as client:
+            found.append(bool(client.exists(KEY)))
+    return found
+
+
+def is_marked(node: RedisServer) -> bool:
+    """Whether somebody has decided from when on the node votes."""
+    with at(node) as client:
+        return bool(client.exists(MARK))
+
+
+def replaced(first: Client, second: Client) -> tuple[Lease, Lease]:
+    """Pause the first one until its lease has run out and the second has the lock."""
+    paused = first.lock(NAME, ttl=0.5, renew=False).acquire(timeout=PATIENCE)
+    assert paused.wait_lost(PATIENCE)
+    return paused, second.lock(NAME, ttl=LONG).acquire(timeout=PATIENCE)
+
+
+def let_go(*leases: Lease | aio.Lease) -> None:
+    """Give leases up without a word: they have done their part."""
+    for lease in leases:
+        lease._hold.finished = True
+
+
+# -- the pause after the grant -----------------------------------------------------------------------------------------
+
+
+def test_paused_holder_writes_over_the_next_one_s_data(
+    near_three: Client, everywhere: Client, storage: redis.Redis
+) -> None:
+    """
+    Kleppmann's first picture. The lock does all that it can, and the data are wrong.
+
+    A  is granted the lock, looks at its clock, and is paused
+       the lease runs out
+    B  is granted the lock, writes
+    A  goes on and writes
+    """
+    _, second = replaced(near_three, everywhere)
+    storage.set("file", "B's")
+
+    storage.set("file", "A's")
+
+    assert second.held
+    assert storage.get("file") == "A's"
+    second.release()
+
+
+def test_token_refuses_the_paused_holder(near_three: Client, everywhere: Client, storage: redis.Redis) -> None:
+    """His second picture: storage compares, and the order of the tokens is that of the grants."""
+    paused, second = replaced(near_three, everywhere)
+    guard = lockkit.fencing.RedisGuard(storage)
+    guard.set("file", "B's", token=second.token)
+
+    with pytest.raises(lockkit.StaleToken):
+        guard.set("file", "A's", token=paused.token)
+
+    assert storage.get("file") == "B's"
+    second.release()
+
+
+@pytest.mark.parametrize("scheme", ["memory", "file", "redis", "redlock"])
+def test_the_pause_is_the_same_with_every_kind_of_lock(
+    scheme: str, five: RedisNodes, nodes: list[RedisServer], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Sanfilippo: whatever frees locks by itself has this problem. Tokens help with each of them."""
+    urls = {
+        "memory": "memory://debate",
+        "file": f"file://{tmp_path_factory.mktemp('locks')}/locks",
+        "redis": nodes[0].url,
+        "redlock": five.url,
+    }
+    with lockkit.connect(urls[scheme]) as first, lockkit.connect(urls[scheme]) as second:
+        paused, lease = replaced(first, second)
+        guard = lockkit.fencing.TokenGuard("file")
+        data = {}
+        with guard.writing(lease.token):
+            data["file"] = "B's"
+
+        with pytest.raises(lockkit.StaleToken), guard.writing(paused.token):
+            data["file"] = "A's"
+
+        assert data["file"] == "B's"
+        lease.release()
+
+
+# -- the pause before the grant ----------------------------------------------------------------------------------------
+
+
+class Theatre:
+    """Five simulated nodes, and A and B."""
+
+    def __init__(self, **options: object) -> None:
+        """Begin; each message takes a tenth of a second. `options` are the backend's."""
+        self.options = options
+        self.world = World(1)
+        self.network = Network(self.world, Conditions(latency=(0.1, 0.1)))
+        self.nodes = [VotingNode(self.world, index, rate=1.0, wall_offset=0.0) for index in range(5)]
+        self.a, self.b = self.world.process("a"), self.world.process("b")
+        self.director = self.world.process("director")
+
+    def client(self, process: Process) -> aio.Client:
+        """Connect a program to all nodes."""
+        unused = LockServer(Node(self.world, f"unused by {process.name}"), self.network, [])
+        return connect(
+            process,
+            unused,
+            self.network,
+            backend=lambda *_: redlock_at(process, self.nodes, self.network, 1.0, **self.options),
+        )
+
+    async def acquire(self, process: Process, client: aio.Client, ttl: float, timeout: float = PATIENCE) -> aio.Lease:
+        """Have a program acquire the lock, and wait for it."""
+        lock = client.lock(NAME, ttl=ttl, renew=False)
+        task = process.start(lock.acquire(timeout=timeout), "acquire", awaited=True)
+        await task.join()
+        return task.result()
+
+    async def meet(self, process: Process, client: aio.Client) -> None:
+        """Have a program learn the nodes, so that its next lock takes two rounds and no more."""
+        lease = await self.acquire(process, client, 1.0)
+        releasing = process.start(lease.release(), "release", awaited=True)
+        await releasing.join()
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait."""
+        await SimulatedRuntime(self.director).sleep(seconds)
+
+    def voted_for(self, lease: aio.Lease) -> int:
+        """On how many nodes the lock is this lease's."""
+        return sum((node._get("lock", KEY) or "").startswith(lease.owner) for node in self.nodes)
+
+    def taken(self) -> int:
+        """On how many nodes the lock is anybody's."""
+        return sum(node._get("lock", KEY) is not None for node in self.nodes)
+
+    def play(self, story: Coroutine[Any, Any, None]) -> None:
+        """Play a story to its end."""
+        task = self.director.start(story, "story", awaited=True)
+        self.world.run(task=task)
+        task.result()
+        self.world.end()
+
+
+@pytest.mark.parametrize("fencing", [False, True], ids=["one round", "two rounds"])
+def test_pause_before_the_answers_are_read_grants_nothing(*, fencing: bool) -> None:
+    """
+    Kleppmann: A is paused after the nodes have voted, before it reads that. Sanfilippo: then it looks at its clock.
+
+    A  asks all nodes, and all vote for it; is paused before their answers arrive
+       the votes run out
+    B  is granted the lock
+    A  reads five votes, and its clock: too late, so it is granted nothing
+    """
+    theatre = Theatre(fencing=fencing)
+
+    async def story() -> None:
+        first, second = theatre.client(theatre.a), theatre.client(theatre.b)
+        await theatre.meet(theatre.a, first)
+        asking = theatre.a.start(first.lock(NAME, ttl=10.0).acquire(timeout=0), "acquire", awaited=True)
+        await theatre.sleep(0.15)
+        assert theatre.taken() == 5
+        theatre.a.pause()
+
+        lease = await theatre.acquire(theatre.b, second, LONG)
+        theatre.a.resume()
+        await asking.join()
+
+        with pytest.raises((lockkit.LockTimeout, lockkit.BackendUnavailable)):
+            asking.result()
+        await theatre.sleep(5.0)
+        assert lease.held
+        assert theatre.voted_for(lease) == 5, "and what A undoes is not B's"
+        let_go(lease)
+
+    theatre.play(story())
+
+
+@pytest.mark.parametrize("fencing", [False, True], ids=["one round", "two rounds"])
+def test_answers_that_are_late_grant_nothing(*, fencing: bool) -> None:
+    """The same with a slow network: what counts is the time since before the question, however it went by."""
+    theatre = Theatre(fencing=fencing)
+
+    async def story() -> None:
+        first, second = theatre.client(theatre.a), theatre.client(theatre.b)
+        await theatre.meet(theatre.a, first)
+        # Two rounds there and back take 0.4 s, one takes 0.2: longer than the ttl.
+        with pytest.raises((lockkit.LockTimeout, lockkit.BackendUnavailable)):
+            await theatre.acquire(theatre.a, first, 0.15, timeout=0)
+
+        lease = await theatre.acquire(theatre.b, second, LONG)
+        assert lease.held
+        assert theatre.voted_for(lease) >= 3
+        let_go(lease)
+
+    theatre.play(story())
+
+
+def test_requests_that_arrive_late_make_no_second_holder() -> None:
+    """
+    A message can be under way for longer than anybody waits for it.
+
+    A  asks all nodes; the questions hang; A ends
+       the questions arrive, and all nodes vote for A
+    B  is granted the lock when these votes have run out, and then alone
+    """
+    theatre = Theatre()
+
+    async def story() -> None:
+        first, second = theatre.client(theatre.a), theatre.client(theatre.b)
+        await theatre.meet(theatre.a, first)
+        await theatre.meet(theatre.b, second)
+        for node in theatre.nodes:
+            node.node.pause()
+        theatre.a.start(first.lock(NAME, ttl=10.0).acquire(), "acquire")
+        await theatre.sleep(0.5)
+        theatre.a.crash()
+
+        for node in theatre.nodes:
+            node.node.resume()  # what piled up is run now
+        assert theatre.taken() == 5
+        arrived = theatre.world.now
+        lease = await theatre.acquire(theatre.b, second, LONG)
+
+        assert theatre.world.now - arrived >= 9.0, "not before A's time was over, had it been granted the lock"
+        assert theatre.voted_for(lease) >= 3
+        let_go(lease)
+
+    theatre.play(story())
+
+
+# -- clocks ------------------------------------------------------------------------------------------------------------
+
+
+def test_clock_of_a_node_that_jumps_makes_a_second_holder(
+    near_three: Client,
+    everywhere: Client,
+    nodes: list[RedisServer],
+    links: list[FaultProxy],
+    storage: redis.Redis,
+) -> None:
+    """
+    Kleppmann's third scenario. Redis expires keys by the time of day: ahead by a ttl, and the vote is over.
+
+    A  is granted the lock by 1, 2 and 3; 4 and 5 cannot be reached
+       3's clock jumps ahead, and its vote for A ends
+    B  is granted the lock by 3, 4 and 5; both believe
+    B  writes; A writes, and is refused
+    """
+    first = near_three.lock(NAME, ttl=LONG, renew=False).acquire(timeout=PATIENCE)
+    assert voted(nodes) == [True, True, True, False, False]
+    with at(nodes[2]) as jumping:
+        run_out(jumping, KEY)
+
+    second = everywhere.lock(NAME, ttl=LONG, renew=False).acquire(timeout=PATIENCE)
+
+    assert first.held
+    assert second.held
+    assert second.token > first.token, "node 3 has voted for both, so B's is higher"
+    guard = lockkit.fencing.RedisGuard(storage)
+    guard.set("file", "B's", token=second.token)
+    with pytest.raises(lockkit.StaleToken):
+        guard.set("file", "A's", token=first.token)
+    for link in links:
+        link.accept()
+    wait_until(lambda: "A believes on" if first.confirm() else None, timeout=PATIENCE)
+    assert first.lost, "as soon as it reaches the others, A is told"
+    second.release()
+
+
+def test_clock_that_jumps_is_harmless_while_a_majority_votes_on(everywhere: Client, nodes: list[RedisServer]) -> None:
+    """With all nodes reached, one or two clocks may jump: a bare majority is the exception."""
+    with everywhere.lock(NAME, ttl=LONG).acquire(timeout=PATIENCE) as lease:
+        for node in nodes[:2]:
+            with at(node) as jumping:
+                run_out(jumping, KEY)
+
+        assert everywhere.lock(NAME).try_acquire() is None
+        assert lease.confirm()
+
+
+def test_time_of_day_that_differs_between_nodes_does_not_matter() -> None:
+    """Sanfilippo: clocks must run at about the same rate, they need not show the same."""
+    theatre = Theatre()
+    for index, node in enumerate(theatre.nodes):
+        node.node.wall_clock.jump(index * 86_400.0)
+
+    async def story() -> None:
+        first, second = theatre.client(theatre.a), theatre.client(theatre.b)
+        older = await theatre.acquire(theatre.a, first, 10.0)
+        began = theatre.world.now
+        newer = await theatre.acquire(theatre.b, second, 10.0)
+        assert not older.held
+        assert theatre.world.now - began > 9.0, "not before A's time was over"
+        assert newer.token > older.token
+        let_go(older, newer)
+
+    theatre.play(story())
+
+
+# -- nodes that forget -------------------------------------------------------------------------------------------------
+
+
+def test_node_that_forgot_and_votes_makes_a_second_holder(
+    nodes: list[RedisServer], links: list[FaultProxy], five: RedisNodes
+) -> None:
+    """
+    Both sides: a node without persistence gives its vote twice. ``durable=on`` says that none does, here a lie.
+
+    A  is granted the lock by 1, 2 and 3; 4 and 5 cannot be reached
+       3 restarts without its data
+    B  is granted the lock by 3, 4 and 5; both believe
+    """
+    with (
+        lockkit.connect(near_url(nodes, links), durable=True) as near_three,
+        lockkit.connect(five.url, durable=True) as everywhere,
+    ):
+        first = near_three.lock(NAME, ttl=LONG, renew=False).acquire(timeout=PATIENCE)
+        assert voted(nodes) == [True, True, True, False, False]
+        nodes[2].restart(crash=True)
+        everywhere.lock("other").acquire(timeout=PATIENCE).release()  # and 3 is found to be new
+
+        second = everywhere.lock(NAME, ttl=LONG, renew=False).acquire(timeout=PATIENCE)
+
+        assert first.held
+        assert second.held
+        let_go(first, second)
+
+
+def test_node_that_forgot_and_waits_makes_none(near_three: Client, nodes: list[RedisServer], five: RedisNodes) -> None:
+    """The remedy of Redlock's own description, the delayed restart: lockkit sees to it, not the operator."""
+    first = near_three.lock(NAME, ttl=LONG, renew=False).acquire(timeout=PATIENCE)
+    assert voted(nodes) == [True, True, True, False, False]
+    nodes[2].restart(crash=True)
+
+    with lockkit.connect(five.url) as other:
+        other.lock("other").acquire(timeout=PATIENCE).release()  # and 3 is found to be new
+        wait_until(lambda: None if is_marked(nodes[2]) else "nobody has looked at it yet")
+        for _ in range(3):
+            try:
+                assert other.lock(NAME).try_acquire() is None
+            except lockkit.NoQuorum as error:
+                assert "votes again in" in str(error)  # noqa: PT017 - either is right, a lease is not
+            assert not voted(nodes)[2]
+
+    assert first.held
+    let_go(first)
+
+
+# -- what a token must be ----------------------------------------------------------------------------------------------
+
+WRITE_IF_MARKED = """
+if redis.call('GET', KEYS[2]) ~= ARGV[2] then return 0 end
+redis.call('SET', KEYS[1], ARGV[1])
+return 1
+"""
+
+
+def mark(storage: redis.Redis, lease: Lease) -> None:
+    """Sanfilippo's proposal, first step: put the random value of one's grant beside the data."""
+    storage.set("file:mark", lease.owner)
+
+
+def write_if_marked(storage: redis.Redis, value: str, lease: Lease) -> bool:
+    """Second step: write if one's own value is still there, in one atomic operation of the store."""
+    return bool(storage.eval(WRITE_IF_MARKED, 2, "file", "file:mark", value, lease.owner))
+
+
+def test_random_value_as_mark_refuses_the_paused_holder(
+    near_three: Client, everywhere: Client, storage: redis.Redis
+) -> None:
+    """Sanfilippo: uniqueness is enough, if each holder marks the data first and writes by compare-and-set."""
+    paused = near_three.lock(NAME, ttl=0.5, renew=False).acquire(timeout=PATIENCE)
+    mark(storage, paused)
+    assert paused.wait_lost(PATIENCE)
+    with everywhere.lock(NAME, ttl=LONG).acquire(timeout=PATIENCE) as lease:
+        mark(storage, lease)
+        assert write_if_marked(storage, "B's", lease)
+
+        assert not write_if_marked(storage, "A's", paused)
+
+    assert storage.get("file") == "B's"
+
+
+def test_random_value_that_comes_late_shuts_the_holder_out(
+    near_three: Client, everywhere: Client, storage: redis.Redis
+) -> None:
+    """
+    A random value has no order: storage cannot tell which of two is the newer one.
+
+    A  is granted the lock, and is paused before it has marked the data
+    B  is granted the lock, marks the data
+    A  goes on and marks the data
+    B  holds, and is refused
+    """
+    paused, lease = replaced(near_three, everywhere)
+    mark(storage, lease)
+    mark(storage, paused)
+
+    assert lease.held
+    assert not write_if_marked(storage, "B's", lease)
+    assert write_if_marked(storage, "A's", paused)
+    lease.release()
+
+
+def test_ordered_token_that_comes_late_is_refused(near_three: Client, everywhere: Client, storage: redis.Redis) -> None:
+    """The same with tokens that increase: `accept` is the mark, and a late one is refused."""
+    paused, lease = replaced(near_three, everywhere)
+    guard = lockkit.fencing.RedisGuard(storage)
+    guard.accept("file", token=lease.token)
+
+    with pytest.raises(lockkit.StaleToken):
+        guard.accept("file", token=paused.token)
+
+    guard.set("file", "B's", token=lease.token)
+    assert storage.get("file") == "B's"
+    lease.release()
+
+
+# -- what it costs -----------------------------------------------------------------------------------------------------
+
+
+def scripts_run(node: RedisServer) -> int:
+    """How many scripts a node has run: each message of lockkit's is one."""
+    with node.connect() as connection:
+        calls = connection.info("commandstats").get("cmdstat_evalsha", "calls=0")
+    return int(calls.partition("calls=")[2].partition(",")[0])
+
+
+def test_five_nodes_take_fifteen_messages_where_one_takes_two(five: RedisNodes, nodes: list[RedisServer]) -> None:
+    """Kleppmann: for efficiency alone one node does, and is much cheaper."""
+    counted = {}
+    for url, asked in ((five.url, nodes), (nodes[0].url, nodes[:1])):
+        with lockkit.connect(url) as client:
+            client.lock("warm").acquire().release()
+            wait_until(lambda asked=asked: settled(asked))  # type: ignore[misc]  # mypy cannot infer a default's type
+            before = sum(map(scripts_run, asked))
+            client.lock(NAME, ttl=LONG).acquire().release()
+            wait_until(lambda asked=asked: settled(asked))  # type: ignore[misc]  # as above
+            counted[len(asked)] = sum(map(scripts_run, asked)) - before
+
+    assert counted == {5: 15, 1: 2}
+
+
+def settled(nodes: list[RedisServer]) -> str | None:
+    """Whether the votes have all been given back: the last ones may still be under way."""
+    with ExitStack() as connections:
+        left = [connections.enter_context(at(node)).keys("lockkit:*") for node in nodes]
+    return f"still there: {left}" if any(left) else None

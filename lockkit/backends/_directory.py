@@ -20,14 +20,14 @@ from pathlib import Path
 
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockError
 
-__all__ = ["Directory", "boot_id", "explain", "file_system", "record_name", "reserve"]
+__all__ = ["NETWORK_FILE_SYSTEMS", "Directory", "boot_id", "explain", "file_system", "record_name", "reserve"]
 
 _LINUX = sys.platform == "linux"
 _PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789._:-")
 _NAME_MAX = 180
 """Longest record name in bytes; NAME_MAX is 255 on all file systems in use, and 143 on eCryptfs would cut it anyway."""
 
-_NETWORK_FILE_SYSTEMS = frozenset({
+NETWORK_FILE_SYSTEMS = frozenset({
     *("nfs", "nfs4", "cifs", "smb3", "smbfs", "ncpfs", "afs", "ceph", "lustre", "gpfs", "beegfs", "glusterfs", "ocfs2"),
     *("fuse.sshfs", "fuse.glusterfs", "fuse.ceph", "fuse.s3fs", "fuse.gcsfuse", "fuse.rclone"),
 })  # fmt: skip
@@ -201,7 +201,7 @@ def _check_file_system(path: str, device: int) -> None:
     except OSError:
         return  # macOS; the documentation says that the directory must be local
     kind = file_system(mounts, device)
-    if kind in _NETWORK_FILE_SYSTEMS:
+    if kind in NETWORK_FILE_SYSTEMS:
         message = (
             f"{path} lies on a network file system ({kind}), where other machines would not see these locks: "
             "name a local directory, or use a backend for several machines, such as redis:// or postgresql://"

@@ -15,7 +15,7 @@ from lockkit import registry
 if TYPE_CHECKING:
     from tests.cli.support import Cli
 
-COMMANDS = ("run", "demo", "holders", "break", "backends", "bench")
+COMMANDS = ("run", "demo", "holders", "break", "backends", "doctor", "bench")
 DRIVERS = {"redis", "kazoo", "grpc", "sqlalchemy", "psycopg", "pymysql", "aiosqlite"}
 
 

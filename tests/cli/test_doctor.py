@@ -1,0 +1,125 @@
+"""``lockkit doctor``: what it prints, and what it ends with."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from lockkit.testing.servers import RedisServer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.cli.support import Cli
+
+SECRET = "hunter2"  # noqa: S105 - of a server that lives for these tests
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RedisServer]:
+    """A server with one warning (no persistence) and nothing worse."""
+    with RedisServer(password=SECRET) as made:
+        yield made
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> str:
+    """A directory that anybody may write to, which is an error."""
+    path = tmp_path / "locks"
+    path.mkdir()
+    path.chmod(0o777)
+    return f"file:{path}"
+
+
+def test_shows_what_was_found_and_what_mends_it(cli: Cli, server: RedisServer) -> None:
+    """Name, severity and the rest; the password nowhere."""
+    done = cli.run("doctor", server.url)
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"redis://:***@{server.address}/0, ttl 30 s" in done.stdout
+    assert f"warning  redis-no-persistence at {server.address}" in done.stdout
+    for part in ("appendonly is no", "frees every lock", "CONFIG SET appendonly yes", "backends/redis.md#"):
+        assert part in done.stdout
+    assert done.stdout.endswith("\n1 warning\n")
+    assert SECRET not in done.stdout
+
+
+def test_nothing_found(cli: Cli, tmp_path: Path) -> None:
+    """That is said too."""
+    (tmp_path / "locks").mkdir(mode=0o700)
+    done = cli.run("doctor", f"file:{tmp_path}/locks")
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.endswith("\nnothing found\n")
+
+
+def test_json(cli: Cli, server: RedisServer) -> None:
+    """All that is known, for programs."""
+    done = cli.run("doctor", server.url, "--json", "--ttl", "0.5")
+
+    assert SECRET not in done.stdout
+    diagnosis = json.loads(done.stdout)
+    assert diagnosis["ttl"] == 0.5
+    assert diagnosis["counts"] == {"error": 0, "warning": 2, "info": 0}
+    assert [finding["id"] for finding in diagnosis["findings"]] == ["ttl-short", "redis-no-persistence"]
+    assert diagnosis["findings"][1]["where"] == [server.address]
+    assert set(diagnosis["findings"][1]) == {"id", "severity", "where", "seen", "risk", "mend", "page"}
+
+
+def test_status_by_the_threshold(cli: Cli, server: RedisServer, shared: str) -> None:
+    """A warning fails only who asks for that, an error everybody."""
+    assert cli.run("doctor", server.url).returncode == 0
+    assert cli.run("doctor", server.url, "--fail-on=error").returncode == 0
+    assert cli.run("doctor", server.url, "--fail-on=warning").returncode == 1
+    assert cli.run("doctor", shared).returncode == 1
+    assert cli.run("doctor", shared, "--fail-on=warning", "--json").returncode == 1
+    assert cli.run("doctor", "memory:", "--fail-on=warning").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status"),
+    [
+        (["redis://user:hunter2@127.0.0.1:1/0"], 69),
+        (["redsi://user:hunter2@host/0"], 78),
+        (["redis://user:hun/ter2@host"], 78),
+        (["redis://:hunter2@host/0?prefiks=x"], 78),
+        (["memory:", "--ttl", "0"], 78),
+        (["--profile", "none"], 78),
+        (["memory:", "--fail-on=info"], 2),
+        (["memory:", "--ttl", "long"], 2),
+        (["memory:", "file:"], 2),
+    ],
+)
+def test_other_statuses(cli: Cli, arguments: list[str], status: int) -> None:
+    """No server, a wrong URL, wrong usage; the password is not shown."""
+    done = cli.run("doctor", *arguments)
+
+    assert done.returncode == status, done.stderr
+    assert done.stdout == ""
+    assert "hun" not in done.stderr
+
+
+def test_wrong_password(cli: Cli, server: RedisServer) -> None:
+    """A matter of configuration."""
+    done = cli.run("doctor", server.url.replace(SECRET, "hunter3"))
+
+    assert (done.returncode, done.stdout) == (78, "")
+    assert "hunter" not in done.stderr
+
+
+def test_url_of_the_environment(cli: Cli, server: RedisServer) -> None:
+    """So that no password stands in the list of processes."""
+    cli.env["LOCKKIT_URL"] = server.url
+
+    assert "redis-no-persistence" in cli.run("doctor").stdout
+
+
+def test_third_party_backend_is_not_examined(cli: Cli) -> None:
+    """It says that it knows nothing, and not that all is well."""
+    done = cli.run("doctor", f"faulty:{cli.home}/x")
+
+    assert done.returncode == 0
+    assert "not-examined" in done.stdout

@@ -53,6 +53,7 @@ class PqLink(Link):
         self._keep = keep
         self._fd: int = self.pgconn.socket
         self._names: dict[Statement, bytes] = {}
+        self._prepared = 0
         self._blocking = runtime.kind == "blocking"
         self._readable = runtime.readable
         poll = select.poll()
@@ -75,7 +76,8 @@ class PqLink(Link):
             self._names[statement] = b""
             pgconn.send_query_params(statement.packed, packed)
         else:
-            name = b"lockkit_%d" % len(self._names)
+            self._prepared += 1
+            name = b"lockkit_%d" % self._prepared
             pgconn.send_prepare(name, statement.packed)
             await self._answer(seconds)
             self._names[statement] = name

@@ -1,0 +1,581 @@
+"""
+The modes of the SQL backends in which an open session of the database is the lock: what ``row`` and ``advisory`` share.
+
+::
+
+    we (on a session of the lock's own)         the database                      on a connection for statements
+    -----------------------------------         ------------                      ------------------------------
+    BEGIN, lock at once or not at all      ->   ours
+                                                                              ->  the lease is written: owner, token,
+                                                                                  session; committed at once
+    a renewal: any statement               ->   idles anew, at most a ttl
+    COMMIT                                 ->   the next in the queue has it
+
+    BEGIN, lock at once or not at all      ->   somebody else's
+    lock                                   ->   (waits in the database's queue)
+                                           <-  ours, perhaps long ago
+    a renewal, as proof that it still is   ->
+                                                                              ->  the lease is written
+
+- The server was told before to end a session that idles for longer than the ttl. It counts from its last answer, which
+  is later than our last request, so our deadline comes first. So a holder that is stopped is thrown out, and so is a
+  waiter that is stopped in the queue and granted the lock there.
+- A grant that we find in the queue may be old: we may have been stopped. Only a statement that the session answers
+  *after* we have looked shows that the lock is ours, and from before that statement the ttl counts.
+- The lease is in a table, not in the session, for others to see; and the token is there, so that neither the end of a
+  connection nor a rollback takes it back. It is written only while the session that it names holds the lock, which the
+  same statement looks at: A is granted the lock, is stopped, is thrown out; B is granted it and writes its lease; A
+  wakes and must not overwrite that.
+- A session that ends frees the lock, so what lost its connection is lost: nothing is confirmed by another one.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
+
+from lockkit import values
+from lockkit.backend import (
+    Busy,
+    Gone,
+    Grant,
+    Holder,
+    LockBackend,
+    Option,
+    Renewal,
+    Renewed,
+    Request,
+    Unknown,
+    decode_metadata,
+)
+from lockkit.backends._sql_dialect import STATEMENT_SECONDS
+from lockkit.backends._sql_errors import MissingTable
+from lockkit.backends._sql_options import adopt_database, driver_options, mode_option, open_database
+from lockkit.backends._sql_schema import create, parse_table
+from lockkit.backends._sql_statement import Statement
+from lockkit.backends._sqlsession_pool import Sessions, size_of
+from lockkit.errors import BackendUnavailable, ConfigurationError, LockError, Unsupported
+
+if TYPE_CHECKING:
+    from sqlalchemy import Table
+
+    from lockkit.backend import Host
+    from lockkit.backends._sql_database import Database
+    from lockkit.backends._sql_statement import Parameter, Result
+    from lockkit.backends._sqlsession_session import Session
+    from lockkit.url import Url
+
+__all__ = ["Key", "SessionBackend", "options_of"]
+
+LOOKS_MAX = 3
+"""How often one attempt begins anew: a table or row was made, the database gave the attempt up for others."""
+
+BREAK_SECONDS = 5.0
+"""How long `break_lock` waits for the end of the session that it has ended."""
+
+BREAK_PAUSE = 0.005
+"""Between two looks whether that session has ended, seconds."""
+
+NAME_CHARS_MAX = 56
+"""Of a table, so that the name of the one beside it, which is longer by seven, is short enough for PostgreSQL."""
+
+_PING = Statement("SELECT 1")
+
+
+class Key(NamedTuple):
+    """
+    A lock as the database knows it.
+
+    Attributes:
+        name: As the tables have it.
+        number: 64 bits of a hash, signed, for PostgreSQL's advisory locks.
+        text: The same for MariaDB and MySQL: more bits of it, in hexadecimal digits.
+    """
+
+    name: str | bytes
+    number: int
+    text: str
+
+
+class _Place:
+    """A place in the database's queue, and then a lock that is held."""
+
+    __slots__ = ("key", "queued", "session")
+
+    def __init__(self, key: Key) -> None:
+        self.key = key
+        self.session: Session | None = None
+        self.queued = False
+
+
+def options_of(mode: str, table: str) -> Mapping[str, Option]:
+    """Give the options of a mode; `table` is the name of its table."""
+    return MappingProxyType(
+        {
+            "mode": mode_option(mode),
+            "table": Option(_parse_table, "Name of the table, also as schema.name.", table),
+            "auto_create": Option(values.parse_bool, "Make the tables when they are not there.", default=True),
+            "pool_size": Option(
+                values.parse_int(1),
+                "How many locks may be held or waited for at once: each takes a connection. Default: no limit; of an "
+                "engine that was given, what its pool may have.",
+            ),
+        }
+    )
+
+
+def _parse_table(value: object) -> str:
+    table = parse_table(value)
+    if len(table.rpartition(".")[2]) > NAME_CHARS_MAX:
+        message = f"it must be at most {NAME_CHARS_MAX} characters long"
+        raise ValueError(message)
+    return table
+
+
+class SessionBackend(LockBackend):
+    """What the modes share. Subclasses know one mode of one database."""
+
+    _dialect: ClassVar[str]
+    """The name of `lockkit.backends._sql_dialect.Dialect` that this is for."""
+
+    tables: Sequence[Table]
+    """What there must be in the database; ``lockkit migrate`` makes it."""
+    _written: Statement
+    """Writes a lease ($1 name, $2 owner, $3 identity, $4 metadata, then `_lease_parameters`), committed."""
+    _seen: Statement
+    """Looks who holds a lock (`_look_parameters`): process id, owner, token, metadata, waiters; no row: free."""
+    _cancel: Statement
+    """Ends the statement of a session ($1 its process id)."""
+
+    def __init__(self, database: Database, options: Mapping[str, Any], host: Host, size: int | None) -> None:
+        """Use a database; nothing is sent."""
+        self.database = database
+        self._failures: tuple[type[BaseException], ...] = (LockError, *database.driver_errors)
+        self._runtime = host.runtime
+        self._auto_create: bool = options["auto_create"]
+        self._table_name: str = options["table"]
+        self._sessions = Sessions(database, host.runtime, size, self._greet, self._kept_seconds)
+        self._prepare()
+
+    @classmethod
+    def driver_options(cls) -> Mapping[str, Option]:
+        """See `LockBackend.driver_options`."""
+        return driver_options()
+
+    @classmethod
+    def open(cls, url: Url, options: Mapping[str, Any], host: Host) -> Self:
+        """See `LockBackend.open`."""
+        return cls(open_database(url, options, cls.options, host), options, host, options["pool_size"])
+
+    @classmethod
+    def adopt(cls, client: object, options: Mapping[str, Any], host: Host) -> Self | None:
+        """See `LockBackend.adopt`: an engine of SQLAlchemy's, in the form of this face."""
+        database = adopt_database(client, host)
+        if database is None or database.dialect.name != cls._dialect:
+            return None
+        return cls(database, options, host, options["pool_size"] or size_of(database.engine.pool))
+
+    @property
+    def url(self) -> str:
+        """See `LockBackend.url`."""
+        return self.database.url
+
+    # -- what the modes and databases differ in --------------------------------------------------------------------
+
+    @abstractmethod
+    def _prepare(self) -> None:
+        """Make the statements."""
+
+    @abstractmethod
+    def _key(self, name: str) -> Key: ...
+
+    @abstractmethod
+    async def _greet(self, session: Session) -> None:
+        """Set what is to hold for a new session."""
+
+    @abstractmethod
+    def _limit(self, ttl: float) -> int:
+        """How long the server is to let a session idle, in its unit: rounded up."""
+
+    @abstractmethod
+    def _seconds(self, limit: int, ttl: float) -> float:
+        """Tell how long the lock is kept with this limit, seconds: at least the ttl asked for."""
+
+    @abstractmethod
+    def _kept_seconds(self, session: Session) -> float:
+        """How long the server lets a session idle that holds nothing."""
+
+    @abstractmethod
+    async def _attempt(self, session: Session, key: Key, limit: int) -> int | None:
+        """Lock if it is free; give the holder's identity, or None. Nothing is open in the session before."""
+
+    @abstractmethod
+    def _enqueue(self, session: Session, key: Key) -> None:
+        """Send the statement that waits for the lock, after an `_attempt` that gave None."""
+
+    @abstractmethod
+    def _granted(self, session: Session, result: Result) -> int | None:
+        """Read the answer to that: the holder's identity; None: not granted, begin anew."""
+
+    @abstractmethod
+    def _keep(self, session: Session, limit: int) -> None:
+        """Send what starts the ttl anew."""
+
+    @abstractmethod
+    async def _leave(self, session: Session, key: Key) -> None:
+        """Give up what the session holds, whatever that is."""
+
+    @abstractmethod
+    async def _free(self, session: Session, key: Key) -> bool:
+        """Release the lock that is held; False: it was not."""
+
+    @abstractmethod
+    async def _end(self, pid: int) -> None:
+        """Have the server end a session. Raises `Unsupported` if we may not."""
+
+    @abstractmethod
+    def _token(self, result: Result) -> int | None:
+        """Read what `_written` gave: the token; None: the session does not hold the lock."""
+
+    def _lease_parameters(self, key: Key) -> tuple[Parameter, ...]:
+        del key
+        return ()
+
+    def _look_parameters(self, key: Key) -> tuple[Parameter, ...]:
+        return (key.name,)
+
+    # -- acquire ---------------------------------------------------------------------------------------------------
+
+    async def try_acquire(self, request: Request) -> Grant | Busy:
+        """See `LockBackend.try_acquire`."""
+        place: _Place | None = request.place
+        if place is None:
+            place = request.place = _Place(self._key(request.name))
+        limit = self._limit(request.ttl)
+        for _ in range(LOOKS_MAX):
+            started = self._runtime.now()
+            if place.queued:
+                assert place.session is not None
+                if not place.session.answered:
+                    return Busy()
+                # Before the proof that it is still ours: see the module.
+                anchor = self._runtime.now()
+                identity = await self._take_granted(place, place.session, limit)
+            else:
+                anchor = None
+                identity = await self._first_attempt(place, limit)
+                if identity is None and place.session is not None:
+                    await self._stand_back(request, place)
+                    return Busy()
+            token = None if identity is None else await self._write(request, place, identity)
+            if token is not None and place.session is not None:
+                self._believe(place.session, started if anchor is None else anchor, limit, request.ttl)
+                return Grant(request.name, request.owner, token, self._seconds(limit, request.ttl), anchor, place)
+        await self._give_up(place)
+        return Busy(retry_after=0.0, poll=True)
+
+    def _believe(self, session: Session, anchor: float, limit: int, ttl: float) -> None:
+        """Note until when this session may hold a lock. A lease that nobody renews is lost without another word."""
+        session.useful_until = anchor + self._seconds(limit, ttl)
+
+    async def _first_attempt(self, place: _Place, limit: int) -> int | None:
+        """Try at once, on a session of our own; None with a session: it is busy; None without: begin anew."""
+        if place.session is None:
+            place.session = await self._sessions.take()
+        session = place.session
+        try:
+            return await self._attempt(session, place.key, limit)
+        except self.database.driver_errors as error:
+            kind = self.database.kind(error)
+            if kind == "no table":
+                await self._give_up(place)
+                await self._make_tables(error)
+                return None
+            if kind in {"conflict", "locked"}:
+                await self._give_up(place)
+                if kind == "conflict":
+                    return None
+            else:
+                self._lose(place)
+            raise self.database.translate(error) from error
+
+    async def _stand_back(self, request: Request, place: _Place) -> None:
+        """The lock is busy: join the queue, or leave."""
+        if not request.queue:
+            await self._give_up(place)
+            return
+        session = place.session
+        assert session is not None
+        place.queued = True
+        try:
+            self._enqueue(session, place.key)
+        except self.database.driver_errors as error:
+            self._lose(place)
+            raise self.database.translate(error) from error
+
+    async def _take_granted(self, place: _Place, session: Session, limit: int) -> int | None:
+        """Hear what the queue gave, and have the session prove that it is alive; None: begin anew."""
+        try:
+            result = await session.answer()
+            place.queued = False
+            identity = self._granted(session, result)
+            if identity is not None:
+                self._keep(session, limit)
+                await session.answer()
+                return identity
+        except self.database.driver_errors as error:
+            place.queued = False
+            if self.database.kind(error) not in {"conflict", "locked", "timeout"} or session.unheard:
+                self._lose(place)
+                raise self.database.translate(error) from error
+            # A limit of the server's, or somebody cancelled it: the grant may have raced with that, so look again.
+        await self._give_up(place)
+        return None
+
+    async def _write(self, request: Request, place: _Place, identity: int) -> int | None:
+        """Write the lease; give its token, or None: the session does not hold the lock any more."""
+        key, name = place.key, self.database.dialect.name_parameter
+        parameters = (key.name, name(request.owner), identity, request.metadata, *self._lease_parameters(key))
+        try:
+            result = await self.database.run(self._written, parameters, again=True)
+        except MissingTable as error:
+            await self._make_tables(error)
+            result = await self.database.run(self._written, parameters, again=True)
+        token = self._token(result)
+        if token is None:
+            # Thrown out between the grant and now: we were stopped, or it was done by force.
+            self._lose(place)
+        return token
+
+    async def _make_tables(self, error: BaseException) -> None:
+        if not self._auto_create:
+            names = " and ".join(table.fullname for table in self.tables)
+            message = f"{self.url} lacks one of the tables {names}. Make them by lockkit migrate, or let auto_create on"
+            raise ConfigurationError(message, backend=self.url) from error
+        await create(self.database, self.tables)
+
+    # -- waiting and giving up -------------------------------------------------------------------------------------
+
+    async def wait(self, request: Request, busy: Busy, until: float) -> None:
+        """See `LockBackend.wait`: until the statement that waits in the database's queue is answered."""
+        del busy
+        place: _Place | None = request.place
+        if place is not None and place.queued and place.session is not None:
+            await place.session.until_answer(request.wake, until)
+
+    async def abandon(self, request: Request) -> None:
+        """See `LockBackend.abandon`."""
+        place: _Place | None = request.place
+        if place is not None:
+            await self._give_up(place)
+        request.place = None
+
+    async def _give_up(self, place: _Place) -> None:
+        """Leave the queue, or give back a lock; keep the session for others if it can be of use."""
+        session = place.session
+        if session is None:
+            return
+        try:
+            if session.dropped:
+                raise BackendUnavailable("closed")  # noqa: TRY301 - there is nothing to be given back in good order
+            if place.queued and not session.answered:
+                await self.database.run(self._cancel, [session.pid], again=True)
+            await self._hear_out(session)
+            await self._leave(session, place.key)
+        except self._failures:
+            # The server frees what a closed connection held. Where that one waits in a queue, the server sees that it
+            # is closed when it has the lock, and passes it on at once.
+            self._lose(place)
+        except BaseException:
+            self._lose(place)
+            raise
+        else:
+            place.session, place.queued = None, False
+            await self._sessions.give_back(session)
+
+    async def _hear_out(self, session: Session) -> None:
+        """Hear what was sent last; what it says does not matter, only that it came."""
+        if not session.unheard:
+            return
+        try:
+            await session.answer()
+        except self.database.driver_errors as error:
+            if isinstance(error, TimeoutError) or self.database.kind(error) == "connection":
+                raise
+
+    def _lose(self, place: _Place) -> None:
+        session, place.session, place.queued = place.session, None, False
+        if session is not None:
+            self._sessions.drop(session)
+
+    # -- while it is held ------------------------------------------------------------------------------------------
+
+    async def renew(self, grants: Sequence[Grant]) -> Sequence[Renewal]:
+        """See `LockBackend.renew`. All are sent before the first answer is awaited: each has a session of its own."""
+        outcomes: dict[int, Renewal] = {}
+        asked: list[tuple[int, _Place, Session]] = []
+        started = self._runtime.now()
+        until = started + STATEMENT_SECONDS
+        try:
+            for number, grant in enumerate(grants):
+                place: _Place = grant.state
+                session = place.session
+                if session is None:
+                    outcomes[number] = Gone("session")
+                elif await session.turn.take(max(0.0, until - self._runtime.now())):
+                    asked.append((number, place, session))
+                    failed = await self._ask(place, session, self._limit(grant.ttl))
+                    if failed is not None:
+                        outcomes[number] = failed
+                else:
+                    outcomes[number] = Unknown(BackendUnavailable("another request of this lease is under way"))
+            for number, place, session in asked:
+                if number not in outcomes:
+                    outcomes[number] = outcome = await self._hear(place, session, grants[number], until)
+                    if isinstance(outcome, Renewed):
+                        ttl = grants[number].ttl
+                        self._believe(session, started, self._limit(ttl), ttl)
+        finally:
+            for _, _, session in asked:
+                session.turn.give()
+        return [outcomes[number] for number in range(len(grants))]
+
+    async def _ask(self, place: _Place, session: Session, limit: int) -> Renewal | None:
+        """Send a renewal; None if it is under way."""
+        try:
+            if session.unheard:
+                if not session.answered:
+                    return Unknown(BackendUnavailable("the last renewal is not answered yet"))
+                await self._hear_out(session)
+            self._keep(session, limit)
+        except self.database.driver_errors as error:
+            return self._failed(place, error)
+        return None
+
+    async def _hear(self, place: _Place, session: Session, grant: Grant, until: float) -> Renewal:
+        try:
+            await session.answer(max(0.001, until - self._runtime.now()))
+        except self.database.driver_errors as error:
+            return self._failed(place, error)
+        return Renewed(ttl=self._seconds(self._limit(grant.ttl), grant.ttl))
+
+    def _failed(self, place: _Place, error: BaseException) -> Renewal:
+        session = place.session
+        if session is not None and session.unheard:
+            return Unknown(self.database.translate(error))
+        # The connection was the lock.
+        self._lose(place)
+        return Gone("session")
+
+    async def release(self, grant: Grant) -> bool:
+        """See `LockBackend.release`."""
+        place: _Place = grant.state
+        session = place.session
+        if session is None:
+            return await self._end_ours(place, grant.owner)
+        if not await session.turn.take(STATEMENT_SECONDS):
+            raise BackendUnavailable("a renewal of this lease is not answered")
+        try:
+            if session.ended:
+                self._lose(place)
+                return False
+            await self._hear_out(session)
+            ours = await self._free(session, place.key)
+        except self.database.driver_errors as error:
+            return await self._not_freed(place, session, grant.owner, error)
+        finally:
+            session.turn.give()
+        place.session = None
+        await self._sessions.give_back(session)
+        return ours
+
+    async def _not_freed(self, place: _Place, session: Session, owner: str, error: BaseException) -> bool:
+        """A release failed: was the lock lost before, or is that not known?"""
+        timed_out = session.unheard
+        self._lose(place)
+        if not timed_out and self._was_ended(error):
+            return False
+        if await self._end_ours(place, owner):
+            return True
+        # Not held any more, and whether the release did that nobody can tell.
+        raise self.database.translate(error) from error
+
+    def _was_ended(self, error: BaseException) -> bool:
+        """Whether the server told that it had ended the session before."""
+        return self.database.kind(error) == "connection" and self._told(error)
+
+    @abstractmethod
+    def _told(self, error: BaseException) -> bool:
+        """Whether an error came from the server, rather than from the connection to it."""
+
+    async def _end_ours(self, place: _Place, owner: str) -> bool:
+        """End a session of ours whose connection is gone, if the server still has it."""
+        for pid, holder, *_ in await self._look(place.key):
+            if holder == owner:
+                await self._end(pid)
+                return True
+        return False
+
+    # -- about a lock ----------------------------------------------------------------------------------------------
+
+    async def _look(self, key: Key) -> list[tuple[int, str, int | None, str | None, int | None]]:
+        """Who holds a lock: process id, owner, token, metadata, waiters; empty if nobody does."""
+        try:
+            result = await self.database.run(self._seen, self._look_parameters(key), again=True)
+        except MissingTable:
+            return []
+        found = []
+        for pid, owner, token, metadata, waiters in result.rows:
+            name = owner.decode() if isinstance(owner, bytes) else owner
+            # A client of another kind, or one that was granted the lock in this moment.
+            found.append((pid, f"session {pid}" if name is None else name, token, metadata, waiters))
+        return found
+
+    async def holders(self, name: str) -> Sequence[Holder]:
+        """See `LockBackend.holders`."""
+        return [
+            Holder(owner, token, None, decode_metadata(metadata), waiters)
+            for _, owner, token, metadata, waiters in await self._look(self._key(name))
+        ]
+
+    async def break_lock(self, name: str) -> bool:
+        """See `LockBackend.break_lock`: ends the session that holds it."""
+        key = self._key(name)
+        holders = await self._look(key)
+        if not holders:
+            return False
+        pid, owner, *_ = holders[0]
+        await self._end(pid)
+        until = self._runtime.now() + BREAK_SECONDS
+        # The server does it in its own time.
+        while any(now[:2] == (pid, owner) for now in await self._look(key)):
+            if self._runtime.now() >= until:
+                message = f"session {pid}, which holds it, has not ended within {BREAK_SECONDS:g} s"
+                raise BackendUnavailable(message)
+            await self._runtime.sleep(BREAK_PAUSE)
+        return True
+
+    async def ping(self) -> None:
+        """See `LockBackend.ping`."""
+        await self.database.run(_PING, again=True)
+
+    async def close(self) -> None:
+        """See `LockBackend.close`."""
+        await self._sessions.close()
+        await self.database.close()
+
+    def _unsupported(self, pid: int, right: str) -> Unsupported:
+        message = (
+            f"could not end session {pid} at {self.url}, which holds the lock: {right}, or give the login that the "
+            "holder uses"
+        )
+        return Unsupported(message, backend=self.url)
+
+
+def whole(ttl: float, unit: float, most: int) -> int:
+    """Round a ttl up to whole units of so many seconds, at most `most` of them."""
+    # 0.1 * 3 is a little above 0.3: without the allowance that would be a unit more.
+    return min(most, max(1, math.ceil(ttl / unit - 1e-6)))

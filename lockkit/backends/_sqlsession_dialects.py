@@ -1,0 +1,229 @@
+"""What sessions of PostgreSQL, and of MariaDB and MySQL, have in common in mode=row and mode=advisory."""
+
+from __future__ import annotations
+
+import hashlib
+from math import inf
+from typing import TYPE_CHECKING, Any, ClassVar, cast
+
+from lockkit.backends._sql_statement import Statement
+from lockkit.backends._sqlsession_backend import Key, SessionBackend, whole
+from lockkit.errors import ConfigurationError, LockError
+
+if TYPE_CHECKING:
+    from lockkit.backends._sql_statement import Result
+    from lockkit.backends._sqlsession_session import Session
+
+__all__ = ["MysqlSessions", "PostgresqlSessions"]
+
+
+class _Keys(SessionBackend):
+    def _key(self, name: str) -> Key:
+        # The table's name is in it: clients that have different tables do not share locks.
+        digest = hashlib.sha256(f"{self._table_name}\0{name}".encode()).digest()
+        text = f"lockkit:{digest[:24].hex()}"  # 56 characters: GET_LOCK takes 64
+        return Key(self.database.dialect.name_parameter(name), int.from_bytes(digest[:8], signed=True), text)
+
+
+_LIMIT_MS_MAX = 2_147_483_647
+"""The longest limit that PostgreSQL takes, 24.8 days. For a longer ttl there is none."""
+
+_PG_SESSION = Statement("SET statement_timeout = 0; SET lock_timeout = 0; SET synchronous_commit = off")
+_PG_PID = Statement("SELECT pg_backend_pid()")
+_PG_CANCEL = Statement("SELECT pg_cancel_backend(CAST($1 AS integer))")
+_PG_END = Statement("SELECT pg_terminate_backend(CAST($1 AS integer))")
+_PG_KEEP = Statement("SET LOCAL idle_in_transaction_session_timeout = $1")
+_PG_ROLLBACK = Statement("ROLLBACK")
+_PG_COMMIT = Statement("COMMIT")
+
+
+class PostgresqlSessions(_Keys):
+    """PostgreSQL: the lock belongs to an open transaction, ``idle_in_transaction_session_timeout`` ends it."""
+
+    _dialect: ClassVar[str] = "postgresql"
+    _cancel = _PG_CANCEL
+
+    _begin_bare: Statement
+    _begin_limited: Statement
+    _begin_pooled: Statement
+
+    def _begin_with(self, locking: str) -> None:
+        """
+        Make the texts that begin a transaction and lock: one round trip each.
+
+        What a session was told at its start is enough, but for the limit ($2 in ms), which changes with the ttl. Behind
+        a pooler sessions are lent for one transaction, so each of those must be told all of it.
+        """
+        settings = {
+            "idle_in_transaction_session_timeout": "CAST($2 AS text)",
+            "statement_timeout": "'0'",
+            "lock_timeout": "'0'",
+            "synchronous_commit": "'off'",
+        }
+        told = ", ".join(f"set_config('{name}', {value}, true)" for name, value in settings.items())
+        self._begin_bare = Statement(f"BEGIN;{locking}")
+        self._begin_limited = Statement(f"SET idle_in_transaction_session_timeout = $2;BEGIN;{locking}")
+        self._begin_pooled = Statement(f"BEGIN ISOLATION LEVEL READ COMMITTED;SELECT {told};{locking}")
+
+    async def _greet(self, session: Session) -> None:
+        if not session.pooled:
+            session.pid = session.link.server_pid
+            # Nothing that this session writes need outlive a crash of the server: it frees the lock in any case.
+            await session.run(_PG_SESSION)
+
+    def _limit(self, ttl: float) -> int:
+        limit = whole(ttl, 0.001, _LIMIT_MS_MAX)
+        return 0 if limit == _LIMIT_MS_MAX else limit
+
+    def _seconds(self, limit: int, ttl: float) -> float:
+        return limit / 1000 if limit else ttl
+
+    def _kept_seconds(self, session: Session) -> float:
+        del session
+        return inf  # the limit is for transactions only
+
+    async def _begin(self, session: Session, name: str | int, limit: int) -> Result:
+        if session.pooled:
+            statement = self._begin_pooled
+        else:
+            statement = self._begin_bare if session.limit == limit else self._begin_limited
+        session.limit = None
+        result = await session.run(statement, (name, limit))
+        if not session.pooled:
+            session.limit = limit
+        return result
+
+    async def _know_pid(self, session: Session) -> None:
+        """Learn which process serves us: a pooler gives another one for each transaction."""
+        if session.pooled:
+            session.pid = (await session.run(_PG_PID)).rows[0][0]
+
+    def _keep(self, session: Session, limit: int) -> None:
+        session.send(_PG_KEEP, (limit,))
+
+    async def _leave(self, session: Session, key: Key) -> None:
+        del key
+        if cast("Any", session).in_transaction:
+            await session.run(_PG_ROLLBACK)
+
+    async def _free(self, session: Session, key: Key) -> bool:
+        del key
+        await session.run(_PG_COMMIT)
+        return True
+
+    async def _end(self, pid: int) -> None:
+        try:
+            await self.database.run(_PG_END, (pid,), again=True)
+        except ConfigurationError as error:
+            right = "have your role granted pg_signal_backend"
+            raise self._unsupported(pid, right) from error.__cause__
+
+    def _token(self, result: Result) -> int | None:
+        return result.rows[0][0] if result.rows else None
+
+    def _told(self, error: BaseException) -> bool:
+        return getattr(error, "sqlstate", None) is not None
+
+
+_LIMIT_SECONDS_MAX = 31_536_000
+"""The longest limit that MariaDB and MySQL take, a year."""
+
+_MYSQL_LOOK = Statement("SELECT CONNECTION_ID(), VERSION()")
+_MYSQL_NO_OTHER_LIMIT = Statement(
+    "SET SESSION idle_transaction_timeout = 0, idle_readonly_transaction_timeout = 0,"
+    " idle_write_transaction_timeout = 0"
+)
+_MYSQL_LIMIT = Statement("SET SESSION wait_timeout = $1")
+_MYSQL_CANCEL = Statement("KILL QUERY $1")
+_MYSQL_END = Statement("KILL $1")
+_KILL_DENIED = 1095
+_NO_SUCH_THREAD = 1094
+_ENDED = frozenset({1927, 4031, 1053})
+_REFUSED = 1
+"""In place of a token: the session does not hold the lock. Tokens are times in µs, and far above."""
+
+
+class MysqlSessions(_Keys):
+    """
+    MariaDB and MySQL: ``wait_timeout`` ends a session that idles, whole seconds.
+
+    It counts in a transaction, too. MariaDB has other limits that go before it there: they are put out of force.
+    """
+
+    _dialect: ClassVar[str] = "mysql"
+    _cancel = _MYSQL_CANCEL
+
+    async def _greet(self, session: Session) -> None:
+        pid, version = (await session.run(_MYSQL_LOOK)).rows[0]
+        session.pid = pid
+        if "MariaDB" in version:
+            await session.run(_MYSQL_NO_OTHER_LIMIT)
+
+    def _limit(self, ttl: float) -> int:
+        return whole(ttl, 1, _LIMIT_SECONDS_MAX)
+
+    def _seconds(self, limit: int, ttl: float) -> float:
+        del ttl
+        return float(limit)
+
+    def _kept_seconds(self, session: Session) -> float:
+        # Well before, by another clock, and with the time that the first statement takes to get there.
+        return 0.8 * session.limit if session.limit is not None else inf
+
+    async def _limited(self, session: Session, limit: int) -> None:
+        """See that the server ends this session when it has idled for so long."""
+        if session.limit != limit:
+            session.limit = None
+            await session.run(_MYSQL_LIMIT, (limit,))
+            session.limit = limit
+
+    def _keep(self, session: Session, limit: int) -> None:
+        session.limit = limit
+        session.send(_MYSQL_LIMIT, (limit,))
+
+    async def _end(self, pid: int) -> None:
+        try:
+            await self.database.run(_MYSQL_END, (pid,), again=True)
+        except LockError as error:
+            number = _number(error.__cause__)
+            if number == _KILL_DENIED:
+                right = "KILL of another user's needs CONNECTION ADMIN (SUPER on older MariaDB) or CONNECTION_ADMIN"
+                raise self._unsupported(pid, right) from error.__cause__
+            if number != _NO_SUCH_THREAD:  # it has ended by itself
+                raise
+
+    def _token(self, result: Result) -> int | None:
+        return None if result.last_id == _REFUSED else result.last_id
+
+    def _told(self, error: BaseException) -> bool:
+        return _number(error) in _ENDED
+
+    def _writing(self, table: str, used: str) -> Statement:
+        """
+        Make `_written`: the lease, if `used` (an expression for the session that holds the lock) is $3.
+
+        MariaDB and MySQL assign from left to right, so whether `owner` is ours already says what `used` was, once.
+        There is no RETURNING in MySQL: the token comes back as the last id.
+        """
+        now = self.database.dialect.now_us
+        return Statement(
+            f"INSERT INTO {table} (name, owner, token, session, metadata)"
+            f" VALUES ($1, $2, LAST_INSERT_ID({now}), $3, $4) ON DUPLICATE KEY UPDATE"
+            f" owner = IF({used} = $3, $2, owner),"
+            f" token = IF(owner = $2, LAST_INSERT_ID(GREATEST(token + 1, {now})),"
+            f" token + 0 * LAST_INSERT_ID({_REFUSED})),"
+            " session = IF(owner = $2, $3, session), metadata = IF(owner = $2, $4, metadata)"
+        )
+
+    def _looking(self, table: str, used: str) -> Statement:
+        """Make `_seen`. MariaDB and MySQL show who waits only to the privileged."""
+        return Statement(
+            f"SELECT u.session, l.owner, l.token, l.metadata, NULL FROM (SELECT {used} AS session) u"
+            f" LEFT JOIN {table} l ON l.name = $1 AND l.session = u.session WHERE u.session IS NOT NULL"
+        )
+
+
+def _number(error: BaseException | None) -> int:
+    original = getattr(error, "orig", None) or error
+    arguments = getattr(original, "args", ())
+    return arguments[0] if arguments and isinstance(arguments[0], int) else 0

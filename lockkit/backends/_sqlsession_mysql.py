@@ -1,0 +1,115 @@
+"""Sessions at MariaDB and MySQL: see `lockkit.backends._sqlsession_session`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from lockkit.backends._sql_link import NO_ANSWER
+from lockkit.backends._sql_statement import Result
+from lockkit.backends._sqlsession_session import Session, until_readable
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from lockkit.backends._sql_link import AdaptedLink, DbapiLink, Link
+    from lockkit.backends._sql_statement import Parameter, Statement
+    from lockkit.runtime import Event, Runtime
+
+__all__ = ["PyMysqlSession", "TaskSession"]
+
+COM_QUERY = 3
+"""The protocol's command for a statement as text."""
+
+
+class PyMysqlSession(Session):
+    """
+    A session of PyMySQL.
+
+    PyMySQL has no public way to send a statement and to hear its answer later, so the two methods are used here that
+    its own ``query`` is made of. Its limit of time ends the connection, and with it the lock; ours does not.
+    """
+
+    link: DbapiLink
+
+    def __init__(self, link: Link, runtime: Runtime) -> None:
+        """Take over a connection with nothing under way."""
+        super().__init__(runtime)
+        self.link = cast("DbapiLink", link)
+        self._dbapi: Any = self.link.dbapi
+        self._fd: int = self._dbapi._sock.fileno()  # noqa: SLF001 - see the class
+
+    def _send(self, statement: Statement, parameters: Sequence[Parameter]) -> None:
+        text, order = statement.spelled("format")
+        escape = self._dbapi.escape
+        text %= tuple([escape(value) for value in order(parameters)])
+        self._dbapi._execute_command(COM_QUERY, text.encode())  # noqa: SLF001 - see the class
+
+    async def _answer(self, seconds: float) -> Result:
+        if not await self._runtime.readable(self._fd, seconds):
+            raise TimeoutError(NO_ANSWER)
+        try:
+            changed = self._dbapi._read_query_result()  # noqa: SLF001 - see the class
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                self.drop()  # Ctrl-C: nobody knows how much of the answer was read
+            raise
+        return Result(self._dbapi._result.rows or (), changed, self._dbapi.insert_id())  # noqa: SLF001 - see the class
+
+    @property
+    def answered(self) -> bool:
+        """See `Session.answered`."""
+        return self.link.stale  # it looks whether there is something to read
+
+    async def until_answer(self, wake: Event, until: float) -> None:
+        """See `Session.until_answer`."""
+        await until_readable(self._runtime, self._fd, wake, until)
+
+
+class TaskSession(Session):
+    """A session of an asyncio driver, through SQLAlchemy's form of it."""
+
+    link: AdaptedLink
+
+    def __init__(self, link: Link, runtime: Runtime) -> None:
+        """Take over a connection with nothing under way."""
+        super().__init__(runtime)
+        self.link = cast("AdaptedLink", link)
+        self._task: asyncio.Task[Result] | None = None
+
+    def _send(self, statement: Statement, parameters: Sequence[Parameter]) -> None:
+        self._task = self.link.send(statement, parameters)
+
+    async def _answer(self, seconds: float) -> Result:
+        return await self.link.answer(seconds)
+
+    @property
+    def answered(self) -> bool:
+        """See `Session.answered`."""
+        return self._task is not None and self._task.done()
+
+    async def until_answer(self, wake: Event, until: float) -> None:
+        """See `Session.until_answer`."""
+        task = self._task
+        assert task is not None
+
+        def tell(_: object) -> None:
+            wake.set()
+
+        task.add_done_callback(tell)
+        try:
+            if not task.done():
+                await wake.wait(max(0.0, until - self._runtime.now()))
+        finally:
+            task.remove_done_callback(tell)
+        wake.clear()
+
+    @property
+    def ended(self) -> bool:
+        """See `Session.ended`. asyncio has read the end of the connection before we could see it at the socket."""
+        if self.dropped:
+            return True
+        reader = getattr(self.link.dbapi.driver_connection, "_reader", None)
+        if reader is None:
+            return super().ended
+        return bool(reader.at_eof() or reader.exception() is not None)

@@ -1,0 +1,162 @@
+"""
+The sessions of one client: as many as locks are held or waited for, and a few kept for the next.
+
+Each is one connection to the server, for as long as the lock is held. An application's engine says by the size of its
+pool how many connections it may have, so that number is kept to there; elsewhere ``pool_size`` says it.
+"""
+
+from __future__ import annotations
+
+from math import inf
+from typing import TYPE_CHECKING
+
+from lockkit.backends._sqlsession_session import Session, open_session
+from lockkit.errors import BackendUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from sqlalchemy import Pool
+
+    from lockkit.backends._sql_database import Database
+    from lockkit.runtime import Runtime
+
+__all__ = ["Sessions", "size_of"]
+
+KEPT_MAX = 4
+"""Sessions kept for the next lock. More take places of the server's from others, fewer connect more often."""
+
+
+class Sessions:
+    """Opens, keeps and counts them. Used by several threads at once."""
+
+    def __init__(
+        self,
+        database: Database,
+        runtime: Runtime,
+        size: int | None,
+        greet: Callable[[Session], Awaitable[None]],
+        kept_seconds: Callable[[Session], float],
+    ) -> None:
+        """
+        Open none yet.
+
+        Args:
+            database: Where.
+            runtime: Of the face.
+            size: How many there may be at once; None: as many as the server takes.
+            greet: Awaited with each new one; raises the driver's errors.
+            kept_seconds: How long the server lets one idle that is not in use, or infinite.
+        """
+        self._database = database
+        self._runtime = runtime
+        self._size = size
+        self._greet = greet
+        self._kept_seconds = kept_seconds
+        self._mutex = runtime.mutex()
+        self._idle: list[Session] = []
+        self._all: set[Session] = set()
+        self._opening = 0
+        self._closed = False
+
+    async def take(self) -> Session:
+        """
+        Give a session for the caller alone: a kept one, or a new one.
+
+        Raises:
+            BackendUnavailable: As many as may be are in use, or there is no connection to be had.
+        """
+        self._sweep()
+        while True:
+            try:
+                session = self._idle.pop()
+            except IndexError:
+                return await self._open()
+            # The server ends what has been idle for longer than it was told to wait.
+            idle = self._runtime.now() - session.link.used
+            if idle < self._kept_seconds(session) and not session.ended:
+                return session
+            self.drop(session)
+
+    def _sweep(self) -> None:
+        """Close what held a lease that is lost because nobody renewed it: the server has ended it, or does so now."""
+        now = self._runtime.now()
+        with self._mutex:
+            lost = [session for session in self._all if session.useful_until < now and not session.turn.taken]
+        for session in lost:
+            self.drop(session)
+
+    async def _open(self) -> Session:
+        with self._mutex:
+            if self._size is not None and len(self._all) + self._opening >= self._size:
+                message = (
+                    f"the pool of {self._size} connections to {self._database.url} is used up: in mode=row and "
+                    "mode=advisory each lock that is held or waited for takes one. Give a larger pool_size, or "
+                    "mode=table, where locks take none"
+                )
+                raise BackendUnavailable(message)
+            self._opening += 1
+        try:
+            session = await open_session(self._database, self._runtime)
+            with self._mutex:
+                self._all.add(session)
+        finally:
+            with self._mutex:
+                self._opening -= 1
+        try:
+            await self._greet(session)
+        except self._database.driver_errors as error:
+            self.drop(session)
+            raise self._database.translate(error) from error
+        except BaseException:
+            self.drop(session)
+            raise
+        return session
+
+    async def give_back(self, session: Session) -> None:
+        """Keep a session that holds nothing and has nothing under way, or close it."""
+        if session.dropped:
+            self.drop(session)
+            return
+        session.useful_until = inf
+        session.link.used = self._runtime.now()
+        if len(self._idle) < KEPT_MAX and not self._closed:
+            self._idle.append(session)
+            return
+        self._forget(session)
+        await self._close(session)
+
+    def drop(self, session: Session) -> None:
+        """Close a session at once, from any state: the server ends its transaction."""
+        self._forget(session)
+        session.drop()
+
+    def _forget(self, session: Session) -> None:
+        with self._mutex:
+            self._all.discard(session)
+
+    async def _close(self, session: Session) -> None:
+        try:
+            await session.close()
+        except self._database.driver_errors:
+            session.drop()
+
+    async def close(self) -> None:
+        """Close what is kept, and what is given back from now on."""
+        self._closed = True
+        while self._idle:
+            session = self._idle.pop()
+            self._forget(session)
+            await self._close(session)
+        # What was lost, or became nobody's by an interrupt.
+        for session in list(self._all):
+            self.drop(session)
+
+
+def size_of(pool: Pool) -> int | None:
+    """How many connections an application's pool may have at once; None: without limit."""
+    size = getattr(pool, "size", None)
+    overflow = getattr(pool, "_max_overflow", -1)  # QueuePool has no public name for it
+    if size is None or overflow < 0:
+        return None
+    return max(1, int(size()) + int(overflow))

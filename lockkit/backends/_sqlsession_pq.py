@@ -1,0 +1,90 @@
+"""A session at PostgreSQL, through psycopg's libpq wrapper: see `lockkit.backends._sqlsession_session`."""
+
+from __future__ import annotations
+
+import re
+import select
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, cast
+
+import psycopg
+from psycopg import pq
+
+from lockkit.backends._sqlsession_session import Session, until_readable
+
+if TYPE_CHECKING:
+    from lockkit.backends._sql_link import Link
+    from lockkit.backends._sql_pq import PqLink
+    from lockkit.backends._sql_statement import Parameter, Result, Statement
+    from lockkit.runtime import Event, Runtime
+
+__all__ = ["PqSession"]
+
+_PARAMETER = re.compile(rb"\$([1-9])")
+
+
+class PqSession(Session):
+    """
+    One session.
+
+    Statements go by the simple protocol ("53.2.2. Simple Query"), which takes several in one text: BEGIN and what
+    locks are one round trip. It has no parameters, so they are written into the text as libpq escapes them.
+    """
+
+    link: PqLink
+
+    def __init__(self, link: Link, runtime: Runtime) -> None:
+        """Take over a connection with nothing under way."""
+        super().__init__(runtime)
+        self.link = cast("PqLink", link)
+        self._pgconn = self.link.pgconn
+        self._literal = pq.Escaping(self._pgconn).escape_literal
+        poll = select.poll()
+        poll.register(self.link, select.POLLIN)
+        self._poll = poll.poll
+
+    @property
+    def in_transaction(self) -> bool:
+        """Whether the server has a transaction open for us, as of its last answer."""
+        return self._pgconn.transaction_status != pq.TransactionStatus.IDLE
+
+    def _send(self, statement: Statement, parameters: Sequence[Parameter]) -> None:
+        text = statement.packed
+        if parameters:
+            text = _PARAMETER.sub(partial(self._written, parameters), text)
+        self._pgconn.send_query(text)
+
+    def _written(self, parameters: Sequence[Parameter], match: re.Match[bytes]) -> bytes:
+        value = parameters[int(match[1]) - 1]
+        if isinstance(value, int):
+            return b"%d" % value
+        assert isinstance(value, str)
+        return bytes(self._literal(value.encode()))
+
+    async def _answer(self, seconds: float) -> Result:
+        return await self.link.answer(seconds)
+
+    @property
+    def ended(self) -> bool:
+        """See `Session.ended`. Not all that comes unasked is the end: a notice, a setting that was changed."""
+        if self.dropped:
+            return True
+        try:
+            # The server's last words, then the end: two looks.
+            while not self.unheard and self._poll(0):
+                self._pgconn.consume_input()
+        except psycopg.OperationalError:
+            return True
+        return self._pgconn.status != pq.ConnStatus.OK
+
+    @property
+    def answered(self) -> bool:
+        """See `Session.answered`."""
+        if self._poll(0):
+            self._pgconn.consume_input()
+        return not self._pgconn.is_busy()
+
+    async def until_answer(self, wake: Event, until: float) -> None:
+        """See `Session.until_answer`."""
+        await until_readable(self._runtime, self.link.fileno(), wake, until)

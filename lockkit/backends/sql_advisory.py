@@ -1,0 +1,168 @@
+"""
+Advisory locks of PostgreSQL, user locks (``GET_LOCK``) of MariaDB and MySQL: ``?mode=advisory``.
+
+Algorithm: the database has locks that mean nothing to itself, named by a number or a short text: here a hash of the
+lock's name and of the table's. Whoever holds one has a connection for it alone, with a transaction open on PostgreSQL
+(``pg_advisory_xact_lock``); whoever waits waits in the database's own queue. See
+`lockkit.backends._sqlsession_backend` for the life of a lease, and for what is in the table of leases beside it.
+
+What the server must offer: PostgreSQL 12, MariaDB 10.5 or MySQL 8; a connection for every lock that is held or waited
+for. It must be able to end a session that idles: ``idle_in_transaction_session_timeout`` on PostgreSQL,
+``wait_timeout`` on MariaDB and MySQL.
+
+The hash: 64 bits on PostgreSQL, 192 on MariaDB and MySQL. Two names whose hashes are the same are one lock: they
+exclude one another needlessly, and whoever wants both at once waits for itself. With a million names in use the odds
+are one in 37 million on PostgreSQL.
+
+What it cannot promise: a promoted replica does not know the locks of the former primary.
+
+Source: PostgreSQL, "13.3.5. Advisory Locks" and "54.12. pg_locks"; MySQL, "14.14 Locking Functions"; MariaDB,
+"GET_LOCK".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar
+
+from lockkit.backend import Capabilities, Option
+from lockkit.backends._sql_schema import quoted
+from lockkit.backends._sql_statement import Statement
+from lockkit.backends._sqlsession_backend import Key, options_of
+from lockkit.backends._sqlsession_dialects import MysqlSessions, PostgresqlSessions
+from lockkit.backends._sqlsession_schema import ADVISORY, leases_table
+from lockkit.errors import BackendUnavailable
+
+if TYPE_CHECKING:
+    from lockkit.backends._sql_statement import Parameter, Result
+    from lockkit.backends._sqlsession_session import Session
+
+__all__ = ["MysqlAdvisory", "PostgresqlAdvisory"]
+
+_OPTIONS = options_of("advisory", ADVISORY)
+
+_CAPABILITIES = Capabilities(
+    crash_release="connection",
+    min_ttl=0.05,
+    ttl_granularity=0.001,
+    fair=True,
+    wakeup="push",
+    token_source="max(last + 1, database time in µs), committed apart from the transaction that is the lock",  # noqa: S106
+    survives_node_loss=False,
+    survives_data_loss=True,
+    shared_mode=False,
+    clock_assumption="the database's clock runs at the rate of the clients' within 1 %; for tokens after a crash or a "
+    "loss of data it is not set back by more than the outage",
+    waiters_visible=True,
+    scope="network",
+    caveat="A lock is a connection, and names are hashed: a failover ends it without the holder's knowing until its "
+    "next renewal.",
+)
+
+
+class PostgresqlAdvisory(PostgresqlSessions):
+    """Processes that reach the same PostgreSQL database."""
+
+    capabilities = _CAPABILITIES
+    options: ClassVar[Mapping[str, Option]] = _OPTIONS
+
+    def _prepare(self) -> None:
+        leases_of = leases_table(name=self._table_name)
+        self.tables = [leases_of]
+        leases = quoted(leases_of, self.database.engine.dialect)
+        self._begin_with("SELECT pg_backend_pid(), pg_try_advisory_xact_lock($1)")
+        self._wait = Statement("SELECT pg_backend_pid(), pg_advisory_xact_lock($1)")
+        # pg_locks has a key of 64 bits in two halves, and 1 in objsubid to tell it from two keys of 32 bits.
+        locks = (
+            "SELECT {what} FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1 AND"
+            " database = (SELECT oid FROM pg_database WHERE datname = current_database()) AND"
+            " classid = CAST({high} AS oid) AND objid = CAST({low} AS oid) AND "
+        )
+        holds = locks.format(what="", high="CAST($5 AS bigint)", low="CAST($6 AS bigint)")
+        self._written = Statement(
+            f"INSERT INTO {leases} AS l (name, owner, token, session, metadata)"
+            f" VALUES ($1, $2, {self.database.dialect.now_us}, $3, $4) ON CONFLICT (name) DO UPDATE SET"
+            " owner = excluded.owner, token = greatest(l.token + 1, excluded.token), session = excluded.session,"
+            f" metadata = excluded.metadata WHERE EXISTS ({holds} granted AND pid = excluded.session)"
+            # A crash of the server frees the lock, and the time is then behind the token: no need to wait for a disk.
+            " RETURNING token, set_config('synchronous_commit', 'off', true)"
+        )
+        held = locks.format(what="pid", high="CAST($2 AS bigint)", low="CAST($3 AS bigint)")
+        waiting = locks.format(what="count(*)", high="CAST($2 AS bigint)", low="CAST($3 AS bigint)")
+        self._seen = Statement(
+            f"SELECT k.pid, l.owner, l.token, l.metadata, ({waiting} NOT granted) FROM ({held} granted) k"
+            f" LEFT JOIN {leases} l ON l.name = $1 AND l.session = k.pid"
+        )
+
+    def _lease_parameters(self, key: Key) -> tuple[Parameter, ...]:
+        return _halves(key.number)
+
+    def _look_parameters(self, key: Key) -> tuple[Parameter, ...]:
+        return (key.name, *_halves(key.number))
+
+    async def _attempt(self, session: Session, key: Key, limit: int) -> int | None:
+        session.pid, granted = (await self._begin(session, key.number, limit)).rows[0]
+        return session.pid if granted else None
+
+    def _enqueue(self, session: Session, key: Key) -> None:
+        session.send(self._wait, (key.number,))
+
+    def _granted(self, session: Session, result: Result) -> int | None:
+        del result
+        return session.pid
+
+
+def _halves(number: int) -> tuple[int, int]:
+    """Split a key of 64 bits as pg_locks shows it: both halves without a sign."""
+    bits = number & (2**64 - 1)
+    return bits >> 32, bits & (2**32 - 1)
+
+
+_WAIT_SECONDS = 31_536_000
+"""How long a waiter stays in the queue before it joins it anew. Without a limit is not the same number everywhere."""
+
+_MYSQL_LOCK = Statement("SELECT GET_LOCK($1, $2)")
+_MYSQL_UNLOCK = Statement("SELECT RELEASE_LOCK($1)")
+
+
+class MysqlAdvisory(MysqlSessions):
+    """Processes that reach the same MariaDB or MySQL server: its user locks are not of one database."""
+
+    capabilities = replace(_CAPABILITIES, min_ttl=1.0, ttl_granularity=1.0, waiters_visible=False)
+    options: ClassVar[Mapping[str, Option]] = _OPTIONS
+
+    def _prepare(self) -> None:
+        leases_of = leases_table(name=self._table_name)
+        self.tables = [leases_of]
+        leases = quoted(leases_of, self.database.engine.dialect)
+        self._written = self._writing(leases, "IS_USED_LOCK($5)")
+        self._seen = self._looking(leases, "IS_USED_LOCK($2)")
+
+    def _lease_parameters(self, key: Key) -> tuple[Parameter, ...]:
+        return (key.text,)
+
+    def _look_parameters(self, key: Key) -> tuple[Parameter, ...]:
+        return (key.name, key.text)
+
+    async def _attempt(self, session: Session, key: Key, limit: int) -> int | None:
+        await self._limited(session, limit)
+        (granted,) = (await session.run(_MYSQL_LOCK, (key.text, 0))).rows[0]
+        if granted is None:
+            # Not "busy": out of memory, or this connection is being ended.
+            message = f"{self.url} could not say whether the lock is free (GET_LOCK gave NULL)"
+            raise BackendUnavailable(message)
+        return session.pid if granted == 1 else None
+
+    def _enqueue(self, session: Session, key: Key) -> None:
+        session.send(_MYSQL_LOCK, (key.text, _WAIT_SECONDS))
+
+    def _granted(self, session: Session, result: Result) -> int | None:
+        # 0: a year has passed. NULL: somebody ended the statement. In either case the lock is not ours.
+        return session.pid if result.rows[0][0] == 1 else None
+
+    async def _leave(self, session: Session, key: Key) -> None:
+        await session.run(_MYSQL_UNLOCK, (key.text,))
+
+    async def _free(self, session: Session, key: Key) -> bool:
+        return bool((await session.run(_MYSQL_UNLOCK, (key.text,))).rows[0][0] == 1)

@@ -110,6 +110,7 @@ class Report:
             "schema": SCHEMA,
             **self.about,
             "interrupted": self.outcome.interrupted,
+            "out_of_time": self.outcome.out_of_time,
             "seed": self.outcome.seed,
             "settings": asdict(self.outcome.settings),
             "subjects": [subject.to_json() for subject in dict.fromkeys(cell.subject for cell in self.outcome.cells)],

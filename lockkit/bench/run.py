@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -66,12 +67,14 @@ class Outcome:
         settings: How it was measured.
         seed: Of the order.
         interrupted: It was ended before its end.
+        out_of_time: It reached its limit before its end.
     """
 
     cells: list[Cell]
     settings: Settings
     seed: int
     interrupted: bool = False
+    out_of_time: bool = False
 
     def broken(self, subject: Subject) -> str:
         """How the subject broke exclusion in any workload; empty if it did not."""
@@ -97,12 +100,22 @@ class Run:
         for cell in cells:
             cell.skipped = cell.workload.inapplicable(cell.subject) or cell.subject.missing
         self.outcome = Outcome(cells, settings, seed)
+        self.over = {workload.name: 0 for workload in workloads}
         self._workloads = workloads
+        self._until = float("inf")
 
     @property
     def turns(self) -> int:
         """How many turns there are at the most."""
-        return sum(self._rounds(cell.workload) for cell in self.outcome.cells if not cell.skipped)
+        return sum(self.turns_by_workload.values())
+
+    @property
+    def turns_by_workload(self) -> dict[str, int]:
+        """How many turns each workload has at the most; how many of them are over says `over`."""
+        turns = dict.fromkeys(self.over, 0)
+        for cell in self.outcome.cells:
+            turns[cell.workload.name] += 0 if cell.skipped else self._rounds(cell.workload)
+        return turns
 
     def go(self, progress: Callable[[Cell, int], None]) -> Outcome:
         """
@@ -111,28 +124,31 @@ class Run:
         Args:
             progress: Called before each turn, with its cell and how many turns are over.
         """
-        over = 0
+        if self.outcome.settings.limit is not None:
+            self._until = time.monotonic() + self.outcome.settings.limit
         try:
             for number in range(self.outcome.settings.rounds):
                 for workload in self._workloads:
-                    over = self._round(workload, number, over, progress)
+                    self._round(workload, number, progress)
         except KeyboardInterrupt:
             self.outcome.interrupted = True
         return self.outcome
 
-    def _round(self, workload: Workload, number: int, over: int, progress: Callable[[Cell, int], None]) -> int:
+    def _round(self, workload: Workload, number: int, progress: Callable[[Cell, int], None]) -> None:
         if number >= self._rounds(workload):
-            return over
+            return
         cells = [cell for cell in self.outcome.cells if cell.workload is workload and not cell.skipped]
         # A new order each time: who comes after whom, and when, must not be the same for one of them.
         self._random.shuffle(cells)
         for first in range(0, len(cells), workload.together):
+            if time.monotonic() > self._until:
+                self.outcome.out_of_time = True
+                return
             batch = cells[first : first + workload.together]
-            progress(batch[0], over)
+            progress(batch[0], sum(self.over.values()))
             # Whatever one that failed waited for then, it would wait for again.
             self._turns([cell for cell in batch if not cell.failed], number)
-            over += len(batch)
-        return over
+            self.over[workload.name] += len(batch)
 
     def _turns(self, cells: Sequence[Cell], number: int) -> None:
         if not cells:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 from lockkit.bench.machine import file_system
 from lockkit.bench.observer import Observer
 from lockkit.bench.places import addresses, why_not_through
-from lockkit.bench.server_quorum import EtcdObserver, ZooKeeperObserver
-from lockkit.bench.server_redis import RedisObserver
-from lockkit.bench.server_sql import MysqlObserver, PostgresObserver, SqliteObserver
 from lockkit.bench.wire import node_urls
 from lockkit.url import parse
 
@@ -19,8 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 __all__ = ["watch"]
-
-_REDIS = ("redis", "valkey", "unix", "redlock")
 
 
 class _Directory(Observer):
@@ -46,26 +43,50 @@ def watch(url: str) -> Observer:
         return Observer()
     parsed = parse(url)
     if parsed.base in _REDIS:
-        return RedisObserver(node_urls(url)) if parsed.driver is None else Observer()
-    driver, make = _MAKERS.get(parsed.base, ("", _nobody))
-    reachable = not why_not_through(url) or parsed.base in _EMBEDDED
-    return make(url) if reachable and (not driver or find_spec(driver)) else Observer()
-
-
-def _nobody(_: str) -> Observer:
+        return _load("server_redis:RedisObserver")(node_urls(url)) if parsed.driver is None else Observer()
+    if parsed.base == "file":
+        return _Directory(url)
+    if parsed.base == "sqlite":
+        return _load("server_sql:SqliteObserver")(url)
+    # Servers with certificates, and those behind a Unix socket, are not asked.
+    if parsed.base in _NETWORK and not why_not_through(url):
+        return _NETWORK[parsed.base](url)
     return Observer()
 
 
-_EMBEDDED = ("sqlite", "file")
-_MAKERS: Mapping[str, tuple[str, Callable[[str], Observer]]] = {
-    "zookeeper": ("", lambda url: ZooKeeperObserver(addresses(url))),
-    "zk": ("", lambda url: ZooKeeperObserver(addresses(url))),
-    "etcd": ("", lambda url: EtcdObserver(addresses(url))),
-    "etcd3": ("", lambda url: EtcdObserver(addresses(url))),
-    "postgresql": ("psycopg", PostgresObserver),
-    "mysql": ("pymysql", MysqlObserver),
-    "mariadb": ("pymysql", MysqlObserver),
-    "sqlite": ("", SqliteObserver),
-    "file": ("", _Directory),
-}
-"""By scheme: the driver that must be there, and the class. Servers with certificates are not asked."""
+def _load(target: str) -> Callable[..., Observer]:
+    """Import a class when it is wanted: the processes that lock load this module too, and must start quickly."""
+    module, _, name = target.partition(":")
+    found: Any = getattr(import_module(f"lockkit.bench.{module}"), name)
+    return found  # type: ignore[no-any-return]
+
+
+def _zookeeper(url: str) -> Observer:
+    return _load("server_quorum:ZooKeeperObserver")(addresses(url))
+
+
+def _etcd(url: str) -> Observer:
+    return _load("server_quorum:EtcdObserver")(addresses(url))
+
+
+def _postgresql(url: str) -> Observer:
+    return _load("server_sql:PostgresObserver")(url) if find_spec("psycopg") else Observer()
+
+
+def _mysql(url: str) -> Observer:
+    return _load("server_sql:MysqlObserver")(url) if find_spec("pymysql") else Observer()
+
+
+_REDIS = ("redis", "valkey", "unix", "redlock")
+
+_NETWORK: Mapping[str, Callable[[str], Observer]] = MappingProxyType(
+    {
+        "zookeeper": _zookeeper,
+        "zk": _zookeeper,
+        "etcd": _etcd,
+        "etcd3": _etcd,
+        "postgresql": _postgresql,
+        "mysql": _mysql,
+        "mariadb": _mysql,
+    }
+)

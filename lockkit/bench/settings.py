@@ -36,6 +36,7 @@ class Settings:
         warm_up: Pairs that are not timed: connections, scripts, inotify handles and the interpreter's caches are made
             by them.
         hold_min: How long the lock is held before it is handed over: the waiter has begun to wait by then.
+        limit: No turn begins when the run has taken so long; None: it takes what it takes.
         patience: After this long, beyond what it should take, a subject that does not answer has failed.
     """
 
@@ -58,18 +59,21 @@ class Settings:
     crash_ttl: float = 3.0
     warm_up: int = 50
     hold_min: float = 0.01
+    limit: float | None = None
     patience: float = 45.0
 
 
 QUICK = Settings(
-    rounds=3,
+    rounds=2,
     rounds_max_long=1,
-    seconds=0.3,
-    handoffs=10,
+    seconds=0.2,
+    processes=4,
+    handoffs=8,
     idle_seconds=2.0,
     leases=200,
     lease_ttl=3.0,
     imports=5,
-    patience=20.0,
+    limit=90.0,
+    patience=15.0,
 )
 """For a first look: noisy."""

@@ -34,6 +34,12 @@ def render(report: Report) -> RenderableType:
             parts += [_table(section, shown), *_remarks(section, shown), Text()]
     if report.outcome.interrupted:
         parts.append(Text("Interrupted: what is missing was not measured.", style="yellow"))
+    if report.outcome.out_of_time:
+        limit = report.outcome.settings.limit or 0
+        text = f"Ended by its limit of {limit:g} s: some had fewer rounds, or no turn. More: --limit, --rounds."
+        parts.append(Text(text, style="yellow"))
+    for kind, reason in report.about.get("not_started", {}).items():
+        parts.append(Text(f"not measured: {kind}: {reason}", style="yellow"))
     missing = {row.subject.label: row.reason for s in report.sections for row in s.rows if row.subject.missing}
     parts += [Text(f"{label}: {reason}", style="dim") for label, reason in missing.items()]
     for subject in report.broken:

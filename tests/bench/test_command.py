@@ -14,7 +14,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from lockkit.bench import catalog, command
+from lockkit.bench import catalog, command, session
 from lockkit.bench.crew import environment
 from lockkit.bench.subject import Subject
 from tests.bench.fakes import subject
@@ -130,9 +130,18 @@ def test_no_password_in_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
         label="x", target="", url="redis://u:hidden@h/0", group="g", face="blocking", role="peer", scope="network"
     )
 
-    assert command._command(7) == "lockkit bench 'redis://u:***@h/0' --quick --seed 7"
+    assert session.command(7) == "lockkit bench 'redis://u:***@h/0' --quick --seed 7"
     assert "hidden" not in json.dumps(secret.to_json())
     assert "hidden" not in repr(secret)
+
+
+def test_help_loads_nothing_that_measures() -> None:
+    """``lockkit --help`` asks each command for its help."""
+    script = "import sys; import lockkit.bench.command; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, check=True, timeout=60)
+
+    loaded = set(done.stdout.split())
+    assert loaded.isdisjoint({"asyncio", "rich.progress", "lockkit.bench.catalog", "lockkit.bench.workloads"})
 
 
 def test_ctrl_c_shows_what_there_is_and_ends_the_workers(tmp_path: Path) -> None:

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, ClassVar
 import pytest
 
 from lockkit.bench.crew import WorkerFailed
+from lockkit.bench.options import QUICK_WORKLOADS, WORKLOAD_NAMES
 from lockkit.bench.report import Report
 from lockkit.bench.run import Run
 from lockkit.bench.settings import Settings
+from lockkit.bench.workloads import WORKLOADS
 from lockkit.bench.workloads.base import Figure, Measured, Workload
 from tests.bench.fakes import subject
 
@@ -211,3 +213,20 @@ def test_bug_of_the_benchmark_is_not_reported_as_the_subject_s() -> None:
 
     with pytest.raises(AssertionError, match="ours"):
         run(Told(tell))
+
+
+def test_no_turn_begins_after_the_limit() -> None:
+    """What was not reached is pending, and the report says why."""
+    workload = Told(lambda _: 1.0)
+
+    outcome = Run((FLOOR, OURS), (workload,), Settings(limit=-1.0), seed=1).go(lambda *_: None)
+
+    assert workload.turns == []
+    assert [cell.status for cell in outcome.cells] == ["pending", "pending"]
+    assert Report(outcome, {}).to_json()["out_of_time"] is True
+
+
+def test_names_on_the_command_line_are_those_of_the_workloads() -> None:
+    """They stand there twice, so that the help need not load what measures."""
+    assert tuple(WORKLOADS) == WORKLOAD_NAMES
+    assert set(QUICK_WORKLOADS) <= set(WORKLOAD_NAMES)

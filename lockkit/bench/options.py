@@ -1,0 +1,44 @@
+"""What the command line of the benchmark may say. Light: ``lockkit --help`` loads it."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+__all__ = ["QUICK_WORKLOADS", "WORKLOAD_NAMES", "FaceChoice", "ServersChoice", "WorkloadChoice"]
+
+WORKLOAD_NAMES = (
+    "pair",
+    "contention",
+    "handoff",
+    "crash",
+    "freeze",
+    "distance",
+    "sweep",
+    "idle",
+    "held",
+    "overhead",
+    "import",
+)
+"""The keys of `lockkit.bench.workloads.WORKLOADS`, in the order of the report."""
+
+QUICK_WORKLOADS = ("pair", "contention", "handoff", "crash")
+"""What a first look looks at, unless it is told."""
+
+
+class FaceChoice(StrEnum):
+    """Values of ``--face``."""
+
+    BLOCKING = "blocking"
+    ASYNCIO = "asyncio"
+    BOTH = "both"
+
+
+class ServersChoice(StrEnum):
+    """Values of ``--servers``."""
+
+    LOCAL = "local"
+    DOCKER = "docker"
+    NONE = "none"
+
+
+WorkloadChoice = StrEnum("WorkloadChoice", {name.upper(): name for name in WORKLOAD_NAMES})  # type: ignore[misc]

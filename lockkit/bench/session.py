@@ -1,0 +1,210 @@
+"""What ``lockkit bench`` does with its options: servers, subjects, the run, and the report in the forms asked for."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shlex
+import sys
+import tempfile
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+import lockkit
+from lockkit.bench import catalog
+from lockkit.bench.machine import machine
+from lockkit.bench.report import Report
+from lockkit.bench.run import Run
+from lockkit.bench.server import watch
+from lockkit.bench.table import render
+from lockkit.bench.workloads import WORKLOADS
+from lockkit.url import parse
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from lockkit.bench.run import Cell, Outcome
+    from lockkit.bench.settings import Settings
+    from lockkit.bench.subject import Face, Subject
+
+__all__ = ["Wanted", "run"]
+
+EXIT_BROKEN = 1
+"""lockkit itself broke exclusion, or failed."""
+
+EXIT_INTERRUPTED = 130
+
+EMBEDDED = ("memory://", "file:")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """
+    What the command line said.
+
+    Attributes:
+        urls: Backends; none: the embedded ones, and those of `servers`.
+        servers: ``local`` or ``docker``: start throw-away servers too; ``none``.
+        several: Those of several nodes too.
+        workloads: Names.
+        faces: Which.
+        peers: Others too.
+        settings: How long.
+        seed: Of the order; None: any.
+        as_json: Print JSON instead of the table.
+        html: Write a page to this file too, or None.
+    """
+
+    urls: Sequence[str]
+    servers: str
+    several: bool
+    workloads: Sequence[str]
+    faces: Sequence[Face]
+    peers: bool
+    settings: Settings
+    seed: int | None
+    as_json: bool
+    html: Path | None
+
+
+def run(wanted: Wanted) -> int:
+    """
+    Measure and report; give the exit status.
+
+    Raises:
+        ConfigurationError: A URL is wrong.
+        KeyboardInterrupt: Before anything was measured.
+    """
+    seed = secrets.randbelow(2**31) if wanted.seed is None else wanted.seed
+    with ExitStack() as stack:
+        urls, missing = _backends(wanted, stack)
+        scratch = {
+            url: Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lockkit-bench-", dir=directory)))
+            for url in urls
+            if (directory := catalog.lock_directory(url)) is not None
+        }
+        subjects = catalog.subjects(urls, faces=wanted.faces, scratch=scratch, peers=wanted.peers)
+        if "import" in wanted.workloads:
+            subjects += catalog.imports()
+        load_before = os.getloadavg()[0]
+        measuring = Run(subjects, [WORKLOADS[name] for name in wanted.workloads], wanted.settings, seed=seed)
+        started = datetime.now(UTC)
+        outcome = _measure(measuring)
+        about = _about(subjects, seed, missing, started)
+        about["machine"]["load_before"] = load_before
+    report = Report(outcome, about)
+    if wanted.as_json:
+        print(json.dumps(report.to_json(), indent=2, ensure_ascii=False))
+    else:
+        _print(report)
+    return _status(outcome)
+
+
+def _backends(wanted: Wanted, stack: ExitStack) -> tuple[list[str], dict[str, str]]:
+    """Give the URLs to measure on, and what could not be started."""
+    if wanted.servers == "none":
+        return list(wanted.urls or EMBEDDED), {}
+    # Here and not above: it loads every kind of server.
+    from lockkit.bench.fleet import Fleet  # noqa: PLC0415
+
+    console = Console(stderr=True)
+    status = stack.enter_context(console.status("")) if console.is_terminal else None
+
+    def tell(line: str) -> None:
+        if status is not None:
+            status.update(line)
+
+    fleet = stack.enter_context(Fleet(docker=wanted.servers == "docker", several=wanted.several, tell=tell))
+    if status is not None:
+        status.stop()
+    return [*wanted.urls, *fleet.urls], fleet.missing
+
+
+def _measure(measuring: Run) -> Outcome:
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    turns = measuring.turns_by_workload
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
+        tasks = {name: bars.add_task(name, total=total, start=False) for name, total in turns.items()}
+        total = bars.add_task("", total=sum(turns.values()))
+
+        def show(cell: Cell, over: int) -> None:
+            bars.update(total, completed=over, description=f"all; now {cell.subject.label}")
+            task = tasks[cell.workload.name]
+            bars.start_task(task)
+            bars.update(task, completed=measuring.over[cell.workload.name])
+
+        return measuring.go(show)
+
+
+def _status(outcome: Outcome) -> int:
+    if outcome.interrupted:
+        return EXIT_INTERRUPTED
+    ours = [cell for cell in outcome.cells if cell.subject.role == "lockkit"]
+    return EXIT_BROKEN if any(cell.status in {"broken", "failed"} for cell in ours) else 0
+
+
+def _about(subjects: Sequence[Subject], seed: int, missing: Mapping[str, str], started: datetime) -> dict[str, Any]:
+    """Describe the run; after it, when a SQLite file is there and etcd has flushed something."""
+    versions = {subject.label: subject.version for subject in subjects if subject.version}
+    servers = {subject.group: subject for subject in subjects if subject.role == "lockkit"}
+    return {
+        "command": command(seed),
+        "started": started.isoformat(timespec="seconds"),
+        "machine": machine(),
+        "versions": {**versions, "lockkit": lockkit.__version__},
+        "servers": {group: _server(subject) for group, subject in servers.items()},
+        "not_started": dict(missing),
+    }
+
+
+def _server(subject: Subject) -> Mapping[str, str]:
+    try:
+        with watch(subject.url) as observer:
+            return observer.about()
+    except (OSError, RuntimeError) as error:
+        # Each subject will fail on it, and is reported.
+        return {"error": str(error)}
+
+
+def command(seed: int) -> str:
+    """Give the command line that repeats this run, without passwords."""
+    words = ["lockkit", *(_shown(word) for word in sys.argv[1:])]
+    if not any(word.startswith("--seed") for word in words):
+        words += ["--seed", str(seed)]
+    return shlex.join(words)
+
+
+def _shown(word: str) -> str:
+    try:
+        return parse(word).redacted() if ":" in word else word
+    except lockkit.ConfigurationError:
+        return word
+
+
+def _print(report: Report) -> None:
+    console = Console()
+    if not console.is_terminal:
+        console.width = max(console.width, 140)  # a file or pipe: rather wide than broken
+    console.print(render(report))
+    about = report.about["machine"]
+    console.print(
+        f"{about['processor']}, {about['cores']} cores, {about['system']}, {about['python']}, "
+        f"load before {about['load_before']:.1f}. Repeat: {report.about['command']}",
+        style="dim",
+        markup=False,
+        highlight=False,
+    )

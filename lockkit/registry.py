@@ -69,19 +69,21 @@ _REDLOCK = Builtin("lockkit.backends.redlock:RedlockBackend", extra="redis", ado
 _SQL_TABLE = "lockkit.backends.sql_table"
 
 
-def _sql(kind: str, extra: str) -> Builtin:
+def _sql(kind: str, extra: str, *modes: str) -> Builtin:
     return Builtin(
         f"{_SQL_TABLE}:{kind}Table",
         extra=extra,
         adopts=("sqlalchemy",),
         drivers=True,
-        modes=MappingProxyType({"table": f"{_SQL_TABLE}:{kind}Table"}),
+        modes=MappingProxyType(
+            {mode: f"lockkit.backends.sql_{mode}:{kind}{mode.capitalize()}" for mode in modes},
+        ),
     )
 
 
-_POSTGRESQL = _sql("Postgresql", "postgresql")
-_MYSQL = _sql("Mysql", "mysql")
-_SQLITE = _sql("Sqlite", "sql")
+_POSTGRESQL = _sql("Postgresql", "postgresql", "table", "row", "advisory")
+_MYSQL = _sql("Mysql", "mysql", "table", "row", "advisory")
+_SQLITE = _sql("Sqlite", "sql", "table")
 
 BUILTIN: Mapping[str, Builtin] = MappingProxyType(
     {

@@ -43,8 +43,18 @@ RECONNECT_PAUSE_MAX = 1.0
 goes up to an hour."""
 
 log = logging.getLogger("lockkit.kazoo")
-# At DEBUG kazoo logs every request, also those that carry a password.
-log.addFilter(lambda record: record.levelno >= logging.INFO)
+
+
+def _tidy(record: logging.LogRecord) -> bool:
+    """Keep passwords out of the log, and outages quiet: what they mean for locks is logged by lockkit."""
+    if record.levelno == logging.WARNING:
+        # One for each attempt of each client to connect.
+        record.levelno, record.levelname = logging.INFO, logging.getLevelName(logging.INFO)
+    # At DEBUG kazoo logs every request, also those that carry a password.
+    return record.levelno >= logging.INFO
+
+
+log.addFilter(_tidy)
 
 
 class Driver:

@@ -44,6 +44,10 @@ log = logging.getLogger("lockkit")
 EXPECTED = (NoNodeError, NodeExistsError, NotEmptyError)
 """Answers that callers of `Session.answer` are prepared for. They leave it as kazoo's."""
 
+READ_SECONDS = 4.0
+"""How long a question is asked again over connections that break, seconds. Longer holds up callers; shorter gives up
+places in line when connections break again and again."""
+
 CLOSE_SECONDS = 2.5
 """For ending a session. Longer delays ``close()`` when the server does not answer; then the session ends by itself."""
 
@@ -79,6 +83,8 @@ class Session:
 
     Attributes:
         client: kazoo's.
+        id: What the server calls the session, also while there is no connection; 0 before there is one, and after the
+            server has ended it.
         held: By owner, what is held in it.
     """
 
@@ -90,6 +96,7 @@ class Session:
         self._mutex = host.runtime.mutex()
         self._driver: Driver | None = None
         self.client: Any = None
+        self.id = 0
         self._granted_seconds = 0.0
         self._failure: LockError | None = None
         self._failed_rounds_count = 0
@@ -121,13 +128,12 @@ class Session:
         session = cls(host, label)
         session.client = client
         client.add_listener(session._state_changed)
+        session._learn_id()
         return session
 
-    @property
-    def id(self) -> int | None:
-        """What the server calls it; None without a connection."""
+    def _learn_id(self) -> None:
         found = self.client.client_id
-        return None if found is None else found[0]
+        self.id = 0 if found is None else found[0]
 
     @property
     def seconds(self) -> float:
@@ -141,7 +147,7 @@ class Session:
     @property
     def usable(self) -> bool:
         """There is a connection just now."""
-        return bool(self.client.connected) and self._failure is None
+        return bool(self.client.connected) and self.id != 0 and self._failure is None
 
     @property
     def failed(self) -> bool:
@@ -155,7 +161,7 @@ class Session:
         Return when there is a connection.
 
         Args:
-            patient: Wait for `CONNECT_SECONDS` although no member can be reached: a place in line is at stake.
+            patient: Wait although no member can be reached, and for longer: a place in line is at stake.
 
         Raises:
             BackendUnavailable: There is none.
@@ -168,7 +174,7 @@ class Session:
         try:
             self._start()
             rounds_count = self._failed_rounds_count
-            until = self._runtime.now() + CONNECT_SECONDS
+            until = self._runtime.now() + (READ_SECONDS if patient else CONNECT_SECONDS)
             while not self.usable:
                 if self._failure is not None:
                     raise self._failure
@@ -176,6 +182,17 @@ class Session:
                 failed = self._failed_rounds_count != rounds_count and not patient
                 if left <= 0 or failed or self._closed:
                     raise connection_failed(None if self._driver is None else self._driver.last_error, self._label)
+                await event.wait(left)
+                event.clear()
+        finally:
+            self._anybody.discard(event)
+
+    async def reconnected(self, until: float) -> None:
+        """Return when there is a connection, or at `until`."""
+        event = self._runtime.event()
+        self._anybody.add(event)
+        try:
+            while not (self.usable or self.failed) and (left := until - self._runtime.now()) > 0:
                 await event.wait(left)
                 event.clear()
         finally:
@@ -224,7 +241,7 @@ class Session:
 
     async def read(self, ask: Callable[[], Any]) -> Any:  # noqa: ANN401 - kazoo has no types
         """Ask, and again if the connection broke: for requests that change nothing. Raises as `answer`."""
-        until = self._runtime.now() + CONNECT_SECONDS
+        until = self._runtime.now() + READ_SECONDS
         while True:
             await self.connected(patient=True)
             try:
@@ -284,12 +301,15 @@ class Session:
         if state == KazooState.LOST:
             if self.client.client_state == KeeperState.AUTH_FAILED and not self._closed:
                 self._failure = self._login_failed()
+            self.id = 0
             lost, self.held = self.held, {}
             if not self._closed:
                 for owner in lost:
                     self._at_home(partial(self._host.lost, owner, "session"))
         else:
-            self._connections_count += state == KazooState.CONNECTED
+            if state == KazooState.CONNECTED:
+                self._connections_count += 1
+                self._learn_id()
             self._at_home(self._host.confirm_soon)
         self._tell_all()
 

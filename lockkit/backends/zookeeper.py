@@ -83,6 +83,9 @@ ASKING_TTL = 30.0
 JOINS_MAX = 5
 """How often a node of ours that somebody removed is created anew in one attempt."""
 
+OUTAGE_SECONDS = 10.0
+"""How long a waiter keeps its place in line without a connection. Longer is told later that the ensemble is away."""
+
 MAJORITY_HOSTS_MIN = 3
 """Servers in the URL from which on the ensemble is taken for one that survives the loss of a server."""
 
@@ -274,6 +277,7 @@ class ZooKeeperBackend(LockBackend):
             if position == 0:
                 return self._granted(request, place)
             if position is None:
+                self._unwatch(request, place)
                 request.place = None  # somebody removed our node, or the session has ended: to the end of the line
             elif not request.queue or await self._watch(request, place, line[position - 1]):
                 return Busy(owner=line[0].owner)
@@ -285,9 +289,6 @@ class ZooKeeperBackend(LockBackend):
     async def _join(self, request: Request, session: Session, directory: str) -> tuple[_Place, Sequence[str]]:
         """Create the node, and list the line behind it in the same round trip."""
         session_id = session.id
-        if session_id is None:
-            message = f"the connection to {self._label} has just ended"
-            raise BackendUnavailable(message)
         place = request.place = _Place(session, session_id, directory)
         client, path = session.client, f"{directory}/{node_prefix(request.owner)}"
         data = request.metadata.encode()
@@ -350,9 +351,22 @@ class ZooKeeperBackend(LockBackend):
         held.ttl = self._granted_ttl(session, request.ttl)
         held.until = self._runtime.now() + held.ttl
         session.held[request.owner] = held
+        if session.id != place.session_id:
+            # It ended after the answer, and nobody would be told any more.
+            session.held.pop(request.owner, None)
+            message = f"the session at {self._label} has just ended"
+            raise BackendUnavailable(message)
         self._caretaker.keep(held)
         request.place = None
         return Grant(request.name, request.owner, place.token, held.ttl, None, held)
+
+    async def wait(self, request: Request, busy: Busy, until: float) -> None:
+        """See `LockBackend.wait`."""
+        await super().wait(request, busy, until)
+        # The node stays while the session does: a place in line is not given up because a connection broke.
+        session = request.place.session
+        if not session.usable:
+            await session.reconnected(min(until, self._runtime.now() + OUTAGE_SECONDS))
 
     async def abandon(self, request: Request) -> None:
         """See `LockBackend.abandon`."""
@@ -437,9 +451,7 @@ class ZooKeeperBackend(LockBackend):
         except LockError as error:
             return Unknown(error)
         if held.session_id != session.id:
-            return (
-                Gone("session") if session.id is not None else Unknown(BackendUnavailable("the connection has ended"))
-            )
+            return Gone("session")
         if stat is None:
             return Gone("gone")
         if stat.ephemeralOwner != held.session_id:
@@ -466,7 +478,7 @@ class ZooKeeperBackend(LockBackend):
     async def _release(self, held: Held) -> bool:
         session = held.session
         try:
-            ours = session.id in {held.session_id, None} and await self._delete(session, held.path)
+            ours = session.id == held.session_id and await self._delete(session, held.path)
         except BaseException:
             # kazoo keeps the session, and with it the node: the caretaker goes on.
             self._caretaker.hasten(held)

@@ -8,6 +8,7 @@ and the try with it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import redis
@@ -15,6 +16,7 @@ import redis.asyncio
 import redis.exceptions
 
 from lockkit import values
+from lockkit._optimistic_loop import Conflict, check_bounds, retry
 from lockkit._redis_client import (
     DRIVER_ERRORS,
     Key,
@@ -27,22 +29,15 @@ from lockkit._redis_client import (
     text_of,
     unknown_outcome,
 )
-from lockkit.errors import ConfigurationError, LockError, LockTimeout, Unsupported
-from lockkit.optimistic import DELETE, PAUSE_MAX, Delete, Value
+from lockkit.errors import ConfigurationError, Unsupported
+from lockkit.optimistic import DELETE, Delete, Value
 
 if TYPE_CHECKING:
     from lockkit.runtime import Runtime
 
 __all__ = ["Update"]
 
-_PAUSE_MIN = 0.0005
-"""Least upper bound of the first pause, seconds: about what a try takes on a fast network."""
-
 _LOST = (redis.ConnectionError, redis.TimeoutError, OSError)
-
-
-class _Conflict(LockError):
-    """Somebody else touched the key; nothing was changed. Never leaves this module."""
 
 
 class Update:
@@ -64,39 +59,12 @@ class Update:
 
     async def run(self, attempts: object, timeout: Seconds | None) -> Any:  # noqa: ANN401 - what `fn` returns
         """Try until it succeeds or a bound is reached."""
-        limit = self._bounds(attempts, timeout)
-        runtime = self._runtime
-        began = runtime.now()
-        until = None if limit is None else began + limit
-        tried = 0
-        while True:
-            started = runtime.now()
-            try:
-                return await self._try()
-            except _Conflict:
-                tried += 1
-            now = runtime.now()
-            if tried == attempts or (until is not None and now >= until):
-                message = (
-                    f"{self._name!r} at {label_of(self._client)} was not changed: others were quicker in "
-                    f"all of {tried} tries within {now - began:.3g} s. Try later, with a shorter fn, or take a lock"
-                )
-                raise LockTimeout(message, name=self._name)
-            pause_max = min(PAUSE_MAX, max(_PAUSE_MIN, now - started) * 2 ** min(tried, 20))
-            pause = runtime.random.uniform(0, pause_max)
-            await runtime.sleep(pause if until is None else min(pause, until - now))
-
-    def _bounds(self, attempts: object, timeout: Seconds | None) -> float | None:
-        if attempts is not None and (isinstance(attempts, bool) or not isinstance(attempts, int) or attempts < 1):
-            message = f"attempts={values.shown(attempts)} must be a whole number from 1 on, or None"
-            raise ConfigurationError(message, name=self._name)
-        if attempts is None and timeout is None:
-            message = "give attempts or timeout: without any bound a caller could be kept for ever"
-            raise ConfigurationError(message, name=self._name)
-        return values.timeout(timeout, name=self._name)
+        bounds = check_bounds(attempts, timeout, self._name)
+        label = partial(label_of, self._client)
+        return await retry(self._runtime, self._try, bounds, name=self._name, label=label)
 
     async def _try(self) -> Any:  # noqa: ANN401 - what `fn` returns
-        """Read, ask `fn`, write if nobody touched the key; else raise `_Conflict`."""
+        """Read, ask `fn`, write if nobody touched the key; else raise `Conflict`."""
         io = self._runtime.io
         pipe = self._pipeline()
         try:
@@ -131,7 +99,7 @@ class Update:
             await self._runtime.io(pipe.watch(self._key))
             return await self._runtime.io(pipe.get(self._key))
         except redis.WatchError as error:
-            raise _Conflict from error  # the connection was lost, and the WATCH with it
+            raise Conflict from error  # the connection was lost, and the WATCH with it
         except DRIVER_ERRORS as error:
             self._relearn(error)
             raise data_error(error, self._client, self._key) from error
@@ -152,7 +120,7 @@ class Update:
             # test_lost_answer_is_not_tried_again.
             if isinstance(error.__context__, _LOST):
                 raise unknown_outcome(error.__context__, self._client, self._key) from error
-            raise _Conflict from error
+            raise Conflict from error
         except _LOST as error:
             raise unknown_outcome(error, self._client, self._key) from error
         except DRIVER_ERRORS as error:
@@ -165,7 +133,7 @@ class Update:
         In a Cluster, find out again who has which slot when a node is gone or sends us elsewhere.
 
         Raises:
-            _Conflict: The slot has moved, so the next try goes to the right node.
+            Conflict: The slot has moved, so the next try goes to the right node.
         """
         if not isinstance(self._client, redis.RedisCluster):
             return
@@ -176,7 +144,7 @@ class Update:
             except DRIVER_ERRORS as unreachable:
                 raise data_error(unreachable, self._client, self._key) from unreachable
         if moved:
-            raise _Conflict from error
+            raise Conflict from error
 
     def _checked(self, new: object) -> Value | Literal[Delete.DELETE] | None:
         """

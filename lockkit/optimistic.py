@@ -6,7 +6,13 @@ hangs. Where changes are long, or have effects elsewhere, take a lock.
 
 `with_retry` and `with_retry_async` work on a string key of Redis or Valkey: ``WATCH`` and ``GET``, then ``MULTI``,
 ``SET`` and ``EXEC``, which does nothing if anybody touched the key in between (Redis manual, "Transactions"). The
-``transaction()`` of redis-py tries without end and without a pause; here both are bounded:
+``transaction()`` of redis-py tries without end and without a pause.
+
+In a SQL database, through SQLAlchemy, `transact` and `transact_async` run a function in a transaction, and again if the
+database, or the count of versions that SQLAlchemy keeps (``version_id_col``), gave it up for somebody else.
+`update_row` and `update_row_async` change one row by a function, as above. `versioned` is the condition alone.
+
+All are bounded:
 
 - at most `attempts` tries, and no new one after `timeout` seconds;
 - between two tries a random pause of up to twice, four times, eight times … what the try took. A try collides with
@@ -16,16 +22,37 @@ hangs. Where changes are long, or have effects elsewhere, take a lock.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar
 
 from lockkit.runtime import AsyncioRuntime, BlockingRuntime, drive
 
 if TYPE_CHECKING:
+    from datetime import timedelta
+
+    from sqlalchemy import ColumnElement, Engine, RowMapping, Table
+    from sqlalchemy import Delete as DeleteStatement
+    from sqlalchemy import Update as UpdateStatement
+    from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker
+    from sqlalchemy.orm import sessionmaker
+
     from lockkit._redis_client import AsyncClient, Key, Seconds, SyncClient
 
-__all__ = ["ATTEMPTS", "DELETE", "PAUSE_MAX", "TIMEOUT", "Delete", "with_retry", "with_retry_async"]
+__all__ = [
+    "ATTEMPTS",
+    "DELETE",
+    "PAUSE_MAX",
+    "TIMEOUT",
+    "Delete",
+    "transact",
+    "transact_async",
+    "update_row",
+    "update_row_async",
+    "versioned",
+    "with_retry",
+    "with_retry_async",
+]
 
 ATTEMPTS = 100
 """Tries, unless told otherwise. More hold a caller up for longer where it has no chance, fewer give up under bursts."""
@@ -51,6 +78,9 @@ DELETE: Final = Delete.DELETE
 
 Value: TypeAlias = str | bytes | int | float
 V = TypeVar("V", bound="Value | Literal[Delete.DELETE] | None")
+T = TypeVar("T")
+R = TypeVar("R", bound="Mapping[str, Any] | Literal[Delete.DELETE] | None")
+S = TypeVar("S", bound="UpdateStatement | DeleteStatement")
 
 
 def with_retry(
@@ -120,3 +150,169 @@ async def with_retry_async(
 
     result: V = await Update(AsyncioRuntime(), client, key, fn, ttl).run(attempts, timeout)
     return result
+
+
+def transact(
+    source: Engine | sessionmaker[Any],
+    fn: Callable[[Any], T],
+    *,
+    attempts: int | None = ATTEMPTS,
+    timeout: float | timedelta | None = TIMEOUT,
+) -> T:
+    """
+    Run a function in a transaction of a SQL database, commit, and try again if it was given up for somebody else.
+
+    ::
+
+        def sell_one(session):
+            product = session.get_one(Product, 12)  # has a version_id_col
+            product.stock -= 1
+
+
+        transact(sessionmaker(engine), sell_one)
+
+    Tried again is what was rolled back because of others: a deadlock, a serialization failure, a lock of the
+    database's that stayed busy, SQLAlchemy's `StaleDataError`, a snapshot that `lockkit.sql.lock_in` refused, a
+    connection that was lost before the commit.
+    **What is neither a version nor serializable is not protected**: at READ COMMITTED two transactions that read the
+    same number and write it back lose one of the changes, and no error says so.
+
+    Args:
+        source: Gives each try its transaction: an `Engine`, and `fn` gets a `Connection`; or a `sessionmaker`, and
+            `fn` gets a `Session`.
+        fn: **It may be called several times**, so it should have no effects elsewhere. It does not commit. What it
+            raises otherwise rolls back and is raised here.
+        attempts: See `with_retry`.
+        timeout: See `with_retry`.
+
+    Returns:
+        What `fn` returned in the try that was committed.
+
+    Raises:
+        LockTimeout: Others were quicker each time. Nothing was changed.
+        BackendUnavailable: The database cannot be reached. The message says so if the commit may have been made: then
+            it is *not* tried again, as a second try could make the change twice.
+        ConfigurationError: An argument is wrong.
+    """
+    from lockkit._optimistic_sql import Transactions  # noqa: PLC0415 - loads the driver
+
+    result: T = drive(Transactions("blocking", source, fn).run(attempts, timeout))
+    return result
+
+
+async def transact_async(
+    source: AsyncEngine | async_sessionmaker[Any],
+    fn: Callable[[Any], Awaitable[T]],
+    *,
+    attempts: int | None = ATTEMPTS,
+    timeout: float | timedelta | None = TIMEOUT,
+) -> T:
+    """
+    Run a coroutine function in a transaction of a SQL database; with asyncio.
+
+    The same as `transact`, with an `AsyncEngine` or an `async_sessionmaker`.
+
+    Raises:
+        LockTimeout: See `transact`.
+        BackendUnavailable: See `transact`.
+        ConfigurationError: See `transact`.
+    """
+    from lockkit._optimistic_sql import Transactions  # noqa: PLC0415 - loads the driver
+
+    result: T = await Transactions("asyncio", source, fn).run(attempts, timeout)
+    return result
+
+
+def update_row(
+    source: Engine | sessionmaker[Any],
+    table: Table | type[Any],
+    key: Any,  # noqa: ANN401 - of any type that a database has
+    fn: Callable[[RowMapping | None], R],
+    *,
+    version: str = "version",
+    attempts: int | None = ATTEMPTS,
+    timeout: float | timedelta | None = TIMEOUT,
+) -> R:
+    """
+    Change a row of a SQL database by a function, as if nobody else were there.
+
+    ::
+
+        update_row(engine, Product, 12, lambda row: {"stock": row["stock"] - 1})
+
+    The table has a column of whole numbers that everybody who changes a row counts up.
+
+    Args:
+        source: An `Engine` or a `sessionmaker`.
+        table: A `Table` or a mapped class.
+        key: Value of the primary key; a tuple if it has several columns.
+        fn: Gets the row, as a mapping, or None if there is none; returns the new values of columns, `DELETE`, or None
+            to leave it as it is. Values for a row that is not there insert it, with version 1. **It may be called
+            several times.**
+        version: Name of the column that counts.
+        attempts: See `with_retry`.
+        timeout: See `with_retry`.
+
+    Returns:
+        What `fn` returned in the try that succeeded.
+
+    Raises:
+        LockTimeout: See `transact`.
+        BackendUnavailable: See `transact`.
+        ConfigurationError: An argument is wrong, or `fn` returned something else.
+    """
+    from lockkit._optimistic_sql import RowUpdate  # noqa: PLC0415 - loads the driver
+
+    result: R = drive(RowUpdate("blocking", source, fn, table=table, key=key, version=version).run(attempts, timeout))
+    return result
+
+
+async def update_row_async(
+    source: AsyncEngine | async_sessionmaker[Any],
+    table: Table | type[Any],
+    key: Any,  # noqa: ANN401 - of any type that a database has
+    fn: Callable[[RowMapping | None], R | Awaitable[R]],
+    *,
+    version: str = "version",
+    attempts: int | None = ATTEMPTS,
+    timeout: float | timedelta | None = TIMEOUT,
+) -> R:
+    """
+    Change a row of a SQL database by a function, as if nobody else were there; with asyncio.
+
+    The same as `update_row`, and `fn` may be ``async def``.
+
+    Raises:
+        LockTimeout: See `transact`.
+        BackendUnavailable: See `transact`.
+        ConfigurationError: See `update_row`.
+    """
+    from lockkit._optimistic_sql import RowUpdate  # noqa: PLC0415 - loads the driver
+
+    result: R = await RowUpdate("asyncio", source, fn, table=table, key=key, version=version).run(attempts, timeout)
+    return result
+
+
+def versioned(statement: S, expected: int, *, version: ColumnElement[int] | None = None) -> S:
+    """
+    Let an UPDATE or DELETE touch a row only if it still has the version that was read; an UPDATE counts it up.
+
+    ::
+
+        changed = connection.execute(versioned(update(product).where(...).values(stock=stock - 1), row.version))
+        if changed.rowcount == 0:
+            ...  # somebody else has changed it since
+
+    No I/O.
+
+    Args:
+        statement: Of one table, for Core or the ORM.
+        expected: The version that was read.
+        version: The column that counts; None: the column ``version`` of the table.
+
+    Raises:
+        ConfigurationError: There is no such column, or it is another statement.
+    """
+    from lockkit._optimistic_sql import versioned as make  # noqa: PLC0415 - loads the driver
+
+    return make(statement, expected, version=version)

@@ -1,7 +1,7 @@
 """
 Databases, faces and other processes for the tests of what works inside an application's transactions.
 
-``python -m tests.sql_data ORDER URL …`` is one such process: see `work`, `hold` and `write`.
+``python -m tests.sql_data ORDER URL …`` is one such process: see `work`, `hold`, `write` and `count`.
 """
 
 from __future__ import annotations
@@ -218,7 +218,34 @@ def write(url: str, journal: str, times: str) -> None:
     say(accepted)
 
 
+COUNTERS = sa.Table(
+    "counters",
+    sa.MetaData(),
+    sa.Column("name", sa.String(20), primary_key=True),
+    sa.Column("value", sa.Integer, nullable=False, server_default="0"),
+    sa.Column("version", sa.Integer, nullable=False),
+)
+
+
+def count(url: str, times: str) -> None:
+    """Add 1 to a number that is not there at first, again and again; say how often the function was asked."""
+    engine = sa.create_engine(url)
+    asked = 0
+
+    def more(row: Any) -> dict[str, int]:  # noqa: ANN401 - a row as a mapping, or None
+        nonlocal asked
+        asked += 1
+        return {"value": 1 if row is None else row["value"] + 1}
+
+    say("ready")
+    sys.stdin.readline()
+    for _ in range(int(times)):
+        lockkit.optimistic.update_row(engine, COUNTERS, "x", more, attempts=None, timeout=PATIENCE)
+    engine.dispose()
+    say(asked)
+
+
 if __name__ == "__main__":
     ordered, *given = sys.argv[1:]
-    orders: dict[str, Callable[..., None]] = {"hold": hold, "work": work, "write": write}
+    orders: dict[str, Callable[..., None]] = {"count": count, "hold": hold, "work": work, "write": write}
     orders[ordered](*given)

@@ -205,6 +205,22 @@ ENTRIES: tuple[Entry, ...] = (
         poll=0.2,
         tuning=f"{_POOL}, asked again when it gives up",
     ),
+    Entry(
+        schemes=("zookeeper", "zk"),
+        label="kazoo, by hand",
+        target="zookeeper:RawZooKeeper",
+        role="floor",
+        workloads=("pair", "contention", "handoff"),
+        tuning="create, get_children, delete; watches the one before",
+    ),
+    Entry(
+        schemes=("zookeeper", "zk"),
+        label="kazoo Lock",
+        target="zookeeper:KazooLock",
+        module="kazoo",
+        distribution="kazoo",
+        renews=True,
+    ),
 )
 
 

@@ -1,0 +1,85 @@
+"""ZooKeeper: the least requests by hand through kazoo as a floor, and kazoo's ``Lock``."""
+
+from __future__ import annotations
+
+import threading
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Self
+from urllib.parse import quote, urlsplit
+
+from lockkit.bench.adapters.base import BlockingAdapter
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+    from types import TracebackType
+
+__all__ = ["KazooLock", "RawZooKeeper"]
+
+_ROOT = "/lockkit-bench"
+_START_SECONDS = 30.0
+
+
+class _Kazoo(BlockingAdapter):
+    """A client of kazoo's."""
+
+    async def open(self) -> None:
+        """See `Adapter.open`."""
+        parts = urlsplit(self.url)
+        hosts = f"{parts.netloc.rpartition('@')[2]}{parts.path}"
+        self._client: Any = import_module("kazoo.client").KazooClient(hosts, timeout=self.ttl)
+        self._client.start(_START_SECONDS)
+
+    async def close(self) -> None:
+        """See `Adapter.close`."""
+        self._client.stop()
+        self._client.close()
+
+    def _path(self, name: str) -> str:
+        return f"{_ROOT}/{quote(name, safe='')}"
+
+
+class KazooLock(_Kazoo):
+    """kazoo's ``Lock``. Its session is kept alive by kazoo's own heartbeats."""
+
+    def lock(self, name: str, *, renew: bool = False) -> AbstractContextManager[Any]:
+        """See `BlockingAdapter.lock`."""
+        del renew
+        lock: AbstractContextManager[Any] = self._client.Lock(self._path(name))
+        return lock
+
+
+class RawZooKeeper(_Kazoo):
+    """``create``, ``get_children`` and ``delete``, one after the other; who is not first watches the one before."""
+
+    def lock(self, name: str, *, renew: bool = False) -> AbstractContextManager[Any]:
+        """See `BlockingAdapter.lock`."""
+        del renew
+        path = self._path(name)
+        self._client.ensure_path(path)
+        return _RawLock(self._client, path)
+
+
+class _RawLock:
+    """Handles no lost answer and no lost session."""
+
+    def __init__(self, client: Any, path: str) -> None:  # noqa: ANN401 - kazoo has no types
+        self._client = client
+        self._path = path
+        self._node = ""
+
+    def __enter__(self) -> Self:
+        client, path = self._client, self._path
+        node = self._node = client.create(f"{path}/n", b"", ephemeral=True, sequence=True)
+        while True:
+            line = sorted(client.get_children(path))
+            position = line.index(node.rpartition("/")[2])
+            if position == 0:
+                return self
+            left = threading.Event()
+            if client.exists(f"{path}/{line[position - 1]}", watch=lambda _, left=left: left.set()):
+                left.wait()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._client.delete(self._node)

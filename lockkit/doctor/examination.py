@@ -31,6 +31,9 @@ _MODULES: Mapping[str, str] = MappingProxyType(
         **dict.fromkeys(("redis+sentinel", "rediss+sentinel"), "lockkit.doctor.redis_sentinel"),
         **dict.fromkeys(("redis+cluster", "rediss+cluster"), "lockkit.doctor.redis_cluster"),
         **dict.fromkeys(("redlock", "redlocks"), "lockkit.doctor.redlock"),
+        "postgresql": "lockkit.doctor.postgresql",
+        **dict.fromkeys(("mysql", "mariadb"), "lockkit.doctor.mariadb"),
+        "sqlite": "lockkit.doctor.sqlite",
     }
 )
 

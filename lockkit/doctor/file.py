@@ -51,11 +51,15 @@ async def examine(examination: Examination) -> None:
     """
     backend = FileBackend.open(examination.url, examination.options, examination.host)
     path = Path(backend.url.removeprefix("file://"))
-    if os.path.lexists(path):
+    if _is_there(path):
         _examine_directory(examination, path)
     else:
         _examine_way(examination, path)
     _examine_inotify(examination, str(path))
+
+
+def _is_there(path: Path) -> bool:
+    return os.path.lexists(path)
 
 
 def _examine_way(examination: Examination, path: Path) -> None:

@@ -325,14 +325,15 @@ async def _examine_replication(examination: Examination, server: RedisServer) ->
         examination.find(
             FAILOVER,
             label,
-            f"{replicas_count} replicas follow the server.",
+            f"Replicas that follow the server: {replicas_count}.",
             "Let storage refuse lower tokens (docs: how-to/guard-your-storage.md), or use redlock:// or etcd://",
         )
     else:
         examination.find(
             FAILOVER_UNGUARDED,
             label,
-            f"{replicas_count} replicas follow the server, min-replicas-to-write is 0, and the URL has no replicas=.",
+            f"Replicas that follow the server: {replicas_count}; min-replicas-to-write is 0, and the URL has no "
+            "replicas=.",
             "redis-cli CONFIG SET min-replicas-to-write 1, then CONFIG REWRITE, on master and replicas; "
             "or ?replicas=1 in the URL",
         )

@@ -1,5 +1,5 @@
 """
-Six customers want a seat, and there are three. Each customer is a process; every seat is sold once.
+Four customers want a seat, and there are three. Each customer is a process; every seat is sold once.
 
     LOCKKIT_URL=redis://localhost:6379/0 python examples/seat_booking.py
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from lockkit import Client
 
 SEATS = ("12A", "12B", "12C")
-CUSTOMERS = ("Ada", "Ben", "Cem", "Dia", "Eva", "Fay")
+CUSTOMERS = ("Ada", "Ben", "Cem", "Dia")
 
 
 def book(client: Client, database: sqlite3.Connection, seat: str, customer: str) -> bool:

@@ -1,5 +1,5 @@
 """
-Four tills sell from one stock of ten. They sell ten, and the stock never falls below zero.
+Three tills sell from one stock of ten. They sell ten, and the stock never falls below zero.
 
     LOCKKIT_URL=redis://localhost:6379/0 python examples/stock_decrease.py
 """
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from multiprocessing.synchronize import Barrier
 
 STOCK = 10
-ORDERS_PER_TILL = 4
-TILLS = 4
+ORDERS_PER_TILL = 5
+TILLS = 3
 
 
 def till(directory: Path, number: int, opening: Barrier) -> None:

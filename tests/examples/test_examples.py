@@ -22,8 +22,12 @@ if TYPE_CHECKING:
 EXAMPLES = ROOT / "examples"
 PROGRAMS = sorted(EXAMPLES.glob("*.py"))
 IN_ONE_PROCESS = {"duplicate_payment", "first_come_coupons"}
-# By the ids of the conformance suite's targets: a new backend is a word more.
-BACKENDS = ["memory", "file", "redis", "redlock-3"]
+# Ids of the conformance suite's targets. All programs run on these ...
+THOROUGH = ["memory", "file", "redis", "redlock-3"]
+# ... and one on the first target of every further scheme and mode, so a new backend joins by itself.
+SWAPPED = EXAMPLES / "seat_booking.py"
+_forms = {(scheme, entry.mode): entry.id for entry in reversed(TARGETS) for scheme in entry.schemes}
+FURTHER = [entry.id for entry in TARGETS if entry.id in _forms.values() and entry.id not in THOROUGH]
 PATIENCE = 180.0
 
 
@@ -55,7 +59,7 @@ def run(program: Path, url: str, directory: Path) -> tuple[int, str]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(PATIENCE * 3)
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", THOROUGH)
 def test_programs_do_what_they_say(backend: str, tmp_path: Path) -> None:
     """Swapped by ``LOCKKIT_URL`` alone. On memory:// those that are one process."""
     programs = [path for path in PROGRAMS if backend != "memory" or path.stem in IN_ONE_PROCESS]
@@ -66,6 +70,19 @@ def test_programs_do_what_they_say(backend: str, tmp_path: Path) -> None:
     assert len(outcomes) == len(programs) >= len(IN_ONE_PROCESS)
     wrong = [f"{path.stem}: {status}\n{out}" for path, (status, out) in zip(programs, outcomes, strict=True) if status]
     assert wrong == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(PATIENCE * 2)
+@pytest.mark.parametrize("backend", FURTHER)
+def test_every_further_backend_is_swapped_in_by_its_url(backend: str, tmp_path: Path) -> None:
+    """Three seats are sold once, whatever keeps the lock."""
+    with url_of(backend) as url:
+        status, out = run(SWAPPED, url, tmp_path)
+
+    assert status == 0, out
+    assert out.count(" has ") == 3
+    assert "3 of 3 seats sold" in out
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.stem)

@@ -65,6 +65,9 @@ class Builtin:
 
 _REDIS = Builtin("lockkit.backends.redis:RedisBackend", extra="redis", adopts=("redis",))
 _ZOOKEEPER = Builtin("lockkit.backends.zookeeper:ZooKeeperBackend", extra="zookeeper", adopts=("kazoo",))
+_ETCD = Builtin(
+    "lockkit.backends.etcd:EtcdBackend", extra="etcd", adopts=("grpc", "etcd3", "pyetcd", "aetcd", "etcd3gw")
+)
 _REDLOCK = Builtin("lockkit.backends.redlock:RedlockBackend", extra="redis", adopts=("redis",))
 _SQL_TABLE = "lockkit.backends.sql_table"
 
@@ -101,6 +104,9 @@ BUILTIN: Mapping[str, Builtin] = MappingProxyType(
         "redlocks": _REDLOCK,
         "zookeeper": _ZOOKEEPER,
         "zk": _ZOOKEEPER,
+        "etcd": _ETCD,
+        "etcd3": _ETCD,
+        "etcds": _ETCD,
         "postgresql": _POSTGRESQL,
         "mysql": _MYSQL,
         "mariadb": _MYSQL,

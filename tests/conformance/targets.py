@@ -14,6 +14,8 @@ from typing import Any
 
 from lockkit import registry
 from lockkit.testing.servers import (
+    EtcdCluster,
+    EtcdServer,
     MariaServer,
     PostgresServer,
     RedisCluster,
@@ -86,6 +88,8 @@ TARGETS = [
     Entry("mariadb-row", ("mariadb", "mysql"), MariaServer, {"mode": "row"}),
     Entry("mariadb-advisory", ("mariadb", "mysql"), MariaServer, {"mode": "advisory"}),
     Entry("sqlite", ("sqlite",), _sqlite),
+    Entry("etcd", ("etcd", "etcd3", "etcds"), EtcdServer),
+    Entry("etcd-cluster", ("etcd",), EtcdCluster),
     Entry("zookeeper", ("zookeeper", "zk"), ZooKeeperServer),
     Entry("zookeeper-ensemble", ("zookeeper",), ZooKeeperEnsemble),
 ]

@@ -34,6 +34,7 @@ _MODULES: Mapping[str, str] = MappingProxyType(
         "postgresql": "lockkit.doctor.postgresql",
         **dict.fromkeys(("mysql", "mariadb"), "lockkit.doctor.mariadb"),
         "sqlite": "lockkit.doctor.sqlite",
+        **dict.fromkeys(("zookeeper", "zk"), "lockkit.doctor.zookeeper"),
     }
 )
 

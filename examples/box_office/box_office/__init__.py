@@ -1,0 +1,1 @@
+"""Sells tickets, and nobody two for one seat."""

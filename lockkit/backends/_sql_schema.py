@@ -15,12 +15,13 @@ import re
 from typing import TYPE_CHECKING
 
 from sqlalchemy import BigInteger, Boolean, Column, MetaData, String, Table, Text, inspect, text
-from sqlalchemy.dialects.mysql import MEDIUMTEXT, VARBINARY
+from sqlalchemy.dialects.mysql import VARBINARY, VARCHAR
 from sqlalchemy.dialects.postgresql import TEXT as PG_TEXT
 from sqlalchemy.schema import CreateColumn, CreateTable
 
 from lockkit.backends._sql_statement import Statement
 from lockkit.errors import ConfigurationError
+from lockkit.values import METADATA_BYTES_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -64,7 +65,7 @@ def lock_table(metadata: MetaData | None = None, name: str = TABLE) -> Table:
         The table. Names and owners are compared as bytes; times are microseconds since 1970 by the database's clock.
     """
     key: String = PG_TEXT(collation="C").with_variant(VARBINARY(255), "mysql", "mariadb").with_variant(Text(), "sqlite")
-    long = Text().with_variant(MEDIUMTEXT(charset="utf8mb4", collation="utf8mb4_bin"), "mysql", "mariadb")
+    long = Text().with_variant(VARCHAR(METADATA_BYTES_MAX, charset="ascii"), "mysql", "mariadb")
     schema, _, plain = name.rpartition(".")
     zero, no = text("0"), text("false")
     return Table(

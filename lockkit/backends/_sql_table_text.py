@@ -184,21 +184,25 @@ class MysqlTexts(Texts):
     comes as the value of ``LAST_INSERT_ID(…)``, which travels with the number of changed rows; 0 is busy. The last
     evaluation counts: that of ON DUPLICATE KEY comes after that of VALUES. ("Information Functions", LAST_INSERT_ID.)
 
-    Assignments are done from left to right and see the new values; so each asks the same question, whose answer an
-    earlier one does not change: who was granted the lock is its owner by then.
+    Assignments are done from left to right and see the new values ("INSERT … ON DUPLICATE KEY UPDATE"; MariaDB's
+    SIMULTANEOUS_ASSIGNMENT is about UPDATE alone): the token is decided first, and once the owner is, the others only
+    ask whether that is us.
 
+    ``VALUES(column)`` is what would have been inserted; of the token that is the clock.
     UTC_TIMESTAMP is the time at which the statement began. It may have waited for the row since: then it takes a lock
     for held that has run out meanwhile, and what it grants ends earlier, both harmless.
     """
 
     def _write(self) -> None:
-        ours = "owner IS NULL OR owner = $2 OR expires_at_us <= {now}"
+        ours = "owner IS NULL OR owner = VALUES(owner) OR expires_at_us <= VALUES(token)"
         self.acquire = self._written(
             "INSERT INTO {table} (name, owner, token, expires_at_us, metadata, metadata_owner)"
             " VALUES ($1, $2, LAST_INSERT_ID({now}), {now} + $3, $4, $2) ON DUPLICATE KEY UPDATE"
-            f" token = IF({ours}, LAST_INSERT_ID(GREATEST(token + 1, {{now}})), token + LAST_INSERT_ID(0)),"
-            f" metadata = IF({ours}, $4, metadata), metadata_owner = IF({ours}, $2, metadata_owner),"
-            f" owner = IF({ours}, $2, owner), expires_at_us = IF(owner = $2, {{now}} + $3, expires_at_us)"
+            f" token = IF({ours}, LAST_INSERT_ID(GREATEST(token + 1, VALUES(token))), token + LAST_INSERT_ID(0)),"
+            f" owner = IF({ours}, VALUES(owner), owner),"
+            " expires_at_us = IF(owner = VALUES(owner), VALUES(expires_at_us), expires_at_us),"
+            " metadata = IF(owner = VALUES(owner), VALUES(metadata), metadata),"
+            " metadata_owner = IF(owner = VALUES(owner), owner, metadata_owner)"
         )
         self.release = self._written(
             "UPDATE {table} SET owner = NULL, expires_at_us = 0 WHERE name = $1 AND owner = $2"

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import ssl
 import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -153,11 +154,15 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has n
         self._round_failed()
         self._pause.wait(seconds)
 
-    def create_connection(self, *arguments: Any, timeout: float = CONNECT_SECONDS, **options: Any) -> Any:  # noqa: ANN401 - kazoo's
-        """Connect, in a few seconds rather than within the session timeout."""
+    def create_connection(
+        self, address: tuple[str, int], hostname: str = "", timeout: float = CONNECT_SECONDS, **tls: Any
+    ) -> socket.socket:
+        """Connect, in a few seconds rather than within the session timeout. kazoo's own leaves sockets open."""
         try:
-            self._socket = super().create_connection(*arguments, timeout=min(timeout, CONNECT_SECONDS), **options)
-        except Exception as error:
+            plain = socket.create_connection(address, min(timeout, CONNECT_SECONDS))
+            plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._socket = _encrypted(plain, hostname, tls) if tls.get("use_ssl") else plain
+        except OSError as error:
             self.last_error = error
             raise
         self.last_error = None
@@ -168,6 +173,20 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has n
         if self._socket is not None:
             with suppress(OSError):  # it has ended already
                 self._socket.shutdown(socket.SHUT_RDWR)
+
+
+def _encrypted(plain: socket.socket, hostname: str, tls: Mapping[str, Any]) -> socket.socket:
+    """Begin TLS, with kazoo's options for it; the socket is closed if that fails."""
+    try:
+        context = ssl.create_default_context(cafile=tls.get("ca"))
+        context.check_hostname = tls.get("check_hostname", False)
+        context.verify_mode = ssl.CERT_REQUIRED if tls.get("verify_certs", True) else ssl.CERT_NONE
+        if tls.get("certfile"):
+            context.load_cert_chain(tls["certfile"], tls.get("keyfile"), tls.get("keyfile_password"))
+        return context.wrap_socket(plain, server_hostname=hostname)
+    except BaseException:
+        plain.close()
+        raise
 
 
 class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no types

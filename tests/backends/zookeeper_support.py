@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from kazoo.client import KazooClient
+from kazoo.exceptions import NoNodeError
 
 from lockkit.testing.servers import ZooKeeperServer, wait_until
 
@@ -39,9 +40,10 @@ class Tree:
 
     def nodes(self, directory: str) -> list[str]:
         """The children of a node; none if there is no such node."""
-        if not self.client.exists(directory):
+        try:
+            return sorted(self.client.get_children(directory))
+        except NoNodeError:
             return []
-        return sorted(self.client.get_children(directory))
 
     def until_empty(self, directory: str, within: float = PATIENCE) -> None:
         """Wait until nobody stands in line."""

@@ -35,6 +35,7 @@ _MODULES: Mapping[str, str] = MappingProxyType(
         **dict.fromkeys(("mysql", "mariadb"), "lockkit.doctor.mariadb"),
         "sqlite": "lockkit.doctor.sqlite",
         **dict.fromkeys(("zookeeper", "zk"), "lockkit.doctor.zookeeper"),
+        **dict.fromkeys(("etcd", "etcd3", "etcds"), "lockkit.doctor.etcd"),
     }
 )
 
@@ -109,6 +110,10 @@ class Examination:
                 self._findings[index] = Finding(check, (*known.where, where), seen, mend)
                 return
         self._findings.append(Finding(check, (where,), seen, mend))
+
+    def has(self, check: Check) -> bool:
+        """Tell whether that was found, anywhere."""
+        return any(finding.check is check for finding in self._findings)
 
     async def time(self, where: str, ask: Callable[[], Awaitable[object]]) -> float:
         """

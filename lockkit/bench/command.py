@@ -75,6 +75,9 @@ def bench(  # the signature is the command line
 
     Exit status: 0; 1 if lockkit broke exclusion or failed; 78 for a wrong URL; 130 after Ctrl-C.
     """
+    if html is not None and not html.absolute().parent.is_dir():
+        # Before the run, not after it.
+        raise typer.BadParameter(f"there is no directory {html.parent}", param_hint="--html")
     with reporting():
         from lockkit.bench.session import Wanted, run  # noqa: PLC0415 - see the module
 

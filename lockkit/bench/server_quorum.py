@@ -55,7 +55,7 @@ class ZooKeeperObserver(_Counting):
         """See `Observer.about`. Of the first member."""
         host, port = self._addresses[0]
         version = re.search(r"version: ([\d.]+)", four_letters(host, port, "srvr"))
-        about = {"server": "ZooKeeper", "version": version[1] if version else "", "nodes": str(len(self._addresses))}
+        about = {"server": "ZooKeeper", "version": version[1] if version else "", **_nodes(self._addresses)}
         conf = dict(line.split("=", 1) for line in four_letters(host, port, "conf").splitlines() if "=" in line)
         if found := file_system(Path(conf["dataLogDir"])) if "dataLogDir" in conf else "":
             about["data on"] = found
@@ -86,7 +86,7 @@ class EtcdObserver(_Counting):
         metrics = etcd_metrics(*self._addresses[0])
         version = next((name for name in metrics if name.startswith("etcd_server_version{")), "")
         about = {"server": "etcd", "version": version.partition('"')[2].partition('"')[0]}
-        about["nodes"] = str(len(self._addresses))
+        about |= _nodes(self._addresses)
         syncs = float(metrics.get("etcd_disk_wal_fsync_duration_seconds_count", 0))
         if syncs:
             each_ms = float(metrics["etcd_disk_wal_fsync_duration_seconds_sum"]) / syncs * 1000
@@ -102,3 +102,7 @@ class EtcdObserver(_Counting):
             )
             files += float(metrics.get("process_open_fds", 0))
         return commands, files
+
+
+def _nodes(addresses: list[tuple[str, int]]) -> dict[str, str]:
+    return {"nodes": str(len(addresses))} if len(addresses) > 1 else {}

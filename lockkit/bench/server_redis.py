@@ -50,9 +50,10 @@ class RedisObserver(Observer):
         wire = self._wires[0]
         server, persistence = _info(wire, b"server"), _info(wire, b"persistence")
         version = server.get("valkey_version") or server["redis_version"]
-        about = {"server": server.get("server_name", "redis"), "version": version, "nodes": str(len(self._wires))}
+        about = {"server": server.get("server_name", "Redis"), "version": version}
+        about |= {"nodes": str(len(self._wires))} if len(self._wires) > 1 else {}
         about["appendonly"] = "yes" if persistence.get("aof_enabled") == "1" else "no"
-        for name in ("appendfsync", "save"):
+        for name in ("appendfsync", "save") if about["appendonly"] == "yes" else ("save",):
             answer = wire.ask(encode(b"CONFIG", b"GET", name.encode()))
             if isinstance(answer, list) and answer:
                 about[name] = answer[1].decode() or "never"

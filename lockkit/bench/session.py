@@ -100,6 +100,11 @@ def run(wanted: Wanted) -> int:
         about = _about(subjects, seed, missing, started)
         about["machine"]["load_before"] = load_before
     report = Report(outcome, about)
+    if wanted.html is not None:
+        # Here and not above: who wants no page need not load what draws it.
+        from lockkit.bench.page.page import page  # noqa: PLC0415
+
+        wanted.html.write_text(page(report), encoding="utf-8")
     if wanted.as_json:
         print(json.dumps(report.to_json(), indent=2, ensure_ascii=False))
     else:
@@ -159,8 +164,9 @@ def _status(outcome: Outcome) -> int:
 
 def _about(subjects: Sequence[Subject], seed: int, missing: Mapping[str, str], started: datetime) -> dict[str, Any]:
     """Describe the run; after it, when a SQLite file is there and etcd has flushed something."""
-    versions = {subject.label: subject.version for subject in subjects if subject.version}
-    servers = {subject.group: subject for subject in subjects if subject.role == "lockkit"}
+    placed = [subject for subject in subjects if subject.url]  # an import has no place
+    versions = {subject.label: subject.version for subject in placed if subject.version}
+    servers = {subject.group: subject for subject in placed if subject.role == "lockkit"}
     return {
         "command": command(seed),
         "started": started.isoformat(timespec="seconds"),

@@ -177,3 +177,15 @@ def _first_child(children: Path, process: subprocess.Popen[str]) -> int:
         if pids := children.read_text().split():
             return int(pids[0])
     pytest.fail("the command ended before it measured")
+
+
+def test_page_is_written_beside_the_table(tmp_path: Path) -> None:
+    """The table is still printed; a directory that is not there is told before anything is measured."""
+    few = ["memory://", "--workload", "pair", *FEW]
+
+    status, text = bench(*few, "--html", str(tmp_path / "page.html"))
+
+    assert status == 0
+    assert "Uncontended" in text
+    assert "Uncontended" in (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert bench(*few, "--html", str(tmp_path / "none" / "page.html")) == (2, "")

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from lockkit.testing.servers import Server
 
 DURABILITY: list[tuple[Callable[[], Server], str, dict[str, str]]] = [
-    (lambda: RedisServer(appendonly=True, appendfsync="always"), "redis", {"appendfsync": "always", "save": "never"}),
+    (lambda: RedisServer(appendonly=True, appendfsync="always"), "Redis", {"appendfsync": "always", "save": "never"}),
     (lambda: PostgresServer(durable=True, password="p'w"), "PostgreSQL", {"fsync": "on", "synchronous_commit": "on"}),  # noqa: S106
     (lambda: PostgresServer(durable=False), "PostgreSQL", {"fsync": "off"}),
     (lambda: MariaServer(durable=True, password="p'w"), "MariaDB", {"innodb_flush_log_at_trx_commit": "1"}),  # noqa: S106
-    (ZooKeeperServer, "ZooKeeper", {"nodes": "1"}),
-    (EtcdServer, "etcd", {"nodes": "1"}),
+    (ZooKeeperServer, "ZooKeeper", {}),
+    (EtcdServer, "etcd", {}),
 ]
 
 

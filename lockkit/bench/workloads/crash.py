@@ -116,9 +116,10 @@ class Freeze(Crash):
     name = "freeze"
     title = "Takeover after the holder was frozen"
     explains = (
-        "As above, with SIGSTOP: the process lives and its connections stay open, but nothing renews the lease. A lock "
-        "that has a ttl goes to the waiter after it; one that belongs to a connection or an open file stays locked, "
-        f"here for more than {TTLS_MAX} ttl."
+        "From SIGSTOP for the holding process to the moment when the waiting process has the lock, as a share of the "
+        "ttl: the holder lives and its connections stay open, but nothing renews the lease. A lock that has a ttl goes "
+        "to the waiter after it; one that belongs to a connection or an open file stays locked, here for more than "
+        f"{TTLS_MAX} ttl."
     )
     silent = (
         "A frozen holder that wakes up does not know yet that it lost the lock: what keeps its next write out is a "

@@ -25,7 +25,7 @@ class Sweep(Workload):
     title = "Contention by 1 to 16 processes"
     explains = (
         "Sections per second of all contenders together, and the share of the one that got least, as their number "
-        "grows. A lock that is handed over in order has a flat line and a share near 1; where the line rises while the "
+        "grows. A lock that is handed over in order keeps its pace and a share near 1; where the pairs rise while the "
         "share falls, one contender keeps the lock to itself."
     )
     silent = "With more processes than cores it also shows how the system shares its cores among them."

@@ -1,0 +1,137 @@
+"""Which plots each workload gets, and how each of them is to be read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Literal
+
+from lockkit.bench.settings import CONTENDERS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["PLOTS", "Plot", "written"]
+
+Unit = Literal["us", "ms", "s", "per_s", "share", "trips", "percent"]
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """
+    One plot of a workload, drawn for each place.
+
+    Attributes:
+        kind: ``box`` of the quantiles of a time; ``bar`` of one figure, its whiskers the rounds; ``columns`` of a
+            figure that was measured for several numbers of contenders.
+        figure: Key of the figure; of a box the unit at the end of its keys; of columns the beginning of its keys.
+        title: Above it.
+        unit: Of its values.
+        reads: How it is read: the sentence under it begins with this.
+        line: A value to mark on the axis, or None.
+        ratio: It shows what the workload's headline figure is about, and so the multiples of the floor's too.
+    """
+
+    kind: Literal["box", "bar", "columns"]
+    figure: str
+    title: str
+    unit: Unit
+    reads: str
+    line: float | None = None
+    ratio: bool = False
+
+
+_BOX = (
+    "The thick line is the median, the box the middle half of all {what}, the whiskers go from the fastest to the "
+    "99th of 100, on a logarithmic axis."
+)
+_ROUNDS = "The bar is the median of the rounds, its whisker the lowest and the highest of them."
+
+PLOTS: Mapping[str, tuple[Plot, ...]] = MappingProxyType(
+    {
+        "pair": (Plot("box", "us", "Time of a pair", "us", _BOX.format(what="pairs"), ratio=True),),
+        "contention": (
+            Plot(
+                "bar",
+                "pairs_per_second",
+                "Pairs per second, all together",
+                "per_s",
+                f"{_ROUNDS} More is faster.",
+                ratio=True,
+            ),
+            Plot(
+                "bar",
+                "share",
+                "Share of the least served, of the most served",
+                "share",
+                f"{_ROUNDS} 1 is fair; near 0 somebody starved.",
+                line=1.0,
+            ),
+        ),
+        "handoff": (Plot("box", "ms", "Time of a hand-off", "ms", _BOX.format(what="hand-offs"), ratio=True),),
+        "crash": (
+            Plot(
+                "bar", "fraction", "Takeover, in ttl", "share", f"{_ROUNDS} At the line a whole ttl passed.", line=1.0
+            ),
+        ),
+        "freeze": (
+            Plot(
+                "bar", "fraction", "Takeover, in ttl", "share", f"{_ROUNDS} At the line a whole ttl passed.", line=1.0
+            ),
+        ),
+        "distance": (
+            Plot(
+                "bar",
+                "pair_trips",
+                "Round trips of a pair",
+                "trips",
+                f"{_ROUNDS} Times your round trip: the cost.",
+                ratio=True,
+            ),
+            Plot("bar", "handoff_trips", "Round trips of a hand-off", "trips", f"{_ROUNDS} Pollers have none."),
+        ),
+        "sweep": (
+            Plot(
+                "columns",
+                "pairs",
+                f"Pairs per second by {', '.join(map(str, CONTENDERS))} processes",
+                "per_s",
+                "Each column is a number of contenders, written under it with their pairs per second; each row has "
+                "a height of its own, and a pale column was shared badly.",
+            ),
+        ),
+        "idle": (
+            Plot("bar", "commands_per_second", "Commands per second at the server", "per_s", f"{_ROUNDS} 0 is ideal."),
+            Plot("bar", "cpu_percent", "CPU of the waiting process", "percent", f"{_ROUNDS} 0 is ideal."),
+        ),
+        "held": (Plot("bar", "cpu_percent", "CPU of the holding process", "percent", f"{_ROUNDS} Less is better."),),
+        "overhead": (
+            Plot("bar", "overhead_median_us", "Face and engine, over the backend", "us", f"{_ROUNDS} Less is better."),
+        ),
+        "import": (Plot("bar", "over_min_ms", "Over a bare interpreter", "ms", f"{_ROUNDS} Less is better."),),
+    }
+)
+"""By the name of the workload."""
+
+
+def written(value: float, unit: Unit) -> str:
+    """Write a value for a person: three figures that count."""
+    if unit in {"us", "ms", "s"}:
+        return _duration(value * {"us": 1.0, "ms": 1e3, "s": 1e6}[unit])
+    number = _three(value)
+    return {"per_s": f"{number}/s", "percent": f"{number} %", "share": number, "trips": number}[unit]
+
+
+def _duration(microseconds: float) -> str:
+    if abs(microseconds) < 1e3:  # noqa: PLR2004
+        return f"{_three(microseconds)} µs"
+    if abs(microseconds) < 1e6:  # noqa: PLR2004
+        return f"{_three(microseconds / 1e3)} ms"
+    return f"{_three(microseconds / 1e6)} s"
+
+
+def _three(value: float) -> str:
+    size = abs(value)
+    digits = 0 if size >= 100 else 1 if size >= 10 else 2  # noqa: PLR2004
+    text = f"{value:,.{digits}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text

@@ -1,0 +1,254 @@
+"""The page: what was measured and where, a glance at all backends, then every workload with its plots and tables."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from typing import TYPE_CHECKING
+
+from lockkit.bench.page.choice import PLOTS
+from lockkit.bench.page.markup import Html, tag
+from lockkit.bench.page.plots import draw
+from lockkit.bench.table import described
+from lockkit.url import parse
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from lockkit.bench.report import Report, Row, Section
+
+__all__ = ["page"]
+
+TIMES = "\N{MULTIPLICATION SIGN}"
+
+GLANCE = ("pair", "handoff", "crash")
+"""Workloads that are shown for all backends together."""
+
+
+def page(report: Report) -> str:
+    """Write the report as HTML, complete in itself."""
+    sections = [section for section in report.sections if any(_shown(row) for row in section.rows)]
+    body = tag(
+        "main",
+        _head(report),
+        _alarms(report),
+        _glance(sections, report),
+        *(_section(section, report) for section in sections),
+        _where(report),
+        _repeat(report),
+    )
+    style = files("lockkit.bench.page").joinpath("style.css").read_text()
+    head = tag(
+        "head",
+        tag("meta", charset="utf-8"),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("title", "lockkit bench"),
+        tag("style", Html(style)),
+    )
+    return f"<!doctype html>\n{tag('html', head, tag('body', body), lang='en')}\n"
+
+
+# -- what was measured -------------------------------------------------------------------------------------------------
+
+
+def _head(report: Report) -> Html:
+    about, machine = report.about, report.about["machine"]
+    settings = report.outcome.settings
+    facts = {
+        "When": about["started"].replace("T", " ").replace("+00:00", " UTC"),
+        "Machine": f"{machine['processor'] or machine['architecture']}, {machine['cores']} cores, {machine['system']}",
+        "Python": str(machine["python"]),
+        "Load before": f"{machine['load_before']:.1f} processes"
+        + (" \N{EM DASH} the machine was busy: trust ratios, not times" if _busy(machine) else ""),
+        "Rounds": f"up to {settings.rounds}, order of the subjects drawn anew in each (seed {report.outcome.seed})",
+    }
+    rows = [Html(tag("dt", name) + tag("dd", value)) for name, value in facts.items()]
+    legend = [
+        tag("span", tag("i", class_=f"swatch {role}"), f" {text}")
+        for role, text in (
+            ("lockkit", "lockkit"),
+            ("peer", "another library"),
+            ("floor", "floor: the least work that such a lock can do, written by hand"),
+        )
+    ]
+    return tag(
+        "header",
+        tag("h1", "Locks, side by side"),
+        tag(
+            "p",
+            "Every subject ran in processes of its own, in turn with all others, in random order. Compare within one "
+            "place: the same server, the same minute. Times between places also compare servers, and how durable they "
+            "were set up.",
+        ),
+        tag("dl", *rows),
+        tag("p", *legend, class_="legend"),
+    )
+
+
+def _busy(machine: Mapping[str, float]) -> bool:
+    return machine["load_before"] > machine["cores"] / 2
+
+
+def _alarms(report: Report) -> Html:
+    alarms = [
+        tag("p", tag("b", "Broken: "), f"{subject.key}: {report.outcome.broken(subject)}", class_="alarm")
+        for subject in report.broken
+    ]
+    warnings = []
+    if report.outcome.interrupted:
+        warnings.append("The run was interrupted: what is missing was not measured.")
+    if report.outcome.out_of_time:
+        warnings.append(
+            f"The run ended at its limit of {report.outcome.settings.limit:g} s: some subjects had fewer rounds than "
+            "others, or none."
+        )
+    warnings += [f"Not measured: {kind}: {why}" for kind, why in report.about.get("not_started", {}).items()]
+    return Html("".join([*alarms, *(tag("p", text, class_="warning") for text in warnings)]))
+
+
+def _where(report: Report) -> Html:
+    servers = [
+        tag("tr", tag("td", _title(group)), tag("td", described(about) or "nothing to tell"), tag("td", group))
+        for group, about in report.about["servers"].items()
+    ]
+    head = tag("tr", tag("th", "place"), tag("th", "server and its durability"), tag("th", "URL"))
+    versions = ", ".join(f"{name} {version}" for name, version in sorted(report.about["versions"].items()))
+    tuned = {row.subject.label: row.subject.tuning for s in report.sections for row in s.rows if row.subject.tuning}
+    missing = {row.subject.label: row.reason for s in report.sections for row in s.rows if row.subject.missing}
+    notes = [tag("li", tag("b", f"{label}: "), text) for label, text in {**tuned, **missing}.items()]
+    return tag(
+        "section",
+        tag("h2", "Servers, versions, settings"),
+        tag(
+            "p",
+            "A server that flushes every change to the disk is slower than one that does not, and loses nothing when "
+            "the machine loses its power.",
+        ),
+        tag("div", tag("table", head, *servers), class_="scroll"),
+        tag("p", f"Versions: {versions}."),
+        *([tag("p", "Used otherwise than by its defaults, or not installed:"), tag("ul", *notes)] if notes else []),
+    )
+
+
+def _repeat(report: Report) -> Html:
+    return tag(
+        "section",
+        tag("h2", "Repeat it"),
+        tag("pre", report.about["command"]),
+        tag(
+            "p",
+            "The seed repeats the order, not the figures: ratios come again within about 15 %, times only on the same "
+            "machine with nothing else to do.",
+        ),
+    )
+
+
+# -- plots -------------------------------------------------------------------------------------------------------------
+
+
+def _glance(sections: Sequence[Section], report: Report) -> Html:
+    """Show lockkit's blocking face on all backends."""
+    figures = []
+    for section in sections:
+        ours = [row for row in section.rows if _ours(row) and _shown(row)]
+        if section.workload.name not in GLANCE or len({row.subject.group for row in ours}) < 2:  # noqa: PLR2004
+            continue
+        plot = PLOTS[section.workload.name][0]
+        drawn = draw(plot, section, ours, name=lambda row: _title(row.subject.group))
+        if drawn is not None:
+            caption = f"{plot.reads} It does not show what each backend promises for that time: see its page."
+            figures.append(_figure(section.workload.title, "", drawn, caption))
+    if not figures:
+        return Html()
+    return tag(
+        "section",
+        tag("h2", "lockkit on each backend"),
+        tag("p", f"The blocking face, version {report.about['versions']['lockkit']}."),
+        tag("div", *figures, class_="panels"),
+    )
+
+
+def _ours(row: Row) -> bool:
+    return row.subject.role == "lockkit" and row.subject.face == "blocking" and row.subject.number == 1
+
+
+def _section(section: Section, report: Report) -> Html:
+    workload = section.workload
+    groups = dict.fromkeys(row.subject.group for row in section.rows if _shown(row))
+    panels = []
+    for group in groups:
+        rows = [row for row in section.rows if row.subject.group == group and _shown(row)]
+        for plot in PLOTS[workload.name]:
+            drawn = draw(plot, section, rows, name=_name)
+            if drawn is None:
+                continue
+            about = described(report.about["servers"].get(group, {}))
+            title = _title(group) if len(PLOTS[workload.name]) == 1 else f"{_title(group)}: {plot.title.lower()}"
+            floor = (
+                f" At the right: {_headline(section)} as a multiple of the floor's." if "floor</small>" in drawn else ""
+            )
+            panels.append(_figure(title, about, drawn, f"{plot.reads}{floor} Not shown: {workload.silent}"))
+    return tag(
+        "section",
+        tag("h2", workload.title),
+        tag("p", workload.explains),
+        tag("div", *panels, class_="panels"),
+        *_remarks(section),
+        _details(section),
+        id=workload.name,
+    )
+
+
+def _headline(section: Section) -> str:
+    workload = section.workload
+    return next(figure.title for figure in workload.figures if figure.key == workload.headline)
+
+
+def _figure(title: str, about: str, drawn: Html, caption: str) -> Html:
+    small = [tag("span", about, class_="about")] if about else []
+    return tag("figure", tag("h3", title, *small), drawn, tag("figcaption", caption))
+
+
+def _remarks(section: Section) -> list[Html]:
+    remarks = [
+        tag("li", f"{row.subject.key}: {note}", class_=row.status)
+        for row in section.rows
+        for note in ([f"{row.status}: {row.reason}"] if row.reason and _shown(row) else []) + row.notes
+    ]
+    return [tag("ul", *remarks, class_="remarks")] if remarks else []
+
+
+def _details(section: Section) -> Html:
+    figures = [f for f in section.workload.figures if any(f.key in row.figures for row in section.rows)]
+    headline = section.workload.headline
+    head = ["subject", "face", "place", *(figure.title for figure in figures), f"{TIMES} floor"]
+    rows = []
+    for row in filter(_shown, section.rows):
+        numbers = [
+            f"{row.figures[figure.key]:,.{figure.digits}f}" if figure.key in row.figures else "" for figure in figures
+        ]
+        ratio = row.ratios.get(headline, {}).get(row.floor or "")
+        numbers.append(f"{ratio.median:.2f}" if ratio is not None else "")
+        words = [row.subject.label, row.subject.face, _title(row.subject.group)]
+        cells = [tag("td", word) for word in words] + [tag("td", number, class_="number") for number in numbers]
+        rows.append(tag("tr", *cells, class_=row.status))
+    table = tag("table", tag("tr", *(tag("th", word) for word in head)), *rows)
+    return tag("details", tag("summary", "All figures"), tag("div", table, class_="scroll"))
+
+
+def _shown(row: Row) -> bool:
+    return row.status not in {"skipped", "pending"}
+
+
+def _name(row: Row) -> str:
+    number = f" #{row.subject.number}" if row.subject.number > 1 else ""
+    return f"{row.subject.label}{number}" + (" (asyncio)" if row.subject.face == "asyncio" else "")
+
+
+def _title(group: str) -> str:
+    """Name a place: ``postgresql, mode=row``; its URL stands in the list of the servers."""
+    if ":" not in group:
+        return group
+    url = parse(group)
+    mode = [f"mode={value}" for name, value in url.query if name == "mode"]
+    nodes = [f"{len(url.hosts)} nodes"] if len(url.hosts) > 1 else []
+    return ", ".join([url.scheme, *mode, *nodes])

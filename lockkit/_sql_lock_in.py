@@ -11,8 +11,9 @@ sell the same thing again. That the row has changed since tells the two apart, s
 
 Tokens are drawn after the row is locked, so for a name they follow the order of grants, from what no rollback takes
 back. Neither PostgreSQL nor InnoDB promises that a number drawn by a transaction which did not commit stays drawn when
-the server *crashes* (PostgreSQL manual, "Sequence Manipulation Functions"). So after each start of the server the
-first one raises the numbers to its time of day in microseconds; they grow by less than one each microsecond.
+the server *crashes* (PostgreSQL manual, "Sequence Manipulation Functions"). So after each start of the server, and
+after a replica of PostgreSQL's was promoted, the first one raises the numbers to the time of day in microseconds; they
+grow by less than one each microsecond.
 
 ===========  ============================================================  =========================================
 PostgreSQL   ``INSERT … ON CONFLICT DO UPDATE``, one round trip            ``nextval`` of a sequence
@@ -189,7 +190,9 @@ class _Postgres(_Attempts):
 @lru_cache(maxsize=64)
 def _postgres(table: str, tokens: str) -> dict[str, TextClause]:
     number = f"'{tokens}'::regclass"
-    started = "(extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint"
+    # The second is when the last transaction came that a replica got from its primary: numbers drawn after it are lost.
+    began = "greatest(pg_postmaster_start_time(), pg_last_xact_replay_timestamp())"
+    started = f"(extract(epoch FROM {began}) * 1000000)::bigint"
     now = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
     statements = {
         "try": f"SELECT 1 FROM {table} WHERE name = :name FOR UPDATE SKIP LOCKED",

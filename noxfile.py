@@ -142,6 +142,13 @@ def bench(session: nox.Session) -> None:
 
 
 @nox.session
+def comparison(session: nox.Session) -> None:
+    """Writes docs/comparison/capabilities.md anew, from what the backends say of themselves."""
+    install(session, "test")
+    session.run("python", "-m", "tests.comparison.capability_page")
+
+
+@nox.session
 def build(session: nox.Session) -> None:
     """Builds sdist and wheel, and tries the wheel in an environment with nothing else."""
     install(session, "build", extras=None)

@@ -6,6 +6,9 @@ import re
 
 import pytest
 
+from lockkit import registry
+from lockkit.url import parse
+from tests.comparison import capability_page
 from tests.docs.story import ROOT
 
 FOLDER = ROOT / "docs" / "comparison"
@@ -61,3 +64,26 @@ def test_every_test_is_told_of(page: str, tests: str) -> None:
 
     assert here
     assert sorted(here - set(CLAIM.findall((FOLDER / page).read_text()))) == []
+
+
+def test_capabilities_are_those_of_the_backends() -> None:
+    """The page is written by a program: `nox -s comparison` brings it up to date."""
+    assert capability_page.PAGE.read_text() == capability_page.text()
+
+
+def test_every_backend_has_its_row() -> None:
+    """Whatever the registry leads to is compared, in each of its modes."""
+    shown = set()
+    for subject in capability_page.BACKENDS:
+        url = parse(subject.url)
+        shown.add(registry.find(url.scheme, dict(url.query).get("mode")))
+
+    assert shown == {registry.find(scheme, mode) for scheme in registry.BUILTIN for mode in registry.modes(scheme)}
+
+
+def test_the_tree_leads_to_every_backend() -> None:
+    """Whoever follows it ends somewhere, and each page of a backend is linked."""
+    page = (FOLDER / "choosing.md").read_text()
+    pages = {path.name for path in (ROOT / "docs" / "backends").glob("*.md")}
+
+    assert pages == set(re.findall(r"\.\./backends/(\w+\.md)", page))

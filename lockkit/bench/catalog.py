@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Self
 from urllib.parse import quote
 
 import lockkit
-from lockkit import config
+from lockkit import config, registry
 from lockkit.bench.subject import Face, Role, Scope, Subject
 from lockkit.url import parse
 
@@ -43,6 +43,7 @@ class Entry:
         renews: See `Subject.renews`.
         workloads: See `Subject.workloads`.
         tuning: See `Subject.tuning`.
+        mode: For which option ``mode`` of the URL; None: for any, or none.
     """
 
     schemes: tuple[str, ...]
@@ -57,6 +58,7 @@ class Entry:
     renews: bool = False
     workloads: tuple[str, ...] | None = None
     tuning: str = ""
+    mode: str | None = None
 
     def subject(self, url: str, group: str) -> Subject:
         """Make the subject for a URL."""
@@ -221,6 +223,42 @@ ENTRIES: tuple[Entry, ...] = (
         distribution="kazoo",
         renews=True,
     ),
+    Entry(
+        schemes=("postgresql",),
+        label="psycopg, by hand",
+        target="sql:RawPostgresqlTable",
+        role="floor",
+        poll=0.002,
+        workloads=("pair", "contention"),
+        mode="table",
+    ),
+    Entry(
+        schemes=("mariadb", "mysql"),
+        label="PyMySQL, by hand",
+        target="sql:RawMysqlTable",
+        role="floor",
+        poll=0.002,
+        workloads=("pair", "contention"),
+        mode="table",
+    ),
+    Entry(
+        schemes=("sqlite",),
+        label="sqlite3, by hand",
+        target="sql:RawSqliteTable",
+        role="floor",
+        scope="machine",
+        poll=0.002,
+        workloads=("pair", "contention"),
+        mode="table",
+    ),
+    Entry(
+        schemes=("postgresql", "mariadb", "mysql"),
+        label="sqlalchemy-dlock",
+        target="sql:Dlock",
+        module="sqlalchemy_dlock",
+        distribution="sqlalchemy-dlock",
+        tuning="a connection of its own for each lock; advisory locks, without token and ttl",
+    ),
 )
 
 
@@ -335,7 +373,12 @@ class _Place:
 
     def others(self) -> Iterator[Subject]:
         # By the whole scheme: on redis+cluster:// these libraries would talk to one node only.
-        return (entry.subject(self.url, self.group) for entry in ENTRIES if self.scheme in entry.schemes)
+        mode = dict(parse(self.url).query).get("mode") or registry.modes(self.scheme)[0]
+        return (
+            entry.subject(self.url, self.group)
+            for entry in ENTRIES
+            if self.scheme in entry.schemes and entry.mode in {None, mode}
+        )
 
 
 def _numbered(found: list[Subject]) -> list[Subject]:

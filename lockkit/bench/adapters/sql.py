@@ -1,0 +1,211 @@
+"""
+SQL databases: the lock table by hand through bare drivers as floors, and sqlalchemy-dlock.
+
+A floor does what a fenced lock with a ttl takes at the least: one statement that takes a row if it is free, raises its
+token and keeps its end; and one that frees it. The same driver, autocommit, one connection, no lost answers.
+"""
+
+from __future__ import annotations
+
+import secrets
+import sqlite3
+import time
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Self
+
+from lockkit.bench.adapters.base import BlockingAdapter
+from lockkit.url import parse
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+    from types import TracebackType
+
+    from lockkit.url import Url
+
+__all__ = ["Dlock", "RawMysqlTable", "RawPostgresqlTable", "RawSqliteTable"]
+
+_TABLE = "lockkit_bench_floor"
+_COLUMNS = "token bigint NOT NULL, expires_at_us bigint NOT NULL"
+_PAUSE_MAX = 0.002
+_WAIT_SECONDS = 3600  # MariaDB's GET_LOCK refuses to wait without limit
+_NOW_POSTGRESQL = "CAST(extract(epoch FROM clock_timestamp()) * 1000000 AS bigint)"
+_NOW_MYSQL = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"
+_NOW_SQLITE = (
+    "(CAST(strftime('%s', 'now') AS integer) * 1000000 + CAST(substr(strftime('%f', 'now'), 4) AS integer) * 1000)"
+)
+
+
+class _RawTable(BlockingAdapter):
+    """A lock table by hand."""
+
+    _connection: Any
+
+    def lock(self, name: str, *, renew: bool = False) -> AbstractContextManager[Any]:
+        """See `BlockingAdapter.lock`."""
+        del renew
+        return _RawLock(self, name)
+
+    def taken(self, name: str, owner: str) -> int:
+        """Try once; give the token, or 0."""
+        raise NotImplementedError
+
+    def freed(self, name: str, owner: str) -> None:
+        """Release."""
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        """See `Adapter.close`."""
+        self._connection.close()
+
+    def token(self, entered: Any) -> int | None:  # noqa: ANN401 - see Adapter
+        """See `Adapter.token`."""
+        return int(entered.token)
+
+
+class _RawLock:
+    """Asks again after a short pause while the lock is busy."""
+
+    def __init__(self, table: _RawTable, name: str) -> None:
+        self._table = table
+        self._name = name
+        self._owner = ""
+        self.token = 0
+
+    def __enter__(self) -> Self:
+        owner = self._owner = secrets.token_hex(16)
+        while not (token := self._table.taken(self._name, owner)):
+            time.sleep(secrets.randbelow(1000) / 1000 * _PAUSE_MAX)
+        self.token = token
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._table.freed(self._name, self._owner)
+
+
+class RawPostgresqlTable(_RawTable):
+    """psycopg 3, which prepares the two statements by itself."""
+
+    async def open(self) -> None:
+        """See `Adapter.open`."""
+        self._connection = import_module("psycopg").connect(**_arguments(parse(self.url), "dbname"), autocommit=True)
+        self._connection.execute("SELECT pg_advisory_lock(1)")  # CREATE … IF NOT EXISTS is not atomic
+        self._connection.execute(
+            f'CREATE TABLE IF NOT EXISTS {_TABLE} (name text COLLATE "C" PRIMARY KEY, owner text, {_COLUMNS})'
+            " WITH (fillfactor = 50)"
+        )
+        self._connection.execute("SELECT pg_advisory_unlock(1)")
+        ttl_us = int(self.ttl * 1e6)
+        self._take = (
+            f"INSERT INTO {_TABLE} AS l VALUES (%s, %s, {_NOW_POSTGRESQL}, {_NOW_POSTGRESQL} + {ttl_us})"
+            " ON CONFLICT (name) DO UPDATE SET owner = excluded.owner, token = greatest(l.token + 1, excluded.token),"
+            " expires_at_us = excluded.expires_at_us WHERE l.owner IS NULL OR l.expires_at_us <= excluded.token"
+            " RETURNING token"
+        )
+        self._free = f"UPDATE {_TABLE} SET owner = NULL, expires_at_us = 0 WHERE name = %s AND owner = %s"
+
+    def taken(self, name: str, owner: str) -> int:
+        """See `_RawTable.taken`."""
+        row = self._connection.execute(self._take, (name, owner)).fetchone()
+        return int(row[0]) if row else 0
+
+    def freed(self, name: str, owner: str) -> None:
+        """See `_RawTable.freed`."""
+        self._connection.execute(self._free, (name, owner))
+
+
+class RawMysqlTable(_RawTable):
+    """PyMySQL."""
+
+    async def open(self) -> None:
+        """See `Adapter.open`."""
+        self._connection = import_module("pymysql").connect(**_arguments(parse(self.url), "database"), autocommit=True)
+        self._cursor = self._connection.cursor()
+        self._cursor.execute(
+            f"CREATE TABLE IF NOT EXISTS {_TABLE}"
+            f" (name varbinary(255) PRIMARY KEY, owner varbinary(255), {_COLUMNS}) ENGINE=InnoDB"
+        )
+        ours = "owner IS NULL OR expires_at_us <= VALUES(token)"
+        self._take = (
+            f"INSERT INTO {_TABLE} VALUES (%s, %s, LAST_INSERT_ID({_NOW_MYSQL}), {_NOW_MYSQL} + {int(self.ttl * 1e6)})"
+            f" ON DUPLICATE KEY UPDATE token = IF({ours},"
+            " LAST_INSERT_ID(GREATEST(token + 1, VALUES(token))), token + LAST_INSERT_ID(0)),"
+            f" owner = IF({ours}, VALUES(owner), owner),"
+            " expires_at_us = IF(owner = VALUES(owner), VALUES(expires_at_us), expires_at_us)"
+        )
+        self._free = f"UPDATE {_TABLE} SET owner = NULL, expires_at_us = 0 WHERE name = %s AND owner = %s"
+
+    def taken(self, name: str, owner: str) -> int:
+        """See `_RawTable.taken`."""
+        self._cursor.execute(self._take, (name, owner))
+        return int(self._cursor.lastrowid)
+
+    def freed(self, name: str, owner: str) -> None:
+        """See `_RawTable.freed`."""
+        self._cursor.execute(self._free, (name, owner))
+
+
+class RawSqliteTable(_RawTable):
+    """Python's sqlite3, on the same file and so in the same journal mode."""
+
+    async def open(self) -> None:
+        """See `Adapter.open`."""
+        path = parse(self.url).path.removeprefix("/")
+        self._connection = sqlite3.connect(path, isolation_level=None, timeout=60)
+        self._connection.execute(
+            f"CREATE TABLE IF NOT EXISTS {_TABLE} (name text PRIMARY KEY, owner text, {_COLUMNS}) WITHOUT ROWID"
+        )
+        self._take = (
+            f"INSERT INTO {_TABLE} AS l VALUES (?, ?, {_NOW_SQLITE}, {_NOW_SQLITE} + {int(self.ttl * 1e6)})"
+            " ON CONFLICT (name) DO UPDATE SET owner = excluded.owner, token = max(l.token + 1, excluded.token),"
+            " expires_at_us = excluded.expires_at_us WHERE l.owner IS NULL OR l.expires_at_us <= excluded.token"
+            " RETURNING token"
+        )
+        self._free = f"UPDATE {_TABLE} SET owner = NULL, expires_at_us = 0 WHERE name = ? AND owner = ?"
+
+    def taken(self, name: str, owner: str) -> int:
+        """See `_RawTable.taken`."""
+        rows = self._connection.execute(self._take, (name, owner)).fetchall()
+        return int(rows[0][0]) if rows else 0
+
+    def freed(self, name: str, owner: str) -> None:
+        """See `_RawTable.freed`."""
+        self._connection.execute(self._free, (name, owner))
+
+
+class Dlock(BlockingAdapter):
+    """sqlalchemy-dlock: advisory locks of a connection, which it keeps for each lock object."""
+
+    async def open(self) -> None:
+        """See `Adapter.open`."""
+        sqlalchemy = import_module("sqlalchemy")
+        url = parse(self.url)
+        drivers = {"postgresql": "postgresql+psycopg", "mysql": "mysql+pymysql", "mariadb": "mariadb+pymysql"}
+        target = sqlalchemy.URL.create(
+            drivers[url.base], url.username, url.password, url.host, url.port, url.path.removeprefix("/")
+        )
+        self._engine = sqlalchemy.create_engine(target, poolclass=sqlalchemy.NullPool)
+        self._connections: list[Any] = []
+        self._make: Any = import_module("sqlalchemy_dlock").create_sadlock
+
+    def lock(self, name: str, *, renew: bool = False) -> AbstractContextManager[Any]:
+        """See `BlockingAdapter.lock`."""
+        del renew
+        connection = self._engine.connect()
+        self._connections.append(connection)
+        lock: AbstractContextManager[Any] = self._make(connection, name, contextual_timeout=_WAIT_SECONDS)
+        return lock
+
+    async def close(self) -> None:
+        """See `Adapter.close`."""
+        for connection in self._connections:
+            connection.close()
+        self._engine.dispose()
+
+
+def _arguments(url: Url, database: str) -> dict[str, Any]:
+    """Give what a driver is to connect with. Options of the query are lockkit's own."""
+    wanted = {"host": url.host, "port": url.port, "user": url.username, "password": url.password}
+    wanted[database] = url.path.removeprefix("/") or None
+    return {name: value for name, value in wanted.items() if value is not None}

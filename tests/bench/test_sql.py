@@ -1,0 +1,59 @@
+"""Every library and floor on the lock table, on real databases."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from lockkit.bench.catalog import ENTRIES, subjects
+from lockkit.bench.run import Run
+from lockkit.bench.workloads import WORKLOADS
+from lockkit.testing.servers import MariaServer, PostgresServer, require
+from tests.bench.test_honesty import SHORT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from lockkit.bench.catalog import Entry
+
+SETTINGS = replace(SHORT, seconds=0.5)
+DATABASES = ("postgresql", "mariadb", "sqlite")
+CASES = [
+    pytest.param(scheme, entry, id=f"{scheme}-{entry.target}")
+    for scheme in DATABASES
+    for entry in ENTRIES
+    if scheme in entry.schemes and entry.mode in {None, "table"}
+]
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[dict[str, str]]:
+    """URLs by scheme."""
+    require("postgresql", "mariadb", local=True)
+    with PostgresServer() as postgresql, MariaServer() as mariadb:
+        yield {"postgresql": postgresql.url, "mariadb": mariadb.url}
+
+
+@pytest.mark.parametrize(("scheme", "entry"), CASES)
+def test_subject_locks_and_excludes(servers: dict[str, str], tmp_path: Path, scheme: str, entry: Entry) -> None:
+    """Alone and among contenders; the witness sees nobody beside it."""
+    url = servers.get(scheme, f"sqlite:///{tmp_path}/bench.db")
+    subject = entry.subject(url, "here")
+    assert not subject.missing
+
+    outcome = Run([subject], [WORKLOADS["pair"], WORKLOADS["contention"]], SETTINGS, seed=1).go(lambda *_: None)
+
+    assert [problem for cell in outcome.cells if (problem := cell.failed or cell.broken)] == []
+    assert {cell.workload.name for cell in outcome.cells if cell.rounds} == {"pair", "contention"}
+
+
+def test_floors_are_those_of_the_mode() -> None:
+    """A lock table is not compared with an advisory lock by hand."""
+    found = {subject.target for subject in subjects(["postgresql://localhost/db"], faces=["blocking"])}
+
+    assert "lockkit.bench.adapters.sql:RawPostgresqlTable" in found
+    other = subjects(["sqlite:///x.db"], faces=["blocking"])
+    assert {subject.role for subject in other} == {"lockkit", "floor"}

@@ -494,22 +494,14 @@ class SessionBackend(LockBackend):
 
     async def _not_freed(self, place: _Place, session: Session, owner: str, error: BaseException) -> bool:
         """A release failed: was the lock lost before, or is that not known?"""
-        timed_out = session.unheard
+        lost_before = not session.unheard and session.told(error)
         self._lose(place)
-        if not timed_out and self._was_ended(error):
+        if lost_before:
             return False
         if await self._end_ours(place, owner):
             return True
         # Not held any more, and whether the release did that nobody can tell.
         raise self.database.translate(error) from error
-
-    def _was_ended(self, error: BaseException) -> bool:
-        """Whether the server told that it had ended the session before."""
-        return self.database.kind(error) == "connection" and self._told(error)
-
-    @abstractmethod
-    def _told(self, error: BaseException) -> bool:
-        """Whether an error came from the server, rather than from the connection to it."""
 
     async def _end_ours(self, place: _Place, owner: str) -> bool:
         """End a session of ours whose connection is gone, if the server still has it."""

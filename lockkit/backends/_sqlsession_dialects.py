@@ -121,9 +121,6 @@ class PostgresqlSessions(_Keys):
     def _token(self, result: Result) -> int | None:
         return result.rows[0][0] if result.rows else None
 
-    def _told(self, error: BaseException) -> bool:
-        return getattr(error, "sqlstate", None) is not None
-
 
 _LIMIT_SECONDS_MAX = 31_536_000
 """The longest limit that MariaDB and MySQL take, a year."""
@@ -138,7 +135,6 @@ _MYSQL_CANCEL = Statement("KILL QUERY $1")
 _MYSQL_END = Statement("KILL $1")
 _KILL_DENIED = 1095
 _NO_SUCH_THREAD = 1094
-_ENDED = frozenset({1927, 4031, 1053})
 _REFUSED = 1
 """In place of a token: the session does not hold the lock. Tokens are times in µs, and far above."""
 
@@ -182,10 +178,12 @@ class MysqlSessions(_Keys):
         session.send(_MYSQL_LIMIT, (limit,))
 
     async def _end(self, pid: int) -> None:
+        from lockkit.backends._sqlsession_mysql import error_number  # noqa: PLC0415 - PostgreSQL needs nothing of it
+
         try:
             await self.database.run(_MYSQL_END, (pid,), again=True)
         except LockError as error:
-            number = _number(error.__cause__)
+            number = error_number(error.__cause__)
             if number == _KILL_DENIED:
                 right = "KILL of another user's needs CONNECTION ADMIN (SUPER on older MariaDB) or CONNECTION_ADMIN"
                 raise self._unsupported(pid, right) from error.__cause__
@@ -194,9 +192,6 @@ class MysqlSessions(_Keys):
 
     def _token(self, result: Result) -> int | None:
         return None if result.last_id == _REFUSED else result.last_id
-
-    def _told(self, error: BaseException) -> bool:
-        return _number(error) in _ENDED
 
     def _writing(self, table: str, used: str) -> Statement:
         """
@@ -221,9 +216,3 @@ class MysqlSessions(_Keys):
             f"SELECT u.session, l.owner, l.token, l.metadata, NULL FROM (SELECT {used} AS session) u"
             f" LEFT JOIN {table} l ON l.name = $1 AND l.session = u.session WHERE u.session IS NOT NULL"
         )
-
-
-def _number(error: BaseException | None) -> int:
-    original = getattr(error, "orig", None) or error
-    arguments = getattr(original, "args", ())
-    return arguments[0] if arguments and isinstance(arguments[0], int) else 0

@@ -16,13 +16,23 @@ if TYPE_CHECKING:
     from lockkit.backends._sql_statement import Parameter, Statement
     from lockkit.runtime import Event, Runtime
 
-__all__ = ["PyMysqlSession", "TaskSession"]
+__all__ = ["PyMysqlSession", "TaskSession", "error_number"]
 
 COM_QUERY = 3
 """The protocol's command for a statement as text."""
 
 
-class PyMysqlSession(Session):
+_ENDED = frozenset({1053, 1927, 4031})
+"""What the server says when it ends a session: it stops, by KILL, after ``wait_timeout``."""
+
+
+class _MysqlSession(Session):
+    def told(self, error: BaseException) -> bool:
+        """See `Session.told`."""
+        return error_number(error) in _ENDED
+
+
+class PyMysqlSession(_MysqlSession):
     """
     A session of PyMySQL.
 
@@ -66,7 +76,7 @@ class PyMysqlSession(Session):
         await until_readable(self._runtime, self._fd, wake, until)
 
 
-class TaskSession(Session):
+class TaskSession(_MysqlSession):
     """A session of an asyncio driver, through SQLAlchemy's form of it."""
 
     link: AdaptedLink
@@ -113,3 +123,9 @@ class TaskSession(Session):
         if reader is None:
             return super().ended
         return bool(reader.at_eof() or reader.exception() is not None)
+
+
+def error_number(error: BaseException | None) -> int:
+    """Give the number of a driver's error, 0 if it has none: its first argument in all drivers."""
+    arguments = getattr(getattr(error, "orig", None) or error, "args", ())
+    return arguments[0] if arguments and isinstance(arguments[0], int) else 0

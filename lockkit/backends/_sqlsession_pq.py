@@ -14,6 +14,8 @@ from psycopg import pq
 from lockkit.backends._sqlsession_session import Session, until_readable
 
 if TYPE_CHECKING:
+    from psycopg.pq.abc import PGresult
+
     from lockkit.backends._sql_link import Link
     from lockkit.backends._sql_pq import PqLink
     from lockkit.backends._sql_statement import Parameter, Result, Statement
@@ -43,6 +45,14 @@ class PqSession(Session):
         poll = select.poll()
         poll.register(self.link, select.POLLIN)
         self._poll = poll.poll
+        # The server's last words, when they come while nothing is asked, are a notice to libpq.
+        self._farewell = False
+        self._pgconn.notice_handler = self._notice
+
+    def _notice(self, notice: PGresult) -> None:
+        # The text is in the server's language. PANIC is not for clients.
+        if notice.error_field(pq.DiagnosticField.SEVERITY_NONLOCALIZED) == b"FATAL":
+            self._farewell = True
 
     @property
     def in_transaction(self) -> bool:
@@ -74,9 +84,17 @@ class PqSession(Session):
             # The server's last words, then the end: two looks.
             while not self.unheard and self._poll(0):
                 self._pgconn.consume_input()
+                self._pgconn.is_busy()  # reads them
         except psycopg.OperationalError:
             return True
-        return self._pgconn.status != pq.ConnStatus.OK
+        return self._farewell or self._pgconn.status != pq.ConnStatus.OK
+
+    def told(self, error: BaseException) -> bool:
+        """See `Session.told`. What the server said last may stand behind the end of the connection."""
+        if self._farewell or getattr(error, "sqlstate", None) is not None:
+            return True
+        result = None if self.dropped else self._pgconn.get_result()
+        return result is not None and result.error_field(pq.DiagnosticField.SQLSTATE) is not None
 
     @property
     def answered(self) -> bool:

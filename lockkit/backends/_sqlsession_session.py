@@ -162,6 +162,10 @@ class Session(ABC):
         """Whether it is closed, as far as is known without asking."""
         return self.dropped or (not self.unheard and self.link.stale)
 
+    @abstractmethod
+    def told(self, error: BaseException) -> bool:
+        """Whether it was the server that told us, by this error, that it has ended the session: before it was asked."""
+
     def drop(self) -> None:
         """Close it at once, from any state: the server ends the transaction. May be called twice."""
         self.unheard = False

@@ -1,0 +1,44 @@
+"""Servers and looks behind the scenes for the tests of the etcd backend."""
+
+from __future__ import annotations
+
+import base64
+from typing import TYPE_CHECKING
+
+from lockkit.testing.servers import wait_until
+
+if TYPE_CHECKING:
+    import lockkit
+    from lockkit.testing.servers import EtcdServer
+
+__all__ = ["leases_of", "queue_of", "session_of", "until_waiting"]
+
+
+def queue_of(server: EtcdServer, prefix: str = "lockkit/") -> list[str]:
+    """List the keys below a prefix in the order in which they were created."""
+    text = base64.b64encode(prefix.encode()).decode()
+    end = base64.b64encode(prefix[:-1].encode() + b"0").decode()
+    answer = server.call("/v3/kv/range", key=text, range_end=end, sort_order="ASCEND", sort_target="CREATE")
+    return [base64.b64decode(kv["key"]).decode() for kv in answer.get("kvs", [])]
+
+
+def session_of(server: EtcdServer, key: str) -> int:
+    """Give the id of the etcd lease that a key hangs on."""
+    (kv,) = server.call("/v3/kv/range", key=base64.b64encode(key.encode()).decode())["kvs"]
+    return int(kv["lease"])
+
+
+def leases_of(server: EtcdServer) -> set[int]:
+    """Give the ids of all etcd leases that there are."""
+    return {int(lease["ID"]) for lease in server.call("/v3/lease/leases").get("leases", [])}
+
+
+def until_waiting(client: lockkit.Client, name: str, waiters_count: int = 1) -> None:
+    """Return once so many contenders stand behind the holder."""
+    wait_until(
+        lambda: (
+            None
+            if [one.waiters for one in client.holders(name)] == [waiters_count]
+            else f"not {waiters_count} waiters for {name!r}"
+        )
+    )

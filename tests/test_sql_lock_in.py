@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import threading
 import time
 from contextlib import ExitStack
@@ -415,6 +416,26 @@ def test_killed_holder_frees_its_lock(base: Base, engine: sa.Engine) -> None:
             assert lock_in(connection, "x", timeout=sql_data.PATIENCE).token > token
     finally:
         sql_data.end([process])
+
+
+def test_stopped_holder_is_ended_by_the_server_if_it_was_told_to(server: Base) -> None:
+    """A transaction has no ttl; the database's own limit on idle ones is what ends it."""
+    limits = {
+        "postgresql": ("ALTER ROLE postgres SET idle_in_transaction_session_timeout = {}", "'2s'", "DEFAULT"),
+        "mariadb": ("SET GLOBAL idle_transaction_timeout = {}", "2", "0"),
+    }
+    statement, limit, none = limits[server.kind]
+    server.rows(statement.format(limit))
+    process = sql_data.start("hold", server.url, "x")
+    try:
+        token = int(sql_data.line_of(process))
+        process.send_signal(signal.SIGSTOP)
+
+        with server.engine() as engine, engine.begin() as connection:
+            assert lock_in(connection, "x", timeout=sql_data.PATIENCE).token > token
+    finally:
+        sql_data.end([process])
+        server.rows(statement.format(none))
 
 
 @pytest.mark.parametrize("victim", ["holder", "waiter"])

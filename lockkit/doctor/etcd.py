@@ -108,18 +108,19 @@ async def examine(examination: Examination) -> None:
     url = examination.url
     cluster = open_cluster(url, examination.options, examination.host)
     try:
-        statuses: dict[str, Fields] = {}
-        for host in url.hosts:
-            await _examine_member(examination, host, statuses)
-        if not statuses:
+        statuses = [(host, await _examine_member(examination, host)) for host in url.hosts]
+        answered = [(host, status) for host, status in statuses if status is not None]
+        if not answered:
             message = f"no member answers at {url.safe_text}: start them, or look whether the URL is right"
             raise BackendUnavailable(message, backend=url.safe_text)
-        if all(_number(status, 4) == 0 for status in statuses.values()):
+        leading = [host for host, status in answered if _number(status, 4)]
+        if not leading:
             seen = "No member knows a leader."
             mend = "Start members until a majority runs; their logs say whom they do not reach"
             examination.find(NO_LEADER, url.safe_text, seen, mend)
             return
-        await _examine_cluster(examination, cluster)
+        await _examine_membership(examination, leading[0])
+        await _examine_locking(examination, cluster)
     finally:
         await cluster.close()
 
@@ -127,8 +128,8 @@ async def examine(examination: Examination) -> None:
 # -- single members ----------------------------------------------------------------------------------------------------
 
 
-async def _examine_member(examination: Examination, host: HostPort, statuses: dict[str, Fields]) -> None:
-    """Ask a member about itself: a request that it answers alone, also without a leader."""
+async def _examine_member(examination: Examination, host: HostPort) -> Fields | None:
+    """Ask a member about itself: a request that it answers alone, also without a leader. None if it does not answer."""
     label = f"{host.host}:{host.port or DEFAULT_PORT}"
     if examination.url.base != "etcds" and not is_loopback(host.host):
         seen = "The connection crosses a network and is not encrypted."
@@ -139,10 +140,9 @@ async def _examine_member(examination: Examination, host: HostPort, statuses: di
         status = await _status(cluster)
     except BackendUnavailable as error:
         examination.find(MEMBER_DOWN, label, f"The member does not answer: {error}.", "Start it, or look at its log.")
-        return
+        return None
     finally:
         await cluster.close()
-    statuses[label] = status
     version = "".join(_texts(status, 2))
     examination.note(f"version of {label}", f"etcd {version}")
     numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
@@ -152,6 +152,7 @@ async def _examine_member(examination: Examination, host: HostPort, statuses: di
         if any(f"alarm:{name}" in text for text in _texts(status, 8)):
             examination.find(check, label, f"The alarm {name} is on.", mend)
     _examine_quota(examination, host, label, status)
+    return status
 
 
 async def _status(cluster: Cluster) -> Fields:
@@ -204,18 +205,28 @@ def _quota_of_metrics(examination: Examination, host: HostPort) -> int:
 # -- the cluster -------------------------------------------------------------------------------------------------------
 
 
-async def _examine_cluster(examination: Examination, cluster: Cluster) -> None:
-    url = examination.url
-    members = _messages(await _ask(cluster, "Cluster/MemberList"), 2)
+async def _examine_membership(examination: Examination, host: HostPort) -> None:
+    """Ask a member that knows a leader who the members are, and whether it asks who we are."""
+    cluster = _only(examination, host)
+    try:
+        members = _messages(await _ask(cluster, "Cluster/MemberList"), 2)
+        asked = cluster.login.metadata not in {None, ()}
+    finally:
+        await cluster.close()
     _judge_members(examination, [member for member in members if not _number(member, 5)])
-    # Somebody who gives a password or a certificate may not need it.
-    if cluster.login.metadata in {None, ()} and examination.options["cert"] is None:
+    if not asked and examination.options["cert"] is None:
         mend = (
             "etcdctl user add root, user grant-role root root, auth enable; then users with rights to the prefix only"
         )
-        examination.find(NO_AUTH, url.safe_text, "The cluster asks nobody for a password.", mend)
-    if examination.has(NO_SPACE):
-        return  # nor does the cluster look at what may write
+        where = examination.url.safe_text
+        examination.find(NO_AUTH, where, "The cluster asks nobody for a password.", mend)
+
+
+async def _examine_locking(examination: Examination, cluster: Cluster) -> None:
+    """Ask as a lock would: any member, rights, round trip, lease."""
+    url = examination.url
+    if examination.has(NO_SPACE) or examination.has(CORRUPT):
+        return  # the cluster refuses whatever could write
     prefix = examination.options["prefix"]
     key = f"{prefix}/".encode()
     if await _is_refused(cluster, key):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import itertools
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,8 +17,6 @@ from tests.doctor.support import SECRET, complaints, found
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-QUOTA = 4_000_000
-
 
 def url_of(members: Sequence[EtcdServer], *, user: str = "root") -> str:
     """The URL of a client that logs in."""
@@ -26,8 +25,8 @@ def url_of(members: Sequence[EtcdServer], *, user: str = "root") -> str:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[EtcdServer]:
-    """A member alone, where everybody may do everything, with little room and slow elections."""
-    with EtcdServer(settings={"election-timeout": "2000", "quota-backend-bytes": str(QUOTA)}) as made:
+    """A member alone, where everybody may do everything, with slow elections."""
+    with EtcdServer(settings={"election-timeout": "2000"}) as made:
         yield made
 
 
@@ -57,10 +56,29 @@ def test_member_alone_where_everybody_may_do_everything(server: EtcdServer) -> N
     assert set(found(url_of([server]))) == {"etcd-alone", "etcd-no-auth"}
 
 
-def test_two_members() -> None:
-    """No better than one."""
+def test_two_members(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No better than one; and an even number is no better than one less."""
     with EtcdCluster(2) as cluster:
         assert "etcd-few-members" in found(cluster.url)
+
+        monkeypatch.setattr(etcd, "MEMBERS_MIN", 2)
+        assert "etcd-even-members" in found(cluster.url)
+
+
+def test_old_version(server: EtcdServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Below what lockkit needs, were that more."""
+    monkeypatch.setattr(etcd, "VERSION_MIN", (99, 0))
+
+    assert "etcd-version" in found(server.url)
+
+
+def test_corrupt_member() -> None:
+    """The alarm that members raise when their data differ."""
+    with EtcdServer() as server:
+        member = server.status()["header"]["member_id"]
+        server.call("/v3/maintenance/alarm", action="ACTIVATE", memberID=member, alarm="CORRUPT")
+
+        assert "CORRUPT" in found(server.url)["etcd-corrupt"].seen
 
 
 def test_changes_nothing(server: EtcdServer) -> None:
@@ -86,24 +104,33 @@ def test_ttl_below_the_shortest_lease(server: EtcdServer) -> None:
 
 def test_quota_and_alarm() -> None:
     """Nearly used up; then used up, and the alarm is on."""
-    with EtcdServer(settings={"quota-backend-bytes": str(QUOTA)}) as server:
-        fill(server, until=0.85)
+    with EtcdServer() as server:
+        for number in range(10):
+            put(server, number)
+        # What was written is in the file when the server has ended.
+        server.restart()
+        used = int(float(server.metrics()["etcd_mvcc_db_total_size_in_bytes"]))
+        server.settings["quota-backend-bytes"] = str(int(used / 0.9))
+        server.restart()
+
         assert "% of the quota" in found(server.url)["etcd-quota"].seen
 
         with pytest.raises(ConnectionError, match="space exceeded"):
-            fill(server, until=2.0)
+            put_for_ever(server)
         wait_until(lambda: None if "NOSPACE" in server.etcdctl("alarm", "list") else "no alarm")
         assert "NOSPACE" in found(server.url)["etcd-no-space"].seen
 
 
-def fill(server: EtcdServer, *, until: float) -> None:
-    """Writes until that part of the quota is used."""
-    value = base64.b64encode(b"x" * 100_000).decode()
-    for number in range(1000):
-        if int(float(server.metrics()["etcd_mvcc_db_total_size_in_bytes"])) > until * QUOTA:
-            return
-        key = base64.b64encode(b"%d" % number).decode()
-        server.call("/v3/kv/put", key=key, value=value)
+def put_for_ever(server: EtcdServer) -> None:
+    """Writes until that fails."""
+    for number in itertools.count(10):
+        put(server, number)
+
+
+def put(server: EtcdServer, number: int) -> None:
+    """Writes a hundred kilobytes under a new key."""
+    key = base64.b64encode(b"%d" % number).decode()
+    server.call("/v3/kv/put", key=key, value=base64.b64encode(b"x" * 100_000).decode())
 
 
 def test_rights_missing() -> None:

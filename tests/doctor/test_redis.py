@@ -245,11 +245,14 @@ def test_socket_needs_no_password() -> None:
         assert found(server.socket_url) == {}
 
 
-def test_old_version() -> None:
+def test_old_version(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """The least version, and how versions are read."""
     assert redis_node.version_of("6.0.5") < redis_node.VERSION_MIN
     assert redis_node.version_of("6.0.16") > redis_node.VERSION_MIN
     assert redis_node.version_of("255.255.255-dev1") > redis_node.VERSION_MIN
+
+    monkeypatch.setattr(redis_node, "VERSION_MIN", (999,))
+    assert "redis-version" in found(server.url)
 
 
 def test_node_of_a_cluster_or_sentinel_as_a_single_server() -> None:

@@ -45,10 +45,38 @@ def test_ensemble() -> None:
         assert finding.where == (down.address,)
 
 
-def test_two_members() -> None:
-    """No better than one."""
+def test_two_members(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No better than one; and an even number is no better than one less."""
     with ZooKeeperEnsemble(2, settings=SESSION_LIMITS) as ensemble:
         assert set(found(url_of(ensemble.members))) == {"zookeeper-few-members"}
+
+        monkeypatch.setattr(zookeeper, "MEMBERS_MIN", 2)
+        assert set(found(url_of(ensemble.members))) == {"zookeeper-even-members"}
+
+
+class Reserved(ZooKeeperServer):
+    """A server that tells nothing about itself."""
+
+    def __init__(self) -> None:
+        super().__init__(settings={**SESSION_LIMITS, "4lw.commands.whitelist": "ruok"})
+
+    def ask(self) -> str | None:
+        """See `Server.ask`: that much it tells."""
+        answer = self.four_letters("ruok")
+        return None if answer == "imok" else f"it says {answer!r}"
+
+
+def test_member_that_tells_nothing() -> None:
+    """By default it tells a little."""
+    with Reserved() as server:
+        assert set(found(url_of([server]))) == {"zookeeper-alone", "zookeeper-hidden"}
+
+
+def test_old_version(server: ZooKeeperServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Below what lockkit needs, were that more."""
+    monkeypatch.setattr(zookeeper, "VERSION_MIN", (99, 0))
+
+    assert "zookeeper-version" in found(url_of([server]))
 
 
 def test_server_alone(server: ZooKeeperServer) -> None:

@@ -389,7 +389,7 @@ def test_adopt_reports_the_option_that_nobody_has() -> None:
 def test_adopt_lists_what_is_accepted(client: object, kind: str) -> None:
     """And shows the type, never the object: its repr may hold a password."""
     with pytest.raises(
-        ConfigurationError, match=rf"{kind}\. Built-in backends take objects of: fakedb, (\w+, )*otherdb[,;]"
+        ConfigurationError, match=rf"{kind}\. Built-in backends take objects of: (\w+, )*fakedb, (\w+, )*otherdb[,;]"
     ):
         registry.adopt(client, {}, HOST)
 

@@ -40,7 +40,9 @@ def bench(  # the signature is the command line
     workload: Annotated[
         list[WorkloadChoice] | None, typer.Option(help="Only this one; may be given several times.")
     ] = None,
-    face: Annotated[FaceChoice, typer.Option(help="Blocking, asyncio, or both.")] = FaceChoice.BOTH,
+    face: Annotated[
+        FaceChoice | None, typer.Option(help="Blocking, asyncio, or both. Default: both; with --quick blocking.")
+    ] = None,
     peers: Annotated[bool, typer.Option(help="Measure other libraries and hand-written floors too.")] = True,
     quick: Annotated[
         bool, typer.Option(help="A first look in less than two minutes: fewer workloads, short turns, more noise.")
@@ -84,12 +86,13 @@ def bench(  # the signature is the command line
         given: dict[str, Any] = {"rounds": rounds, "seconds": seconds, "processes": processes, "waiters": waiters}
         given |= {"leases": leases, "lease_ttl": lease_ttl, "limit": limit}
         faces: tuple[Face, ...] = ("blocking", "asyncio")
+        face = face or (FaceChoice.BLOCKING if quick else FaceChoice.BOTH)
         wanted = Wanted(
             urls=urls or [],
             servers=servers.value,
             several=not quick,
             workloads=[choice.value for choice in workload or ()] or (QUICK_WORKLOADS if quick else WORKLOAD_NAMES),
-            faces=[kind for kind in faces if face.value in {"both", kind}],
+            faces=[kind for kind in faces if face in {FaceChoice.BOTH, kind}],
             peers=peers,
             settings=replace(
                 QUICK if quick else Settings(), **{name: value for name, value in given.items() if value is not None}

@@ -73,6 +73,7 @@ QUICK = Settings(
     leases=200,
     lease_ttl=3.0,
     imports=5,
+    crash_ttl=2.0,
     limit=90.0,
     patience=15.0,
 )

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -230,3 +231,32 @@ def test_names_on_the_command_line_are_those_of_the_workloads() -> None:
     """They stand there twice, so that the help need not load what measures."""
     assert tuple(WORKLOADS) == WORKLOAD_NAMES
     assert set(QUICK_WORKLOADS) <= set(WORKLOAD_NAMES)
+
+
+def ratio_on_a_machine_that_slows_down(seed: int, *, pace: float) -> float:
+    """Median ratio of two entries, the second `pace` times as slow, while each turn takes 4 % longer than the last."""
+    chance = random.Random(seed)
+    turns = {"count": 0}
+
+    def tell(subject: Subject) -> float:
+        turns["count"] += 1
+        noise = chance.uniform(0.95, 1.05) * (3.0 if chance.random() < 0.05 else 1.0)  # now and then somebody intrudes
+        return 1.04 ** turns["count"] * noise * (pace if subject.number == 2 else 1.0)
+
+    one, two = replace(OURS, number=1), replace(OURS, number=2)
+    (section,) = Report(run(Told(tell), rounds=21, seed=seed, subjects=(one, two)), {}).sections
+    return section.rows[1].ratios["us"][one.key].median
+
+
+def test_two_entries_of_one_subject_differ_by_less_than_a_tenth() -> None:
+    """A/A: neither a machine that slows down nor the order makes one of two equal entries the faster one."""
+    ratios = [ratio_on_a_machine_that_slows_down(seed, pace=1.0) for seed in range(50)]
+
+    assert all(0.9 < ratio < 1.1 for ratio in ratios)
+
+
+def test_a_subject_that_is_a_quarter_slower_is_seen_as_slower() -> None:
+    """A/B, under the same conditions: a method that calls everything equal would pass the test above."""
+    ratios = [ratio_on_a_machine_that_slows_down(seed, pace=1.25) for seed in range(50)]
+
+    assert all(1.1 < ratio < 1.4 for ratio in ratios)

@@ -222,16 +222,21 @@ class Sessions:
                 # One caller opens it, the others wait for that; if it fails they try themselves.
                 await opening.wait(CALL_SECONDS)
                 continue
-            try:
-                session = await self._open(seconds)
-                with self._mutex:
-                    self._all.append(session)
-            finally:
-                with self._mutex:
-                    self._opening.pop(seconds, None)
-                opening.set()
+            # A caller that is cancelled leaves it running: else there would be a lease at the cluster that nobody knows.
+            await self._runtime.settle(self._open(seconds, opening), 2 * CALL_SECONDS)
 
-    async def _open(self, seconds: int) -> Session:
+    async def _open(self, seconds: int, opening: Event) -> None:
+        """Open a session, and let those go on who wait for that."""
+        try:
+            session = await self._grant(seconds)
+            with self._mutex:
+                self._all.append(session)
+        finally:
+            with self._mutex:
+                self._opening.pop(seconds, None)
+            opening.set()
+
+    async def _grant(self, seconds: int) -> Session:
         started = self._runtime.now()
         # A second one, should the first answer be lost: with nothing in it, it ends by itself.
         answer = await self._cluster.call(GRANT, rpc.LeaseGrantRequest(TTL=seconds), resend=True)

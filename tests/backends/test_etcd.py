@@ -1,0 +1,467 @@
+"""Locks on etcd: keys, sessions, options, logins, and the neighbours that lock in the same place."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import threading
+import time
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import etcd3gw
+import grpc
+import grpc.aio
+import pyetcd
+import pytest
+
+import lockkit
+import lockkit.aio
+from lockkit.testing.processes import Worker
+from lockkit.testing.servers import EtcdServer, require, wait_until
+from lockkit.testing.servers.programs import find_program
+from lockkit.testing.target import Target
+from tests.backends.etcd_support import leases_of, queue_of, session_of, until_waiting
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import Any, TypeAlias
+
+    from lockkit.sync import Client, Lease
+
+    Connect: TypeAlias = Callable[..., Client]
+
+TTL = 3.0
+LONG = 120.0
+PATIENCE = 30.0
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[EtcdServer]:
+    """One member for all tests."""
+    require("etcd", local=True)
+    with EtcdServer() as member:
+        yield member
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[EtcdServer]:
+    """A member that asks for a login, and forgets it after two seconds."""
+    require("etcd", local=True)
+    with EtcdServer(settings={"auth-token-ttl": "2"}) as member:
+        member.enable_auth("se cret")
+        yield member
+
+
+@pytest.fixture
+def connect(server: EtcdServer) -> Iterator[Connect]:
+    """Makes clients, closed at the end."""
+    with ExitStack() as clients:
+
+        def make(url: str | None = None, **options: Any) -> Client:
+            return clients.enter_context(lockkit.connect(url or server.url, **options))
+
+        yield make
+
+
+class TestKeys:
+    """What lies in etcd."""
+
+    def test_layout_is_that_of_etcdctl(self, server: EtcdServer, connect: Connect) -> None:
+        """Prefix, escaped name, id of the lease in hexadecimal; the token is the create_revision."""
+        client = connect(prefix="app/locks")
+
+        with client.lock("a/b%é", ttl=LONG) as lease:
+            (key,) = queue_of(server, "app/locks/")
+
+            assert key == f"app/locks/a%2Fb%25é/{session_of(server, key):x}"
+            assert lease.token == int(server.status()["header"]["revision"])
+        assert queue_of(server, "app/locks/") == []
+
+    def test_locks_of_one_ttl_share_a_lease(self, server: EtcdServer, connect: Connect) -> None:
+        """And another ttl has another one; closing the client leaves none."""
+        before = leases_of(server)
+        client = connect()
+        leases = [client.lock(name, ttl=LONG).acquire() for name in ("a", "b", "c")]
+        leases.append(client.lock("d", ttl=LONG + 1).acquire())
+
+        assert len(leases_of(server) - before) == 2
+
+        client.close()
+        assert leases_of(server) - before == set()
+        assert queue_of(server) == []
+        assert not any(lease.held for lease in leases)
+
+    def test_acquiring_again_and_again_needs_one_lease(self, server: EtcdServer, connect: Connect) -> None:
+        """Tries that fail need none of their own either: a lease for every attempt piles up at the server."""
+        before = leases_of(server)
+        client, other = connect(), connect()
+        with client.lock("x", ttl=LONG):
+            for _ in range(20):
+                assert other.lock("x", ttl=LONG).try_acquire() is None
+        for _ in range(20):
+            with other.lock("x", ttl=LONG):
+                pass
+
+        assert len(leases_of(server) - before) == 2
+
+    def test_client_that_waits_behind_itself(self, connect: Connect) -> None:
+        """The key is named after the lease, so the second contender of a client has a second one."""
+        client = connect()
+        lease = client.lock("self", ttl=LONG).acquire()
+        got: list[Lease] = []
+        thread = threading.Thread(target=lambda: got.append(client.lock("self", ttl=LONG).acquire(PATIENCE)))
+        thread.start()
+        until_waiting(client, "self")
+
+        lease.release()
+
+        thread.join(PATIENCE)
+        assert got[0].token > lease.token
+        got[0].release()
+
+    def test_extension_to_another_ttl_keeps_key_and_token(self, server: EtcdServer, connect: Connect) -> None:
+        """The key moves to another lease."""
+        client = connect()
+        lease = client.lock("moved", ttl=LONG).acquire()
+        (key,) = queue_of(server, "lockkit/moved/")
+        before = session_of(server, key)
+
+        lease.extend(LONG * 2)
+
+        assert queue_of(server, "lockkit/moved/") == [key]
+        assert session_of(server, key) != before
+        assert [holder.token for holder in client.holders("moved")] == [lease.token]
+        lease.release()
+        assert queue_of(server, "lockkit/moved/") == []
+
+    def test_two_hundred_leases_are_renewed_in_batches(self, connect: Connect) -> None:
+        """More than one transaction may have operations."""
+        client = connect()
+        leases = [client.lock(f"many {number}", ttl=TTL).acquire() for number in range(200)]
+        time.sleep(TTL * 1.2)
+
+        assert all(lease.held for lease in leases)
+        assert leases[-1].confirm()
+        client.close()
+
+    def test_short_ttl_that_the_cluster_raises_is_warned_of(self, caplog: pytest.LogCaptureFixture) -> None:
+        """Its shortest lease is one and a half election timeouts."""
+        settings = {"heartbeat-interval": "200", "election-timeout": "2000"}
+        with EtcdServer(settings=settings) as member, lockkit.connect(member.url) as client:
+            lease = client.lock("x", ttl=1).acquire()
+
+            assert lease.ttl == 3
+            client.lock("y", ttl=1).acquire().release()
+            lease.release()
+        assert [record.levelname for record in caplog.records if "keeps locks for 3 s" in record.getMessage()] == [
+            "WARNING"
+        ]
+
+    def test_idle_waiters_send_nothing_but_heartbeats(self, server: EtcdServer, connect: Connect) -> None:
+        """A hundred clients' worth of waiters in one client: nothing within two seconds, counted at the server."""
+        holder, waiter = connect(), connect()
+        leases = [holder.lock(f"idle {number}", ttl=LONG).acquire() for number in range(30)]
+
+        def pass_through(number: int) -> None:
+            with waiter.lock(f"idle {number}", ttl=LONG, timeout=PATIENCE):
+                pass
+
+        threads = [threading.Thread(target=pass_through, args=(number,)) for number in range(30)]
+        for thread in threads:
+            thread.start()
+        for number in range(30):
+            until_waiting(holder, f"idle {number}")
+        time.sleep(1)
+
+        before = calls_of(server)
+        time.sleep(2)
+        assert calls_of(server) == before
+
+        for lease in leases:
+            lease.release()
+        for thread in threads:
+            thread.join(PATIENCE)
+            assert not thread.is_alive()
+
+    def test_release_wakes_one_waiter(self, server: EtcdServer, connect: Connect) -> None:
+        """No herd: what a release costs the server does not depend on how many wait."""
+        holder = connect()
+        lease = holder.lock("herd", ttl=LONG).acquire()
+        got: list[Lease] = []
+
+        def acquire(client: Client) -> None:
+            got.append(client.lock("herd", ttl=LONG).acquire(PATIENCE))
+
+        threads = []
+        for number in range(6):
+            client = connect()
+            threads.append(threading.Thread(target=acquire, args=(client,)))
+            threads[-1].start()
+            until_waiting(holder, "herd", number + 1)
+        time.sleep(0.5)
+        before = calls_of(server)
+
+        lease.release()
+
+        until_more_than(got, 0)
+        time.sleep(0.5)
+        # The deletion, and the look of the one that was woken.
+        assert calls_of(server) - before <= 2
+        for number in range(6):
+            until_more_than(got, number)
+            got[number].release()
+        for thread in threads:
+            thread.join(PATIENCE)
+
+
+def until_more_than(got: list[Lease], count: int) -> None:
+    """Return once so many and one more had the lock."""
+    wait_until(lambda: None if len(got) > count else f"only {count} had the lock")
+
+
+def calls_of(server: EtcdServer) -> int:
+    """Count the calls of clients that the member has begun."""
+    return sum(
+        int(float(value))
+        for name, value in server.metrics().items()
+        if name.startswith("grpc_server_started_total") and 'grpc_type="unary"' in name
+    )
+
+
+class TestNeighbours:
+    """Others who lock on the same keys."""
+
+    def test_etcdctl_waits_for_lockkit_and_lockkit_for_etcdctl(self, server: EtcdServer, connect: Connect) -> None:
+        """One line, in the order of arrival: lockkit, etcdctl, lockkit, etcdctl."""
+        client, behind = connect(), connect()
+        lease = client.lock("shared", ttl=LONG).acquire()
+        order: list[str] = []
+        with etcdctl_lock(server, "lockkit/shared") as first:
+            until_waiting(client, "shared", 1)
+            got: list[Lease] = []
+            thread = threading.Thread(target=lambda: got.append(behind.lock("shared", ttl=LONG).acquire(PATIENCE)))
+            thread.start()
+            until_waiting(client, "shared", 2)
+            with etcdctl_lock(server, "lockkit/shared") as second:
+                until_waiting(client, "shared", 3)
+
+                lease.release()
+                key = first.stdout.readline().strip()
+                order.append(key)
+                assert not got
+                (holder,) = client.holders("shared")
+                assert (holder.owner, holder.waiters) == (key.rpartition("/")[2], 2)
+                assert holder.token is not None
+                assert holder.token > lease.token
+                first.terminate()
+                thread.join(PATIENCE)
+                assert got[0].token > holder.token
+                got[0].release()
+                assert second.stdout.readline().startswith("lockkit/shared/")
+                second.terminate()
+
+    def test_lock_of_etcdctl_is_broken(self, server: EtcdServer, connect: Connect) -> None:
+        """By force, as one of our own."""
+        client = connect()
+        with etcdctl_lock(server, "lockkit/broken") as other:
+            assert other.stdout.readline()
+            assert client.lock("broken", ttl=LONG).try_acquire() is None
+
+            assert client.break_lock("broken")
+
+            client.lock("broken", ttl=LONG).acquire(PATIENCE).release()
+
+    def test_channel_and_clients_of_others_are_used(self, server: EtcdServer) -> None:
+        """Beside those libraries in one process; what they brought stays open."""
+        with grpc.insecure_channel(server.address) as channel:
+            theirs = pyetcd.client(host=server.host, port=server.port)
+            gateway = etcd3gw.client(host=server.host, port=server.port)
+            for brought in (channel, theirs, gateway):
+                with lockkit.from_client(brought) as client:
+                    assert server.address in client.url
+                    with client.lock("brought", ttl=LONG):
+                        assert len(queue_of(server, "lockkit/brought/")) == 1
+            assert theirs.get("nothing")[0] is None
+            with lockkit.from_client(channel) as client:
+                client.ping()
+            theirs.close()
+
+    def test_channel_of_the_other_face_is_refused(self, server: EtcdServer) -> None:
+        """With the name of the right one."""
+
+        async def scenario() -> None:
+            async with grpc.aio.insecure_channel(server.address) as channel:
+                async with lockkit.aio.from_client(channel) as client, client.lock("aio", ttl=LONG):
+                    pass
+                with pytest.raises(lockkit.ConfigurationError, match=r"lockkit\.from_client needs a channel of grpc"):
+                    lockkit.from_client(channel)
+            with (
+                grpc.insecure_channel(server.address) as channel,
+                pytest.raises(lockkit.ConfigurationError, match=r"grpc\.aio"),
+            ):
+                lockkit.aio.from_client(channel)
+
+        asyncio.run(scenario())
+
+
+class etcdctl_lock:  # noqa: N801 - reads as a call
+    """`etcdctl lock` as a process."""
+
+    def __init__(self, server: EtcdServer, name: str) -> None:
+        """Start it."""
+        self.process = subprocess.Popen(
+            [str(find_program("etcdctl")), f"--endpoints={server.endpoint}", "lock", name],
+            env={"ETCDCTL_API": "3"},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def __enter__(self) -> Any:  # noqa: ANN401 - a process whose output is there
+        return self.process
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.communicate(timeout=PATIENCE)
+
+
+class TestLogin:
+    """User, password and certificates."""
+
+    def test_token_that_ran_out_is_renewed(self, guarded: EtcdServer, connect: Connect) -> None:
+        """For calls and for the watch; a lease outlives its login."""
+        url = f"etcd://root:se%20cret@{guarded.address}"
+        holder, waiter = connect(url), connect(url)
+        lease = holder.lock("x", ttl=TTL).acquire()
+        got: list[Lease] = []
+        thread = threading.Thread(target=lambda: got.append(waiter.lock("x", ttl=TTL).acquire(PATIENCE)))
+        thread.start()
+        time.sleep(5)
+
+        assert lease.confirm()
+        assert not got
+        lease.release()
+        thread.join(PATIENCE)
+        assert got[0].held
+        got[0].release()
+
+    def test_wrong_login_is_an_error_of_configuration(self, guarded: EtcdServer, connect: Connect) -> None:
+        """At once, and no password is shown."""
+        for user, problem in (("root:wr0ng@", "user name or password is wrong"), ("", "wants a user name")):
+            client = connect(f"etcd://{user}{guarded.address}")
+            with pytest.raises(lockkit.ConfigurationError, match=problem) as caught:
+                client.lock("x").acquire(PATIENCE)
+            assert "wr0ng" not in f"{caught.value} {caught.value.backend} {caught.value.__cause__!r} {client!r}"
+
+    def test_login_where_nobody_asks_for_one(self, server: EtcdServer, connect: Connect) -> None:
+        """Is no error."""
+        with connect(f"etcd://root:pw@{server.address}").lock("x", ttl=LONG):
+            pass
+
+    def test_tls_with_a_client_certificate(self) -> None:
+        """On both faces; without the certificate nothing goes."""
+        with EtcdServer(tls=True) as member:
+            with lockkit.connect(member.url) as client, client.lock("x", ttl=LONG) as lease:
+                assert lease.confirm()
+
+            async def scenario() -> None:
+                async with lockkit.aio.connect(member.url) as client, client.lock("x", ttl=LONG) as lease:
+                    assert await lease.confirm()
+
+            asyncio.run(scenario())
+            ca = member.certificates.ca
+            with (
+                lockkit.connect(f"etcds://{member.address}?ca={ca}") as client,
+                pytest.raises(lockkit.BackendUnavailable, match=member.address),
+            ):
+                client.ping()
+
+
+class TestOptions:
+    """What a URL may have."""
+
+    @pytest.mark.parametrize(
+        ("url", "problem"),
+        [
+            ("etcd:///x", "name the members"),
+            ("etcd://h/path", "has no path"),
+            ("etcd://user@h", "no password"),
+            ("etcd://a:b@h1,c:d@h2", "one list of users"),
+            ("etcd://h,h:2379", "twice"),
+            ("etcd://h?ca=/x", "etcds"),
+            ("etcds://h?cert=/x", "belong together"),
+            ("etcds://h?ca=/does/not/exist", "cannot be read"),
+            ("etcd://h?prefix=a/", "slash"),
+            ("etcd://h?prefx=a", "prefix"),
+        ],
+    )
+    def test_wrong_urls_are_refused(self, url: str, problem: str) -> None:
+        """When connecting, before anything is sent."""
+        with pytest.raises(lockkit.ConfigurationError, match=problem):
+            lockkit.connect(url)
+
+    def test_nobody_listens_at_the_port(self, connect: Connect) -> None:
+        """The address is in the message, and all of several."""
+        with EtcdServer() as member:
+            address = member.address
+        with pytest.raises(lockkit.BackendUnavailable, match=address):
+            connect(f"etcd://{address}").ping()
+
+    def test_calls_do_not_depend_on_the_wall_clock_of_python(
+        self, connect: Connect, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Frozen, as in an application's tests."""
+        client = connect()
+        with monkeypatch.context() as patch:
+            patch.setattr(time, "time", lambda: 0.0)
+            client.ping()
+            with client.lock("frozen", ttl=LONG):
+                pass
+
+    def test_fork_support_is_asked_for(self) -> None:
+        """Before grpc is imported."""
+        assert os.environ["GRPC_ENABLE_FORK_SUPPORT"]
+
+
+class TestGivingUp:
+    """Nothing is left behind."""
+
+    def test_five_hundred_cancellations_leave_nothing(self, server: EtcdServer) -> None:
+        """Whenever an asyncio acquisition is cancelled, no key is left, and the sessions do not multiply."""
+        before = leases_of(server)
+
+        async def scenario() -> None:
+            async with lockkit.aio.connect(server.url) as holder, lockkit.aio.connect(server.url) as client:
+                held = await holder.lock("cancel held", ttl=LONG).acquire()
+                for number in range(500):
+                    name = "cancel held" if number % 3 else "cancel free"
+                    task = asyncio.create_task(client.lock(name, ttl=LONG).acquire())
+                    await asyncio.sleep(0.0002 * (number % 12))
+                    task.cancel()
+                    try:
+                        lease = await task
+                    except asyncio.CancelledError:
+                        continue
+                    await lease.release()
+                assert [one.waiters for one in await holder.holders("cancel held")] == [0]
+                assert len(leases_of(server) - before) <= 3
+                await held.release()
+
+        asyncio.run(scenario())
+
+        assert queue_of(server, "lockkit/cancel held/") == queue_of(server, "lockkit/cancel free/") == []
+        assert leases_of(server) - before == set()
+
+    def test_asyncio_client_in_a_forked_child_uses_the_blocking_stack(self, server: EtcdServer) -> None:
+        """As grpc.aio does not work there; the parent's goes on."""
+        worker = Worker(Target(server.url), "asyncio")
+        try:
+            held = worker.acquire("forked", ttl=LONG)
+            found = worker.ask("fork", number=held.number, name="of the child")
+
+            assert found["own_owners"] is True
+            assert worker.ask("confirm", number=held.number)
+            worker.release(held)
+        finally:
+            worker.close()

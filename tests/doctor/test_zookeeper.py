@@ -8,7 +8,7 @@ import pytest
 
 import lockkit
 from lockkit.doctor import examine, zookeeper
-from lockkit.testing.servers import ZooKeeperEnsemble, ZooKeeperServer
+from lockkit.testing.servers import ZooKeeperEnsemble, ZooKeeperServer, wait_until
 from tests.doctor.support import SECRET, complaints, found
 
 if TYPE_CHECKING:
@@ -45,6 +45,19 @@ def test_ensemble() -> None:
         assert finding.where == (down.address,)
 
 
+def test_member_without_a_majority() -> None:
+    """It answers, and says that it does not serve."""
+    with ZooKeeperEnsemble(settings=SESSION_LIMITS) as ensemble, ZooKeeperServer(settings=SESSION_LIMITS) as other:
+        for member in ensemble.members[:2]:
+            member.kill()
+        left = ensemble.members[2]
+        wait_until(lambda: None if not left.mode() else "it has not noticed yet")
+
+        finding = found(url_of([other, left]))["zookeeper-member-down"]
+        assert finding.where == (left.address,)
+        assert "majority" in finding.seen
+
+
 def test_two_members(monkeypatch: pytest.MonkeyPatch) -> None:
     """No better than one; and an even number is no better than one less."""
     with ZooKeeperEnsemble(2, settings=SESSION_LIMITS) as ensemble:
@@ -52,24 +65,6 @@ def test_two_members(monkeypatch: pytest.MonkeyPatch) -> None:
 
         monkeypatch.setattr(zookeeper, "MEMBERS_MIN", 2)
         assert set(found(url_of(ensemble.members))) == {"zookeeper-even-members"}
-
-
-class Reserved(ZooKeeperServer):
-    """A server that tells nothing about itself."""
-
-    def __init__(self) -> None:
-        super().__init__(settings={**SESSION_LIMITS, "4lw.commands.whitelist": "ruok"})
-
-    def ask(self) -> str | None:
-        """See `Server.ask`: that much it tells."""
-        answer = self.four_letters("ruok")
-        return None if answer == "imok" else f"it says {answer!r}"
-
-
-def test_member_that_tells_nothing() -> None:
-    """By default it tells a little."""
-    with Reserved() as server:
-        assert set(found(url_of([server]))) == {"zookeeper-alone", "zookeeper-hidden"}
 
 
 def test_old_version(server: ZooKeeperServer, monkeypatch: pytest.MonkeyPatch) -> None:

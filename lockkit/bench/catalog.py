@@ -83,6 +83,7 @@ class Entry:
 
 
 _NODE = ("redis", "valkey", "unix")
+_ETCD = ("etcd", "etcd3")
 _ANY_REDIS = (*_NODE, "redlock")
 _WAITS_FOR_EVER = "its own limit of the waiting time is lifted"
 _POOL = "connection pool of 10,000, no socket timeout"
@@ -208,6 +209,40 @@ ENTRIES: tuple[Entry, ...] = (
         tuning=f"{_POOL}, asked again when it gives up",
     ),
     Entry(
+        schemes=_ETCD,
+        label="gRPC, by hand",
+        target="etcd:RawEtcd",
+        role="floor",
+        workloads=("pair", "contention", "handoff"),
+        tuning="one transaction and one delete; who is late watches the key",
+    ),
+    Entry(
+        schemes=_ETCD,
+        label="gRPC, by hand",
+        target="etcd:RawEtcdAsyncio",
+        face="asyncio",
+        role="floor",
+        workloads=("pair", "contention", "handoff"),
+        tuning="one transaction and one delete; who is late watches the key",
+    ),
+    Entry(
+        schemes=_ETCD,
+        label="pyetcd",
+        target="etcd:PyEtcd",
+        module="pyetcd",
+        distribution="etcd-sdk-python",
+        tuning=_WAITS_FOR_EVER,
+    ),
+    Entry(
+        schemes=_ETCD,
+        label="etcd3gw",
+        target="etcd:Etcd3Gw",
+        module="etcd3gw",
+        distribution="etcd3gw",
+        poll=0.05,
+        tuning="asked again while it says no: its `with` enters without the lock",
+    ),
+    Entry(
         schemes=("zookeeper", "zk"),
         label="kazoo, by hand",
         target="zookeeper:RawZooKeeper",
@@ -250,6 +285,70 @@ ENTRIES: tuple[Entry, ...] = (
         poll=0.002,
         workloads=("pair", "contention"),
         mode="table",
+    ),
+    Entry(
+        schemes=("postgresql",),
+        label="psycopg, by hand",
+        target="sql_session:RawPostgresqlRow",
+        role="floor",
+        workloads=("pair", "contention", "handoff"),
+        mode="row",
+    ),
+    Entry(
+        schemes=("postgresql",),
+        label="psycopg, no token",
+        target="sql_session:RawPostgresqlRowUnfenced",
+        role="floor",
+        workloads=("pair", "contention", "handoff"),
+        mode="row",
+    ),
+    Entry(
+        schemes=("mariadb", "mysql"),
+        label="PyMySQL, by hand",
+        target="sql_session:RawMysqlRow",
+        role="floor",
+        workloads=("pair", "contention", "handoff"),
+        mode="row",
+    ),
+    Entry(
+        schemes=("mariadb", "mysql"),
+        label="PyMySQL, no token",
+        target="sql_session:RawMysqlRowUnfenced",
+        role="floor",
+        workloads=("pair", "contention", "handoff"),
+        mode="row",
+    ),
+    Entry(
+        schemes=("postgresql",),
+        label="psycopg, by hand",
+        target="sql_session:RawPostgresqlAdvisory",
+        role="floor",
+        workloads=("pair", "contention", "handoff"),
+        mode="advisory",
+    ),
+    Entry(
+        schemes=("postgresql",),
+        label="psycopg, no token",
+        target="sql_session:RawPostgresqlAdvisoryUnfenced",
+        role="floor",
+        workloads=("pair", "contention", "handoff"),
+        mode="advisory",
+    ),
+    Entry(
+        schemes=("mariadb", "mysql"),
+        label="PyMySQL, by hand",
+        target="sql_session:RawMysqlAdvisory",
+        role="floor",
+        workloads=("pair", "contention", "handoff"),
+        mode="advisory",
+    ),
+    Entry(
+        schemes=("mariadb", "mysql"),
+        label="PyMySQL, no token",
+        target="sql_session:RawMysqlAdvisoryUnfenced",
+        role="floor",
+        workloads=("pair", "contention", "handoff"),
+        mode="advisory",
     ),
     Entry(
         schemes=("postgresql", "mariadb", "mysql"),

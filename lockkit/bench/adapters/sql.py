@@ -22,14 +22,22 @@ if TYPE_CHECKING:
 
     from lockkit.url import Url
 
-__all__ = ["Dlock", "RawMysqlTable", "RawPostgresqlTable", "RawSqliteTable"]
+__all__ = [
+    "NOW_MYSQL",
+    "NOW_POSTGRESQL",
+    "Dlock",
+    "RawMysqlTable",
+    "RawPostgresqlTable",
+    "RawSqliteTable",
+    "arguments",
+]
 
 _TABLE = "lockkit_bench_floor"
 _COLUMNS = "token bigint NOT NULL, expires_at_us bigint NOT NULL"
 _PAUSE_MAX = 0.002
 _WAIT_SECONDS = 3600  # MariaDB's GET_LOCK refuses to wait without limit
-_NOW_POSTGRESQL = "CAST(extract(epoch FROM clock_timestamp()) * 1000000 AS bigint)"
-_NOW_MYSQL = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"
+NOW_POSTGRESQL = "CAST(extract(epoch FROM clock_timestamp()) * 1000000 AS bigint)"
+NOW_MYSQL = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"
 _NOW_SQLITE = (
     "(CAST(strftime('%s', 'now') AS integer) * 1000000 + CAST(substr(strftime('%f', 'now'), 4) AS integer) * 1000)"
 )
@@ -89,7 +97,7 @@ class RawPostgresqlTable(_RawTable):
 
     async def open(self) -> None:
         """See `Adapter.open`."""
-        self._connection = import_module("psycopg").connect(**_arguments(parse(self.url), "dbname"), autocommit=True)
+        self._connection = import_module("psycopg").connect(**arguments(parse(self.url), "dbname"), autocommit=True)
         self._connection.execute("SELECT pg_advisory_lock(1)")  # CREATE … IF NOT EXISTS is not atomic
         self._connection.execute(
             f'CREATE TABLE IF NOT EXISTS {_TABLE} (name text COLLATE "C" PRIMARY KEY, owner text, {_COLUMNS})'
@@ -98,7 +106,7 @@ class RawPostgresqlTable(_RawTable):
         self._connection.execute("SELECT pg_advisory_unlock(1)")
         ttl_us = int(self.ttl * 1e6)
         self._take = (
-            f"INSERT INTO {_TABLE} AS l VALUES (%s, %s, {_NOW_POSTGRESQL}, {_NOW_POSTGRESQL} + {ttl_us})"
+            f"INSERT INTO {_TABLE} AS l VALUES (%s, %s, {NOW_POSTGRESQL}, {NOW_POSTGRESQL} + {ttl_us})"
             " ON CONFLICT (name) DO UPDATE SET owner = excluded.owner, token = greatest(l.token + 1, excluded.token),"
             " expires_at_us = excluded.expires_at_us WHERE l.owner IS NULL OR l.expires_at_us <= excluded.token"
             " RETURNING token"
@@ -120,7 +128,7 @@ class RawMysqlTable(_RawTable):
 
     async def open(self) -> None:
         """See `Adapter.open`."""
-        self._connection = import_module("pymysql").connect(**_arguments(parse(self.url), "database"), autocommit=True)
+        self._connection = import_module("pymysql").connect(**arguments(parse(self.url), "database"), autocommit=True)
         self._cursor = self._connection.cursor()
         self._cursor.execute(
             f"CREATE TABLE IF NOT EXISTS {_TABLE}"
@@ -128,7 +136,7 @@ class RawMysqlTable(_RawTable):
         )
         ours = "owner IS NULL OR expires_at_us <= VALUES(token)"
         self._take = (
-            f"INSERT INTO {_TABLE} VALUES (%s, %s, LAST_INSERT_ID({_NOW_MYSQL}), {_NOW_MYSQL} + {int(self.ttl * 1e6)})"
+            f"INSERT INTO {_TABLE} VALUES (%s, %s, LAST_INSERT_ID({NOW_MYSQL}), {NOW_MYSQL} + {int(self.ttl * 1e6)})"
             f" ON DUPLICATE KEY UPDATE token = IF({ours},"
             " LAST_INSERT_ID(GREATEST(token + 1, VALUES(token))), token + LAST_INSERT_ID(0)),"
             f" owner = IF({ours}, VALUES(owner), owner),"
@@ -204,7 +212,7 @@ class Dlock(BlockingAdapter):
         self._engine.dispose()
 
 
-def _arguments(url: Url, database: str) -> dict[str, Any]:
+def arguments(url: Url, database: str) -> dict[str, Any]:
     """Give what a driver is to connect with. Options of the query are lockkit's own."""
     wanted = {"host": url.host, "port": url.port, "user": url.username, "password": url.password}
     wanted[database] = url.path.removeprefix("/") or None

@@ -222,7 +222,7 @@ class Sessions:
                 # One caller opens it, the others wait for that; if it fails they try themselves.
                 await opening.wait(CALL_SECONDS)
                 continue
-            # A caller that is cancelled leaves it running: else there would be a lease at the cluster that nobody knows.
+            # A caller that is cancelled leaves it running: else a lease would be at the cluster that nobody knows.
             await self._runtime.settle(self._open(seconds, opening), 2 * CALL_SECONDS)
 
     async def _open(self, seconds: int, opening: Event) -> None:

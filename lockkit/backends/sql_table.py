@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from lockkit.backends._sql_statement import Parameter
     from lockkit.url import Url
 
-__all__ = ["MysqlTable", "PostgresqlTable", "SqlTableBackend", "SqliteTable"]
+__all__ = ["MysqlTable", "PostgresqlTable", "SqlTableBackend", "SqliteTable", "lock_table"]
 
 log = logging.getLogger("lockkit")
 

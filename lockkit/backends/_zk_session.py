@@ -24,7 +24,9 @@ from typing import TYPE_CHECKING, Any
 
 from kazoo.exceptions import AuthFailedError, NodeExistsError, NoNodeError, NotEmptyError
 from kazoo.handlers.threading import KazooTimeoutError
+from kazoo.protocol.serialization import Create2, Sync
 from kazoo.protocol.states import KazooState, KeeperState
+from kazoo.security import OPEN_ACL_UNSAFE
 
 from lockkit.backends._zk_driver import ANSWER_SECONDS, CONNECT_SECONDS, Driver
 from lockkit.backends._zk_errors import DRIVER_ERRORS, connection_failed, translate, was_cut_off
@@ -41,6 +43,9 @@ __all__ = ["EXPECTED", "Held", "Session"]
 
 log = logging.getLogger("lockkit")
 
+EPHEMERAL, SEQUENCE, CONTAINER = 1, 2, 4
+"""ZooKeeper's ``CreateMode`` flags."""
+
 EXPECTED = (NoNodeError, NodeExistsError, NotEmptyError)
 """Answers that callers of `Session.answer` are prepared for. They leave it as kazoo's."""
 
@@ -50,6 +55,12 @@ places in line when connections break again and again."""
 
 CLOSE_SECONDS = 2.5
 """For ending a session. Longer delays ``close()`` when the server does not answer; then the session ends by itself."""
+
+
+class _CreateContainer(Create2):  # type: ignore[misc]  # kazoo has no types
+    """ZooKeeper's request ``createContainer``, since 3.5.3."""
+
+    type = 19
 
 
 class Held:
@@ -239,6 +250,31 @@ class Session:
                 self._driver.hang_up()
             raise translate(error, self._label) from error
 
+    def _submit(self, request: Any) -> Any:  # noqa: ANN401 - kazoo has no types
+        """Hand a request over, and give kazoo's result."""
+        # Some have no method in kazoo (containers); the methods of others take a detour through another of its threads.
+        result = self.client.handler.async_result()
+        self.client._call(request, result)  # noqa: SLF001 - see above
+        return result
+
+    def create_place(self, path: str, data: bytes) -> Any:  # noqa: ANN401 - kazoo has no types
+        """Create a sequential ephemeral node; the answer is its whole path, and its state."""
+        return self._submit(Create2(self.client.chroot + path, data, self._acl, EPHEMERAL | SEQUENCE))
+
+    def create_directory(self, path: str, *, container: bool) -> Any:  # noqa: ANN401 - kazoo has no types
+        """Create an empty node that stays, or a container node."""
+        if container:
+            return self._submit(_CreateContainer(self.client.chroot + path, b"", self._acl, CONTAINER))
+        return self._submit(Create2(self.client.chroot + path, b"", self._acl, 0))
+
+    @property
+    def _acl(self) -> Any:  # noqa: ANN401 - kazoo has no types
+        return self.client.default_acl or OPEN_ACL_UNSAFE
+
+    def sync(self, path: str = "") -> Any:  # noqa: ANN401 - kazoo has no types
+        """Have the member that we talk to catch up with its leader. Only the leader answers."""
+        return self._submit(Sync(self.client.chroot + path or "/"))
+
     async def read(self, ask: Callable[[], Any]) -> Any:  # noqa: ANN401 - kazoo has no types
         """Ask, and again if the connection broke: for requests that change nothing. Raises as `answer`."""
         until = self._runtime.now() + READ_SECONDS
@@ -260,7 +296,7 @@ class Session:
 
         def ask() -> Any:  # noqa: ANN401 - kazoo has no types
             # One after the other on one connection, so one round trip.
-            self.client.sync_async(path)
+            self.sync(path)
             return self.client.get_children_async(path)
 
         found: list[str] = await self.read(ask)

@@ -14,8 +14,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from kazoo.exceptions import NodeExistsError, NoNodeError, UnimplementedError
-from kazoo.protocol.serialization import Create2
-from kazoo.security import OPEN_ACL_UNSAFE
 
 from lockkit.errors import BackendUnavailable, LockError
 
@@ -29,14 +27,6 @@ __all__ = ["Tree"]
 ATTEMPTS_MAX = 10
 """How often a directory is made again that somebody removes meanwhile. Each time its life was shorter than a round
 trip: more than a few are no coincidence."""
-
-_CONTAINER_FLAG = 4
-
-
-class _CreateContainer(Create2):  # type: ignore[misc]  # kazoo has no types, and no containers
-    """ZooKeeper's request ``createContainer``, since 3.5.3."""
-
-    type = 19
 
 
 class Tree:
@@ -94,14 +84,8 @@ class Tree:
             return  # both are for the next attempt to find out
 
     def _create(self, session: Session, path: str) -> Any:  # noqa: ANN401 - kazoo has no types
-        client = session.client
-        if not self.containers or len(path) <= len(self.root):
-            return client.create_async(path)
-        result = client.handler.async_result()
-        acl = client.default_acl or OPEN_ACL_UNSAFE
-        full_path = f"{client.chroot}{path}"
-        client._call(_CreateContainer(full_path, b"", acl, _CONTAINER_FLAG), result)  # noqa: SLF001 - no public way
-        return result
+        # What is above the locks stays: it is what was agreed on, and rights may be set there.
+        return session.create_directory(path, container=self.containers and len(path) > len(self.root))
 
     def left(self, session: Session, path: str) -> None:
         """Remove the directory of a lock that was left, if it is empty; nobody waits for the answer."""

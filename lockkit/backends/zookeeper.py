@@ -270,7 +270,10 @@ class ZooKeeperBackend(LockBackend):
         """Take or keep the place in line, and say whose turn it is."""
         for _ in range(JOINS_MAX):
             place: _Place | None = request.place
-            if place is None or place.session_id != session.id:
+            if place is not None and place.session_id != session.id:
+                await self._leave_behind(request, place)
+                place = None
+            if place is None:
                 place, children = await self._join(request, session, directory)
             line = contenders(children or ())
             position = next((index for index, one in enumerate(line) if one.node == place.node), None)
@@ -286,16 +289,22 @@ class ZooKeeperBackend(LockBackend):
         message = f"the place in line for lock {request.name!r} is removed as often as it is taken"
         raise BackendUnavailable(message)
 
+    async def _leave_behind(self, request: Request, place: _Place) -> None:
+        """Give up a place of a session that has ended."""
+        self._unwatch(request, place)
+        # The server removes the node, and mostly has. But who told us that the session has ended was kazoo.
+        await self._delete(place.session, f"{place.directory}/{place.node}")
+        request.place = None
+
     async def _join(self, request: Request, session: Session, directory: str) -> tuple[_Place, Sequence[str]]:
         """Create the node, and list the line behind it in the same round trip."""
         session_id = session.id
         place = request.place = _Place(session, session_id, directory)
-        client, path = session.client, f"{directory}/{node_prefix(request.owner)}"
-        data = request.metadata.encode()
+        path, data = f"{directory}/{node_prefix(request.owner)}", request.metadata.encode()
 
         async def create() -> tuple[Any, list[str]]:
-            created = client.create_async(path, data, ephemeral=True, sequence=True, include_data=True)
-            listed = client.get_children_async(directory)
+            created = session.create_place(path, data)
+            listed = session.client.get_children_async(directory)
             return await session.answer(created), await session.answer(listed)
 
         try:
@@ -423,7 +432,7 @@ class ZooKeeperBackend(LockBackend):
             session = held.session
             if session.usable and session not in beating:
                 # Answered by the leader: the member that answers for the nodes is not cut off from it.
-                beating[session] = session.client.sync_async("/")
+                beating[session] = session.sync()
             asked.append((grant, session.client.exists_async(held.path) if session in beating else None))
         silent: dict[Session, LockError] = {}
         for session, beat in beating.items():
@@ -478,7 +487,8 @@ class ZooKeeperBackend(LockBackend):
     async def _release(self, held: Held) -> bool:
         session = held.session
         try:
-            ours = session.id == held.session_id and await self._delete(session, held.path)
+            # Of a session that has ended the server removes the node, and mostly has; but kazoo may be wrong.
+            ours = await self._delete(session, held.path) and session.id == held.session_id
         except BaseException:
             # kazoo keeps the session, and with it the node: the caretaker goes on.
             self._caretaker.hasten(held)

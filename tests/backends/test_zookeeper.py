@@ -365,6 +365,7 @@ class TestAccess:
             distrustful = connect(f"zookeeper://{secure.host}:{secure.port_for('tls')}?use_ssl=on")
             with pytest.raises(lockkit.BackendUnavailable, match="not trusted"):
                 distrustful.ping()
+            distrustful.close()
             client.close()
 
     def test_no_password_in_any_log(

@@ -46,6 +46,19 @@ def install_servers(session: nox.Session, *kinds: str) -> None:
     session.run("python", "-m", "lockkit.testing.servers", "install", *kinds)
 
 
+def download_sdist(session: nox.Session, name: str) -> Path:
+    """Fetches the source distribution of the version that is installed: tests are in there only, not ours to keep."""
+    version = session.run(
+        "python", "-c", f"import importlib.metadata as m; print(m.version({name!r}))", silent=True, log=False
+    )
+    folder = session.create_tmp()
+    shutil.rmtree(folder)
+    requirement = f"{name}=={str(version).strip()}"
+    session.run("pip", "download", "--quiet", "--no-deps", "--no-binary", name, "--dest", folder, requirement)
+    (sdist,) = Path(folder).glob(f"{name}-*.tar.gz")
+    return sdist
+
+
 @nox.session(python=PYTHONS)
 def tests(session: nox.Session) -> None:
     """Runs all tests; arguments go to pytest (`nox -s tests -- -m 'not slow'`)."""
@@ -106,15 +119,7 @@ def redis_py_suite(session: nox.Session) -> None:
     """Runs redis-py's own tests of its Lock on lockkit; only the documented ones may differ."""
     install(session, "test", extras="redis,testing")
     install_servers(session, "redis")
-    version = session.run(
-        "python", "-c", "import importlib.metadata as m; print(m.version('redis'))", silent=True, log=False
-    )
-    # Their tests are in the source distribution only, and not ours to keep.
-    folder = session.create_tmp()
-    shutil.rmtree(folder)
-    requirement = f"redis=={str(version).strip()}"
-    session.run("pip", "download", "--quiet", "--no-deps", "--no-binary", "redis", "--dest", folder, requirement)
-    (sdist,) = Path(folder).glob("redis-*.tar.gz")
+    sdist = download_sdist(session, "redis")
     session.run("python", "-m", "tests.interop.redis_py_suite", str(sdist), *session.posargs)
 
 
@@ -125,6 +130,15 @@ def protos(session: nox.Session) -> None:
     session.install("--quiet", "grpcio-tools==1.60.*", "setuptools<81")
     output = ("--python_out=.", "--pyi_out=.")
     session.run("python", "-m", "grpc_tools.protoc", "-I.", *output, "lockkit/backends/_etcd_rpc.proto")
+
+
+@nox.session(name="kazoo-suite")
+def kazoo_suite(session: nox.Session) -> None:
+    """Runs kazoo's own tests of its Lock on lockkit; only the documented ones may differ."""
+    install(session, "test", extras="zookeeper,testing")
+    install_servers(session, "zookeeper")
+    sdist = download_sdist(session, "kazoo")
+    session.run("python", "-m", "tests.interop.kazoo_suite", str(sdist), *session.posargs)
 
 
 @nox.session

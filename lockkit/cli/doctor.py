@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import TYPE_CHECKING, Final
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from lockkit import doctor
@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from lockkit.doctor import Diagnosis, Finding, Severity
 
 __all__ = ["examine"]
+
+_INDENT = 9
+_WIDTH_MIN = 30
+"""Columns of text, at least: in a narrower terminal it rather wraps by itself."""
 
 _STYLES: Final = {"error": "bold red", "warning": "yellow", "info": "cyan"}
 
@@ -44,34 +48,44 @@ def examine(url: str | None, profile: str | None, *, ttl: float | None, fail_on:
 
 def _print(diagnosis: Diagnosis) -> None:
     console = Console()
-    console.print(Text(plain(f"{diagnosis.backend}, ttl {diagnosis.ttl:g} s")))
+    # In a pipe or file a line stays one, for grep.
+    width = console.width if console.is_terminal else None
+    _line(console, f"{plain(diagnosis.backend)}, ttl {diagnosis.ttl:g} s")
     for name, value in diagnosis.facts.items():
-        console.print(Text(plain(f"  {name}: {value}"), style="dim"))
+        _line(console, f"  {plain(name)}: {plain(value)}", style="dim")
     for finding in diagnosis.findings:
-        console.print()
-        console.print(_table(finding))
-    console.print()
-    console.print(Text(_summary(diagnosis)))
+        _line(console, "")
+        _print_finding(console, finding, width)
+    _line(console, "")
+    _line(console, _summary(diagnosis))
 
 
-def _table(finding: Finding) -> Table:
-    """One row per fact, so that long ones wrap beside their names."""
+def _print_finding(console: Console, finding: Finding, width: int | None) -> None:
     severity = finding.check.severity.value
-    table = Table.grid(padding=(0, 2))
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    table.add_row(
-        Text(severity, style=_STYLES[severity]), Text(plain(f"{finding.check.id} at {', '.join(finding.where)}"))
-    )
+    head = Text(severity, style=_STYLES[severity])
+    head.append(plain(f"{' ' * (9 - len(severity))}{finding.check.id} at {', '.join(finding.where)}"), style="default")
+    console.print(head, soft_wrap=True)
     rows = (
-        ("seen", finding.seen),
-        ("risk", finding.check.risk),
-        ("mend", finding.mend),
+        ("seen", _wrapped(finding.seen, width)),
+        ("risk", _wrapped(finding.check.risk, width)),
+        # As one line also on a narrow terminal, to be copied.
+        ("mend", plain(finding.mend)),
         ("docs", finding.check.page),
     )
     for name, text in rows:
-        table.add_row(Text(f"  {name}", style="dim"), Text(plain(text)))
-    return table
+        _line(console, f"  {name}{' ' * (_INDENT - 6)}{text}")
+
+
+def _wrapped(text: str, width: int | None) -> str:
+    """Break a sentence into lines that begin below one another."""
+    if width is None:
+        return plain(text)
+    lines = textwrap.wrap(plain(text), max(width - _INDENT, _WIDTH_MIN), break_long_words=False)
+    return f"\n{' ' * _INDENT}".join(lines)
+
+
+def _line(console: Console, text: str, style: str = "") -> None:
+    console.print(Text(text, style=style), soft_wrap=True)
 
 
 def _summary(diagnosis: Diagnosis) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from lockkit.testing.servers import RedisServer
+from tests.cli.terminal import Tty
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,6 +46,16 @@ def test_shows_what_was_found_and_what_mends_it(cli: Cli, server: RedisServer) -
         assert part in done.stdout
     assert done.stdout.endswith("\n1 warning\n")
     assert SECRET not in done.stdout
+
+
+def test_terminal_gets_lines_of_its_width(cli: Cli, shared: str) -> None:
+    """Sentences are broken, and begin below one another; a command stays one line, to be copied."""
+    cli.env["COLUMNS"] = "50"
+    tty = Tty(cli, "doctor", shared)
+
+    tty.expect(f"\n{' ' * 9}held, so lockkit refuses")
+    tty.expect(f"chmod o-w {shared.removeprefix('file:')}")
+    assert tty.end() == 1
 
 
 def test_nothing_found(cli: Cli, tmp_path: Path) -> None:

@@ -82,6 +82,15 @@ def test_silent_on_a_good_postgresql(postgres: PostgresServer) -> None:
     assert SECRET not in repr(diagnosis)
 
 
+@pytest.mark.parametrize("mode", ["table", "row", "advisory"])
+def test_silent_in_every_mode(postgres: PostgresServer, maria: MariaServer, mode: str) -> None:
+    """Each has tables of its own."""
+    for url in (f"{postgres.url}?mode={mode}", f"{maria.url}?mode={mode}"):
+        lock_once(url)
+
+        assert found(url) == {}
+
+
 def test_postgresql_fsync_off(postgres: PostgresServer) -> None:
     """As only test servers have it."""
     with altered(postgres, "fsync", "off"):
@@ -146,6 +155,9 @@ def test_postgresql_behind_a_pooler(postgres: PostgresServer) -> None:
     """It is told, and what cannot be set through it is looked at."""
     with PgBouncer(postgres, pool_mode="transaction") as pooler:
         assert set(found(pooler.url)) == {"postgresql-pooled", "sql-no-password"}
+
+        for mode in ("row", "advisory"):
+            assert "postgresql-pooled-session" in found(f"{pooler.url}?mode={mode}")
 
         with altered(postgres, "synchronous_commit", "off"):
             assert "postgresql-synchronous-commit-off" in found(pooler.url)

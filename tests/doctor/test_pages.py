@@ -1,0 +1,53 @@
+"""What the documentation says of the doctor is what it does."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import re
+from pathlib import Path
+
+import pytest
+
+import lockkit.doctor
+from lockkit.doctor import Check
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "how-to" / "check-your-servers.md"
+
+
+def checks() -> list[Check]:
+    """All that the doctor looks for, each once though it may be imported elsewhere."""
+    found: dict[str, Check] = {}
+    for module in pkgutil.iter_modules(lockkit.doctor.__path__, "lockkit.doctor."):
+        for value in vars(importlib.import_module(module.name)).values():
+            if isinstance(value, Check):
+                assert found.setdefault(value.id, value) is value, f"{value.id} is there twice"
+    return list(found.values())
+
+
+def test_page_lists_every_finding_with_its_severity() -> None:
+    """Names and severities are what scripts rely on."""
+    listed = dict(re.findall(r"^\| `([a-z-]+)` \| (error|warning|info) \| ", PAGE.read_text(), re.MULTILINE))
+
+    assert listed == {check.id: check.severity.value for check in checks()}
+
+
+@pytest.mark.parametrize("check", checks(), ids=lambda check: check.id)
+def test_finding_leads_to_a_heading(check: Check) -> None:
+    """The page that a finding names is there, and has that heading."""
+    name, _, anchor = check.page.partition("#")
+    headings = re.findall(r"^#+ (.*)$", (ROOT / "docs" / name).read_text(), re.MULTILINE)
+
+    assert not anchor or anchor in {heading.lower().replace(" ", "-") for heading in headings}
+    assert check.risk.endswith(".")
+
+
+def test_every_finding_is_made_by_a_test() -> None:
+    """A check that no test has seen at work is none."""
+    files = [*(ROOT / "tests" / "doctor").glob("test_*.py"), ROOT / "tests" / "cli" / "test_doctor.py"]
+    sources = "".join(path.read_text() for path in files)
+    # The two of appendfsync are made of one pattern.
+    sources += 'redis-appendfsync-no" "redis-appendfsync-everysec"' if "redis-appendfsync-{value}" in sources else ""
+
+    assert [check.id for check in checks() if f'{check.id}"' not in sources] == []

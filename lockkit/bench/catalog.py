@@ -88,6 +88,16 @@ _ANY_REDIS = (*_NODE, "redlock")
 _WAITS_FOR_EVER = "its own limit of the waiting time is lifted"
 _POOL = "connection pool of 10,000, no socket timeout"
 
+# Schemes, scope, the interval in which a waiter looks again, whether its heart keeps the lock alive, and the mode.
+_TOOZ: tuple[tuple[tuple[str, ...], Scope, float, bool, str | None], ...] = (
+    (("file",), "machine", 0.1, False, None),
+    (("redis", "valkey"), "network", 0.1, True, None),
+    (("zookeeper", "zk"), "network", 0.0, True, None),
+    (("etcd", "etcd3"), "network", 1.0, True, None),
+    (("postgresql",), "network", 0.0, False, "advisory"),
+    (("mysql", "mariadb"), "network", 1.0, False, "advisory"),
+)
+
 # The first floor of a face is what ratios are taken to.
 ENTRIES: tuple[Entry, ...] = (
     Entry(schemes=("memory",), label="threading.Lock", target="memory:ThreadingLock", role="floor", scope="process"),
@@ -357,6 +367,21 @@ ENTRIES: tuple[Entry, ...] = (
         module="sqlalchemy_dlock",
         distribution="sqlalchemy-dlock",
         tuning="a connection of its own for each lock; advisory locks, without token and ttl",
+    ),
+    *(
+        Entry(
+            schemes=schemes,
+            label="tooz",
+            target="tooz:Tooz",
+            scope=scope,
+            module="tooz",
+            distribution="tooz",
+            poll=poll,
+            renews=renews,
+            mode=mode,
+            tuning="with its heart beating",
+        )
+        for schemes, scope, poll, renews, mode in _TOOZ
     ),
 )
 

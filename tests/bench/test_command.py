@@ -79,7 +79,7 @@ def test_file_backend_is_measured_without_leaving_anything_behind(tmp_path: Path
 
     assert list(tmp_path.iterdir()) == []
     labels = {row["subject"].split(" (")[0]: row["status"] for row in found["workloads"][0]["results"]}
-    assert labels == dict.fromkeys(["lockkit", "flock + read + write", "portalocker", "filelock"], "ok")
+    assert labels == dict.fromkeys(["lockkit", "flock + read + write", "portalocker", "filelock", "tooz"], "ok")
 
 
 def test_same_url_twice_gives_two_entries() -> None:

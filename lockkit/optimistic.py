@@ -12,6 +12,9 @@ In a SQL database, through SQLAlchemy, `transact` and `transact_async` run a fun
 database, or the count of versions that SQLAlchemy keeps (``version_id_col``), gave it up for somebody else.
 `update_row` and `update_row_async` change one row by a function, as above. `versioned` is the condition alone.
 
+In ZooKeeper, through kazoo, `update_node` and `update_node_async` change the data of a node by a function, if it still
+has the version that was read.
+
 All are bounded:
 
 - at most `attempts` tries, and no new one after `timeout` seconds;
@@ -31,6 +34,7 @@ from lockkit.runtime import AsyncioRuntime, BlockingRuntime, drive
 if TYPE_CHECKING:
     from datetime import timedelta
 
+    from kazoo.client import KazooClient
     from sqlalchemy import ColumnElement, Engine, RowMapping, Table
     from sqlalchemy import Delete as DeleteStatement
     from sqlalchemy import Update as UpdateStatement
@@ -47,6 +51,8 @@ __all__ = [
     "Delete",
     "transact",
     "transact_async",
+    "update_node",
+    "update_node_async",
     "update_row",
     "update_row_async",
     "versioned",
@@ -79,6 +85,7 @@ DELETE: Final = Delete.DELETE
 Value: TypeAlias = str | bytes | int | float
 V = TypeVar("V", bound="Value | Literal[Delete.DELETE] | None")
 T = TypeVar("T")
+N = TypeVar("N", bound="bytes | str | Literal[Delete.DELETE] | None")
 R = TypeVar("R", bound="Mapping[str, Any] | Literal[Delete.DELETE] | None")
 S = TypeVar("S", bound="UpdateStatement | DeleteStatement")
 
@@ -290,6 +297,69 @@ async def update_row_async(
     from lockkit._optimistic_sql import RowUpdate  # noqa: PLC0415 - loads the driver
 
     result: R = await RowUpdate("asyncio", source, fn, table=table, key=key, version=version).run(attempts, timeout)
+    return result
+
+
+def update_node(
+    client: KazooClient,
+    path: str,
+    fn: Callable[[bytes | None], N],
+    *,
+    attempts: int | None = ATTEMPTS,
+    timeout: float | timedelta | None = TIMEOUT,
+) -> N:
+    """
+    Change the data of a ZooKeeper node by a function, as if nobody else were there.
+
+    ::
+
+        update_node(kazoo_client, "/stock/12", lambda now: str(int(now or 0) - 1))
+
+    Args:
+        client: A started ``KazooClient``.
+        path: Of the node; the one above it must be there.
+        fn: Gets the data, or None if there is no such node; returns the new data (a str is encoded as UTF-8),
+            `DELETE`, or None to leave it as it is. Data for a node that is not there create it. **It may be called
+            several times.**
+        attempts: See `with_retry`.
+        timeout: See `with_retry`.
+
+    Returns:
+        What `fn` returned in the try that succeeded.
+
+    Raises:
+        LockTimeout: Others were quicker each time. Nothing was changed.
+        BackendUnavailable: ZooKeeper gave no usable answer. The message says so if the change may have been made: then
+            it is *not* tried again, as a second try could make it twice.
+        ConfigurationError: An argument is wrong, the node above is missing, or the one to delete has children.
+    """
+    from lockkit._optimistic_zookeeper import NodeUpdate  # noqa: PLC0415 - loads the driver
+
+    result: N = drive(NodeUpdate(BlockingRuntime(), client, path, fn).run(attempts, timeout))
+    return result
+
+
+async def update_node_async(
+    client: KazooClient,
+    path: str,
+    fn: Callable[[bytes | None], N | Awaitable[N]],
+    *,
+    attempts: int | None = ATTEMPTS,
+    timeout: float | timedelta | None = TIMEOUT,
+) -> N:
+    """
+    Change the data of a ZooKeeper node by a function, as if nobody else were there; with asyncio.
+
+    The same as `update_node`, with the same ``KazooClient``, and `fn` may be ``async def``.
+
+    Raises:
+        LockTimeout: See `update_node`.
+        BackendUnavailable: See `update_node`.
+        ConfigurationError: See `update_node`.
+    """
+    from lockkit._optimistic_zookeeper import NodeUpdate  # noqa: PLC0415 - loads the driver
+
+    result: N = await NodeUpdate(AsyncioRuntime(), client, path, fn).run(attempts, timeout)
     return result
 
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from kazoo.client import CLOSED_STATES, KazooClient
 from kazoo.exceptions import ConnectionClosedError
-from kazoo.handlers.threading import SequentialThreadingHandler
+from kazoo.handlers.threading import KazooTimeoutError, SequentialThreadingHandler
 from kazoo.protocol.connection import ConnectionHandler
 from kazoo.protocol.serialization import Connect
 from kazoo.retry import KazooRetry
@@ -30,7 +30,9 @@ from kazoo.retry import KazooRetry
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["ANSWER_SECONDS", "CONNECT_SECONDS", "Driver"]
+    from lockkit.runtime import Runtime
+
+__all__ = ["ANSWER_SECONDS", "CONNECT_SECONDS", "Driver", "outcome"]
 
 CONNECT_SECONDS = 2.0
 """For a TCP connection, and for waiting until there is one. Longer holds up callers, and leaves a dead member later."""
@@ -56,6 +58,23 @@ def _tidy(record: logging.LogRecord) -> bool:
 
 
 log.addFilter(_tidy)
+
+
+async def outcome(runtime: Runtime, result: Any) -> Any:  # noqa: ANN401 - kazoo has no types
+    """
+    Wait for what comes of a request of kazoo's, for `ANSWER_SECONDS`.
+
+    Raises:
+        KazooTimeoutError: No answer came.
+        KazooException: It is an error.
+    """
+    if runtime.kind == "blocking":
+        return result.get(timeout=ANSWER_SECONDS)
+    done = runtime.event()
+    result.rawlink(lambda _: done.set())
+    if not await done.wait(ANSWER_SECONDS):
+        raise KazooTimeoutError
+    return result.get_nowait()
 
 
 class Driver:

@@ -28,7 +28,7 @@ from kazoo.protocol.serialization import Create2, Sync
 from kazoo.protocol.states import KazooState, KeeperState
 from kazoo.security import OPEN_ACL_UNSAFE
 
-from lockkit.backends._zk_driver import ANSWER_SECONDS, CONNECT_SECONDS, Driver
+from lockkit.backends._zk_driver import CONNECT_SECONDS, Driver, outcome
 from lockkit.backends._zk_errors import DRIVER_ERRORS, connection_failed, translate, was_cut_off
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockError
 from lockkit.runtime import AsyncioRuntime
@@ -236,13 +236,7 @@ class Session:
             NoNodeError: kazoo's, as are NodeExistsError and NotEmptyError: the caller expects them.
         """
         try:
-            if self._runtime.kind == "blocking":
-                return result.get(timeout=ANSWER_SECONDS)
-            done = self._runtime.event()
-            result.rawlink(lambda _: done.set())
-            if not await done.wait(ANSWER_SECONDS):
-                raise KazooTimeoutError  # what the blocking face raises
-            return result.get_nowait()
+            return await outcome(self._runtime, result)
         except EXPECTED:
             raise
         except DRIVER_ERRORS as error:

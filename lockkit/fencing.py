@@ -9,6 +9,8 @@ refuse an older one, in the same atomic step as the write.
 `TokenGuard`          for what lives in this process
 `RedisGuard`          for data in Redis, blocking
 `AsyncRedisGuard`     for data in Redis, with asyncio
+`EtcdGuard`           for data in the etcd where the lock is, blocking
+`AsyncEtcdGuard`      for data in the etcd where the lock is, with asyncio
 `SqlGuard`            for data in a SQL database, blocking
 `AsyncSqlGuard`       for data in a SQL database, with asyncio
 `fenced`              the condition alone, for a statement of SQLAlchemy's
@@ -31,13 +33,16 @@ from lockkit.values import shown
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from lockkit._fencing_etcd import AsyncEtcdGuard, EtcdGuard
     from lockkit._fencing_redis import AsyncRedisGuard, RedisGuard
     from lockkit._fencing_sql import AsyncSqlGuard, FenceMixin, SqlGuard, fenced
 
 __all__ = [
     "TOKEN_MAX",
+    "AsyncEtcdGuard",
     "AsyncRedisGuard",
     "AsyncSqlGuard",
+    "EtcdGuard",
     "FenceMixin",
     "RedisGuard",
     "SqlGuard",
@@ -51,6 +56,8 @@ TOKEN_MAX = 2**63 - 1
 """Largest token: stores keep it as a signed 64-bit number."""
 
 _LAZY = {
+    "AsyncEtcdGuard": "lockkit._fencing_etcd",
+    "EtcdGuard": "lockkit._fencing_etcd",
     "AsyncRedisGuard": "lockkit._fencing_redis",
     "RedisGuard": "lockkit._fencing_redis",
     "AsyncSqlGuard": "lockkit._fencing_sql",

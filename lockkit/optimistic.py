@@ -15,6 +15,9 @@ database, or the count of versions that SQLAlchemy keeps (``version_id_col``), g
 In ZooKeeper, through kazoo, `update_node` and `update_node_async` change the data of a node by a function, if it still
 has the version that was read.
 
+In etcd, `update_key` and `update_key_async` read a key, and write it in a transaction that compares its
+``mod_revision``, which every change counts up.
+
 All are bounded:
 
 - at most `attempts` tries, and no new one after `timeout` seconds;
@@ -53,6 +56,8 @@ __all__ = [
     "transact_async",
     "update_node",
     "update_node_async",
+    "update_key",
+    "update_key_async",
     "update_row",
     "update_row_async",
     "versioned",
@@ -83,6 +88,7 @@ DELETE: Final = Delete.DELETE
 """What a function returns to have the key deleted."""
 
 Value: TypeAlias = str | bytes | int | float
+K = TypeVar("K", bound="str | bytes | Literal[Delete.DELETE] | None")
 V = TypeVar("V", bound="Value | Literal[Delete.DELETE] | None")
 T = TypeVar("T")
 N = TypeVar("N", bound="bytes | str | Literal[Delete.DELETE] | None")
@@ -227,6 +233,68 @@ async def transact_async(
     from lockkit._optimistic_sql import Transactions  # noqa: PLC0415 - loads the driver
 
     result: T = await Transactions("asyncio", source, fn).run(attempts, timeout)
+    return result
+
+
+def update_key(
+    client: Any,  # noqa: ANN401 - of one of several libraries
+    key: Key,
+    fn: Callable[[bytes | None], K],
+    *,
+    attempts: int | None = ATTEMPTS,
+    timeout: Seconds | None = TIMEOUT,
+) -> K:
+    """
+    Change the value of a key in etcd by a function, as if nobody else were there.
+
+    ::
+
+        stock = update_key(client, "stock/12", lambda now: str(int(now or 0) - 1))
+
+    Args:
+        client: A `lockkit.Client` on etcd, or what `lockkit.from_client` takes for etcd.
+        key: A key.
+        fn: Gets the value, or None if there is none; returns the new one, `DELETE`, or None to leave it as it is. **It
+            may be called several times.** What it raises is raised here; nothing is changed.
+        attempts: See `with_retry`.
+        timeout: See `with_retry`.
+
+    Returns:
+        What `fn` returned in the try that succeeded.
+
+    Raises:
+        LockTimeout: See `with_retry`.
+        BackendUnavailable: etcd gave no usable answer. The message says so if the change may have been made: then it
+            is *not* tried again.
+        ConfigurationError: An argument is wrong, or `fn` returned something else.
+    """
+    from lockkit._optimistic_etcd import KeyUpdate  # noqa: PLC0415 - loads the driver
+
+    result: K = drive(KeyUpdate(BlockingRuntime(), client, key, fn).run(attempts, timeout))
+    return result
+
+
+async def update_key_async(
+    client: Any,  # noqa: ANN401 - of one of several libraries
+    key: Key,
+    fn: Callable[[bytes | None], K | Awaitable[K]],
+    *,
+    attempts: int | None = ATTEMPTS,
+    timeout: Seconds | None = TIMEOUT,
+) -> K:
+    """
+    Change the value of a key in etcd by a function, as if nobody else were there; with asyncio.
+
+    The same as `update_key`, and `fn` may be ``async def``.
+
+    Raises:
+        LockTimeout: See `with_retry`.
+        BackendUnavailable: See `update_key`.
+        ConfigurationError: See `update_key`.
+    """
+    from lockkit._optimistic_etcd import KeyUpdate  # noqa: PLC0415 - loads the driver
+
+    result: K = await KeyUpdate(AsyncioRuntime(), client, key, fn).run(attempts, timeout)
     return result
 
 

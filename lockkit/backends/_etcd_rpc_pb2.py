@@ -3,7 +3,6 @@
 # source: lockkit/backends/_etcd_rpc.proto
 # Protobuf Python Version: 4.25.0
 """Generated protocol buffer code."""
-
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import descriptor_pool as _descriptor_pool
 from google.protobuf import symbol_database as _symbol_database
@@ -13,81 +12,81 @@ from google.protobuf.internal import builder as _builder
 _sym_db = _symbol_database.Default()
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(
-    b'\n lockkit/backends/_etcd_rpc.proto\x12\x0clockkit.etcd""\n\x0eResponseHeader\x12\x10\n\x08revision\x18\x03 \x01(\x03"u\n\x08KeyValue\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\x17\n\x0f\x63reate_revision\x18\x02 \x01(\x03\x12\x14\n\x0cmod_revision\x18\x03 \x01(\x03\x12\x0f\n\x07version\x18\x04 \x01(\x03\x12\r\n\x05value\x18\x05 \x01(\x0c\x12\r\n\x05lease\x18\x06 \x01(\x03"\xd7\x02\n\x0cRangeRequest\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\x11\n\trange_end\x18\x02 \x01(\x0c\x12\r\n\x05limit\x18\x03 \x01(\x03\x12\x38\n\nsort_order\x18\x05 \x01(\x0e\x32$.lockkit.etcd.RangeRequest.SortOrder\x12:\n\x0bsort_target\x18\x06 \x01(\x0e\x32%.lockkit.etcd.RangeRequest.SortTarget\x12\x11\n\tkeys_only\x18\x08 \x01(\x08\x12\x1b\n\x13max_create_revision\x18\r \x01(\x03".\n\tSortOrder\x12\x08\n\x04NONE\x10\x00\x12\n\n\x06\x41SCEND\x10\x01\x12\x0b\n\x07\x44\x45SCEND\x10\x02"B\n\nSortTarget\x12\x07\n\x03KEY\x10\x00\x12\x0b\n\x07VERSION\x10\x01\x12\n\n\x06\x43REATE\x10\x02\x12\x07\n\x03MOD\x10\x03\x12\t\n\x05VALUE\x10\x04"\x7f\n\rRangeResponse\x12,\n\x06header\x18\x01 \x01(\x0b\x32\x1c.lockkit.etcd.ResponseHeader\x12#\n\x03kvs\x18\x02 \x03(\x0b\x32\x16.lockkit.etcd.KeyValue\x12\x0c\n\x04more\x18\x03 \x01(\x08\x12\r\n\x05\x63ount\x18\x04 \x01(\x03"^\n\nPutRequest\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\r\n\x05value\x18\x02 \x01(\x0c\x12\r\n\x05lease\x18\x03 \x01(\x03\x12\x0f\n\x07prev_kv\x18\x04 \x01(\x08\x12\x14\n\x0cignore_value\x18\x05 \x01(\x08"d\n\x0bPutResponse\x12,\n\x06header\x18\x01 \x01(\x0b\x32\x1c.lockkit.etcd.ResponseHeader\x12\'\n\x07prev_kv\x18\x02 \x01(\x0b\x32\x16.lockkit.etcd.KeyValue"E\n\x12\x44\x65leteRangeRequest\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\x11\n\trange_end\x18\x02 \x01(\x0c\x12\x0f\n\x07prev_kv\x18\x03 \x01(\x08"~\n\x13\x44\x65leteRangeResponse\x12,\n\x06header\x18\x01 \x01(\x0b\x32\x1c.lockkit.etcd.ResponseHeader\x12\x0f\n\x07\x64\x65leted\x18\x02 \x01(\x03\x12(\n\x08prev_kvs\x18\x03 \x03(\x0b\x32\x16.lockkit.etcd.KeyValue"\x96\x03\n\x07\x43ompare\x12\x33\n\x06result\x18\x01 \x01(\x0e\x32#.lockkit.etcd.Compare.CompareResult\x12\x33\n\x06target\x18\x02 \x01(\x0e\x32#.lockkit.etcd.Compare.CompareTarget\x12\x0b\n\x03key\x18\x03 \x01(\x0c\x12\x11\n\x07version\x18\x04 \x01(\x03H\x00\x12\x19\n\x0f\x63reate_revision\x18\x05 \x01(\x03H\x00\x12\x16\n\x0cmod_revision\x18\x06 \x01(\x03H\x00\x12\x0f\n\x05value\x18\x07 \x01(\x0cH\x00\x12\x0f\n\x05lease\x18\x08 \x01(\x03H\x00\x12\x11\n\trange_end\x18@ \x01(\x0c"@\n\rCompareResult\x12\t\n\x05\x45QUAL\x10\x00\x12\x0b\n\x07GREATER\x10\x01\x12\x08\n\x04LESS\x10\x02\x12\r\n\tNOT_EQUAL\x10\x03"G\n\rCompareTarget\x12\x0b\n\x07VERSION\x10\x00\x12\n\n\x06\x43REATE\x10\x01\x12\x07\n\x03MOD\x10\x02\x12\t\n\x05VALUE\x10\x03\x12\t\n\x05LEASE\x10\x04\x42\x0e\n\x0ctarget_union"\xef\x01\n\tRequestOp\x12\x33\n\rrequest_range\x18\x01 \x01(\x0b\x32\x1a.lockkit.etcd.RangeRequestH\x00\x12/\n\x0brequest_put\x18\x02 \x01(\x0b\x32\x18.lockkit.etcd.PutRequestH\x00\x12@\n\x14request_delete_range\x18\x03 \x01(\x0b\x32 .lockkit.etcd.DeleteRangeRequestH\x00\x12/\n\x0brequest_txn\x18\x04 \x01(\x0b\x32\x18.lockkit.etcd.TxnRequestH\x00\x42\t\n\x07request"\xf9\x01\n\nResponseOp\x12\x35\n\x0eresponse_range\x18\x01 \x01(\x0b\x32\x1b.lockkit.etcd.RangeResponseH\x00\x12\x31\n\x0cresponse_put\x18\x02 \x01(\x0b\x32\x19.lockkit.etcd.PutResponseH\x00\x12\x42\n\x15response_delete_range\x18\x03 \x01(\x0b\x32!.lockkit.etcd.DeleteRangeResponseH\x00\x12\x31\n\x0cresponse_txn\x18\x04 \x01(\x0b\x32\x19.lockkit.etcd.TxnResponseH\x00\x42\n\n\x08response"\x88\x01\n\nTxnRequest\x12&\n\x07\x63ompare\x18\x01 \x03(\x0b\x32\x15.lockkit.etcd.Compare\x12(\n\x07success\x18\x02 \x03(\x0b\x32\x17.lockkit.etcd.RequestOp\x12(\n\x07\x66\x61ilure\x18\x03 \x03(\x0b\x32\x17.lockkit.etcd.RequestOp"{\n\x0bTxnResponse\x12,\n\x06header\x18\x01 \x01(\x0b\x32\x1c.lockkit.etcd.ResponseHeader\x12\x11\n\tsucceeded\x18\x02 \x01(\x08\x12+\n\tresponses\x18\x03 \x03(\x0b\x32\x18.lockkit.etcd.ResponseOp",\n\x11LeaseGrantRequest\x12\x0b\n\x03TTL\x18\x01 \x01(\x03\x12\n\n\x02ID\x18\x02 \x01(\x03"j\n\x12LeaseGrantResponse\x12,\n\x06header\x18\x01 \x01(\x0b\x32\x1c.lockkit.etcd.ResponseHeader\x12\n\n\x02ID\x18\x02 \x01(\x03\x12\x0b\n\x03TTL\x18\x03 \x01(\x03\x12\r\n\x05\x65rror\x18\x04 \x01(\t" \n\x12LeaseRevokeRequest\x12\n\n\x02ID\x18\x01 \x01(\x03"C\n\x13LeaseRevokeResponse\x12,\n\x06header\x18\x01 \x01(\x0b\x32\x1c.lockkit.etcd.ResponseHeader"#\n\x15LeaseKeepAliveRequest\x12\n\n\x02ID\x18\x01 \x01(\x03"_\n\x16LeaseKeepAliveResponse\x12,\n\x06header\x18\x01 \x01(\x0b\x32\x1c.lockkit.etcd.ResponseHeader\x12\n\n\x02ID\x18\x02 \x01(\x03\x12\x0b\n\x03TTL\x18\x03 \x01(\x03"2\n\x16LeaseTimeToLiveRequest\x12\n\n\x02ID\x18\x01 \x01(\x03\x12\x0c\n\x04keys\x18\x02 \x01(\x08"t\n\x17LeaseTimeToLiveResponse\x12,\n\x06header\x18\x01 \x01(\x0b\x32\x1c.lockkit.etcd.ResponseHeader\x12\n\n\x02ID\x18\x02 \x01(\x03\x12\x0b\n\x03TTL\x18\x03 \x01(\x03\x12\x12\n\ngrantedTTL\x18\x04 \x01(\x03"\x97\x01\n\x0cWatchRequest\x12:\n\x0e\x63reate_request\x18\x01 \x01(\x0b\x32 .lockkit.etcd.WatchCreateRequestH\x00\x12:\n\x0e\x63\x61ncel_request\x18\x02 \x01(\x0b\x32 .lockkit.etcd.WatchCancelRequestH\x00\x42\x0f\n\rrequest_union"\xc3\x01\n\x12WatchCreateRequest\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\x11\n\trange_end\x18\x02 \x01(\x0c\x12\x16\n\x0estart_revision\x18\x03 \x01(\x03\x12<\n\x07\x66ilters\x18\x05 \x03(\x0e\x32+.lockkit.etcd.WatchCreateRequest.FilterType\x12\x10\n\x08watch_id\x18\x07 \x01(\x03"%\n\nFilterType\x12\t\n\x05NOPUT\x10\x00\x12\x0c\n\x08NODELETE\x10\x01"&\n\x12WatchCancelRequest\x12\x10\n\x08watch_id\x18\x01 \x01(\x03"\xc8\x01\n\rWatchResponse\x12,\n\x06header\x18\x01 \x01(\x0b\x32\x1c.lockkit.etcd.ResponseHeader\x12\x10\n\x08watch_id\x18\x02 \x01(\x03\x12\x0f\n\x07\x63reated\x18\x03 \x01(\x08\x12\x10\n\x08\x63\x61nceled\x18\x04 \x01(\x08\x12\x18\n\x10\x63ompact_revision\x18\x05 \x01(\x03\x12\x15\n\rcancel_reason\x18\x06 \x01(\t\x12#\n\x06\x65vents\x18\x0b \x03(\x0b\x32\x13.lockkit.etcd.Event"z\n\x05\x45vent\x12+\n\x04type\x18\x01 \x01(\x0e\x32\x1d.lockkit.etcd.Event.EventType\x12"\n\x02kv\x18\x02 \x01(\x0b\x32\x16.lockkit.etcd.KeyValue" \n\tEventType\x12\x07\n\x03PUT\x10\x00\x12\n\n\x06\x44\x45LETE\x10\x01"5\n\x13\x41uthenticateRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08password\x18\x02 \x01(\t"S\n\x14\x41uthenticateResponse\x12,\n\x06header\x18\x01 \x01(\x0b\x32\x1c.lockkit.etcd.ResponseHeader\x12\r\n\x05token\x18\x02 \x01(\tb\x06proto3'
-)
+
+
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n lockkit/backends/_etcd_rpc.proto\x12\x0clockkit.etcd\"\"\n\x0eResponseHeader\x12\x10\n\x08revision\x18\x03 \x01(\x03\"u\n\x08KeyValue\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\x17\n\x0f\x63reate_revision\x18\x02 \x01(\x03\x12\x14\n\x0cmod_revision\x18\x03 \x01(\x03\x12\x0f\n\x07version\x18\x04 \x01(\x03\x12\r\n\x05value\x18\x05 \x01(\x0c\x12\r\n\x05lease\x18\x06 \x01(\x03\"\xd7\x02\n\x0cRangeRequest\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\x11\n\trange_end\x18\x02 \x01(\x0c\x12\r\n\x05limit\x18\x03 \x01(\x03\x12\x38\n\nsort_order\x18\x05 \x01(\x0e\x32$.lockkit.etcd.RangeRequest.SortOrder\x12:\n\x0bsort_target\x18\x06 \x01(\x0e\x32%.lockkit.etcd.RangeRequest.SortTarget\x12\x11\n\tkeys_only\x18\x08 \x01(\x08\x12\x1b\n\x13max_create_revision\x18\r \x01(\x03\".\n\tSortOrder\x12\x08\n\x04NONE\x10\x00\x12\n\n\x06\x41SCEND\x10\x01\x12\x0b\n\x07\x44\x45SCEND\x10\x02\"B\n\nSortTarget\x12\x07\n\x03KEY\x10\x00\x12\x0b\n\x07VERSION\x10\x01\x12\n\n\x06\x43REATE\x10\x02\x12\x07\n\x03MOD\x10\x03\x12\t\n\x05VALUE\x10\x04\"\x7f\n\rRangeResponse\x12,\n\x06header\x18\x01 \x01(\x0b\x32\x1c.lockkit.etcd.ResponseHeader\x12#\n\x03kvs\x18\x02 \x03(\x0b\x32\x16.lockkit.etcd.KeyValue\x12\x0c\n\x04more\x18\x03 \x01(\x08\x12\r\n\x05\x63ount\x18\x04 \x01(\x03\"t\n\nPutRequest\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\r\n\x05value\x18\x02 \x01(\x0c\x12\r\n\x05lease\x18\x03 \x01(\x03\x12\x0f\n\x07prev_kv\x18\x04 \x01(\x08\x12\x14\n\x0cignore_value\x18\x05 \x01(\x08\x12\x14\n\x0cignore_lease\x18\x06 \x01(\x08\"d\n\x0bPutResponse\x12,\n\x06header\x18\x01 \x01(\x0b\x32\x1c.lockkit.etcd.ResponseHeader\x12\'\n\x07prev_kv\x18\x02 \x01(\x0b\x32\x16.lockkit.etcd.KeyValue\"E\n\x12\x44\x65leteRangeRequest\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\x11\n\trange_end\x18\x02 \x01(\x0c\x12\x0f\n\x07prev_kv\x18\x03 \x01(\x08\"~\n\x13\x44\x65leteRangeResponse\x12,\n\x06header\x18\x01 \x01(\x0b\x32\x1c.lockkit.etcd.ResponseHeader\x12\x0f\n\x07\x64\x65leted\x18\x02 \x01(\x03\x12(\n\x08prev_kvs\x18\x03 \x03(\x0b\x32\x16.lockkit.etcd.KeyValue\"\x96\x03\n\x07\x43ompare\x12\x33\n\x06result\x18\x01 \x01(\x0e\x32#.lockkit.etcd.Compare.CompareResult\x12\x33\n\x06target\x18\x02 \x01(\x0e\x32#.lockkit.etcd.Compare.CompareTarget\x12\x0b\n\x03key\x18\x03 \x01(\x0c\x12\x11\n\x07version\x18\x04 \x01(\x03H\x00\x12\x19\n\x0f\x63reate_revision\x18\x05 \x01(\x03H\x00\x12\x16\n\x0cmod_revision\x18\x06 \x01(\x03H\x00\x12\x0f\n\x05value\x18\x07 \x01(\x0cH\x00\x12\x0f\n\x05lease\x18\x08 \x01(\x03H\x00\x12\x11\n\trange_end\x18@ \x01(\x0c\"@\n\rCompareResult\x12\t\n\x05\x45QUAL\x10\x00\x12\x0b\n\x07GREATER\x10\x01\x12\x08\n\x04LESS\x10\x02\x12\r\n\tNOT_EQUAL\x10\x03\"G\n\rCompareTarget\x12\x0b\n\x07VERSION\x10\x00\x12\n\n\x06\x43REATE\x10\x01\x12\x07\n\x03MOD\x10\x02\x12\t\n\x05VALUE\x10\x03\x12\t\n\x05LEASE\x10\x04\x42\x0e\n\x0ctarget_union\"\xef\x01\n\tRequestOp\x12\x33\n\rrequest_range\x18\x01 \x01(\x0b\x32\x1a.lockkit.etcd.RangeRequestH\x00\x12/\n\x0brequest_put\x18\x02 \x01(\x0b\x32\x18.lockkit.etcd.PutRequestH\x00\x12@\n\x14request_delete_range\x18\x03 \x01(\x0b\x32 .lockkit.etcd.DeleteRangeRequestH\x00\x12/\n\x0brequest_txn\x18\x04 \x01(\x0b\x32\x18.lockkit.etcd.TxnRequestH\x00\x42\t\n\x07request\"\xf9\x01\n\nResponseOp\x12\x35\n\x0eresponse_range\x18\x01 \x01(\x0b\x32\x1b.lockkit.etcd.RangeResponseH\x00\x12\x31\n\x0cresponse_put\x18\x02 \x01(\x0b\x32\x19.lockkit.etcd.PutResponseH\x00\x12\x42\n\x15response_delete_range\x18\x03 \x01(\x0b\x32!.lockkit.etcd.DeleteRangeResponseH\x00\x12\x31\n\x0cresponse_txn\x18\x04 \x01(\x0b\x32\x19.lockkit.etcd.TxnResponseH\x00\x42\n\n\x08response\"\x88\x01\n\nTxnRequest\x12&\n\x07\x63ompare\x18\x01 \x03(\x0b\x32\x15.lockkit.etcd.Compare\x12(\n\x07success\x18\x02 \x03(\x0b\x32\x17.lockkit.etcd.RequestOp\x12(\n\x07\x66\x61ilure\x18\x03 \x03(\x0b\x32\x17.lockkit.etcd.RequestOp\"{\n\x0bTxnResponse\x12,\n\x06header\x18\x01 \x01(\x0b\x32\x1c.lockkit.etcd.ResponseHeader\x12\x11\n\tsucceeded\x18\x02 \x01(\x08\x12+\n\tresponses\x18\x03 \x03(\x0b\x32\x18.lockkit.etcd.ResponseOp\",\n\x11LeaseGrantRequest\x12\x0b\n\x03TTL\x18\x01 \x01(\x03\x12\n\n\x02ID\x18\x02 \x01(\x03\"j\n\x12LeaseGrantResponse\x12,\n\x06header\x18\x01 \x01(\x0b\x32\x1c.lockkit.etcd.ResponseHeader\x12\n\n\x02ID\x18\x02 \x01(\x03\x12\x0b\n\x03TTL\x18\x03 \x01(\x03\x12\r\n\x05\x65rror\x18\x04 \x01(\t\" \n\x12LeaseRevokeRequest\x12\n\n\x02ID\x18\x01 \x01(\x03\"C\n\x13LeaseRevokeResponse\x12,\n\x06header\x18\x01 \x01(\x0b\x32\x1c.lockkit.etcd.ResponseHeader\"#\n\x15LeaseKeepAliveRequest\x12\n\n\x02ID\x18\x01 \x01(\x03\"_\n\x16LeaseKeepAliveResponse\x12,\n\x06header\x18\x01 \x01(\x0b\x32\x1c.lockkit.etcd.ResponseHeader\x12\n\n\x02ID\x18\x02 \x01(\x03\x12\x0b\n\x03TTL\x18\x03 \x01(\x03\"2\n\x16LeaseTimeToLiveRequest\x12\n\n\x02ID\x18\x01 \x01(\x03\x12\x0c\n\x04keys\x18\x02 \x01(\x08\"t\n\x17LeaseTimeToLiveResponse\x12,\n\x06header\x18\x01 \x01(\x0b\x32\x1c.lockkit.etcd.ResponseHeader\x12\n\n\x02ID\x18\x02 \x01(\x03\x12\x0b\n\x03TTL\x18\x03 \x01(\x03\x12\x12\n\ngrantedTTL\x18\x04 \x01(\x03\"\x97\x01\n\x0cWatchRequest\x12:\n\x0e\x63reate_request\x18\x01 \x01(\x0b\x32 .lockkit.etcd.WatchCreateRequestH\x00\x12:\n\x0e\x63\x61ncel_request\x18\x02 \x01(\x0b\x32 .lockkit.etcd.WatchCancelRequestH\x00\x42\x0f\n\rrequest_union\"\xc3\x01\n\x12WatchCreateRequest\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\x11\n\trange_end\x18\x02 \x01(\x0c\x12\x16\n\x0estart_revision\x18\x03 \x01(\x03\x12<\n\x07\x66ilters\x18\x05 \x03(\x0e\x32+.lockkit.etcd.WatchCreateRequest.FilterType\x12\x10\n\x08watch_id\x18\x07 \x01(\x03\"%\n\nFilterType\x12\t\n\x05NOPUT\x10\x00\x12\x0c\n\x08NODELETE\x10\x01\"&\n\x12WatchCancelRequest\x12\x10\n\x08watch_id\x18\x01 \x01(\x03\"\xc8\x01\n\rWatchResponse\x12,\n\x06header\x18\x01 \x01(\x0b\x32\x1c.lockkit.etcd.ResponseHeader\x12\x10\n\x08watch_id\x18\x02 \x01(\x03\x12\x0f\n\x07\x63reated\x18\x03 \x01(\x08\x12\x10\n\x08\x63\x61nceled\x18\x04 \x01(\x08\x12\x18\n\x10\x63ompact_revision\x18\x05 \x01(\x03\x12\x15\n\rcancel_reason\x18\x06 \x01(\t\x12#\n\x06\x65vents\x18\x0b \x03(\x0b\x32\x13.lockkit.etcd.Event\"z\n\x05\x45vent\x12+\n\x04type\x18\x01 \x01(\x0e\x32\x1d.lockkit.etcd.Event.EventType\x12\"\n\x02kv\x18\x02 \x01(\x0b\x32\x16.lockkit.etcd.KeyValue\" \n\tEventType\x12\x07\n\x03PUT\x10\x00\x12\n\n\x06\x44\x45LETE\x10\x01\"5\n\x13\x41uthenticateRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08password\x18\x02 \x01(\t\"S\n\x14\x41uthenticateResponse\x12,\n\x06header\x18\x01 \x01(\x0b\x32\x1c.lockkit.etcd.ResponseHeader\x12\r\n\x05token\x18\x02 \x01(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
-_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, "lockkit.backends._etcd_rpc_pb2", _globals)
+_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'lockkit.backends._etcd_rpc_pb2', _globals)
 if _descriptor._USE_C_DESCRIPTORS == False:
-    DESCRIPTOR._options = None
-    _globals["_RESPONSEHEADER"]._serialized_start = 50
-    _globals["_RESPONSEHEADER"]._serialized_end = 84
-    _globals["_KEYVALUE"]._serialized_start = 86
-    _globals["_KEYVALUE"]._serialized_end = 203
-    _globals["_RANGEREQUEST"]._serialized_start = 206
-    _globals["_RANGEREQUEST"]._serialized_end = 549
-    _globals["_RANGEREQUEST_SORTORDER"]._serialized_start = 435
-    _globals["_RANGEREQUEST_SORTORDER"]._serialized_end = 481
-    _globals["_RANGEREQUEST_SORTTARGET"]._serialized_start = 483
-    _globals["_RANGEREQUEST_SORTTARGET"]._serialized_end = 549
-    _globals["_RANGERESPONSE"]._serialized_start = 551
-    _globals["_RANGERESPONSE"]._serialized_end = 678
-    _globals["_PUTREQUEST"]._serialized_start = 680
-    _globals["_PUTREQUEST"]._serialized_end = 774
-    _globals["_PUTRESPONSE"]._serialized_start = 776
-    _globals["_PUTRESPONSE"]._serialized_end = 876
-    _globals["_DELETERANGEREQUEST"]._serialized_start = 878
-    _globals["_DELETERANGEREQUEST"]._serialized_end = 947
-    _globals["_DELETERANGERESPONSE"]._serialized_start = 949
-    _globals["_DELETERANGERESPONSE"]._serialized_end = 1075
-    _globals["_COMPARE"]._serialized_start = 1078
-    _globals["_COMPARE"]._serialized_end = 1484
-    _globals["_COMPARE_COMPARERESULT"]._serialized_start = 1331
-    _globals["_COMPARE_COMPARERESULT"]._serialized_end = 1395
-    _globals["_COMPARE_COMPARETARGET"]._serialized_start = 1397
-    _globals["_COMPARE_COMPARETARGET"]._serialized_end = 1468
-    _globals["_REQUESTOP"]._serialized_start = 1487
-    _globals["_REQUESTOP"]._serialized_end = 1726
-    _globals["_RESPONSEOP"]._serialized_start = 1729
-    _globals["_RESPONSEOP"]._serialized_end = 1978
-    _globals["_TXNREQUEST"]._serialized_start = 1981
-    _globals["_TXNREQUEST"]._serialized_end = 2117
-    _globals["_TXNRESPONSE"]._serialized_start = 2119
-    _globals["_TXNRESPONSE"]._serialized_end = 2242
-    _globals["_LEASEGRANTREQUEST"]._serialized_start = 2244
-    _globals["_LEASEGRANTREQUEST"]._serialized_end = 2288
-    _globals["_LEASEGRANTRESPONSE"]._serialized_start = 2290
-    _globals["_LEASEGRANTRESPONSE"]._serialized_end = 2396
-    _globals["_LEASEREVOKEREQUEST"]._serialized_start = 2398
-    _globals["_LEASEREVOKEREQUEST"]._serialized_end = 2430
-    _globals["_LEASEREVOKERESPONSE"]._serialized_start = 2432
-    _globals["_LEASEREVOKERESPONSE"]._serialized_end = 2499
-    _globals["_LEASEKEEPALIVEREQUEST"]._serialized_start = 2501
-    _globals["_LEASEKEEPALIVEREQUEST"]._serialized_end = 2536
-    _globals["_LEASEKEEPALIVERESPONSE"]._serialized_start = 2538
-    _globals["_LEASEKEEPALIVERESPONSE"]._serialized_end = 2633
-    _globals["_LEASETIMETOLIVEREQUEST"]._serialized_start = 2635
-    _globals["_LEASETIMETOLIVEREQUEST"]._serialized_end = 2685
-    _globals["_LEASETIMETOLIVERESPONSE"]._serialized_start = 2687
-    _globals["_LEASETIMETOLIVERESPONSE"]._serialized_end = 2803
-    _globals["_WATCHREQUEST"]._serialized_start = 2806
-    _globals["_WATCHREQUEST"]._serialized_end = 2957
-    _globals["_WATCHCREATEREQUEST"]._serialized_start = 2960
-    _globals["_WATCHCREATEREQUEST"]._serialized_end = 3155
-    _globals["_WATCHCREATEREQUEST_FILTERTYPE"]._serialized_start = 3118
-    _globals["_WATCHCREATEREQUEST_FILTERTYPE"]._serialized_end = 3155
-    _globals["_WATCHCANCELREQUEST"]._serialized_start = 3157
-    _globals["_WATCHCANCELREQUEST"]._serialized_end = 3195
-    _globals["_WATCHRESPONSE"]._serialized_start = 3198
-    _globals["_WATCHRESPONSE"]._serialized_end = 3398
-    _globals["_EVENT"]._serialized_start = 3400
-    _globals["_EVENT"]._serialized_end = 3522
-    _globals["_EVENT_EVENTTYPE"]._serialized_start = 3490
-    _globals["_EVENT_EVENTTYPE"]._serialized_end = 3522
-    _globals["_AUTHENTICATEREQUEST"]._serialized_start = 3524
-    _globals["_AUTHENTICATEREQUEST"]._serialized_end = 3577
-    _globals["_AUTHENTICATERESPONSE"]._serialized_start = 3579
-    _globals["_AUTHENTICATERESPONSE"]._serialized_end = 3662
+  DESCRIPTOR._options = None
+  _globals['_RESPONSEHEADER']._serialized_start=50
+  _globals['_RESPONSEHEADER']._serialized_end=84
+  _globals['_KEYVALUE']._serialized_start=86
+  _globals['_KEYVALUE']._serialized_end=203
+  _globals['_RANGEREQUEST']._serialized_start=206
+  _globals['_RANGEREQUEST']._serialized_end=549
+  _globals['_RANGEREQUEST_SORTORDER']._serialized_start=435
+  _globals['_RANGEREQUEST_SORTORDER']._serialized_end=481
+  _globals['_RANGEREQUEST_SORTTARGET']._serialized_start=483
+  _globals['_RANGEREQUEST_SORTTARGET']._serialized_end=549
+  _globals['_RANGERESPONSE']._serialized_start=551
+  _globals['_RANGERESPONSE']._serialized_end=678
+  _globals['_PUTREQUEST']._serialized_start=680
+  _globals['_PUTREQUEST']._serialized_end=796
+  _globals['_PUTRESPONSE']._serialized_start=798
+  _globals['_PUTRESPONSE']._serialized_end=898
+  _globals['_DELETERANGEREQUEST']._serialized_start=900
+  _globals['_DELETERANGEREQUEST']._serialized_end=969
+  _globals['_DELETERANGERESPONSE']._serialized_start=971
+  _globals['_DELETERANGERESPONSE']._serialized_end=1097
+  _globals['_COMPARE']._serialized_start=1100
+  _globals['_COMPARE']._serialized_end=1506
+  _globals['_COMPARE_COMPARERESULT']._serialized_start=1353
+  _globals['_COMPARE_COMPARERESULT']._serialized_end=1417
+  _globals['_COMPARE_COMPARETARGET']._serialized_start=1419
+  _globals['_COMPARE_COMPARETARGET']._serialized_end=1490
+  _globals['_REQUESTOP']._serialized_start=1509
+  _globals['_REQUESTOP']._serialized_end=1748
+  _globals['_RESPONSEOP']._serialized_start=1751
+  _globals['_RESPONSEOP']._serialized_end=2000
+  _globals['_TXNREQUEST']._serialized_start=2003
+  _globals['_TXNREQUEST']._serialized_end=2139
+  _globals['_TXNRESPONSE']._serialized_start=2141
+  _globals['_TXNRESPONSE']._serialized_end=2264
+  _globals['_LEASEGRANTREQUEST']._serialized_start=2266
+  _globals['_LEASEGRANTREQUEST']._serialized_end=2310
+  _globals['_LEASEGRANTRESPONSE']._serialized_start=2312
+  _globals['_LEASEGRANTRESPONSE']._serialized_end=2418
+  _globals['_LEASEREVOKEREQUEST']._serialized_start=2420
+  _globals['_LEASEREVOKEREQUEST']._serialized_end=2452
+  _globals['_LEASEREVOKERESPONSE']._serialized_start=2454
+  _globals['_LEASEREVOKERESPONSE']._serialized_end=2521
+  _globals['_LEASEKEEPALIVEREQUEST']._serialized_start=2523
+  _globals['_LEASEKEEPALIVEREQUEST']._serialized_end=2558
+  _globals['_LEASEKEEPALIVERESPONSE']._serialized_start=2560
+  _globals['_LEASEKEEPALIVERESPONSE']._serialized_end=2655
+  _globals['_LEASETIMETOLIVEREQUEST']._serialized_start=2657
+  _globals['_LEASETIMETOLIVEREQUEST']._serialized_end=2707
+  _globals['_LEASETIMETOLIVERESPONSE']._serialized_start=2709
+  _globals['_LEASETIMETOLIVERESPONSE']._serialized_end=2825
+  _globals['_WATCHREQUEST']._serialized_start=2828
+  _globals['_WATCHREQUEST']._serialized_end=2979
+  _globals['_WATCHCREATEREQUEST']._serialized_start=2982
+  _globals['_WATCHCREATEREQUEST']._serialized_end=3177
+  _globals['_WATCHCREATEREQUEST_FILTERTYPE']._serialized_start=3140
+  _globals['_WATCHCREATEREQUEST_FILTERTYPE']._serialized_end=3177
+  _globals['_WATCHCANCELREQUEST']._serialized_start=3179
+  _globals['_WATCHCANCELREQUEST']._serialized_end=3217
+  _globals['_WATCHRESPONSE']._serialized_start=3220
+  _globals['_WATCHRESPONSE']._serialized_end=3420
+  _globals['_EVENT']._serialized_start=3422
+  _globals['_EVENT']._serialized_end=3544
+  _globals['_EVENT_EVENTTYPE']._serialized_start=3512
+  _globals['_EVENT_EVENTTYPE']._serialized_end=3544
+  _globals['_AUTHENTICATEREQUEST']._serialized_start=3546
+  _globals['_AUTHENTICATEREQUEST']._serialized_end=3599
+  _globals['_AUTHENTICATERESPONSE']._serialized_start=3601
+  _globals['_AUTHENTICATERESPONSE']._serialized_end=3684
 # @@protoc_insertion_point(module_scope)

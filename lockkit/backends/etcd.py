@@ -92,7 +92,12 @@ _CAPABILITIES = Capabilities(
 
 
 class EtcdBackend(LockBackend):
-    """Processes that reach the same etcd."""
+    """
+    Processes that reach the same etcd.
+
+    Attributes:
+        cluster: Its members, for guards of data that are there too.
+    """
 
     capabilities = _CAPABILITIES
     options: ClassVar[Mapping[str, Option]] = OPTIONS
@@ -100,7 +105,7 @@ class EtcdBackend(LockBackend):
     def __init__(self, url: str, cluster: Cluster, options: Mapping[str, Any], host: Host) -> None:
         """Use a cluster; nothing is sent."""
         self._url = url
-        self._cluster = cluster
+        self.cluster = self._cluster = cluster
         self._runtime = host.runtime
         self._prefix: str = options["prefix"]
         self._sessions = Sessions(host, cluster)

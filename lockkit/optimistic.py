@@ -12,11 +12,11 @@ In a SQL database, through SQLAlchemy, `transact` and `transact_async` run a fun
 database, or the count of versions that SQLAlchemy keeps (``version_id_col``), gave it up for somebody else.
 `update_row` and `update_row_async` change one row by a function, as above. `versioned` is the condition alone.
 
-In ZooKeeper, through kazoo, `update_node` and `update_node_async` change the data of a node by a function, if it still
-has the version that was read.
-
 In etcd, `update_key` and `update_key_async` read a key, and write it in a transaction that compares its
 ``mod_revision``, which every change counts up.
+
+In ZooKeeper, through kazoo, `update_node` and `update_node_async` change the data of a node by a function, if it still
+has the version that was read.
 
 All are bounded:
 
@@ -54,10 +54,10 @@ __all__ = [
     "Delete",
     "transact",
     "transact_async",
-    "update_node",
-    "update_node_async",
     "update_key",
     "update_key_async",
+    "update_node",
+    "update_node_async",
     "update_row",
     "update_row_async",
     "versioned",

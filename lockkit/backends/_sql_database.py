@@ -28,6 +28,7 @@ import os
 import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -156,14 +157,16 @@ class Database:
         try:
             result = await link.run(statement, parameters, STATEMENT_SECONDS)
         except self.driver_errors as error:
-            if self.kind(error) in {"connection", "timeout", "other"}:
+            # Read-only: perhaps a primary that was demoted, and a new connection finds the one that took over.
+            if self.kind(error) in {"connection", "timeout", "read-only", "other"}:
                 self._drop(link)
             else:
                 self._give_back(link)
             raise
         except BaseException:
             # Cancelled or interrupted. Whoever undoes the statement must not overtake it: hear it out first.
-            await self._runtime.settle(self._hear_out(link), STATEMENT_SECONDS)
+            with suppress(TimeoutError):  # then it has been dropped, or soon will be
+                await self._runtime.settle(self._hear_out(link), STATEMENT_SECONDS + 1.0)
             raise
         self._give_back(link)
         return result
@@ -327,7 +330,7 @@ class Database:
         else:
             positional, named = dialect.create_connect_args(self.engine.url)
             dbapi = dialect.connect(*positional, **{**named, **self._arguments})
-        if self._adopted or dialect.driver not in self.dialect.arguments:
+        if self._adopted or not self._arguments.keys() & {"autocommit", "isolation_level"}:
             dialect.set_isolation_level(dbapi, "AUTOCOMMIT")
             if getattr(dbapi, "_read_timeout", 0) is None:  # PyMySQL without a limit
                 dbapi._read_timeout = dbapi._write_timeout = STATEMENT_SECONDS  # noqa: SLF001

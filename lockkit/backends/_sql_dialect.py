@@ -142,6 +142,10 @@ _DIALECTS = {
             "psycopg": {
                 "connect_timeout": CONNECT_SECONDS,
                 "tcp_user_timeout": int(STATEMENT_SECONDS * 1000),
+                # For a connection that only listens: else a cut on the way is noticed after hours.
+                "keepalives_idle": 20,
+                "keepalives_interval": 5,
+                "keepalives_count": 3,
                 "client_encoding": "utf8",
                 "autocommit": True,
                 "prepare_threshold": None,

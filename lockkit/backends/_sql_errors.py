@@ -128,8 +128,10 @@ _POSTGRESQL_TEXTS: tuple[tuple[str, Kind], ...] = (
 
 
 def postgresql_kind(error: BaseException) -> Kind:
-    """See `Kind`. For any driver: all call the code ``sqlstate`` or ``pgcode``."""
+    """See `Kind`. For any driver: the code is called ``sqlstate`` or ``pgcode``, or is the field C of pg8000's."""
     code = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
+    if not code and error.args and isinstance(error.args[0], dict):
+        code = error.args[0].get("C")
     if code:
         return _SQLSTATES.get(code) or _SQLSTATES.get(code[:2]) or "other"
     if isinstance(error, TimeoutError):

@@ -119,7 +119,7 @@ class DbapiLink(Link):
         cursor = self._cursor
         self._execute(text, order(parameters))
         rows = cursor.fetchall() if cursor.description else ()
-        return Result(rows, cursor.rowcount, cursor.lastrowid or 0)
+        return Result(rows, cursor.rowcount, getattr(cursor, "lastrowid", 0) or 0)
 
     async def finish(self, seconds: float) -> None:
         """See `Link.finish`. After Ctrl-C nobody knows how much of the answer the driver has read."""
@@ -249,12 +249,15 @@ def _heard(task: asyncio.Task[Result]) -> None:
 
 
 def _file_descriptor(driver_connection: Any) -> int:  # noqa: ANN401 - any driver's
-    """Find the socket of a connection: of PyMySQL, aiomysql, asyncmy; -1 for others."""
+    """Find the socket of a connection: of PyMySQL, mysql-connector, aiomysql, asyncmy; -1 for others."""
     sock = getattr(driver_connection, "_sock", None)
     if sock is None:
         transport = getattr(getattr(driver_connection, "_writer", None), "transport", None)
         sock = None if transport is None else transport.get_extra_info("socket")
-    return int(sock.fileno()) if sock is not None else -1
+    try:
+        return int(sock.fileno()) if sock is not None else -1
+    except OSError:  # pg8000 calls a file so that it has made of its socket
+        return -1
 
 
 def _server_pid(driver_connection: Any) -> int:  # noqa: ANN401 - any driver's

@@ -73,7 +73,8 @@ class PqLink(Link):
             pgconn.send_query_prepared(name, packed)
         elif name is None or self.pooled:
             # Preparing costs a round trip: not for what is run once. Behind a pooler the next may be another session.
-            self._names[statement] = b""
+            if not statement.once:
+                self._names[statement] = b""
             pgconn.send_query_params(statement.packed, packed)
         else:
             self._prepared += 1

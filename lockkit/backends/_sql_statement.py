@@ -33,16 +33,21 @@ class Statement:
     """
     One statement. Made once and used often: drivers keep what they know of it by its identity.
 
+    Args:
+        text: See the attribute.
+        once: It is not worth preparing: made for one use.
+
     Attributes:
         text: With parameters ``$1``, ``$2``, … each as often as wanted. It has no ``$`` of its own.
         packed: The same as bytes.
+        once: See the argument.
     """
 
-    __slots__ = ("_compiled", "packed", "text")
+    __slots__ = ("_compiled", "once", "packed", "text")
 
-    def __init__(self, text: str) -> None:
-        """Keep the text."""
+    def __init__(self, text: str, *, once: bool = False) -> None:
         self.text = text
+        self.once = once
         self.packed = text.encode()
         self._compiled: dict[str, tuple[str, Callable[[Sequence[Any]], Sequence[Any]]]] = {}
 

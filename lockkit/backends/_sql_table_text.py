@@ -58,8 +58,8 @@ class Texts(ABC):
     def _write(self) -> None:
         """Write what differs."""
 
-    def _written(self, text: str) -> Statement:
-        return Statement(text.replace("{table}", self._table).replace("{now}", self._now))
+    def _written(self, text: str, *, once: bool = False) -> Statement:
+        return Statement(text.replace("{table}", self._table).replace("{now}", self._now), once=once)
 
     def renew(self, count: int) -> Statement:
         """Renew so many leases at once; one parameter for each name, then one for each owner."""
@@ -93,8 +93,9 @@ class Texts(ABC):
         """Write a statement whose length depends on how many it is for; those for few are kept."""
         made = self._made.get((what, count))
         if made is None:
-            made = self._written(text)
-            if count <= KEPT_MAX:
+            keep = count <= KEPT_MAX
+            made = self._written(text, once=not keep)
+            if keep:
                 self._made[what, count] = made
         return made
 

@@ -420,6 +420,37 @@ class TestEngines:
 
         asyncio.run(scenario())
 
+    @pytest.mark.parametrize("driver", ["postgresql+psycopg2", "postgresql+pg8000"])
+    def test_engine_of_another_driver(self, postgresql_url: str, driver: str) -> None:
+        """Waiters look now and then."""
+        engine = sqlalchemy.create_engine(postgresql_url.replace("postgresql", driver, 1))
+        with lockkit.from_client(engine) as client, lockkit.from_client(engine) as other:
+            assert client.capabilities.wakeup == "poll"
+            tokens = contended([client, other], rounds=5)
+        assert len(tokens) == 10
+        assert tokens == sorted(set(tokens))
+        engine.dispose()
+
+    @pytest.mark.parametrize("driver", ["postgresql+asyncpg", "mariadb+asyncmy"])
+    def test_url_with_another_asyncio_driver(
+        self, postgresql: PostgresServer, mariadb: MariaServer, driver: str
+    ) -> None:
+        """The URL says which."""
+        scheme = driver.partition("+")[0]
+        url = (postgresql if scheme == "postgresql" else mariadb).url.replace(scheme, driver, 1)
+
+        async def scenario() -> None:
+            async with lockkit.aio.connect(url) as client, lockkit.aio.connect(url) as other:
+                lease = await client.lock("x", ttl=600).acquire()
+                waiting = asyncio.create_task(other.lock("x").acquire(timeout=PATIENCE))
+                await asyncio.sleep(0.2)
+                await lease.extend()
+                await lease.release()
+                await (await waiting).release()
+                assert await client.holders("x") == []
+
+        asyncio.run(scenario())
+
     def test_engine_at_another_isolation_level(self, postgresql_url: str) -> None:
         """Its own statements are as the application wants them, lockkit's are not."""
         for level in ("SERIALIZABLE", "REPEATABLE READ", "READ COMMITTED"):

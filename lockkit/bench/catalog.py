@@ -43,6 +43,7 @@ class Entry:
         renews: See `Subject.renews`.
         workloads: See `Subject.workloads`.
         tuning: See `Subject.tuning`.
+        quick: Measured in a first look too.
         mode: For which option ``mode`` of the URL; None: for any, or none.
     """
 
@@ -59,6 +60,7 @@ class Entry:
     workloads: tuple[str, ...] | None = None
     tuning: str = ""
     mode: str | None = None
+    quick: bool = True
 
     def subject(self, url: str, group: str) -> Subject:
         """Make the subject for a URL."""
@@ -194,6 +196,7 @@ ENTRIES: tuple[Entry, ...] = (
     Entry(
         schemes=("redlock",),
         label="raw sockets, no token",
+        quick=False,
         target="redis:RawRedlock",
         role="floor",
         poll=0.002,
@@ -307,6 +310,7 @@ ENTRIES: tuple[Entry, ...] = (
     Entry(
         schemes=("postgresql",),
         label="psycopg, no token",
+        quick=False,
         target="sql_session:RawPostgresqlRowUnfenced",
         role="floor",
         workloads=("pair", "contention", "handoff"),
@@ -323,6 +327,7 @@ ENTRIES: tuple[Entry, ...] = (
     Entry(
         schemes=("mariadb", "mysql"),
         label="PyMySQL, no token",
+        quick=False,
         target="sql_session:RawMysqlRowUnfenced",
         role="floor",
         workloads=("pair", "contention", "handoff"),
@@ -339,6 +344,7 @@ ENTRIES: tuple[Entry, ...] = (
     Entry(
         schemes=("postgresql",),
         label="psycopg, no token",
+        quick=False,
         target="sql_session:RawPostgresqlAdvisoryUnfenced",
         role="floor",
         workloads=("pair", "contention", "handoff"),
@@ -355,6 +361,7 @@ ENTRIES: tuple[Entry, ...] = (
     Entry(
         schemes=("mariadb", "mysql"),
         label="PyMySQL, no token",
+        quick=False,
         target="sql_session:RawMysqlAdvisoryUnfenced",
         role="floor",
         workloads=("pair", "contention", "handoff"),
@@ -379,6 +386,7 @@ ENTRIES: tuple[Entry, ...] = (
             poll=poll,
             renews=renews,
             mode=mode,
+            quick=False,
             tuning="with its heart beating",
         )
         for schemes, scope, poll, renews, mode in _TOOZ
@@ -387,7 +395,12 @@ ENTRIES: tuple[Entry, ...] = (
 
 
 def subjects(
-    urls: Sequence[str], *, faces: Collection[Face], scratch: Mapping[str, Path] | None = None, peers: bool = True
+    urls: Sequence[str],
+    *,
+    faces: Collection[Face],
+    scratch: Mapping[str, Path] | None = None,
+    peers: bool = True,
+    quick: bool = False,
 ) -> list[Subject]:
     """
     List who is measured.
@@ -398,6 +411,7 @@ def subjects(
         scratch: For each ``file:`` URL a directory in which everybody lays their lock files instead, so that none of
             them stays behind.
         peers: Libraries and floors too.
+        quick: Of those, the ones for a first look.
 
     Raises:
         ConfigurationError: A URL is wrong.
@@ -405,7 +419,7 @@ def subjects(
     places = {url: _Place.of(url, (scratch or {}).get(url)) for url in urls}
     found = [subject for url in urls for subject in places[url].lockkit()]
     if peers:
-        found += [subject for place in places.values() for subject in place.others()]
+        found += [subject for place in places.values() for subject in place.others(quick=quick)]
     return _numbered([subject for subject in found if subject.face in faces])
 
 
@@ -495,13 +509,13 @@ class _Place:
                 renews=True,
             )
 
-    def others(self) -> Iterator[Subject]:
+    def others(self, *, quick: bool) -> Iterator[Subject]:
         # By the whole scheme: on redis+cluster:// these libraries would talk to one node only.
         mode = dict(parse(self.url).query).get("mode") or registry.modes(self.scheme)[0]
         return (
             entry.subject(self.url, self.group)
             for entry in ENTRIES
-            if self.scheme in entry.schemes and entry.mode in {None, mode}
+            if self.scheme in entry.schemes and entry.mode in {None, mode} and (entry.quick or not quick)
         )
 
 

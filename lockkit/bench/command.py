@@ -94,6 +94,7 @@ def bench(  # the signature is the command line
             workloads=[choice.value for choice in workload or ()] or (QUICK_WORKLOADS if quick else WORKLOAD_NAMES),
             faces=[kind for kind in faces if face in {FaceChoice.BOTH, kind}],
             peers=peers,
+            quick=quick,
             settings=replace(
                 QUICK if quick else Settings(), **{name: value for name, value in given.items() if value is not None}
             ),

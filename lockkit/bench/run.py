@@ -102,7 +102,6 @@ class Run:
         self.outcome = Outcome(cells, settings, seed)
         self.over = {workload.name: 0 for workload in workloads}
         self._workloads = workloads
-        self._until = float("inf")
 
     @property
     def turns(self) -> int:
@@ -124,24 +123,27 @@ class Run:
         Args:
             progress: Called before each turn, with its cell and how many turns are over.
         """
-        if self.outcome.settings.limit is not None:
-            self._until = time.monotonic() + self.outcome.settings.limit
+        began, limit = time.monotonic(), self.outcome.settings.limit
         try:
             for number in range(self.outcome.settings.rounds):
-                for workload in self._workloads:
-                    self._round(workload, number, progress)
+                for place, workload in enumerate(self._workloads, 1):
+                    # In the first round each workload has its share of the time, or a slow machine would spend all of
+                    # it on the first one. Whom that left out takes his turn in the second round.
+                    share = place / len(self._workloads) if number == 0 else 1.0
+                    until = float("inf") if limit is None else began + share * limit
+                    self._round(workload, number, until, progress)
         except KeyboardInterrupt:
             self.outcome.interrupted = True
         return self.outcome
 
-    def _round(self, workload: Workload, number: int, progress: Callable[[Cell, int], None]) -> None:
+    def _round(self, workload: Workload, number: int, until: float, progress: Callable[[Cell, int], None]) -> None:
         if number >= self._rounds(workload):
             return
         cells = [cell for cell in self.outcome.cells if cell.workload is workload and not cell.skipped]
         # A new order each time: who comes after whom, and when, must not be the same for one of them.
         self._random.shuffle(cells)
         for first in range(0, len(cells), workload.together):
-            if time.monotonic() > self._until:
+            if time.monotonic() > until:
                 self.outcome.out_of_time = True
                 return
             batch = cells[first : first + workload.together]

@@ -56,6 +56,7 @@ class Wanted:
         workloads: Names.
         faces: Which.
         peers: Others too.
+        quick: Of those, the ones for a first look.
         settings: How long.
         seed: Of the order; None: any.
         as_json: Print JSON instead of the table.
@@ -68,6 +69,7 @@ class Wanted:
     workloads: Sequence[str]
     faces: Sequence[Face]
     peers: bool
+    quick: bool
     settings: Settings
     seed: int | None
     as_json: bool
@@ -90,7 +92,7 @@ def run(wanted: Wanted) -> int:
             for url in urls
             if (directory := catalog.lock_directory(url)) is not None
         }
-        subjects = catalog.subjects(urls, faces=wanted.faces, scratch=scratch, peers=wanted.peers)
+        subjects = catalog.subjects(urls, faces=wanted.faces, scratch=scratch, peers=wanted.peers, quick=wanted.quick)
         if "import" in wanted.workloads:
             subjects += catalog.imports()
         load_before = os.getloadavg()[0]

@@ -227,6 +227,22 @@ def test_no_turn_begins_after_the_limit() -> None:
     assert Report(outcome, {}).to_json()["out_of_time"] is True
 
 
+def test_each_workload_has_its_share_of_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a slow machine: turns of 3 s, and 10 s for two workloads of three subjects."""
+    clock = {"now": 0.0}
+    monkeypatch.setattr("lockkit.bench.run.time.monotonic", lambda: clock["now"])
+
+    def tell(_: Subject) -> float:
+        clock["now"] += 3.0
+        return 1.0
+
+    first, second = Told(tell), ToldLong(tell)
+    outcome = Run((FLOOR, OURS, PEER), (first, second), Settings(limit=10.0), seed=1).go(lambda *_: None)
+
+    assert (len(first.turns), len(second.turns)) == (2, 2)
+    assert outcome.out_of_time
+
+
 def test_names_on_the_command_line_are_those_of_the_workloads() -> None:
     """They stand there twice, so that the help need not load what measures."""
     assert tuple(WORKLOADS) == WORKLOAD_NAMES

@@ -27,7 +27,7 @@ from tests.conventions.sources import ROOT
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
-PATIENCE = 60.0
+PATIENCE = 100.0
 """Seconds that another process may take on a busy machine."""
 
 DRIVERS = {

@@ -11,7 +11,7 @@ from typer.core import TyperGroup
 
 import lockkit
 from lockkit import values
-from lockkit.cli.options import FailOn, OnBusy, RunOptions
+from lockkit.cli.options import Face, FailOn, OnBusy, RunOptions
 from lockkit.cli.output import reporting
 from lockkit.cli.status import RUN_STATUSES
 from lockkit.errors import ConfigurationError
@@ -318,3 +318,37 @@ def _doctor(
 
     with reporting():
         raise typer.Exit(examine(url, profile, ttl=ttl, fail_on=Severity(fail_on.value), as_json=as_json))
+
+
+@app.command("verify", short_help="Run the conformance suite on a backend.")
+def _verify(
+    *,
+    url: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="URL",
+            help="Backend. By default that of LOCKKIT_URL, of the profile named by LOCKKIT_ENV, or files of this user. "
+            "A URL with a password belongs there: the command line is visible to all users of the machine.",
+            show_default=False,
+        ),
+    ] = None,
+    profile: Profile = None,
+    face: Annotated[Face | None, typer.Option(help="Only this one. By default both.", show_default=False)] = None,
+    only: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Only cases with this in their name, or pytest's -k expression.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """
+    Run the conformance suite on a backend: whether it keeps, on these servers, what every backend promises.
+
+    That takes some minutes. The suite works under a key prefix, in a table or in a directory of its own, and removes it
+    at the end; it ends and stops processes of its own, and never a server. It needs the extra testing.
+
+    Ends with 0 if all holds that the backend promises; 1 if a case failed; 69 if no server answers; 78 if the URL, a
+    credential or an option is wrong.
+    """
+    from lockkit.cli.verify import verify  # noqa: PLC0415 - see the module
+
+    with reporting():
+        raise typer.Exit(verify(url, profile, face=None if face is None else face.value, only=only, as_json=as_json))

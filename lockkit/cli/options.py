@@ -5,7 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-__all__ = ["FailOn", "OnBusy", "RunOptions"]
+__all__ = ["Face", "FailOn", "OnBusy", "RunOptions"]
+
+
+class Face(StrEnum):
+    """On which face ``lockkit verify`` runs the suite."""
+
+    BLOCKING = "blocking"
+    ASYNCIO = "asyncio"
 
 
 class OnBusy(StrEnum):

@@ -1,0 +1,119 @@
+"""``lockkit verify``: whether a backend, on the servers that it really has, keeps what every backend promises."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+from typing import TYPE_CHECKING, Final
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from lockkit.cli.output import plain, print_json
+from lockkit.cli.status import Status
+from lockkit.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from lockkit.testing.verification import CaseResult, Outcome, Verification
+
+__all__ = ["verify"]
+
+_OUTCOMES: Final[tuple[tuple[Outcome, str], ...]] = (
+    ("passed", "green"),
+    ("failed", "bold red"),
+    ("not promised", "dim"),
+    ("skipped", "yellow"),
+)
+
+
+def verify(url: str | None, profile: str | None, *, face: str | None, only: str | None, as_json: bool) -> Status:
+    """
+    Run the conformance suite and print what it found.
+
+    Args:
+        url: Backend, or None.
+        profile: Profile, or None.
+        face: One of the two, or None.
+        only: Which cases, or None.
+        as_json: Print JSON.
+
+    Raises:
+        LockError: The backend cannot be asked.
+        ConfigurationError: pytest is not installed.
+    """
+    try:
+        from lockkit.testing.verification import verify as run  # noqa: PLC0415 - needs pytest
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("lockkit"):
+            raise
+        message = f"lockkit verify needs the module {error.name!r}: pip install 'lockkit[testing]'"
+        raise ConfigurationError(message) from error
+
+    # pytest takes both outputs for itself while cases run; a copy of stderr stays ours.
+    with os.fdopen(os.dup(sys.stderr.fileno()), "w") as own, _progress(Console(file=own)) as progress:
+        task = progress.add_task("connecting", total=None)
+
+        def told(case: CaseResult, total: int) -> None:
+            progress.update(task, total=total, advance=1, description=f"{case.group}, {case.face}")
+
+        verification = run(url, profile=profile, face=face, only=only, told=told)
+    if as_json:
+        print_json(verification.as_dict())
+    else:
+        _print(verification)
+    return Status.OK if verification.passed else Status.FAILED
+
+
+def _progress(console: Console) -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+
+
+def _print(verification: Verification) -> None:
+    console = Console()
+
+    def say(text: str, style: str = "") -> None:
+        console.print(Text(plain(text), style=style), soft_wrap=True)
+
+    say(verification.backend)
+    console.print(_table(verification))
+    for case in verification.cases:
+        if case.outcome == "failed":
+            console.print()
+            say(f"{case.group}: {case.name} ({case.face})", style="bold red")
+            say(f"  must hold: {case.promise}")
+            say(f"  seen: {case.reason}")
+    for outcome, words in (("not promised", "not promised"), ("skipped", "could not be run")):
+        reasons = Counter(case.reason for case in verification.cases if case.outcome == outcome)
+        for reason, count in sorted(reasons.items()):
+            say(f"{words}: {reason} ({count} {'case' if count == 1 else 'cases'})")
+    say(_summary(verification))
+
+
+def _table(verification: Verification) -> Table:
+    table = Table("what")
+    for outcome, style in _OUTCOMES:
+        table.add_column(outcome, justify="right", style=style)
+    groups: dict[str, Counter[Outcome]] = {}
+    for case in verification.cases:
+        groups.setdefault(case.group, Counter())[case.outcome] += 1
+    for group, counts in groups.items():
+        table.add_row(group, *(str(counts[outcome] or "") for outcome, _ in _OUTCOMES))
+    return table
+
+
+def _summary(verification: Verification) -> str:
+    verdict = "conforms" if verification.passed else "does not conform"
+    place = (
+        f"All was done in {verification.place}, which is gone again."
+        if verification.place is not None
+        else "The suite had no place of its own there; its lock names were."
+    )
+    return (
+        f"{verdict}: {verification.count('passed')} passed, {verification.count('failed')} failed, "
+        f"{verification.count('not promised')} not promised, {verification.count('skipped')} skipped, "
+        f"in {verification.seconds:.0f} s. {place}"
+    )

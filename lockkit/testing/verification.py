@@ -1,0 +1,216 @@
+"""
+The conformance suite as a function: on a server that others use, in a place of its own, with a result that can be read.
+
+It runs pytest in this process, so that a password in the URL stands on no command line. Only the plugins that it needs
+are loaded, and nobody's configuration.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import pytest
+
+import lockkit
+from lockkit import config
+from lockkit.runtime import monotonic
+from lockkit.testing.own_place import own_place
+from lockkit.testing.plugin import CASE_MARK, NOT_PROMISED, skip_reason
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["CaseResult", "Outcome", "Verification", "verify"]
+
+Outcome = Literal["passed", "failed", "not promised", "skipped"]
+
+CASE_SECONDS = 120
+"""What a case may take before it counts as failed. They wait for 20 s at most for what must happen, several times."""
+
+
+@dataclass(frozen=True, slots=True)
+class CaseResult:
+    """
+    How one case ended on one face.
+
+    Attributes:
+        name: Of the case.
+        group: What it is about: ``Exclusion``, ``Tokens``, …
+        face: ``blocking`` or ``asyncio``.
+        promise: What must be true, in a sentence.
+        outcome: See `Outcome`.
+        reason: Why it failed or does not apply; empty if it passed.
+        seconds: What it took.
+    """
+
+    name: str
+    group: str
+    face: str
+    promise: str
+    outcome: Outcome
+    reason: str
+    seconds: float
+
+
+@dataclass(slots=True)
+class Verification:
+    """
+    What the suite found.
+
+    Attributes:
+        backend: URL without a password.
+        place: The key prefix, table or directory that the suite had for itself; None if there was no such thing.
+        cases: In the order in which they ended.
+        seconds: What all of it took.
+        complete: Every case was run: nobody interrupted it.
+    """
+
+    backend: str
+    place: str | None
+    cases: list[CaseResult] = field(default_factory=list)
+    seconds: float = 0.0
+    complete: bool = False
+
+    def count(self, outcome: Outcome) -> int:
+        """How many cases ended so."""
+        return sum(case.outcome == outcome for case in self.cases)
+
+    @property
+    def passed(self) -> bool:
+        """All that the backend promises holds; a case that could not be run says nothing."""
+        return self.complete and self.count("failed") == 0 and self.count("passed") > 0
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same for JSON."""
+        outcomes: list[Outcome] = ["passed", "failed", "not promised", "skipped"]
+        counts = {outcome.replace(" ", "_"): self.count(outcome) for outcome in outcomes}
+        return {"backend": self.backend, "conforms": self.passed, "complete": self.complete, **counts,
+                "seconds": round(self.seconds, 1), "cases": [asdict(case) for case in self.cases]}  # fmt: skip
+
+
+class _Watcher:
+    """A plugin of pytest that takes down how each case ends."""
+
+    def __init__(self, verification: Verification, told: Callable[[CaseResult, int], None]) -> None:
+        self._verification = verification
+        self._told = told
+        self._known: dict[str, tuple[str, str, str, str]] = {}
+        self._total = 0
+
+    def pytest_collection_modifyitems(self, items: Sequence[pytest.Item]) -> None:
+        for item in items:
+            if item.get_closest_marker(CASE_MARK) is not None and isinstance(item, pytest.Function):
+                group, _, name = item.function.__qualname__.rpartition(".")
+                promise = " ".join((item.function.__doc__ or "").split())
+                face = str(item.callspec.params.get("lockkit_face"))
+                self._known[item.nodeid] = (name, group, face, promise)
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        self._total = len(session.items)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        known = self._known.get(report.nodeid)
+        if known is None or (report.when != "call" and report.passed):
+            return
+        outcome: Outcome = "passed" if report.passed else "failed"
+        reason = ""
+        if report.skipped:
+            reason = skip_reason(report)
+            outcome = "not promised" if reason.startswith(NOT_PROMISED) else "skipped"
+            reason = reason.removeprefix(NOT_PROMISED)
+        elif report.failed:
+            reason = _reason(report)
+        result = CaseResult(*known, outcome, reason, round(report.duration, 3))
+        self._verification.cases.append(result)
+        self._told(result, self._total)
+
+
+def _reason(report: pytest.TestReport) -> str:
+    crash = getattr(report.longrepr, "reprcrash", None)
+    message = str(crash.message) if crash is not None else report.longreprtext
+    return " ".join(message.splitlines()[:3]).strip()
+
+
+def verify(
+    url: str | None = None,
+    *,
+    profile: str | None = None,
+    face: str | None = None,
+    only: str | None = None,
+    told: Callable[[CaseResult, int], None] = lambda _case, _total: None,
+) -> Verification:
+    """
+    Run the conformance suite on a backend, in a place of its own, and remove what is left there. Blocks for minutes.
+
+    Args:
+        url: Which backend; None: as for `lockkit.connect`.
+        profile: A profile, as for `lockkit.connect`.
+        face: ``blocking`` or ``asyncio``; None: both.
+        only: Part of the names of the cases to run, or an expression as for ``pytest -k``; None: all.
+        told: Called after each case, with the number of all cases. What it prints to `sys.stdout` is not shown.
+
+    Raises:
+        ConfigurationError: The URL, the profile or a credential is wrong; or no case has such a name.
+        BackendUnavailable: The backend does not answer.
+    """
+    settings = config.resolve(url, profile, {})
+    place = own_place(settings.url, settings.options)
+    with lockkit.connect(place.url.text, **place.options) as client:
+        client.ping()
+    verification = Verification(settings.url.safe_text, place.name)
+    wanted = " and ".join(f"({part})" for part in (only, face) if part is not None)
+    arguments = ["--pyargs", "lockkit.testing.conformance", f"--lockkit-url={place.url.text}"]
+    arguments += [f"--lockkit-option={name}={value}" for name, value in place.options.items()]
+    arguments += ["-k", wanted] if wanted else []
+    started = monotonic()
+    try:
+        with _quiet() as directory:
+            ended = _run(arguments, _Watcher(verification, told), directory)
+    finally:
+        place.erase()
+    verification.seconds = monotonic() - started
+    verification.complete = ended in {pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED}
+    if ended == pytest.ExitCode.INTERRUPTED:
+        raise KeyboardInterrupt
+    if ended not in {pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED}:
+        hint = "" if only is None else f": see whether one has {only!r} in its name"
+        message = f"no case was run, pytest ended with {ended}{hint}"
+        raise lockkit.ConfigurationError(message, backend=verification.backend)
+    return verification
+
+
+def _run(arguments: list[str], watcher: _Watcher, directory: Path) -> int:
+    configuration = directory / "pytest.ini"
+    configuration.write_text("[pytest]\n")
+    plugins = ["-p", "no:cacheprovider", "-p", "lockkit.testing.plugin", "-p", "pytest_timeout"]
+    fixed = ["-c", str(configuration), f"--rootdir={directory}", f"--timeout={CASE_SECONDS}", "-q"]
+    return int(pytest.main([*plugins, *fixed, *arguments], plugins=[watcher]))
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[Path]:
+    """Keep pytest from talking, and from anybody's plugins and options; give a directory for it."""
+    kept = {name: os.environ.get(name) for name in ("PYTEST_ADDOPTS", "PYTEST_DISABLE_PLUGIN_AUTOLOAD")}
+    os.environ.pop("PYTEST_ADDOPTS", None)
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    try:
+        with (
+            tempfile.TemporaryDirectory(prefix="lockkit-verify-") as directory,
+            Path(os.devnull).open("w") as nowhere,
+            contextlib.redirect_stdout(nowhere),
+        ):
+            yield Path(directory)
+    finally:
+        for name, value in kept.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        sys.stdout.flush()

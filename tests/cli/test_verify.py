@@ -1,0 +1,136 @@
+"""`lockkit verify` runs the suite in a place of its own, says what holds, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+import redis
+import sqlalchemy as sa
+
+from lockkit.testing.servers import RedisNodes, RedisServer, require
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.cli.support import Cli
+
+FEW = ("--only", "names_are_locks_of_their_own", "--face=blocking")
+
+
+def test_report_says_what_holds_and_what_is_not_promised(cli: Cli) -> None:
+    """By what it is about; with 0, as all holds that is promised."""
+    done = cli.run("verify", "memory://", "--only", "ping or processes_exclude or names_are_locks")
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("memory://\n")
+    assert "Exclusion" in done.stdout
+    assert "not promised: it excludes only within one process" in done.stdout
+    assert "conforms: " in done.stdout
+    assert ", 0 failed, " in done.stdout
+    assert done.stderr == ""
+
+
+def test_json_names_every_case(cli: Cli) -> None:
+    """With its face, promise and outcome; one face can be chosen."""
+    done = cli.run("verify", "memory://", "--only", "ping or processes_exclude", "--face=blocking", "--json")
+
+    found = json.loads(done.stdout)
+    assert (found["backend"], found["conforms"], found["complete"]) == ("memory://", True, True)
+    assert (found["passed"], found["failed"], found["skipped"]) == (1, 0, 0)
+    assert found["not_promised"] == len(found["cases"]) - 1 >= 1
+    (passed,) = [case for case in found["cases"] if case["outcome"] == "passed"]
+    assert "ping" in passed["name"]
+    assert (passed["face"], passed["reason"]) == ("blocking", "")
+    assert all(case["promise"] and case["group"] for case in found["cases"])
+
+
+def test_backend_that_excludes_nobody_does_not_conform(cli: Cli) -> None:
+    """The report names the case, what must hold and what was seen; status 1."""
+    done = cli.run("verify", f"sieve://{cli.home}/locks", "--only", "held_lock_is_refused", "--face=blocking")
+
+    assert done.returncode == 1
+    assert "does not conform: " in done.stdout
+    assert "  must hold: " in done.stdout
+    assert "  seen: " in done.stdout
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_directory_is_as_it_was(cli: Cli, tmp_path: Path, there: bool) -> None:  # noqa: FBT001 - a parameter
+    """The suite has one of its own inside, so on the same file system."""
+    directory = tmp_path / "locks"
+    if there:
+        directory.mkdir(mode=0o700)
+
+    done = cli.run("verify", f"file://{directory}", *FEW)
+
+    assert done.returncode == 0, done.stdout
+    assert "which is gone again" in done.stdout
+    assert directory.exists() is there
+    assert not there or [*directory.iterdir()] == []
+
+
+def test_database_is_as_it_was(cli: Cli, tmp_path: Path) -> None:
+    """The suite has a table of its own."""
+    path = tmp_path / "locks.db"
+    done = cli.run("verify", f"sqlite:///{path}", *FEW)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    engine = sa.create_engine(f"sqlite:///{path}")
+    assert sa.inspect(engine).get_table_names() == []
+    engine.dispose()
+
+
+def test_redis_is_as_it_was(cli: Cli) -> None:
+    """The suite has a prefix of its own; a password is shown nowhere."""
+    require("redis", local=True)
+    with (
+        RedisServer(password="s3cret") as server,  # noqa: S106 - of a throw-away server
+        redis.Redis(port=server.port, password="s3cret") as data,  # noqa: S106 - as above
+    ):
+        data.set("lockkit:mine", "stays")
+        done = cli.run("verify", server.url, *FEW)
+        assert data.keys() == [b"lockkit:mine"]
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "s3cret" not in done.stdout + done.stderr
+
+
+def test_redlock_nodes_are_as_they_were(cli: Cli) -> None:
+    """Each of them, but for the marker that says that they belong together."""
+    require("redlock", local=True)
+    with RedisNodes(3) as nodes:
+        done = cli.run("verify", nodes.url, *FEW)
+        for node in nodes.nodes:
+            with redis.Redis(port=node.port) as data:
+                assert data.keys("*verify*") == []
+
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (["redis://127.0.0.1:1"], 69, "127.0.0.1:1"),
+        (["redis://127.0.0.1:1?nonsense=1"], 78, "nonsense"),
+        (["nonsense://"], 78, "nonsense"),
+        (["memory://", "--only", "no_such_case"], 78, "see whether one has 'no_such_case' in its name"),
+        (["memory://", "--face=green"], 2, "green"),
+    ],
+)
+def test_what_cannot_be_run_is_told_by_its_status(cli: Cli, arguments: list[str], status: int, message: str) -> None:
+    """One line, no traceback."""
+    done = cli.run("verify", *arguments)
+
+    assert done.returncode == status, done.stderr
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_settings_of_pytest_do_not_count(cli: Cli) -> None:
+    """Neither those of the directory nor those of the environment."""
+    (cli.home / "pytest.ini").write_text("[pytest]\naddopts = --no-such-option\n")
+    cli.env["PYTEST_ADDOPTS"] = "--no-such-option"
+
+    assert cli.run("verify", "memory://", "--only", "ping").returncode == 0

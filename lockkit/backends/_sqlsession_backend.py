@@ -240,8 +240,8 @@ class SessionBackend(LockBackend):
     def _token(self, result: Result) -> int | None:
         """Read what `_written` gave: the token; None: the session does not hold the lock."""
 
-    def _lease_parameters(self, key: Key) -> tuple[Parameter, ...]:
-        del key
+    def _lease_parameters(self, session: Session, key: Key) -> tuple[Parameter, ...]:
+        del session, key
         return ()
 
     def _look_parameters(self, key: Key) -> tuple[Parameter, ...]:
@@ -337,8 +337,10 @@ class SessionBackend(LockBackend):
 
     async def _write(self, request: Request, place: _Place, identity: int) -> int | None:
         """Write the lease; give its token, or None: the session does not hold the lock any more."""
-        key, name = place.key, self.database.dialect.name_parameter
-        parameters = (key.name, name(request.owner), identity, request.metadata, *self._lease_parameters(key))
+        key, session = place.key, place.session
+        assert session is not None
+        owner = self.database.dialect.name_parameter(request.owner)
+        parameters = (key.name, owner, identity, request.metadata, *self._lease_parameters(session, key))
         try:
             result = await self.database.run(self._written, parameters, again=True)
         except MissingTable as error:

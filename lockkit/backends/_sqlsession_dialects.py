@@ -43,16 +43,22 @@ class PostgresqlSessions(_Keys):
     _dialect: ClassVar[str] = "postgresql"
     _cancel = _PG_CANCEL
 
-    _begin_bare: Statement
+    _begin_first: Statement
     _begin_limited: Statement
+    _begin_again: Statement
     _begin_pooled: Statement
 
-    def _begin_with(self, locking: str) -> None:
+    def _begin_with(self, locking: str, kind: str) -> None:
         """
         Make the texts that begin a transaction and lock: one round trip each.
 
-        What a session was told at its start is enough, but for the limit ($2 in ms), which changes with the ttl. Behind
-        a pooler sessions are lent for one transaction, so each of those must be told all of it.
+        What a session was told at its start is enough, but for the limit ($2 in ms), which changes with the ttl; and it
+        plans the statement once. Behind a pooler sessions are lent for one transaction, so each of those must be told
+        all of it.
+
+        Args:
+            locking: What locks, with $1 for the lock.
+            kind: SQL type of that.
         """
         settings = {
             "idle_in_transaction_session_timeout": "CAST($2 AS text)",
@@ -61,8 +67,11 @@ class PostgresqlSessions(_Keys):
             "synchronous_commit": "'off'",
         }
         told = ", ".join(f"set_config('{name}', {value}, true)" for name, value in settings.items())
-        self._begin_bare = Statement(f"BEGIN;{locking}")
-        self._begin_limited = Statement(f"SET idle_in_transaction_session_timeout = $2;BEGIN;{locking}")
+        limit = "SET idle_in_transaction_session_timeout = $2"
+        plan = f"PREPARE lockkit_try ({kind}) AS {locking}".replace("$1", "$$1")
+        self._begin_first = Statement(f"{plan};{limit};BEGIN;EXECUTE lockkit_try ($1)")
+        self._begin_limited = Statement(f"{limit};BEGIN;EXECUTE lockkit_try ($1)")
+        self._begin_again = Statement("BEGIN;EXECUTE lockkit_try ($1)")
         self._begin_pooled = Statement(f"BEGIN ISOLATION LEVEL READ COMMITTED;SELECT {told};{locking}")
 
     async def _greet(self, session: Session) -> None:
@@ -85,11 +94,14 @@ class PostgresqlSessions(_Keys):
     async def _begin(self, session: Session, name: str | int, limit: int) -> Result:
         if session.pooled:
             statement = self._begin_pooled
+        elif not session.planned:
+            statement = self._begin_first
         else:
-            statement = self._begin_bare if session.limit == limit else self._begin_limited
+            statement = self._begin_again if session.limit == limit else self._begin_limited
         session.limit = None
         result = await session.run(statement, (name, limit))
         if not session.pooled:
+            session.planned = True
             session.limit = limit
         return result
 
@@ -104,6 +116,8 @@ class PostgresqlSessions(_Keys):
     async def _leave(self, session: Session, key: Key) -> None:
         del key
         if cast("Any", session).in_transaction:
+            # It takes the limit back, which was told in the same text and so belongs to the transaction.
+            session.limit = None
             await session.run(_PG_ROLLBACK)
 
     async def _free(self, session: Session, key: Key) -> bool:
@@ -202,11 +216,12 @@ class MysqlSessions(_Keys):
         """
         now = self.database.dialect.now_us
         return Statement(
-            f"INSERT INTO {table} (name, owner, token, session, metadata)"
-            f" VALUES ($1, $2, LAST_INSERT_ID({now}), $3, $4) ON DUPLICATE KEY UPDATE"
+            f"INSERT INTO {table} (name, owner, token, granted_at_us, session, metadata)"
+            f" VALUES ($1, $2, LAST_INSERT_ID({now}), {now}, $3, $4) ON DUPLICATE KEY UPDATE"
             f" owner = IF({used} = $3, $2, owner),"
             f" token = IF(owner = $2, LAST_INSERT_ID(GREATEST(token + 1, {now})),"
             f" token + 0 * LAST_INSERT_ID({_REFUSED})),"
+            " granted_at_us = IF(owner = $2, VALUES(granted_at_us), granted_at_us),"
             " session = IF(owner = $2, $3, session), metadata = IF(owner = $2, $4, metadata)"
         )
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PqSession"]
 
-_PARAMETER = re.compile(rb"\$([1-9])")
+_PARAMETER = re.compile(rb"\$(\$?)([1-9])")
 
 
 class PqSession(Session):
@@ -66,7 +66,9 @@ class PqSession(Session):
         self._pgconn.send_query(text)
 
     def _written(self, parameters: Sequence[Parameter], match: re.Match[bytes]) -> bytes:
-        value = parameters[int(match[1]) - 1]
+        if match[1]:
+            return b"$" + match[2]  # $$1 is a parameter of PREPARE
+        value = parameters[int(match[2]) - 1]
         if isinstance(value, int):
             return b"%d" % value
         assert isinstance(value, str)

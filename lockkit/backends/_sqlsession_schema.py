@@ -38,7 +38,7 @@ def leases_name(rows: str) -> str:
 
 
 def leases_table(metadata: MetaData | None = None, name: str = ADVISORY) -> Table:
-    """Describe the table that says who holds what, or held it last."""
+    """Describe the table that says who holds what, or held it last. Times are µs since 1970, database clock."""
     schema, _, plain = name.rpartition(".")
     return Table(
         plain,
@@ -46,6 +46,7 @@ def leases_table(metadata: MetaData | None = None, name: str = ADVISORY) -> Tabl
         Column("name", _key(), primary_key=True),
         Column("owner", _key(), nullable=False),
         Column("token", BigInteger, nullable=False),
+        Column("granted_at_us", BigInteger, nullable=False),
         # Of the holder: its transaction on PostgreSQL in mode=row, else its connection.
         Column("session", BigInteger, nullable=False),
         Column("metadata", Text().with_variant(MEDIUMTEXT(charset="utf8mb4"), "mysql", "mariadb"), nullable=False),

@@ -81,8 +81,8 @@ class Session(ABC):
     Attributes:
         link: Its connection.
         pid: What the server calls it, for KILL and its kind; 0 until known.
-        limit: How long the server was told to let it idle, in the server's unit; None if it was not told, or is told
-            anew for each transaction.
+        limit: How long the server was told to let it idle, in the server's unit; None: it is to be told.
+        planned: The statement that locks was prepared.
         unheard: A statement was sent whose answer was not heard.
         useful_until: When what it holds will be lost unless it is renewed before, client monotonic clock.
         dropped: It was closed by us, in whatever state it was.
@@ -95,6 +95,7 @@ class Session(ABC):
         """Have nothing under way."""
         self.pid = 0
         self.limit: int | None = None
+        self.planned = False
         self.unheard = False
         self.useful_until = inf
         self.dropped = False

@@ -71,20 +71,25 @@ class PostgresqlAdvisory(PostgresqlSessions):
         leases_of = leases_table(name=self._table_name)
         self.tables = [leases_of]
         leases = quoted(leases_of, self.database.engine.dialect)
-        self._begin_with("SELECT pg_backend_pid(), pg_try_advisory_xact_lock($1)")
-        self._wait = Statement("SELECT pg_backend_pid(), pg_advisory_xact_lock($1)")
+        now = self.database.dialect.now_us
+        self._begin_with(f"SELECT pg_backend_pid(), CASE WHEN pg_try_advisory_xact_lock($1) THEN {now} END", "bigint")
+        self._wait = Statement(f"SELECT pg_advisory_xact_lock($1);SELECT pg_backend_pid(), {now}")
         # pg_locks has a key of 64 bits in two halves, and 1 in objsubid to tell it from two keys of 32 bits.
         locks = (
             "SELECT {what} FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1 AND"
             " database = (SELECT oid FROM pg_database WHERE datname = current_database()) AND"
             " classid = CAST({high} AS oid) AND objid = CAST({low} AS oid) AND "
         )
-        holds = locks.format(what="", high="CAST($5 AS bigint)", low="CAST($6 AS bigint)")
+        holds = locks.format(what="", high="CAST($6 AS bigint)", low="CAST($7 AS bigint)")
         self._written = Statement(
-            f"INSERT INTO {leases} AS l (name, owner, token, session, metadata)"
-            f" VALUES ($1, $2, {self.database.dialect.now_us}, $3, $4) ON CONFLICT (name) DO UPDATE SET"
-            " owner = excluded.owner, token = greatest(l.token + 1, excluded.token), session = excluded.session,"
-            f" metadata = excluded.metadata WHERE EXISTS ({holds} granted AND pid = excluded.session)"
+            f"INSERT INTO {leases} AS l (name, owner, token, granted_at_us, session, metadata)"
+            " VALUES ($1, $2, $3, $3, $5, $4) ON CONFLICT (name) DO UPDATE SET owner = excluded.owner,"
+            " token = greatest(l.token + 1, excluded.token), granted_at_us = excluded.granted_at_us,"
+            " session = excluded.session, metadata = excluded.metadata"
+            # Whoever was granted the lock after us would have a later time there. pg_locks is slow, so it is asked only
+            # when the times do not tell (the clock was set back).
+            " WHERE excluded.granted_at_us > l.granted_at_us"
+            f" OR EXISTS ({holds} granted AND pid = excluded.session)"
             # A crash of the server frees the lock, and the time is then behind the token: no need to wait for a disk.
             " RETURNING token, set_config('synchronous_commit', 'off', true)"
         )
@@ -95,22 +100,21 @@ class PostgresqlAdvisory(PostgresqlSessions):
             f" LEFT JOIN {leases} l ON l.name = $1 AND l.session = k.pid"
         )
 
-    def _lease_parameters(self, key: Key) -> tuple[Parameter, ...]:
-        return _halves(key.number)
+    def _lease_parameters(self, session: Session, key: Key) -> tuple[Parameter, ...]:
+        return (session.pid, *_halves(key.number))
 
     def _look_parameters(self, key: Key) -> tuple[Parameter, ...]:
         return (key.name, *_halves(key.number))
 
     async def _attempt(self, session: Session, key: Key, limit: int) -> int | None:
-        session.pid, granted = (await self._begin(session, key.number, limit)).rows[0]
-        return session.pid if granted else None
+        return self._granted(session, await self._begin(session, key.number, limit))
 
     def _enqueue(self, session: Session, key: Key) -> None:
         session.send(self._wait, (key.number,))
 
     def _granted(self, session: Session, result: Result) -> int | None:
-        del result
-        return session.pid
+        session.pid, granted_at_us = result.rows[0]
+        return None if granted_at_us is None else int(granted_at_us)
 
 
 def _halves(number: int) -> tuple[int, int]:
@@ -139,7 +143,8 @@ class MysqlAdvisory(MysqlSessions):
         self._written = self._writing(leases, "IS_USED_LOCK($5)")
         self._seen = self._looking(leases, "IS_USED_LOCK($2)")
 
-    def _lease_parameters(self, key: Key) -> tuple[Parameter, ...]:
+    def _lease_parameters(self, session: Session, key: Key) -> tuple[Parameter, ...]:
+        del session
         return (key.text,)
 
     def _look_parameters(self, key: Key) -> tuple[Parameter, ...]:

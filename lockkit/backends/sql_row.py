@@ -74,15 +74,17 @@ class PostgresqlRow(PostgresqlSessions):
         rows, leases = quoted(rows_of, dialect), quoted(leases_of, dialect)
         # Not NOWAIT: its error would end the transaction in which we then want to wait.
         locking = f"SELECT pg_backend_pid(), txid_current() FROM {rows} WHERE name = $1 FOR UPDATE"
-        self._begin_with(f"{locking} SKIP LOCKED")
+        self._begin_with(f"{locking} SKIP LOCKED", "text")
         self._try = Statement(f"{locking} SKIP LOCKED")
         self._wait = Statement(locking)
         self._insert = Statement(f"INSERT INTO {rows} (name) VALUES ($1) ON CONFLICT DO NOTHING")
         self._written = Statement(
-            f"INSERT INTO {leases} AS l (name, owner, token, session, metadata)"
-            f" VALUES ($1, $2, {self.database.dialect.now_us}, $3, $4) ON CONFLICT (name) DO UPDATE SET"
-            " owner = excluded.owner, token = greatest(l.token + 1, excluded.token), session = excluded.session,"
-            " metadata = excluded.metadata WHERE txid_status(excluded.session) = 'in progress'"
+            f"INSERT INTO {leases} AS l (name, owner, token, granted_at_us, session, metadata)"
+            f" SELECT $1, $2, now_us, now_us, $3, $4 FROM (SELECT {self.database.dialect.now_us} AS now_us) AS clock"
+            " ON CONFLICT (name) DO UPDATE SET owner = excluded.owner,"
+            " token = greatest(l.token + 1, excluded.token), granted_at_us = excluded.granted_at_us,"
+            " session = excluded.session, metadata = excluded.metadata"
+            " WHERE txid_status(excluded.session) = 'in progress'"
             # A crash of the server frees the lock, and the time is then behind the token: no need to wait for a disk.
             " RETURNING token, set_config('synchronous_commit', 'off', true)"
         )
@@ -148,7 +150,8 @@ class MysqlRow(MysqlSessions):
         self._written = self._writing(leases, "IS_USED_LOCK($5)")
         self._seen = self._looking(leases, "IS_USED_LOCK($2)")
 
-    def _lease_parameters(self, key: Key) -> tuple[Parameter, ...]:
+    def _lease_parameters(self, session: Session, key: Key) -> tuple[Parameter, ...]:
+        del session
         return (key.text,)
 
     def _look_parameters(self, key: Key) -> tuple[Parameter, ...]:

@@ -56,7 +56,7 @@ class Place:
     def sessions_count(self) -> int:
         """How many sessions there are, this one excepted."""
         question = (
-            "SELECT count(*) FROM information_schema.processlist WHERE user = 'lockkit' AND id <> CONNECTION_ID()"  # noqa: E501
+            "SELECT count(*) FROM information_schema.processlist WHERE user = 'lockkit' AND id <> CONNECTION_ID()"
         )
         if self.is_postgresql:
             others = "backend_type = 'client backend' AND pid <> pg_backend_pid()"

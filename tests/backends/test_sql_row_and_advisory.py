@@ -396,6 +396,18 @@ class TestGrants:
         assert drive(waiter.release(grant))
         drive(waiter.close())
 
+    def test_silent_holder_is_thrown_out_also_after_a_busy_attempt(self, place: Place, connect: Connect) -> None:
+        """What a session was told in a transaction that was rolled back is told again."""
+        client, other = connect(place.url), connect(place.url)
+        with other.lock("told", ttl=LONG):
+            assert client.lock("told", ttl=2.0).try_acquire() is None
+
+        lease = client.lock("told", ttl=2.0, renew=False).acquire(PATIENCE)
+
+        with other.lock("told", ttl=LONG, timeout=PATIENCE) as after:
+            assert lease.lost
+            assert after.token > lease.token
+
     def test_ttl_of_a_grant_from_the_queue_counts_from_our_look(self, place: Place, connect: Connect) -> None:
         """Not from when we joined the queue (too early to be of use), nor from when the answer was read."""
         host = StubHost()

@@ -72,7 +72,7 @@ def cost(url: str, count: Callable[[], int]) -> tuple[int, int]:
     ids=["redis", "postgresql", "mariadb", "zookeeper"],
 )
 def test_messages_of_an_acquisition_and_a_release(make: type[Server], expected: dict[str, tuple[int, int]]) -> None:
-    """Each message is a round trip: nothing is sent before the answer to the last one is there."""
+    """Once a client and a lock are in use; the first time takes connections, statements and tables besides."""
     require(make.kind, local=True)
     found = {}
     with make() as server, watched(server) as (url, count):
@@ -87,9 +87,8 @@ def calls(server: EtcdServer) -> int:
     """How many calls of the key-value and lease services the server has answered."""
     with urllib.request.urlopen(f"http://{server.address}/metrics", timeout=PATIENCE) as answer:
         text = answer.read().decode()
-    lines = re.findall(
-        r'^grpc_server_handled_total\{.*grpc_service="etcdserverpb\.(?:KV|Lease)".*\} (\S+)$', text, re.MULTILINE
-    )
+    service = r'^grpc_server_handled_total\{.*grpc_service="etcdserverpb\.(?:KV|Lease)".*\} (\S+)$'
+    lines = re.findall(service, text, re.MULTILINE)
     assert lines
     return int(sum(map(float, lines)))
 

@@ -546,6 +546,26 @@ def test_five_nodes_take_fifteen_messages_where_one_takes_two(five: RedisNodes, 
     assert counted == {5: 15, 1: 2}
 
 
+def test_votes_that_split_refuse_everybody(everywhere: Client, nodes: list[RedisServer]) -> None:
+    """
+    Several ask at the same moment, each is first at some nodes, and nobody at most of them.
+
+    A  has the votes of 1 and 2, B those of 3 and 4, as they are asking
+    C  has that of 5: refused, though nobody holds
+    A, B and C give the votes back, and ask again after a random pause each
+    """
+    for node, owner in zip(nodes, ["a", "a", "b", "b"], strict=False):
+        with at(node) as client:
+            client.set(KEY, owner, px=60_000)
+
+    assert everywhere.lock(NAME).try_acquire() is None
+    assert everywhere.holders(NAME) == []
+    for node in nodes[:2]:
+        with at(node) as client:
+            client.delete(KEY)
+    everywhere.lock(NAME).acquire(timeout=PATIENCE).release()
+
+
 def settled(nodes: list[RedisServer]) -> str | None:
     """Whether the votes have all been given back: the last ones may still be under way."""
     with ExitStack() as connections:

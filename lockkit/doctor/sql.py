@@ -113,8 +113,7 @@ class SqlServer:
     async def time(self, examination: Examination) -> None:
         """Measure round trip and clock."""
         where = examination.url.safe_text
-        answer = Statement("SELECT 1")
-        await examination.time(where, lambda: self.link.run(answer))
+        await examination.time(where, lambda: self.ask("SELECT 1"))
         now = f"SELECT {self.database.dialect.now_us}"
 
         async def clock() -> float:

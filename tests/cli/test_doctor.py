@@ -53,7 +53,7 @@ def test_terminal_gets_lines_of_its_width(cli: Cli, shared: str) -> None:
     cli.env["COLUMNS"] = "50"
     tty = Tty(cli, "doctor", shared)
 
-    tty.expect(f"\n{' ' * 9}held, so lockkit refuses")
+    tty.expect("\n         held, so lockkit refuses")
     tty.expect(f"chmod o-w {shared.removeprefix('file:')}")
     assert tty.end() == 1
 

@@ -22,13 +22,19 @@ class RedisObserver(Observer):
     One Redis node, or several independent ones: their sums.
 
     Counts every command of everybody: meant for a server that nobody else uses meanwhile.
+
+    Raises:
+        OSError: A node does not answer, or does not let us in.
     """
 
     def __init__(self, urls: list[str]) -> None:
         with ExitStack() as stack:
-            self._wires = [stack.enter_context(wire_to(url)) for url in urls]
+            try:
+                self._wires = [stack.enter_context(wire_to(url)) for url in urls]
+                self._connections = self._count_connections()
+            except RuntimeError as error:  # an answer that is an error; it does not quote what it was given
+                raise ConnectionError(str(error)) from error
             self._stack = stack.pop_all()
-        self._connections = self._count_connections()
         self._began = 0.0
         self._commands = 0
 

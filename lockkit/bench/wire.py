@@ -90,18 +90,24 @@ class Wire:
     def __init__(
         self, address: tuple[str, int] | str, database: str, username: str | None, password: str | None
     ) -> None:
+        self._buffer = b""
         if isinstance(address, str):
             self._socket = socket.socket(socket.AF_UNIX)
-            self._socket.connect(address)
         else:
             self._socket = socket.create_connection(address)
-            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._socket.settimeout(_SECONDS_MAX)
-        self._buffer = b""
-        if password is not None:
-            self.ask(encode(b"AUTH", (username or "default").encode(), password.encode()))
-        if database != "0":
-            self.ask(encode(b"SELECT", database.encode()))
+        try:
+            if isinstance(address, str):
+                self._socket.connect(address)
+            else:
+                self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._socket.settimeout(_SECONDS_MAX)
+            if password is not None:
+                self.ask(encode(b"AUTH", (username or "default").encode(), password.encode()))
+            if database != "0":
+                self.ask(encode(b"SELECT", database.encode()))
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         """Disconnect."""

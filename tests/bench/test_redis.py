@@ -94,6 +94,15 @@ def test_observer_counts_nothing_when_nothing_is_asked(node: RedisServer) -> Non
     assert seen == {"commands_per_second": 0.0, "connections": 0}
 
 
+def test_server_that_refuses_the_password_is_an_os_error_without_it(node: RedisServer) -> None:
+    """So that the subject fails, and the run goes on."""
+    with pytest.raises(ConnectionError) as caught:
+        watch(node.url.replace(":p%40ss", ":hidden"))
+
+    assert "hidden" not in str(caught.value)
+    assert "WRONGPASS" in str(caught.value)
+
+
 def test_urls_of_the_nodes_keep_their_own_credentials() -> None:
     """A Redlock URL is taken apart for libraries that want one URL for each node."""
     assert node_urls("redlock://u:p%40w@h1:1,h2,:x@[::1]:3/4") == [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
@@ -152,7 +153,8 @@ def _glance(sections: Sequence[Section], report: Report) -> Html:
         ours = [row for row in section.rows if _ours(row) and _shown(row)]
         if section.workload.name not in GLANCE or len({row.subject.group for row in ours}) < 2:  # noqa: PLR2004
             continue
-        plot = PLOTS[section.workload.name][0]
+        # Floors are no concern here: each backend has another one.
+        plot = replace(PLOTS[section.workload.name][0], ratio=False)
         drawn = draw(plot, section, ours, name=lambda row: _title(row.subject.group))
         if drawn is not None:
             caption = f"{plot.reads} It does not show what each backend promises for that time: see its page."

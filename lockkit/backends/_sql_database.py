@@ -43,7 +43,7 @@ from lockkit.errors import BackendUnavailable, LockError
 from lockkit.url import HIDDEN
 
 if TYPE_CHECKING:
-    from sqlalchemy import Engine
+    from sqlalchemy import URL, Engine
 
     from lockkit.backends._sql_statement import Parameter, Result, Statement
     from lockkit.runtime import Event, Runtime
@@ -74,6 +74,7 @@ class Database:
         dialect: What is different in it.
         engine: SQLAlchemy's, own or the application's: blocking, or behind an ``AsyncEngine`` its ``sync_engine``.
         url: Where it is, without a password: for messages.
+        label: The same, shorter: ``host:port/name``, or a path.
         pooled: Its connections lead to a pooler that gives each statement another session; known after the first one.
         driver_errors: What a `Link` may raise.
     """
@@ -100,6 +101,7 @@ class Database:
         self.engine: Engine = engine.sync_engine if isinstance(engine, AsyncEngine) else engine
         self.dialect: Dialect = dialect_named(self.engine.dialect.name)
         self.url = url
+        self.label = _label(self.engine.url)
         self.pooled = False
         self._adopted = adopted
         self._runtime = runtime
@@ -158,10 +160,13 @@ class Database:
             result = await link.run(statement, parameters, STATEMENT_SECONDS)
         except self.driver_errors as error:
             # Read-only: perhaps a primary that was demoted, and a new connection finds the one that took over.
-            if self.kind(error) in {"connection", "timeout", "read-only", "other"}:
-                self._drop(link)
-            else:
+            kind = self.kind(error)
+            if kind not in {"connection", "timeout", "read-only", "other"}:
                 self._give_back(link)
+                raise
+            self._drop(link)
+            if kind in {"connection", "timeout"}:
+                self._drop_idle()
             raise
         except BaseException:
             # Cancelled or interrupted. Whoever undoes the statement must not overtake it: hear it out first.
@@ -248,6 +253,15 @@ class Database:
         link.terminate()
         self._uncount()
 
+    def _drop_idle(self) -> None:
+        """Drop what is kept: where one connection led to nobody, each of the others would cost its caller a wait."""
+        while self._idle:
+            try:
+                link = self._idle.pop()
+            except IndexError:  # another thread took the last
+                return
+            self._drop(link)
+
     def _uncount(self) -> None:
         with self._mutex:
             self._count -= 1
@@ -269,7 +283,7 @@ class Database:
         except self.driver_errors as error:
             raise self.translate(error) from error
         try:
-            await self.dialect.greet(link, self.url)
+            await self.dialect.greet(link, self.label)
         except self.driver_errors as error:
             link.terminate()
             raise self.translate(error) from error
@@ -347,7 +361,7 @@ class Database:
         text = str(getattr(error, "orig", None) or error).strip() or type(error).__name__
         if self._password:
             text = text.replace(str(self._password), HIDDEN)
-        return translate(self.kind(error), " ".join(text.split()), self.url)
+        return translate(self.kind(error), " ".join(text.split()), self.label)
 
     # -- the end ---------------------------------------------------------------------------------------------------
 
@@ -367,6 +381,13 @@ class Database:
     def connections(self) -> list[object]:
         """Give everything that must not be collected in a forked child: see the module."""
         return [*self._links, self._pool]
+
+
+def _label(url: URL) -> str:
+    host = f"[{url.host}]" if url.host and ":" in url.host else url.host or ""
+    port = "" if url.port is None else f":{url.port}"
+    name = url.database or ""
+    return f"{host}{port}/{name}" if host else name or url.get_backend_name()
 
 
 _databases: weakref.WeakSet[Database] = weakref.WeakSet()

@@ -132,6 +132,8 @@ def postgresql_kind(error: BaseException) -> Kind:
     code = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
     if not code and error.args and isinstance(error.args[0], dict):
         code = error.args[0].get("C")
+    if code == "0A000" and "cached plan" not in str(error):
+        return "other"
     if code:
         return _SQLSTATES.get(code) or _SQLSTATES.get(code[:2]) or "other"
     if isinstance(error, TimeoutError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from math import inf
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, ClassVar, cast
 
 from lockkit.backends._sql_statement import Statement
 from lockkit.backends._sqlsession_backend import Key, SessionBackend, whole
@@ -12,6 +12,7 @@ from lockkit.errors import ConfigurationError, LockError
 
 if TYPE_CHECKING:
     from lockkit.backends._sql_statement import Result
+    from lockkit.backends._sqlsession_pq import PqSession
     from lockkit.backends._sqlsession_session import Session
 
 __all__ = ["MysqlSessions", "PostgresqlSessions"]
@@ -115,13 +116,16 @@ class PostgresqlSessions(_Keys):
 
     async def _leave(self, session: Session, key: Key) -> None:
         del key
-        if cast("Any", session).in_transaction:
+        if cast("PqSession", session).in_transaction:
             # It takes the limit back, which was told in the same text and so belongs to the transaction.
             session.limit = None
             await session.run(_PG_ROLLBACK)
 
     async def _free(self, session: Session, key: Key) -> bool:
-        del key
+        if cast("PqSession", session).failed:
+            # A renewal was cancelled, say: that ended the lock, and COMMIT would not tell.
+            await self._leave(session, key)
+            return False
         await session.run(_PG_COMMIT)
         return True
 

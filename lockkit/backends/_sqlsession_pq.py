@@ -59,6 +59,11 @@ class PqSession(Session):
         """Whether the server has a transaction open for us, as of its last answer."""
         return self._pgconn.transaction_status != pq.TransactionStatus.IDLE
 
+    @property
+    def failed(self) -> bool:
+        """Whether an error has ended that transaction, and with it what it had locked."""
+        return self._pgconn.transaction_status == pq.TransactionStatus.INERROR
+
     def _send(self, statement: Statement, parameters: Sequence[Parameter]) -> None:
         text = statement.packed
         if parameters:

@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
+import psycopg
 import pytest
 import sqlalchemy
 from sqlalchemy.ext.asyncio import create_async_engine
@@ -17,6 +18,7 @@ import lockkit
 import lockkit.aio
 from lockkit import registry, url
 from lockkit.backend import Busy
+from lockkit.backends._sql_statement import Statement
 from lockkit.runtime import drive
 from lockkit.testing.servers import FaultProxy, MariaServer, PooledPostgres, PostgresServer, require, wait_until
 from lockkit.testing.witness import Witness
@@ -120,6 +122,18 @@ class TestConnections:
 
         with pytest.raises(lockkit.LockLost):
             lease.release()
+
+    def test_transaction_that_an_error_has_ended_is_no_lock(self, on_postgresql: Place, connect: Connect) -> None:
+        """PostgreSQL frees what it had locked at once; its COMMIT would not tell."""
+        client, other = connect(on_postgresql.url), connect(on_postgresql.url)
+        lease = client.lock("aborted", ttl=LONG).acquire()
+        session = lease._hold.grant.state.session
+        with pytest.raises(psycopg.errors.DivisionByZero):
+            drive(session.run(Statement("SELECT 1/0")))
+
+        with other.lock("aborted", ttl=LONG, timeout=PATIENCE) as after, pytest.raises(lockkit.LockLost):
+            lease.release()
+        assert after.token > lease.token
 
     def test_waiter_whose_connection_is_ended_waits_on(self, place: Place, connect: Connect) -> None:
         """It joins the queue anew, and has the lock when it is free."""

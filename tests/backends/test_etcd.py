@@ -82,7 +82,7 @@ class TestKeys:
     def test_locks_of_one_ttl_share_a_lease(self, server: EtcdServer, connect: Connect) -> None:
         """And another ttl has another one; closing the client leaves none."""
         before = leases_of(server)
-        client = connect()
+        client = connect(prefix="shared ttl")
         leases = [client.lock(name, ttl=LONG).acquire() for name in ("a", "b", "c")]
         leases.append(client.lock("d", ttl=LONG + 1).acquire())
 
@@ -90,7 +90,7 @@ class TestKeys:
 
         client.close()
         assert leases_of(server) - before == set()
-        assert queue_of(server) == []
+        assert queue_of(server, "shared ttl/") == []
         assert not any(lease.held for lease in leases)
 
     def test_acquiring_again_and_again_needs_one_lease(self, server: EtcdServer, connect: Connect) -> None:
@@ -322,7 +322,8 @@ class etcdctl_lock:  # noqa: N801 - reads as a call
         return self.process
 
     def __exit__(self, *_: object) -> None:
-        self.process.kill()
+        # In order, so that it takes its key along.
+        self.process.terminate()
         self.process.communicate(timeout=PATIENCE)
 
 

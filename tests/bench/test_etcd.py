@@ -1,0 +1,44 @@
+"""Every library and floor on etcd, on a real server."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from lockkit.bench.catalog import ENTRIES
+from lockkit.bench.run import Run
+from lockkit.bench.workloads import WORKLOADS
+from lockkit.testing.servers import EtcdServer
+from tests.bench.test_honesty import SHORT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from lockkit.bench.catalog import Entry
+
+SETTINGS = replace(SHORT, seconds=0.5, lease_ttl=20.0, settle=0.5)
+ON_ETCD = [entry for entry in ENTRIES if entry.target.startswith("etcd:")]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[EtcdServer]:
+    """Give one member."""
+    with EtcdServer() as member:
+        yield member
+
+
+@pytest.mark.parametrize("entry", ON_ETCD, ids=lambda entry: entry.target)
+def test_subject_on_one_member(server: EtcdServer, entry: Entry) -> None:
+    """It excludes, and hands over."""
+    subject = entry.subject(server.url, "here")
+    assert not subject.missing
+
+    chosen = [WORKLOADS[name] for name in ("pair", "contention")]
+    outcome = Run([subject], chosen, SETTINGS, seed=1).go(lambda *_: None)
+
+    assert [problem for cell in outcome.cells if (problem := cell.failed or cell.broken)] == []
+    figures = {cell.workload.name: cell.rounds[0].figures for cell in outcome.cells if cell.rounds}
+    assert figures.keys() == {"pair", "contention"}
+    assert figures["contention"]["sections"] > 0

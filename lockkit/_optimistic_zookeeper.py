@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from kazoo.client import KazooClient
 from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError, NotEmptyError
-from kazoo.handlers.threading import KazooTimeoutError
 
 from lockkit import values
 from lockkit._optimistic_loop import Conflict, check_bounds, retry
 from lockkit.backends._zk_driver import outcome
-from lockkit.backends._zk_errors import DRIVER_ERRORS, translate, was_cut_off
+from lockkit.backends._zk_errors import DRIVER_ERRORS, translate, was_unanswered
 from lockkit.backends._zk_options import client_label
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockError
 from lockkit.optimistic import DELETE, Delete
@@ -97,7 +96,7 @@ class NodeUpdate:
         try:
             await self._ask(ask)
         except BackendUnavailable as error:
-            if was_cut_off(error) or isinstance(error.__cause__, KazooTimeoutError):
+            if was_unanswered(error):
                 message = (
                     f"the change of {self._path!r} at {self._label} may have been made: {error}. It was not tried "
                     "again, which could make it twice: read the node"

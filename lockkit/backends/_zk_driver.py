@@ -169,8 +169,9 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has n
         self.last_error: BaseException | None = None
 
     def sleep_func(self, seconds: float) -> None:
-        """Pause between two rounds over the members: kazoo calls it when none could be reached."""
-        self._round_failed()
+        """Pause between two rounds over the members: kazoo calls it when a connection broke, or none could be made."""
+        if self.last_error is not None:
+            self._round_failed()
         self._pause.wait(seconds)
 
     def create_connection(

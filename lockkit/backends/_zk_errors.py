@@ -12,7 +12,7 @@ from lockkit.errors import BackendUnavailable, ConfigurationError, LockError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["DRIVER_ERRORS", "connection_failed", "translate", "was_cut_off"]
+__all__ = ["DRIVER_ERRORS", "connection_failed", "translate", "was_unanswered"]
 
 DRIVER_ERRORS: tuple[type[BaseException], ...] = (kazoo.KazooException, KazooTimeoutError)
 """What a request of kazoo's may end in."""
@@ -48,12 +48,12 @@ _TABLE: tuple[tuple[type[BaseException], Callable[[str], LockError], str], ...] 
         "has an ephemeral node where the directory of a lock should be: remove it, or use another prefix",
     ),
 )
-_CUT_OFF = (kazoo.ConnectionLoss, kazoo.SessionExpiredError, kazoo.SessionMovedError)
+_NO_ANSWER = (kazoo.ConnectionLoss, kazoo.SessionExpiredError, kazoo.SessionMovedError, KazooTimeoutError)
 
 
-def was_cut_off(error: LockError) -> bool:
-    """Tell whether the connection or the session ended before the answer came; KazooTimeoutError is none of them."""
-    return isinstance(error.__cause__, _CUT_OFF)
+def was_unanswered(error: LockError) -> bool:
+    """Tell whether no answer came, so that nobody knows whether the request was carried out."""
+    return isinstance(error.__cause__, _NO_ANSWER)
 
 
 def translate(error: BaseException, label: str) -> LockError:

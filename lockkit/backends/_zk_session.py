@@ -25,11 +25,11 @@ from typing import TYPE_CHECKING, Any
 from kazoo.exceptions import AuthFailedError, NodeExistsError, NoNodeError, NotEmptyError
 from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.protocol.serialization import Create2, Sync
-from kazoo.protocol.states import KazooState, KeeperState
+from kazoo.protocol.states import EventType, KazooState, KeeperState
 from kazoo.security import OPEN_ACL_UNSAFE
 
 from lockkit.backends._zk_driver import CONNECT_SECONDS, Driver, outcome
-from lockkit.backends._zk_errors import DRIVER_ERRORS, connection_failed, translate, was_cut_off
+from lockkit.backends._zk_errors import DRIVER_ERRORS, connection_failed, translate, was_unanswered
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockError
 from lockkit.runtime import AsyncioRuntime
 
@@ -74,9 +74,10 @@ class Held:
         path: Of the node.
         ttl: As granted, seconds.
         until: When the caretaker removes the node unless the lease is renewed, client monotonic clock.
+        watched_over: Number of the connection over which the server was asked to tell when the node goes away.
     """
 
-    __slots__ = ("owner", "path", "session", "session_id", "ttl", "until")
+    __slots__ = ("owner", "path", "session", "session_id", "ttl", "until", "watched_over")
 
     def __init__(self, session: Session, session_id: int, owner: str, path: str) -> None:
         """Hold, for no time yet."""
@@ -86,6 +87,7 @@ class Held:
         self.path = path
         self.ttl = 0.0
         self.until = inf
+        self.watched_over = -1
 
 
 class Session:
@@ -116,6 +118,8 @@ class Session:
         self._closed = False
         self._anybody: set[Event] = set()
         self._watching: dict[str, set[Request]] = {}
+        self._watched: dict[str, Held] = {}
+        self._synced: set[Request | None] = set()
         self.held: dict[str, Held] = {}
 
     @classmethod
@@ -270,27 +274,31 @@ class Session:
         return self._submit(Sync(self.client.chroot + path or "/"))
 
     async def read(self, ask: Callable[[], Any]) -> Any:  # noqa: ANN401 - kazoo has no types
-        """Ask, and again if the connection broke: for requests that change nothing. Raises as `answer`."""
+        """Ask, and again if no answer came: for requests that change nothing. Raises as `answer`."""
         until = self._runtime.now() + READ_SECONDS
         while True:
             await self.connected(patient=True)
             try:
                 return await self.answer(ask())
             except BackendUnavailable as error:
-                if not was_cut_off(error) or self._runtime.now() >= until:
+                if not was_unanswered(error) or self._runtime.now() >= until:
                     raise
 
-    async def children(self, path: str) -> list[str]:
+    async def children(self, path: str, request: Request | None = None) -> list[str]:
         """
         List the children of a node, as the majority has them. Raises as `answer`.
 
         A member may be behind: ``sync`` has it catch up with the leader, and an answer to it also means that the member
-        is not cut off from the leader, which counts our session timeout.
+        is not cut off from the leader, which counts our session timeout. For a `request` that was just woken it has
+        been sent already.
         """
 
         def ask() -> Any:  # noqa: ANN401 - kazoo has no types
             # One after the other on one connection, so one round trip.
-            self.sync(path)
+            if request in self._synced:
+                self._synced.discard(request)
+            else:
+                self.sync(path)
             return self.client.get_children_async(path)
 
         found: list[str] = await self.read(ask)
@@ -309,21 +317,52 @@ class Session:
 
     def unwatch(self, path: str, request: Request) -> None:
         """Wake it no more. What the server was asked for stays until it happens, once for each node."""
+        self._synced.discard(request)
         requests = self._watching.get(path)
         if requests is not None:
             requests.discard(request)
             if not requests:
                 self._watching.pop(path, None)
 
+    def keeps_watch(self, held: Held) -> bool:
+        """
+        Tell whether we would have been told if the node of a lease had gone.
+
+        The server tells that before it answers whatever was asked later. So one heartbeat does for all leases of the
+        session, however many.
+        """
+        return held.watched_over == self._connections_count and held.path in self._watched
+
+    def look_after(self, held: Held) -> Any:  # noqa: ANN401 - kazoo has no types
+        """Ask for the node of a lease, and to be told when it goes away; give kazoo's result."""
+        self._watched[held.path] = held
+        # Before it is sent: should it go over the next connection, it is asked for once more, and not once less.
+        held.watched_over = self._connections_count
+        return self.client.exists_async(held.path, watch=self._node_changed)
+
+    def let_go(self, held: Held) -> None:
+        """Forget a lease, before its node is removed by us."""
+        self._watched.pop(held.path, None)
+        self.held.pop(held.owner, None)
+
     def _node_changed(self, event: Any) -> None:  # noqa: ANN401 - kazoo has no types
         # One method for all nodes, so that kazoo keeps it once for each: waits that ended leave nothing behind.
         if event.path is None:
             # The connection broke, and kazoo forgets all watches with it.
             woken, self._watching = self._watching, {}
+            self._watched.clear()
         else:
             woken = {event.path: self._watching.pop(event.path, set())}
-        for requests in woken.values():
+            held = self._watched.pop(event.path, None)
+            if held is not None and event.type == EventType.DELETED:
+                self.let_go(held)
+                self._at_home(partial(self._host.lost, held.owner, "gone"))
+        for path, requests in woken.items():
             for request in [*requests]:
+                if event.path is not None:
+                    # What the waiter will ask first, while its thread wakes up.
+                    self.sync(path)
+                    self._synced.add(request)
                 request.wake.set()
 
     def _state_changed(self, state: str) -> None:

@@ -13,7 +13,7 @@ end earlier than their session are ended by `lockkit.backends._zk_caretaker`.
 acquire     create, get_children (sent together); the lowest number is granted, its token is the node's ``czxid``
 wait        get of the predecessor, with a watch: when it goes away, look again
 look again  sync, get_children (sent together)
-renew       sync, exists of each node (sent together): there, and of our session?
+renew       sync for each session; at first and after a new connection exists of each node, with a watch
 release     delete
 ==========  ===================================================================================================
 
@@ -56,6 +56,7 @@ from lockkit.backend import (
     decode_metadata,
 )
 from lockkit.backends._zk_caretaker import Caretaker
+from lockkit.backends._zk_driver import CONNECT_SECONDS
 from lockkit.backends._zk_options import (
     OPTIONS,
     client_arguments,
@@ -85,6 +86,9 @@ JOINS_MAX = 5
 
 OUTAGE_SECONDS = 10.0
 """How long a waiter keeps its place in line without a connection. Longer is told later that the ensemble is away."""
+
+OUTAGE_LOOK = 0.25
+"""How often such a waiter looks whether its client is being closed, seconds."""
 
 MAJORITY_HOSTS_MIN = 3
 """Servers in the URL from which on the ensemble is taken for one that survives the loss of a server."""
@@ -220,17 +224,19 @@ class ZooKeeperBackend(LockBackend):
         seconds = session.seconds
         if abs(seconds - ttl) > MILLISECOND and ttl not in self._warned:
             self._warned.add(ttl)
+            adopted = session is self._adopted
             if seconds < ttl:
                 log.warning(
-                    "%s keeps a session for %g s at most, so leases have a ttl of %g s and not of %g s: "
-                    "ask for less, or raise maxSessionTimeout of the ensemble",
+                    "%s keeps a session for %g s, so leases have a ttl of %g s and not of %g s: ask for less, or %s",
                     self._url, seconds, seconds, ttl,
+                    "start the KazooClient with a longer timeout" if adopted else "raise maxSessionTimeout there",
                 )  # fmt: skip
             else:
                 log.warning(
-                    "%s keeps a session for %g s: when a holder dies, its lock is free after that, and not after %g s: "
-                    "ask for more, or lower minSessionTimeout of the ensemble",
+                    "%s keeps a session for %g s: when a holder dies, its lock is free after that, and not after %g s; "
+                    "ask for more, or %s",
                     self._url, seconds, ttl,
+                    "start the KazooClient with a shorter timeout" if adopted else "lower minSessionTimeout there",
                 )  # fmt: skip
         return min(ttl, seconds)
 
@@ -247,7 +253,7 @@ class ZooKeeperBackend(LockBackend):
             if holders := contenders(children):
                 return Busy(owner=holders[0].owner)
         elif place is not None:
-            children = await self._children(session, directory)
+            children = await self._children(session, directory, request)
         return await self._stand(request, session, directory, children)
 
     async def _look_first(self, session: Session, directory: str) -> list[str]:
@@ -258,9 +264,10 @@ class ZooKeeperBackend(LockBackend):
             return []
         return found
 
-    async def _children(self, session: Session, directory: str) -> list[str]:
+    @staticmethod
+    async def _children(session: Session, directory: str, request: Request | None = None) -> list[str]:
         try:
-            return await session.children(directory)
+            return await session.children(directory, request)
         except NoNodeError:
             return []
 
@@ -373,9 +380,11 @@ class ZooKeeperBackend(LockBackend):
         """See `LockBackend.wait`."""
         await super().wait(request, busy, until)
         # The node stays while the session does: a place in line is not given up because a connection broke.
-        session = request.place.session
-        if not session.usable:
-            await session.reconnected(min(until, self._runtime.now() + OUTAGE_SECONDS))
+        session, now = request.place.session, self._runtime.now()
+        until = min(until, now + OUTAGE_SECONDS)
+        while not (session.usable or session.failed or request.wake.is_set()) and now < until:
+            await session.reconnected(min(until, now + OUTAGE_LOOK))
+            now = self._runtime.now()
 
     async def abandon(self, request: Request) -> None:
         """See `LockBackend.abandon`."""
@@ -422,48 +431,53 @@ class ZooKeeperBackend(LockBackend):
     # -- held ------------------------------------------------------------------------------------------------------
 
     async def renew(self, grants: Sequence[Grant]) -> Sequence[Renewal]:
-        """See `LockBackend.renew`. One round trip for each session."""
+        """See `LockBackend.renew`. One heartbeat for each session; nodes are asked for once for each connection."""
         started = self._runtime.now()
-        outcomes: list[Renewal] = []
-        asked: list[tuple[Grant, Any]] = []
-        beating: dict[Session, Any] = {}
+        sessions = [grant.state.session for grant in grants]
+        if not any(session.usable for session in sessions):
+            await sessions[0].reconnected(started + CONNECT_SECONDS)
+        beats: dict[Session, Any] = {}
+        looks: list[Any] = []
         for grant in grants:
             held: Held = grant.state
             session = held.session
-            if session.usable and session not in beating:
+            if session.usable and session not in beats:
                 # Answered by the leader: the member that answers for the nodes is not cut off from it.
-                beating[session] = session.sync()
-            asked.append((grant, session.client.exists_async(held.path) if session in beating else None))
-        silent: dict[Session, LockError] = {}
-        for session, beat in beating.items():
-            try:
-                await session.answer(beat)
-            except LockError as error:
-                silent[session] = error
-            except NoNodeError:
-                pass  # of a chroot that somebody removed; the leader has answered
-        for grant, result in asked:
-            held = grant.state
-            if held.session in silent:
-                outcomes.append(Unknown(silent[held.session]))
-            else:
-                outcomes.append(await self._renewed(grant, result, started))
+                beats[session] = session.sync()
+            looks.append(None if session not in beats or session.keeps_watch(held) else session.look_after(held))
+        problems = {session: await self._heard(session, beat) for session, beat in beats.items()}
+        no_connection = BackendUnavailable(f"no connection to {self._label}")
+        outcomes: list[Renewal] = []
+        for grant, look in zip(grants, looks, strict=True):
+            problem = problems.get(grant.state.session, no_connection)
+            outcomes.append(Unknown(problem) if problem else await self._renewed(grant, look, started))
         return outcomes
 
-    async def _renewed(self, grant: Grant, result: Any, started: float) -> Renewal:  # noqa: ANN401 - kazoo has no types
+    @staticmethod
+    async def _heard(session: Session, beat: Any) -> LockError | None:  # noqa: ANN401 - kazoo has no types
+        """Wait for the answer to a heartbeat; None if it came."""
+        try:
+            await session.answer(beat)
+        except LockError as error:
+            return error
+        except NoNodeError:
+            pass  # of a chroot that somebody removed; the leader has answered
+        return None
+
+    async def _renewed(self, grant: Grant, look: Any, started: float) -> Renewal:  # noqa: ANN401 - kazoo has no types
         held: Held = grant.state
         session = held.session
-        if result is None:
-            return Unknown(BackendUnavailable(f"no connection to {self._label}"))
-        try:
-            stat = await session.answer(result)
-        except LockError as error:
-            return Unknown(error)
+        stat = None
+        if look is not None:
+            try:
+                stat = await session.answer(look)
+            except LockError as error:
+                return Unknown(error)
         if held.session_id != session.id:
             return Gone("session")
-        if stat is None:
+        if held.owner not in session.held or (look is not None and stat is None):
             return Gone("gone")
-        if stat.ephemeralOwner != held.session_id:
+        if stat is not None and stat.ephemeralOwner != held.session_id:
             return Gone("taken")
         if grant.ttl > session.seconds + MILLISECOND:
             if grant.ttl > held.ttl:
@@ -486,6 +500,7 @@ class ZooKeeperBackend(LockBackend):
 
     async def _release(self, held: Held) -> bool:
         session = held.session
+        session.let_go(held)
         try:
             # Of a session that has ended the server removes the node, and mostly has; but kazoo may be wrong.
             ours = await self._delete(session, held.path) and session.id == held.session_id
@@ -494,12 +509,12 @@ class ZooKeeperBackend(LockBackend):
             self._caretaker.hasten(held)
             raise
         self._caretaker.forget(held)
-        session.held.pop(held.owner, None)
         return ours
 
     async def _remove(self, held: Held) -> None:
         """Remove the node of a lease that has ended, for the caretaker."""
-        if held.session.held.pop(held.owner, None) is not None or held.session.id == held.session_id:
+        held.session.let_go(held)
+        if held.session.id == held.session_id:
             await self._delete(held.session, held.path)
 
     # -- looking and breaking --------------------------------------------------------------------------------------

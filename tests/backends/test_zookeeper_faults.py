@@ -216,7 +216,7 @@ class TestSessions:
         assert line.end() == [0]
 
     def test_node_that_an_operator_deletes_is_a_lost_lease(self, server: ZooKeeperServer, connect: Connect) -> None:
-        """Told by the next renewal."""
+        """Told by the first renewal at the latest, and after that at once."""
         client = connect(server.url)
         lease = client.lock("deleted", ttl=TTL).acquire(0)
 
@@ -226,6 +226,21 @@ class TestSessions:
         assert lease.wait_lost(PATIENCE)
         assert lease.remaining() == 0
         client.lock("deleted", ttl=TTL).acquire(timeout=PATIENCE).release()
+
+    def test_watched_node_that_goes_is_told_at_once(
+        self, server: ZooKeeperServer, proxy: FaultProxy, connect: Connect
+    ) -> None:
+        """Long before the next renewal is due; also after a reconnect, over which kazoo forgets its watches."""
+        client, other = connect(by(proxy)), connect(server.url)
+        lease = client.lock("watched", ttl=LONG).acquire(0)
+        for _ in range(3):
+            proxy.cut()
+            assert lease.confirm()  # over the next connection
+            lease.extend()
+
+        assert other.break_lock("watched")
+
+        assert lease.wait_lost(LONG / 4)
 
     def test_places_in_line_survive_fifty_reconnects(
         self, tree: Tree, proxy: FaultProxy, server: ZooKeeperServer, connect: Connect
@@ -279,6 +294,24 @@ class TestCrowds:
         leave.set()
         thread.join(PATIENCE)
         assert line.end() == [*range(18)]
+
+    def test_renewals_of_many_leases_are_one_request(self, server: ZooKeeperServer, connect: Connect) -> None:
+        """
+        The server tells when a node goes away, so one heartbeat of their session does for all that are due.
+
+        They were acquired one after the other and are due in some batches; asked for one by one it would be 300.
+        """
+        client = connect(server.url)
+        leases = [client.lock(f"many-{number}", ttl=TTL).acquire(0) for number in range(100)]
+        time.sleep(TTL)
+        before = packets_count(server)
+
+        time.sleep(TTL)
+
+        assert packets_count(server) - before <= 100
+        for lease in leases:
+            lease.check()
+            lease.release()
 
     def test_a_hundred_idle_waiters_ask_nothing(self, server: ZooKeeperServer, tree: Tree) -> None:
         """In five seconds there is no request at all: the first heartbeat of a session is due after forty."""

@@ -12,7 +12,7 @@ import pytest
 from lockkit.bench import catalog
 from lockkit.bench.report import Report
 from lockkit.bench.run import Run
-from lockkit.bench.settings import CONTENDERS, Settings
+from lockkit.bench.settings import Settings
 from lockkit.bench.workloads import WORKLOADS
 from lockkit.testing.servers._process import process_table
 from tests.bench.fakes import subject
@@ -132,13 +132,13 @@ def test_one_process_that_fails_is_noticed_while_the_other_waits_for_it(tmp_path
 
 def test_subject_that_hangs_is_ended(tmp_path: Path) -> None:
     """After the time that it should take and some patience; and it is not asked again."""
-    settings = replace(SHORT, patience=1.5, rounds=3)
+    settings = replace(SHORT, patience=8, rounds=2)
 
     outcome = measure([subject("Hanging", tmp_path), subject("Good", tmp_path)], "pair", settings=settings)
 
     hanging, good = outcome.cells
-    assert hanging.failed == "no answer within 1.7 s"
-    assert len(good.rounds) == 3
+    assert hanging.failed == "no answer within 8.2 s"
+    assert len(good.rounds) == 2
 
 
 def test_what_a_subject_prints_does_not_disturb(tmp_path: Path) -> None:
@@ -178,9 +178,9 @@ def test_two_entries_of_one_subject_are_measured_by_the_same_path(tmp_path: Path
 def test_every_workload_measures_lockkit(url: str, tmp_path: Path) -> None:
     """Both faces on the embedded backends, with every figure that is promised for them."""
     subjects = catalog.subjects([url], faces=("blocking", "asyncio"), scratch={"file:": tmp_path}, peers=False)
-    names = ["pair", "contention", "handoff", "idle", "held", "overhead", "sweep"]
+    names = ["pair", "contention", "handoff", "idle", "held", "overhead"]
 
-    outcome = measure(subjects, *names, settings=replace(SHORT, contenders=CONTENDERS, seconds=0.1))
+    outcome = measure(subjects, *names)
 
     assert [(cell.workload.name, cell.failed or cell.broken) for cell in outcome.cells] == [
         (name, "") for name in names for _ in subjects
@@ -188,6 +188,15 @@ def test_every_workload_measures_lockkit(url: str, tmp_path: Path) -> None:
     for cell in outcome.cells:
         expected = {figure.key for figure in cell.workload.figures} - {"commands_per_second", "connections"}
         assert cell.rounds[0].figures.keys() >= expected
+
+
+def test_sweep_contends_once_for_each_number(tmp_path: Path) -> None:
+    """One alone has nobody to share with; a subject that lets two in is broken by the number that shows it."""
+    outcome = measure([subject("Good", tmp_path), subject("Leaky", tmp_path)], "sweep")
+
+    good, leaky = outcome.cells
+    assert good.rounds[0].figures.keys() == {"pairs_1", "pairs_2", "share_2", "overlaps"}
+    assert leaky.status == "broken"
 
 
 def test_imports_are_compared_with_a_bare_interpreter() -> None:

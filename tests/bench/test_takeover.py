@@ -28,7 +28,7 @@ def test_lockkit_is_taken_over_from_a_holder_that_is_killed_or_frozen(tmp_path: 
 
     crash, freeze = (cell.rounds[0].figures for cell in outcome.cells)
     assert crash["never"] == freeze["never"] == 0
-    assert freeze["fraction"] > 0.5
+    assert freeze["fraction"] > 0.2
     assert freeze["seconds"] == pytest.approx(freeze["fraction"] * 3.0)
 
 

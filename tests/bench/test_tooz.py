@@ -27,15 +27,15 @@ SERVERS: list[Callable[[], Server]] = [
 
 @pytest.mark.parametrize("make", SERVERS)
 def test_tooz_locks_on_the_server(make: Callable[[], Server]) -> None:
-    """It excludes, and hands over."""
+    """It excludes two processes."""
     with make() as server:
         scheme = server.url.partition(":")[0]
         (entry,) = [entry for entry in ENTRIES if entry.label == "tooz" and scheme in entry.schemes]
         subject = entry.subject(server.url, "here")
-        outcome = measure([subject], "pair", "contention", settings=replace(SHORT, seconds=0.5))
+        outcome = measure([subject], "contention", settings=replace(SHORT, seconds=0.5, processes=2))
 
     assert [problem for cell in outcome.cells if (problem := cell.failed or cell.broken)] == []
-    assert outcome.cells[1].rounds[0].figures["sections"] > 0
+    assert outcome.cells[0].rounds[0].figures["sections"] > 0
 
 
 def test_url_is_told_in_tooz_s_words() -> None:

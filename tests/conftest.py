@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,6 +11,8 @@ from hypothesis import settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from tests.sql_data import Bases
 
 
 # A busy machine is no failure: the time of one example says nothing about the code.
@@ -34,3 +37,12 @@ def _own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         for name in ("LOCKKIT_URL", "LOCKKIT_ENV"):
             patch.delenv(name, raising=False)
         yield
+
+
+@pytest.fixture(scope="session")
+def bases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bases]:
+    """Databases by kind, for what works on an application's data."""
+    from tests.sql_data import Bases  # noqa: PLC0415 - most tests need no SQLAlchemy
+
+    with ExitStack() as stack:
+        yield Bases(tmp_path_factory.mktemp("bases"), stack)

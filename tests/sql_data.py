@@ -11,7 +11,7 @@ import os
 import random
 import subprocess
 import sys
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -93,6 +93,21 @@ def provided(kind: str, directory: Path) -> Iterator[Base]:
     server = PostgresServer() if kind == "postgresql" else MariaServer()
     with server:
         yield Base(kind, server.url.partition("://")[2])
+
+
+class Bases(dict[str, Base]):
+    """Databases by kind, each made when it is first asked for: starting a server takes seconds."""
+
+    def __init__(self, directory: Path, stack: ExitStack) -> None:
+        """Make nothing yet; what is made ends with the stack."""
+        super().__init__()
+        self._directory = directory
+        self._stack = stack
+
+    def __missing__(self, kind: str) -> Base:
+        """Make it."""
+        self[kind] = self._stack.enter_context(provided(kind, self._directory))
+        return self[kind]
 
 
 def start(order: str, *arguments: object) -> subprocess.Popen[str]:

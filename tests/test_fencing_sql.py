@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,10 +14,11 @@ import lockkit
 import lockkit.sql
 from lockkit.fencing import TOKEN_MAX, AsyncSqlGuard, FenceMixin, SqlGuard, fenced
 from tests import sql_data
-from tests.sql_data import Base
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
+
+    from tests.sql_data import Base
 
 KINDS = ["postgresql", "mariadb", "sqlite"]
 
@@ -47,19 +47,6 @@ class Plain(Model):
 OLD = sa.Table(
     "old", sa.MetaData(), sa.Column("name", sa.String(20), primary_key=True), sa.Column("seen", sa.BigInteger)
 )
-
-
-@pytest.fixture(scope="module")
-def bases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Base]]:
-    """Each kind of database, made when it is first asked for."""
-    with ExitStack() as stack:
-
-        class Made(dict[str, Base]):
-            def __missing__(self, kind: str) -> Base:
-                self[kind] = stack.enter_context(sql_data.provided(kind, tmp_path_factory.mktemp("sqlite")))
-                return self[kind]
-
-        yield Made()
 
 
 @pytest.fixture(params=KINDS)

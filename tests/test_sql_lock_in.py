@@ -6,7 +6,6 @@ import asyncio
 import signal
 import threading
 import time
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -28,20 +27,6 @@ if TYPE_CHECKING:
 KINDS = ["postgresql", "mariadb", "sqlite"]
 SERVERS = ["postgresql", "mariadb"]
 SHORT = 0.2
-
-
-@pytest.fixture(scope="module")
-def bases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Base]]:
-    """Each kind of database, made when it is first asked for."""
-    with ExitStack() as stack:
-
-        class Made(dict[str, Base]):
-            def __missing__(self, kind: str) -> Base:
-                provided = sql_data.provided(kind, tmp_path_factory.mktemp("sqlite"))
-                self[kind] = stack.enter_context(provided)
-                return self[kind]
-
-        yield Made()
 
 
 @pytest.fixture(params=KINDS)

@@ -42,6 +42,9 @@ MEMBER_SECONDS = 1.5
 """For one member of several. Longer finds another one later when this one hangs; shorter leaves one that is
 only slow."""
 
+AGAIN_SECONDS = 0.03
+"""Before a member is asked a second time. Longer delays a failure, shorter finds the connection still broken."""
+
 Doubt = Callable[[], None]
 """Called when a request may or may not have been carried out, and may still be."""
 
@@ -160,9 +163,13 @@ class Cluster:
             LeaseEnded: The etcd lease that it is about has ended.
         """
         until = self._runtime.now() + seconds
+        # Each member once, and two times more: a connection may have been closed while it was idle, and grpc may need a
+        # moment to notice.
+        attempts_left = len(self._labels) + 2
         fresh_login = False
-        # Each member once, and the first once more: its connection may have been closed while it was idle.
-        for attempt in range(len(self._labels) + 1):
+        while True:
+            if attempts_left <= 2:  # noqa: PLR2004 - see above
+                await self._runtime.sleep(AGAIN_SECONDS)
             link, index = self.link()
             timeout = max(0.001, min(self._member_seconds, until - self._runtime.now()))
             sent = False
@@ -176,21 +183,31 @@ class Cluster:
                 if is_stale_token(error) and self.login.possible and not fresh_login:
                     self.login.forget()
                     continue
-                if not is_elsewhere(error):
-                    raise translate(error, link.label) from error
-                self._leave(index, error)
-                unknown = sent and is_unknown(error)
-                if unknown and doubt is not None:
-                    doubt()
-                over = attempt == len(self._labels) or self._runtime.now() >= until
-                if over or (unknown and not resend) or self._closed:
+                attempts_left -= 1
+                unknown = self._passed_on(error, link, index, doubt if sent else None)
+                over = not attempts_left or self._runtime.now() >= until or self._closed
+                if over or (sent and unknown and not resend):
                     raise self._failed(error, link) from error
             except BaseException:
                 # Interrupted or cancelled halfway.
                 if sent and doubt is not None:
                     doubt()
                 raise
-        raise AssertionError("the last attempt returns or raises")
+
+    def _passed_on(self, error: Exception, link: Link, index: int, doubt: Doubt | None) -> bool:
+        """
+        Turn to the next member; tell whether the request may have been carried out.
+
+        Raises:
+            LockError: No other member would do better.
+        """
+        if not is_elsewhere(error):
+            raise translate(error, link.label) from error
+        self._leave(index, error)
+        unknown = is_unknown(error)
+        if unknown and doubt is not None:
+            doubt()
+        return unknown
 
     def link(self) -> tuple[Link, int]:
         """

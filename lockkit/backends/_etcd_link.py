@@ -218,10 +218,18 @@ class AsyncioLink(Link):
 
     async def call(self, call: Call, request: Any, timeout: float, metadata: Metadata) -> Any:  # noqa: ANN401
         """See `Link.call`."""
+        import asyncio  # noqa: PLC0415 - this face only
+
         try:
             return await self._calls[call](request, timeout=_Limit(timeout), metadata=metadata)
         except grpc.aio.UsageError as error:
             raise ClosedError(str(error)) from error
+        except asyncio.CancelledError as error:
+            # Somebody who closes the channel cancels its calls, which looks as if the caller had been cancelled.
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            raise ClosedError("the channel was closed") from error
 
     async def close(self) -> None:
         """See `Link.close`."""

@@ -199,7 +199,11 @@ class EtcdBackend(LockBackend):
     async def _look_again(self, request: Request, contender: Contender) -> Grant | Busy | None:
         """Look who is in front. None: our key has gone, begin anew."""
         if contender.session is not None and contender.session.retired:
-            await self._renew_in([contender], contender.session.seconds)
+            moved = await self._renew_in([contender], contender.session.seconds)
+            outcome = moved[contender.owner]
+            if isinstance(outcome, Unknown):
+                # Without a session that is kept alive there is no place in the line to wait in.
+                raise outcome.error
         look = rpc.TxnRequest(compare=[contender.guard])
         in_front = _range(contender.prefix, rpc.RangeRequest.DESCEND, keys_only=True)
         in_front.max_create_revision = contender.revision - 1

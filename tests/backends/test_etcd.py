@@ -305,6 +305,28 @@ class TestNeighbours:
 
         asyncio.run(scenario())
 
+    def test_channel_that_the_application_closes_is_an_outage(self, server: EtcdServer) -> None:
+        """On both faces; on asyncio its calls are cancelled, which must not look like a cancelled task."""
+        with lockkit.from_client(channel := grpc.insecure_channel(server.address)) as client:
+            client.ping()
+            channel.close()
+            with pytest.raises(lockkit.BackendUnavailable):
+                client.ping()
+
+        async def scenario() -> None:
+            channel = grpc.aio.insecure_channel(server.address)
+            async with lockkit.aio.from_client(channel) as client:
+                server.pause()
+                asking = asyncio.create_task(client.ping())
+                await asyncio.sleep(0.2)
+                await channel.close()
+                server.resume()
+                for task in (asking, client.ping()):
+                    with pytest.raises(lockkit.BackendUnavailable):
+                        await task
+
+        asyncio.run(scenario())
+
 
 class etcdctl_lock:  # noqa: N801 - reads as a call
     """`etcdctl lock` as a process."""

@@ -23,9 +23,9 @@ The modes of the SQL backends in which an open session of the database is the lo
 - A grant that we find in the queue may be old: we may have been stopped. Only a statement that the session answers
   *after* we have looked shows that the lock is ours, and from before that statement the ttl counts.
 - The lease is in a table, not in the session, for others to see; and the token is there, so that neither the end of a
-  connection nor a rollback takes it back. It is written only while the session that it names holds the lock, which the
-  same statement looks at: A is granted the lock, is stopped, is thrown out; B is granted it and writes its lease; A
-  wakes and must not overwrite that.
+  connection nor a rollback takes it back. It is written only while the session that it names holds the lock, or where
+  that takes long to find out, not over the lease of a later grant; the statement that writes it looks. Without that:
+  A is granted the lock, is stopped, is thrown out; B is granted it and writes its lease; A wakes and writes over that.
 - A session that ends frees the lock, so what lost its connection is lost: nothing is confirmed by another one.
 """
 
@@ -299,7 +299,10 @@ class SessionBackend(LockBackend):
                 if kind == "conflict":
                     return None
             else:
+                kept = session.link.used > 0
                 self._lose(place)
+                if kind == "connection" and kept:
+                    return None  # the server had ended it since it was used last
             raise self.database.translate(error) from error
 
     async def _stand_back(self, request: Request, place: _Place) -> None:

@@ -26,6 +26,13 @@ __all__ = ["Sessions", "size_of"]
 KEPT_MAX = 4
 """Sessions kept for the next lock. More take places of the server's from others, fewer connect more often."""
 
+TRUSTED_SECONDS = 0.005
+"""A session that was given back so long ago is looked at before it is used again: the server may have ended it. Longer
+finds fewer ended ones before they fail, shorter looks (a system call) more often."""
+
+SWEEP_SECONDS = 1.0
+"""How often sessions of lost leases are looked for, at most. Longer keeps their sockets open for longer."""
+
 
 class Sessions:
     """Opens, keeps and counts them. Used by several threads at once."""
@@ -57,6 +64,7 @@ class Sessions:
         self._idle: list[Session] = []
         self._all: set[Session] = set()
         self._opening = 0
+        self._sweep_at = 0.0
         self._closed = False
 
     async def take(self) -> Session:
@@ -66,27 +74,33 @@ class Sessions:
         Raises:
             BackendUnavailable: As many as may be are in use, or there is no connection to be had.
         """
-        self._sweep()
+        now = self._runtime.now()
+        if now >= self._sweep_at:
+            self._sweep(now)
         while True:
             try:
                 session = self._idle.pop()
             except IndexError:
                 return await self._open()
+            idle = now - session.link.used
+            if idle < TRUSTED_SECONDS:
+                return session
             # The server ends what has been idle for longer than it was told to wait.
-            idle = self._runtime.now() - session.link.used
             if idle < self._kept_seconds(session) and not session.ended:
                 return session
             self.drop(session)
 
-    def _sweep(self) -> None:
+    def _sweep(self, now: float) -> None:
         """Close what held a lease that is lost because nobody renewed it: the server has ended it, or does so now."""
-        now = self._runtime.now()
+        self._sweep_at = now + SWEEP_SECONDS
         with self._mutex:
             lost = [session for session in self._all if session.useful_until < now and not session.turn.taken]
         for session in lost:
             self.drop(session)
 
     async def _open(self) -> Session:
+        if self._size is not None:
+            self._sweep(self._runtime.now())
         with self._mutex:
             if self._size is not None and len(self._all) + self._opening >= self._size:
                 message = (

@@ -7,8 +7,6 @@ locked until it ends. So a holder that comes with an older token finds a newer o
 is written in that transaction afterwards, under the same row, needs no further comparison.
 """
 
-# ruff: noqa: S608 - names of tables are quoted, and all values are parameters
-
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping

@@ -24,8 +24,6 @@ SQLite       ``INSERT … ON CONFLICT DO UPDATE``: any write keeps every     the
 ===========  ============================================================  =========================================
 """
 
-# ruff: noqa: S608 - names of tables are quoted, and all values are parameters
-
 from __future__ import annotations
 
 import weakref
@@ -204,7 +202,8 @@ def _postgres(table: str, tokens: str) -> dict[str, TextClause]:
             f"ELSE nextval({number}) END RETURNING token, {started}"
         ),
         "draw": f"UPDATE {table} SET token = nextval({number}) WHERE name = :name RETURNING token",
-        "raise": f"SELECT setval({number}, {now}) FROM {tokens} WHERE last_value < :started",
+        # A replica's own clock may be behind that of the primary that it followed.
+        "raise": f"SELECT setval({number}, greatest({now}, :started)) FROM {tokens} WHERE last_value < :started",
         "limit": "SELECT set_config('lock_timeout', :limit, true)",
     }
     return {key: text(statement) for key, statement in statements.items()}

@@ -211,7 +211,7 @@ def _only(kind: Kind, table: str) -> dict[str, str | None]:
 def _there(connection: Connection, table: str) -> bool:
     """Look first: who may not create tables may use one that is there."""
     try:
-        connection.execute(text(f"SELECT 1 FROM {quoted(family_of(connection.dialect), table)} LIMIT 0"))  # noqa: S608 - a quoted name
+        connection.execute(text(f"SELECT 1 FROM {quoted(family_of(connection.dialect), table)} LIMIT 0"))
     except exc.DBAPIError as error:
         if problem_of(error) is not Problem.MISSING:
             raise

@@ -74,10 +74,12 @@ def test_json(cli: Cli, server: RedisServer) -> None:
     assert SECRET not in done.stdout
     diagnosis = json.loads(done.stdout)
     assert diagnosis["ttl"] == 0.5
-    assert diagnosis["counts"] == {"error": 0, "warning": 2, "info": 0}
-    assert [finding["id"] for finding in diagnosis["findings"]] == ["ttl-short", "redis-no-persistence"]
-    assert diagnosis["findings"][1]["where"] == [server.address]
-    assert set(diagnosis["findings"][1]) == {"id", "severity", "where", "seen", "risk", "mend", "page"}
+    findings = {finding["id"]: finding for finding in diagnosis["findings"]}
+    # On a machine that is very busy the round trip may be found too long as well.
+    assert {"ttl-short", "redis-no-persistence"} <= findings.keys()
+    assert sum(diagnosis["counts"].values()) == len(diagnosis["findings"])
+    assert findings["redis-no-persistence"]["where"] == [server.address]
+    assert set(findings["ttl-short"]) == {"id", "severity", "where", "seen", "risk", "mend", "page"}
 
 
 def test_status_by_the_threshold(cli: Cli, server: RedisServer, shared: str) -> None:

@@ -66,7 +66,9 @@ class Waiter:
     def __init__(self, client: Client, name: str, ttl: float) -> None:
         """Start it."""
         self._got: list[Lease] = []
-        self._thread = threading.Thread(target=lambda: self._got.append(client.lock(name, ttl=ttl).acquire(PATIENCE)))
+        self._thread = threading.Thread(
+            target=lambda: self._got.append(client.lock(name, ttl=ttl).acquire(2 * PATIENCE))
+        )
         self._thread.start()
 
     @property

@@ -27,7 +27,7 @@ from lockkit.errors import (
 )
 
 if TYPE_CHECKING:
-    from lockkit import aio, fencing, optimistic
+    from lockkit import aio, fencing, optimistic, sql
     from lockkit.backend import Capabilities, Holder
     from lockkit.sync import Client, Lease, Lock, connect, from_client
 
@@ -53,6 +53,7 @@ __all__ = [
     "fencing",
     "from_client",
     "optimistic",
+    "sql",
 ]
 
 # Loaded on first use: `import lockkit` alone costs next to nothing, and asyncio is imported only by those who use it.
@@ -67,6 +68,7 @@ _LAZY = {
     "fencing": "lockkit.fencing",
     "from_client": "lockkit.sync",
     "optimistic": "lockkit.optimistic",
+    "sql": "lockkit.sql",
 }
 
 

@@ -145,7 +145,12 @@ def _checked(connection: Connection) -> Connection:
     chosen = connection.get_execution_options().get("isolation_level", engine_wide)
     # Of SQLAlchemy 2.1. It sees the driver's own switch.
     detect = getattr(dialect, "detect_autocommit_setting", None)
-    if chosen == "AUTOCOMMIT" or (detect is not None and detect(connection.connection.dbapi_connection)):
+    try:
+        detected = detect is not None and detect(connection.connection.dbapi_connection)
+    except exc.PendingRollbackError as error:
+        message = f"this connection to {label_of(connection)} was lost before: roll its transaction back first"
+        raise ConfigurationError(message, backend=label_of(connection)) from error
+    if chosen == "AUTOCOMMIT" or detected:
         message = (
             f"this connection to {label_of(connection)} is in autocommit, so there is no transaction to be in: "
             "take one without isolation_level='AUTOCOMMIT'"

@@ -454,6 +454,8 @@ def test_connection_ended_by_the_server(server: Base, victim: str) -> None:
             assert isinstance(outcome[0], TransactionLock)
             with pytest.raises(lockkit.BackendUnavailable, match="was lost, and the transaction with it"):
                 lock_in(holder, "y")
+            with pytest.raises(lockkit.ConfigurationError, match="was lost before: roll its transaction back first"):
+                lock_in(holder, "y")
         else:
             assert isinstance(outcome[0], lockkit.BackendUnavailable)
             waiter.rollback()

@@ -83,11 +83,13 @@ class Crash(Workload):
                 _Scene.start,
                 _Scene.hold,
                 _Scene.wait,
+                _Scene.plan,
                 _Scene.strike,
                 _Scene.look,
             )
             for step in steps:
-                for scene in scenes:
+                # Whoever is struck first comes first: the others' turn is not delayed by waiting for his.
+                for scene in sorted(scenes, key=lambda scene: scene.strike_ns):
                     scene.do(step)
             return [scene.outcome() for scene in scenes]
 
@@ -177,6 +179,8 @@ class _Scene:
         self.holder.go()
         self.holder.ready()
         self.waiter.go()
+
+    def plan(self) -> None:
         # Anywhere between two renewals, which come every third of a ttl.
         held_ns = (HELD_SECONDS_MIN + random.uniform(0, self.settings.crash_ttl / 3)) * 1e9
         self.strike_ns = now_ns() + int(held_ns)

@@ -56,8 +56,8 @@ _CAPABILITIES = Capabilities(
     "loss of data it is not set back by more than the outage",
     waiters_visible=True,
     scope="network",
-    caveat="A lock is an open transaction and a connection: it keeps VACUUM waiting, and a failover ends it without "
-    "the holder's knowing until its next renewal.",
+    caveat="A lock is an open transaction and a connection: it holds back VACUUM (PostgreSQL) or purge "
+    "(MariaDB, MySQL), and a failover ends it without the holder's knowing until its next renewal.",
 )
 
 

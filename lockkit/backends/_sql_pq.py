@@ -54,6 +54,7 @@ class PqLink(Link):
         self._fd: int = self.pgconn.socket
         self._names: dict[Statement, bytes] = {}
         self._prepared = 0
+        self._last: PGresult | None = None
         self._blocking = runtime.kind == "blocking"
         self._readable = runtime.readable
         poll = select.poll()
@@ -98,7 +99,6 @@ class PqLink(Link):
             if self._runtime.now() >= until:
                 raise TimeoutError(NO_ANSWER)
             await self._runtime.sleep(FLUSH_PAUSE)
-        last: PGresult | None = None
         while True:
             while pgconn.is_busy():
                 ready = self._poll(seconds * 1000) if self._blocking else await self._readable(self._fd, seconds)
@@ -108,7 +108,9 @@ class PqLink(Link):
             result = pgconn.get_result()
             if result is None:
                 break
-            last = result
+            # Kept: the caller may be cancelled before the server says that this was all, and then it is heard out.
+            self._last = result
+        last, self._last = self._last, None
         assert last is not None
         if last.status not in _OK:
             self._forget_plans(last)

@@ -16,7 +16,12 @@ from kazoo.security import make_digest_acl
 import lockkit
 import lockkit.aio
 from lockkit.backends._zk_path import contenders, escape_name
+from lockkit.backends.zookeeper import ZooKeeperBackend, _Place
+from lockkit.registry import split_options
+from lockkit.runtime import drive
 from lockkit.testing.servers import ZooKeeperServer, require, wait_until
+from lockkit.url import parse
+from tests.backends.support import StubHost
 from tests.backends.zookeeper_support import PATIENCE, Tree, kazoo_client
 
 if TYPE_CHECKING:
@@ -200,6 +205,21 @@ class TestCleanUp:
         with client.lock("beside", ttl=2):
             assert client.lock(name, ttl=2, renew=False).acquire(0).wait_lost(PATIENCE)
             tree.until_empty(f"/lockkit/{name}")
+
+    def test_node_that_is_created_after_it_was_looked_for_is_removed(self, server: ZooKeeperServer, tree: Tree) -> None:
+        """The creation hung in the network when its request was given up; here an operator plays the network."""
+        host = StubHost()
+        url = parse(server.url)
+        backend = ZooKeeperBackend.open(url, split_options(ZooKeeperBackend, url, {})[1], host)
+        request = host.request("hung", ttl=1.0)
+        session = drive(backend._session(1.0))
+        request.place, request.uncertain = _Place(session, session.id, "/lockkit/hung"), True
+        drive(backend.abandon(request))
+
+        tree.client.create(f"/lockkit/hung/{request.owner}__lock__", sequence=True, makepath=True)
+
+        tree.until_empty("/lockkit/hung")
+        drive(backend.close())
 
 
 class TestSessionTimeout:

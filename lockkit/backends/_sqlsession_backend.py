@@ -79,6 +79,9 @@ BREAK_SECONDS = 5.0
 BREAK_PAUSE = 0.005
 """Between two looks whether that session has ended, seconds."""
 
+CANCEL_PAUSE = 0.02
+"""Until a statement that was cancelled, but goes on, is cancelled once more, seconds, and then twice as long."""
+
 NAME_CHARS_MAX = 56
 """Of a table, so that the name of the one beside it, which is longer by seven, is short enough for PostgreSQL."""
 
@@ -386,8 +389,8 @@ class SessionBackend(LockBackend):
         try:
             if session.dropped:
                 raise BackendUnavailable("closed")  # noqa: TRY301 - there is nothing to be given back in good order
-            if place.queued and not session.answered:
-                await self.database.run(self._cancel, [session.pid], again=True)
+            if place.queued:
+                await self._end_wait(session)
             await self._hear_out(session)
             await self._leave(session, place.key)
         except self._failures:
@@ -400,6 +403,19 @@ class SessionBackend(LockBackend):
         else:
             place.session, place.queued = None, False
             await self._sessions.give_back(session)
+
+    async def _end_wait(self, session: Session) -> None:
+        """
+        Have the server end the statement that waits for the lock.
+
+        Again and again: a server that has not begun with the statement yet forgets that it was to be cancelled.
+        """
+        pause, until = CANCEL_PAUSE, self._runtime.now() + STATEMENT_SECONDS
+        never = self._runtime.event()
+        while not session.answered and self._runtime.now() < until:
+            await self.database.run(self._cancel, [session.pid], again=True)
+            await session.until_answer(never, self._runtime.now() + pause)
+            pause *= 2
 
     async def _hear_out(self, session: Session) -> None:
         """Hear what was sent last; what it says does not matter, only that it came."""

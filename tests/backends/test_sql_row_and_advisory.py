@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import threading
 import time
 from contextlib import ExitStack, contextmanager
@@ -32,7 +34,8 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     from lockkit.backend import Request
-    from lockkit.backends._sqlsession_backend import SessionBackend, _Place
+    from lockkit.backends._sqlsession_backend import Key, SessionBackend, _Place
+    from lockkit.backends._sqlsession_session import Session
     from lockkit.sync import Client, Lease
 
     Connect: TypeAlias = Callable[..., Client]
@@ -421,6 +424,32 @@ class TestGrants:
         with other.lock("told", ttl=LONG, timeout=PATIENCE) as after:
             assert lease.lost
             assert after.token > lease.token
+
+    def test_waiter_that_leaves_before_the_server_has_begun_leaves_nothing(
+        self, on_postgresql: Place, connect: Connect
+    ) -> None:
+        """A cancel that comes before the statement is forgotten by the server; it must come again."""
+        host = StubHost()
+        waiter: SessionBackend = place_backend(on_postgresql, host)
+        other = connect(on_postgresql.url)
+        request = host.request("early", ttl=LONG)
+        enqueue = waiter._enqueue
+
+        def stop_first(session: Session, key: Key) -> None:
+            os.kill(session.pid, signal.SIGSTOP)
+            enqueue(session, key)
+
+        waiter._enqueue = stop_first  # type: ignore[method-assign]
+        with other.lock("early", ttl=LONG):
+            assert isinstance(drive(waiter.try_acquire(request)), Busy)
+            going_on = threading.Timer(0.3, os.kill, (request.place.session.pid, signal.SIGCONT))
+            going_on.start()
+
+            drive(waiter.abandon(request))
+
+            going_on.join()
+            assert [holder.waiters for holder in other.holders("early")] == [0]
+        drive(waiter.close())
 
     def test_ttl_of_a_grant_from_the_queue_counts_from_our_look(self, place: Place, connect: Connect) -> None:
         """Not from when we joined the queue (too early to be of use), nor from when the answer was read."""

@@ -367,6 +367,7 @@ class Session:
 
     def _state_changed(self, state: str) -> None:
         """Hear kazoo. In its thread, which must not be held up."""
+        self._synced.clear()  # what was sent over the former connection says nothing about the next one's member
         if state == KazooState.LOST:
             if self.client.client_state == KeeperState.AUTH_FAILED and not self._closed:
                 self._failure = self._login_failed()

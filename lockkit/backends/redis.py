@@ -91,8 +91,8 @@ _CAPABILITIES = Capabilities(
     survives_node_loss=False,
     survives_data_loss=True,
     shared_mode=False,
-    clock_assumption="the server's clock runs at the rate of the clients' within 1 % and is not set forward while a lock "
-    "is held; for tokens after a loss of data it is not set back by more than the outage",
+    clock_assumption="the server's clock runs at the rate of the clients' within 1 % and is not set forward while a "
+    "lock is held; for tokens after a loss of data it is not set back by more than the outage",
     waiters_visible=True,
     scope="network",
     caveat="A promoted replica may not know the newest locks (replication is asynchronous): guard storage by token.",

@@ -152,7 +152,8 @@ def _chart(
         )
         rows.append(_row(line, marks, text))
     compared = any(line.times_floor for line in lines)
-    return tag("div", *rows, _axis(scale, plot.unit, f"{TIMES} floor" if compared else ""), class_="chart")
+    axis = _axis(scale, plot.unit, f"{TIMES} floor" if compared else "")
+    return tag("div", *rows, axis, class_="chart compared" if compared else "chart")
 
 
 def _row(line: Line, marks: Html, text: str) -> Html:

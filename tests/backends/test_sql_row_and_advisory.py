@@ -565,8 +565,8 @@ class TestTables:
     def test_clients_with_different_tables_do_not_share_locks(self, place: Place, connect: Connect) -> None:
         """The table's name is in the hash."""
         with (
-            connect(f"{place.url}&table=mine").lock("x", ttl=LONG),
-            connect(f"{place.url}&table=yours").lock("x", ttl=LONG, timeout=0),
+            connect(f"{place.url}&table=mine_{place.mode}").lock("x", ttl=LONG),
+            connect(f"{place.url}&table=yours_{place.mode}").lock("x", ttl=LONG, timeout=0),
         ):
             pass
 

@@ -311,8 +311,8 @@ class _InnoDB(_Attempts):
         it at its first use: no connection outlives the server.
         """
         if connection.info.get(_RAISED) != self._table:
-            # The rest keeps two connections from waiting for one another's row.
-            rest = self._runtime.random.randrange(1_000_000)
+            # The rest keeps two connections from waiting for one another's row. No server starts in less.
+            rest = self._runtime.random.randrange(1_000)
             raised = connection.execute(sql["raise"], {"rest": rest}).lastrowid
             connection.execute(sql["clean"], {"number": raised})
             connection.info[_RAISED] = self._table
@@ -335,8 +335,11 @@ def _innodb(table: str, tokens: str) -> dict[str, TextClause]:
         "lock": lock,
         "read": f"SELECT token FROM {table} WHERE name = UNHEX(:name)",
         "keep": f"UPDATE {table} SET owner = :owner, token = :token WHERE name = UNHEX(:name)",
-        # Whole seconds: from a time with a zone one cannot get microseconds without its summer time.
-        "raise": f"INSERT IGNORE INTO {tokens} (id) VALUES ((UNIX_TIMESTAMP() + 1) * 1000000 + :rest)",
+        # Microseconds: a server may crash and be back within the second in which the last number was drawn.
+        "raise": (
+            f"INSERT IGNORE INTO {tokens} (id)"
+            " VALUES (TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) + :rest)"
+        ),
         "draw": f"INSERT INTO {tokens} () VALUES ()",
         "clean": f"DELETE FROM {tokens} WHERE id = :number",
         "limit": "SET SESSION innodb_lock_wait_timeout = :limit",

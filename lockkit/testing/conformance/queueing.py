@@ -54,11 +54,16 @@ class Queueing(Cases):
         name = stage.name()
         witness = Witness(tmp_path)
         rounds, contenders = 15, 4
+        own_names = [stage.name() for _ in range(contenders)]
+        ready = [stage.signal() for _ in range(contenders)]
         go = stage.signal()
 
-        async def contend(who: str) -> None:
+        async def contend(number: int) -> None:
+            who = f"client{number}"
             client = await stage.connect()
-            await client.ping()
+            # What it needs to hold a lock is there, a connection of its own perhaps: nobody starts late.
+            async with client.lock(own_names[number], ttl=stage.timing.long, timeout=60):
+                ready[number].set()
             await go.wait()
             for _ in range(rounds):
                 async with client.lock(name, ttl=stage.timing.long, timeout=60) as lease:
@@ -67,7 +72,9 @@ class Queueing(Cases):
                     await stage.sleep(0.003)
                     witness.leave(who, lease.token)
 
-        actors = [stage.spawn(contend(f"client{number}")) for number in range(contenders)]
+        actors = [stage.spawn(contend(number)) for number in range(contenders)]
+        for one in ready:
+            await one.wait()
         go.set()
         for actor in actors:
             await actor.result(90)

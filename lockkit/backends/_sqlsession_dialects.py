@@ -70,7 +70,8 @@ class PostgresqlSessions(_Keys):
         told = ", ".join(f"set_config('{name}', {value}, true)" for name, value in settings.items())
         limit = "SET idle_in_transaction_session_timeout = $2"
         plan = f"PREPARE lockkit_try ({kind}) AS {locking}".replace("$1", "$$1")
-        self._begin_first = Statement(f"{plan};{limit};BEGIN;EXECUTE lockkit_try ($1)")
+        # Cancelled halfway, the same text is sent again: what was planned is not undone with the transaction.
+        self._begin_first = Statement(f"DEALLOCATE ALL;{plan};{limit};BEGIN;EXECUTE lockkit_try ($1)")
         self._begin_limited = Statement(f"{limit};BEGIN;EXECUTE lockkit_try ($1)")
         self._begin_again = Statement("BEGIN;EXECUTE lockkit_try ($1)")
         self._begin_pooled = Statement(f"BEGIN ISOLATION LEVEL READ COMMITTED;SELECT {told};{locking}")
@@ -99,7 +100,8 @@ class PostgresqlSessions(_Keys):
             statement = self._begin_first
         else:
             statement = self._begin_again if session.limit == limit else self._begin_limited
-        session.limit = None
+        # Until it is answered, and well, nothing is known of either.
+        session.limit, session.planned = None, False
         result = await session.run(statement, (name, limit))
         if not session.pooled:
             session.planned = True

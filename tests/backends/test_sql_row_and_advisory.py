@@ -138,6 +138,25 @@ class TestConnections:
             lease.release()
         assert after.token > lease.token
 
+    @pytest.mark.parametrize("forgetful", ["client", "server"])
+    def test_statement_that_was_planned_otherwise_than_believed(
+        self, on_postgresql: Place, connect: Connect, forgetful: str
+    ) -> None:
+        """A pool has dropped it, or the text that plans it was cancelled halfway: it is planned anew."""
+        client = connect(on_postgresql.url)
+        lease = client.lock("planned", ttl=LONG).acquire()
+        session = lease._hold.grant.state.session
+        lease.release()
+        if forgetful == "server":
+            drive(session.run(Statement("DEALLOCATE ALL")))
+        else:
+            session.planned = False
+
+        again = client.lock("planned", ttl=LONG).acquire(TTL)
+
+        assert again._hold.grant.state.session is session
+        again.release()
+
     def test_waiter_whose_connection_is_ended_waits_on(self, place: Place, connect: Connect) -> None:
         """It joins the queue anew, and has the lock when it is free."""
         client, other = connect(place.url), connect(place.url)

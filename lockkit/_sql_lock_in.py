@@ -46,6 +46,7 @@ from lockkit._sql_client import (
     translating,
 )
 from lockkit._sql_schema import ADVISORY_KEY, Family, ensure, family_of, key_of, make_here, quoted
+from lockkit.backends._sql_dialect import dialect_named
 from lockkit.errors import ConfigurationError, LockTimeout
 from lockkit.runtime import wall_clock
 
@@ -191,7 +192,7 @@ def _postgres(table: str, tokens: str) -> dict[str, TextClause]:
     # The second is when the last transaction came that a replica got from its primary: numbers drawn after it are lost.
     began = "greatest(pg_postmaster_start_time(), pg_last_xact_replay_timestamp())"
     started = f"(extract(epoch FROM {began}) * 1000000)::bigint"
-    now = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
+    now = dialect_named("postgresql").now_us
     statements = {
         "try": f"SELECT 1 FROM {table} WHERE name = :name FOR UPDATE SKIP LOCKED",
         # What ON CONFLICT sets is computed after the row is locked, the values of a new row before: so those get 0,
@@ -336,10 +337,7 @@ def _innodb(table: str, tokens: str) -> dict[str, TextClause]:
         "read": f"SELECT token FROM {table} WHERE name = UNHEX(:name)",
         "keep": f"UPDATE {table} SET owner = :owner, token = :token WHERE name = UNHEX(:name)",
         # Microseconds: a server may crash and be back within the second in which the last number was drawn.
-        "raise": (
-            f"INSERT IGNORE INTO {tokens} (id)"
-            " VALUES (TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) + :rest)"
-        ),
+        "raise": f"INSERT IGNORE INTO {tokens} (id) VALUES ({dialect_named('mysql').now_us} + :rest)",
         "draw": f"INSERT INTO {tokens} () VALUES ()",
         "clean": f"DELETE FROM {tokens} WHERE id = :number",
         "limit": "SET SESSION innodb_lock_wait_timeout = :limit",

@@ -177,7 +177,20 @@ class PostgresqlTexts(Texts):
         )
 
 
-class MysqlTexts(Texts):
+class _PollingTexts(Texts):
+    """A database that tells nobody: who frees a lock only writes so."""
+
+    def _write(self) -> None:
+        self.release = self._written(
+            "UPDATE {table} SET owner = NULL, expires_at_us = 0 WHERE name = $1 AND owner = $2"
+        )
+        self.break_lock = self._written(
+            "UPDATE {table} SET broken_owner = owner, owner = NULL, expires_at_us = 0"
+            " WHERE name = $1 AND owner IS NOT NULL AND expires_at_us > {now}"
+        )
+
+
+class MysqlTexts(_PollingTexts):
     """
     MariaDB and MySQL.
 
@@ -195,6 +208,7 @@ class MysqlTexts(Texts):
     """
 
     def _write(self) -> None:
+        super()._write()
         ours = "owner IS NULL OR owner = VALUES(owner) OR expires_at_us <= VALUES(token)"
         self.acquire = self._written(
             "INSERT INTO {table} (name, owner, token, expires_at_us, metadata, metadata_owner)"
@@ -205,16 +219,9 @@ class MysqlTexts(Texts):
             " metadata = IF(owner = VALUES(owner), VALUES(metadata), metadata),"
             " metadata_owner = IF(owner = VALUES(owner), owner, metadata_owner)"
         )
-        self.release = self._written(
-            "UPDATE {table} SET owner = NULL, expires_at_us = 0 WHERE name = $1 AND owner = $2"
-        )
-        self.break_lock = self._written(
-            "UPDATE {table} SET broken_owner = owner, owner = NULL, expires_at_us = 0"
-            " WHERE name = $1 AND owner IS NOT NULL AND expires_at_us > {now}"
-        )
 
 
-class SqliteTexts(Texts):
+class SqliteTexts(_PollingTexts):
     """
     SQLite.
 
@@ -222,19 +229,13 @@ class SqliteTexts(Texts):
     """
 
     def _write(self) -> None:
+        super()._write()
         self.acquire = self._written(
             "INSERT INTO {table} AS l (name, owner, token, expires_at_us, metadata, metadata_owner)"
             " VALUES ($1, $2, {now}, {now} + $3, $4, $2) ON CONFLICT (name) DO UPDATE SET owner = excluded.owner,"
             " token = max(l.token + 1, excluded.token), expires_at_us = excluded.expires_at_us,"
             " metadata = excluded.metadata, metadata_owner = excluded.owner"
             " WHERE l.owner IS NULL OR l.owner = excluded.owner OR l.expires_at_us <= excluded.token RETURNING token"
-        )
-        self.release = self._written(
-            "UPDATE {table} SET owner = NULL, expires_at_us = 0 WHERE name = $1 AND owner = $2"
-        )
-        self.break_lock = self._written(
-            "UPDATE {table} SET broken_owner = owner, owner = NULL, expires_at_us = 0"
-            " WHERE name = $1 AND owner IS NOT NULL AND expires_at_us > {now}"
         )
 
     def _renew_text(self, count: int) -> str:

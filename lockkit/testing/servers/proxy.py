@@ -228,6 +228,9 @@ class FaultProxy:
             connection, _ = listener.accept()
         except (BlockingIOError, ConnectionAbortedError):
             return  # the client has gone already
+        # asyncio does it only for sockets that were made with IPPROTO_TCP, which accepted ones are not (CPython 3.11).
+        # Without it the second of two answers waits up to 40 ms, for the client's delayed acknowledgement of the first.
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._network.connected(connection)
 
     def _stop_listening(self) -> None:

@@ -141,6 +141,16 @@ def test_delay_is_latency_and_not_a_narrow_pipe(proxy: FaultProxy, client: socke
     assert time.monotonic() - began < 20
 
 
+def test_small_answers_do_not_wait_for_one_another(proxy: FaultProxy, client: socket.socket) -> None:
+    """No side of a connection has Nagle's algorithm, which holds the second answer back until the first was seen."""
+    (link,) = proxy._network.links
+    sides = [writer.get_extra_info("socket") for writer in link._writers]
+
+    assert len(sides) == 2
+    assert all(side.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) for side in sides)
+    assert asked(client, b"hello") == b"hello"
+
+
 def test_cut_closes_connections_and_accepts_new_ones(proxy: FaultProxy, client: socket.socket) -> None:
     """The client sees the end of the stream, and may come back."""
     assert proxy.cut() == 1

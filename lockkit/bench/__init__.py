@@ -6,6 +6,7 @@
 `adapters`              how each of them is used
 `workloads`             what is measured, one module each: the part that starts processes, and theirs
 `crew`, `worker`        the processes, and what they say to each other
+`nurseries`, `nursery`  the processes from which those are forked
 `witness`               whether exclusion held, seen from outside every backend
 `run`                   rounds, random order, what failed
 `report`, `table`       figures and ratios over the rounds; for a person

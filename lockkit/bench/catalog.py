@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Self
 from urllib.parse import quote
 
@@ -81,12 +82,23 @@ class Entry:
             workloads=self.workloads,
             tuning=self.tuning,
             missing=missing,
+            imports=_installed(self.module, *_DRIVERS.get(parse(url).scheme, ())),
         )
 
 
+_DRIVERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "postgresql": ("psycopg",),
+        "mysql": ("pymysql",),
+        "mariadb": ("pymysql",),
+        "zookeeper": ("kazoo.client",),
+        "zk": ("kazoo.client",),
+    }
+)
+"""What adapters import when they connect, by the scheme."""
+
 _NODE = ("redis", "valkey", "unix")
 _ETCD = ("etcd", "etcd3")
-_ANY_REDIS = (*_NODE, "redlock")
 _WAITS_FOR_EVER = "its own limit of the waiting time is lifted"
 _POOL = "connection pool of 10,000, no socket timeout"
 
@@ -203,23 +215,23 @@ ENTRIES: tuple[Entry, ...] = (
         workloads=("pair", "contention"),
         tuning="two rounds, each sent to all nodes before an answer is read",
     ),
-    Entry(
-        schemes=_ANY_REDIS,
-        label="pottery Redlock",
-        target="redis:Pottery",
-        module="pottery",
-        distribution="pottery",
-        poll=0.2,
-        tuning=_POOL,
-    ),
-    Entry(
-        schemes=_ANY_REDIS,
-        label="redlock-py",
-        target="redis:RedlockPy",
-        module="redlock",
-        distribution="redlock-py",
-        poll=0.2,
-        tuning=f"{_POOL}, asked again when it gives up",
+    *(
+        Entry(
+            schemes=schemes,
+            label=label,
+            target=target,
+            module=module,
+            distribution=distribution,
+            poll=0.2,
+            tuning=tuning,
+            quick=quick,
+        )
+        # They lock on one node as they do on five.
+        for schemes, quick in ((_NODE, False), (("redlock",), True))
+        for label, target, module, distribution, tuning in (
+            ("pottery Redlock", "redis:Pottery", "pottery", "pottery", _POOL),
+            ("redlock-py", "redis:RedlockPy", "redlock", "redlock-py", f"{_POOL}, asked again when it gives up"),
+        )
     ),
     Entry(
         schemes=_ETCD,
@@ -367,13 +379,19 @@ ENTRIES: tuple[Entry, ...] = (
         workloads=("pair", "contention", "handoff"),
         mode="advisory",
     ),
-    Entry(
-        schemes=("postgresql", "mariadb", "mysql"),
-        label="sqlalchemy-dlock",
-        target="sql:Dlock",
-        module="sqlalchemy_dlock",
-        distribution="sqlalchemy-dlock",
-        tuning="a connection of its own for each lock; advisory locks, without token and ttl",
+    *(
+        Entry(
+            schemes=("postgresql", "mariadb", "mysql"),
+            label="sqlalchemy-dlock",
+            target="sql:Dlock",
+            module="sqlalchemy_dlock",
+            distribution="sqlalchemy-dlock",
+            tuning="a connection of its own for each lock; advisory locks, without token and ttl",
+            mode=mode,
+            # The same lock beside each of lockkit's modes: once is enough for a first look.
+            quick=mode == "advisory",
+        )
+        for mode in ("table", "row", "advisory")
     ),
     *(
         Entry(
@@ -507,15 +525,23 @@ class _Place:
                 version=lockkit.__version__,
                 poll=_POLL_SECONDS if self.capabilities.wakeup == "poll" else 0.0,
                 renews=True,
+                imports=(
+                    registry.find(self.scheme, self.mode).__module__,
+                    *_installed(*_DRIVERS.get(self.scheme, ())),
+                ),
             )
+
+    @property
+    def mode(self) -> str | None:
+        """Of the backend, where it has several."""
+        return dict(parse(self.url).query).get("mode") or registry.modes(self.scheme)[0]
 
     def others(self, *, quick: bool) -> Iterator[Subject]:
         # By the whole scheme: on redis+cluster:// these libraries would talk to one node only.
-        mode = dict(parse(self.url).query).get("mode") or registry.modes(self.scheme)[0]
         return (
             entry.subject(self.url, self.group)
             for entry in ENTRIES
-            if self.scheme in entry.schemes and entry.mode in {None, mode} and (entry.quick or not quick)
+            if self.scheme in entry.schemes and entry.mode in {None, self.mode} and (entry.quick or not quick)
         )
 
 
@@ -527,6 +553,10 @@ def _numbered(found: list[Subject]) -> list[Subject]:
         seen[subject.key] = number = seen.get(subject.key, 0) + 1
         numbered.append(replace(subject, number=number))
     return numbered
+
+
+def _installed(*modules: str) -> tuple[str, ...]:
+    return tuple(module for module in modules if module and find_spec(module.partition(".")[0]) is not None)
 
 
 def _version(distribution: str) -> str:

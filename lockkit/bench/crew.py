@@ -6,18 +6,20 @@ import json
 import os
 import select
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Self
+
+from lockkit.bench.nurseries import NurseryGone, nursery
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from types import TracebackType
 
+    from lockkit.bench.nurseries import Nursery
     from lockkit.bench.subject import Subject
 
 __all__ = ["Crew", "Worker", "WorkerFailed", "environment"]
@@ -57,7 +59,7 @@ class Crew:
         """
         job = {"subject": subject.to_worker(), "workload": workload, "part": part, "ttl": ttl, "limit": self.limit}
         with _uninterrupted():
-            worker = Worker(self.limit, pass_fds)
+            worker = Worker(_nursery(subject), self.limit, pass_fds)
             self._workers.append(worker)
         # The URL, which may hold a password, goes through the pipe: arguments can be seen by other users.
         worker.tell(job)
@@ -100,31 +102,29 @@ class Crew:
 class Worker:
     """One process; see `lockkit.bench.worker` for what is said. Made by `Crew.start`."""
 
-    def __init__(self, limit: float, pass_fds: Sequence[int]) -> None:
+    def __init__(self, nursery: Nursery, limit: float, pass_fds: Sequence[int]) -> None:
+        self._nursery = nursery
         self._deadline = time.monotonic() + limit
         self._limit = limit
         self._buffer = b""
-        self._complaints = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `end`
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "lockkit.bench.worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._complaints,
-            pass_fds=pass_fds,
-            env=environment(),
-            # Ctrl-C on the terminal is for us: we end the workers when we have kept what there is.
-            start_new_session=True,
-        )
-
-    @property
-    def pid(self) -> int:
-        """Process id."""
-        return self._process.pid
+        self._ended = False
+        with ExitStack() as theirs:
+            complaints = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `end`
+            its_input, ours_to_write = os.pipe()
+            theirs.callback(os.close, its_input)
+            ours_to_read, its_output = os.pipe()
+            theirs.callback(os.close, its_output)
+            self._complaints, self._writer, self._reader = complaints, ours_to_write, ours_to_read
+            standard = {0: its_input, 1: its_output, 2: complaints.fileno()}
+            try:
+                self.pid = nursery.fork(standard | {fd: fd for fd in pass_fds})
+            except NurseryGone as error:
+                self._close()
+                raise WorkerFailed(str(error)) from error
 
     def fileno(self) -> int:
         """Give the file descriptor on which the worker answers."""
-        assert self._process.stdout is not None
-        return self._process.stdout.fileno()
+        return self._reader
 
     def ready(self) -> dict[str, Any]:
         """
@@ -147,10 +147,10 @@ class Worker:
         Raises:
             WorkerFailed: The process has ended.
         """
-        assert self._process.stdin is not None
+        data = json.dumps(message).encode() + b"\n"
         try:
-            self._process.stdin.write(json.dumps(message).encode() + b"\n")
-            self._process.stdin.flush()
+            while data:
+                data = data[os.write(self._writer, data) :]
         except BrokenPipeError:
             raise WorkerFailed(self._why_it_ended()) from None
 
@@ -172,15 +172,12 @@ class Worker:
 
     def end(self) -> None:
         """Kill the process unless it has ended, and reap it."""
-        self._process.kill()
-        self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout):
-            if stream is not None:
-                try:
-                    stream.close()
-                except BrokenPipeError:
-                    continue  # a word that nobody reads any more
-        self._complaints.close()
+        if not self._ended:
+            # Whoever has ended is still there for its nursery: nobody else can have its number before it is reaped.
+            with suppress(ProcessLookupError):  # unless that nursery itself has ended
+                os.kill(self.pid, signal.SIGKILL)
+            self._reap()
+        self._close()
 
     def _receive(self, wanted: str) -> Any:  # noqa: ANN401 - JSON
         message = json.loads(self._line())
@@ -209,11 +206,34 @@ class Worker:
         return line
 
     def _why_it_ended(self) -> str:
-        status = self._process.wait()
+        ended = self._reap()
         self._complaints.seek(0)
         lines = self._complaints.read().decode(errors="replace").strip().splitlines()
         said = " | ".join(lines[-_COMPLAINT_LINES:])
-        return f"its process ended with status {status}" + (f": {said}" if said else "")
+        return ended + (f": {said}" if said else "")
+
+    def _reap(self) -> str:
+        """Wait for its end; tell how it ended, as far as anybody knows."""
+        # An answer that is not waited for would be taken for that to the next order.
+        with _uninterrupted():
+            try:
+                status = self._nursery.reap(self.pid)
+            except NurseryGone as error:
+                return str(error)
+            finally:
+                self._ended = True
+        return f"its process ended with status {status}"
+
+    def _close(self) -> None:
+        os.close(self._writer)
+        os.close(self._reader)
+        self._complaints.close()
+
+
+def _nursery(subject: Subject) -> Nursery:
+    """Give where the workers of a subject come from: with its adapter and what that imports in it."""
+    adapter, _, _ = subject.target.partition(":")
+    return nursery([adapter, *subject.imports], environment())
 
 
 @contextmanager

@@ -1,16 +1,21 @@
-"""From what was measured to figures and ratios: for a table, for JSON, later for a page."""
+"""From what was measured to figures and ratios: for a table, for a page, and for JSON, which can be read back."""
 
 from __future__ import annotations
 
 import statistics
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
+
+from lockkit.bench.run import Cell, Outcome
+from lockkit.bench.settings import Settings
+from lockkit.bench.subject import Subject
+from lockkit.bench.workloads import WORKLOADS
+from lockkit.bench.workloads.base import Measured
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from lockkit.bench.run import Cell, Outcome, Status
-    from lockkit.bench.subject import Subject
+    from lockkit.bench.run import Status
     from lockkit.bench.workloads.base import Figure, Workload
 
 __all__ = ["Ratio", "Report", "Row", "Section"]
@@ -117,6 +122,24 @@ class Report:
             "workloads": [_section_json(section) for section in self.sections],
         }
 
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """
+        Read `to_json` back, as from a file. What follows from the rounds (figures, ratios) is worked out anew.
+
+        Raises:
+            ValueError: It was written by another version, which laid it out in another way.
+        """
+        if data.get("schema") != SCHEMA:
+            message = f"a report of schema {SCHEMA} is wanted, this is {data.get('schema')}: measure again"
+            raise ValueError(message)
+        subjects = {entry["key"]: Subject.from_json(entry) for entry in data["subjects"]}
+        cells = [cell for section in data["workloads"] for cell in _cells(section, subjects)]
+        outcome = Outcome(
+            cells, Settings.from_json(data["settings"]), data["seed"], data["interrupted"], data["out_of_time"]
+        )
+        return cls(outcome, {key: data[key] for key in data.keys() - _OF_THE_OUTCOME})
+
     def _section(self, workload: Workload) -> Section:
         cells = [cell for cell in self.outcome.cells if cell.workload is workload]
         rows = [self._row(cell, cells) for cell in cells]
@@ -178,6 +201,27 @@ _COMBINE: Mapping[str, Callable[[Sequence[float]], float]] = {
     "sum": sum,
     "median": statistics.median,
 }
+
+
+_OF_THE_OUTCOME = frozenset({"schema", "interrupted", "out_of_time", "seed", "settings", "subjects", "workloads"})
+"""Keys of the JSON. All others are what the report tells about the run."""
+
+
+def _cells(section: Mapping[str, Any], subjects: Mapping[str, Subject]) -> list[Cell]:
+    """Read what `_section_json` wrote: the cells of one workload."""
+    cells = {
+        result["subject"]: Cell(
+            subjects[result["subject"]],
+            WORKLOADS[section["name"]],
+            skipped=result["reason"] if result["status"] == "skipped" else "",
+            failed=result["reason"] if result["status"] == "failed" else "",
+        )
+        for result in section["results"]
+    }
+    for entry in section["rounds"]:
+        measured = {name: value for name, value in entry.items() if name not in {"subject", "round"}}
+        cells[entry["subject"]].rounds[entry["round"]] = Measured(**measured)
+    return list(cells.values())
 
 
 def _section_json(section: Section) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from lockkit.bench.crew import WorkerFailed
+from lockkit.bench.nurseries import close_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -134,6 +135,8 @@ class Run:
                     self._round(workload, number, until, progress)
         except KeyboardInterrupt:
             self.outcome.interrupted = True
+        finally:
+            close_all()
         return self.outcome
 
     def _round(self, workload: Workload, number: int, until: float, progress: Callable[[Cell, int], None]) -> None:

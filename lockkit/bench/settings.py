@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 __all__ = ["CONTENDERS", "QUICK", "ROUND_TRIPS_MS", "Settings"]
 
@@ -61,6 +65,14 @@ class Settings:
     hold_min: float = 0.01
     limit: float | None = None
     patience: float = 45.0
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """Read back what was written as JSON, which knows no tuples."""
+        values: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in data.items()
+        }
+        return cls(**values)
 
 
 QUICK = Settings(

@@ -37,6 +37,7 @@ class Subject:
         workloads: The only workloads that apply; None means all.
         tuning: In what its use differs from the library's defaults, and why.
         missing: Why it cannot be measured here; empty if it can.
+        imports: Modules that its processes have imported before a turn begins.
     """
 
     label: str
@@ -53,6 +54,7 @@ class Subject:
     workloads: tuple[str, ...] | None = None
     tuning: str = ""
     missing: str = ""
+    imports: tuple[str, ...] = ()
 
     @property
     def key(self) -> str:
@@ -61,10 +63,17 @@ class Subject:
         return f"{self.label}{number} ({self.face}) at {self.group}"
 
     def to_json(self) -> dict[str, Any]:
-        """Give everything but the URL, which may have a password in it."""
+        """Give everything that a reader wants, without the URL, which may have a password in it."""
         data = {"key": self.key, **asdict(self)}
-        del data["url"]
+        del data["url"], data["imports"]
         return data
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Subject:
+        """Read `to_json` back: where it locked is known by `group` alone."""
+        fields = {name: value for name, value in data.items() if name != "key"}
+        workloads = fields.pop("workloads")
+        return cls(url="", workloads=None if workloads is None else tuple(workloads), **fields)
 
     def to_worker(self) -> dict[str, Any]:
         """Give everything, for the process that locks."""

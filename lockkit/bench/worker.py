@@ -1,8 +1,8 @@
 """
 The process in which one subject is measured.
 
-Started by `lockkit.bench.crew` as ``python -P -m lockkit.bench.worker``. It reads one job (a line of JSON) from its
-standard input, and answers on what was its standard output:
+Forked by `lockkit.bench.nursery` for `lockkit.bench.crew`. It reads one job (a line of JSON) from its standard input,
+and answers on what was its standard output:
 
 =====================  ====================================================================
 from the parent        to the parent

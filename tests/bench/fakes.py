@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 from typing import TYPE_CHECKING, Any
@@ -117,6 +118,14 @@ class Hanging(BlockingAdapter):
         del name, renew
         threading.Event().wait()
         raise NotImplementedError
+
+
+class Orphaning(Good):
+    """Ends the process that started it."""
+
+    async def open(self) -> None:
+        """See `Adapter.open`."""
+        os.kill(os.getppid(), signal.SIGKILL)
 
 
 class Chatty(Flock):

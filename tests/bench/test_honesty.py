@@ -123,6 +123,19 @@ def test_subject_that_fails_does_not_end_the_run(tmp_path: Path, workload: str, 
     assert reason in failing.failed
 
 
+@pytest.mark.parametrize("workload", ["pair", "contention"])
+def test_subject_that_ends_the_process_it_was_forked_from_harms_nobody_else(tmp_path: Path, workload: str) -> None:
+    """Others of its kind are forked from a new one, and nothing is left of the old one's."""
+    before = children()
+    one, other = subject("Good", tmp_path), subject("Good", tmp_path, number=2)
+
+    outcome = measure([one, subject("Orphaning", tmp_path), other], workload, settings=replace(SHORT, rounds=3))
+
+    assert [cell.status for cell in outcome.cells if cell.subject.label == "Good"] == ["ok", "ok"]
+    assert [len(cell.rounds) for cell in outcome.cells if cell.subject.label == "Good"] == [3, 3]
+    assert children() <= before
+
+
 def test_one_process_that_fails_is_noticed_while_the_other_waits_for_it(tmp_path: Path) -> None:
     """The giver of a hand-off would wait for its taker until the limit."""
     outcome = measure([subject("RaisingSometimes", tmp_path)], "handoff", settings=replace(SHORT, patience=3600))

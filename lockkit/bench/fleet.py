@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import lockkit
 from lockkit import registry
-from lockkit.testing.servers import RedisNodes, ServerError
-from lockkit.testing.servers.docker import ContainerServer, docker_has
+from lockkit.testing.servers import ServerError
 from lockkit.testing.servers.kinds import KINDS
 from lockkit.url import parse
 
@@ -36,27 +35,27 @@ class Spec:
         kind: Its name in `lockkit.testing.servers.kinds`.
         options: Of its class. Durable where the server is durable unless it is told otherwise: what a commit costs when
             nothing is kept says nothing about production.
-        nodes: How many containers stand in for it; 0 if it cannot be had as containers.
+        contained: Options of its form in containers.
         several: Another form of a backend that has a simpler one: left out of a first look.
     """
 
     kind: str
     options: Mapping[str, Any] = field(default_factory=dict)
-    nodes: int = 1
+    contained: Mapping[str, Any] = field(default_factory=dict)
     several: bool = False
 
 
 SPECS = (
     Spec("redis"),
-    Spec("redlock", {"count": NODES}, nodes=NODES),
+    Spec("redlock", {"count": NODES}, {"count": NODES}),
     Spec("postgresql", {"durable": True}),
     Spec("mariadb", {"durable": True}),
     Spec("zookeeper", {"durable": True}),
     Spec("etcd"),
-    Spec("redis-sentinel", nodes=0, several=True),
-    Spec("redis-cluster", nodes=0, several=True),
-    Spec("zookeeper-ensemble", {"durable": True}, nodes=0, several=True),
-    Spec("etcd-cluster", nodes=0, several=True),
+    Spec("redis-sentinel", several=True),
+    Spec("redis-cluster", several=True),
+    Spec("zookeeper-ensemble", {"durable": True}, several=True),
+    Spec("etcd-cluster", several=True),
 )
 
 
@@ -126,19 +125,11 @@ class Fleet:
         return kind.make(**spec.options)
 
     def _container(self, spec: Spec) -> Service | None:
-        kind = KINDS["redis" if spec.kind == "redlock" else spec.kind]
-        if not spec.nodes or kind.image is None:
-            self.missing[spec.kind] = "not offered as containers"
+        kind = KINDS[spec.kind]
+        if (lacking := kind.missing_image()) is not None:
+            self.missing[spec.kind] = lacking
             return None
-        if not docker_has(kind.image.name):
-            self.missing[spec.kind] = (
-                f"no container of {kind.image.name}: needs a Docker daemon that has it or can fetch it, and "
-                "pip install testcontainers"
-            )
-            return None
-        if spec.nodes == 1:
-            return ContainerServer(kind, kind.image)
-        return _Containers([ContainerServer(kind, kind.image) for _ in range(spec.nodes)])
+        return kind.make_contained(**spec.contained)
 
     def _offer(self, kind: str, url: str) -> None:
         """Add a URL for each mode of its backend, unless there is no backend or its driver is missing."""
@@ -154,27 +145,3 @@ class Fleet:
                 self.missing[kind] = str(error)
                 return
             self.urls.append(in_mode)
-
-
-class _Containers(RedisNodes):
-    """Independent nodes of Redis, each in a container."""
-
-    def __init__(self, containers: list[ContainerServer]) -> None:
-        super().__init__(0)
-        self._containers = containers
-        self._stack = ExitStack()
-
-    @property
-    def url(self) -> str:
-        """``redlock://…`` with all nodes."""
-        return "redlock://" + ",".join(str(parse(container.url).hosts[0]) for container in self._containers)
-
-    def start(self) -> Self:
-        """See `Service.start`."""
-        for container in self._containers:
-            self._stack.enter_context(container)
-        return self
-
-    def close(self) -> None:
-        """See `Service.close`."""
-        self._stack.close()

@@ -16,6 +16,7 @@ from lockkit import registry
 from lockkit.bench import fleet
 from lockkit.bench.crew import environment
 from lockkit.bench.fleet import SPECS, Fleet, Spec
+from lockkit.testing.servers import kinds
 from lockkit.testing.servers.kinds import KINDS, Kind, Need
 from lockkit.url import parse
 from tests.bench.test_command import report
@@ -67,10 +68,10 @@ def test_server_that_cannot_be_had_or_does_not_start_is_told_and_the_others_run(
 
 def test_without_docker_the_reason_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """And what needs no server is measured all the same."""
-    monkeypatch.setattr(fleet, "docker_has", lambda _: False)
+    monkeypatch.setattr(kinds, "docker_has", lambda _: False)
 
     with start(docker=True) as servers:
-        assert all("Docker" in reason or "containers" in reason for reason in servers.missing.values())
+        assert all("Docker daemon" in reason for reason in servers.missing.values())
         assert servers.missing.keys() == {spec.kind for spec in SPECS}
         assert "memory://" in servers.urls
 

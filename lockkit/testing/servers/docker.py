@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import os
 import socket
+from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Self
@@ -14,10 +16,14 @@ from lockkit.testing.servers.base import STOP_TIMEOUT, Service, wait_until
 from lockkit.testing.servers.errors import ServerError
 
 if TYPE_CHECKING:
-    from lockkit.testing.servers.kinds import Image, Kind
+    from lockkit.testing.servers.kinds import Image
 
 # A daemon that needs longer to say that it is there is no help.
 DAEMON_TIMEOUT_S = 5
+
+# `Any`: testcontainers and docker are not installed where they are not used.
+Adapt = Callable[[Any], object]
+"""Says something more of a container that is about to be made: the network that it shares."""
 
 
 class ContainerServer(Service):
@@ -25,38 +31,85 @@ class ContainerServer(Service):
     One container, reached at a port of 127.0.0.1 that it keeps across restarts.
 
     Args:
-        kind: What it is.
+        kind: Name of the kind.
         image: How to run it.
+        port: A port that leads to it without its doing: that of a network which it shares. None: it publishes one.
+        adapt: Called with the container of testcontainers before it is made.
     """
 
-    def __init__(self, kind: Kind, image: Image) -> None:
-        self.kind = kind.name
+    def __init__(self, kind: str, image: Image, *, port: int | None = None, adapt: Adapt = lambda _: None) -> None:
+        self.kind = kind
         self._image = image
         self._ports = Ports()
-        self._port: int | None = None
-        # `Any`: testcontainers and docker are not installed where they are not used.
+        self._given_port = port
+        self._own_port: int | None = None
+        self._adapt = adapt
         self._container: Any = None
 
     @property
     def port(self) -> int:
         """Port of 127.0.0.1 that leads into the container."""
-        if self._port is None:
-            self._port = self._ports.reserve()
-        return self._port
+        if self._given_port is not None:
+            return self._given_port
+        if self._own_port is None:
+            self._own_port = self._ports.reserve()
+        return self._own_port
+
+    @property
+    def address(self) -> str:
+        """``host:port``."""
+        return f"{HOST}:{self.port}"
 
     @property
     def url(self) -> str:
         """The lockkit URL."""
-        return self._image.url.format(address=f"{HOST}:{self.port}")
+        return self._image.url.format(address=self.address)
+
+    @property
+    def id(self) -> str:
+        """Docker's name for the container."""
+        return str(self._docker.id)
 
     def start(self) -> Self:
         """Starts the container, made at the first start, and waits until it answers."""
-        if self._container is None:
-            self._container = self._made()
-        else:
-            self._docker.start()
-        wait_until(lambda: self._image.ask(HOST, self.port))
+        self.launch()
+        self.wait_ready()
         return self
+
+    def launch(self) -> None:
+        """Starts the container without waiting until the server in it answers."""
+        if self._container is not None:
+            self._docker.start()
+            return
+        self._container = self._described()
+        _alive[self] = os.getpid()
+        self._container.start()
+
+    def wait_ready(self) -> None:
+        """
+        Asks the server in the container until it is ready.
+
+        Raises:
+            ServerError: It was not in time; the message ends with its log.
+        """
+        try:
+            wait_until(lambda: self._image.ask(HOST, self.port))
+        except ServerError as error:
+            log = self._docker.logs(tail=40).decode(errors="replace")
+            raise ServerError(f"{self.kind} in a container of {self._image.name}: {error}; its log:\n{log}") from error
+
+    def run(self, *command: str) -> str:
+        """
+        Runs a program in the container to its end, and gives what it printed.
+
+        Raises:
+            ServerError: It failed.
+        """
+        status, output = self._docker.exec_run(list(command))
+        text = bytes(output).decode(errors="replace")
+        if status != 0:
+            raise ServerError(f"{command[0]} in a container of {self._image.name} failed ({status}):\n{text}")
+        return text
 
     def stop(self, timeout: float = STOP_TIMEOUT) -> None:
         """Ends the server in the container; Docker kills it after `timeout`."""
@@ -78,13 +131,14 @@ class ContainerServer(Service):
         """Removes the container and its volumes; the next start makes a new one."""
         self._container.stop()
         self._container = None
+        _alive.pop(self, None)
 
     def close(self) -> None:
         """Removes the container."""
         if self._container is not None:
             self.erase()
         self._ports.close()
-        self._port = None
+        self._own_port = None
 
     @property
     def _docker(self) -> Any:  # noqa: ANN401 - docker's own container object
@@ -92,16 +146,41 @@ class ContainerServer(Service):
             raise ServerError(f"{self.kind} does not run; call start() first")
         return self._container.get_wrapped_container()
 
-    def _made(self) -> Any:  # noqa: ANN401 - testcontainers' object
-        factory = import_module("testcontainers.core.container").DockerContainer
-        container = factory(self._image.name)
-        # The pair keeps the port on loopback: a bare number would open it to the network.
-        container.with_bind_ports(self._image.port, (HOST, self.port))
+    def _described(self) -> Any:  # noqa: ANN401 - testcontainers' object
+        container = new_container(self._image.name)
+        if self._given_port is None:
+            publish(container, self._image.port, self.port)
         for name, value in self._image.env:
             container.with_env(name, value)
         if self._image.command is not None:
-            container.with_command(self._image.command)
-        return container.start()
+            container.with_command(list(self._image.command))
+        self._adapt(container)
+        return container
+
+
+def new_container(image: str) -> Any:  # noqa: ANN401 - testcontainers' object
+    """A container of this image, to be described and started."""
+    config = import_module("testcontainers.core.config").testcontainers_config
+    # Testcontainers' own container, which removes ours should we die.  Where it cannot be had we do so at our end.
+    config.ryuk_disabled = config.ryuk_disabled or not docker_has(config.ryuk_image)
+    return import_module("testcontainers.core.container").DockerContainer(image)
+
+
+def publish(container: Any, inside: int, outside: int) -> None:  # noqa: ANN401 - testcontainers' object
+    """Lets a port of 127.0.0.1 lead to one of a container."""
+    # Docker's pair of address and port keeps it on loopback. `with_bind_ports` takes a bare number only, which would
+    # open it to the network.
+    container.ports[f"{inside}/tcp"] = (HOST, outside)
+
+
+# Those that were made and not removed, with the process that made them: a forked child must not remove its parent's.
+_alive: dict[ContainerServer, int] = {}
+
+
+@atexit.register
+def _close_all() -> None:
+    for server in [server for server, owner in _alive.items() if owner == os.getpid()]:
+        server.close()
 
 
 @functools.cache

@@ -1,8 +1,9 @@
 """
 Where a test gets its server from.
 
-In this order: a URL from the environment (``LOCKKIT_TEST_REDIS_URL``); a container, if a
-Docker daemon answers; programs on this machine; on Debian as root, packages.
+In this order: a URL from the environment (``LOCKKIT_TEST_REDIS_URL``); a container, if testcontainers is installed
+and a Docker daemon answers; programs on this machine; on Debian as root, packages.
+``LOCKKIT_TEST_SERVERS=docker`` leaves out what comes after containers, ``LOCKKIT_TEST_SERVERS=local`` containers.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from lockkit.testing.servers.docker import ContainerServer, docker_has
 from lockkit.testing.servers.errors import ServerMissing
 from lockkit.testing.servers.external import ExternalServer
 from lockkit.testing.servers.install import install
@@ -20,6 +20,10 @@ from lockkit.testing.servers.kinds import find_kind
 if TYPE_CHECKING:
     from lockkit.testing.servers.base import Service
     from lockkit.testing.servers.kinds import Kind
+
+
+CHOICE = "LOCKKIT_TEST_SERVERS"
+"""Environment variable that says which servers will do: ``docker`` or ``local``; by default both."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +46,13 @@ def locate(name: str, *, local: bool = False) -> Source:
 
     Raises:
         ServerMissing: Nowhere; says what to do.
-        ValueError: There is no such kind.
+        ValueError: There is no such kind; or ``LOCKKIT_TEST_SERVERS`` is neither ``docker`` nor ``local``.
     """
     kind = find_kind(name)
     if (source := look(kind, local=local)) is not None:
         return source
+    if not local and _chosen() == "docker":
+        raise ServerMissing(f"{CHOICE}=docker, but {kind.missing_image()}")
     install([kind], tell=lambda _: None)
     if kind.factory is None:
         raise ServerMissing(f"{kind.title} can be had from {kind.variable} or Docker only")
@@ -57,11 +63,22 @@ def look(kind: Kind, *, local: bool = False) -> Source | None:
     """Where a server of this kind can be had without installing anything; None: nowhere."""
     if not local and (url := os.environ.get(kind.variable)):
         return Source("environment", url)
-    if not local and kind.image is not None and docker_has(kind.image.name):
+    choice = None if local else _chosen()
+    if not local and choice != "local" and kind.image is not None and kind.missing_image() is None:
         return Source("docker", kind.image.name)
-    if kind.factory is not None and not kind.missing():
+    if choice != "docker" and kind.factory is not None and not kind.missing():
         return Source("local", ", ".join(kind.locations()))
     return None
+
+
+def _chosen() -> Literal["docker", "local"] | None:
+    match os.environ.get(CHOICE, ""):
+        case "":
+            return None
+        case ("docker" | "local") as choice:
+            return choice
+        case other:
+            raise ValueError(f"{CHOICE}={other!r}: it takes docker or local")
 
 
 def provide(name: str, **options: object) -> Service:
@@ -81,9 +98,7 @@ def provide(name: str, **options: object) -> Service:
     source = locate(name, local=bool(options))
     if source.origin == "environment":
         return ExternalServer(kind, source.detail)
-    if source.origin == "docker" and kind.image is not None:
-        return ContainerServer(kind, kind.image)
-    return kind.make(**options)
+    return kind.make_contained() if source.origin == "docker" else kind.make(**options)
 
 
 def require(*names: str, local: bool = False) -> None:

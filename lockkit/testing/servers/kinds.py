@@ -17,6 +17,7 @@ from lockkit.testing.servers.asking import (
     ask_redis,
     ask_zookeeper,
 )
+from lockkit.testing.servers.docker import ContainerServer, docker_has
 from lockkit.testing.servers.errors import ServerMissing
 from lockkit.testing.servers.programs import look_for, look_for_jar
 
@@ -42,7 +43,7 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """A container image of a server."""
+    """A container image of a server, and how it is run; tags are those of the Compose files."""
 
     name: str
     port: int
@@ -51,7 +52,7 @@ class Image:
     ask: Callable[[str, int], str | None]
     """Asks whether the server at this host and port is ready."""
     env: tuple[tuple[str, str], ...] = ()
-    command: str | None = None
+    command: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,9 @@ class Kind:
     packages: tuple[str, ...]
     """Debian packages that bring what it needs."""
     image: Image | None = None
+    """How one node is run in a container; None: there is no such form."""
+    group: str | None = None
+    """``module:function`` that makes several containers of one service; None: one container is all."""
 
     @property
     def variable(self) -> str:
@@ -88,6 +92,35 @@ class Kind:
         factory: Callable[..., Service] = getattr(import_module(module), name)
         return factory(**options)
 
+    def missing_image(self) -> str | None:
+        """Why there are no containers of this kind here, and what to do; None if there are."""
+        if self.image is None:
+            return f"{self.title} has no form in containers; set {self.variable}"
+        if not docker_has(self.image.name):
+            return (
+                f"no container of {self.image.name}: needs a Docker daemon that has the image or can fetch it, "
+                f"and pip install testcontainers"
+            )
+        return None
+
+    def make_contained(self, **options: object) -> Service:
+        """
+        A server of this kind in one container or several, not started yet.
+
+        Args:
+            options: Of the function that makes several (`group`).
+
+        Raises:
+            ServerMissing: There is no such form.
+        """
+        if self.image is None:
+            raise ServerMissing(f"{self.title} has no form in containers; set {self.variable}")
+        if self.group is None:
+            return ContainerServer(self.name, self.image)
+        module, _, name = self.group.partition(":")
+        group: Callable[..., Service] = getattr(import_module(module), name)
+        return group(self.name, self.image, **options)
+
 
 _HERE = "lockkit.testing.servers"
 
@@ -108,6 +141,23 @@ _MYSQL_ENVIRONMENT = (
     ("MYSQL_DATABASE", "lockkit"),
 )
 
+_REDIS_IMAGE = Image("redis:7.4", 6379, "redis://{address}/0", ask_redis)
+_ZOOKEEPER_IMAGE = Image(
+    "zookeeper:3.9",
+    2181,
+    "zookeeper://{address}",
+    ask_zookeeper,
+    # By default it lets 60 connections in from one address, and all of ours come from that of Docker's bridge.
+    env=(("ZOO_MAX_CLIENT_CNXNS", "0"),),
+)
+_ETCD_IMAGE = Image(
+    "quay.io/coreos/etcd:v3.5.17",
+    2379,
+    "etcd://{address}",
+    ask_etcd,
+    command=("etcd", "--listen-client-urls=http://0.0.0.0:2379", "--advertise-client-urls=http://127.0.0.1:2379"),
+)
+
 KINDS: dict[str, Kind] = {
     kind.name: kind
     for kind in (
@@ -117,7 +167,7 @@ KINDS: dict[str, Kind] = {
             f"{_HERE}.redis:RedisServer",
             _REDIS,
             ("redis-server",),
-            Image("redis:7-alpine", 6379, "redis://{address}/0", ask_redis),
+            _REDIS_IMAGE,
         ),
         Kind(
             "redis-sentinel",
@@ -125,6 +175,8 @@ KINDS: dict[str, Kind] = {
             f"{_HERE}.redis_groups:RedisSentinels",
             _REDIS,
             ("redis-server",),
+            _REDIS_IMAGE,
+            f"{_HERE}.docker_groups:sentinels",
         ),
         Kind(
             "redis-cluster",
@@ -132,6 +184,8 @@ KINDS: dict[str, Kind] = {
             f"{_HERE}.redis_groups:RedisCluster",
             _REDIS,
             ("redis-server",),
+            _REDIS_IMAGE,
+            f"{_HERE}.docker_groups:redis_cluster",
         ),
         Kind(
             "redlock",
@@ -139,6 +193,8 @@ KINDS: dict[str, Kind] = {
             f"{_HERE}.redis_groups:RedisNodes",
             _REDIS,
             ("redis-server",),
+            _REDIS_IMAGE,
+            f"{_HERE}.docker_groups:redis_nodes",
         ),
         Kind(
             "postgresql",
@@ -147,7 +203,7 @@ KINDS: dict[str, Kind] = {
             _POSTGRESQL,
             ("postgresql",),
             Image(
-                "postgres:16-alpine",
+                "postgres:16.4",
                 5432,
                 "postgresql://postgres@{address}/postgres",
                 ask_postgresql,
@@ -168,7 +224,7 @@ KINDS: dict[str, Kind] = {
             (Need(("mariadbd", "mysqld")), Need(("mariadb-install-db", "mysql_install_db"))),
             ("mariadb-server",),
             Image(
-                "mariadb:11",
+                "mariadb:11.4",
                 3306,
                 "mariadb://lockkit:lockkit@{address}/lockkit",
                 ask_mysql,
@@ -195,7 +251,7 @@ KINDS: dict[str, Kind] = {
             f"{_HERE}.zookeeper:ZooKeeperServer",
             _ZOOKEEPER,
             _ZOOKEEPER_PACKAGES,
-            Image("zookeeper:3.9", 2181, "zookeeper://{address}", ask_zookeeper),
+            _ZOOKEEPER_IMAGE,
         ),
         Kind(
             "zookeeper-ensemble",
@@ -203,6 +259,8 @@ KINDS: dict[str, Kind] = {
             f"{_HERE}.zookeeper:ZooKeeperEnsemble",
             _ZOOKEEPER,
             _ZOOKEEPER_PACKAGES,
+            _ZOOKEEPER_IMAGE,
+            f"{_HERE}.docker_groups:zookeeper_ensemble",
         ),
         Kind(
             "etcd",
@@ -210,13 +268,7 @@ KINDS: dict[str, Kind] = {
             f"{_HERE}.etcd:EtcdServer",
             _ETCD,
             _ETCD_PACKAGES,
-            Image(
-                "quay.io/coreos/etcd:v3.5.17",
-                2379,
-                "etcd://{address}",
-                ask_etcd,
-                command="etcd --listen-client-urls=http://0.0.0.0:2379 --advertise-client-urls=http://127.0.0.1:2379",
-            ),
+            _ETCD_IMAGE,
         ),
         Kind(
             "etcd-cluster",
@@ -224,6 +276,8 @@ KINDS: dict[str, Kind] = {
             f"{_HERE}.etcd:EtcdCluster",
             _ETCD,
             _ETCD_PACKAGES,
+            _ETCD_IMAGE,
+            f"{_HERE}.docker_groups:etcd_cluster",
         ),
     )
 }

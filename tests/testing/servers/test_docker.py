@@ -1,5 +1,5 @@
 """
-Servers in containers, as far as it can be tested where there is no Docker.
+Servers in containers, as far as it can be tested where there is no Docker; `nox -s containers` does it where there is.
 
 A stand-in takes the place of testcontainers: its "container" is a local Redis at the port
 that the container would publish.
@@ -31,17 +31,15 @@ class Container:
     def __init__(self, image: str) -> None:
         self.image = image
         self.removed = False
+        self.ports: dict[str, tuple[str, int]] = {}
         self.server = RedisServer()
         Container.made.append(self)
 
-    def with_bind_ports(self, inside: int, outside: tuple[str, int]) -> None:
-        """Publishes a port."""
-        assert inside == 6379
-        assert outside[0] == "127.0.0.1"
-        self.server = RedisServer(port=outside[1])
-
     def start(self) -> Self:
-        """Starts the server."""
+        """Starts the server where the one published port leads, which is on loopback."""
+        ((inside, (host, outside)),) = self.ports.items()
+        assert (inside, host) == ("6379/tcp", "127.0.0.1")
+        self.server = RedisServer(port=outside)
         self.server.start()
         return self
 
@@ -69,10 +67,14 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ContainerServer]:
     stand_in = ModuleType("testcontainers.core.container")
     monkeypatch.setattr(stand_in, "DockerContainer", Container, raising=False)
     monkeypatch.setitem(sys.modules, "testcontainers.core.container", stand_in)
+    config = ModuleType("testcontainers.core.config")
+    settings = SimpleNamespace(ryuk_disabled=True, ryuk_image="testcontainers/ryuk")
+    monkeypatch.setattr(config, "testcontainers_config", settings, raising=False)
+    monkeypatch.setitem(sys.modules, "testcontainers.core.config", config)
     Container.made.clear()
     kind = KINDS["redis"]
     assert kind.image is not None
-    server = ContainerServer(kind, kind.image)
+    server = ContainerServer(kind.name, kind.image)
     yield server
     server.close()
     assert all(container.removed for container in Container.made)

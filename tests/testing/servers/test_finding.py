@@ -13,7 +13,7 @@ from lockkit.testing.servers import (
     ServerMissing,
     Unmanaged,
     docker,
-    finding,
+    docker_groups,
     install,
     kinds,
     locate,
@@ -21,6 +21,7 @@ from lockkit.testing.servers import (
     require,
 )
 from lockkit.testing.servers.__main__ import main
+from lockkit.testing.servers.finding import look
 from lockkit.testing.servers.kinds import KINDS, Kind, Need
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def ghost(monkeypatch: pytest.MonkeyPatch) -> Kind:
 @pytest.fixture
 def no_docker(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine without a Docker daemon."""
-    monkeypatch.setattr(finding, "docker_has", lambda _: False)
+    monkeypatch.setattr(kinds, "docker_has", lambda _: False)
 
 
 def test_url_of_the_environment_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,12 +89,43 @@ def test_local_program_is_used_without_docker() -> None:
 def test_docker_comes_before_local_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """But only where there is an image, and not when a local process is asked for."""
     require("redis", local=True)
-    monkeypatch.setattr(finding, "docker_has", lambda _: True)
+    monkeypatch.setattr(kinds, "docker_has", lambda _: True)
 
     assert locate("redis").origin == "docker"
     assert isinstance(provide("redis"), docker.ContainerServer)
+    assert isinstance(provide("redis-cluster"), docker_groups.ContainerGroup)
     assert locate("redis", local=True).origin == "local"
-    assert locate("redis-cluster").origin == "local"
+    assert look(KINDS["pgbouncer"]) == look(KINDS["pgbouncer"], local=True)
+
+
+def test_containers_can_be_ruled_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a variable, where Docker is there and slow."""
+    require("redis", local=True)
+    monkeypatch.setattr(kinds, "docker_has", lambda _: True)
+    monkeypatch.setenv("LOCKKIT_TEST_SERVERS", "local")
+
+    assert locate("redis").origin == "local"
+
+
+@pytest.mark.usefixtures("no_docker")
+def test_containers_can_be_insisted_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then a local program does not pass for one, save where the test asks for it."""
+    require("redis", local=True)
+    monkeypatch.setenv("LOCKKIT_TEST_SERVERS", "docker")
+
+    with pytest.raises(ServerMissing, match=r"redis:7.*pip install testcontainers"):
+        provide("redis")
+    with pytest.raises(ServerMissing, match="no form in containers"):
+        provide("pgbouncer")
+    assert locate("redis", local=True).origin == "local"
+
+
+def test_choice_that_is_none_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A typing error must not choose something."""
+    monkeypatch.setenv("LOCKKIT_TEST_SERVERS", "podman")
+
+    with pytest.raises(ValueError, match="takes docker or local"):
+        locate("redis")
 
 
 def test_unknown_kind_is_named() -> None:

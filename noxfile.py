@@ -142,6 +142,18 @@ def kazoo_suite(session: nox.Session) -> None:
 
 
 @nox.session
+def containers(session: nox.Session) -> None:
+    """
+    Runs the Compose files, the test servers in containers, and the conformance suite on both.
+
+    Needs a Docker daemon, or Debian and root. What images cannot be pulled are stood in for by the servers of this
+    machine; the output says which. (`nox -s containers -- tests/containers/compose_suite.py` runs one of the two.)
+    """
+    install(session, "test", "containers")
+    session.run("python", "-m", "tests.containers", *session.posargs)
+
+
+@nox.session
 def simulate(session: nox.Session) -> None:
     """Runs the random schedules on simulated time (`nox -s simulate -- --seed=…`)."""
     install(session, "test")
@@ -157,9 +169,9 @@ def bench(session: nox.Session) -> None:
 
 @nox.session
 def comparison(session: nox.Session) -> None:
-    """Writes docs/comparison/capabilities.md anew, from what the backends say of themselves."""
+    """Writes the generated pages of docs/comparison anew (`-- RUN.json`: from this run of the benchmark)."""
     install(session, "test")
-    session.run("python", "-m", "tests.comparison.capability_page")
+    session.run("python", "-m", "tests.comparison.pages", *session.posargs)
 
 
 @nox.session

@@ -147,8 +147,17 @@ _ZOOKEEPER_IMAGE = Image(
     2181,
     "zookeeper://{address}",
     ask_zookeeper,
-    # By default it lets 60 connections in from one address, and all of ours come from that of Docker's bridge.
-    env=(("ZOO_MAX_CLIENT_CNXNS", "0"),),
+    env=(
+        # By default it lets 60 connections in from one address, and all of ours come from that of Docker's bridge.
+        ("ZOO_MAX_CLIENT_CNXNS", "0"),
+        ("ZOO_ADMINSERVER_ENABLED", "false"),
+        # As for local servers, see there.
+        ("ZOO_TICK_TIME", "200"),
+        ("ZOO_INIT_LIMIT", "50"),
+        ("ZOO_SYNC_LIMIT", "15"),
+        ("ZOO_4LW_COMMANDS_WHITELIST", "*"),
+        ("ZOO_CFG_EXTRA", "maxSessionTimeout=120000"),
+    ),
 )
 _ETCD_IMAGE = Image(
     "quay.io/coreos/etcd:v3.5.17",

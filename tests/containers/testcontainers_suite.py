@@ -1,0 +1,123 @@
+"""The servers of `lockkit.testing.servers` in containers; `nox -s containers` runs this."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import pytest
+
+import lockkit
+from lockkit.testing.servers import provide
+from lockkit.testing.servers.docker import ContainerServer
+from lockkit.testing.servers.docker_groups import ContainerGroup
+from lockkit.testing.servers.kinds import KINDS
+from tests.containers.engine import docker
+from tests.containers.images import MYSQL, can_pull
+from tests.containers.verifying import in_all_modes, verifications
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from concurrent.futures import Future
+    from subprocess import CompletedProcess
+
+CONTAINED = [name for name, kind in KINDS.items() if kind.image and (kind.image.name != MYSQL or can_pull(MYSQL))]
+SQL = ("postgresql", "mariadb", "mysql")
+
+pytestmark = pytest.mark.timeout(3600)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _containers_only() -> Iterator[None]:
+    """Nothing here may be a local program."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LOCKKIT_TEST_SERVERS", "docker")
+        yield
+
+
+@pytest.fixture(scope="module")
+def urls() -> Iterator[dict[str, str]]:
+    """All kinds at once, in containers."""
+    with ExitStack() as stack:
+        yield in_all_modes({name: stack.enter_context(provide(name)).url for name in CONTAINED})
+
+
+@pytest.fixture(scope="module")
+def verified(urls: dict[str, str]) -> Iterator[dict[str, Future[CompletedProcess[str]]]]:
+    """The conformance suite, begun on all of them."""
+    with verifications(urls) as running:
+        yield running
+
+
+def held(url: str) -> int:
+    """Takes a lock and gives its token."""
+    with lockkit.connect(url) as client, client.lock("hello", timeout=30) as lease:
+        return lease.token
+
+
+def test_all_kinds_but_the_pooler_have_a_form_in_containers() -> None:
+    """There is no image of pgbouncer that its project makes."""
+    assert {name for name, kind in KINDS.items() if kind.image is None} == {"pgbouncer"}
+
+
+@pytest.mark.parametrize("name", CONTAINED)
+def test_killed_service_comes_back_at_its_url(name: str) -> None:
+    """All of its containers end as in a power cut, and are removed at the end."""
+    with provide(name) as service:
+        assert isinstance(service, ContainerServer | ContainerGroup)
+        members = [service] if isinstance(service, ContainerServer) else service.containers
+        ids = [member.id for member in members]
+        url = service.url
+        token = held(url)
+
+        service.kill()
+        with pytest.raises(lockkit.BackendUnavailable), lockkit.connect(url) as client:
+            client.ping()
+        service.start()
+
+        assert service.url == url
+        assert held(url) > token
+        assert [member.id for member in members] == ids
+    left = docker("ps", "--all", "--quiet", "--no-trunc").split()
+    assert not set(ids) & set(left)
+
+
+@pytest.mark.parametrize("name", ["redis", "etcd-cluster"])
+def test_frozen_service_goes_on(name: str) -> None:
+    """It answers nothing meanwhile, and has forgotten nothing."""
+    with provide(name) as service:
+        token = held(service.url)
+        service.pause()
+        with pytest.raises(lockkit.LockError), lockkit.connect(service.url) as client:
+            client.lock("hello", timeout=1).acquire()
+        service.resume()
+
+        assert held(service.url) > token
+
+
+def test_erased_service_is_empty() -> None:
+    """New containers at the same address."""
+    with provide("etcd") as service, lockkit.connect(service.url) as client:
+        lease = client.lock("hello", renew=False).acquire()
+        url = service.url
+
+        service.restart(keep_data=False)
+
+        assert service.url == url
+        assert not client.lock("hello").locked()
+        with pytest.raises(lockkit.LockLost):
+            lease.release()
+
+
+@pytest.mark.parametrize(
+    "name", in_all_modes({name: f"{name}://x" if name in SQL else "redis://x" for name in CONTAINED})
+)
+def test_conformance(
+    name: str, verified: dict[str, Future[CompletedProcess[str]]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On each kind of server."""
+    done = verified[name].result()
+
+    with capsys.disabled():
+        print(f"\ntestcontainers {name}: {done.stdout.strip().splitlines()[-1]}", end=" ")  # noqa: T201 - for CI to show
+    assert done.returncode == 0, done.stdout

@@ -99,6 +99,7 @@ class Session:
         id: What the server calls the session, also while there is no connection; 0 before there is one, and after the
             server has ended it.
         held: By owner, what is held in it.
+        used_at: When somebody last wanted it, client monotonic clock.
     """
 
     def __init__(self, host: Host, label: str) -> None:
@@ -119,8 +120,9 @@ class Session:
         self._anybody: set[Event] = set()
         self._watching: dict[str, set[Request]] = {}
         self._watched: dict[str, Held] = {}
-        self._synced: set[Request | None] = set()
+        self._asked: dict[Request, tuple[float, Any]] = {}
         self.held: dict[str, Held] = {}
+        self.used_at = self._runtime.now()
 
     @classmethod
     def opened(cls, host: Host, label: str, arguments: Mapping[str, Any], ttl: float) -> Session:
@@ -168,6 +170,11 @@ class Session:
     def failed(self) -> bool:
         """It will never be connected again: the login failed, or it is closed."""
         return self._failure is not None or self._closed
+
+    @property
+    def in_use(self) -> bool:
+        """Something is held in it, or somebody waits."""
+        return bool(self.held or self._watching or self._asked)
 
     # -- asking ----------------------------------------------------------------------------------------------------
 
@@ -284,25 +291,38 @@ class Session:
                 if not was_unanswered(error) or self._runtime.now() >= until:
                     raise
 
-    async def children(self, path: str, request: Request | None = None) -> list[str]:
+    async def children(self, path: str) -> list[str]:
         """
         List the children of a node, as the majority has them. Raises as `answer`.
 
         A member may be behind: ``sync`` has it catch up with the leader, and an answer to it also means that the member
-        is not cut off from the leader, which counts our session timeout. For a `request` that was just woken it has
-        been sent already.
+        is not cut off from the leader, which counts our session timeout.
         """
+        found: list[str] = await self.read(lambda: self._ask_for_children(path)[1])
+        return found
+
+    async def children_when_woken(self, path: str, request: Request) -> tuple[list[str], float]:
+        """
+        List the children of a node for a waiter, who was asked for already when it was woken. Raises as `answer`.
+
+        Gives also the time before it was asked, client monotonic clock: between that and now the whole process may have
+        been stopped, and the session may have ended.
+        """
+        asked_at = 0.0
 
         def ask() -> Any:  # noqa: ANN401 - kazoo has no types
-            # One after the other on one connection, so one round trip.
-            if request in self._synced:
-                self._synced.discard(request)
-            else:
-                self.sync(path)
-            return self.client.get_children_async(path)
+            nonlocal asked_at
+            asked_at, result = self._asked.pop(request) if request in self._asked else self._ask_for_children(path)
+            return result
 
         found: list[str] = await self.read(ask)
-        return found
+        return found, asked_at
+
+    def _ask_for_children(self, path: str) -> tuple[float, Any]:
+        """Ask what `children` needs, one after the other on one connection: one round trip. Before when, and result."""
+        asked_at = self._runtime.now()
+        self.sync(path)
+        return asked_at, self.client.get_children_async(path)
 
     # -- being told ------------------------------------------------------------------------------------------------
 
@@ -317,7 +337,7 @@ class Session:
 
     def unwatch(self, path: str, request: Request) -> None:
         """Wake it no more. What the server was asked for stays until it happens, once for each node."""
-        self._synced.discard(request)
+        self._asked.pop(request, None)
         requests = self._watching.get(path)
         if requests is not None:
             requests.discard(request)
@@ -361,13 +381,12 @@ class Session:
             for request in [*requests]:
                 if event.path is not None:
                     # What the waiter will ask first, while its thread wakes up.
-                    self.sync(path)
-                    self._synced.add(request)
+                    self._asked[request] = self._ask_for_children(path.rpartition("/")[0])
                 request.wake.set()
 
     def _state_changed(self, state: str) -> None:
         """Hear kazoo. In its thread, which must not be held up."""
-        self._synced.clear()  # what was sent over the former connection says nothing about the next one's member
+        self._asked.clear()  # what was asked over the former connection says nothing about the next one's member
         if state == KazooState.LOST:
             if self.client.client_state == KeeperState.AUTH_FAILED and not self._closed:
                 self._failure = self._login_failed()
@@ -412,14 +431,23 @@ class Session:
 
     async def close(self) -> None:
         """End the session if it is ours; waits for at most `CLOSE_SECONDS`."""
+        done = self.end()
+        if done is None or await done.wait(CLOSE_SECONDS):
+            return
+        if self._driver is not None:
+            self._driver.hang_up()  # nobody answers: the server ends the session by itself
+        await done.wait(CLOSE_SECONDS)
+
+    def end(self) -> Event | None:
+        """Begin to end the session if it is ours; give what is set when that is done, None if nothing is to be done."""
         with self._mutex:
             if self._closed:
-                return
+                return None
             self._closed = True
         self.client.remove_listener(self._state_changed)
         driver = self._driver
         if driver is None or not self._started:
-            return
+            return None
         done = self._runtime.event()
 
         def stop() -> None:
@@ -431,6 +459,4 @@ class Session:
                 done.set()
 
         threading.Thread(target=stop, name="lockkit-zookeeper-stop", daemon=True).start()
-        if not await done.wait(CLOSE_SECONDS):
-            driver.hang_up()  # nobody answers: the server ends the session by itself
-            await done.wait(CLOSE_SECONDS)
+        return done

@@ -81,6 +81,10 @@ log = logging.getLogger("lockkit")
 ASKING_TTL = 30.0
 """Session timeout, seconds, of a client that asks something before it has locked anything."""
 
+IDLE_SECONDS = 60.0
+"""After how long without use a session is ended when one of another ttl begins. A program that computes its ttls would
+else gather sessions, and three threads for each."""
+
 JOINS_MAX = 5
 """How often a node of ours that somebody removed is created anew in one attempt."""
 
@@ -195,12 +199,22 @@ class ZooKeeperBackend(LockBackend):
             with self._mutex:
                 session = self._adopted or self._sessions.get(ttl)
                 if session is None or (session.failed and self._adopted is None):
+                    self._end_idle_sessions()
                     session = self._sessions[ttl] = self._new_session(ttl)
+        session.used_at = self._runtime.now()
         if not session.usable:
             await session.connected(patient=patient)
         if not session.seconds:
             await self._learn_seconds(session)
         return session
+
+    def _end_idle_sessions(self) -> None:
+        unused_since = self._runtime.now() - IDLE_SECONDS
+        for ttl, session in [*self._sessions.items()]:
+            if session.used_at < unused_since and not session.in_use:
+                # A request that was held up for so long finds it closed, and begins anew.
+                del self._sessions[ttl]
+                session.end()
 
     async def _any_session(self) -> Session:
         """Give a session for a question, connected: one that is there, if possible."""
@@ -253,7 +267,7 @@ class ZooKeeperBackend(LockBackend):
             if holders := contenders(children):
                 return Busy(owner=holders[0].owner)
         elif place is not None:
-            children = await self._children(session, directory, request)
+            children = await self._children_when_woken(session, directory, request)
         return await self._stand(request, session, directory, children)
 
     async def _look_first(self, session: Session, directory: str) -> list[str]:
@@ -265,11 +279,19 @@ class ZooKeeperBackend(LockBackend):
         return found
 
     @staticmethod
-    async def _children(session: Session, directory: str, request: Request | None = None) -> list[str]:
+    async def _children(session: Session, directory: str) -> list[str]:
         try:
-            return await session.children(directory, request)
+            return await session.children(directory)
         except NoNodeError:
             return []
+
+    @staticmethod
+    async def _children_when_woken(session: Session, directory: str, request: Request) -> list[str]:
+        try:
+            children, request.place.asked_at = await session.children_when_woken(directory, request)
+        except NoNodeError:
+            return []
+        return children
 
     async def _stand(
         self, request: Request, session: Session, directory: str, children: Sequence[str] | None
@@ -374,7 +396,7 @@ class ZooKeeperBackend(LockBackend):
             raise BackendUnavailable(message)
         self._caretaker.keep(held)
         request.place = None
-        return Grant(request.name, request.owner, place.token, held.ttl, None, held)
+        return Grant(request.name, request.owner, place.token, held.ttl, place.asked_at, held)
 
     async def wait(self, request: Request, busy: Busy, until: float) -> None:
         """See `LockBackend.wait`."""
@@ -563,9 +585,10 @@ class _Place:
         node: Its name; None until the server has said that it created it.
         token: Its ``czxid``.
         watched: Path of the node before it, whose end wakes us.
+        asked_at: Before the question was sent whose answer says that we are first, if that was before `try_acquire`.
     """
 
-    __slots__ = ("directory", "node", "session", "session_id", "token", "watched")
+    __slots__ = ("asked_at", "directory", "node", "session", "session_id", "token", "watched")
 
     def __init__(self, session: Session, session_id: int, directory: str) -> None:
         self.session = session
@@ -574,6 +597,7 @@ class _Place:
         self.node: str | None = None
         self.token = 0
         self.watched: str | None = None
+        self.asked_at: float | None = None
 
 
 _process_of: WeakKeyDictionary[KazooClient, int] = WeakKeyDictionary()

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import TypeAlias
 
+    from lockkit.backend import Busy, Request
     from lockkit.sync import Client
 
     Connect: TypeAlias = Callable[..., Client]
@@ -136,6 +137,34 @@ class TestLayout:
             assert other.lock("busy", ttl=LONG).try_acquire() is None
 
             assert tree.client.exists("/lockkit/busy").cversion == before
+
+
+class TestWoken:
+    """A waiter whose turn has come."""
+
+    def test_time_between_question_and_answer_is_not_part_of_the_lease(
+        self, server: ZooKeeperServer, connect: Connect, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The process may have been stopped, and the session have ended, after kazoo's thread asked for the waiter."""
+        holder, waiter = connect(server.url), connect(server.url)
+        backend = waiter._engine._backend
+        assert isinstance(backend, ZooKeeperBackend)
+        wait, stopped = backend.wait, threading.Event()
+
+        async def wait_and_stop(request: Request, busy: Busy, until: float) -> None:
+            await wait(request, busy, until)
+            session = request.place.session
+            wait_until(lambda: None if request in session._asked else "not asked yet", timeout=PATIENCE)
+            threading.Event().wait(2.0)
+            stopped.set()
+
+        monkeypatch.setattr(backend, "wait", wait_and_stop)
+        lease = holder.lock("stopped", ttl=LONG).acquire(0)
+        threading.Timer(0.5, lease.release).start()
+
+        with waiter.lock("stopped", ttl=LONG, timeout=PATIENCE) as later:
+            assert stopped.is_set()
+            assert later.remaining() <= LONG - 2.0
 
 
 class TestCleanUp:
@@ -254,6 +283,35 @@ class TestSessionTimeout:
             assert [record.message for record in caplog.records if "minSessionTimeout" in record.message]
             client.close()
             other.close()
+
+    def test_session_of_a_ttl_that_is_used_no_more_is_ended(
+        self, server: ZooKeeperServer, connect: Connect, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A program that computes its ttls keeps no session for each; what is held or waited for stays."""
+        client, other = connect(server.url), connect(server.url)
+        tokens: list[int] = []
+
+        def wait() -> None:
+            with client.lock("awaited", ttl=21, timeout=PATIENCE) as later:
+                tokens.append(later.token)
+
+        waiter = threading.Thread(target=wait)
+        with client.lock("kept", ttl=20) as lease, other.lock("awaited", ttl=LONG):
+            waiter.start()
+            wait_until(lambda: None if other.holders("awaited")[0].waiters else "nobody waits", timeout=PATIENCE)
+            for ttl in (22, 23, 24):
+                client.lock("computed", ttl=ttl).acquire().release()
+            monkeypatch.setattr("lockkit.backends.zookeeper.IDLE_SECONDS", 0.0)
+            ended = [client._engine._backend._sessions[ttl] for ttl in (22, 23, 24)]  # type: ignore[union-attr]
+
+            client.lock("computed", ttl=25).acquire().release()
+
+            assert sorted(client._engine._backend._sessions) == [20, 21, 25]  # type: ignore[union-attr]
+            for session in ended:
+                wait_until(lambda session=session: "still there" if session.usable else None, timeout=PATIENCE)  # type: ignore[misc]
+            assert lease.confirm()
+        waiter.join(PATIENCE)
+        assert tokens
 
     def test_extending_beyond_the_session_is_unsupported(self, server: ZooKeeperServer, connect: Connect) -> None:
         """A node cannot move to another session; the lease stays as it was."""

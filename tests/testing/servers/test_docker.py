@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, ClassVar, Self
 
 import pytest
 
-from lockkit.testing.servers import RedisServer, ServerError, require
+from lockkit.testing.servers import RedisServer, ServerError, docker, require
 from lockkit.testing.servers._resp import RespConnection
-from lockkit.testing.servers.docker import ContainerServer, _somebody_listens, docker_has
+from lockkit.testing.servers.docker import ContainerServer, _close_all, _somebody_listens, docker_has
 from lockkit.testing.servers.kinds import KINDS
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ class Container:
             kill=server.kill,
             pause=server.pause,
             unpause=server.resume,
+            logs=lambda tail: b"out of memory" if tail else b"",
         )
 
 
@@ -132,6 +133,27 @@ def test_paused_container_answers_after_resume(server: ContainerServer) -> None:
     server.resume()
 
     assert ping(server) == "PONG"
+
+
+def test_container_that_nobody_closed_is_removed_at_the_end_of_the_program(server: ContainerServer) -> None:
+    """Where testcontainers' own reaper cannot be had nobody else does it."""
+    server.start()
+
+    _close_all()
+
+    assert [container.removed for container in Container.made] == [True]
+
+
+def test_container_that_does_not_answer_shows_its_log(server: ContainerServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is gone before anybody could ask Docker for it."""
+
+    def never(_: object) -> None:
+        raise ServerError("still waiting")
+
+    monkeypatch.setattr(docker, "wait_until", never)
+
+    with pytest.raises(ServerError, match=r"redis:7.*still waiting.*\n.*out of memory"), server:
+        pass
 
 
 def test_container_that_was_never_started_cannot_be_killed(server: ContainerServer) -> None:

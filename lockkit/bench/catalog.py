@@ -525,6 +525,7 @@ class _Place:
                 version=lockkit.__version__,
                 poll=_POLL_SECONDS if self.capabilities.wakeup == "poll" else 0.0,
                 renews=True,
+                session_each=self.capabilities.crash_release == "connection",
                 imports=(
                     registry.find(self.scheme, self.mode).__module__,
                     *_installed(*_DRIVERS.get(self.scheme, ())),

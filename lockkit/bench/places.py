@@ -10,7 +10,7 @@ from lockkit.url import parse
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["addresses", "at", "why_not_through"]
+__all__ = ["addresses", "at", "title", "why_not_through"]
 
 DEFAULT_PORTS: Mapping[str, int] = MappingProxyType(
     {
@@ -62,3 +62,18 @@ def why_not_through(url: str) -> str:
     if any(name.startswith("ssl") or name in {"ca", "use_ssl"} for name, _ in parsed.query):
         return "its certificate is the server's, not the proxy's"
     return ""
+
+
+def title(group: str) -> str:
+    """
+    Name a place for a person: ``postgresql, mode=row``.
+
+    Args:
+        group: See `lockkit.bench.subject.Subject.group`.
+    """
+    if ":" not in group:
+        return group
+    url = parse(group)
+    mode = [f"mode={value}" for name, value in url.query if name == "mode"]
+    nodes = [f"{len(url.hosts)} nodes"] if len(url.hosts) > 1 else []
+    return ", ".join([url.scheme, *mode, *nodes])

@@ -34,6 +34,7 @@ class Subject:
         version: Of the library; empty for a floor.
         poll: How often its waiters look again, seconds; 0 if they are woken.
         renews: Keeps a lease alive by itself.
+        session_each: Each of its leases keeps a connection to the server.
         workloads: The only workloads that apply; None means all.
         tuning: In what its use differs from the library's defaults, and why.
         missing: Why it cannot be measured here; empty if it can.
@@ -51,6 +52,7 @@ class Subject:
     version: str = ""
     poll: float = 0.0
     renews: bool = False
+    session_each: bool = False
     workloads: tuple[str, ...] | None = None
     tuning: str = ""
     missing: str = ""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from lockkit.bench.report import Report, Row, Section
     from lockkit.bench.workloads.base import Figure
 
-__all__ = ["described", "render"]
+__all__ = ["described", "limited", "render"]
 
 TIMES = "\N{MULTIPLICATION SIGN}"
 DASH = "\N{EN DASH}"
@@ -35,9 +35,7 @@ def render(report: Report) -> RenderableType:
     if report.outcome.interrupted:
         parts.append(Text("Interrupted: what is missing was not measured.", style="yellow"))
     if report.outcome.out_of_time:
-        limit = report.outcome.settings.limit or 0
-        text = f"Ended by its limit of {limit:g} s: some had fewer rounds, or no turn. More: --limit, --rounds."
-        parts.append(Text(text, style="yellow"))
+        parts.append(Text(f"{limited(report)} More: --limit.", style="yellow"))
     for kind, reason in report.about.get("not_started", {}).items():
         parts.append(Text(f"not measured: {kind}: {reason}", style="yellow"))
     missing = {row.subject.label: row.reason for s in report.sections for row in s.rows if row.subject.missing}
@@ -45,6 +43,14 @@ def render(report: Report) -> RenderableType:
     for subject in report.broken:
         parts.append(Text(f"BROKEN: {subject.key}: {report.outcome.broken(subject)}", style="bold red"))
     return Group(*parts)
+
+
+def limited(report: Report) -> str:
+    """Say what a limit of the time has cost."""
+    limit = report.outcome.settings.limit or 0
+    without = sum(cell.status == "pending" for cell in report.outcome.cells)
+    cost = f"{without} turns were never reached" if without else "everybody had a turn, and some of them more than one"
+    return f"The run ended at its limit of {limit:g} s: {cost}."
 
 
 def described(about: Mapping[str, str]) -> str:

@@ -67,7 +67,3 @@ def _work(job: Mapping[str, Any], link: Link) -> dict[str, Any]:
         return result
 
     return asyncio.run(work()) if adapter.face == "asyncio" else drive(work())
-
-
-if __name__ == "__main__":
-    main()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -276,3 +277,22 @@ def test_a_subject_that_is_a_quarter_slower_is_seen_as_slower() -> None:
     ratios = [ratio_on_a_machine_that_slows_down(seed, pace=1.25) for seed in range(50)]
 
     assert all(1.1 < ratio < 1.4 for ratio in ratios)
+
+
+def test_report_is_read_back_from_its_json() -> None:
+    """Rounds, failures and what broke exclusion: all that follows from them is worked out again."""
+    outcome = Run((FLOOR, OURS, PEER), (WORKLOADS["pair"], WORKLOADS["held"]), Settings(rounds=2), seed=1).outcome
+    ok, failed, broken, *_ = outcome.cells
+    for cell in (ok, failed, broken):
+        cell.rounds = {0: Measured({"min_us": 2.0, "median_us": 3.0}), 1: Measured({"min_us": 1.0}, note="a note")}
+    failed.failed = "it ended"
+    broken.rounds[1].broken = "two inside together"
+    written = json.loads(json.dumps(Report(outcome, {"command": "lockkit bench", "versions": {}}).to_json()))
+
+    assert json.loads(json.dumps(Report.from_json(written).to_json())) == written
+
+
+def test_report_of_another_schema_is_refused() -> None:
+    """Rather than misread."""
+    with pytest.raises(ValueError, match="measure again"):
+        Report.from_json({"schema": 0})

@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING
 from lockkit.bench.page.choice import PLOTS
 from lockkit.bench.page.markup import Html, tag
 from lockkit.bench.page.plots import draw
-from lockkit.bench.table import described
-from lockkit.url import parse
+from lockkit.bench.places import title
+from lockkit.bench.table import described, limited
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from lockkit.bench.page.choice import Plot
     from lockkit.bench.report import Report, Row, Section
 
-__all__ = ["page"]
+__all__ = ["glance", "page"]
 
 TIMES = "\N{MULTIPLICATION SIGN}"
 
@@ -37,7 +38,7 @@ def page(report: Report) -> str:
         _where(report),
         _repeat(report),
     )
-    style = files("lockkit.bench.page").joinpath("style.css").read_text()
+    style = "".join(files("lockkit.bench.page").joinpath(name).read_text() for name in ("style.css", "charts.css"))
     head = tag(
         "head",
         tag("meta", charset="utf-8"),
@@ -98,17 +99,14 @@ def _alarms(report: Report) -> Html:
     if report.outcome.interrupted:
         warnings.append("The run was interrupted: what is missing was not measured.")
     if report.outcome.out_of_time:
-        warnings.append(
-            f"The run ended at its limit of {report.outcome.settings.limit:g} s: some subjects had fewer rounds than "
-            "others, or none."
-        )
+        warnings.append(limited(report))
     warnings += [f"Not measured: {kind}: {why}" for kind, why in report.about.get("not_started", {}).items()]
     return Html("".join([*alarms, *(tag("p", text, class_="warning") for text in warnings)]))
 
 
 def _where(report: Report) -> Html:
     servers = [
-        tag("tr", tag("td", _title(group)), tag("td", described(about) or "nothing to tell"), tag("td", group))
+        tag("tr", tag("td", title(group)), tag("td", described(about) or "nothing to tell"), tag("td", group))
         for group, about in report.about["servers"].items()
     ]
     head = tag("tr", tag("th", "place"), tag("th", "server and its durability"), tag("th", "URL"))
@@ -150,15 +148,11 @@ def _glance(sections: Sequence[Section], report: Report) -> Html:
     """Show lockkit's blocking face on all backends."""
     figures = []
     for section in sections:
-        ours = [row for row in section.rows if _ours(row) and _shown(row)]
-        if section.workload.name not in GLANCE or len({row.subject.group for row in ours}) < 2:  # noqa: PLR2004
-            continue
-        # Floors are no concern here: each backend has another one.
-        plot = replace(PLOTS[section.workload.name][0], ratio=False)
-        drawn = draw(plot, section, ours, name=lambda row: _title(row.subject.group))
+        drawn = glance(section)
         if drawn is not None:
+            plot, chart = drawn
             caption = f"{plot.reads} It does not show what each backend promises for that time: see its page."
-            figures.append(_figure(section.workload.title, "", drawn, caption))
+            figures.append(_figure(section.workload.title, "", chart, caption))
     if not figures:
         return Html()
     return tag(
@@ -167,6 +161,17 @@ def _glance(sections: Sequence[Section], report: Report) -> Html:
         tag("p", f"The blocking face, version {report.about['versions']['lockkit']}."),
         tag("div", *figures, class_="panels"),
     )
+
+
+def glance(section: Section) -> tuple[Plot, Html] | None:
+    """Draw lockkit's blocking face on all places; None for a workload that is not shown so, or on one place only."""
+    ours = [row for row in section.rows if _ours(row) and _shown(row)]
+    if section.workload.name not in GLANCE or len({row.subject.group for row in ours}) < 2:  # noqa: PLR2004
+        return None
+    # Floors are no concern here: each backend has another one.
+    plot = replace(PLOTS[section.workload.name][0], ratio=False)
+    chart = draw(plot, section, ours, name=lambda row: title(row.subject.group))
+    return None if chart is None else (plot, chart)
 
 
 def _ours(row: Row) -> bool:
@@ -184,11 +189,11 @@ def _section(section: Section, report: Report) -> Html:
             if drawn is None:
                 continue
             about = described(report.about["servers"].get(group, {}))
-            title = _title(group) if len(PLOTS[workload.name]) == 1 else f"{_title(group)}: {plot.title.lower()}"
+            heading = title(group) if len(PLOTS[workload.name]) == 1 else f"{title(group)}: {plot.title.lower()}"
             floor = (
                 f" At the right: {_headline(section)} as a multiple of the floor's." if "floor</small>" in drawn else ""
             )
-            panels.append(_figure(title, about, drawn, f"{plot.reads}{floor} Not shown: {workload.silent}"))
+            panels.append(_figure(heading, about, drawn, f"{plot.reads}{floor} Not shown: {workload.silent}"))
     return tag(
         "section",
         tag("h2", workload.title),
@@ -230,7 +235,7 @@ def _details(section: Section) -> Html:
         ]
         ratio = row.ratios.get(headline, {}).get(row.floor or "")
         numbers.append(f"{ratio.median:.2f}" if ratio is not None else "")
-        words = [row.subject.label, row.subject.face, _title(row.subject.group)]
+        words = [row.subject.label, row.subject.face, title(row.subject.group)]
         cells = [tag("td", word) for word in words] + [tag("td", number, class_="number") for number in numbers]
         rows.append(tag("tr", *cells, class_=row.status))
     table = tag("table", tag("tr", *(tag("th", word) for word in head)), *rows)
@@ -244,13 +249,3 @@ def _shown(row: Row) -> bool:
 def _name(row: Row) -> str:
     number = f" #{row.subject.number}" if row.subject.number > 1 else ""
     return f"{row.subject.label}{number}" + (" (asyncio)" if row.subject.face == "asyncio" else "")
-
-
-def _title(group: str) -> str:
-    """Name a place: ``postgresql, mode=row``; its URL stands in the list of the servers."""
-    if ":" not in group:
-        return group
-    url = parse(group)
-    mode = [f"mode={value}" for name, value in url.query if name == "mode"]
-    nodes = [f"{len(url.hosts)} nodes"] if len(url.hosts) > 1 else []
-    return ", ".join([url.scheme, *mode, *nodes])

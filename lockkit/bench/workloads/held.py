@@ -25,6 +25,9 @@ __all__ = ["Held"]
 MICROSECONDS_EACH = 10_000
 """What acquiring and releasing one lease may take before the subject has failed."""
 
+SESSIONS_MAX = 80
+"""Leases that take a connection each. More are refused by a PostgreSQL or MariaDB as it comes."""
+
 
 class Held(Workload):
     """One client holds ``leases`` locks of ``lease_ttl`` for one ttl, in which every one of them must be renewed."""
@@ -57,8 +60,9 @@ class Held(Workload):
 
     def measure(self, subject: Subject, settings: Settings) -> Measured:
         """See `Workload.measure`."""
-        part = {"name": fresh_name(), "leases": settings.leases, "seconds": settings.lease_ttl}
-        expected = settings.lease_ttl + settings.leases * MICROSECONDS_EACH / 1e6
+        leases = min(settings.leases, SESSIONS_MAX) if subject.session_each else settings.leases
+        part = {"name": fresh_name(), "leases": leases, "seconds": settings.lease_ttl}
+        expected = settings.lease_ttl + leases * MICROSECONDS_EACH / 1e6
         with ExitStack() as stack:
             observer = stack.enter_context(watch(subject.url))
             crew = stack.enter_context(Crew(expected + settings.patience))
@@ -71,8 +75,10 @@ class Held(Workload):
             worker.go()
             result = worker.result()
         lost = int(result["lost"])
-        note = f"{lost} of {settings.leases} leases were lost" if lost else ""
-        return Measured({**result, **seen, "leases": settings.leases, "ttl": settings.lease_ttl}, note=note)
+        note = f"{lost} of {leases} leases were lost" if lost else ""
+        if leases < settings.leases and not note:
+            note = f"{leases} leases only: each of them takes a connection"
+        return Measured({**result, **seen, "leases": leases, "ttl": settings.lease_ttl}, note=note)
 
     async def work(
         self, adapter: BlockingAdapter | AsyncAdapter, part: Mapping[str, Any], link: Link

@@ -67,8 +67,8 @@ def images(tell: Callable[[str], None]) -> Iterator[dict[str, str]]:
                 tell(f"image {name}: STAND-IN, in fact {content}")
         yield made
     finally:
-        for name in made:
-            docker("image", "rm", "--force", name)
+        if made:
+            docker("image", "rm", "--force", *made)
 
 
 def can_pull(name: str) -> bool:

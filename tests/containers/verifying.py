@@ -50,5 +50,7 @@ def in_all_modes(urls: Mapping[str, str]) -> dict[str, str]:
 def verifications(urls: Mapping[str, str]) -> Iterator[dict[str, Future[subprocess.CompletedProcess[str]]]]:
     """Begins the conformance suite on all URLs, some at a time; those that did not begin end with the context."""
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        yield {name: pool.submit(lockkit, url, "verify") for name, url in urls.items()}
-        pool.shutdown(cancel_futures=True)
+        try:
+            yield {name: pool.submit(lockkit, url, "verify") for name, url in urls.items()}
+        finally:
+            pool.shutdown(cancel_futures=True)

@@ -220,6 +220,21 @@ class _InnoDB(_Attempts):
     """
 
     def attempt(self, connection: Connection, left: float | None) -> int | None:
+        if connection.get_transaction() in _given_up:
+            label = label_of(connection)
+            message = f"{label} has given up this transaction after an earlier error: roll it back first"
+            raise ConfigurationError(message, name=self._name, backend=label)
+        try:
+            return self._attempt(connection, left)
+        except exc.DBAPIError as error:
+            transaction = connection.get_transaction()
+            if problem_of(error) is Problem.DEADLOCK and transaction is not None:
+                # What the application has done in it is undone. PostgreSQL refuses what comes next; InnoDB would begin
+                # another transaction without a word.
+                _given_up.add(transaction)
+            raise
+
+    def _attempt(self, connection: Connection, left: float | None) -> int | None:
         if self._auto_create:
             ensure(connection, "locks", self._table)
         sql = _innodb(self._quoted, quoted("mysql", self._table, "_token"))
@@ -322,6 +337,8 @@ class _InnoDB(_Attempts):
         return number
 
 
+# Transactions that the server has rolled back, and their applications have not.
+_given_up: weakref.WeakSet[Any] = weakref.WeakSet()
 _RAISED = "lockkit: tokens raised"
 # Names that have a row, by engine and table; a dict is an ordered set.
 _born: weakref.WeakKeyDictionary[Engine, dict[str, dict[str, None]]] = weakref.WeakKeyDictionary()

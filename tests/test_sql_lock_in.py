@@ -388,6 +388,50 @@ def test_deadlock_is_told_and_the_other_goes_on(server: Base) -> None:
     assert "take locks in one order" in str(failed[0])
 
 
+def test_victim_of_a_deadlock_is_not_tried_again_inside(server: Base) -> None:
+    """
+    What the application did before is undone, so neither a second try of ours nor of its own may take the lock.
+
+    The other one has more to lose (InnoDB), or does not look for deadlocks (PostgreSQL): the database ends ours.
+    """
+    server.rows("DROP TABLE IF EXISTS work")
+    server.rows("CREATE TABLE work (n INTEGER)")
+    insert = sa.text("INSERT INTO work VALUES (:n)")
+    with server.engine() as engine, engine.connect() as ours, engine.connect() as theirs:
+        if server.kind == "postgresql":
+            theirs.execute(sa.text("SET LOCAL deadlock_timeout = '1h'"))
+        theirs.execute(insert, [{"n": n} for n in range(200)])
+        lock_in(theirs, "b")
+        ours.execute(insert, {"n": 1000})
+        lock_in(ours, "a")
+        outcome: list[object] = []
+        other = threading.Thread(target=lambda: outcome.append(lock_in(theirs, "a")))
+        other.start()
+        other.join(0.3)
+        sent: list[str] = []
+        sa.event.listen(ours, "before_cursor_execute", lambda *given: sent.append(given[2]))
+
+        with pytest.raises(
+            lockkit.LockTimeout, match=r"a deadlock at .* Roll back and run the transaction again"
+        ) as caught:
+            lock_in(ours, "b")
+
+        other.join(sql_data.PATIENCE)
+        assert isinstance(outcome[0], TransactionLock)
+        code = {"postgresql": "40P01", "mariadb": 1213}[server.kind]
+        cause: Any = caught.value.__cause__
+        assert code in {getattr(cause.orig, "sqlstate", None), cause.orig.args[0]}
+        assert len([statement for statement in sent if "FOR UPDATE" in statement or "ON CONFLICT" in statement]) == 1
+        for _ in range(2):
+            with pytest.raises(lockkit.ConfigurationError, match="after an earlier error: roll it back first"):
+                lock_in(ours, "c")
+        theirs.commit()
+        ours.rollback()
+        assert lock_in(ours, "b").token > 0
+        ours.commit()
+    assert server.rows("SELECT count(*) FROM work WHERE n = 1000") == [(0,)]
+
+
 def test_killed_holder_frees_its_lock(base: Base, engine: sa.Engine) -> None:
     """Its connection ends with it."""
     process = sql_data.start("hold", base.url, "x")

@@ -26,7 +26,8 @@ def main(arguments: list[str]) -> int:
     try:
         with engine(tell), images(tell) as stand_ins:
             mysql = can_pull(MYSQL)
-            command = [sys.executable, "-m", "pytest", *fixed, *(arguments or SUITES)]
+            named = any(Path(argument.partition("::")[0]).exists() for argument in arguments)
+            command = [sys.executable, "-m", "pytest", *fixed, *arguments, *([] if named else SUITES)]
             status = subprocess.run(command, check=False).returncode
     except ServerError as error:
         tell(str(error))

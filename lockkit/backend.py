@@ -400,6 +400,18 @@ class LockBackend(ABC):
     async def holders(self, name: str) -> Sequence[Holder]:
         """Who holds the lock now; empty if it is free."""
 
+    async def confirm(self, grant: Grant) -> Gone | None:
+        """
+        Ask whether the owner still holds the lock, without renewing it: None if it surely does.
+
+        This default asks for the holders. One that tells of a holder who perhaps is none (servers that did not answer
+        may have its votes) raises `BackendUnavailable` here.
+        """
+        holders = await self.holders(grant.name)
+        if any(holder.owner == grant.owner for holder in holders):
+            return None
+        return Gone("taken" if holders else "gone")
+
     @abstractmethod
     async def break_lock(self, name: str) -> bool:
         """Free the lock whoever holds it; False if it was free. The next token is higher than the broken one."""

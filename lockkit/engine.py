@@ -533,10 +533,14 @@ class Engine(Generic[L]):
         """
         if not self.is_held(hold):
             return False
-        holders = await self.holders(hold.grant.name)
-        if any(holder.owner == hold.grant.owner for holder in holders):
+        backend, name = self._ready(), hold.grant.name
+        try:
+            gone = await backend.confirm(hold.grant)
+        except BackendUnavailable as error:
+            raise self.unavailable(error, f"ask for the holders of lock {name!r}", name) from error
+        if gone is None:
             return self.is_held(hold)
-        self.lose(hold, "taken" if holders else "gone")
+        self.lose(hold, gone.reason)
         return False
 
     async def wait_lost(self, hold: Hold, timeout: float | timedelta | None) -> bool:

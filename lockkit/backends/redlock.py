@@ -391,6 +391,18 @@ class RedlockBackend(LockBackend):
             return None
         return _Found(value, [reply for reply in held if reply[0] == value])
 
+    async def confirm(self, grant: Grant) -> Gone | None:
+        """See `LockBackend.confirm`. Votes of nodes that do not answer are no votes here, unlike in `holders`."""
+        held: _Held = grant.state
+        count = _Count(await self._panel.ask(HOLDERS, held.keys, ()))
+        owners = [answer[0] for answer in count.answers if isinstance(answer, list) and answer]
+        votes = owners.count(held.value.encode())
+        if votes >= self._quorum:
+            return None
+        if votes + held.unheard_count(count) >= self._quorum:
+            raise self._no_quorum(count)
+        return Gone("taken" if len(owners) - votes >= self._quorum else "gone")
+
     async def break_lock(self, name: str) -> bool:
         """See `LockBackend.break_lock`. Of the holder that was found, not of one that came after it."""
         keys = self._keys(name)

@@ -621,6 +621,31 @@ def test_renewal_tells_who_took_it(nodes: RedisNodes, face: Face) -> None:
     face.run(scenario)
 
 
+def test_confirmation_needs_the_votes_of_a_majority(nodes: RedisNodes, face: Face) -> None:
+    """Who does not answer is counted for nobody: neither is the lease confirmed then, nor is it lost."""
+
+    async def scenario(host: StubHost) -> None:
+        async with redlock(nodes, host) as backend:
+            grant, taken = [granted(await backend.try_acquire(host.request(name))) for name in ("x", "y")]
+            on(nodes.nodes[0])("DEL", LOCK)
+            assert await backend.confirm(grant) is None
+            for node in nodes.nodes[:3]:
+                on(node)("SET", LOCK.replace("x", "y"), "somebody else")
+            assert await backend.confirm(taken) == Gone("taken")
+
+            for node in nodes.nodes[1:3]:
+                node.kill()
+
+            with pytest.raises(NoQuorum):
+                await backend.confirm(grant)
+            assert [holder.owner for holder in await backend.holders("x")] == [grant.owner]
+            for node in nodes.nodes[3:]:
+                on(node)("DEL", LOCK)
+            assert await backend.confirm(grant) == Gone("gone")
+
+    face.run(scenario)
+
+
 def test_renewals_of_many_leases(nodes: RedisNodes, face: Face) -> None:
     """More than go into one batch, also when the nodes have forgotten the script."""
 

@@ -87,7 +87,7 @@ class PqLink(Link):
         return await self.answer(seconds)
 
     async def answer(self, seconds: float) -> Result:
-        """Hear what was sent through `pgconn`: of several statements in one text, what the last one gave."""
+        """Hear what was sent through `pgconn`: of several statements in one text, the last rows, if any gave some."""
         return _read(await self._answer(seconds))
 
     async def _answer(self, seconds: float) -> PGresult:
@@ -109,7 +109,9 @@ class PqLink(Link):
             if result is None:
                 break
             # Kept: the caller may be cancelled before the server says that this was all, and then it is heard out.
-            self._last = result
+            # Rows are not given up for a COMMIT behind them.
+            if self._last is None or not self._last.nfields or result.status != pq.ExecStatus.COMMAND_OK:
+                self._last = result
         last, self._last = self._last, None
         assert last is not None
         if last.status not in _OK:

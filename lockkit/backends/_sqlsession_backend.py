@@ -5,7 +5,10 @@ The modes of the SQL backends in which an open session of the database is the lo
 
     we (on a session of the lock's own)         the database                      on a connection for statements
     -----------------------------------         ------------                      ------------------------------
-    BEGIN, lock at once or not at all      ->   ours
+    lock at once or not at all; if ours,
+    write the lease, committed             ->   ours                              (mode=advisory)
+
+    BEGIN, lock at once or not at all      ->   ours                              (mode=row, or behind a pooler)
                                                                               ->  the lease is written: owner, token,
                                                                                   session; committed at once
     a renewal: any statement               ->   idles anew, at most a ttl
@@ -26,6 +29,7 @@ The modes of the SQL backends in which an open session of the database is the lo
   connection nor a rollback takes it back. It is written only while the session that it names holds the lock, or where
   that takes long to find out, not over the lease of a later grant; the statement that writes it looks. Without that:
   A is granted the lock, is stopped, is thrown out; B is granted it and writes its lease; A wakes and writes over that.
+  What a session writes in the statement that locks needs no look.
 - A session that ends frees the lock, so what lost its connection is lost: nothing is confirmed by another one.
 """
 
@@ -68,7 +72,7 @@ if TYPE_CHECKING:
     from lockkit.backends._sqlsession_session import Session
     from lockkit.url import Url
 
-__all__ = ["Key", "SessionBackend", "options_of"]
+__all__ = ["Key", "SessionBackend", "Taken", "options_of"]
 
 LOOKS_MAX = 3
 """How often one attempt begins anew: a table or row was made, the database gave the attempt up for others."""
@@ -101,6 +105,19 @@ class Key(NamedTuple):
     name: str | bytes
     number: int
     text: str
+
+
+class Taken(NamedTuple):
+    """
+    What the database has given us.
+
+    Attributes:
+        identity: Of the holder, for `SessionBackend._written`.
+        token: Of the lease, if it was written in the same moment; 0: it was, under a token that we were not told.
+    """
+
+    identity: int
+    token: int | None = None
 
 
 class _Place:
@@ -212,8 +229,8 @@ class SessionBackend(LockBackend):
         """How long the server lets a session idle that holds nothing."""
 
     @abstractmethod
-    async def _attempt(self, session: Session, key: Key, limit: int) -> int | None:
-        """Lock if it is free; give the holder's identity, or None. Nothing is open in the session before."""
+    async def _attempt(self, session: Session, key: Key, limit: int, request: Request) -> Taken | None:
+        """Lock if it is free. Nothing is open in the session before."""
 
     @abstractmethod
     def _enqueue(self, session: Session, key: Key) -> None:
@@ -266,14 +283,14 @@ class SessionBackend(LockBackend):
                     return Busy()
                 # Before the proof that it is still ours: see the module.
                 anchor = self._runtime.now()
-                identity = await self._take_granted(place, place.session, limit)
+                taken = await self._take_granted(place, place.session, limit)
             else:
                 anchor = None
-                identity = await self._first_attempt(place, limit)
-                if identity is None and place.session is not None:
+                taken = await self._first_attempt(request, place, limit)
+                if taken is None and place.session is not None:
                     await self._stand_back(request, place)
                     return Busy()
-            token = None if identity is None else await self._write(request, place, identity)
+            token = None if taken is None else await self._lease(request, place, taken)
             if token is not None and place.session is not None:
                 self._believe(place.session, started if anchor is None else anchor, limit, request.ttl)
                 return Grant(request.name, request.owner, token, self._seconds(limit, request.ttl), anchor, place)
@@ -284,13 +301,13 @@ class SessionBackend(LockBackend):
         """Note until when this session may hold a lock. A lease that nobody renews is lost without another word."""
         session.useful_until = anchor + self._seconds(limit, ttl)
 
-    async def _first_attempt(self, place: _Place, limit: int) -> int | None:
+    async def _first_attempt(self, request: Request, place: _Place, limit: int) -> Taken | None:
         """Try at once, on a session of our own; None with a session: it is busy; None without: begin anew."""
         if place.session is None:
             place.session = await self._sessions.take()
         session = place.session
         try:
-            return await self._attempt(session, place.key, limit)
+            return await self._attempt(session, place.key, limit, request)
         except self.database.driver_errors as error:
             kind = self.database.kind(error)
             if kind == "no table":
@@ -322,7 +339,7 @@ class SessionBackend(LockBackend):
             self._lose(place)
             raise self.database.translate(error) from error
 
-    async def _take_granted(self, place: _Place, session: Session, limit: int) -> int | None:
+    async def _take_granted(self, place: _Place, session: Session, limit: int) -> Taken | None:
         """Hear what the queue gave, and have the session prove that it is alive; None: begin anew."""
         try:
             result = await session.answer()
@@ -331,7 +348,7 @@ class SessionBackend(LockBackend):
             if identity is not None:
                 self._keep(session, limit)
                 await session.answer()
-                return identity
+                return Taken(identity)
         except self.database.driver_errors as error:
             place.queued = False
             if self.database.kind(error) not in {"conflict", "locked", "timeout"} or session.unheard:
@@ -340,6 +357,18 @@ class SessionBackend(LockBackend):
             # A limit of the server's, or somebody cancelled it: the grant may have raced with that, so look again.
         await self._give_up(place)
         return None
+
+    async def _lease(self, request: Request, place: _Place, taken: Taken) -> int | None:
+        """Give the token of what was taken, written now if it was not; None: the session does not hold it any more."""
+        token = await self._write(request, place, taken.identity) if taken.token is None else taken.token
+        if token == 0:
+            # MariaDB gives no last id when the table has a trigger that writes.
+            holders = await self._look(place.key)
+            token = next((token for _, owner, token, *_ in holders if owner == request.owner), None)
+        if token is None:
+            # Thrown out between the grant and now: we were stopped, or it was done by force.
+            self._lose(place)
+        return token
 
     async def _write(self, request: Request, place: _Place, identity: int) -> int | None:
         """Write the lease; give its token, or None: the session does not hold the lock any more."""
@@ -352,14 +381,7 @@ class SessionBackend(LockBackend):
         except MissingTable as error:
             await self._make_tables(error)
             result = await self.database.run(self._written, parameters, again=True)
-        token = self._token(result)
-        if token == 0:
-            # MariaDB gives no last id when the table has a trigger that writes.
-            token = next((token for _, holder, token, *_ in await self._look(key) if holder == request.owner), None)
-        if token is None:
-            # Thrown out between the grant and now: we were stopped, or it was done by force.
-            self._lose(place)
-        return token
+        return self._token(result)
 
     async def _make_tables(self, error: BaseException) -> None:
         if not self._auto_create:

@@ -11,7 +11,7 @@ from lockkit.backends._sqlsession_backend import Key, SessionBackend, whole
 from lockkit.errors import ConfigurationError, LockError
 
 if TYPE_CHECKING:
-    from lockkit.backends._sql_statement import Result
+    from lockkit.backends._sql_statement import Parameter, Result
     from lockkit.backends._sqlsession_pq import PqSession
     from lockkit.backends._sqlsession_session import Session
 
@@ -68,13 +68,17 @@ class PostgresqlSessions(_Keys):
             "synchronous_commit": "'off'",
         }
         told = ", ".join(f"set_config('{name}', {value}, true)" for name, value in settings.items())
-        limit = "SET idle_in_transaction_session_timeout = $2"
-        plan = f"PREPARE lockkit_try ({kind}) AS {locking}".replace("$1", "$$1")
-        # Cancelled halfway, the same text is sent again: what was planned is not undone with the transaction.
-        self._begin_first = Statement(f"DEALLOCATE ALL;{plan};{limit};BEGIN;EXECUTE lockkit_try ($1)")
-        self._begin_limited = Statement(f"{limit};BEGIN;EXECUTE lockkit_try ($1)")
-        self._begin_again = Statement("BEGIN;EXECUTE lockkit_try ($1)")
         self._begin_pooled = Statement(f"BEGIN ISOLATION LEVEL READ COMMITTED;SELECT {told};{locking}")
+        self._plan(f"({kind}) AS {locking}", "BEGIN;EXECUTE lockkit_try ($1)")
+
+    def _plan(self, what: str, text: str) -> None:
+        """Make the texts for sessions of our own: of what they plan once, and what is sent each time."""
+        limit = "SET idle_in_transaction_session_timeout = $2"
+        plan = f"PREPARE lockkit_try {what.replace('$', '$$')}"
+        # Cancelled halfway, the same text is sent again: what was planned is not undone with the transaction.
+        self._begin_first = Statement(f"DEALLOCATE ALL;{plan};{limit};{text}")
+        self._begin_limited = Statement(f"{limit};{text}")
+        self._begin_again = Statement(text)
 
     async def _greet(self, session: Session) -> None:
         if not session.pooled:
@@ -93,7 +97,7 @@ class PostgresqlSessions(_Keys):
         del session
         return inf  # the limit is for transactions only
 
-    async def _begin(self, session: Session, name: str | int, limit: int) -> Result:
+    async def _begin(self, session: Session, name: str | int, limit: int, *more: Parameter) -> Result:
         if session.pooled:
             statement = self._begin_pooled
         elif not session.planned:
@@ -102,7 +106,7 @@ class PostgresqlSessions(_Keys):
             statement = self._begin_again if session.limit == limit else self._begin_limited
         # Until it is answered, and well, nothing is known of either.
         session.limit, session.planned = None, False
-        result = await session.run(statement, (name, limit))
+        result = await session.run(statement, (name, limit, *more))
         if not session.pooled:
             session.planned = True
             session.limit = limit

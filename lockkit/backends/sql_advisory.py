@@ -2,9 +2,13 @@
 Advisory locks of PostgreSQL, user locks (``GET_LOCK``) of MariaDB and MySQL: ``?mode=advisory``.
 
 Algorithm: the database has locks that mean nothing to itself, named by a number or a short text: here a hash of the
-lock's name and of the table's. Whoever holds one has a connection for it alone, with a transaction open on PostgreSQL
-(``pg_advisory_xact_lock``); whoever waits waits in the database's own queue. See
-`lockkit.backends._sqlsession_backend` for the life of a lease, and for what is in the table of leases beside it.
+lock's name and of the table's. Whoever holds one has a connection for it alone, on PostgreSQL with a transaction open;
+whoever waits waits in the database's own queue. See `lockkit.backends._sqlsession_backend` for the life of a lease, and
+for what is in the table of leases beside it.
+
+A lock that is free is taken by the statement that writes the lease, which is committed there and then: so the lock is
+the session's (``pg_advisory_lock``), not that of a transaction, and outlives an error. Behind a pooler, which gives the
+session to others, it is a transaction's (``pg_advisory_xact_lock``), and the lease is written beside it.
 
 What the server must offer: PostgreSQL 12, MariaDB 10.5 or MySQL 8; a connection for every lock that is held or waited
 for. It must be able to end a session that idles: ``idle_in_transaction_session_timeout`` on PostgreSQL,
@@ -29,12 +33,12 @@ from typing import TYPE_CHECKING, ClassVar
 from lockkit.backend import Capabilities, Option
 from lockkit.backends._sql_schema import quoted
 from lockkit.backends._sql_statement import Statement
-from lockkit.backends._sqlsession_backend import Key, options_of
+from lockkit.backends._sqlsession_backend import Key, Taken, options_of
 from lockkit.backends._sqlsession_dialects import MysqlSessions, PostgresqlSessions
 from lockkit.backends._sqlsession_schema import ADVISORY, leases_table
-from lockkit.errors import BackendUnavailable
 
 if TYPE_CHECKING:
+    from lockkit.backend import Request
     from lockkit.backends._sql_statement import Parameter, Result
     from lockkit.backends._sqlsession_session import Session
 
@@ -61,6 +65,10 @@ _CAPABILITIES = Capabilities(
 )
 
 
+_PG_FREE = Statement("COMMIT;SELECT pg_advisory_unlock($1)")
+_PG_UNLOCK_ALL = Statement("SELECT pg_advisory_unlock_all()")
+
+
 class PostgresqlAdvisory(PostgresqlSessions):
     """Processes that reach the same PostgreSQL database."""
 
@@ -73,7 +81,20 @@ class PostgresqlAdvisory(PostgresqlSessions):
         leases = quoted(leases_of, self.database.engine.dialect)
         now = self.database.dialect.now_us
         self._begin_with(f"SELECT pg_backend_pid(), CASE WHEN pg_try_advisory_xact_lock($1) THEN {now} END", "bigint")
-        self._wait = Statement(f"SELECT pg_advisory_xact_lock($1);SELECT pg_backend_pid(), {now}")
+        # On a session of our own the lock is the session's, so that the lease can be committed where it is taken: one
+        # round trip. The time is read after the lock is had.
+        self._plan(
+            f"(bigint, text, text, text) AS INSERT INTO {leases} AS l"
+            " (name, owner, token, granted_at_us, session, metadata)"
+            f" SELECT $2, $3, {now}, {now}, pg_backend_pid(), $4 WHERE pg_try_advisory_lock($1)"
+            " ON CONFLICT (name) DO UPDATE SET owner = excluded.owner,"
+            " token = greatest(l.token + 1, excluded.token), granted_at_us = excluded.granted_at_us,"
+            " session = excluded.session, metadata = excluded.metadata RETURNING token",
+            # What idles afterwards is a transaction: that is what PostgreSQL before 14 has a limit for.
+            "BEGIN;EXECUTE lockkit_try ($1, $3, $4, $5);COMMIT AND CHAIN",
+        )
+        self._wait = Statement(f"SELECT pg_advisory_lock($1);SELECT pg_backend_pid(), {now}")
+        self._wait_pooled = Statement(f"SELECT pg_advisory_xact_lock($1);SELECT pg_backend_pid(), {now}")
         # pg_locks has a key of 64 bits in two halves, and 1 in objsubid to tell it from two keys of 32 bits.
         locks = (
             "SELECT {what} FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1 AND"
@@ -106,15 +127,30 @@ class PostgresqlAdvisory(PostgresqlSessions):
     def _look_parameters(self, key: Key) -> tuple[Parameter, ...]:
         return (key.name, *_halves(key.number))
 
-    async def _attempt(self, session: Session, key: Key, limit: int) -> int | None:
-        return self._granted(session, await self._begin(session, key.number, limit))
+    async def _attempt(self, session: Session, key: Key, limit: int, request: Request) -> Taken | None:
+        result = await self._begin(session, key.number, limit, key.name, request.owner, request.metadata)
+        if session.pooled:
+            identity = self._granted(session, result)
+            return None if identity is None else Taken(identity)
+        return Taken(session.pid, result.rows[0][0]) if result.rows else None
 
     def _enqueue(self, session: Session, key: Key) -> None:
-        session.send(self._wait, (key.number,))
+        session.send(self._wait_pooled if session.pooled else self._wait, (key.number,))
 
     def _granted(self, session: Session, result: Result) -> int | None:
         session.pid, granted_at_us = result.rows[0]
         return None if granted_at_us is None else int(granted_at_us)
+
+    async def _leave(self, session: Session, key: Key) -> None:
+        await super()._leave(session, key)
+        if not session.pooled:
+            await session.run(_PG_UNLOCK_ALL)
+
+    async def _free(self, session: Session, key: Key) -> bool:
+        if session.pooled:
+            return await super()._free(session, key)
+        # Also when an error has ended the transaction: the lock is the session's.
+        return bool((await session.run(_PG_FREE, (key.number,))).rows[0][0])
 
 
 def _halves(number: int) -> tuple[int, int]:
@@ -127,7 +163,8 @@ _WAIT_SECONDS = 31_536_000
 """How long a waiter stays in the queue before it joins it anew. Without a limit is not the same number everywhere."""
 
 _MYSQL_LOCK = Statement("SELECT GET_LOCK($1, $2)")
-_MYSQL_UNLOCK = Statement("SELECT RELEASE_LOCK($1)")
+# The session has no other lock, and this one perhaps twice: how often a condition is evaluated is not promised.
+_MYSQL_UNLOCK = Statement("SELECT RELEASE_ALL_LOCKS()")
 
 
 class MysqlAdvisory(MysqlSessions):
@@ -140,6 +177,15 @@ class MysqlAdvisory(MysqlSessions):
         leases_of = leases_table(name=self._table_name)
         self.tables = [leases_of]
         leases = quoted(leases_of, self.database.engine.dialect)
+        now = self.database.dialect.now_us
+        # The lease is committed in the statement that locks: one round trip.
+        self._take = Statement(
+            f"INSERT INTO {leases} (name, owner, token, granted_at_us, session, metadata)"
+            f" SELECT $1, $2, LAST_INSERT_ID({now}), {now}, CONNECTION_ID(), $3 FROM DUAL WHERE GET_LOCK($4, 0) = 1"
+            " ON DUPLICATE KEY UPDATE owner = VALUES(owner),"
+            " token = LAST_INSERT_ID(GREATEST(token + 1, VALUES(token))), granted_at_us = VALUES(granted_at_us),"
+            " session = VALUES(session), metadata = VALUES(metadata)"
+        )
         self._written = self._writing(leases, "IS_USED_LOCK($5)")
         self._seen = self._looking(leases, "IS_USED_LOCK($2)")
 
@@ -150,14 +196,12 @@ class MysqlAdvisory(MysqlSessions):
     def _look_parameters(self, key: Key) -> tuple[Parameter, ...]:
         return (key.name, key.text)
 
-    async def _attempt(self, session: Session, key: Key, limit: int) -> int | None:
+    async def _attempt(self, session: Session, key: Key, limit: int, request: Request) -> Taken | None:
         await self._limited(session, limit)
-        (granted,) = (await session.run(_MYSQL_LOCK, (key.text, 0))).rows[0]
-        if granted is None:
-            # Not "busy": out of memory, or this connection is being ended.
-            message = f"{self.url} could not say whether the lock is free (GET_LOCK gave NULL)"
-            raise BackendUnavailable(message)
-        return session.pid if granted == 1 else None
+        owner = self.database.dialect.name_parameter(request.owner)
+        result = await session.run(self._take, (key.name, owner, request.metadata, key.text))
+        # NULL of GET_LOCK (out of memory, or this connection is being ended) counts as busy: the queue will tell.
+        return Taken(session.pid, result.last_id) if result.changed else None
 
     def _enqueue(self, session: Session, key: Key) -> None:
         session.send(_MYSQL_LOCK, (key.text, _WAIT_SECONDS))
@@ -167,7 +211,9 @@ class MysqlAdvisory(MysqlSessions):
         return session.pid if result.rows[0][0] == 1 else None
 
     async def _leave(self, session: Session, key: Key) -> None:
-        await session.run(_MYSQL_UNLOCK, (key.text,))
+        del key
+        await session.run(_MYSQL_UNLOCK)
 
     async def _free(self, session: Session, key: Key) -> bool:
-        return bool((await session.run(_MYSQL_UNLOCK, (key.text,))).rows[0][0] == 1)
+        del key
+        return bool((await session.run(_MYSQL_UNLOCK)).rows[0][0])

@@ -30,11 +30,12 @@ from typing import TYPE_CHECKING, ClassVar
 from lockkit.backend import Capabilities, Option
 from lockkit.backends._sql_schema import quoted
 from lockkit.backends._sql_statement import Statement
-from lockkit.backends._sqlsession_backend import Key, options_of
+from lockkit.backends._sqlsession_backend import Key, Taken, options_of
 from lockkit.backends._sqlsession_dialects import MysqlSessions, PostgresqlSessions
 from lockkit.backends._sqlsession_schema import ROWS, leases_name, leases_table, rows_table
 
 if TYPE_CHECKING:
+    from lockkit.backend import Request
     from lockkit.backends._sql_statement import Parameter, Result
     from lockkit.backends._sqlsession_session import Session
 
@@ -101,7 +102,8 @@ class PostgresqlRow(PostgresqlSessions):
             " ON k.transactionid = CAST(CAST(l.session % 4294967296 AS text) AS xid) WHERE l.name = $1"
         )
 
-    async def _attempt(self, session: Session, key: Key, limit: int) -> int | None:
+    async def _attempt(self, session: Session, key: Key, limit: int, request: Request) -> Taken | None:
+        del request
         name = key.name
         assert isinstance(name, str)
         result = await self._begin(session, name, limit)
@@ -111,7 +113,8 @@ class PostgresqlRow(PostgresqlSessions):
         identity = self._granted(session, result)
         if identity is None:
             await self._know_pid(session)
-        return identity
+            return None
+        return Taken(identity)
 
     def _enqueue(self, session: Session, key: Key) -> None:
         session.send(self._wait, (key.name,))
@@ -162,7 +165,8 @@ class MysqlRow(MysqlSessions):
         # Without autocommit a transaction is open whenever a row is read: no statement of its own for that.
         await session.run(_MYSQL_SESSION)
 
-    async def _attempt(self, session: Session, key: Key, limit: int) -> int | None:
+    async def _attempt(self, session: Session, key: Key, limit: int, request: Request) -> Taken | None:
+        del request
         await self._limited(session, limit)
         try:
             result = await session.run(self._try, (key.name, key.text))
@@ -173,7 +177,8 @@ class MysqlRow(MysqlSessions):
             if session.unheard or self.database.kind(error) != "locked":
                 raise
             return None
-        return self._granted(session, result)
+        identity = self._granted(session, result)
+        return None if identity is None else Taken(identity)
 
     def _enqueue(self, session: Session, key: Key) -> None:
         session.send(self._wait, (key.name, key.text))

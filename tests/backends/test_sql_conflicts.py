@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import psycopg
 import pytest
 import sqlalchemy
 from sqlalchemy import NullPool, text
@@ -15,6 +16,7 @@ import lockkit
 from lockkit.backends import _sql_database, _sql_dialect
 from lockkit.backends._sql_database import Database
 from lockkit.backends._sql_statement import Statement
+from lockkit.backends._sqlsession_session import Session
 from lockkit.runtime import drive
 from lockkit.testing.servers import MariaServer, PostgresServer, require, wait_until
 from tests.backends.sql_table_support import DRIVERS, with_driver
@@ -134,22 +136,36 @@ class Place:
 def said(monkeypatch: pytest.MonkeyPatch) -> list[str | int]:
     """Take down what databases say, and have lockkit wait for them for longer than it does."""
     heard: list[str | int] = []
-    run = Database._run_on
+    run, answer = Database._run_on, Session.answer
 
     async def listening(self: Database, link: Link, statement: Statement, parameters: Sequence[Parameter]) -> Result:
-        try:
+        with hearing(heard):
             return await run(self, link, statement, parameters)
-        except self.driver_errors as error:
-            number = error.args[0]
-            heard.append(number if isinstance(number, int) else error.sqlstate)  # type: ignore[attr-defined]
-            raise
+
+    async def listening_too(self: Session, seconds: float = PATIENCE) -> Result:
+        with hearing(heard):
+            return await answer(self, max(seconds, PATIENCE))
 
     monkeypatch.setattr(Database, "_run_on", listening)
+    monkeypatch.setattr(Session, "answer", listening_too)
     for module in (_sql_dialect, _sql_database):
         monkeypatch.setattr(module, "STATEMENT_SECONDS", PATIENCE)
     monkeypatch.setattr(_sql_database, "CALL_SECONDS", PATIENCE)
     monkeypatch.setattr(_sql_dialect, "_MYSQL_WAITS", Statement(f"SET innodb_lock_wait_timeout = {PATIENCE:.0f}"))
     return heard
+
+
+@contextmanager
+def hearing(heard: list[str | int]) -> Iterator[None]:
+    """Take down the code of a database's error, and pass it on."""
+    try:
+        yield
+    except psycopg.Error as error:
+        heard.append(str(error.sqlstate))
+        raise
+    except Exception as error:
+        heard.append(error.args[0])  # PyMySQL
+        raise
 
 
 @contextmanager
@@ -258,8 +274,7 @@ def test_serialization_failure_of_ours(mode: str, step: str, postgresql: Postgre
         client = stack.enter_context(place.client())
         _, act = place.step(client, step)
         backend: Any = client._engine._backend
-        database: Database = backend.database
-        for link in database._idle:
+        for link in (*backend.database._idle, *sessions_of(backend)):
             drive(link.run(Statement("SET default_transaction_isolation = 'serializable'")))
         other = stack.enter_context(place.others())
         other.execute(text(f"UPDATE {place.table} SET token = token + 1000000000 WHERE name = 'x'"))  # noqa: S608 - ours
@@ -272,3 +287,8 @@ def test_serialization_failure_of_ours(mode: str, step: str, postgresql: Postgre
         assert said == ["40001"]
         assert [outcome for outcome in ours if isinstance(outcome, BaseException)] == []
         assert step != "acquire" or ours[0].token > token
+
+
+def sessions_of(backend: Any) -> list[Link]:  # noqa: ANN401 - a backend
+    """Give the connections on which this client locks, if that is done on connections."""
+    return [session.link for session in backend._sessions._idle] if hasattr(backend, "_sessions") else []

@@ -21,21 +21,22 @@ import lockkit.aio
 from lockkit import registry, url
 from lockkit.backend import Busy
 from lockkit.backends._sql_statement import Statement
+from lockkit.backends._sqlsession_session import Session
 from lockkit.runtime import drive
 from lockkit.testing.servers import FaultProxy, MariaServer, PooledPostgres, PostgresServer, require, wait_until
 from lockkit.testing.witness import Witness
 from tests.backends.sql_session_support import MODES, Place, pid_of, until_waiting, waiting_pid
-from tests.backends.sql_table_support import ASYNC_DRIVERS, DRIVERS, with_driver
+from tests.backends.sql_table_support import ASYNC_DRIVERS, DRIVERS, counted, with_driver
 from tests.backends.support import StubHost, granted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
     from typing import TypeAlias
 
     from lockkit.backend import Request
+    from lockkit.backends._sql_statement import Parameter
     from lockkit.backends._sqlsession_backend import Key, SessionBackend, _Place
-    from lockkit.backends._sqlsession_session import Session
     from lockkit.sync import Client, Lease
 
     Connect: TypeAlias = Callable[..., Client]
@@ -126,9 +127,9 @@ class TestConnections:
         with pytest.raises(lockkit.LockLost):
             lease.release()
 
-    def test_transaction_that_an_error_has_ended_is_no_lock(self, on_postgresql: Place, connect: Connect) -> None:
-        """PostgreSQL frees what it had locked at once; its COMMIT would not tell."""
-        client, other = connect(on_postgresql.url), connect(on_postgresql.url)
+    def test_transaction_that_an_error_has_ended_is_no_lock(self, postgresql: PostgresServer, connect: Connect) -> None:
+        """Of a row. PostgreSQL frees what it had locked at once; its COMMIT would not tell."""
+        client, other = connect(postgresql.url, mode="row"), connect(postgresql.url, mode="row")
         lease = client.lock("aborted", ttl=LONG).acquire()
         session = lease._hold.grant.state.session
         with pytest.raises(psycopg.errors.DivisionByZero):
@@ -137,6 +138,30 @@ class TestConnections:
         with other.lock("aborted", ttl=LONG, timeout=PATIENCE) as after, pytest.raises(lockkit.LockLost):
             lease.release()
         assert after.token > lease.token
+
+    def test_advisory_lock_outlives_an_error_and_a_cancelled_attempt(
+        self, postgresql: PostgresServer, connect: Connect
+    ) -> None:
+        """It is the session's: an error frees nothing, so what is given up or released is freed by name."""
+        client, other = connect(postgresql.url, mode="advisory"), connect(postgresql.url, mode="advisory")
+        lock = client.lock("kept", ttl=LONG)
+        for give_up in (False, True):
+            lease = lock.acquire(PATIENCE)
+            place: _Place = lease._hold.grant.state
+            assert place.session is not None
+            with pytest.raises(psycopg.errors.DivisionByZero):
+                drive(place.session.run(Statement("SELECT 1/0")))
+
+            assert other.lock("kept", ttl=LONG).try_acquire() is None
+            if give_up:
+                backend: Any = client._engine._backend
+                drive(backend._give_up(place))
+            else:
+                lease.release()
+            other.lock("kept", ttl=LONG).acquire(0).release()
+            if give_up:
+                with pytest.raises(lockkit.LockLost):
+                    lease.release()
 
     @pytest.mark.parametrize("forgetful", ["client", "server"])
     def test_statement_that_was_planned_otherwise_than_believed(
@@ -194,6 +219,32 @@ class TestConnections:
             lease.release()
         assert got[0].token > lease.token
         got[0].release()
+
+    @pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
+    def test_free_advisory_lock_is_one_round_trip_each(
+        self, kind: str, request: pytest.FixtureRequest, connect: Connect, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The lease is written where the lock is taken, and others see it."""
+        client = connect(request.getfixturevalue(kind).url, mode="advisory")
+        client.lock("trips", ttl=LONG).acquire().release()
+        sent: list[Statement] = []
+        send = Session.send
+
+        def counting(self: Session, statement: Statement, parameters: Sequence[Parameter] = ()) -> None:
+            sent.append(statement)
+            send(self, statement, parameters)
+
+        monkeypatch.setattr(Session, "send", counting)
+        with counted(monkeypatch) as beside:
+            lease = client.lock("trips", ttl=LONG).acquire()
+            assert (len(sent), beside) == (1, [])
+            lease.release()
+            assert (len(sent), beside) == (2, [])
+            lease = client.lock("trips", ttl=LONG).acquire()
+        (holder,) = client.holders("trips")
+        assert (holder.owner, holder.token) == (lease.owner, lease.token)
+        assert holder.metadata["pid"] == os.getpid()
+        lease.release()
 
     def test_pool_that_is_used_up_says_so(self, place: Place) -> None:
         """Of an application's engine; when a lock is released there is room again."""
@@ -389,7 +440,10 @@ class TestGrants:
             return await write(request, where, identity)
 
         slow._write = stopped  # type: ignore[method-assign, assignment]
-        request = host.request("thrown out", ttl=LONG, queue=False)
+        request = host.request("thrown out", ttl=LONG)
+        with other.lock("thrown out", ttl=LONG):
+            assert isinstance(drive(slow.try_acquire(request)), Busy)
+        wait_until(lambda: None if request.place.session.answered else "not granted yet")
 
         outcome = drive(slow.try_acquire(request))
 

@@ -1,21 +1,15 @@
-"""
-Writes docs/comparison/capabilities.md from what the backends say of themselves.
-
-``python -m tests.comparison.capability_page``, or ``nox -s comparison``. A test holds that the page is up to date.
-"""
+"""Writes docs/comparison/capabilities.md from what the backends say of themselves."""
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import lockkit
+from tests.comparison.markdown import table
 from tests.conventions.sources import ROOT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from lockkit.backend import Capabilities
 
 __all__ = ["BACKENDS", "PAGE", "Subject", "text"]
@@ -100,12 +94,6 @@ def yes_no(value: bool) -> str:  # noqa: FBT001 - what is shown
     return "yes" if value else "no"
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """The lines of a table."""
-    for row in (head, ["---"] * len(head), *rows):
-        yield f"|{'|'.join(row)}|" if row[0] == "---" else f"| {' | '.join(row)} |"
-
-
 def glance(subject: Subject) -> list[str]:
     """One row of the first table."""
     can = subject.capabilities
@@ -148,14 +136,3 @@ def text() -> str:
         rows = [[subject.link, getattr(subject.capabilities, field)] for subject in BACKENDS]
         lines += table(["backend", title.lower()], rows)
     return "\n".join(lines) + "\n"
-
-
-def main() -> None:
-    """Write it, and say whether that changed anything."""
-    before = PAGE.read_text() if PAGE.exists() else ""
-    PAGE.write_text(text())
-    sys.stdout.write(f"{PAGE}: {'as it was' if before == text() else 'changed'}\n")
-
-
-if __name__ == "__main__":
-    main()

@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+import json
+import platform
 import re
+from typing import TYPE_CHECKING, Literal
 
 import pytest
 
 from lockkit import registry
+from lockkit.bench.catalog import ENTRIES
+from lockkit.bench.report import Report, Row
+from lockkit.bench.workloads import WORKLOADS
 from lockkit.url import parse
-from tests.comparison import capability_page
+from tests.bench.test_page import ABOUT, outcome
+from tests.bench.test_run import FLOOR, OURS, PEER
+from tests.comparison import capability_page, measured_page, peers_page, runs
+from tests.comparison.pages import PAGES
+from tests.comparison.peers import PEERS
 from tests.docs.story import ROOT
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 FOLDER = ROOT / "docs" / "comparison"
 TESTS = {
     "naive-ways.md": "test_naive_ways.py",
     "redlock-debate.md": "test_redlock_debate.py",
+    "peers.md": "test_peers.py",
 }
 CLAIM = re.compile(r"`(test_\w+)`")
 
@@ -48,7 +62,7 @@ def test_every_test_that_a_page_names_is_there(page: str) -> None:
     assert sorted(set(CLAIM.findall((FOLDER / page).read_text())) - known) == []
 
 
-@pytest.mark.parametrize("page", TESTS)
+@pytest.mark.parametrize("page", ["naive-ways.md", "redlock-debate.md"])
 def test_every_row_names_its_test(page: str) -> None:
     """What goes wrong, and what goes right, are both shown."""
     found = rows(page)
@@ -66,9 +80,72 @@ def test_every_test_is_told_of(page: str, tests: str) -> None:
     assert sorted(here - set(CLAIM.findall((FOLDER / page).read_text()))) == []
 
 
-def test_capabilities_are_those_of_the_backends() -> None:
-    """The page is written by a program: `nox -s comparison` brings it up to date."""
-    assert capability_page.PAGE.read_text() == capability_page.text()
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_generated_page_is_what_its_program_writes(page: Path) -> None:
+    """Nobody changed it by hand, and nothing that it is made of changed: `nox -s comparison` brings it up to date."""
+    assert page.read_text() == PAGES[page]()
+
+
+def test_committed_runs_tell_nothing_of_the_machine_they_ran_on() -> None:
+    """No directory, port, host name or user of it, and no more than what the pages are made of."""
+    for path in (runs.BENCH, runs.CONFORMANCE):
+        text = path.read_text()
+        assert len(text) < 300_000
+        assert not re.search(r"/(tmp|home|root|work|usr|var)/", text)
+        assert not re.search(r"(127\.0\.0\.1|localhost):\d", text)
+        assert f'"{platform.node()}"' not in text
+
+
+def test_what_is_kept_of_a_run_gives_the_same_report() -> None:
+    """What is left out is worked out again: figures, ratios, and what the workloads say of themselves."""
+    raw = json.loads(json.dumps(Report(outcome(OURS, PEER, FLOOR), ABOUT).to_json()))
+
+    found = Report.from_json(json.loads(runs.dump(runs.kept(raw)))).to_json()
+
+    assert found["workloads"][0]["results"] == raw["workloads"][0]["results"]
+    assert {key: value for key, value in found.items() if key != "workloads"}.keys() == raw.keys() - {"workloads"}
+
+
+def test_run_is_neutral_where_it_names_places() -> None:
+    """Scratch directories and ports are others in every run."""
+    text = "file:///tmp/x/lockkit-bench-ab_1/files redis://127.0.0.1:6380/0 h:6379"
+
+    assert runs.neutral(text) == "file:///scratch/files redis://localhost/0 h:6379"
+
+
+def test_every_figure_of_the_comparison_is_measured() -> None:
+    """One that is renamed would leave the page without it."""
+    for compared in peers_page.COMPARED:
+        assert compared.figure in {figure.key for figure in WORKLOADS[compared.workload].figures}
+    for name, figure, _, _ in measured_page.GLANCE:
+        assert figure in {known.key for known in WORKLOADS[name].figures}
+
+
+def test_every_library_of_the_benchmark_has_its_words() -> None:
+    """And none is described that is not measured."""
+    assert {peer.label for peer in PEERS} == {entry.label for entry in ENTRIES if entry.role == "peer"}
+
+
+@pytest.mark.parametrize(
+    ("better", "its", "ours", "found"),
+    [
+        ("less", 10.0, 20.0, "2\N{MULTIPLICATION SIGN}"),
+        ("less", 10.0, 10.4, None),
+        ("less", 20.0, 10.0, None),
+        ("less", 0.0, 5.0, "from nothing"),
+        ("more", 20.0, 10.0, "0.5\N{MULTIPLICATION SIGN}"),
+        ("more", 10.0, 20.0, None),
+        ("more", 10.0, 9.6, None),
+    ],
+)
+def test_library_that_is_better_is_named(
+    better: Literal["less", "more"], its: float, ours: float, found: str | None
+) -> None:
+    """Beyond noise, in whichever direction is better."""
+    compared = peers_page.Compared("pair", "figure", better, "us", "a figure")
+    rows = [Row(subject, "ok", "", {"figure": value}) for subject, value in ((PEER, its), (OURS, ours))]
+
+    assert peers_page.better(compared, *rows) == found
 
 
 def test_every_backend_has_its_row() -> None:

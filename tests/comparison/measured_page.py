@@ -1,0 +1,234 @@
+"""Writes docs/comparison/measured.md from the committed run of the benchmark."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from lockkit.bench.page.choice import written
+from lockkit.bench.page.page import glance
+from lockkit.bench.places import title
+from lockkit.bench.table import described, limited
+from tests.comparison.markdown import cell, code, table
+from tests.comparison.runs import BENCH, bench
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from lockkit.bench.report import Report, Row, Section
+    from lockkit.bench.workloads.base import Figure
+
+__all__ = ["PAGE", "ratio", "spread", "subject", "text"]
+
+PAGE = BENCH.parent.parent / "measured.md"
+
+TIMES = "\N{MULTIPLICATION SIGN}"
+DASH = "\N{EN DASH}"
+
+HEAD = (
+    "# Measured\n\n"
+    "<!-- Written by `nox -s comparison` from runs/bench.json: measure again to change it. -->\n\n"
+    "One run of `lockkit bench`: lockkit on every backend, other libraries in the same place, and floors, "
+    "the least work that such a lock can do, written by hand.\n"
+    "Every subject runs in processes of its own, and all take turns in random order.\n"
+    "A witness outside of all backends looks whether two were inside at once.\n"
+    "[Measure your servers](../how-to/measure-your-servers.md) tells how to do the same on yours, "
+    "which says more than any page.\n\n"
+    "Compare within one place: the same server, the same minutes.\n"
+    "Times between places also compare servers, and how durable they were set up.\n"
+    "Ratios come again within about 15 %, times only on such a machine.\n"
+)
+
+
+def text() -> str:
+    """The whole page."""
+    report = bench()
+    lines = [HEAD, *_run(report), "", *_servers(report), "", *_at_a_glance(report)]
+    for section in report.sections:
+        if any(shown(row) for row in section.rows):
+            lines += ["", *_workload(section)]
+    return "\n".join(lines) + "\n"
+
+
+def shown(row: Row) -> bool:
+    """Whether it was measured."""
+    return row.status not in {"skipped", "pending"}
+
+
+# -- the run -----------------------------------------------------------------------------------------------------------
+
+
+def _run(report: Report) -> Iterator[str]:
+    about, machine = report.about, report.about["machine"]
+    settings = report.outcome.settings
+    yield "## The run"
+    yield ""
+    facts = {
+        "when": about["started"].replace("T", " ").replace("+00:00", " UTC"),
+        "command": code(about["command"]),
+        "machine": f"{machine['processor']}, {machine['cores']} cores, {machine['memory_gib']} GiB",
+        "system": f"{machine['system']}, {machine['python']}",
+        "load before": f"{machine['load_before']:.1f} processes",
+        "rounds": f"up to {settings.rounds}; {settings.rounds_max_long} of workloads that take long",
+        "everything else": "[bench.json](runs/bench.json), every figure of every round",
+    }
+    for name, fact in facts.items():
+        yield f"- {name}: {fact}"
+    if report.outcome.out_of_time:
+        yield ""
+        yield limited(report)
+    for kind, reason in about["not_started"].items():
+        yield ""
+        yield f"Not measured: {kind}, {code(reason)}."
+
+
+def _servers(report: Report) -> Iterator[str]:
+    yield "## Servers and versions"
+    yield ""
+    yield (
+        "A server that flushes every change to the disk is slower than one that does not, "
+        "and loses nothing when the machine loses its power."
+    )
+    yield ""
+    rows = [[title(group), described(server) or "no server"] for group, server in report.about["servers"].items()]
+    yield from table(["place", "server and its durability"], rows)
+    yield ""
+    yield "Versions:"
+    yield ""
+    for name, version in sorted(report.about["versions"].items(), key=lambda entry: entry[0].lower()):
+        yield f"- {name} {version}"
+
+
+# -- all backends ------------------------------------------------------------------------------------------------------
+
+GLANCE = (
+    ("pair", "median_us", "us", "pair"),
+    ("handoff", "median_ms", "ms", "hand-off"),
+    ("crash", "fraction", "share", "killed holder, ttl"),
+    ("freeze", "fraction", "share", "frozen holder, ttl"),
+    ("distance", "pair_trips", "trips", "round trips"),
+    ("idle", "commands_per_second", "per_s", "idle waiters"),
+    ("held", "cpu_percent", "percent", "held leases, CPU"),
+)
+"""Workload, figure, its unit, and what it is called."""
+
+
+def _at_a_glance(report: Report) -> Iterator[str]:
+    yield "## lockkit on each backend"
+    yield ""
+    yield "The blocking face: medians, and in brackets the multiple of the floor, where there is one."
+    yield "A holder that is killed or frozen is followed after so many ttl."
+    yield "Idle waiters, 100 of them, cost the server so many commands."
+    yield ""
+    sections = {section.workload.name: section for section in report.sections}
+    columns = [entry for entry in GLANCE if entry[0] in sections]
+    rows: dict[str, list[str]] = defaultdict(lambda: [DASH] * len(columns))
+    for column, (name, figure, unit, _) in enumerate(columns):
+        for row in sections[name].rows:
+            if _first(row) and figure in row.figures:
+                value = written(row.figures[figure], unit)  # type: ignore[arg-type]
+                rows[title(row.subject.group)][column] = value + _bracketed(sections[name], row)
+    head = ["backend", *(called for *_, called in columns)]
+    yield from table(head, [[place, *values] for place, values in rows.items()])
+    for section in report.sections:
+        drawn = glance(section)
+        if drawn is not None:
+            plot, chart = drawn
+            yield ""
+            yield f"### {section.workload.title}, on each"
+            yield ""
+            yield str(chart)
+            yield ""
+            yield sentences(plot.reads)
+            yield "It does not show what each backend promises for that time: see [Capabilities](capabilities.md)."
+
+
+def _first(row: Row) -> bool:
+    subject = row.subject
+    return subject.role == "lockkit" and subject.face == "blocking" and subject.number == 1 and shown(row)
+
+
+def _bracketed(section: Section, row: Row) -> str:
+    found = row.ratios.get(section.workload.headline, {}).get(row.floor or "")
+    return f" ({found.median:.2g}{TIMES})" if found is not None else ""
+
+
+# -- one workload ------------------------------------------------------------------------------------------------------
+
+
+def _workload(section: Section) -> Iterator[str]:
+    workload = section.workload
+    rows = [row for row in section.rows if shown(row)]
+    figures = [figure for figure in workload.figures if figure.shown and any(figure.key in row.figures for row in rows)]
+    floors = any(row.floor for row in rows)
+    yield f"## {workload.title}"
+    yield ""
+    yield sentences(workload.explains)
+    yield sentences(workload.silent)
+    yield ""
+    head = ["place", "subject", *(figure.title for figure in figures)]
+    if floors:
+        head.append(f"{TIMES} floor, {_headline(section)}")
+    order = [row.subject.group for row in rows]
+    body = []
+    for row in sorted(rows, key=lambda row: order.index(row.subject.group)):
+        words = [title(row.subject.group), subject(row), *(spread(section, row, figure) for figure in figures)]
+        body.append([*words, ratio(section, row, row.floor)] if floors else words)
+    yield from table(head, body)
+    yield from remarks(rows)
+
+
+def _headline(section: Section) -> str:
+    return next(figure.title for figure in section.workload.figures if figure.key == section.workload.headline)
+
+
+def subject(row: Row) -> str:
+    """What a row is called: lockkit's stand out, and who did not exclude does so too."""
+    name = row.subject.label + (" (asyncio)" if row.subject.face == "asyncio" else "")
+    name = f"**{name}**" if row.subject.role == "lockkit" else f"*{name}*" if row.subject.role == "floor" else name
+    return name if row.status == "ok" else f"{name}: {row.status}"
+
+
+def spread(section: Section, row: Row, figure: Figure) -> str:
+    """A figure over all rounds, and the lowest and the highest of them where they were several."""
+    value = row.figures.get(figure.key)
+    if value is None:
+        return DASH
+    middle = f"{value:,.{figure.digits}f}"
+    values = [
+        entry["figures"][figure.key]
+        for entry in section.rounds
+        if entry["subject"] == row.subject.key and figure.key in entry["figures"]
+    ]
+    if figure.combine in {"max", "sum"} or len(values) < 2 or min(values) == max(values):
+        return middle
+    return f"{middle} ({min(values):,.{figure.digits}f}{DASH}{max(values):,.{figure.digits}f})"
+
+
+def ratio(section: Section, row: Row, other: str | None) -> str:
+    """The headline figure as a multiple of another subject's, within each round."""
+    found = row.ratios.get(section.workload.headline, {}).get(other or "")
+    if found is None:
+        return DASH
+    digits = 2 if found.median < 10 else 0
+    middle = f"{found.median:.{digits}f}"
+    if len(found.rounds) < 2:
+        return middle
+    return f"{middle} ({found.lowest:.{digits}f}{DASH}{found.highest:.{digits}f})"
+
+
+def remarks(rows: Sequence[Row]) -> Iterator[str]:
+    """What must be said about figures, once for all whom it concerns."""
+    said: dict[str, list[str]] = defaultdict(list)
+    for row in rows:
+        for remark in ([f"{row.status}: {row.reason}"] if row.reason else []) + row.notes:
+            said[remark].append(f"{row.subject.label} at {title(row.subject.group)}")
+    if said:
+        yield ""
+    for remark, names in said.items():
+        yield f"- {code(cell(remark))}: {', '.join(dict.fromkeys(names))}"
+
+
+def sentences(prose: str) -> str:
+    """Each on a line of its own."""
+    return prose.replace(". ", ".\n").replace("? ", "?\n")

@@ -1,0 +1,70 @@
+"""
+Writes the pages of docs/comparison that are made by a program; a test holds that they are up to date.
+
+==============================================  =======================================================
+``nox -s comparison``                           writes them anew, from the committed runs
+``nox -s comparison -- FILE``                   takes over a run of ``lockkit bench --json`` first
+``nox -s comparison -- conformance``            runs the conformance suite on all backends first
+==============================================  =======================================================
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.comparison import capability_page, conformance, conformance_page, measured_page, peers_page, runs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+__all__ = ["PAGES"]
+
+STYLE = runs.RUNS.parent / "charts.css"
+
+COLOURS = """\
+/* Written by `nox -s comparison`: the plots of `lockkit bench --html` in the colours of this site. */
+.md-typeset .chart {
+  --ink: var(--md-default-fg-color); --soft: var(--md-default-fg-color--light);
+  --rule: var(--md-default-fg-color--lighter); --grid: var(--md-default-fg-color--lightest);
+  --lockkit: #2066c4; --peer: #9aa5b1; --floor: #c9a24a; --bad: #c23b2e;
+  margin: 1em 0; max-width: 42rem;
+}
+[data-md-color-scheme="slate"] .md-typeset .chart {
+  --lockkit: #5b9df0; --peer: #77828e; --floor: #b28f42; --bad: #f07d71;
+}
+"""
+
+
+def style() -> str:
+    """What the plots in the pages look like."""
+    return COLOURS + files("lockkit.bench.page").joinpath("charts.css").read_text()
+
+
+PAGES: dict[Path, Callable[[], str]] = {
+    capability_page.PAGE: capability_page.text,
+    conformance_page.PAGE: conformance_page.text,
+    measured_page.PAGE: measured_page.text,
+    peers_page.PAGE: peers_page.text,
+    STYLE: style,
+}
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Take over what is new, write all pages, and say which of them changed."""
+    for argument in arguments:
+        if argument == "conformance":
+            conformance.record()
+        else:
+            runs.BENCH.write_text(runs.dump(runs.kept(json.loads(Path(argument).read_text()))))
+    for page, text in PAGES.items():
+        before, after = page.read_text() if page.exists() else "", text()
+        page.write_text(after)
+        sys.stdout.write(f"{page}: {'as it was' if before == after else 'changed'}\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,282 @@
+"""Writes docs/comparison/peers.md: figures from the committed run of the benchmark, words from `peers`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from lockkit.bench.page.choice import PLOTS, written
+from lockkit.bench.page.plots import draw
+from lockkit.bench.places import title
+from tests.comparison.markdown import cell, code, table
+from tests.comparison.measured_page import DASH, TIMES, sentences, shown, subject
+from tests.comparison.peers import PEERS, Peer
+from tests.comparison.runs import BENCH, bench
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from lockkit.bench.page.choice import Unit
+    from lockkit.bench.report import Report, Row, Section
+
+__all__ = ["COMPARED", "PAGE", "text"]
+
+PAGE = BENCH.parent.parent / "peers.md"
+
+NOISE = 1.05
+"""Whoever is better by less than this is as good."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """
+    A figure that tells which of two subjects is better.
+
+    Attributes:
+        workload: Which measures it.
+        figure: Its key.
+        better: What is.
+        unit: Of its values.
+        called: What it is called.
+        short: What it is called above a column; empty: it is in no table.
+    """
+
+    workload: str
+    figure: str
+    better: Literal["less", "more"]
+    unit: Unit
+    called: str
+    short: str = ""
+
+
+COMPARED = (
+    Compared("pair", "median_us", "less", "us", "pair, median", "pair"),
+    Compared("pair", "p99_us", "less", "us", "pair, p99"),
+    Compared("contention", "pairs_per_second", "more", "per_s", "pairs under contention", "under contention"),
+    Compared("contention", "share", "more", "share", "least / most served", "least / most served"),
+    Compared("contention", "longest_wait_ms", "less", "ms", "longest wait under contention"),
+    Compared("sweep", "pairs_16", "more", "per_s", "pairs by 16 processes"),
+    Compared("handoff", "median_ms", "less", "ms", "hand-off, median", "hand-off"),
+    Compared("handoff", "p99_ms", "less", "ms", "hand-off, p99"),
+    Compared("crash", "fraction", "less", "share", "killed holder, in ttl", "killed holder, ttl"),
+    Compared("freeze", "fraction", "less", "share", "frozen holder, in ttl", "frozen holder, ttl"),
+    Compared("distance", "pair_trips", "less", "trips", "round trips of a pair", "round trips"),
+    Compared("distance", "handoff_trips", "less", "trips", "round trips of a hand-off"),
+    Compared("idle", "commands_per_second", "less", "per_s", "commands of idle waiters", "idle waiters"),
+    Compared("idle", "connections", "less", "trips", "connections of idle waiters", "their connections"),
+    Compared("idle", "cpu_percent", "less", "percent", "CPU of idle waiters"),
+    Compared("held", "cpu_percent", "less", "percent", "CPU of held leases", "held leases, CPU"),
+    Compared("held", "connections", "less", "trips", "connections of held leases"),
+)
+
+HEAD = (
+    "# Other libraries\n\n"
+    "<!-- Written by `nox -s comparison` from runs/bench.json and tests/comparison/peers.py: change it there. -->\n\n"
+    "Every library here is somebody's answer to a real need, and several are the better choice for some jobs.\n"
+    "Figures are those of the run in [Measured](measured.md), "
+    "which also has the day, the machine, the command and the durability of each server.\n"
+    "A library is used as its documentation says; where not, that stands under [Used otherwise](#used-otherwise).\n"
+)
+
+
+def text() -> str:
+    """The whole page."""
+    report = bench()
+    lines = [HEAD, *_libraries(report), "", *_better(report), "", *_places(report), "", *_otherwise(report)]
+    return "\n".join(lines) + "\n"
+
+
+# -- what each is ------------------------------------------------------------------------------------------------------
+
+
+def _libraries(report: Report) -> Iterator[str]:
+    yield "## What each offers, and what it leaves to you"
+    for peer in PEERS:
+        rows = [row for section in report.sections for row in section.rows if row.subject.label == peer.label]
+        version = next((row.subject.version for row in rows if row.subject.version), "")
+        yield ""
+        yield f"### {peer.label}"
+        yield ""
+        if version:
+            yield f"Version {version}."
+        yield sentences(peer.offers)
+        yield ""
+        for sentence, test, *ours in peer.leaves:
+            beside = f"; lockkit: `{ours[0]}`" if ours else ""
+            yield f"- {sentence} (`{test}`{beside})"
+        if not peer.ttl:
+            yield "- Its locks have no ttl: they end with their process, connection or file."
+        for sentence in _seen(report, peer):
+            yield f"- {sentence}"
+
+
+def _seen(report: Report, peer: Peer) -> Iterator[str]:
+    """What the run says of a library, in words."""
+    rows = [row for section in report.sections for row in section.rows if row.subject.label == peer.label]
+    if not rows:
+        yield "The run does not have it: see [Measure your servers](../how-to/measure-your-servers.md)."
+        return
+    polls = sorted({row.subject.poll for row in rows if row.subject.poll})
+    if polls:
+        yield f"Its waiters ask again and again, every {' or '.join(f'{poll:g}' for poll in polls)} s."
+    if peer.ttl and not any(row.subject.renews for row in rows):
+        yield "It renews nothing by itself."
+    for section in report.sections:
+        mine = [row for row in section.rows if row.subject.label == peer.label]
+        kept = sorted({title(row.subject.group) for row in mine if row.figures.get("never")})
+        if kept:
+            yield f"{section.workload.title}: nobody had the lock within three ttl, at {', '.join(kept)}."
+        for row in mine:
+            if row.status in {"broken", "failed"}:
+                yield f"{section.workload.title}: {row.status} at {title(row.subject.group)}, {code(cell(row.reason))}."
+
+
+# -- where others are better -------------------------------------------------------------------------------------------
+
+
+def _better(report: Report) -> Iterator[str]:
+    yield "## Where they are better"
+    yield ""
+    yield (
+        "Every figure in which a library did better than lockkit in the same place, on the same face, "
+        "by more than 5 %, as the median of the rounds."
+    )
+    yield (
+        "A figure alone is not a verdict: who keeps a lock to himself has many pairs per second, "
+        "who writes no token to the disk is done sooner, "
+        "and a lock that nobody renews is free sooner when its holder dies: it would have ended soon anyway."
+    )
+    yield ""
+    order = [peer.label for peer in PEERS]
+    rows = sorted(_wins(report), key=lambda row: order.index(row[0].removesuffix(" (asyncio)")))
+    if rows:
+        yield from table(["library", "place", "figure", "its", "lockkit's", "lockkit's / its"], rows)
+    else:
+        yield "Nowhere in this run."
+
+
+def _wins(report: Report) -> Iterator[list[str]]:
+    for compared in COMPARED:
+        section = _section(report, compared.workload)
+        if section is None:
+            continue
+        for row in section.rows:
+            ours = _ours(section, row)
+            if ours is None or row.subject.role != "peer" or row.status != "ok":
+                continue
+            found = better(compared, row, ours)
+            if found is None:
+                continue
+            names = [subject(row), title(row.subject.group), compared.called]
+            values = [written(each.figures[compared.figure], compared.unit) for each in (row, ours)]
+            yield [*names, *values, found]
+
+
+def better(compared: Compared, theirs: Row, ours: Row) -> str | None:
+    """How much worse lockkit is, as a multiple; None if it is not."""
+    its, own = theirs.figures.get(compared.figure), ours.figures.get(compared.figure)
+    if its is None or own is None:
+        return None
+    worse = own > its * NOISE if compared.better == "less" else its > own * NOISE
+    if not worse:
+        return None
+    return f"{own / its:.2g}{TIMES}" if its else "from nothing"
+
+
+def _section(report: Report, name: str) -> Section | None:
+    return next((section for section in report.sections if section.workload.name == name), None)
+
+
+def _ours(section: Section, row: Row) -> Row | None:
+    """Find lockkit in the same place, on the same face."""
+    return next(
+        (
+            other
+            for other in section.rows
+            if other.subject.role == "lockkit"
+            and other.subject.number == 1
+            and (other.subject.group, other.subject.face) == (row.subject.group, row.subject.face)
+            and shown(other)
+        ),
+        None,
+    )
+
+
+# -- place by place ----------------------------------------------------------------------------------------------------
+
+
+def _places(report: Report) -> Iterator[str]:
+    yield "## Place by place"
+    yield ""
+    yield "Medians of the rounds; *floors* are written by hand, without a library."
+    groups = dict.fromkeys(
+        row.subject.group
+        for section in report.sections
+        for row in section.rows
+        if row.subject.role == "peer" and shown(row) and row.subject.group in report.about["servers"]
+    )
+    for group in groups:
+        yield ""
+        yield f"### {title(group)}"
+        yield ""
+        yield from _table(report, group)
+        yield from _plot(report, group)
+
+
+def _table(report: Report, group: str) -> Iterator[str]:
+    columns = [compared for compared in COMPARED if compared.short]
+    found: dict[str, dict[int, str]] = {}
+    for number, compared in enumerate(columns):
+        section = _section(report, compared.workload)
+        for row in section.rows if section is not None else []:
+            if row.subject.group != group or not shown(row):
+                continue
+            values = found.setdefault(subject(row).partition(":")[0], {})
+            values[number] = _value(compared, row)
+    used = [
+        number for number in range(len(columns)) if any(values.get(number, DASH) != DASH for values in found.values())
+    ]
+    head = ["subject", *(columns[number].short for number in used)]
+    yield from table(head, [[name, *(values.get(n, DASH) for n in used)] for name, values in found.items()])
+
+
+def _value(compared: Compared, row: Row) -> str:
+    if row.status in {"broken", "failed"}:
+        return row.status
+    if row.figures.get("never") and compared.figure == "fraction":
+        return "never"
+    value = row.figures.get(compared.figure)
+    return DASH if value is None else written(value, compared.unit)
+
+
+def _plot(report: Report, group: str) -> Iterator[str]:
+    section = _section(report, "pair")
+    if section is None:
+        return
+    (plot,) = PLOTS["pair"]
+    rows = [row for row in section.rows if row.subject.group == group]
+    chart = draw(plot, section, rows, name=lambda row: row.subject.label + FACES[row.subject.face])
+    if chart is not None:
+        yield ""
+        yield str(chart)
+        yield ""
+        yield f"{sentences(plot.reads)}"
+        yield "At the right: the least time of a pair, as a multiple of the floor's."
+
+
+FACES = {"blocking": "", "asyncio": " (asyncio)"}
+
+
+def _otherwise(report: Report) -> Iterator[str]:
+    """In what a use differs from the library's defaults."""
+    yield "## Used otherwise"
+    yield ""
+    yield "Where a library's defaults would have ended the measurement, or its documentation leaves a choice:"
+    yield ""
+    tuned: dict[str, list[str]] = {}
+    for section in report.sections:
+        for row in section.rows:
+            if row.subject.tuning:
+                tuned.setdefault(row.subject.tuning, []).append(row.subject.label)
+    for tuning, labels in tuned.items():
+        yield f"- {', '.join(dict.fromkeys(labels))}: {cell(tuning)}"

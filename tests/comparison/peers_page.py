@@ -175,7 +175,7 @@ def _wins(report: Report) -> Iterator[list[str]]:
 def better(compared: Compared, theirs: Row, ours: Row) -> str | None:
     """How much worse lockkit is, as a multiple; None if it is not."""
     its, own = theirs.figures.get(compared.figure), ours.figures.get(compared.figure)
-    if its is None or own is None:
+    if its is None or own is None or min(its, own) < 0:  # a difference that drowned in noise
         return None
     worse = own > its * NOISE if compared.better == "less" else its > own * NOISE
     if not worse:

@@ -133,6 +133,7 @@ def test_every_library_of_the_benchmark_has_its_words() -> None:
         ("less", 10.0, 10.4, None),
         ("less", 20.0, 10.0, None),
         ("less", 0.0, 5.0, "from nothing"),
+        ("less", -1.0, 5.0, None),
         ("more", 20.0, 10.0, "0.5\N{MULTIPLICATION SIGN}"),
         ("more", 10.0, 20.0, None),
         ("more", 10.0, 9.6, None),

@@ -45,10 +45,9 @@ def _outcomes(backends: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     for backend in backends:
         counts = sum((Counter(group) for group in backend["groups"].values()), Counter[str]())
         verdict = "conforms" if backend["conforms"] else "does not conform"
-        rows.append(
-            [backend["backend"], backend["server"] or "no server", verdict, *(str(counts[o]) for o in OUTCOMES)]
-        )
-    yield from table(["backend", "server", "verdict", *OUTCOMES], rows)
+        numbers = [str(counts[outcome]) for outcome in OUTCOMES]
+        rows.append([backend["backend"], verdict, *numbers, backend["server"] or "no server"])
+    yield from table(["backend", "verdict", *OUTCOMES, "server"], rows)
 
 
 def _groups(backends: Sequence[Mapping[str, Any]]) -> Iterator[str]:

@@ -172,7 +172,7 @@ def test_pyetcd_leaves_a_lease_for_each_attempt_that_fails(etcd: EtcdServer) -> 
         for _ in range(3):
             assert not client.lock("stool", ttl=int(LONG)).acquire(timeout=0.1)
 
-    assert len(leases_of(etcd) - before) == 3
+    assert len(leases_of(etcd) - before) >= 3  # it asks several times within the timeout, with a lease each time
 
 
 def test_sqlalchemy_dlock_believes_in_a_lock_whose_session_was_ended() -> None:

@@ -283,7 +283,7 @@ class SessionBackend(LockBackend):
                     return Busy()
                 # Before the proof that it is still ours: see the module.
                 anchor = self._runtime.now()
-                taken = await self._take_granted(place, place.session, limit)
+                taken = await self._take_granted(request, place, place.session, limit)
             else:
                 anchor = None
                 taken = await self._first_attempt(request, place, limit)
@@ -339,24 +339,33 @@ class SessionBackend(LockBackend):
             self._lose(place)
             raise self.database.translate(error) from error
 
-    async def _take_granted(self, place: _Place, session: Session, limit: int) -> Taken | None:
+    async def _take_granted(self, request: Request, place: _Place, session: Session, limit: int) -> Taken | None:
         """Hear what the queue gave, and have the session prove that it is alive; None: begin anew."""
         try:
             result = await session.answer()
             place.queued = False
             identity = self._granted(session, result)
             if identity is not None:
-                self._keep(session, limit)
-                await session.answer()
-                return Taken(identity)
+                return await self._prove(session, place.key, limit, request, identity)
         except self.database.driver_errors as error:
             place.queued = False
-            if self.database.kind(error) not in {"conflict", "locked", "timeout"} or session.unheard:
+            kind = self.database.kind(error)
+            if kind not in {"conflict", "locked", "timeout", "no table"} or session.unheard:
                 self._lose(place)
                 raise self.database.translate(error) from error
+            if kind == "no table":
+                await self._give_up(place)
+                await self._make_tables(error)
             # A limit of the server's, or somebody cancelled it: the grant may have raced with that, so look again.
         await self._give_up(place)
         return None
+
+    async def _prove(self, session: Session, key: Key, limit: int, request: Request, identity: int) -> Taken | None:
+        """Have a session that was granted the lock in the queue answer once more; None: begin anew."""
+        del key, request
+        self._keep(session, limit)
+        await session.answer()
+        return Taken(identity)
 
     async def _lease(self, request: Request, place: _Place, taken: Taken) -> int | None:
         """Give the token of what was taken, written now if it was not; None: the session does not hold it any more."""

@@ -65,7 +65,7 @@ _CAPABILITIES = Capabilities(
 )
 
 
-_PG_FREE = Statement("COMMIT;SELECT pg_advisory_unlock($1)")
+_PG_FREE = Statement("COMMIT;SELECT pg_advisory_unlock($1), pg_advisory_unlock_all()")
 _PG_UNLOCK_ALL = Statement("SELECT pg_advisory_unlock_all()")
 
 
@@ -91,8 +91,10 @@ class PostgresqlAdvisory(PostgresqlSessions):
             " token = greatest(l.token + 1, excluded.token), granted_at_us = excluded.granted_at_us,"
             " session = excluded.session, metadata = excluded.metadata RETURNING token",
             # What idles afterwards is a transaction: that is what PostgreSQL before 14 has a limit for.
-            "BEGIN;EXECUTE lockkit_try ($1, $3, $4, $5);COMMIT AND CHAIN",
+            taking := "BEGIN;EXECUTE lockkit_try ($1, $3, $4, $5);COMMIT AND CHAIN",
         )
+        # By a session that has the lock from the queue already: a session may have it twice.
+        self._take = Statement(f"COMMIT;{taking}")
         self._wait = Statement(f"SELECT pg_advisory_lock($1);SELECT pg_backend_pid(), {now}")
         self._wait_pooled = Statement(f"SELECT pg_advisory_xact_lock($1);SELECT pg_backend_pid(), {now}")
         # pg_locks has a key of 64 bits in two halves, and 1 in objsubid to tell it from two keys of 32 bits.
@@ -141,6 +143,12 @@ class PostgresqlAdvisory(PostgresqlSessions):
         session.pid, granted_at_us = result.rows[0]
         return None if granted_at_us is None else int(granted_at_us)
 
+    async def _prove(self, session: Session, key: Key, limit: int, request: Request, identity: int) -> Taken | None:
+        if session.pooled:
+            return await super()._prove(session, key, limit, request, identity)
+        result = await session.run(self._take, (key.number, limit, key.name, request.owner, request.metadata))
+        return Taken(identity, result.rows[0][0]) if result.rows else None
+
     async def _leave(self, session: Session, key: Key) -> None:
         await super()._leave(session, key)
         if not session.pooled:
@@ -163,7 +171,7 @@ _WAIT_SECONDS = 31_536_000
 """How long a waiter stays in the queue before it joins it anew. Without a limit is not the same number everywhere."""
 
 _MYSQL_LOCK = Statement("SELECT GET_LOCK($1, $2)")
-# The session has no other lock, and this one perhaps twice: how often a condition is evaluated is not promised.
+# The session has no other lock, but this one perhaps twice.
 _MYSQL_UNLOCK = Statement("SELECT RELEASE_ALL_LOCKS()")
 
 
@@ -186,18 +194,16 @@ class MysqlAdvisory(MysqlSessions):
             " token = LAST_INSERT_ID(GREATEST(token + 1, VALUES(token))), granted_at_us = VALUES(granted_at_us),"
             " session = VALUES(session), metadata = VALUES(metadata)"
         )
-        self._written = self._writing(leases, "IS_USED_LOCK($5)")
         self._seen = self._looking(leases, "IS_USED_LOCK($2)")
-
-    def _lease_parameters(self, session: Session, key: Key) -> tuple[Parameter, ...]:
-        del session
-        return (key.text,)
 
     def _look_parameters(self, key: Key) -> tuple[Parameter, ...]:
         return (key.name, key.text)
 
     async def _attempt(self, session: Session, key: Key, limit: int, request: Request) -> Taken | None:
         await self._limited(session, limit)
+        return await self._taken(session, key, request)
+
+    async def _taken(self, session: Session, key: Key, request: Request) -> Taken | None:
         owner = self.database.dialect.name_parameter(request.owner)
         result = await session.run(self._take, (key.name, owner, request.metadata, key.text))
         # NULL of GET_LOCK (out of memory, or this connection is being ended) counts as busy: the queue will tell.
@@ -209,6 +215,11 @@ class MysqlAdvisory(MysqlSessions):
     def _granted(self, session: Session, result: Result) -> int | None:
         # 0: a year has passed. NULL: somebody ended the statement. In either case the lock is not ours.
         return session.pid if result.rows[0][0] == 1 else None
+
+    async def _prove(self, session: Session, key: Key, limit: int, request: Request, identity: int) -> Taken | None:
+        del limit, identity
+        # It has the lock from the queue already: a session may have it twice.
+        return await self._taken(session, key, request)
 
     async def _leave(self, session: Session, key: Key) -> None:
         del key

@@ -419,40 +419,46 @@ class TestServers:
 class TestGrants:
     """When a grant counts, and what is written."""
 
-    def test_lease_is_not_written_by_who_was_thrown_out_meanwhile(self, place: Place, connect: Connect) -> None:
+    @pytest.mark.parametrize("where", ["postgresql-row", "mariadb-row", "postgresql-advisory"])
+    def test_lease_is_not_written_by_who_was_thrown_out_meanwhile(
+        self, where: str, request: pytest.FixtureRequest, connect: Connect, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """
-        Between the database's grant and our writing of it.
+        Between the database's grant and our writing of it. In mode=advisory that is two things behind a pooler only.
 
         A is granted the lock, and is stopped. A is thrown out. B is granted it, and writes its lease.
         A wakes: it must neither believe that it holds, nor write over B's lease.
         """
+        kind, _, mode = where.partition("-")
+        place = Place(request.getfixturevalue(kind), mode)
+        monkeypatch.setattr(Session, "pooled", mode == "advisory")
         host = StubHost()
         slow: SessionBackend = place_backend(place, host)
         other = connect(place.url)
         write = slow._write
         theirs: list[Lease] = []
 
-        async def stopped(request: Request, where: _Place, identity: int) -> int | None:
+        async def stopped(wanted: Request, at: _Place, identity: int) -> int | None:
             if not theirs:
-                assert where.session is not None
-                place.end(where.session.pid)
+                assert at.session is not None
+                place.end(at.session.pid)
                 theirs.append(other.lock("thrown out", ttl=LONG).acquire(PATIENCE))
-            return await write(request, where, identity)
+            return await write(wanted, at, identity)
 
         slow._write = stopped  # type: ignore[method-assign, assignment]
-        request = host.request("thrown out", ttl=LONG)
+        wanted = host.request("thrown out", ttl=LONG)
         with other.lock("thrown out", ttl=LONG):
-            assert isinstance(drive(slow.try_acquire(request)), Busy)
-        wait_until(lambda: None if request.place.session.answered else "not granted yet")
+            assert isinstance(drive(slow.try_acquire(wanted)), Busy)
+        wait_until(lambda: None if wanted.place.session.answered else "not granted yet")
 
-        outcome = drive(slow.try_acquire(request))
+        outcome = drive(slow.try_acquire(wanted))
 
         assert isinstance(outcome, Busy)
         assert theirs[0].confirm()
         (holder,) = other.holders("thrown out")
         assert (holder.owner, holder.token) == (theirs[0].owner, theirs[0].token)
         theirs[0].release()
-        drive(slow.abandon(request))
+        drive(slow.abandon(wanted))
         drive(slow.close())
 
     def test_grant_that_was_found_late_is_not_believed(self, place: Place, connect: Connect) -> None:
@@ -599,6 +605,18 @@ class TestTables:
         lease.release()
         with other.lock("dropped", ttl=LONG, timeout=PATIENCE) as after:
             assert after.token > lease.token
+
+    def test_table_of_leases_dropped_while_somebody_waits(self, place: Place, connect: Connect) -> None:
+        """It is made anew by whoever is granted the lock next."""
+        client, other = connect(place.url), connect(place.url)
+        lease = client.lock("dropped too", ttl=LONG).acquire()
+        with running(lambda: other.lock("dropped too", ttl=LONG).acquire(PATIENCE)) as got:
+            until_waiting(other, "dropped too")
+            place.server.execute(f"DROP TABLE {place.leases}")
+            lease.release()
+
+        assert got[0].token > lease.token
+        got[0].release()
 
     @pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
     def test_table_of_rows_is_dropped_when_the_last_has_released(

@@ -48,9 +48,13 @@ def bench(  # the signature is the command line
         bool, typer.Option(help="A first look in less than two minutes: fewer workloads, short turns, more noise.")
     ] = False,
     rounds: Annotated[int | None, typer.Option(min=1, help="How often every subject takes its turn.")] = None,
+    long_rounds: Annotated[
+        int | None, typer.Option(min=1, help="The same for workloads that take long; no more than --rounds.")
+    ] = None,
     seconds: Annotated[float | None, typer.Option(min=0.01, help="Length of a turn in pair and contention.")] = None,
     processes: Annotated[int | None, typer.Option(min=1, help="Contenders.")] = None,
     waiters: Annotated[int | None, typer.Option(min=1, help="Idle waiters.")] = None,
+    idle_seconds: Annotated[float | None, typer.Option(min=0.1, help="How long they are watched.")] = None,
     leases: Annotated[int | None, typer.Option(min=1, help="Held leases.")] = None,
     lease_ttl: Annotated[
         float | None, typer.Option(min=0.1, help="Their ttl, seconds, and how long they are held.")
@@ -85,6 +89,7 @@ def bench(  # the signature is the command line
 
         given: dict[str, Any] = {"rounds": rounds, "seconds": seconds, "processes": processes, "waiters": waiters}
         given |= {"leases": leases, "lease_ttl": lease_ttl, "limit": limit}
+        given |= {"rounds_max_long": long_rounds, "idle_seconds": idle_seconds}
         faces: tuple[Face, ...] = ("blocking", "asyncio")
         face = face or (FaceChoice.BLOCKING if quick else FaceChoice.BOTH)
         wanted = Wanted(

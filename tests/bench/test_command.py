@@ -61,6 +61,14 @@ def test_json_says_everything_that_a_reader_needs() -> None:
     assert len(pair["rounds"]) == 4
 
 
+def test_length_of_every_part_can_be_given() -> None:
+    """A run that must end soon can still have all workloads."""
+    few = ["--workload", "pair", "--rounds", "3", "--long-rounds", "1", "--idle-seconds", "1.5", "--seconds", "0.02"]
+    found = report("memory://", *few, "--no-peers")["settings"]
+
+    assert (found["rounds"], found["rounds_max_long"], found["idle_seconds"]) == (3, 1, 1.5)
+
+
 def test_table_has_a_row_for_each_subject() -> None:
     """With the sentence that says what the figures mean."""
     status, text = bench("memory://", "--workload", "pair", "--face", "asyncio", *FEW)

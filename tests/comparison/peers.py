@@ -18,12 +18,14 @@ class Peer:
         leaves: What it leaves to its users: a sentence, the test that shows it, and the one that shows how lockkit
             does, where it stands beside it.
         ttl: Its locks end by themselves.
+        waits: It can be told to wait; otherwise the benchmark asks again.
     """
 
     label: str
     offers: str
     leaves: tuple[tuple[str, ...], ...] = ()
     ttl: bool = True
+    waits: bool = True
 
 
 PEERS = (
@@ -70,7 +72,7 @@ PEERS = (
         "The description of Redlock in 130 lines, by which many have understood it.",
         (
             (
-                "It does not wait: after its tries it gives up, and a caller asks again.",
+                "After its tries it gives up, and a caller who wants the lock asks again.",
                 "test_redlock_py_gives_up_after_its_tries",
             ),
         ),
@@ -100,6 +102,7 @@ PEERS = (
                 "test_etcd3gw_enters_the_block_without_the_lock",
             ),
         ),
+        waits=False,
     ),
     Peer(
         "sqlalchemy-dlock",

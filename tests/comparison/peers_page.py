@@ -118,7 +118,10 @@ def _seen(report: Report, peer: Peer) -> Iterator[str]:
         return
     polls = sorted({row.subject.poll for row in rows if row.subject.poll})
     if polls:
-        yield f"Its waiters ask again and again, every {' or '.join(f'{poll:g}' for poll in polls)} s."
+        said = (
+            "Its waiters ask again and again" if peer.waits else "It does not wait: it was asked again and again here"
+        )
+        yield f"{said}, every {' or '.join(f'{poll:g}' for poll in polls)} s."
     if peer.ttl and not any(row.subject.renews for row in rows):
         yield "It renews nothing by itself."
     for section in report.sections:

@@ -38,7 +38,7 @@ from sqlalchemy.util import greenlet_spawn
 
 from lockkit.backends._sql_dialect import STATEMENT_SECONDS, Dialect, dialect_named
 from lockkit.backends._sql_errors import Kind, translate
-from lockkit.backends._sql_link import AdaptedLink, DbapiLink, Link
+from lockkit.backends._sql_link import AdaptedLink, DbapiLink, Link, close_later
 from lockkit.errors import BackendUnavailable, LockError
 from lockkit.url import HIDDEN
 
@@ -327,7 +327,8 @@ class Database:
 
             return PqLink(dialect.get_driver_connection(dbapi), self._runtime, (keep, dbapi))
         if dialect.is_async:
-            return AdaptedLink(dbapi, dialect.paramstyle, dialect.do_terminate, keep)
+            terminate = dialect.do_terminate if dialect.has_terminate else close_later
+            return AdaptedLink(dbapi, dialect.paramstyle, terminate, keep)
         return DbapiLink(dbapi, dialect.paramstyle, keep)
 
     def _open_dbapi(self) -> tuple[Any, object]:

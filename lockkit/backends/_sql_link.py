@@ -30,7 +30,7 @@ from lockkit.backends._sql_statement import Result
 if TYPE_CHECKING:
     from lockkit.backends._sql_statement import Parameter, Statement
 
-__all__ = ["AdaptedLink", "DbapiLink", "Link"]
+__all__ = ["AdaptedLink", "DbapiLink", "Link", "close_later"]
 
 NO_ANSWER = "no answer within the time limit"
 
@@ -242,10 +242,22 @@ class AdaptedLink(Link):
             await greenlet_spawn(dbapi.close)
 
 
-def _heard(task: asyncio.Task[Result]) -> None:
+def _heard(task: asyncio.Task[Any]) -> None:
     """See that asyncio does not complain of an error that nobody asked for."""
     if not task.cancelled():
         task.exception()
+
+
+_closing: set[asyncio.Task[None]] = set()
+"""asyncio itself keeps tasks that nobody waits for by weak references only."""
+
+
+def close_later(dbapi: Any) -> None:  # noqa: ANN401 - any driver's
+    """Terminate a connection of a driver that cannot do so without waiting, as aiosqlite before 0.22."""
+    task: asyncio.Task[None] = asyncio.ensure_future(greenlet_spawn(dbapi.close))
+    _closing.add(task)
+    task.add_done_callback(_closing.discard)
+    task.add_done_callback(_heard)
 
 
 def _file_descriptor(driver_connection: Any) -> int:  # noqa: ANN401 - any driver's

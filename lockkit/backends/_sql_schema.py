@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from sqlalchemy import BigInteger, Boolean, Column, MetaData, String, Table, Text, inspect, text
+from sqlalchemy import BigInteger, Boolean, Column, MetaData, String, Table, Text, event, inspect, text
 from sqlalchemy.dialects.mysql import VARBINARY, VARCHAR
 from sqlalchemy.dialects.postgresql import TEXT as PG_TEXT
 from sqlalchemy.schema import CreateColumn, CreateTable
@@ -26,15 +26,19 @@ from lockkit.values import METADATA_BYTES_MAX
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from sqlalchemy import Connection
     from sqlalchemy import Dialect as SqlDialect
 
     from lockkit.backends._sql_database import Database
     from lockkit.errors import LockError
 
-__all__ = ["TABLE", "create", "ddl", "lock_table", "migrate", "parse_table", "quoted"]
+__all__ = ["TABLE", "create", "ddl", "lock_table", "migrate", "parse_table", "quoted", "with_room"]
 
 TABLE = "lockkit_locks"
 """Name of the lock table unless ``table=`` says otherwise."""
+
+_STORAGE = "fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000"
+"""Of PostgreSQL: room in each page for new versions of its rows, and soon cleaned up. Each acquisition is an update."""
 
 _IDENTIFIER = r"[A-Za-z_][A-Za-z0-9_]{0,62}"
 _TABLE = re.compile(rf"(?:({_IDENTIFIER})\.)?({_IDENTIFIER})")
@@ -68,7 +72,7 @@ def lock_table(metadata: MetaData | None = None, name: str = TABLE) -> Table:
     long = Text().with_variant(VARCHAR(METADATA_BYTES_MAX, charset="ascii"), "mysql", "mariadb")
     schema, _, plain = name.rpartition(".")
     zero, no = text("0"), text("false")
-    return Table(
+    table = Table(
         plain,
         metadata if metadata is not None else MetaData(),
         Column("name", key, primary_key=True),
@@ -86,9 +90,21 @@ def lock_table(metadata: MetaData | None = None, name: str = TABLE) -> Table:
         schema=schema or None,
         mysql_engine="InnoDB",
         sqlite_with_rowid=False,
-        # Room in each page for new versions of its rows, and soon cleaned up: each acquisition is an update.
-        postgresql_with={"fillfactor": 50, "autovacuum_vacuum_scale_factor": 0, "autovacuum_vacuum_threshold": 1000},
     )
+    return with_room(table)
+
+
+def with_room(table: Table) -> Table:
+    """Have PostgreSQL store a table as one whose rows are updated all the time, however it is made."""
+    # The option postgresql_with of tables would do, but SQLAlchemy 2.0 has it for indexes only.
+    table.info["lockkit_storage"] = _STORAGE
+
+    def store(made: Table, connection: Connection, **_: object) -> None:
+        if connection.dialect.name == "postgresql":
+            connection.execute(text(f"ALTER TABLE {quoted(made, connection.dialect)} SET ({_STORAGE})"))
+
+    event.listen(table, "after_create", store)
+    return table
 
 
 def quoted(table: Table, dialect: SqlDialect) -> str:
@@ -99,6 +115,8 @@ def quoted(table: Table, dialect: SqlDialect) -> str:
 def ddl(table: Table, dialect: SqlDialect) -> str:
     """Write the statement that makes a table if it is not there."""
     lines = str(CreateTable(table, if_not_exists=True).compile(dialect=dialect)).strip().splitlines()
+    if dialect.name == "postgresql" and (storage := table.info.get("lockkit_storage")):
+        lines[-1] += f" WITH ({storage})"
     return "\n".join(line.replace("\t", "    ").rstrip() for line in lines)
 
 

@@ -13,6 +13,8 @@ from sqlalchemy import BigInteger, Column, MetaData, Table, Text
 from sqlalchemy.dialects.mysql import MEDIUMTEXT, VARBINARY
 from sqlalchemy.dialects.postgresql import TEXT as PG_TEXT
 
+from lockkit.backends._sql_schema import with_room
+
 if TYPE_CHECKING:
     from sqlalchemy.types import TypeEngine
 
@@ -40,7 +42,7 @@ def leases_name(rows: str) -> str:
 def leases_table(metadata: MetaData | None = None, name: str = ADVISORY) -> Table:
     """Describe the table that says who holds what, or held it last. Times are µs since 1970, database clock."""
     schema, _, plain = name.rpartition(".")
-    return Table(
+    table = Table(
         plain,
         metadata or MetaData(),
         Column("name", _key(), primary_key=True),
@@ -52,8 +54,8 @@ def leases_table(metadata: MetaData | None = None, name: str = ADVISORY) -> Tabl
         Column("metadata", Text().with_variant(MEDIUMTEXT(charset="utf8mb4"), "mysql", "mariadb"), nullable=False),
         schema=schema or None,
         mysql_engine="InnoDB",
-        postgresql_with={"fillfactor": 50, "autovacuum_vacuum_scale_factor": 0, "autovacuum_vacuum_threshold": 1000},
     )
+    return with_room(table)
 
 
 def _key() -> TypeEngine[str]:

@@ -375,6 +375,23 @@ class TestTable:
         finally:
             look.run("DROP SCHEMA tools CASCADE")
 
+    def test_postgresql_stores_it_as_a_table_that_changes_all_the_time(self, postgresql_url: str) -> None:
+        """However it is made: by lockkit, or by the application with its own tables."""
+        look = Look(postgresql_url)
+        options = "SELECT reloptions FROM pg_class WHERE relname = 'lockkit_locks'"
+        metadata = sqlalchemy.MetaData()
+        table = sql_table.lock_table(metadata)
+        engine = sqlalchemy.create_engine(with_driver(postgresql_url, DRIVERS), poolclass=NullPool)
+
+        metadata.create_all(engine)
+        ((theirs,),) = look.run(options)
+        table.drop(engine)
+        with lockkit.connect(postgresql_url) as client, client.lock("x"):
+            ((ours,),) = look.run(options)
+
+        assert ours == theirs
+        assert "fillfactor=50" in ours
+
     def test_table_that_lacks_a_column_is_an_error_of_configuration(self, url: str, connect: Connect) -> None:
         """A table of this name that is somebody else's is not touched."""
         Look(url).run("CREATE TABLE lockkit_locks (name VARCHAR(9) PRIMARY KEY, owner VARCHAR(9))")

@@ -114,6 +114,19 @@ def conformance(session: nox.Session) -> None:
         session.run("pytest", "tests/conformance", *selection)
 
 
+@nox.session
+def lowest(session: nox.Session) -> None:
+    """Runs the conformance suite with the oldest drivers that the extras allow (`-- -k redis` for some backends)."""
+    session.install("--quiet", "uv")
+    # Of the tools only what the tests' settings name: the libraries that the bench compares with want newer drivers.
+    tools = ("pytest-asyncio>=1", "pytest-xdist>=3.6")
+    python = ("--python", str(Path(session.bin) / "python"))
+    session.run("uv", "pip", "install", "--quiet", "--resolution=lowest-direct", *python, "-e", ".[all]", *tools)
+    install_servers(session, *SERVERS)
+    # Old drivers warn of what newer Pythons will not have: nothing that the newest of them has not mended.
+    session.run("pytest", "tests/conformance", "--numprocesses=3", "-W", "default", *session.posargs)
+
+
 @nox.session(name="redis-py-suite")
 def redis_py_suite(session: nox.Session) -> None:
     """Runs redis-py's own tests of its Lock on lockkit; only the documented ones may differ."""

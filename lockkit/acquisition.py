@@ -142,11 +142,13 @@ class Acquisition(Generic[L]):
             if lease is None:
                 # The answer took longer than the lease is worth. Never return it.
                 await self._undo()
-                self._check_time(None)
+                if self._out_of_time:
+                    raise self._too_late()
                 self._request = self._new_request()
             return lease
         request.uncertain = False
-        self._check_time(outcome)
+        if self._out_of_time:
+            raise self._timed_out(outcome)
         await self._wait(outcome)
         return None
 
@@ -227,9 +229,17 @@ class Acquisition(Generic[L]):
         if self._engine.closed:
             raise self._engine.closed_error()
 
-    def _check_time(self, busy: Busy | None) -> None:
-        if self._deadline is not None and self._runtime.now() >= self._deadline:
-            raise self._timed_out(busy)
+    @property
+    def _out_of_time(self) -> bool:
+        return self._deadline is not None and self._runtime.now() >= self._deadline
+
+    def _too_late(self) -> LockError:
+        engine, name = self._engine, self._spec.name
+        message = (
+            f"lock {name!r} at {engine.url} was granted and given back: the answer took longer than its ttl of "
+            f"{self._spec.ttl:g} s. Acquire with a longer ttl."
+        )
+        return LockTimeout(message, name=name, backend=engine.url)
 
     def _timed_out(self, busy: Busy | None) -> LockError:
         engine, name = self._engine, self._spec.name

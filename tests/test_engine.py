@@ -92,6 +92,22 @@ def test_grant_that_came_too_late_is_never_returned() -> None:
     lease.release()
 
 
+def test_single_try_whose_grant_came_too_late_says_so() -> None:
+    """Nobody else had the lock: "busy" would send its reader looking for a holder."""
+    clock = MovableClock()
+    client, backend = scripted(clock)
+
+    def too_slow() -> None:
+        clock.added += 11.0
+
+    backend.after["try_acquire"] = once(too_slow)
+
+    with pytest.raises(LockTimeout, match=r"'x'.*the answer took longer than its ttl of 10 s"):
+        client.lock("x", ttl=10).acquire(timeout=0)
+
+    assert client.holders("x") == []
+
+
 def test_paused_holder_sees_the_clock_first() -> None:
     """After a pause everything that looks says lost, before any thread of ours has run."""
     clock = MovableClock()

@@ -46,7 +46,7 @@ def _outcomes(backends: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         counts = sum((Counter(group) for group in backend["groups"].values()), Counter[str]())
         verdict = "conforms" if backend["conforms"] else "does not conform"
         numbers = [str(counts[outcome]) for outcome in OUTCOMES]
-        rows.append([backend["backend"], verdict, *numbers, backend["server"] or "–"])
+        rows.append([backend["backend"], verdict, *numbers, backend["server"] or "-"])
     yield from table(["backend", "verdict", *OUTCOMES, "server"], rows)
 
 

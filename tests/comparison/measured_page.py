@@ -90,7 +90,7 @@ def _servers(report: Report) -> Iterator[str]:
         "and loses nothing when the machine loses its power."
     )
     yield ""
-    rows = [[title(group), described(server) or "–"] for group, server in report.about["servers"].items()]
+    rows = [[title(group), described(server) or "-"] for group, server in report.about["servers"].items()]
     yield from table(["place", "server and its durability"], rows)
     yield ""
     yield "Versions:"

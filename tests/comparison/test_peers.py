@@ -23,6 +23,7 @@ from tests.comparison.support import LONG, PATIENCE, run_out
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from contextlib import AbstractAsyncContextManager
     from pathlib import Path
 
     from lockkit.sync import Client
@@ -196,12 +197,9 @@ def test_sqlalchemy_dlock_believes_in_a_lock_whose_session_was_ended() -> None:
         first.invalidate()
 
 
-@pytest.mark.asyncio
-async def test_filelock_object_shared_by_two_tasks_lets_both_in(tmp_path: Path) -> None:
-    """The lock belongs to the object, which counts; with two objects they would exclude each other."""
-    lock: Any = import_module("filelock").AsyncFileLock(tmp_path / "seat.lock")
-    inside = 0
-    most = 0
+async def most_inside(lock: AbstractAsyncContextManager[object]) -> int:
+    """Two tasks enter a lock; tell how many were in together at most."""
+    inside = most = 0
 
     async def enter() -> None:
         nonlocal inside, most
@@ -212,26 +210,19 @@ async def test_filelock_object_shared_by_two_tasks_lets_both_in(tmp_path: Path) 
             inside -= 1
 
     await asyncio.gather(enter(), enter())
+    return most
 
-    assert most == 2
+
+@pytest.mark.asyncio
+async def test_filelock_object_shared_by_two_tasks_lets_both_in(tmp_path: Path) -> None:
+    """The lock belongs to the object, which counts; with two objects they would exclude each other."""
+    lock: Any = import_module("filelock").AsyncFileLock(tmp_path / "seat.lock")
+
+    assert await most_inside(lock) == 2
 
 
 @pytest.mark.asyncio
 async def test_lockkit_object_shared_by_two_tasks_lets_one_in(tmp_path: Path) -> None:
     """The lease owns the lock, not the object."""
-    inside = 0
-    most = 0
     async with lockkit.aio.connect(f"file://{tmp_path}") as client:
-        lock = client.lock("seat", ttl=LONG)
-
-        async def enter() -> None:
-            nonlocal inside, most
-            async with lock:
-                inside += 1
-                most = max(most, inside)
-                await asyncio.sleep(0.05)
-                inside -= 1
-
-        await asyncio.gather(enter(), enter())
-
-    assert most == 1
+        assert await most_inside(client.lock("seat", ttl=LONG)) == 1

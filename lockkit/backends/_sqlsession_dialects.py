@@ -168,15 +168,20 @@ class MysqlSessions(_Keys):
     MariaDB and MySQL: ``wait_timeout`` ends a session that idles, whole seconds.
 
     It counts in a transaction, too. MariaDB has other limits that go before it there: they are put out of force.
+
+    Attributes:
+        mariadb: The server is MariaDB, as the last one said that was greeted.
     """
 
     _dialect: ClassVar[str] = "mysql"
     _cancel = _MYSQL_CANCEL
 
+    mariadb = False
+
     async def _greet(self, session: Session) -> None:
-        pid, version = (await session.run(_MYSQL_LOOK)).rows[0]
-        session.pid = pid
-        if "MariaDB" in version:
+        session.pid, version = (await session.run(_MYSQL_LOOK)).rows[0]
+        self.mariadb = "MariaDB" in version
+        if self.mariadb:
             await session.run(_MYSQL_NO_OTHER_LIMIT)
 
     def _limit(self, ttl: float) -> int:

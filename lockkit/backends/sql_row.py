@@ -130,6 +130,8 @@ _MYSQL_SESSION = Statement("SET SESSION autocommit = 0, innodb_lock_wait_timeout
 _MYSQL_ROLLBACK = Statement("ROLLBACK")
 _MYSQL_COMMIT = Statement("COMMIT")
 _MYSQL_UNMARK = Statement("DO RELEASE_LOCK($1)")
+# The mark first: the next holder has its own as soon as it has the row.
+_MARIADB_COMMIT = Statement("BEGIN NOT ATOMIC DO RELEASE_LOCK($1); COMMIT; END")
 _MARK_SECONDS = 2
 """How long a new holder waits for the mark of the former, whose session the server is just ending: it frees the row
 first."""
@@ -146,7 +148,7 @@ class MysqlRow(MysqlSessions):
         rows_of, leases_of = rows_table(name=self._table_name), leases_table(name=leases_name(self._table_name))
         self.tables = [rows_of, leases_of]
         rows, leases = quoted(rows_of, dialect), quoted(leases_of, dialect)
-        locking = f"SELECT CONNECTION_ID(), GET_LOCK($2, {_MARK_SECONDS}) FROM {rows} WHERE name = $1 FOR UPDATE"
+        locking = f"SELECT GET_LOCK($2, {_MARK_SECONDS}) FROM {rows} WHERE name = $1 FOR UPDATE"
         self._try = Statement(f"{locking} NOWAIT")
         self._wait = Statement(locking)
         self._insert = Statement(f"INSERT IGNORE INTO {rows} (name) VALUES ($1)")
@@ -191,7 +193,9 @@ class MysqlRow(MysqlSessions):
         await session.run(_MYSQL_ROLLBACK)
 
     async def _free(self, session: Session, key: Key) -> bool:
-        # The mark first: the next holder has its own as soon as it has the row.
-        await session.run(_MYSQL_UNMARK, (key.text,))
-        await session.run(_MYSQL_COMMIT)
+        if self.mariadb:
+            await session.run(_MARIADB_COMMIT, (key.text,))
+        else:  # MySQL has no blocks outside of stored programs
+            await session.run(_MYSQL_UNMARK, (key.text,))
+            await session.run(_MYSQL_COMMIT)
         return True

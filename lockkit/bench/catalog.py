@@ -382,16 +382,20 @@ ENTRIES: tuple[Entry, ...] = (
     *(
         Entry(
             schemes=("postgresql", "mariadb", "mysql"),
-            label="sqlalchemy-dlock",
-            target="sql:Dlock",
+            label=label,
+            target=target,
             module="sqlalchemy_dlock",
             distribution="sqlalchemy-dlock",
-            tuning="a connection of its own for each lock; advisory locks, without token and ttl",
+            tuning=f"{connection}; advisory locks, without token and ttl",
             mode=mode,
             # The same lock beside each of lockkit's modes: once is enough for a first look.
-            quick=mode == "advisory",
+            quick=quick and mode == "advisory",
         )
         for mode in ("table", "row", "advisory")
+        for label, target, connection, quick in (
+            ("sqlalchemy-dlock", "sql:Dlock", "a connection from the engine's pool for each section", True),
+            ("sqlalchemy-dlock, kept", "sql:DlockKept", "one connection and transaction for all sections", False),
+        )
     ),
     *(
         Entry(

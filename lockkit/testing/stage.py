@@ -51,6 +51,7 @@ Face = Literal["blocking", "asyncio"]
 PATIENCE = float(os.environ.get("LOCKKIT_TEST_PATIENCE", "20"))
 """Seconds until what must happen counts as not happening. Far below `Timing.long`, so that "woken" is told from "the
 ttl ran out"; far above what a busy machine needs. A test of the suite itself, where things do not happen, sets it low.
+Who only wants a free lock asks with it too, not with 0: a server that stalls for seconds has broken no promise.
 """
 
 LONG = 120.0

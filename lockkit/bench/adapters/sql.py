@@ -10,6 +10,7 @@ from __future__ import annotations
 import secrets
 import sqlite3
 import time
+from contextlib import ExitStack
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Self
 
@@ -26,6 +27,7 @@ __all__ = [
     "NOW_MYSQL",
     "NOW_POSTGRESQL",
     "Dlock",
+    "DlockKept",
     "RawMysqlTable",
     "RawPostgresqlTable",
     "RawSqliteTable",
@@ -183,7 +185,7 @@ class RawSqliteTable(_RawTable):
 
 
 class Dlock(BlockingAdapter):
-    """sqlalchemy-dlock: advisory locks of a connection, which it keeps for each lock object."""
+    """sqlalchemy-dlock as its README has it: each section locks on a connection from the pool of the engine."""
 
     async def open(self) -> None:
         """See `Adapter.open`."""
@@ -193,23 +195,65 @@ class Dlock(BlockingAdapter):
         target = sqlalchemy.URL.create(
             drivers[url.base], url.username, url.password, url.host, url.port, url.path.removeprefix("/")
         )
-        self._engine = sqlalchemy.create_engine(target, poolclass=sqlalchemy.NullPool)
-        self._connections: list[Any] = []
+        self._engine = sqlalchemy.create_engine(target)
         self._make: Any = import_module("sqlalchemy_dlock").create_sadlock
 
     def lock(self, name: str, *, renew: bool = False) -> AbstractContextManager[Any]:
         """See `BlockingAdapter.lock`."""
         del renew
-        connection = self._engine.connect()
-        self._connections.append(connection)
+        return _DlockSections(self, name)
+
+    def connect(self) -> AbstractContextManager[Any]:
+        """Take a connection from the pool."""
+        connection: AbstractContextManager[Any] = self._engine.connect()
+        return connection
+
+    def made(self, connection: Any, name: str) -> AbstractContextManager[Any]:  # noqa: ANN401 - SQLAlchemy's
+        """Make a lock of the library's."""
         lock: AbstractContextManager[Any] = self._make(connection, name, contextual_timeout=_WAIT_SECONDS)
         return lock
 
     async def close(self) -> None:
         """See `Adapter.close`."""
-        for connection in self._connections:
-            connection.close()
         self._engine.dispose()
+
+
+class _DlockSections:
+    def __init__(self, adapter: Dlock, name: str) -> None:
+        self._adapter = adapter
+        self._name = name
+        self._entered = ExitStack()
+
+    def __enter__(self) -> Any:  # noqa: ANN401 - a library's lock
+        with ExitStack() as entered:
+            connection = entered.enter_context(self._adapter.connect())
+            lock = entered.enter_context(self._adapter.made(connection, self._name))
+            self._entered = entered.pop_all()
+            return lock
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._entered.close()
+
+
+class DlockKept(Dlock):
+    """The same on a connection that each lock object keeps, in one transaction from the first lock to the end."""
+
+    async def open(self) -> None:
+        """See `Adapter.open`."""
+        await super().open()
+        self._kept = ExitStack()
+
+    def lock(self, name: str, *, renew: bool = False) -> AbstractContextManager[Any]:
+        """See `BlockingAdapter.lock`."""
+        del renew
+        return self.made(self._kept.enter_context(self.connect()), name)
+
+    async def close(self) -> None:
+        """See `Adapter.close`."""
+        self._kept.close()
+        await super().close()
 
 
 def arguments(url: Url, database: str) -> dict[str, Any]:

@@ -91,7 +91,7 @@ class Crashes(Cases):
         ttl = stage.timing.kept
         client = await stage.connect()
         first, second = await stage.process(), await stage.process()
-        lease = await client.lock(name, ttl=stage.timing.long).acquire(0)
+        lease = await client.lock(name, ttl=stage.timing.long).acquire(PATIENCE)
         for worker in (first, second):
             await stage.call(lambda worker=worker: worker.start_acquire(name, ttl=ttl))
 
@@ -113,7 +113,7 @@ class Crashes(Cases):
         ttl = stage.timing.kept
         client, other = await stage.connect(), await stage.connect()
         worker = await stage.process()
-        lease = await client.lock(name, ttl=stage.timing.long).acquire(0)
+        lease = await client.lock(name, ttl=stage.timing.long).acquire(PATIENCE)
         await stage.call(lambda: worker.start_acquire(name, ttl=ttl))
         waiting = stage.spawn(other.lock(name, ttl=stage.timing.long).acquire())
         await stage.until_waiting(other, name)

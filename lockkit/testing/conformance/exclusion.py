@@ -8,6 +8,7 @@ import pytest
 
 import lockkit
 from lockkit.testing.conformance.base import Cases, Stage, case, needs
+from lockkit.testing.stage import PATIENCE
 from lockkit.testing.witness import Witness
 
 ACTORS = 4
@@ -107,8 +108,8 @@ class Exclusion(Cases):
     async def test_names_are_locks_of_their_own(self, stage: Stage) -> None:
         """One lock says nothing about another."""
         client = await stage.connect()
-        first = await client.lock(stage.name(), ttl=stage.timing.long).acquire(0)
-        second = await client.lock(stage.name(), ttl=stage.timing.long).acquire(0)
+        first = await client.lock(stage.name(), ttl=stage.timing.long).acquire(PATIENCE)
+        second = await client.lock(stage.name(), ttl=stage.timing.long).acquire(PATIENCE)
 
         assert first.held
         assert second.held

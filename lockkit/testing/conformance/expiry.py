@@ -9,6 +9,7 @@ import pytest
 
 import lockkit
 from lockkit.testing.conformance.base import Cases, Stage, case, needs
+from lockkit.testing.stage import PATIENCE
 
 
 class Expiry(Cases):
@@ -69,7 +70,7 @@ class Expiry(Cases):
         name = stage.name()
         client, other = await stage.connect(), await stage.connect()
         ttl = stage.timing.kept
-        lease = await client.lock(name, ttl=ttl).acquire(0)
+        lease = await client.lock(name, ttl=ttl).acquire(PATIENCE)
 
         with pytest.raises(lockkit.LockTimeout):
             await other.lock(name, ttl=ttl).acquire(ttl * 1.5)
@@ -83,7 +84,7 @@ class Expiry(Cases):
         """All leases of a client are kept beyond their ttl, but the one that was broken."""
         client, other = await stage.connect(), await stage.connect()
         ttl = stage.timing.kept
-        leases = [await client.lock(stage.name(), ttl=ttl).acquire(0) for _ in range(8)]
+        leases = [await client.lock(stage.name(), ttl=ttl).acquire(PATIENCE) for _ in range(8)]
         broken = leases.pop(3)
         assert await other.break_lock(broken.name)
 
@@ -113,7 +114,7 @@ class Expiry(Cases):
     async def test_remaining_counts_down_and_never_exceeds_the_ttl(self, stage: Stage) -> None:
         """Seconds to the deadline."""
         client = await stage.connect()
-        lease = await client.lock(stage.name(), ttl=stage.timing.long, renew=False).acquire(0)
+        lease = await client.lock(stage.name(), ttl=stage.timing.long, renew=False).acquire(PATIENCE)
 
         first = lease.remaining()
         await stage.sleep(0.02)
@@ -129,7 +130,7 @@ class Expiry(Cases):
         """Extending twice gives no more than extending once, and a shorter time is taken at its word."""
         client = await stage.connect()
         long, short = stage.timing.long, stage.timing.short
-        lease = await client.lock(stage.name(), ttl=long, renew=False).acquire(0)
+        lease = await client.lock(stage.name(), ttl=long, renew=False).acquire(PATIENCE)
 
         await lease.extend(long / 2)
         await lease.extend(timedelta(seconds=long / 2))
@@ -145,7 +146,7 @@ class Expiry(Cases):
         """And still adds nothing."""
         client = await stage.connect()
         long = stage.timing.long
-        lease = await client.lock(stage.name(), ttl=long, renew=False).acquire(0)
+        lease = await client.lock(stage.name(), ttl=long, renew=False).acquire(PATIENCE)
 
         await lease.extend(long * 2)
         await lease.extend(timedelta(seconds=long * 2))
@@ -159,7 +160,7 @@ class Expiry(Cases):
         """A lock whose lease was cut short is soon free for others."""
         name = stage.name()
         client, other = await stage.connect(), await stage.connect()
-        lease = await client.lock(name, ttl=stage.timing.long, renew=False).acquire(0)
+        lease = await client.lock(name, ttl=stage.timing.long, renew=False).acquire(PATIENCE)
 
         await lease.extend(stage.timing.short)
 
@@ -172,7 +173,7 @@ class Expiry(Cases):
         name = stage.name()
         client, other = await stage.connect(), await stage.connect()
         ttl = stage.timing.kept
-        lease = await client.lock(name, ttl=ttl, renew=False).acquire(0)
+        lease = await client.lock(name, ttl=ttl, renew=False).acquire(PATIENCE)
 
         await lease.extend(stage.timing.long)
 
@@ -210,7 +211,7 @@ class Expiry(Cases):
 
         monkeypatch.setattr(time, "time", jumping)
         monkeypatch.setattr(time, "time_ns", lambda: int(jumping() * 1e9))
-        lease = await client.lock(name, ttl=ttl).acquire(0)
+        lease = await client.lock(name, ttl=ttl).acquire(PATIENCE)
         with pytest.raises(lockkit.LockTimeout):
             await other.lock(name, ttl=ttl).acquire(ttl * 1.2)
 

@@ -14,6 +14,7 @@ import pytest
 import lockkit
 from lockkit.backend import Capabilities
 from lockkit.testing.conformance.base import Cases, Stage, case, needs
+from lockkit.testing.stage import PATIENCE
 
 
 class Inspection(Cases):
@@ -99,7 +100,7 @@ class Inspection(Cases):
         client, other = await stage.connect(), await stage.connect()
         name = stage.name()
         assert not await other.break_lock(name)
-        lease = await client.lock(name, ttl=stage.timing.long, renew=False).acquire(0)
+        lease = await client.lock(name, ttl=stage.timing.long, renew=False).acquire(PATIENCE)
 
         assert await other.break_lock(name)
 
@@ -157,7 +158,7 @@ class Arguments(Cases):
         for ttl in (0, 0.0, -1, math.nan, math.inf, 1e12, below, timedelta(0), timedelta(days=-1), True, "30", b"1"):
             with pytest.raises(lockkit.ConfigurationError, match="ttl"):
                 client.lock(name, ttl=ttl)  # type: ignore[arg-type]
-        lease = await client.lock(name, ttl=stage.timing.long).acquire(0)
+        lease = await client.lock(name, ttl=stage.timing.long).acquire(PATIENCE)
         for ttl in (0, -1, math.nan, below, "30"):
             with pytest.raises(lockkit.ConfigurationError, match="ttl"):
                 await lease.extend(ttl)  # type: ignore[arg-type]

@@ -25,7 +25,7 @@ class Closing(Cases):
         """All of it; the leases are not held any more."""
         client, other = stage.make_client(), await stage.connect()
         names = [stage.name() for _ in range(3)]
-        leases = [await client.lock(name, ttl=stage.timing.long).acquire(0) for name in names]
+        leases = [await client.lock(name, ttl=stage.timing.long).acquire(PATIENCE) for name in names]
 
         await client.close()
 
@@ -49,7 +49,7 @@ class Closing(Cases):
         client = stage.make_client()
         name = stage.name()
         lock = client.lock(name, ttl=stage.timing.long)
-        lease = await lock.acquire(0)
+        lease = await lock.acquire(PATIENCE)
 
         await client.close()
 
@@ -80,7 +80,7 @@ class Closing(Cases):
         """Those at the backend and those in line, with and without a timeout; none gets the lock."""
         name = stage.name()
         client, holder = stage.make_client(), await stage.connect()
-        lease = await holder.lock(name, ttl=stage.timing.long).acquire(0)
+        lease = await holder.lock(name, ttl=stage.timing.long).acquire(PATIENCE)
         lock = client.lock(name, ttl=stage.timing.long)
         waiters = [stage.spawn(lock.acquire(timeout)) for timeout in (None, stage.timing.long, None, None)]
         await stage.until_waiting(client, name, len(waiters))
@@ -100,7 +100,7 @@ class Closing(Cases):
     async def test_close_wakes_who_waits_for_a_loss(self, stage: Stage) -> None:
         """The lease was released, so it was not lost."""
         client = stage.make_client()
-        lease = await client.lock(stage.name(), ttl=stage.timing.long).acquire(0)
+        lease = await client.lock(stage.name(), ttl=stage.timing.long).acquire(PATIENCE)
         waiting = stage.spawn(lease.wait_lost())
 
         await client.close()
@@ -113,7 +113,7 @@ class Closing(Cases):
         other = await stage.connect()
         name = stage.name()
         async with stage.make_client() as client:
-            lease = await client.lock(name, ttl=stage.timing.long).acquire(0)
+            lease = await client.lock(name, ttl=stage.timing.long).acquire(PATIENCE)
 
         assert not lease.held
         assert await other.holders(name) == []
@@ -125,7 +125,7 @@ class Closing(Cases):
         """Also those of the same backend in the same process."""
         client, other = stage.make_client(), await stage.connect()
         await client.ping()
-        lease = await other.lock(stage.name(), ttl=stage.timing.long).acquire(0)
+        lease = await other.lock(stage.name(), ttl=stage.timing.long).acquire(PATIENCE)
 
         await client.close()
 
@@ -159,7 +159,7 @@ class Leftovers(Cases):
     ) -> None:
         """A warning would be wrong."""
         client = await stage.connect()
-        lease: aio.Lease | None = await client.lock(stage.name(), ttl=stage.timing.long).acquire(0)
+        lease: aio.Lease | None = await client.lock(stage.name(), ttl=stage.timing.long).acquire(PATIENCE)
         assert lease is not None
         await lease.release()
         lost: aio.Lease | None = await client.lock(stage.name(), ttl=stage.timing.short, renew=False).acquire(20)
@@ -185,7 +185,7 @@ class Leftovers(Cases):
         """With their message, lock and backend."""
         client = await stage.connect()
         name = stage.name()
-        lease = await client.lock(name, ttl=stage.timing.long).acquire(0)
+        lease = await client.lock(name, ttl=stage.timing.long).acquire(PATIENCE)
         with pytest.raises(lockkit.LockTimeout) as busy:
             await client.lock(name).acquire(0)
         with pytest.raises(lockkit.ConfigurationError) as wrong:
@@ -206,7 +206,7 @@ class Leftovers(Cases):
         async def use() -> None:
             client, other = stage.make_client(), stage.make_client()
             name = stage.name()
-            lease = await client.lock(name, ttl=stage.timing.long).acquire(0)
+            lease = await client.lock(name, ttl=stage.timing.long).acquire(PATIENCE)
             assert await other.lock(name, ttl=stage.timing.long).try_acquire(0.02) is None
             await lease.release()
             await client.close()
@@ -229,7 +229,7 @@ class Leftovers(Cases):
         """Lock objects hold nothing themselves: dropping one while its lease is held changes nothing."""
         client = await stage.connect()
         name = stage.name()
-        lease = await client.lock(name, ttl=stage.timing.long).acquire(0)
+        lease = await client.lock(name, ttl=stage.timing.long).acquire(PATIENCE)
         gc.collect()
 
         lease.check()

@@ -11,6 +11,7 @@ import pytest
 import lockkit
 from lockkit.backend import LossReason
 from lockkit.testing.conformance.base import Cases, Stage, case
+from lockkit.testing.stage import PATIENCE
 
 REASONS = get_args(LossReason)
 
@@ -46,7 +47,7 @@ class Loss(Cases):
             signal.set()
 
         ttl = stage.timing.kept * 2
-        lease = await client.lock(name, ttl=ttl, on_lost=on_lost).acquire(0)
+        lease = await client.lock(name, ttl=ttl, on_lost=on_lost).acquire(PATIENCE)
         assert await other.break_lock(name)
 
         assert await lease.wait_lost(stage.timing.beyond(ttl))
@@ -62,7 +63,7 @@ class Loss(Cases):
         """A lock that was broken stays free although its old holder goes on renewing."""
         name = stage.name()
         client, other = await stage.connect(), await stage.connect()
-        lease = await client.lock(name, ttl=stage.timing.kept).acquire(0)
+        lease = await client.lock(name, ttl=stage.timing.kept).acquire(PATIENCE)
         assert await other.break_lock(name)
 
         assert await lease.wait_lost(stage.timing.beyond(lease.ttl))
@@ -81,7 +82,7 @@ class Loss(Cases):
             renew=False,
             on_lost=lambda lease, reason: calls.append(("lock", lease.token, reason)),
         )
-        lease = await lock.acquire(0)
+        lease = await lock.acquire(PATIENCE)
         lease.on_lost(lambda lease, reason: calls.append(("lease", lease.token, reason)))
         assert await lease.wait_lost(stage.timing.beyond(lease.ttl))
         lease.on_lost(lambda lease, reason: calls.append(("late", lease.token, reason)))
@@ -147,7 +148,7 @@ class Loss(Cases):
         """True only when it was lost."""
         client = await stage.connect()
         lock = client.lock(stage.name(), ttl=stage.timing.long)
-        lease = await lock.acquire(0)
+        lease = await lock.acquire(PATIENCE)
         assert not await lease.wait_lost(0.01)
 
         waiting = stage.spawn(lease.wait_lost())
@@ -199,7 +200,7 @@ class Loss(Cases):
         """A no marks the lease as lost, though its deadline has not passed."""
         name = stage.name()
         client, other = await stage.connect(), await stage.connect()
-        lease = await client.lock(name, ttl=stage.timing.long, renew=False).acquire(0)
+        lease = await client.lock(name, ttl=stage.timing.long, renew=False).acquire(PATIENCE)
         assert await lease.confirm()
 
         assert await other.break_lock(name)
@@ -214,7 +215,7 @@ class Loss(Cases):
         """And does not create the lock anew."""
         name = stage.name()
         client, other = await stage.connect(), await stage.connect()
-        lease = await client.lock(name, ttl=stage.timing.long, renew=False).acquire(0)
+        lease = await client.lock(name, ttl=stage.timing.long, renew=False).acquire(PATIENCE)
         assert await other.break_lock(name)
 
         with pytest.raises(lockkit.LockLost):

@@ -9,6 +9,7 @@ import pytest
 
 import lockkit
 from lockkit.testing.conformance.base import Cases, Stage, case
+from lockkit.testing.stage import PATIENCE
 
 BAD = ["", "\0", "a\0b", "\ud800", "x" * 256, "é" * 128, None, 5, b"x", ["x"], ("a",)]
 WHOLE = [".", "..", " ", "%", "/", "*", "-", "{}", "0", "\n", "ß", "None", "null"]
@@ -103,7 +104,7 @@ class Names(Cases):
         names = unusual(f"n{secrets.token_hex(4)}")
         assert len(set(names)) == len(names)
 
-        leases = {name: await client.lock(name, ttl=stage.timing.long).acquire(0) for name in names}
+        leases = {name: await client.lock(name, ttl=stage.timing.long).acquire(PATIENCE) for name in names}
 
         for name, lease in leases.items():
             assert [holder.owner for holder in await other.holders(name)] == [lease.owner], name
@@ -141,7 +142,7 @@ class Names(Cases):
         client, other = await stage.connect(), await stage.connect()
         mark = f"n{secrets.token_hex(4)}"
         for name in (f"{mark}/../%2F{{}} é\n", mark + "\U0001f512" * 60, f"{mark}*?[\\"):
-            lease = await client.lock(name, ttl=stage.timing.long, renew=False).acquire(0)
+            lease = await client.lock(name, ttl=stage.timing.long, renew=False).acquire(PATIENCE)
             waiting = stage.spawn(other.lock(name, ttl=stage.timing.long).acquire())
             await stage.until_waiting(other, name)
 

@@ -21,7 +21,7 @@ class Queueing(Cases):
         """Threads or tasks of a client wait in a line per lock, on every backend."""
         name = stage.name()
         client, other = await stage.connect(), await stage.connect()
-        lease = await other.lock(name, ttl=stage.timing.long).acquire(0)
+        lease = await other.lock(name, ttl=stage.timing.long).acquire(PATIENCE)
 
         order = await _line_up(stage, name, [client] * 8, [(client, count) for count in range(1, 9)], lease)
 
@@ -32,7 +32,7 @@ class Queueing(Cases):
         """The backend keeps a queue of contenders that know nothing of each other."""
         name = stage.name()
         clients = [await stage.connect() for _ in range(5)]
-        lease = await (await stage.connect()).lock(name, ttl=stage.timing.long).acquire(0)
+        lease = await (await stage.connect()).lock(name, ttl=stage.timing.long).acquire(PATIENCE)
 
         order = await _line_up(stage, name, clients, [(client, 1) for client in clients], lease)
 
@@ -93,7 +93,7 @@ class Queueing(Cases):
         """The others wait in the client: 1,000 threads are one contender."""
         name = stage.name()
         client, other = await stage.connect(), await stage.connect()
-        lease = await other.lock(name, ttl=stage.timing.long).acquire(0)
+        lease = await other.lock(name, ttl=stage.timing.long).acquire(PATIENCE)
         lock = client.lock(name, ttl=stage.timing.long)
 
         actors = [stage.spawn(_pass_through(lock)) for _ in range(10)]
@@ -111,7 +111,7 @@ class Queueing(Cases):
         """`holders` tells how many clients wait."""
         name = stage.name()
         client, *others = [await stage.connect() for _ in range(3)]
-        lease = await client.lock(name, ttl=stage.timing.long).acquire(0)
+        lease = await client.lock(name, ttl=stage.timing.long).acquire(PATIENCE)
         assert [holder.waiters for holder in await client.holders(name)] == [0]
 
         actors = []
@@ -144,7 +144,7 @@ async def _loop_beside_a_waiter(stage: Stage, pause: float) -> None:
     name = stage.name()
     client, other = await stage.connect(), await stage.connect()
     lock = client.lock(name, ttl=stage.timing.long)
-    lease = await lock.acquire(0)
+    lease = await lock.acquire(PATIENCE)
     actor = stage.spawn(_pass_through(other.lock(name, ttl=stage.timing.long)))
     await stage.until_waiting(other, name)
 

@@ -8,6 +8,7 @@ import pytest
 
 import lockkit
 from lockkit.testing.conformance.base import Cases, Stage, case
+from lockkit.testing.stage import PATIENCE
 
 
 class Reentrancy(Cases):
@@ -91,7 +92,7 @@ class Reentrancy(Cases):
         client = await stage.connect()
         name = stage.name()
         lock = client.lock(name, ttl=stage.timing.long, reentrant=True)
-        lease = await lock.acquire(0)
+        lease = await lock.acquire(PATIENCE)
         await lock.acquire(0)
 
         await lease.release()

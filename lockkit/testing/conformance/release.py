@@ -9,6 +9,7 @@ import pytest
 import lockkit
 from lockkit import aio
 from lockkit.testing.conformance.base import Cases, Stage, case
+from lockkit.testing.stage import PATIENCE
 
 
 class _Stopped(BaseException):
@@ -29,7 +30,7 @@ class Releasing(Cases):
         """It can be had again at once, by anybody."""
         client, other = await stage.connect(), await stage.connect()
         name = stage.name()
-        lease = await client.lock(name, ttl=stage.timing.long).acquire(0)
+        lease = await client.lock(name, ttl=stage.timing.long).acquire(PATIENCE)
 
         await lease.release()
 
@@ -44,7 +45,7 @@ class Releasing(Cases):
         """And the second time frees nobody else's lock."""
         client, other = await stage.connect(), await stage.connect()
         name = stage.name()
-        lease = await client.lock(name, ttl=stage.timing.long).acquire(0)
+        lease = await client.lock(name, ttl=stage.timing.long).acquire(PATIENCE)
         await lease.release()
         after = await other.lock(name, ttl=stage.timing.long).acquire(20)
 
@@ -57,7 +58,7 @@ class Releasing(Cases):
     async def test_released_lease_is_not_held(self, stage: Stage) -> None:
         """Work that checks its lease after the release is told."""
         client = await stage.connect()
-        lease = await client.lock(stage.name(), ttl=stage.timing.long).acquire(0)
+        lease = await client.lock(stage.name(), ttl=stage.timing.long).acquire(PATIENCE)
         await lease.release()
 
         with pytest.raises(lockkit.LockLost, match="released"):
@@ -87,7 +88,7 @@ class Releasing(Cases):
         """The owner is compared at the backend: by its own clock the old holder still believes."""
         client, other = await stage.connect(), await stage.connect()
         name = stage.name()
-        lease = await client.lock(name, ttl=stage.timing.long, renew=False).acquire(0)
+        lease = await client.lock(name, ttl=stage.timing.long, renew=False).acquire(PATIENCE)
         assert await other.break_lock(name)
         after = await other.lock(name, ttl=stage.timing.long).acquire(20)
 
@@ -102,7 +103,7 @@ class Releasing(Cases):
         """Ownership belongs to the lease: it may be handed to another thread or task."""
         client = await stage.connect()
         name = stage.name()
-        lease = await client.lock(name, ttl=stage.timing.long).acquire(0)
+        lease = await client.lock(name, ttl=stage.timing.long).acquire(PATIENCE)
 
         async def take_over(lease: aio.Lease) -> None:
             lease.check()
@@ -144,7 +145,7 @@ class Releasing(Cases):
         client = await stage.connect()
         name = stage.name()
 
-        async with await client.lock(name, ttl=stage.timing.long).acquire(0) as lease:
+        async with await client.lock(name, ttl=stage.timing.long).acquire(PATIENCE) as lease:
             lease.check()
 
         assert not lease.held
@@ -154,7 +155,7 @@ class Releasing(Cases):
     async def test_lease_is_true(self, stage: Stage) -> None:
         """Also when it was released: a lease is never a way to say no."""
         client = await stage.connect()
-        lease = await client.lock(stage.name(), ttl=stage.timing.long).acquire(0)
+        lease = await client.lock(stage.name(), ttl=stage.timing.long).acquire(PATIENCE)
         assert lease
         await lease.release()
         assert lease

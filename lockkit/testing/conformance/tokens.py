@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from lockkit.testing.conformance.base import Cases, Stage, case, needs
+from lockkit.testing.stage import PATIENCE
 
 
 class Tokens(Cases):
@@ -39,7 +40,7 @@ class Tokens(Cases):
         """The token of a broken lease is never given again."""
         name = stage.name()
         client, other = await stage.connect(), await stage.connect()
-        before = await client.lock(name, ttl=stage.timing.long).acquire(0)
+        before = await client.lock(name, ttl=stage.timing.long).acquire(PATIENCE)
         assert await other.break_lock(name)
 
         after = await other.lock(name, ttl=stage.timing.long).acquire(20)
@@ -66,7 +67,7 @@ class Tokens(Cases):
         """Renewal and extension change neither token nor owner."""
         name = stage.name()
         client = await stage.connect()
-        lease = await client.lock(name, ttl=stage.timing.long).acquire(0)
+        lease = await client.lock(name, ttl=stage.timing.long).acquire(PATIENCE)
         token, owner = lease.token, lease.owner
 
         await lease.extend()

@@ -104,7 +104,7 @@ class Timeouts(Cases):
         """No place in the queue: the next one has the lock at once."""
         name = stage.name()
         client, other, third = [await stage.connect() for _ in range(3)]
-        lease = await client.lock(name, ttl=stage.timing.long).acquire(0)
+        lease = await client.lock(name, ttl=stage.timing.long).acquire(PATIENCE)
         for _ in range(3):
             assert await other.lock(name, ttl=stage.timing.long).try_acquire(0.05) is None
 
@@ -120,7 +120,7 @@ class Timeouts(Cases):
         """Long before the ttl is over."""
         name = stage.name()
         client, other = await stage.connect(), await stage.connect()
-        lease = await client.lock(name, ttl=stage.timing.long).acquire(0)
+        lease = await client.lock(name, ttl=stage.timing.long).acquire(PATIENCE)
         waiting = stage.spawn(other.lock(name, ttl=stage.timing.long).acquire())
         await stage.until_waiting(other, name)
         assert not waiting.done
@@ -136,7 +136,7 @@ class Timeouts(Cases):
         """Freeing by force wakes as a release does."""
         name = stage.name()
         client, other = await stage.connect(), await stage.connect()
-        lease = await client.lock(name, ttl=stage.timing.long).acquire(0)
+        lease = await client.lock(name, ttl=stage.timing.long).acquire(PATIENCE)
         waiting = stage.spawn(other.lock(name, ttl=stage.timing.long).acquire())
         await stage.until_waiting(other, name)
 
@@ -206,7 +206,7 @@ class GivingUp(Cases):
         name = stage.name()
         chance = random.Random(name)
         holder, *clients = [await stage.connect() for _ in range(5)]
-        lease = await holder.lock(name, ttl=stage.timing.long).acquire(0)
+        lease = await holder.lock(name, ttl=stage.timing.long).acquire(PATIENCE)
 
         async def wait(client: aio.Client) -> None:
             async with client.lock(name, ttl=stage.timing.long):
@@ -258,7 +258,7 @@ class GivingUp(Cases):
         """Who stood behind it gets the lock."""
         name = stage.name()
         client, first, second = [await stage.connect() for _ in range(3)]
-        lease = await client.lock(name, ttl=stage.timing.long).acquire(0)
+        lease = await client.lock(name, ttl=stage.timing.long).acquire(PATIENCE)
         actors = []
         for contender in (first, second):
             actors.append(cast("TaskActor[aio.Lease]", stage.spawn(contender.lock(name, ttl=60).acquire())))
@@ -296,7 +296,7 @@ class GivingUp(Cases):
         """KeyboardInterrupt in the main thread, at many moments of a wait."""
         name = stage.name()
         client, other, third = [await stage.connect() for _ in range(3)]
-        lease = await client.lock(name, ttl=stage.timing.long).acquire(0)
+        lease = await client.lock(name, ttl=stage.timing.long).acquire(PATIENCE)
 
         for number in range(30):
             assert await _interrupted(other.lock(name, ttl=stage.timing.long), after=0.0005 * number)

@@ -115,6 +115,17 @@ def conformance(session: nox.Session) -> None:
 
 
 @nox.session
+def exclusion(session: nox.Session) -> None:
+    """Has eight processes contend on each backend for 30 seconds, before a witness (`-- -k redis` for some)."""
+    install(session, "test")
+    install_servers(session, *SERVERS)
+    env = {"LOCKKIT_TEST_PROCESSES": "8", "LOCKKIT_TEST_SECONDS": "30"}
+    # One after the other: each is to have the machine to itself.
+    only = "tests/conformance/test_suite.py::TestConformance::test_processes_exclude_each_other"
+    session.run("pytest", only, *session.posargs, env=env)
+
+
+@nox.session
 def lowest(session: nox.Session) -> None:
     """Runs the conformance suite with the oldest drivers that the extras allow (`-- -k redis` for some backends)."""
     session.install("--quiet", "uv")

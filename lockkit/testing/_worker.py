@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import sys
+import time
 import traceback
 import warnings
 from multiprocessing.connection import Connection
@@ -94,15 +95,20 @@ class Orders:
         """Ask the backend about a lease."""
         return await self._leases[number].confirm()
 
-    async def hammer(self, name: str, rounds: int, directory: str, who: str, lock: dict[str, Any]) -> None:
-        """Enter a watched critical section again and again."""
+    async def hammer(
+        self, *, name: str, rounds: int, seconds: float, directory: str, who: str, lock: dict[str, Any]
+    ) -> int:
+        """Enter a watched critical section, so often and for so long; tell how often it was."""
         witness = Witness(directory)
-        for number in range(rounds):
+        until, number = time.monotonic() + seconds, 0
+        while number < rounds or time.monotonic() < until:
             async with self._client.lock(name, **lock) as lease:
                 witness.enter(who, lease.token)
                 # Sometimes long enough for the others to run into it.
                 await self._stage.sleep(0.001 if number % 4 == 0 else 0)
                 witness.leave(who, lease.token)
+            number += 1
+        return number
 
     async def fork(self, number: int, name: str) -> dict[str, object]:
         """Fork, and tell what the child found (see `_as_child`)."""

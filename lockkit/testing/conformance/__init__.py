@@ -23,7 +23,8 @@ starts with ``not promised:``. At the end of the run a table tells how many ran 
 
 Cases use lock names of their own, except those about unusual names, and leave nothing held.
 They may run in parallel under pytest-xdist. On a machine where what must happen takes longer than 20 seconds, set
-``LOCKKIT_TEST_PATIENCE``.
+``LOCKKIT_TEST_PATIENCE``. ``LOCKKIT_TEST_PROCESSES`` and ``LOCKKIT_TEST_SECONDS`` have more processes contend for one
+lock, and longer.
 """
 
 from __future__ import annotations

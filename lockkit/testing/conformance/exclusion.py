@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,10 @@ from lockkit.testing.witness import Witness
 
 ACTORS = 4
 ROUNDS = 20
+
+PROCESSES = int(os.environ.get("LOCKKIT_TEST_PROCESSES", "3"))
+SECONDS = float(os.environ.get("LOCKKIT_TEST_SECONDS", "0"))
+"""How many processes contend, and how long at the least. ``nox -s exclusion`` has 8 do it for 30 seconds."""
 
 
 class Exclusion(Cases):
@@ -63,23 +68,24 @@ class Exclusion(Cases):
         """Processes, of either face, are never inside together, and their tokens grow in the order of their stays."""
         name = stage.name()
         witness = Witness(tmp_path)
-        workers = [await stage.process(face) for face in ("blocking", "asyncio", stage.face)]
+        faces = [("blocking", "asyncio", stage.face)[number % 3] for number in range(PROCESSES)]
+        workers = {f"process{number}": await stage.process(face) for number, face in enumerate(faces)}
 
-        for number, worker in enumerate(workers):
+        for who, worker in workers.items():
             worker.send(
                 "hammer",
                 name=name,
                 rounds=ROUNDS * 2,
+                seconds=SECONDS,
                 directory=str(tmp_path),
-                who=f"process{number}",
-                lock={"ttl": stage.timing.long, "timeout": 60},
+                who=who,
+                lock={"ttl": stage.timing.long, "timeout": SECONDS + 60},
             )
-        for worker in workers:
-            await stage.call(worker.receive, 60)
+        counts = {who: await stage.call(worker.receive, SECONDS + 60) for who, worker in workers.items()}
 
         report = witness.report()
-        report.expect_exclusion(len(workers) * ROUNDS * 2)
-        assert set(report.shares().values()) == {ROUNDS * 2}
+        report.expect_exclusion(sum(counts.values()))
+        assert report.shares() == counts
 
     @case(faces=["asyncio"])
     async def test_faces_exclude_and_wake_each_other(self, stage: Stage) -> None:

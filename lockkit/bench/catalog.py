@@ -389,12 +389,12 @@ ENTRIES: tuple[Entry, ...] = (
             tuning=f"{connection}; advisory locks, without token and ttl",
             mode=mode,
             # The same lock beside each of lockkit's modes: once is enough for a first look.
-            quick=quick and mode == "advisory",
+            quick=mode == "advisory",
         )
         for mode in ("table", "row", "advisory")
-        for label, target, connection, quick in (
-            ("sqlalchemy-dlock", "sql:Dlock", "a connection from the engine's pool for each section", True),
-            ("sqlalchemy-dlock, kept", "sql:DlockKept", "one connection and transaction for all sections", False),
+        for label, target, connection in (
+            ("sqlalchemy-dlock", "sql:Dlock", "a connection from the engine's pool for each section"),
+            ("sqlalchemy-dlock, kept", "sql:DlockKept", "one connection and transaction for all sections"),
         )
     ),
     *(

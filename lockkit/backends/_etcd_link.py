@@ -16,6 +16,7 @@ unless the application imported ``grpc`` before.
 from __future__ import annotations
 
 import os
+import threading
 import time
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
@@ -26,7 +27,6 @@ import grpc
 import grpc.aio
 
 from lockkit.backends import _etcd_rpc_pb2 as rpc
-from lockkit.backends._etcd_thread import Apart
 from lockkit.runtime import in_forked_child
 
 if TYPE_CHECKING:
@@ -144,25 +144,44 @@ class Link(ABC):
 
 
 class BlockingLink(Link):
-    """Blocks the thread in the call. For the main thread another one makes it."""
+    """
+    Blocks the thread in the call.
 
-    def __init__(self, label: str, channel: Any, *, ours: bool) -> None:  # noqa: ANN401 - see Link
-        """See `Link`."""
-        super().__init__(label, channel, ours=ours)
-        self.apart = Apart()
+    Ctrl-C at an unlucky instant makes grpc lose track of the call; closing or collecting the channel then waits for it
+    for ever. So from then on the channel belongs to a daemon thread, which closes it when the time has come.
+    """
+
+    _close_now: threading.Event | None = None
 
     async def call(self, call: Call, request: Any, timeout: float, metadata: Metadata) -> Any:  # noqa: ANN401
         """See `Link.call`."""
         try:
-            return self.apart.run(self._calls[call], request, timeout=_Limit(timeout), metadata=metadata)
+            return self._calls[call](request, timeout=_Limit(timeout), metadata=metadata)
         except ValueError as error:
             raise ClosedError(str(error)) from error
+        except Exception:
+            raise
+        except BaseException:
+            self._hand_over()
+            raise
+
+    def _hand_over(self) -> None:
+        if self._ours and self._close_now is None:
+            self._close_now = threading.Event()
+            arguments = (self.channel, self._close_now)
+            threading.Thread(target=_close_later, args=arguments, name="lockkit-etcd-close", daemon=True).start()
 
     async def close(self) -> None:
         """See `Link.close`."""
-        if self._ours:
-            self.apart.run(self.channel.close)
-        self.apart.close()
+        if self._close_now is not None:
+            self._close_now.set()
+        elif self._ours:
+            self.channel.close()
+
+
+def _close_later(channel: Any, when: threading.Event) -> None:  # noqa: ANN401 - grpc's
+    when.wait()
+    channel.close()
 
 
 class ForkedLink(BlockingLink):

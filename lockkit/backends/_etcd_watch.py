@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from lockkit.backends import _etcd_rpc_pb2 as rpc
 from lockkit.backends._etcd_errors import DRIVER_ERRORS, code_of, details_of, is_stale_token
-from lockkit.backends._etcd_link import AsyncioLink, BlockingLink, ClosedError, Link
+from lockkit.backends._etcd_link import AsyncioLink, ClosedError, Link
 
 if TYPE_CHECKING:
     from lockkit.backends._etcd_cluster import Cluster
@@ -197,8 +197,7 @@ class _ThreadStream(_Stream):
         self._closed = True
         self._requests.put(None)
         if self._call is not None:
-            assert isinstance(self.link, BlockingLink)
-            self.link.apart.run(self._call.cancel)
+            self._call.cancel()
 
 
 class _TaskStream(_Stream):

@@ -15,6 +15,7 @@ unless the application imported ``grpc`` before.
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 import time
@@ -147,8 +148,9 @@ class BlockingLink(Link):
     """
     Blocks the thread in the call.
 
-    Ctrl-C at an unlucky instant makes grpc lose track of the call; closing or collecting the channel then waits for it
-    for ever. So from then on the channel belongs to a daemon thread, which closes it when the time has come.
+    Ctrl-C, or whatever else a signal handler raises, at an unlucky instant makes grpc lose track of the call; closing
+    or collecting the channel then waits for it for ever. So from then on the channel belongs to a daemon thread, which
+    closes it when the time has come.
     """
 
     _close_now: threading.Event | None = None
@@ -159,9 +161,10 @@ class BlockingLink(Link):
             return self._calls[call](request, timeout=_Limit(timeout), metadata=metadata)
         except ValueError as error:
             raise ClosedError(str(error)) from error
-        except Exception:
+        except grpc.RpcError:
             raise
         except BaseException:
+            _free_locks(self.channel)
             self._hand_over()
             raise
 
@@ -182,6 +185,25 @@ class BlockingLink(Link):
 def _close_later(channel: Any, when: threading.Event) -> None:  # noqa: ANN401 - grpc's
     when.wait()
     channel.close()
+
+
+def _free_locks(channel: Any) -> None:  # noqa: ANN401 - grpc's
+    """
+    Free what this thread, which is not in grpc any more, still has of a channel's locks.
+
+    A signal handler strikes after any instruction, also after ``threading.Condition.__enter__`` has its lock and before
+    the ``with`` has begun that would free it. All threads that use the channel would hang from then on: waiters,
+    renewals, and whoever closes it. grpc's C part keeps that lock to itself, but shows it to the garbage collector.
+    """
+    while (inner := getattr(channel, "_channel", None)) is not None:  # grpc's Python part, perhaps with interceptors
+        channel = inner
+    for state in gc.get_referents(channel):
+        for lock in gc.get_referents(state):
+            while isinstance(lock, threading.Condition):
+                try:
+                    lock.release()
+                except RuntimeError:  # not ours, or not any more
+                    break
 
 
 class ForkedLink(BlockingLink):

@@ -92,7 +92,7 @@ def text() -> str:
 def _libraries(report: Report) -> Iterator[str]:
     yield "## What each offers, and what it leaves to you"
     for peer in PEERS:
-        rows = [row for section in report.sections for row in section.rows if row.subject.label == peer.label]
+        rows = [row for section in report.sections for row in section.rows if _library(row) == peer.label]
         version = next((row.subject.version for row in rows if row.subject.version), "")
         yield ""
         yield f"### {peer.label}"
@@ -110,9 +110,14 @@ def _libraries(report: Report) -> Iterator[str]:
             yield f"- {sentence}"
 
 
+def _library(row: Row) -> str:
+    """Name the library of a row: what follows a comma in its label tells how it is used."""
+    return row.subject.label.partition(",")[0]
+
+
 def _seen(report: Report, peer: Peer) -> Iterator[str]:
     """What the run says of a library, in words."""
-    rows = [row for section in report.sections for row in section.rows if row.subject.label == peer.label]
+    rows = [row for section in report.sections for row in section.rows if _library(row) == peer.label]
     if not rows:
         yield "The run does not have it: see [Measure your servers](../how-to/measure-your-servers.md)."
         return
@@ -125,7 +130,7 @@ def _seen(report: Report, peer: Peer) -> Iterator[str]:
     if peer.ttl and not any(row.subject.renews for row in rows):
         yield "It renews nothing by itself."
     for section in report.sections:
-        mine = [row for row in section.rows if row.subject.label == peer.label]
+        mine = [row for row in section.rows if _library(row) == peer.label]
         kept = sorted({title(row.subject.group) for row in mine if row.figures.get("never")})
         if kept:
             yield f"{section.workload.title}: nobody had the lock within three ttl, at {', '.join(kept)}."
@@ -151,7 +156,7 @@ def _better(report: Report) -> Iterator[str]:
     )
     yield ""
     order = [peer.label for peer in PEERS]
-    rows = sorted(_wins(report), key=lambda row: order.index(row[0].removesuffix(" (asyncio)")))
+    rows = sorted(_wins(report), key=lambda row: order.index(row[0].removesuffix(" (asyncio)").partition(",")[0]))
     if rows:
         yield from table(["library", "place", "figure", "its", "lockkit's", "lockkit's / its"], rows)
     else:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import asyncio
     from contextlib import AbstractContextManager
 
-__all__ = ["AsyncioRuntime", "BlockingRuntime", "Event", "Runtime", "drive", "monotonic"]
+__all__ = ["AsyncioRuntime", "BlockingRuntime", "Event", "Runtime", "drive", "let_go", "monotonic"]
 
 T = TypeVar("T")
 Kind = Literal["blocking", "asyncio", "simulated"]
@@ -187,14 +187,71 @@ def drive(coroutine: Coroutine[Any, Any, T]) -> T:
     raise RuntimeError(message)
 
 
-class _BlockingEvent(threading.Event):
-    """`threading.Event` whose ``wait`` can be awaited."""
+class _BlockingEvent:
+    """
+    A flag that threads wait for.
 
-    async def wait(self, timeout: float | None) -> bool:  # type: ignore[override]
-        # threading refuses waits above TIMEOUT_MAX (about 292 years) with OverflowError.
-        if timeout is not None and timeout > threading.TIMEOUT_MAX:
-            timeout = None
-        return super().wait(timeout)
+    Not `threading.Event`: its condition has a lock that stays taken for ever when Ctrl-C strikes between the return of
+    ``Condition.__enter__`` and the beginning of the ``with``, and every thread that sets the flag hangs from then on.
+    Here each waiter has a lock of its own to sleep on, and nobody else ever takes it.
+    """
+
+    __slots__ = ("_flag", "_sleepers")
+
+    def __init__(self) -> None:
+        self._flag = False
+        # A list, since its methods are atomic.
+        self._sleepers: list[threading.Lock] = []
+
+    def is_set(self) -> bool:
+        return self._flag
+
+    def clear(self) -> None:
+        self._flag = False
+
+    def set(self) -> None:
+        try:
+            self._wake()
+        except BaseException:
+            self._wake()  # interrupted halfway; twice does no harm
+            raise
+
+    def _wake(self) -> None:
+        self._flag = True
+        for sleeper in tuple(self._sleepers):
+            with suppress(RuntimeError):  # somebody else has woken it already
+                sleeper.release()
+
+    async def wait(self, timeout: float | None) -> bool:
+        if self._flag:
+            return True
+        sleeper = threading.Lock()
+        sleeper.acquire()
+        self._sleepers.append(sleeper)
+        try:
+            # Looked at again: whoever raised it in between may not have seen us.
+            return self.is_set() or _acquired(sleeper, timeout) or self.is_set()
+        finally:
+            self._sleepers.remove(sleeper)
+
+
+def _acquired(lock: threading.Lock, timeout: float | None) -> bool:
+    """Acquire within so many seconds. threading refuses more than about 292 years with OverflowError."""
+    if timeout is None or timeout > threading.TIMEOUT_MAX:
+        return lock.acquire()
+    return lock.acquire(blocking=False) if timeout <= 0 else lock.acquire(timeout=timeout)
+
+
+def let_go(lock: threading.Condition) -> None:
+    """
+    Free a lock of a library's that an interrupt may have left taken, by a thread that is not in that library any more.
+
+    A signal handler strikes after any instruction, also after ``threading.Condition.__enter__`` has the lock and before
+    the ``with`` has begun that would free it.
+    """
+    with suppress(RuntimeError):  # not ours, or not any more
+        while True:
+            lock.release()
 
 
 class BlockingRuntime:

@@ -6,10 +6,21 @@ import asyncio
 import os
 import threading
 import time
+from functools import partial
 
 import pytest
 
-from lockkit.runtime import AsyncioRuntime, BlockingRuntime, Runtime, drive, monotonic
+from lockkit.runtime import (
+    AsyncioRuntime,
+    BlockingRuntime,
+    Runtime,
+    _acquired,
+    _BlockingEvent,
+    drive,
+    monotonic,
+)
+from lockkit.testing.servers import wait_until
+from tests.interrupts import OpcodeStrike, elsewhere
 
 
 def test_drive_returns_the_result_and_passes_exceptions() -> None:
@@ -83,6 +94,52 @@ def test_readable(kind: type[Runtime]) -> None:
             os.close(writer)
 
     drive(scenario()) if isinstance(runtime, BlockingRuntime) else asyncio.run(scenario())
+
+
+def wait_for(event: _BlockingEvent, seconds: float) -> bool:
+    """As a blocking client does."""
+    return drive(event.wait(seconds))
+
+
+def asleep(event: _BlockingEvent) -> str | None:
+    """Tell why not."""
+    return None if event._sleepers else "nobody waits"
+
+
+def test_interrupt_anywhere_in_set_loses_no_wake_up() -> None:
+    """The one who sets the flag may be hit by Ctrl-C; who waits for it is woken all the same."""
+    number = 0
+    while True:
+        event = _BlockingEvent()
+        waiter = threading.Thread(target=partial(wait_for, event, 20), daemon=True)
+        waiter.start()
+        wait_until(partial(asleep, event))
+
+        strike = OpcodeStrike(number, _BlockingEvent._wake.__code__)
+        strike.during(event.set)
+
+        waiter.join(10)
+        assert not waiter.is_alive(), f"instruction {number}"
+        if not strike.struck:
+            break
+        number += 1
+    assert number > 10
+
+
+def test_interrupt_anywhere_in_a_wait_harms_nobody_else() -> None:
+    """Others go on to set the flag, and to wait for it."""
+    number = 0
+    while True:
+        event = _BlockingEvent()
+        strike = OpcodeStrike(number, _BlockingEvent.wait.__code__, _acquired.__code__)
+        strike.during(partial(wait_for, event, 0.001))
+
+        assert elsewhere(event.set), f"instruction {number}"
+        assert elsewhere(partial(wait_for, event, 20)), f"instruction {number}"
+        if not strike.struck:
+            break
+        number += 1
+    assert number > 10
 
 
 def test_very_long_wait_is_no_overflow() -> None:

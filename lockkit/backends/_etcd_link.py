@@ -28,7 +28,7 @@ import grpc
 import grpc.aio
 
 from lockkit.backends import _etcd_rpc_pb2 as rpc
-from lockkit.runtime import in_forked_child
+from lockkit.runtime import in_forked_child, let_go
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -189,21 +189,16 @@ def _close_later(channel: Any, when: threading.Event) -> None:  # noqa: ANN401 -
 
 def _free_locks(channel: Any) -> None:  # noqa: ANN401 - grpc's
     """
-    Free what this thread, which is not in grpc any more, still has of a channel's locks.
+    Free what an interrupt has left taken of a channel's locks: else all its users hang, as renewals and who closes it.
 
-    A signal handler strikes after any instruction, also after ``threading.Condition.__enter__`` has its lock and before
-    the ``with`` has begun that would free it. All threads that use the channel would hang from then on: waiters,
-    renewals, and whoever closes it. grpc's C part keeps that lock to itself, but shows it to the garbage collector.
+    grpc's C part keeps the lock that matters to itself, but shows it to the garbage collector.
     """
     while (inner := getattr(channel, "_channel", None)) is not None:  # grpc's Python part, perhaps with interceptors
         channel = inner
     for state in gc.get_referents(channel):
         for lock in gc.get_referents(state):
-            while isinstance(lock, threading.Condition):
-                try:
-                    lock.release()
-                except RuntimeError:  # not ours, or not any more
-                    break
+            if isinstance(lock, threading.Condition):
+                let_go(lock)
 
 
 class ForkedLink(BlockingLink):

@@ -27,6 +27,8 @@ from kazoo.protocol.connection import ConnectionHandler
 from kazoo.protocol.serialization import Connect
 from kazoo.retry import KazooRetry
 
+from lockkit.runtime import let_go
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
@@ -69,7 +71,11 @@ async def outcome(runtime: Runtime, result: Any) -> Any:  # noqa: ANN401 - kazoo
         KazooException: It is an error.
     """
     if runtime.kind == "blocking":
-        return result.get(timeout=ANSWER_SECONDS)
+        try:
+            return result.get(timeout=ANSWER_SECONDS)
+        except BaseException:
+            let_go(result._condition)  # noqa: SLF001 - kazoo's thread takes it to bring the answer, heartbeats and all
+            raise
     done = runtime.event()
     result.rawlink(lambda _: done.set())
     if not await done.wait(ANSWER_SECONDS):

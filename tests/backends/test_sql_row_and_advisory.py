@@ -20,6 +20,7 @@ import lockkit
 import lockkit.aio
 from lockkit import registry, url
 from lockkit.backend import Busy
+from lockkit.backends import _sqlsession_dialects
 from lockkit.backends._sql_statement import Statement
 from lockkit.backends._sqlsession_session import Session
 from lockkit.runtime import drive
@@ -82,6 +83,19 @@ def connect() -> Iterator[Connect]:
     """Makes clients, closed at the end."""
     with ExitStack() as clients:
         yield lambda url, **options: clients.enter_context(lockkit.connect(url, **options))
+
+
+def sent_from_now_on(monkeypatch: pytest.MonkeyPatch) -> list[Statement]:
+    """Collect what is sent in the sessions of locks."""
+    sent: list[Statement] = []
+    send = Session.send
+
+    def collecting(self: Session, statement: Statement, parameters: Sequence[Parameter] = ()) -> None:
+        sent.append(statement)
+        send(self, statement, parameters)
+
+    monkeypatch.setattr(Session, "send", collecting)
+    return sent
 
 
 @contextmanager
@@ -227,14 +241,8 @@ class TestConnections:
         """The lease is written where the lock is taken, and others see it."""
         client = connect(request.getfixturevalue(kind).url, mode="advisory")
         client.lock("trips", ttl=LONG).acquire().release()
-        sent: list[Statement] = []
-        send = Session.send
+        sent = sent_from_now_on(monkeypatch)
 
-        def counting(self: Session, statement: Statement, parameters: Sequence[Parameter] = ()) -> None:
-            sent.append(statement)
-            send(self, statement, parameters)
-
-        monkeypatch.setattr(Session, "send", counting)
         with counted(monkeypatch) as beside:
             lease = client.lock("trips", ttl=LONG).acquire()
             assert (len(sent), beside) == (1, [])
@@ -245,6 +253,25 @@ class TestConnections:
         assert (holder.owner, holder.token) == (lease.owner, lease.token)
         assert holder.metadata["pid"] == os.getpid()
         lease.release()
+
+    @pytest.mark.parametrize(("version", "release_count"), [("VERSION()", 1), ("'8.0.40'", 2)])
+    def test_row_of_mariadb_is_freed_in_one_message(
+        self, version: str, release_count: int, mariadb: MariaServer, connect: Connect, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """In two where the server says that it is MySQL, which has no blocks; in either case nothing stays locked."""
+        look = Statement(f"SELECT CONNECTION_ID(), {version}")
+        monkeypatch.setattr(_sqlsession_dialects, "_MYSQL_LOOK", look)
+        client, other = connect(mariadb.url, mode="row"), connect(mariadb.url, mode="row")
+        client.lock("freed", ttl=LONG).acquire().release()
+        sent = sent_from_now_on(monkeypatch)
+
+        lease = client.lock("freed", ttl=LONG).acquire()
+        assert len(sent) == 1
+        lease.release()
+        assert len(sent) == 1 + release_count
+
+        assert client.holders("freed") == []
+        other.lock("freed", ttl=LONG).acquire(0).release()
 
     def test_pool_that_is_used_up_says_so(self, place: Place) -> None:
         """Of an application's engine; when a lock is released there is room again."""

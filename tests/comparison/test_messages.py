@@ -66,7 +66,7 @@ def cost(url: str, count: Callable[[], int]) -> tuple[int, int]:
     [
         (RedisServer, {"": (1, 1)}),
         (PostgresServer, {"": (1, 1), "row": (2, 1), "advisory": (1, 1)}),
-        (MariaServer, {"": (1, 1), "row": (2, 2), "advisory": (1, 1)}),
+        (MariaServer, {"": (1, 1), "row": (2, 1), "advisory": (1, 1)}),
         (ZooKeeperServer, {"": (1, 1)}),
     ],
     ids=["redis", "postgresql", "mariadb", "zookeeper"],

@@ -62,6 +62,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
         yield f"sqlite:///{tmp_path}/locks.db"
         return
     server: PostgresServer | MariaServer = request.getfixturevalue(request.param)
+    server.execute("DROP TABLE IF EXISTS lockkit_locks")  # others leave theirs
     yield server.url
     server.execute("DROP TABLE IF EXISTS lockkit_locks")
 
@@ -69,6 +70,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 @pytest.fixture
 def postgresql_url(postgresql: PostgresServer) -> Iterator[str]:
     """PostgreSQL alone."""
+    postgresql.execute("DROP TABLE IF EXISTS lockkit_locks")  # others leave theirs
     yield postgresql.url
     postgresql.execute("DROP TABLE IF EXISTS lockkit_locks")
 

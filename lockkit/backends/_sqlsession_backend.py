@@ -422,6 +422,7 @@ class SessionBackend(LockBackend):
             return
         try:
             if session.dropped:
+                await self._end_orphan(place, session)
                 raise BackendUnavailable("closed")  # noqa: TRY301 - there is nothing to be given back in good order
             if place.queued:
                 await self._end_wait(session)
@@ -450,6 +451,15 @@ class SessionBackend(LockBackend):
             await self.database.run(self._cancel, [session.pid], again=True)
             await session.until_answer(never, self._runtime.now() + pause)
             pause *= 2
+
+    async def _end_orphan(self, place: _Place, session: Session) -> None:
+        """
+        Have the server end the statement of a session that was interrupted while it joined the queue.
+
+        PostgreSQL does not look whether its client is still there while it waits for a lock.
+        """
+        if place.queued and session.pid and not session.pooled:  # a pooler lends that process to others
+            await self.database.run(self._cancel, [session.pid], again=True)
 
     async def _hear_out(self, session: Session) -> None:
         """Hear what was sent last; what it says does not matter, only that it came."""

@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -22,6 +22,7 @@ from lockkit import registry, url
 from lockkit.backend import Busy
 from lockkit.backends import _sqlsession_dialects
 from lockkit.backends._sql_statement import Statement
+from lockkit.backends._sqlsession_pq import PqSession
 from lockkit.backends._sqlsession_session import Session
 from lockkit.runtime import drive
 from lockkit.testing.servers import FaultProxy, MariaServer, PooledPostgres, PostgresServer, require, wait_until
@@ -29,6 +30,7 @@ from lockkit.testing.witness import Witness
 from tests.backends.sql_session_support import MODES, Place, pid_of, until_waiting, waiting_pid
 from tests.backends.sql_table_support import ASYNC_DRIVERS, DRIVERS, counted, with_driver
 from tests.backends.support import StubHost, granted
+from tests.interrupts import OpcodeStrike
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -342,6 +344,23 @@ class TestConnections:
         wait_until(lambda: None if session.ended else "not ended yet")
 
         client.lock("idle", ttl=LONG).acquire(0).release()
+
+    def test_interrupt_anywhere_in_sending_leaves_no_waiter(self, on_postgresql: Place, connect: Connect) -> None:
+        """PostgreSQL does not notice that the client of a session has gone while that waits for a lock."""
+        holder, client = connect(on_postgresql.url), connect(on_postgresql.url)
+        lease = holder.lock("interrupted", ttl=LONG).acquire()
+        number = 0
+        while True:
+            strike = OpcodeStrike(number, Session.send.__code__, PqSession._send.__code__)
+            with suppress(lockkit.LockTimeout):
+                strike.during(partial(client.lock("interrupted", ttl=LONG).acquire, 0.2))
+
+            wait_until(lambda: None if holder.holders("interrupted")[0].waiters == 0 else "somebody waits")
+            if not strike.struck:
+                break
+            number += 1
+        assert number > 10
+        lease.release()
 
 
 class TestServers:

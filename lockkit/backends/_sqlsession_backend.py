@@ -454,12 +454,13 @@ class SessionBackend(LockBackend):
 
     async def _end_orphan(self, place: _Place, session: Session) -> None:
         """
-        Have the server end the statement of a session that was interrupted while it joined the queue.
+        Have the server end a session that was interrupted while it joined the queue.
 
-        PostgreSQL does not look whether its client is still there while it waits for a lock.
+        PostgreSQL does not look whether its client is still there while it waits for a lock. The session and not its
+        statement: that it is to be cancelled is forgotten if it has not begun.
         """
         if place.queued and session.pid and not session.pooled:  # a pooler lends that process to others
-            await self.database.run(self._cancel, [session.pid], again=True)
+            await self._end(session.pid)
 
     async def _hear_out(self, session: Session) -> None:
         """Hear what was sent last; what it says does not matter, only that it came."""

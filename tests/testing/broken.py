@@ -118,15 +118,18 @@ class FreesEarly(MemoryBackend):
         return dataclasses.replace(outcome, ttl=asked) if isinstance(outcome, Grant) else outcome
 
 
+def _sometimes_granted(request: Request, outcome: Grant | Busy) -> Grant | Busy:
+    if isinstance(outcome, Busy) and random.random() < 0.2:
+        return Grant(request.name, request.owner, time.time_ns() // 1000, request.ttl)
+    return outcome
+
+
 class GrantsTwice(MemoryBackend):
     """Decides in two steps: now and then somebody comes in between."""
 
     async def try_acquire(self, request: Request) -> Grant | Busy:
         """See the class."""
-        outcome = await super().try_acquire(request)
-        if isinstance(outcome, Busy) and random.random() < 0.2:
-            return Grant(request.name, request.owner, time.time_ns() // 1000, request.ttl)
-        return outcome
+        return _sometimes_granted(request, await super().try_acquire(request))
 
 
 class WakesNobody(MemoryBackend):
@@ -224,10 +227,7 @@ class LetsIn(FileBackend):
 
     async def try_acquire(self, request: Request) -> Grant | Busy:
         """See the class."""
-        outcome = await super().try_acquire(request)
-        if isinstance(outcome, Busy) and random.random() < 0.2:
-            return Grant(request.name, request.owner, time.time_ns() // 1000, request.ttl)
-        return outcome
+        return _sometimes_granted(request, await super().try_acquire(request))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,9 @@ Versions, extras and tool pins are read from ``pyproject.toml``; no number stand
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -17,14 +19,46 @@ PYPROJECT = nox.project.load_toml("pyproject.toml")
 PYTHONS = nox.project.python_versions(PYPROJECT)
 CURRENT = f"{sys.version_info.major}.{sys.version_info.minor}"
 
+
+def other_pythons() -> list[str]:
+    """
+    Finds the other Pythons on this machine that lockkit supports, one of each version: on the PATH, or kept by pyenv.
+
+    What is on the PATH may be pyenv's shim of a version that is not active, which only prints advice: so it is asked.
+    """
+    pyenv = Path(os.environ.get("PYENV_ROOT", "~/.pyenv")).expanduser() / "versions"
+    found = []
+    for version in reversed([version for version in PYTHONS if version != CURRENT]):
+        kept = sorted(pyenv.glob(f"{version}.*/bin/python{version}"), reverse=True)
+        on_path = shutil.which(f"python{version}")
+        candidates = [*([on_path] if on_path else []), *map(str, kept)]
+        found += [path for path in candidates if is_python(path, version)][:1]
+    return found
+
+
+def is_python(path: str, version: str) -> bool:
+    """Asks an interpreter for its version. One without the GIL does not count: few drivers have wheels for it."""
+    script = f"import sys; sys.exit('%d.%d' % sys.version_info[:2] + sys.abiflags != {version!r})"
+    return subprocess.run([path, "-c", script], capture_output=True, check=False).returncode == 0
+
+
+OTHER_PYTHONS = other_pythons()
+# What runs on those: the engine, the sync and async APIs, the embedded backends. Of the servers Redis alone.
+CORE = [
+    *("tests/test_engine.py", "tests/test_runtime.py", "tests/simulation"),
+    *("tests/test_background.py", "tests/test_single_run.py", "tests/test_ending.py", "tests/test_line.py"),
+    *("tests/test_sync_in_event_loop.py", "tests/test_threading_lock.py", "tests/test_naming.py"),
+    *("tests/test_config.py", "tests/test_errors.py", "tests/test_registry.py", "tests/test_url.py"),
+    *("tests/test_values.py", "tests/conventions", "tests/backends/test_memory.py", "tests/backends/file"),
+]
+CORE_BACKENDS = "memory or file"
+
 # Real servers that the tests need, by the names of lockkit.testing.servers; and the backends that need none.
 SERVERS = ["redis", "postgresql", "pgbouncer", "mariadb", "zookeeper", "etcd"]
 EMBEDDED = {"memory", "file"}
 
 nox.needs_version = ">=2024.10.9"
 nox.options.sessions = ["lint", "types", f"tests-{CURRENT}"]
-# A machine tests the Python versions that it has; .ci/run sees to it that one ran.
-nox.options.error_on_missing_interpreters = False
 nox.options.download_python = "never"
 nox.options.reuse_venv = "yes"
 
@@ -59,18 +93,35 @@ def download_sdist(session: nox.Session, name: str) -> Path:
     return sdist
 
 
-@nox.session(python=PYTHONS)
+# The whole run last: the last lines of the output are its own.
+@nox.session(python=[*OTHER_PYTHONS, CURRENT])
 def tests(session: nox.Session) -> None:
-    """Runs all tests; arguments go to pytest (`nox -s tests -- -m 'not slow'`)."""
-    install(session, "test")
-    install_servers(session, *SERVERS)
+    """
+    Runs all tests on this Python, and the core of them on each other Python of the machine.
+
+    Arguments go to pytest instead (`nox -s tests -- -m 'not slow'`), on this Python alone.
+    """
     # Most tests wait: for a ttl, a server, another process. Three at a time keep two cores busy and no more.
-    session.run("pytest", "--numprocesses=3", *session.posargs)
+    pytest = ("pytest", "--numprocesses=3")
+    if session.python == CURRENT:
+        install(session, "test")
+        install_servers(session, *SERVERS)
+        session.run(*pytest, *session.posargs)
+        if not OTHER_PYTHONS:
+            session.warn(f"tested on Python {CURRENT} alone: this machine has no other one that lockkit supports")
+    elif session.posargs:
+        session.skip("arguments are for the tests on this Python")
+    else:
+        install(session, "test", "mypy")
+        install_servers(session, "redis")
+        session.run(*pytest, *CORE)
+        session.run(*pytest, "tests/conformance", "-k", CORE_BACKENDS)
+        session.run("mypy", "tests/typing")
 
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Checks rules and format (`nox -s lint -- --fix` mends what it can)."""
+    """Checks rules and format (`nox -s lint -- --fix` fixes what it can)."""
     install(session, "lint", extras=None)
     fix = "--fix" in session.posargs
     session.run("ruff", "check", *(["--fix"] if fix else []))
@@ -126,6 +177,14 @@ def exclusion(session: nox.Session) -> None:
 
 
 @nox.session
+def chaos(session: nox.Session) -> None:
+    """Kills, freezes and restarts servers and clients at random, 120 s a backend (`-- redis --seconds=20` for some)."""
+    install(session, "test")
+    install_servers(session, *SERVERS)
+    session.run("python", "-m", "tests.chaos", *session.posargs)
+
+
+@nox.session
 def lowest(session: nox.Session) -> None:
     """Runs the conformance suite with the oldest drivers that the extras allow (`-- -k redis` for some backends)."""
     session.install("--quiet", "uv")
@@ -134,7 +193,7 @@ def lowest(session: nox.Session) -> None:
     python = ("--python", str(Path(session.bin) / "python"))
     session.run("uv", "pip", "install", "--quiet", "--resolution=lowest-direct", *python, "-e", ".[all]", *tools)
     install_servers(session, *SERVERS)
-    # Old drivers warn of what newer Pythons will not have: nothing that the newest of them has not mended.
+    # Old drivers warn of what newer Pythons will not have: the newest drivers do not.
     session.run("pytest", "tests/conformance", "--numprocesses=3", "-W", "default", *session.posargs)
 
 

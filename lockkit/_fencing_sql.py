@@ -21,7 +21,7 @@ from sqlalchemy.orm.exc import StaleDataError
 
 from lockkit import values
 from lockkit._sql_client import Asynchronous, Blocking, Place, Problem, data_error, label_of, problem_of, translating
-from lockkit._sql_schema import FENCES, Family, ensure, family_of, key_of, make_here, quoted
+from lockkit._sql_schema import FENCES, KEYS, Family, ensure, family_of, key_of, make_here, quoted
 from lockkit.errors import ConfigurationError
 from lockkit.fencing import check_token, stale_token
 from lockkit.runtime import drive
@@ -342,7 +342,7 @@ def _accept_innodb(connection: Connection, sql: Mapping[str, TextClause], given:
 
 @lru_cache(maxsize=64)
 def _statements(family: Family, table: str) -> Mapping[str, TextClause]:
-    scope = "UNHEX(:scope)" if family == "mysql" else ":scope"
+    scope = KEYS[family].format("scope")
     last = f"SELECT token FROM {table} WHERE scope = {scope}"
     accept = (
         f"INSERT INTO {table} (scope, token) VALUES ({scope}, :token) "

@@ -14,15 +14,15 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from sqlalchemy import Delete, Engine, Table, Update, and_, delete, exc, insert, select, update
+from sqlalchemy import Connection, Delete, Engine, Table, Update, and_, delete, event, exc, insert, select, update
 from sqlalchemy import inspect as inspect_mapped
-from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Mapper, sessionmaker
 from sqlalchemy.orm.exc import StaleDataError
 
 from lockkit import values
 from lockkit._optimistic_loop import Conflict, check_bounds, retry
-from lockkit._sql_client import Problem, StartAgain, data_error, label_of, problem_of
+from lockkit._sql_client import Problem, StartAgain, data_error, label_of, problem_of, refuse_autocommit
 from lockkit.errors import BackendUnavailable, ConfigurationError
 from lockkit.optimistic import DELETE
 from lockkit.optimistic import Delete as DeleteMark
@@ -111,6 +111,7 @@ class Transactions:
         self._committing = False
         try:
             async with self._opened() as place:
+                await self._refuse_autocommit(place)
                 result = await self.body(place)
                 if hasattr(place, "flush"):
                     await io(place.flush())  # so that COMMIT is all that is left
@@ -126,6 +127,18 @@ class Transactions:
             if error.statement is None and not self._committing:  # SQLAlchemy could not connect
                 raise data_error(error, self._engine(), name=self.name) from error
             raise
+
+    async def _refuse_autocommit(self, place: Any) -> None:  # noqa: ANN401 - a session or connection
+        """See that what is done can be undone together. A session connects when it is used: it is asked then."""
+        if isinstance(place, Connection):
+            refuse_autocommit(place)
+        elif isinstance(place, AsyncConnection):
+            await place.run_sync(refuse_autocommit)
+        else:
+            session = place.sync_session if isinstance(place, AsyncSession) else place
+            event.listen(
+                session, "after_begin", lambda _session, _transaction, connection: refuse_autocommit(connection)
+            )
 
     async def _commit(self, place: Any) -> None:  # noqa: ANN401 - see `body`
         self._committing = True

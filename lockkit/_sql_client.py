@@ -41,6 +41,7 @@ __all__ = [
     "data_error",
     "label_of",
     "problem_of",
+    "refuse_autocommit",
     "spare",
     "transaction_of",
     "translating",
@@ -105,13 +106,13 @@ class Place:
         """Do the same with what the application gave, too, in its blocking form: the session or the connection."""
         target = self._target
         if isinstance(target, AsyncSession):
-            return await target.run_sync(lambda session: work(session, _checked(_of_session(session))))
+            return await target.run_sync(lambda session: work(session, refuse_autocommit(_of_session(session))))
         if isinstance(target, AsyncConnection):
-            return await target.run_sync(lambda connection: work(connection, _checked(connection)))
+            return await target.run_sync(lambda connection: work(connection, refuse_autocommit(connection)))
         if isinstance(target, Session):
-            return work(target, _checked(_of_session(target)))
+            return work(target, refuse_autocommit(_of_session(target)))
         connection = cast("Connection", target)
-        return work(connection, _checked(connection))
+        return work(connection, refuse_autocommit(connection))
 
     def ask(self, coroutine: Coroutine[Any, Any, T]) -> T | Awaitable[T]:
         """Drive a coroutine to its end here, or give it to be awaited, as the face wants it."""
@@ -132,31 +133,62 @@ def _of_session(session: Session) -> Connection:
         raise data_error(error, bind if isinstance(bind, Engine) else None) from error
 
 
-def _checked(connection: Connection) -> Connection:
+def refuse_autocommit(connection: Connection) -> Connection:
     """
     Refuse a connection that commits each statement by itself: a lock would end with its own statement.
 
-    SQLite is asked after the fact (`lockkit._sql_lock_in`): there, applications send BEGIN themselves in autocommit.
+    The driver is asked, which knows it from the server: SQLAlchemy knows only what was set through it. On SQLite the
+    transaction begins here if it has not begun yet: applications may send BEGIN themselves, by an event.
+
+    Returns:
+        The same.
+
+    Raises:
+        ConfigurationError: It does.
     """
-    dialect: Any = connection.dialect
-    if dialect.name == "sqlite":
-        return connection
-    engine_wide = getattr(dialect, "_on_connect_isolation_level", None)
+    engine_wide = getattr(connection.dialect, "_on_connect_isolation_level", None)
     chosen = connection.get_execution_options().get("isolation_level", engine_wide)
-    # Of SQLAlchemy 2.1. It sees the driver's own switch.
-    detect = getattr(dialect, "detect_autocommit_setting", None)
     try:
-        detected = detect is not None and detect(connection.connection.dbapi_connection)
+        if connection.dialect.name == "sqlite":
+            refused = not _sqlite_begins(connection)
+        else:
+            refused = chosen == "AUTOCOMMIT" or _driver_commits(connection)
     except exc.PendingRollbackError as error:
         message = f"this connection to {label_of(connection)} was lost before: roll its transaction back first"
         raise ConfigurationError(message, backend=label_of(connection)) from error
-    if chosen == "AUTOCOMMIT" or detected:
+    if refused:
         message = (
             f"this connection to {label_of(connection)} is in autocommit, so there is no transaction to be in: "
-            "take one without isolation_level='AUTOCOMMIT'"
+            "take one without isolation_level='AUTOCOMMIT' and without the driver's own; on SQLite BEGIN will do, too"
         )
         raise ConfigurationError(message, backend=label_of(connection))
     return connection
+
+
+def _driver_commits(connection: Connection) -> bool:
+    """Ask the driver, by the names that drivers have for it, or else the server."""
+    pooled = connection.connection
+    for driver in (pooled.dbapi_connection, pooled.driver_connection):
+        ask = getattr(driver, "get_autocommit", None)  # PyMySQL and its kin: what the server's last answer said
+        if ask is not None:
+            return bool(ask())
+        switch = getattr(driver, "autocommit", None)
+        if switch is not None and not callable(switch):
+            return bool(switch)
+    if connection.dialect.name == "postgresql":
+        return False
+    return bool(connection.exec_driver_sql("SELECT @@autocommit").scalar_one())
+
+
+def _sqlite_begins(connection: Connection) -> bool:
+    """Tell whether a transaction is open, or the driver opens one before it writes."""
+    if not connection.in_transaction():
+        connection.begin()
+    driver: Any = connection.connection.driver_connection
+    if driver.in_transaction:
+        return True
+    # Python 3.12 has a second switch: sqlite3, "Transaction control".
+    return getattr(driver, "autocommit", None) is not True and driver.isolation_level is not None
 
 
 _owners: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()

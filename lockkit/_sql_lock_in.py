@@ -45,7 +45,7 @@ from lockkit._sql_client import (
     transaction_of,
     translating,
 )
-from lockkit._sql_schema import ADVISORY_KEY, Family, ensure, family_of, key_of, make_here, quoted
+from lockkit._sql_schema import ADVISORY_KEY, KEYS, Family, ensure, family_of, key_of, make_here, quoted
 from lockkit.backends._sql_dialect import dialect_named
 from lockkit.errors import ConfigurationError, LockTimeout
 from lockkit.runtime import wall_clock
@@ -133,7 +133,7 @@ class _Postgres(_Attempts):
             ensure(connection, "locks", self._table)
         sql = _postgres(self._quoted, quoted("postgresql", self._table, "_token"))
         self.owner = transaction_of(connection, self._runtime)
-        given = {"name": self._name, "owner": self.owner}
+        given = {"name": key_of("postgresql", self._name), "owner": self.owner}
         if left is None:
             row = connection.execute(sql["lock"], given).one()
         elif connection.execute(sql["try"], given).first() is not None:
@@ -193,16 +193,17 @@ def _postgres(table: str, tokens: str) -> dict[str, TextClause]:
     began = "greatest(pg_postmaster_start_time(), pg_last_xact_replay_timestamp())"
     started = f"(extract(epoch FROM {began}) * 1000000)::bigint"
     now = dialect_named("postgresql").now_us
+    name = KEYS["postgresql"].format("name")
     statements = {
-        "try": f"SELECT 1 FROM {table} WHERE name = :name FOR UPDATE SKIP LOCKED",
+        "try": f"SELECT 1 FROM {table} WHERE name = {name} FOR UPDATE SKIP LOCKED",
         # What ON CONFLICT sets is computed after the row is locked, the values of a new row before: so those get 0,
         # and a number from `draw`.
         "lock": (
-            f"INSERT INTO {table} AS held (name, owner, token) VALUES (:name, :owner, 0) ON CONFLICT (name) DO UPDATE "
+            f"INSERT INTO {table} AS held (name, owner, token) VALUES ({name}, :owner, 0) ON CONFLICT (name) DO UPDATE "
             f"SET owner = excluded.owner, token = CASE WHEN held.owner = excluded.owner THEN held.token "
             f"ELSE nextval({number}) END RETURNING token, {started}"
         ),
-        "draw": f"UPDATE {table} SET token = nextval({number}) WHERE name = :name RETURNING token",
+        "draw": f"UPDATE {table} SET token = nextval({number}) WHERE name = {name} RETURNING token",
         # A replica's own clock may be behind that of the primary that it followed.
         "raise": f"SELECT setval({number}, greatest({now}, :started)) FROM {tokens} WHERE last_value < :started",
         "limit": "SELECT set_config('lock_timeout', :limit, true)",
@@ -253,7 +254,7 @@ class _InnoDB(_Attempts):
             label = label_of(connection)
             message = stale_snapshot(label, self._name, f"it sees token {seen}, the last one is {token}")
             raise StartAgain(message, name=self._name, backend=label)
-        token = self._draw(connection, sql)
+        token = self._draw(connection, sql, token)
         connection.execute(sql["keep"], {**given, "owner": self.owner, "token": token})
         return token
 
@@ -319,19 +320,27 @@ class _InnoDB(_Attempts):
             )
             raise StartAgain(message, name=self._name, backend=label) from error
 
-    def _draw(self, connection: Connection, sql: dict[str, TextClause]) -> int:
+    def _draw(self, connection: Connection, sql: dict[str, TextClause], last: int) -> int:
         """
-        Draw a number, and leave no row.
+        Draw a number above the `last` of the row, and leave no row.
 
         A higher number that is inserted raises those to come, and a lower one changes nothing, so every connection does
-        it at its first use: no connection outlives the server.
+        it at its first use: no connection outlives the server. A number that is not above what this connection has seen
+        comes from a table that was emptied (TRUNCATE counts from 1 again) or made anew: raised again, numbers are above
+        all that were ever drawn, also by transactions that were rolled back.
         """
-        if connection.info.get(_RAISED) != self._table:
+        table, floor = connection.info.get(_RAISED, ("", 0))
+        number = self._next(connection, sql) if table == self._table else 0
+        if number <= max(floor, last):
             # The rest keeps two connections from waiting for one another's row. No server starts in less.
             rest = self._runtime.random.randrange(1_000)
-            raised = connection.execute(sql["raise"], {"rest": rest}).lastrowid
-            connection.execute(sql["clean"], {"number": raised})
-            connection.info[_RAISED] = self._table
+            floor = connection.execute(sql["raise"], {"rest": rest, "last": last}).lastrowid
+            connection.execute(sql["clean"], {"number": floor})
+            number = self._next(connection, sql)
+        connection.info[_RAISED] = (self._table, number)
+        return number
+
+    def _next(self, connection: Connection, sql: dict[str, TextClause]) -> int:
         number: int = connection.execute(sql["draw"]).lastrowid
         connection.execute(sql["clean"], {"number": number})
         return number
@@ -346,15 +355,16 @@ _born: weakref.WeakKeyDictionary[Engine, dict[str, dict[str, None]]] = weakref.W
 
 @lru_cache(maxsize=64)
 def _innodb(table: str, tokens: str) -> dict[str, TextClause]:
-    lock = f"SELECT owner, token FROM {table} WHERE name = UNHEX(:name) FOR UPDATE"
+    name = KEYS["mysql"].format("name")
+    lock = f"SELECT owner, token FROM {table} WHERE name = {name} FOR UPDATE"
     statements = {
-        "bear": f"INSERT IGNORE INTO {table} (name, token) VALUES (UNHEX(:name), 0)",
+        "bear": f"INSERT IGNORE INTO {table} (name, token) VALUES ({name}, 0)",
         "try": f"{lock} NOWAIT",
         "lock": lock,
-        "read": f"SELECT token FROM {table} WHERE name = UNHEX(:name)",
-        "keep": f"UPDATE {table} SET owner = :owner, token = :token WHERE name = UNHEX(:name)",
+        "read": f"SELECT token FROM {table} WHERE name = {name}",
+        "keep": f"UPDATE {table} SET owner = :owner, token = :token WHERE name = {name}",
         # Microseconds: a server may crash and be back within the second in which the last number was drawn.
-        "raise": f"INSERT IGNORE INTO {tokens} (id) VALUES ({dialect_named('mysql').now_us} + :rest)",
+        "raise": f"INSERT IGNORE INTO {tokens} (id) VALUES (GREATEST({dialect_named('mysql').now_us}, :last) + :rest)",
         "draw": f"INSERT INTO {tokens} () VALUES ()",
         "clean": f"DELETE FROM {tokens} WHERE id = :number",
         "limit": "SET SESSION innodb_lock_wait_timeout = :limit",
@@ -384,10 +394,6 @@ class _SQLite(_Attempts):
                 message = stale_snapshot(label, self._name, str(error.orig))
                 raise StartAgain(message, name=self._name, backend=label) from error
             return None
-        if not _in_transaction(connection):
-            label = label_of(connection)
-            message = f"this connection to {label} is in autocommit, so there is no transaction: send BEGIN first"
-            raise ConfigurationError(message, name=self._name, backend=label)
         return token
 
     def _limited(self, connection: Connection, limit: float) -> int:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ADVISORY_KEY",
     "FENCES",
+    "KEYS",
     "LOCKS",
     "Family",
     "Kind",
@@ -67,6 +68,13 @@ _NAME_TYPES: dict[Family, str] = {
     "mysql": "VARBINARY(255)",
     "sqlite": "TEXT",
 }
+KEYS: dict[Family, str] = {
+    "postgresql": "convert_from(decode(:{0}, 'hex'), 'UTF8')",
+    "mysql": "UNHEX(:{0})",
+    "sqlite": ":{0}",
+}
+"""How a statement writes a name that it takes as the parameter ``{0}``, see `key_of`."""
+
 # bytes of "lockkit": the advisory lock under which one process at a time makes tables or raises the tokens.
 ADVISORY_KEY = int.from_bytes(b"lockkit")
 
@@ -90,11 +98,12 @@ def family_of(dialect: Dialect | str) -> Family:
 
 def key_of(family: Family, name: str) -> str:
     """
-    Give a name as a statement takes it: for MariaDB and MySQL in hexadecimal digits, as in ``UNHEX(:name)``.
+    Give a name as a statement takes it, as the parameter of `KEYS`: in hexadecimal digits, but for SQLite.
 
-    Text would depend on the character set of the connection, and aiomysql cannot send bytes with every PyMySQL.
+    Text would depend on the character set of the application's connection: a database in SQL_ASCII stores what it gets,
+    and a driver cannot send a character that the connection's encoding lacks.
     """
-    return name.encode().hex() if family == "mysql" else name
+    return name if family == "sqlite" else name.encode().hex()
 
 
 def quoted(family: Family, table: object, suffix: str = "") -> str:

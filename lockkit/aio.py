@@ -86,6 +86,7 @@ class Lease(BaseLease):
 
     async def __aenter__(self) -> Self:
         """Return itself: it is held already."""
+        self._hold.body = True
         return self
 
     async def __aexit__(
@@ -118,12 +119,12 @@ class Lock:
 
     async def acquire(self, timeout: float | timedelta | _Inherit | None = INHERIT) -> Lease:
         """See `lockkit.Lock.acquire`. Cancelling it leaves nothing behind at the backend."""
-        seconds = self._spec.timeout if isinstance(timeout, _Inherit) else values.timeout(timeout)
+        seconds = self._spec.timeout if isinstance(timeout, _Inherit) else self._seconds(timeout)
         return await self._engine.acquire(self._spec, seconds)
 
     async def try_acquire(self, timeout: float | timedelta | None = 0) -> Lease | None:
         """See `lockkit.Lock.try_acquire`."""
-        return await self._engine.try_acquire(self._spec, values.timeout(timeout))
+        return await self._engine.try_acquire(self._spec, self._seconds(timeout))
 
     async def locked(self) -> bool:
         """See `lockkit.Lock.locked`."""
@@ -131,9 +132,10 @@ class Lock:
 
     async def __aenter__(self) -> Lease:
         """Acquire; the body never runs without the lock."""
-        lease = await self._engine.acquire(self._spec, self._spec.timeout)
-        task = asyncio.current_task()
-        self._entered.push(task, _Block(lease, task if self._cancel_on_lost else None))
+        lease = await (await self._engine.acquire(self._spec, self._spec.timeout)).__aenter__()
+        task = self._engine.runtime.current()
+        cancelled = cast("asyncio.Task[Any]", task) if self._cancel_on_lost else None
+        self._entered.push(task, _Block(lease, cancelled))
         return lease
 
     async def __aexit__(
@@ -145,7 +147,7 @@ class Lock:
         Raises:
             LockLost: The body ended well, or was cancelled by ``cancel_on_lost``, after the lease was lost.
         """
-        block = self._entered.pop(asyncio.current_task())
+        block = self._entered.pop(self._engine.runtime.current())
         hold = block.lease._hold  # noqa: SLF001 - the faces and their lease are one unit
         if block.turns_into_loss(error):
             self._engine.check(hold)
@@ -156,24 +158,31 @@ class Lock:
         Decorate a coroutine function: each call holds the lock until its coroutine ends.
 
         The name is formatted with the call's arguments: ``@client.lock("stock:{product_id}")``.
+        A plain wrapper (`functools.wraps`) around a coroutine function becomes a coroutine function.
 
         Raises:
             ConfigurationError: Not a coroutine function, or a field that is no parameter of the function.
+                From a call: the coroutine returned another one, or a generator, which would run without the lock.
         """
-        template = NameTemplate(self._spec.name, function)
-        if not inspect.iscoroutinefunction(function):
+        template = NameTemplate(self._spec.name, function, backend=self._engine.url)
+        if not template.is_coroutine and not template.wraps_coroutine:
             message = (
-                f"an asyncio lock cannot decorate {function.__qualname__!r}, which is no coroutine function: it could "
+                f"an asyncio lock cannot decorate {template.label!r}, which is not a coroutine function: it could "
                 "not wait for the lock. Make it `async def`, or use a client of lockkit.connect()."
             )
-            raise ConfigurationError(message, name=self._spec.name)
+            raise ConfigurationError(message, name=self._spec.name, backend=self._engine.url)
 
         @functools.wraps(function)
         async def hold(*arguments: P.args, **keywords: P.kwargs) -> Any:  # noqa: ANN401 - what the function returns
             async with self._named(template.name(arguments, keywords)):
-                return await function(*arguments, **keywords)
+                result = function(*arguments, **keywords)
+                # A wrapper may have run its coroutine itself.
+                return template.finished(await result if inspect.isawaitable(result) else result, awaited=True)
 
         return cast("Callable[P, R]", hold)
+
+    def _seconds(self, timeout: float | timedelta | None) -> float | None:
+        return values.timeout(timeout, name=self._spec.name, backend=self._engine.url)
 
     def _named(self, name: str) -> Lock:
         spec = replace(self._spec, name=values.lock_name(name))
@@ -207,7 +216,7 @@ class _Block:
         """
         End the block; tell whether its end is our cancellation, to be turned into `LockLost`.
 
-        As `asyncio.timeout` does it: if somebody else has cancelled the task too, that cancellation goes on.
+        As `asyncio.timeout` does it: if other code has cancelled the task too, that cancellation goes on.
         """
         task, self._task = self._task, None
         if not self._cancelled or task is None:

@@ -15,7 +15,8 @@ The life of one acquisition, seen from the backend::
     try_acquire(request)          ->  ...
     abandon(request)              ->  None                        given up: leave nothing of the request behind
     renew([grant, ...])           ->  [Renewed | Gone | Unknown]
-    release(grant)                ->  True | False                False: it was no longer ours
+    release(grant, answer_by)     ->  True | False                False: it was no longer ours
+    release_all(grants, answer_by)  ->  None                      the client is being closed
 
 All methods are ``async def``, also those of a backend that only blocks:
 the blocking face drives them without an event loop (see `lockkit.runtime`), so under ``runtime.kind == "blocking"``
@@ -28,13 +29,17 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+
+from lockkit.errors import LockError
 
 if TYPE_CHECKING:
     from lockkit.runtime import Event, Runtime
     from lockkit.url import Url
 
 __all__ = [
+    "CALL_SECONDS",
     "Busy",
     "Capabilities",
     "Gone",
@@ -49,7 +54,12 @@ __all__ = [
     "Request",
     "Unknown",
     "decode_metadata",
+    "seconds_left",
 ]
+
+CALL_SECONDS = 5.0
+"""Longest time that one call of a backend may take, `LockBackend.wait` excepted. Longer hides a server that hangs;
+shorter gives up on one that is only slow."""
 
 LossReason = Literal["expired", "taken", "gone", "session", "broken"]
 """
@@ -110,12 +120,15 @@ class Request:
         ttl: Lease time asked for, seconds.
         metadata: JSON object text (ASCII) to store beside the lock, for `holders`.
         queue: The caller will wait if the lock is busy, so a place in a queue is worth taking.
+        answer_by: Client monotonic time by which the call under way (`LockBackend.try_acquire`, `LockBackend.wait`,
+            `LockBackend.abandon`) must have returned or raised `BackendUnavailable`. The engine sets it before each;
+            ``inf`` leaves `CALL_SECONDS`.
         uncertain: A `try_acquire` of this request ended without an answer: the lock may have been granted to it.
         place: The backend's own: its place in the queue, a connection, a subscription. None at first.
         wake: Set to end a `LockBackend.wait` early, from any thread. Made on first use.
     """
 
-    __slots__ = ("_runtime", "_wake", "metadata", "name", "owner", "place", "queue", "ttl", "uncertain")
+    __slots__ = ("_runtime", "_wake", "answer_by", "metadata", "name", "owner", "place", "queue", "ttl", "uncertain")
 
     def __init__(self, name: str, owner: str, ttl: float, metadata: str, *, queue: bool, runtime: Runtime) -> None:
         """Keep the values; nothing else is made until it is needed."""
@@ -124,6 +137,7 @@ class Request:
         self.ttl = ttl
         self.metadata = metadata
         self.queue = queue
+        self.answer_by = inf
         self.uncertain = False
         self.place: Any = None
         self._runtime = runtime
@@ -254,6 +268,17 @@ def decode_metadata(text: str | bytes | None) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {"text": value}
 
 
+def seconds_left(answer_by: float, now: float) -> float:
+    """
+    How long a call may still wait for its server, seconds: until `answer_by`, at most `CALL_SECONDS`, never negative.
+
+    Args:
+        answer_by: ``request.answer_by``, or the argument of that name; ``inf`` where the caller has no deadline.
+        now: The same clock (client monotonic time).
+    """
+    return max(0.0, min(answer_by - now, CALL_SECONDS))
+
+
 @dataclass(frozen=True, slots=True)
 class Option:
     """
@@ -280,11 +305,11 @@ class Host(Protocol):
         ...
 
     def lost(self, owner: str, reason: LossReason) -> None:
-        """Tell that a held lock has gone (a session expired). From any thread under the blocking runtime."""
+        """Tell that a held lock has gone (a session expired). From any thread; without effect for an unknown owner."""
         ...
 
     def confirm_soon(self) -> None:
-        """Ask for a renewal of everything held, now: the server changed its role, identity or connection."""
+        """Ask for a renewal of everything held, now: the server changed its role or connection. From any thread."""
         ...
 
 
@@ -298,7 +323,9 @@ class LockBackend(ABC):
     Errors: raise `BackendUnavailable` (from the driver's exception) when there was no usable answer,
     `ConfigurationError` for what retrying cannot mend (wrong credentials, missing rights), `Unsupported` for what the
     service cannot do. No other exception may leave a method.
-    Every call returns within about five seconds, `wait` excepted: give the driver timeouts that see to it.
+    Every call returns within `CALL_SECONDS`: give the driver timeouts that see to it. Those that are told a time
+    (``request.answer_by``, ``answer_by``; client monotonic clock) have returned or raised `BackendUnavailable` by then,
+    also when the server hangs: a caller waits for them who has a deadline.
 
     Concurrency: under the blocking runtime methods are called from several threads at once;
     under asyncio from several tasks of one loop. For one name at most one request is in `try_acquire` or `wait`.
@@ -388,13 +415,34 @@ class LockBackend(ABC):
         """
 
     @abstractmethod
-    async def release(self, grant: Grant) -> bool:
+    async def release(self, grant: Grant, answer_by: float = inf) -> bool:
         """
         Free the lock if the owner still holds it; False if it was no longer ours. Wakes the next waiter.
+
+        Has returned or raised `BackendUnavailable` by `answer_by` (client monotonic time), and within `CALL_SECONDS`.
 
         Sent once: a driver that silently sends it again after a lost answer would turn True into False. The engine
         calls again after it raised; the comparison of the owner makes that safe.
         """
+
+    async def release_all(self, grants: Sequence[Grant], answer_by: float) -> None:
+        """
+        Free all these locks by `answer_by` (client monotonic time): the client is being closed.
+
+        This default calls `release` for each. A server that can end them together (a session, a pipeline, one
+        statement) should, so that thousands of leases do not take longer than one.
+
+        Raises:
+            LockError: Some may still be held; their ttl frees them.
+        """
+        failed: LockError | None = None
+        for grant in grants:
+            try:
+                await self.release(grant, answer_by)
+            except LockError as error:
+                failed = error
+        if failed is not None:
+            raise failed
 
     @abstractmethod
     async def holders(self, name: str) -> Sequence[Holder]:

@@ -1,7 +1,7 @@
 """
-Which backend, when several places may say so.
+Which backend to use, when several places may name one.
 
-The first of these that says something decides:
+The first of these that names one decides:
 
 1. ``url`` given to ``connect``;
 2. ``profile`` given to ``connect``;
@@ -22,8 +22,9 @@ The files are searched from the working directory upwards, and the first one fou
 In one directory ``lockkit.toml`` wins; a ``pyproject.toml`` without ``[tool.lockkit]`` does not end the search.
 Every key of a profile but ``url`` is an option, as in ``connect(**options)``; it wins over the query of the url.
 
-``${NAME}`` in a text of a profile is that environment variable, put in as it is: what stands in the user information of
-a url must be percent-encoded. ``$${`` is a literal ``${``.
+``${NAME}`` in a string of a profile is that environment variable, put in as it is: what stands in the user information
+of a url must be percent-encoded. ``$${`` is a literal ``${``. A url given to ``connect`` or in ``LOCKKIT_URL`` is not
+expanded, and one with a ``${`` in it is refused: a program or shell should have put in a value.
 
 A variable that is set but empty is an error: to fall back on a lock of this machine alone, where the others use a
 server, would be worse.
@@ -60,7 +61,7 @@ class Settings:
     Attributes:
         url: The backend.
         options: The profile's options, overridden by those given to ``connect``. May hold passwords.
-        source: Who said so, for messages: ``profile 'prod' in /srv/app/lockkit.toml``.
+        source: Where it was given, for messages: ``profile 'prod' in /srv/app/lockkit.toml``.
     """
 
     url: urls.Url
@@ -77,7 +78,7 @@ def resolve(
     directory: str | os.PathLike[str] | None = None,
 ) -> Settings:
     """
-    Decide which backend is meant; the order stands in the docstring of the module. Reads files, asks no server.
+    Decide which backend to use; the order stands in the docstring of the module. Reads files, asks no server.
 
     Args:
         url: As given to ``connect``, or None.
@@ -91,12 +92,12 @@ def resolve(
     """
     environ = os.environ if environ is None else environ
     if url is not None:
-        return _from_url(url, options, "the url given to connect")
+        return _from_url(_expanded(url, "the given url"), options, "the given url")
     if profile is not None:
         return _from_profile(profile, "profile=", options, environ, directory)
     from_environment = _variable(environ, "LOCKKIT_URL")
     if from_environment is not None:
-        return _from_url(from_environment, options, "LOCKKIT_URL")
+        return _from_url(_expanded(from_environment, "LOCKKIT_URL"), options, "LOCKKIT_URL")
     profile = _variable(environ, "LOCKKIT_ENV")
     if profile is not None:
         return _from_profile(profile, "LOCKKIT_ENV", options, environ, directory)
@@ -154,6 +155,22 @@ def _variable(environ: Mapping[str, str], name: str) -> str | None:
     return value
 
 
+def _expanded(url: str, source: str) -> str:
+    """
+    Give back a URL that is not a profile's.
+
+    Raises:
+        ConfigurationError: It has a ``${``: a host of that name would be looked for in vain, and a password refused.
+    """
+    if "${" in str(url):
+        message = (
+            f"{source} has a ${{ in it, which only a profile expands: put the URL into a profile of lockkit.toml, or "
+            "expand it before (os.path.expandvars, or double quotes in a shell). Write %24%7B for a literal ${"
+        )
+        raise ConfigurationError(message)
+    return url
+
+
 def _from_url(url: str, options: Mapping[str, object], source: str) -> Settings:
     try:
         parsed = urls.parse(url)
@@ -173,6 +190,11 @@ def _from_profile(
     if not isinstance(name, str) or not name:
         message = f"profile must be the name of a profile, not {shown(name)}"
         raise ConfigurationError(message)
+    if "://" in name or "@" in name:
+        # Not shown: it may have a password.
+        instead = "url" if origin == "profile=" else "LOCKKIT_URL"
+        message = f"{origin} must be the name of a profile, and this looks like a URL: give it as {instead}"
+        raise ConfigurationError(message)
     start = Path.cwd() if directory is None else Path(directory).absolute()
     found = _search(start)
     if found is None:
@@ -187,14 +209,16 @@ def _from_profile(
         known = list(profiles)
         message = (
             f"{origin} asks for the profile {shown(name)}, which {path} does not have{nearest(name, known)}. "
-            f"It has {', '.join(known) or 'none'}"
+            f"Its profiles are {', '.join(known)}"
+            if known
+            else f"{origin} asks for the profile {shown(name)}, but {path} has no profiles"
         )
         raise ConfigurationError(message)
     source = f"profile {name!r} in {path}"
     values = {key: _value(key, value, source, environ) for key, value in profiles[name].items()}
     url = values.pop("url", None)
     if not isinstance(url, str):
-        message = f'{source}: url must be there, and be a text: url = "redis://…"'
+        message = f'{source}: url is missing or not a string: write url = "redis://…"'
         raise ConfigurationError(message)
     return _from_url(url, {**values, **{key: value for key, value in options.items() if value is not None}}, source)
 
@@ -243,7 +267,7 @@ def _profiles(path: Path, table: object) -> dict[str, dict[str, object]]:
     if unknown:
         message = (
             f"{path}: unknown key {shown(unknown[0])}{nearest(unknown[0], ['profiles'])}. "
-            f"Settings stand in profiles: [{prefix}profiles.NAME]"
+            f"Put settings into a profile: [{prefix}profiles.NAME]"
         )
         raise ConfigurationError(message)
     profiles = table.get("profiles", {})
@@ -258,7 +282,7 @@ def _value(key: str, value: object, source: str, environ: Mapping[str, str]) -> 
         return _expand(key, value, source, environ)
     if isinstance(value, (bool, int, float)):
         return value
-    message = f"{source}: {key} must be a text, a number, true or false, not {type(value).__name__}"
+    message = f"{source}: {key} must be a string, a number, true or false, not {type(value).__name__}"
     raise ConfigurationError(message)
 
 

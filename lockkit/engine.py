@@ -12,8 +12,11 @@ The rules, and where each is kept:
 6     Loss is marked at the deadline even while a renewal hangs                `keeper.Keeper._watch`
 7     The clock comes first: past the deadline means lost                      `Engine.is_lost`
 8     After ``fork`` the child owns nothing                                    `Engine.forked`
-9     Exit releases what is held, within a second                              `Engine.exit`
-10    An outage is retried until the timeout, or ``unavailable_after``         `Acquisition._back_off`
+9     Exit releases what is held, within a second for all clients together     `_at_exit`
+10    Every call is back in time, also when the server hangs                   `Request.answer_by`, `Engine.close`
+11    Nothing is started, logged or called back under the mutex                `background.Background`, `keeper.Notes`
+12    What was left at a backend is undone until a ttl has done the same       `Engine.undo_later`
+13    An outage is retried until the timeout, or ``unavailable_after``         `Acquisition._back_off`
 ====  =======================================================================  ===============================
 """
 
@@ -24,17 +27,18 @@ import logging
 import os
 import weakref
 from dataclasses import dataclass, replace
+from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from lockkit import values
 from lockkit.acquisition import UNDO_SECONDS, Acquisition, Outage
-from lockkit.backend import Gone, Grant, Holder, LockBackend, Renewed, Request, Unknown
-from lockkit.errors import BackendUnavailable, LockError, LockLost, LockTimeout
-from lockkit.keeper import Keeper, renewed
+from lockkit.backend import CALL_SECONDS, Gone, Grant, Holder, LockBackend, Renewed, Request, Unknown
+from lockkit.errors import BackendUnavailable, ConfigurationError, LockError, LockLost, LockTimeout
+from lockkit.keeper import Keeper, Notes, renewed
 from lockkit.lease import BaseLease, Hold, LostCallback, drift
 from lockkit.line import Lines
-from lockkit.runtime import in_forked_child, wall_clock
+from lockkit.runtime import drive, in_forked_child, monotonic, wall_clock
 from lockkit.undoer import Undoer
 
 if TYPE_CHECKING:
@@ -42,7 +46,7 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     from lockkit.backend import Capabilities, LossReason, Renewal
-    from lockkit.runtime import Runtime
+    from lockkit.runtime import Event, Runtime
 
 __all__ = ["Engine", "Spec"]
 
@@ -56,8 +60,22 @@ DEFAULT_TTL = 30.0
 DEFAULT_UNAVAILABLE_AFTER = 30.0
 """Seconds without one answer after which a wait without timeout gives up."""
 
-EXIT_SECONDS = 1.0
-"""What releasing at interpreter exit may take. Longer delays the exit when a server does not answer."""
+RELEASE_SECONDS = CALL_SECONDS - 0.5
+"""What a release may take, seconds: leaving a ``with`` block takes at most five, whatever hangs."""
+
+CLOSE_SECONDS = 4.5
+"""What closing a client may take for everything together, seconds, whatever hangs."""
+
+EARLY_LOSSES_MAX = 100
+"""How many losses of unknown owners are remembered. Those of leases that were released stay until others push them out;
+fewer, and one that was granted in this instant could be forgotten."""
+
+CLOSE_SHARE = 1.0
+"""What of `CLOSE_SECONDS` is kept for the waiters to leave and for what is still to be undone, seconds."""
+
+EXIT_SECONDS = 0.9
+"""What releasing at interpreter exit may take, seconds, for all clients together. Longer delays the exit when a server
+does not answer."""
 
 
 @dataclass(slots=True)
@@ -103,8 +121,12 @@ class Engine(Generic[L]):
         self.waiting: set[Request] = set()
         self._reentrant: dict[tuple[int, str], Hold] = {}
         self.closed = False
+        self.close_by = inf
+        self._ended = False
+        self._early_losses: dict[str, LossReason] = {}
+        self._unreleased: list[Grant] = []
         self.outage = Outage()
-        self.keeper = Keeper(runtime, self._mutex, lambda: self._backend, self.lose, self._release_all)
+        self.keeper = Keeper(runtime, self._mutex, lambda: self._backend, self.lose, self._loop_ended)
         self.undoer = Undoer(runtime, self._mutex)
         self._backend: LockBackend | None
         self._backend, options = open_backend(self)
@@ -150,17 +172,23 @@ class Engine(Generic[L]):
         """
         if self.closed:
             raise self.closed_error()
-        return Spec(
-            values.lock_name(name),
-            self.default_ttl if ttl is None else values.ttl(ttl, self.capabilities.min_ttl),
-            None if timeout is None else values.timeout(timeout),
-            renew,
-            reentrant,
-            None if max_hold is None else values.seconds(max_hold, "max_hold", exclusive=True),
-            self._metadata if metadata is None else values.metadata(metadata, self._about),
-            on_lost,
-            raise_on_lost,
-        )
+        try:
+            return Spec(
+                values.lock_name(name),
+                self.default_ttl if ttl is None else values.ttl(ttl, self.capabilities.min_ttl),
+                None if timeout is None else values.timeout(timeout),
+                renew,
+                reentrant,
+                None if max_hold is None else values.seconds(max_hold, "max_hold", exclusive=True),
+                self._metadata if metadata is None else values.metadata(metadata, self._about),
+                None if on_lost is None else values.on_lost(on_lost),
+                raise_on_lost,
+            )
+        except ConfigurationError as error:
+            given: object = name  # whatever it is: that may be what is wrong
+            error.name = given if isinstance(given, str) else None
+            error.backend = self.url
+            raise
 
     def _ready(self) -> LockBackend:
         """Give the backend to a call that may do I/O; opens a new one after a fork."""
@@ -215,16 +243,27 @@ class Engine(Generic[L]):
             return None
         if spec.on_lost is not None:
             hold.callbacks = [spec.on_lost]
+        hold.acquired_by = self.runtime.current()
         # The lease first: should an interrupt strike from here on, dropping the lease ends the renewal.
         lease = self._make_lease(hold)
         with self._mutex:
             if self.closed:
                 raise self.closed_error()
             if spec.reentrant:
-                hold.reentrant_by = self.runtime.current()  # keeps the id below from being used again
-                hold.reentry_key = (id(hold.reentrant_by), spec.name)
+                hold.reentry_key = (id(hold.acquired_by), spec.name)
                 self._reentrant[hold.reentry_key] = hold
             self.keeper.add(hold)
+        try:
+            self.keeper.start()
+        except RuntimeError as error:
+            message = (
+                f"lock {spec.name!r} at {self.url} was granted and given back: nothing could watch over it: {error}"
+            )
+            hold.finished = True
+            self._drop(hold)
+            raise LockError(message, name=spec.name, backend=self.url) from error
+        if self._early_losses and (reason := self._early_losses.pop(grant.owner, None)) is not None:
+            self.lose(hold, reason)
         return lease
 
     def _reenter(self, name: str) -> L | None:
@@ -236,6 +275,8 @@ class Engine(Generic[L]):
         if lease is None:
             return None
         with self._mutex:
+            if hold.finished:
+                return None  # handed over, and released there in this instant
             hold.count += 1
         return cast("L", lease)  # made by make_lease
 
@@ -300,35 +341,39 @@ class Engine(Generic[L]):
             callbacks, hold.callbacks = hold.callbacks or (), None
             event = hold.lost_event
             renewing = hold.renew_at != inf or hold.in_flight or hold.unanswered_ttl != inf
-            if reason == "expired" and renewing and not self.closed:
-                # A renewal whose answer was lost may have kept the lock at the server: free it for the others.
-                backend, grant = self._backend, hold.grant
-                if backend is not None:
-                    self.undoer.later(grant.ttl, lambda: backend.release(grant))
-        log.warning(
-            "lost lock %r (token %d) at %s: %s", hold.grant.name, hold.grant.token, self.url, _LOSS_TEXTS[reason]
-        )
         if event is not None:
             event.set()
         for callback in callbacks:
             self._tell(hold, callback, reason)
+        if reason == "expired" and renewing:
+            # A renewal whose answer was lost may have kept the lock at the server: free it for the others.
+            self._free_later(hold.grant)
+        log.warning(
+            "lost lock %r (token %d) at %s: %s", hold.grant.name, hold.grant.token, self.url, _LOSS_TEXTS[reason]
+        )
 
     def lost(self, owner: str, reason: LossReason) -> None:
         """See `lockkit.backend.Host.lost`."""
+        # First this: the lease may have been granted, and is being admitted in another thread.
+        self._early_losses[owner] = reason
         hold = self.keeper.holds.get(owner)
         if hold is not None:
-            self.lose(hold, reason)
+            self._early_losses.pop(owner, None)
+            self.runtime.deliver(lambda: self.lose(hold, reason))
+        elif len(self._early_losses) > EARLY_LOSSES_MAX:
+            self._early_losses.pop(next(iter(self._early_losses)), None)
 
     def confirm_soon(self) -> None:
         """See `lockkit.backend.Host.confirm_soon`."""
         with self._mutex:
-            for hold in self.keeper.holds.values():
+            for hold in self.keeper.all():
                 if hold.renew_at != inf:
                     hold.renew_at = 0.0
                     self.keeper.reschedule(hold)
 
     def on_lost(self, hold: Hold, callback: LostCallback) -> None:
         """Register a callback, or call it at once if the lease is lost already."""
+        values.on_lost(callback)
         with self._mutex:
             if hold.lost_reason is None:
                 hold.callbacks = [*(hold.callbacks or ()), callback]
@@ -381,23 +426,33 @@ class Engine(Generic[L]):
             LockLost: It was lost before.
             BackendUnavailable: No answer; renewal has stopped, call again or leave it to the ttl.
         """
-        if self.is_lost(hold):
-            self._drop(hold)
-            raise self._lost_error(hold)
-        with self._mutex:
-            if hold.finished and not hold.unconfirmed:
-                return
-            if hold.count > 1:
-                hold.count -= 1
-                return
+        while True:
+            if self.is_lost(hold):
+                self._drop(hold)
+                raise self._lost_error(hold)
             again = hold.unconfirmed
-            hold.finished = hold.unconfirmed = True
-            self._drop(hold)
-            if hold.settled is not None:
-                hold.settled.set()  # its queued renewal will not be sent: an extend() must not wait for it
-            if hold.lost_event is not None:
-                hold.lost_event.set()
-        ours = await self._release_at_backend(hold)
+            with self._mutex:
+                if not hold.releasing:
+                    if hold.finished and not hold.unconfirmed:
+                        return
+                    if hold.count > 1:
+                        hold.count -= 1
+                        return
+                    self._finish(hold)
+                    break
+                # Two threads release one lease: were both to ask, the second would be told that it is not ours.
+                if hold.release_done is None:
+                    hold.release_done = self.runtime.event()
+                done = hold.release_done
+            await done.wait(None)
+        try:
+            ours = await self._release_at_backend(hold)
+        finally:
+            with self._mutex:
+                hold.releasing = False
+                waited, hold.release_done = hold.release_done, None
+            if waited is not None:
+                waited.set()
         # Not ours any more, though the deadline has not passed: broken, flushed or taken. (Past the deadline the lease
         # may have run out while the release was on its way: the work had ended by then.)
         if not ours and not again and self.runtime.now() < hold.valid_until:
@@ -405,9 +460,19 @@ class Engine(Generic[L]):
             self.lose(hold, "gone")
             raise self._lost_error(hold)
 
+    def _finish(self, hold: Hold) -> None:
+        """End a lease on the user's word, before the backend has heard of it. Under the mutex."""
+        hold.finished = hold.unconfirmed = hold.releasing = True
+        self._drop(hold)
+        if hold.settled is not None:
+            hold.settled.set()  # its queued renewal will not be sent: an extend() must not wait for it
+        if hold.lost_event is not None:
+            hold.lost_event.set()
+
     async def _release_at_backend(self, hold: Hold) -> bool:
         try:
-            ours = await self._ready().release(hold.grant)
+            answer_by = min(self.runtime.now() + RELEASE_SECONDS, self.close_by)
+            ours = await self._ready().release(hold.grant, answer_by)
         except BackendUnavailable as error:
             raise self.unavailable(error, f"release lock {hold.grant.name!r}", hold.grant.name) from error
         except BaseException as error:
@@ -420,10 +485,26 @@ class Engine(Generic[L]):
         return ours
 
     def undo_later(self, seconds: float, function: Callable[[], Coroutine[Any, Any, object]]) -> None:
-        """Undo something at the backend in the background, for as long as a ttl would not have undone it anyway."""
+        """
+        Undo something at the backend in the background, until that has worked.
+
+        Args:
+            seconds: When a ttl has done the same. Where none does, the backend remembers what it left behind.
+            function: Undoes it.
+        """
         with self._mutex:
-            if not self.closed:
-                self.undoer.later(seconds, function)
+            if self._ended:
+                return
+            self.undoer.later(seconds, function)
+        self.undoer.start()
+
+    def _free_later(self, grant: Grant) -> None:
+        backend = self._backend
+        if backend is not None:
+            self.undo_later(grant.ttl, lambda: self._release(backend, grant))
+
+    async def _release(self, backend: LockBackend, grant: Grant) -> bool:
+        return await backend.release(grant, min(self.runtime.now() + RELEASE_SECONDS, self.close_by))
 
     async def _free(self, grant: Grant) -> None:
         """Release by owner, best effort: now, else in the background until the ttl has passed."""
@@ -431,9 +512,9 @@ class Engine(Generic[L]):
         if backend is None:
             return
         try:
-            await self.runtime.settle(backend.release(grant), UNDO_SECONDS)
+            await self.runtime.settle(self._release(backend, grant), UNDO_SECONDS)
         except BaseException as error:
-            self.undo_later(grant.ttl, lambda: backend.release(grant))
+            self._free_later(grant)
             if not isinstance(error, Exception):
                 raise
 
@@ -459,7 +540,8 @@ class Engine(Generic[L]):
         except LockError as failed:
             if error is not None:
                 error.add_note(f"lockkit: {failed}")
-            log.warning("%s; the backend frees the lock within %g s", failed, hold.grant.ttl)
+            log.warning("%s; lockkit retries, and the backend frees the lock within %g s", failed, hold.grant.ttl)
+            self._free_later(hold.grant)
 
     async def extend(self, hold: Hold, ttl: float | timedelta | None) -> None:
         """
@@ -479,6 +561,7 @@ class Engine(Generic[L]):
             hold.valid_until = min(hold.valid_until, started + wanted - drift(wanted))
             self.keeper.reschedule(hold)
         outcome: Renewal | None = None
+        notes: Notes = []
         try:
             (outcome,) = await backend.renew([replace(hold.grant, ttl=wanted)])
         except BackendUnavailable as error:
@@ -487,17 +570,19 @@ class Engine(Generic[L]):
             with self._mutex:
                 hold.in_flight = False
                 if not isinstance(outcome, Renewed | Gone):
-                    hold.unanswered_ttl = min(hold.unanswered_ttl, wanted)
+                    hold.doubt(wanted, started)
                 # The clock comes first: a "yes" that arrives past the deadline brings nothing back.
                 if hold.lost_reason is None and not hold.finished and self.runtime.now() < hold.valid_until:
                     if isinstance(outcome, Renewed):
                         hold.grant.ttl = wanted
-                        renewed(hold, outcome, started)
+                        renewed(hold, outcome, started, notes)
                     elif hold.renew_at != inf:
                         hold.renew_at = 0.0  # the deadline may now be earlier than the next renewal was planned
                     self.keeper.reschedule(hold)
                 if hold.settled is not None:
                     hold.settled.set()
+            for level, text, arguments in notes:
+                log.log(level, text, *arguments)
         if isinstance(outcome, Unknown):
             failure = BackendUnavailable(str(outcome.error))
             raise self.unavailable(failure, f"extend lock {hold.grant.name!r}", hold.grant.name) from outcome.error
@@ -589,67 +674,120 @@ class Engine(Generic[L]):
             raise self.unavailable(error, "ping the backend", None) from error
 
     async def close(self) -> None:
-        """Release what is held, end the waits, close what is ours. May be called twice."""
-        if self.closed:
+        """
+        Release what is held, end the waits, close what is ours. May be called twice, also after it was cut short.
+
+        Takes at most `CLOSE_SECONDS` for everything together. A lease that it ends is lost for the body that runs under
+        it.
+        """
+        if self._ended:
             return
         backend = self._backend
         if backend is not None:
             self._ready()
         self.closed = True
+        until = self.close_by = self.runtime.now() + CLOSE_SECONDS
         for request in [*self.waiting]:
             request.wake.set()
-        await self._release_all()
+        await self._end_all(until - CLOSE_SHARE)
         # Let the waiters leave the backend's queue before its connections are closed.
-        await self.lines.close(UNDO_SECONDS)
-        await self.undoer.flush()
-        self._backend = None
+        await self.lines.close(until - self.runtime.now())
+        await self.undoer.flush(until)
+        self._ended = True
         self.keeper.stop()
-        self.undoer.stop()
         _engines.discard(self)
         if backend is not None:
             await backend.close()
+        self._backend = None
 
-    async def _release_all(self) -> None:
-        """Free everything held; failures are logged, the ttl does the rest."""
+    async def _end_all(self, answer_by: float, *, tell: bool = True) -> None:
+        """
+        End and free every lease: the client, its event loop or the interpreter ends.
+
+        One under which a ``with`` block runs is lost for that block, which must not end as if it had been protected.
+
+        Args:
+            answer_by: When to be back, client monotonic time.
+            tell: Call the holders' callbacks.
+        """
+        ended, callbacks = self._take_all()
+        for hold in ended:
+            if hold.lost_event is not None:
+                hold.lost_event.set()
+        if tell:
+            for hold, callback in callbacks:
+                self._tell(hold, callback, "session")
+        if lost := sum(hold.body for hold in ended):
+            log.warning("ending %d leases at %s while `with` blocks run under them", lost, self.url)
+        # Kept until they have been sent: who is cancelled here is called again.
+        self._unreleased += [hold.grant for hold in ended]
         backend = self._backend
+        if backend is None or not self._unreleased:
+            return
+        try:
+            await backend.release_all(self._unreleased, answer_by)
+        except LockError as error:
+            log.warning("could not release all of %d locks at %s: %s", len(self._unreleased), self.url, error)
+        self._unreleased = []
+
+    def _take_all(self) -> tuple[list[Hold], list[tuple[Hold, LostCallback]]]:
+        """Mark every lease as ended; gives them, and the callbacks of those that are lost."""
+        callbacks: list[tuple[Hold, LostCallback]] = []
         with self._mutex:
-            holds = [*self.keeper.holds.values()]
-            for hold in holds:
-                hold.finished = True
-                self._drop(hold)
-                if hold.lost_event is not None:
-                    hold.lost_event.set()
-        for hold in holds:
-            if backend is not None:
-                try:
-                    await backend.release(hold.grant)
-                except LockError as error:
-                    log.warning("could not release lock %r at %s: %s", hold.grant.name, self.url, error)
+            ended = [hold for hold in self.keeper.all() if not hold.finished and hold.lost_reason is None]
+            for hold in ended:
+                if hold.body:
+                    hold.lost_reason = "session"
+                    callbacks += [(hold, callback) for callback in hold.callbacks or ()]
+                    hold.callbacks = None
+                    self.keeper.forget(hold)
+                else:
+                    hold.finished = True
+                    self._drop(hold)
+                if hold.settled is not None:
+                    hold.settled.set()
+        return ended, callbacks
+
+    async def _loop_ended(self) -> None:
+        """Nothing but background work is left in the event loop: nobody will release what is still held."""
+        await self._end_all(self.runtime.now() + EXIT_SECONDS)
 
     def forked(self) -> None:
         """Own nothing in the child of a fork (rule 8). Its first use opens new connections."""
         self.runtime.forked()
         self._mutex = self.runtime.mutex()  # another thread of the parent may have held the old one
-        for hold in self.keeper.holds.values():
+        for hold in self.keeper.all():
             hold.lost_reason = "session"
         self.keeper.forked(self._mutex)
         self.undoer.forked(self._mutex)
         self.lines.forked()
         self.waiting = set()
+        self._early_losses = {}
+        self._unreleased = []
         self._reentrant = {}
         self._backend = None
 
-    def exit(self) -> None:
-        """Release what is held while the interpreter exits (rule 9)."""
-        if self.keeper.holds:
-            self.runtime.at_exit(self._release_all, EXIT_SECONDS)
+    def exit(self, until: float) -> Event | None:
+        """
+        Release what is held while the interpreter exits (rule 9).
+
+        Returns:
+            The event that tells that it is done; None if it is done already, or nothing was held.
+        """
+        if not self.keeper.holds:
+            return None
+        work = partial(self._end_all, until, tell=False)
+        done = self.keeper.hand_over(work) if self.runtime.works_at_exit else None
+        if done is None:
+            self.runtime.at_exit(work)
+        return done
 
 
 _LOSS_TEXTS: dict[str, str] = {
     "expired": "its deadline passed without a renewal",
     "taken": "the backend says that another owner holds it",
     "gone": "the backend says that it is not held any more",
-    "session": "the session or process that it belonged to has ended",
+    "session": "the client, session or process that it belonged to has ended",
     "broken": "it was freed by force (break_lock)",
 }
 
@@ -662,8 +800,10 @@ def _after_fork() -> None:
 
 
 def _at_exit() -> None:
-    for engine in list(_engines):
-        engine.exit()
+    until = monotonic() + EXIT_SECONDS
+    for done in [engine.exit(until) for engine in list(_engines)]:
+        if done is not None:
+            drive(done.wait(until - monotonic()))
 
 
 in_forked_child(_after_fork)

@@ -4,10 +4,10 @@ The exception tree.
 ::
 
     LockError
-    ├── ConfigurationError   (also ValueError)           the call or the setup is wrong; mend it, do not retry
+    ├── ConfigurationError   (also ValueError)           the call or the setup is wrong; fix it, do not retry
     ├── BackendUnavailable   (also ConnectionError)      no answer from the backend; retrying may help
     │   └── NoQuorum                                     too few of several nodes answered
-    ├── LockTimeout          (also TimeoutError)         somebody else held the lock for the whole wait
+    ├── LockTimeout          (also TimeoutError)         another client held the lock for the whole wait
     ├── LockLost                                         the lease ended before the work did; stop the work
     ├── StaleToken                                       the storage has accepted a newer holder; stop the work
     └── Unsupported          (also NotImplementedError)  this backend cannot do that
@@ -56,7 +56,11 @@ class LockError(Exception):
 
 
 class ConfigurationError(LockError, ValueError):
-    """A name, number, option, URL, profile or credential is wrong. Nothing was sent that could be granted."""
+    """
+    A name, number, option, URL, profile or credential is wrong. Nothing was sent that could be granted.
+
+    One other case: a decorated function returned an awaitable or a generator. The lock has been released again.
+    """
 
 
 class BackendUnavailable(LockError, ConnectionError):
@@ -72,12 +76,12 @@ class NoQuorum(BackendUnavailable):
 
 
 class LockTimeout(LockError, TimeoutError):
-    """The lock stayed busy until the caller's ``timeout``. The backend did answer: somebody else holds the lock."""
+    """The lock stayed busy until the caller's ``timeout``. The backend did answer: another client holds the lock."""
 
 
 class LockLost(LockError):
     """
-    The lease ended while it was wanted: its deadline passed, or the backend gave the lock to somebody else.
+    The lease ended while it was wanted: its deadline passed, or the backend gave the lock to another client.
 
     What was done after the loss was not protected. Stop, and let storage check the fencing token.
     """

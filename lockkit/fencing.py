@@ -1,7 +1,7 @@
 """
 Guards: storage that lets no stale holder write.
 
-A lease alone does not keep a paused holder out: it may wake up after its lock has passed to somebody else, and write.
+A lease alone does not keep a paused holder out: it may wake up after its lock has passed to another holder, and write.
 Each grant carries a token that is higher than all before it, so storage that remembers the newest token it has seen can
 refuse an older one, in the same atomic step as the write.
 
@@ -107,7 +107,7 @@ class TokenGuard:
 
         Raises:
             StaleToken: A newer one was accepted before.
-            ConfigurationError: It is no token.
+            ConfigurationError: It is not a token.
         """
         check_token(token, name=self._name)
         with self._mutex:
@@ -123,7 +123,7 @@ class TokenGuard:
 
         Raises:
             StaleToken: A newer one was accepted before; the body is not run.
-            ConfigurationError: It is no token.
+            ConfigurationError: It is not a token.
         """
         check_token(token, name=self._name)
         with self._mutex:
@@ -145,10 +145,10 @@ def check_token(token: object, *, name: str | None = None) -> int:
         name: What is guarded, for the error.
 
     Raises:
-        ConfigurationError: It is no whole number from 1 to `TOKEN_MAX`.
+        ConfigurationError: It is not a whole number from 1 to `TOKEN_MAX`.
     """
     if isinstance(token, bool) or not isinstance(token, int) or not 1 <= token <= TOKEN_MAX:
-        message = f"token={shown(token)} is no fencing token: give the lease's, lease.token"
+        message = f"token={shown(token)} is not a fencing token: give the lease's, lease.token"
         raise ConfigurationError(message, name=name)
     return token
 

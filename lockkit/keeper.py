@@ -7,7 +7,7 @@ Two coroutines per client, whatever the number of leases, each started when firs
   from marking a lease lost at its deadline (design rule 6).
 - the **renewer** sends the renewals that are due, in one batch.
 
-They share the engine's mutex; nothing is awaited while it is held.
+They share the engine's mutex; nothing is awaited, started or logged while it is held.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from lockkit.backend import Gone, Renewed, Unknown
+from lockkit.background import Background
 from lockkit.errors import BackendUnavailable
 
 if TYPE_CHECKING:
@@ -26,9 +27,9 @@ if TYPE_CHECKING:
 
     from lockkit.backend import LockBackend, LossReason, Renewal
     from lockkit.lease import Hold
-    from lockkit.runtime import Runtime
+    from lockkit.runtime import Event, Runtime, Work
 
-__all__ = ["Keeper"]
+__all__ = ["Keeper", "Notes"]
 
 log = logging.getLogger("lockkit")
 
@@ -37,6 +38,13 @@ LINGER = 10.0
 
 BATCH_SHARE = 1 / 30
 """Renewals due within this share of their ttl go along. Larger batches more and renews earlier than needed."""
+
+RETRY_START = 0.1
+"""When to try again to start the renewer that could not be started (no more threads), seconds."""
+
+Notes = list[tuple[int, str, tuple[object, ...]]]
+"""What is to be logged once the mutex is free, as arguments of ``Logger.log``: a handler may block, or use a lock of
+this same client."""
 
 
 class Keeper:
@@ -48,7 +56,7 @@ class Keeper:
         mutex: AbstractContextManager[Any],
         backend: Callable[[], LockBackend | None],
         lose: Callable[[Hold, LossReason], None],
-        release_all: Callable[[], Coroutine[Any, Any, None]],
+        loop_ended: Callable[[], Coroutine[Any, Any, None]],
     ) -> None:
         """
         Start nothing yet.
@@ -58,91 +66,119 @@ class Keeper:
             mutex: The engine's.
             backend: Gives the backend in use, or None once the client is closed.
             lose: Marks a lease as lost and tells its holder. Called without the mutex.
-            release_all: Frees everything held; run when an event loop ends under us.
+            loop_ended: Run when an event loop ends under us and nothing but background work is left in it.
         """
         self._runtime = runtime
-        self._mutex = mutex
         self._backend = backend
         self._lose = lose
-        self._release_all = release_all
-        self.holds: dict[str, Hold] = {}
-        self._reset()
-
-    def _reset(self) -> None:
-        self._wake = self._runtime.event()
-        self._wake_at = inf
-        self._watching = False
-        self._work = self._runtime.event()
-        self._renewing = False
-        self._due: list[Hold] = []
+        self._watching = Background(runtime, "lockkit-watch", self._watch, loop_ended)
+        self._renewing = Background(runtime, "lockkit-renew", self._renew, _nothing)
+        self.forked(mutex)
 
     def forked(self, mutex: AbstractContextManager[Any]) -> None:
         """Forget leases and threads: they are the parent's."""
         self._mutex = mutex
-        self.holds = {}
-        self._reset()
+        self.holds: dict[str, Hold] = {}
+        self._wake_at = inf
+        self._due: list[Hold] = []
+        self._last_work: tuple[Work, Event] | None = None
+        self._watching.forked()
+        self._renewing.forked()
 
     # -- called by the engine, under the mutex ---------------------------------------------------------------------
 
     def add(self, hold: Hold) -> None:
-        """Watch over a lease from now on."""
+        """Watch over a lease from now on; `start` after the mutex."""
         self.reschedule(hold)
         self.holds[hold.grant.owner] = hold
 
     def reschedule(self, hold: Hold) -> None:
         """See that the watch is awake in time for this lease."""
         at = min(hold.renew_at, hold.valid_until)
-        if not self._watching:
-            # The flag last: where no thread could be started, the next lease must try again. The watch needs the mutex.
-            self._runtime.spawn("lockkit-watch", self._watch, self._release_all)
-            self._watching = True
+        # In a row of short leases the later ones are due later than the first: no thread is woken for them.
+        if at < self._wake_at:
             self._wake_at = at
-        elif at < self._wake_at:
-            # In a row of short leases the later ones are due later than the first: no thread is woken for them.
-            self._wake_at = at
-            self._wake.set()
+            self._watching.wake()
+
+    # -- called by the engine, without the mutex -------------------------------------------------------------------
+
+    def start(self) -> None:
+        """
+        See that the watch runs.
+
+        Raises:
+            RuntimeError: It cannot be started.
+        """
+        if not self._watching.running:
+            self._watching.start()
 
     def forget(self, hold: Hold) -> None:
-        """Stop watching. Without the mutex too (a dict operation is atomic): ``__del__`` may run anywhere."""
+        """Stop watching. With or without the mutex (a dict operation is atomic): ``__del__`` may run anywhere."""
         self.holds.pop(hold.grant.owner, None)
+
+    def all(self) -> tuple[Hold, ...]:
+        """Give all leases. A copy, made in one step: ``__del__`` forgets leases in any thread, at any time."""
+        return tuple(self.holds.values())
 
     def stop(self) -> None:
         """Let both coroutines end: the client is closed."""
-        self._wake.set()
-        self._work.set()
+        self._watching.wake()
+        self._renewing.wake()
+
+    def hand_over(self, work: Work) -> Event | None:
+        """
+        Have the watch run this, in its own thread; gives the event that tells that it is done, or None if none runs.
+
+        While the interpreter exits no thread can be started (Python 3.12 and later), but those that run go on.
+        """
+        if not self._watching.running:
+            return None
+        done = self._runtime.event()
+        self._last_work = work, done
+        self._watching.wake()
+        return done
 
     # -- the watch -------------------------------------------------------------------------------------------------
 
     async def _watch(self) -> None:
         idle_since: float | None = None
         while True:
+            self._watching.clear()
+            if self._last_work is not None:
+                await self._do_last_work(*self._last_work)
             with self._mutex:
-                self._wake.clear()
                 now = self._runtime.now()
                 expired, due, at = self._survey(now)
+                self._due.extend(due)
                 if self.holds:
                     idle_since = None
                 elif self._backend() is None or (idle_since is not None and now >= idle_since + LINGER):
-                    self._watching = False
+                    self._wake_at = inf
                     return
                 elif idle_since is None:
                     idle_since = now
                 if at == inf:
                     at = now + LINGER
                 self._wake_at = at
-                if due:
-                    self._due.extend(due)
-                    self._start_renewer()
             for hold in expired:
                 self._lose(hold, "expired")
-            await self._wake.wait(max(0.0, at - self._runtime.now()))
+            if self._due and not self._start_renewer():
+                at = min(at, now + RETRY_START)
+            await self._watching.wait(at - self._runtime.now())
+
+    async def _do_last_work(self, work: Work, done: Event) -> None:
+        self._last_work = None
+        try:
+            await work()
+        finally:
+            done.set()
 
     def _survey(self, now: float) -> tuple[list[Hold], list[Hold], float]:
         """Find what has expired, what is to be renewed (marked as in flight), and when to look again."""
         expired: list[Hold] = []
         due: list[Hold] = []
         look_again = inf
-        for hold in self.holds.values():
+        for hold in self.all():
             at = hold.valid_until
             if at <= now:
                 expired.append(hold)
@@ -158,55 +194,86 @@ class Keeper:
 
     # -- the renewer -----------------------------------------------------------------------------------------------
 
-    def _start_renewer(self) -> None:
-        if self._renewing:
-            self._work.set()
-        else:
-            self._runtime.spawn("lockkit-renew", self._renew)
-            self._renewing = True
+    def _start_renewer(self) -> bool:
+        """See that the renewer runs; False if it cannot be started now."""
+        self._renewing.wake()
+        try:
+            self._renewing.start()
+        except RuntimeError as error:  # no more threads, perhaps for a moment: the leases are in jeopardy
+            log.warning("could not start the renewer, %d renewals are due; lockkit retries: %s", len(self._due), error)
+            return False
+        return True
 
     async def _renew(self) -> None:
         idle_since = self._runtime.now()
         while True:
+            self._renewing.clear()
             with self._mutex:
-                self._work.clear()
                 now = self._runtime.now()
-                batch, self._due = self._due, []
+                due, self._due = self._due, []
                 backend = self._backend()
-                if batch:
-                    idle_since = now
-                elif backend is None or now >= idle_since + LINGER:
-                    self._renewing = False
+                if not due and (backend is None or now >= idle_since + LINGER):
                     return
-            if batch:
-                await self._renew_batch(backend, [hold for hold in batch if not hold.finished])
+            if due:
+                idle_since = now
+                if batch := [hold for hold in due if self._is_due(hold, now)]:
+                    await self._renew_batch(backend, batch)
             else:
-                await self._work.wait(max(0.0, idle_since + LINGER - self._runtime.now()))
+                await self._renewing.wait(idle_since + LINGER - self._runtime.now())
+
+    def _is_due(self, hold: Hold, now: float) -> bool:
+        """Tell whether it is still to be renewed: it may have been released, or held for long enough, while we hung."""
+        if hold.finished:
+            return False
+        if now > hold.renew_until:
+            with self._mutex:
+                hold.renew_at = inf
+                hold.in_flight = False
+                self.reschedule(hold)
+                if hold.settled is not None:
+                    hold.settled.set()
+            return False
+        return True
 
     async def _renew_batch(self, backend: LockBackend | None, batch: list[Hold]) -> None:
         """One renewal of each; the answers change deadlines, or mark leases as lost."""
         started = self._runtime.now()
-        outcomes: Sequence[Renewal]
+        outcomes: Sequence[Renewal] = [Unknown(InterruptedError("cut short"))] * len(batch)
+        try:
+            outcomes = await self._ask(backend, batch)
+        finally:
+            # Also when this coroutine is cancelled: a lease that stays in flight would never be renewed again.
+            self._apply(batch, outcomes, started)
+
+    async def _ask(self, backend: LockBackend | None, batch: list[Hold]) -> Sequence[Renewal]:
         try:
             if backend is None:
                 raise BackendUnavailable("the client is closed")  # noqa: TRY301 - goes to the log only
-            outcomes = await backend.renew([hold.grant for hold in batch]) if batch else ()
+            outcomes = await backend.renew([hold.grant for hold in batch])
             if len(outcomes) != len(batch):
                 message = f"{type(backend).__name__}.renew gave {len(outcomes)} outcomes for {len(batch)} grants"
                 raise RuntimeError(message)  # noqa: TRY301 - a backend's bug counts as no answer, and is logged
         except Exception as error:  # noqa: BLE001 - whatever it was: retry until the deadline
-            outcomes = [Unknown(error)] * len(batch)
+            return [Unknown(error)] * len(batch)
+        return outcomes
+
+    def _apply(self, batch: list[Hold], outcomes: Sequence[Renewal], started: float) -> None:
         gone: list[tuple[Hold, LossReason]] = []
+        notes: Notes = []
         with self._mutex:
             for hold, outcome in zip(batch, outcomes, strict=True):
-                self._settle(hold, outcome, started, gone)
+                self._settle(hold, outcome, started, gone, notes)
+        for note in notes:
+            log.log(note[0], note[1], *note[2])
         for hold, reason in gone:
             self._lose(hold, reason)
 
-    def _settle(self, hold: Hold, outcome: Renewal, started: float, gone: list[tuple[Hold, LossReason]]) -> None:
+    def _settle(
+        self, hold: Hold, outcome: Renewal, started: float, gone: list[tuple[Hold, LossReason]], notes: Notes
+    ) -> None:
         hold.in_flight = False
         if isinstance(outcome, Unknown):
-            hold.unanswered_ttl = min(hold.unanswered_ttl, hold.grant.ttl)
+            hold.doubt(hold.grant.ttl, started)
         if hold.settled is not None:
             hold.settled.set()
         if hold.finished or hold.lost_reason is not None:
@@ -218,28 +285,26 @@ class Keeper:
             gone.append((hold, outcome.reason))
             return
         if isinstance(outcome, Renewed):
-            renewed(hold, outcome, started)
+            renewed(hold, outcome, started, notes)
         else:
-            self._jeopardy(hold, outcome.error)
+            self._jeopardy(hold, outcome.error, notes)
         self.reschedule(hold)
 
-    def _jeopardy(self, hold: Hold, error: BaseException) -> None:
+    def _jeopardy(self, hold: Hold, error: BaseException, notes: Notes) -> None:
         """Plan the next try after a renewal without an answer, and say so once."""
         now = self._runtime.now()
         left = hold.valid_until - now
         # Several more tries before the deadline, spread so that the clients of a server that comes back do not all
         # call in the same instant. At least 5 ms: a dead port answers at once and would be asked in a busy loop.
         pause = max(0.005, min(hold.grant.ttl / 10, left / 3)) * self._runtime.random.uniform(0.8, 1.2)
-        hold.renew_at = now + pause
+        hold.renew_in_time(now + pause)
         if not hold.in_jeopardy:
             hold.in_jeopardy = True
-            log.warning(
-                "renewal of lock %r (token %d) failed, %.3f s to its deadline, trying on: %s",
-                hold.grant.name, hold.grant.token, max(0.0, left), error,
-            )  # fmt: skip
+            text = "renewal of lock %r (token %d) failed, %.3f s to its deadline; lockkit retries: %s"
+            notes.append((logging.WARNING, text, (hold.grant.name, hold.grant.token, max(0.0, left), error)))
 
 
-def renewed(hold: Hold, outcome: Renewed, started: float) -> None:
+def renewed(hold: Hold, outcome: Renewed, started: float, notes: Notes) -> None:
     """Move the deadline after an answer that the lock is still ours. Under the engine's mutex."""
     if outcome.ttl is not None:
         hold.grant.ttl = outcome.ttl
@@ -247,4 +312,8 @@ def renewed(hold: Hold, outcome: Renewed, started: float) -> None:
     hold.believe(anchor, hold.grant.ttl)
     if hold.in_jeopardy:
         hold.in_jeopardy = False
-        log.info("lock %r (token %d) is renewed again", hold.grant.name, hold.grant.token)
+        notes.append((logging.INFO, "lock %r (token %d) is renewed again", (hold.grant.name, hold.grant.token)))
+
+
+async def _nothing() -> None:
+    """What the renewer does when its event loop ends: nothing is left to renew."""

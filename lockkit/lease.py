@@ -6,6 +6,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Mapping
 from math import inf
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 from lockkit.backend import decode_metadata
@@ -20,6 +21,12 @@ __all__ = ["BaseLease", "Entered", "Hold", "drift"]
 
 LostCallback = Callable[[Any, str], object]
 """Called as ``callback(lease, reason)``."""
+
+
+LATE_SECONDS = 120.0
+"""How long a request that was not answered may still reach the server, seconds: a kernel goes on sending for a
+connection that was closed, on Linux about 100 s (tcp_orphan_retries, tcp(7)). Longer keeps a lease that was extended
+for a moment short for longer; shorter, and a late one could cut the time that its holder believes in."""
 
 
 def drift(ttl: float) -> float:
@@ -44,6 +51,8 @@ class Hold:
     """
 
     __slots__ = (
+        "acquired_by",
+        "body",
         "callbacks",
         "count",
         "engine",
@@ -56,12 +65,14 @@ class Hold:
         "lost_reason",
         "metadata",
         "raise_on_lost",
-        "reentrant_by",
         "reentry_key",
+        "release_done",
+        "releasing",
         "renew_at",
         "renew_until",
         "settled",
         "unanswered_ttl",
+        "unanswered_until",
         "unconfirmed",
         "valid_until",
     )
@@ -76,30 +87,43 @@ class Hold:
         self.renew_at = inf
         self.renew_until = inf
         self.count = 1
+        self.body = False  # a `with` block runs under it
         self.finished = False  # released by the user, or dropped
         self.unconfirmed = False  # released by the user, but the backend has not answered
         self.lost_reason: LossReason | None = None
         self.in_flight = False  # a renewal has been sent and not been answered
-        self.unanswered_ttl = inf  # the shortest ttl of a renewal that will never be answered
+        self.unanswered_ttl = inf  # the shortest ttl of a renewal that was not answered, and may be run late
+        self.unanswered_until = 0.0  # until when it may
         self.in_jeopardy = False  # the last renewal failed
         self.settled: Event | None = None  # set when the renewal in flight has been answered
         self.lost_event: Event | None = None  # made when somebody waits for the loss
         self.callbacks: list[LostCallback] | None = None
-        self.reentrant_by: object = None
+        self.acquired_by: object = None  # the thread or task; kept, so that its id is not used again
         self.reentry_key: tuple[int, str] | None = None
+        self.releasing = False  # a release has been sent and not been answered
+        self.release_done: Event | None = None  # made by who waits for that answer
         self.lease_ref: weakref.ref[BaseLease] | None = None
 
     def believe(self, anchor: float, ttl: float) -> None:
         """Set the deadline from the time before the granting request was sent, and the time of the next renewal."""
         # A renewal whose answer never came may still be under way (in the buffer of a connection that was given up) and
         # be run after this one: then the server counts its ttl from then on.
+        if anchor >= self.unanswered_until:
+            self.unanswered_ttl = inf
         ttl = min(ttl, self.unanswered_ttl)
         self.valid_until = anchor + ttl - drift(ttl)
         # A third: two renewals may fail before the deadline comes near.
         if self.renew_at != inf:
-            self.renew_at = anchor + ttl / 3
-            if self.renew_at > self.renew_until:
-                self.renew_at = inf
+            self.renew_in_time(anchor + ttl / 3)
+
+    def renew_in_time(self, at: float) -> None:
+        """Plan the next renewal, unless the lease will have been held for `max_hold` by then."""
+        self.renew_at = at if at <= self.renew_until else inf
+
+    def doubt(self, ttl: float, sent: float) -> None:
+        """Remember that a renewal for `ttl`, sent at `sent`, was not answered."""
+        self.unanswered_ttl = min(self.unanswered_ttl, ttl)
+        self.unanswered_until = sent + LATE_SECONDS
 
 
 class BaseLease:
@@ -134,8 +158,12 @@ class BaseLease:
 
     @property
     def metadata(self) -> Mapping[str, Any]:
-        """What is stored beside the lock for ``holders``: ``host``, ``pid``, ``started`` and the application's own."""
-        return decode_metadata(self._hold.metadata)
+        """
+        What is stored beside the lock for ``holders``: ``host``, ``pid``, ``started`` and the application's own.
+
+        Read-only: give what is to be stored to ``Client.lock(metadata=…)``.
+        """
+        return MappingProxyType(dict(decode_metadata(self._hold.metadata)))
 
     @property
     def held(self) -> bool:

@@ -7,30 +7,35 @@ So 1,000 threads or tasks waiting for one lock cost the backend one contender.
 
 from __future__ import annotations
 
+from math import inf
 from typing import TYPE_CHECKING
+from weakref import ref
 
 if TYPE_CHECKING:
-    from collections import deque
     from collections.abc import Callable
 
     from lockkit.runtime import Event, Runtime
 
 __all__ = ["Lines", "Place"]
 
+LOOK_SECONDS = 2.0
+"""How often a waiter makes sure that the head in front of it still exists, seconds. A head that an interrupt tore out
+of its call at the wrong instruction tells nobody that it left. Shorter costs each waiter more wake-ups."""
+
 
 class Place:
     """
-    Where one acquisition stands.
+    Where one acquisition stands. The line refers to it weakly: one that is gone has left.
 
     Attributes:
-        at_head: It is the one that may contend, and must `Lines.leave`.
+        turn: Set when it is worth looking whether this is the head now; None for who became the head at once.
     """
 
-    __slots__ = ("at_head",)
+    __slots__ = ("__weakref__", "turn")
 
     def __init__(self) -> None:
         """Stand nowhere yet."""
-        self.at_head = False
+        self.turn: Event | None = None
 
 
 class Lines:
@@ -47,97 +52,110 @@ class Lines:
     def forked(self) -> None:
         """Forget the waiters: they are threads of the parent, one of which may hold the mutex for ever."""
         self._mutex = self._runtime.mutex()
-        self._lines: dict[str, deque[Event] | None] = {}  # None: a head with nobody behind
+        self._lines: dict[str, list[ref[Place]]] = {}
         self._drained: Event | None = None
 
-    def enter(self, name: str, place: Place, *, wait: bool) -> Event | None:
+    def enter(self, name: str, place: Place, *, wait: bool) -> bool:
         """
         Stand in line.
 
         Args:
             name: The lock.
-            place: Is told whether it is the head.
+            place: Of the caller, who keeps it until `leave`.
             wait: If there is somebody in front, stay.
 
         Returns:
-            The event of one's turn, for `turn`; None at the head, or if somebody is in front and `wait` is False.
+            Whether this is the head.
         """
         with self._mutex:
-            if name not in self._lines:
-                # First: Ctrl-C can come between any two lines, and a head that does not leave blocks its line for ever.
-                place.at_head = True
-                self._lines[name] = None
-                return None
-            if not wait:
-                return None
-            line = self._lines[name]
-            if line is None:
-                from collections import deque  # noqa: PLC0415 - only when there is a line
+            line = self._lines.get(name)
+            if line is None or _head(line) is None:
+                self._lines[name] = [ref(place)]
+                return True
+            if wait:
+                place.turn = self._runtime.event()
+                line.append(ref(place))
+            return False
 
-                line = self._lines[name] = deque()
-            turn = self._runtime.event()
-            line.append(turn)
-            return turn
-
-    async def turn(  # noqa: PLR0917 - the state of one wait
-        self, name: str, place: Place, turn: Event, deadline: float | None, warn_at: float, warn: Callable[[], None]
-    ) -> None:
+    async def turn(
+        self, name: str, place: Place, deadline: float | None, warn_at: float, warn: Callable[[], None]
+    ) -> bool:
         """
-        Wait to become the head; ``place.at_head`` tells whether it came to that before `deadline`.
+        Wait to become the head; tell whether it came to that before `deadline`.
 
         Args:
             name: The lock.
-            place: As for `enter`.
-            turn: From `enter`.
+            place: As for `enter`, which had somebody in front.
             deadline: Client monotonic clock, or None without limit.
             warn_at: Client monotonic clock: call `warn` if it takes longer.
             warn: Called at most once.
         """
-        try:
-            came = False
-            if deadline is None or warn_at < deadline:
-                came = await turn.wait(max(0.0, warn_at - self._runtime.now()))
-                if not came:
-                    warn()
-            if not came:
-                came = await turn.wait(None if deadline is None else max(0.0, deadline - self._runtime.now()))
-            place.at_head = came and not self._closed
-        finally:
-            if not place.at_head:
-                self._give_up(name, turn)
+        turn, until = place.turn, inf if deadline is None else deadline
+        assert turn is not None, "only who waits in line has a turn"
+        while not self._closed:
+            turn.clear()
+            with self._mutex:
+                if _head(self._lines[name]) is place:
+                    return True
+            now = self._runtime.now()
+            if now >= until:
+                return False
+            if now >= warn_at:
+                warn()
+                warn_at = inf
+            await turn.wait(min(until, warn_at, now + LOOK_SECONDS) - now)
+        return False
 
-    def _give_up(self, name: str, turn: Event) -> None:
+    def leave(self, name: str, place: Place) -> None:
+        """
+        Leave the line, which may be over already; the next becomes the head. Allowed to be called again.
+
+        An interrupt strikes between any two instructions: call it again then, or the next learns of its turn late.
+        """
         with self._mutex:
             line = self._lines.get(name)
-            if line is not None and turn in line:
-                line.remove(turn)
+            if line is None:
                 return
-        # It was made the head in the instant in which it gave up: pass that on.
-        self.leave(name)
-
-    def leave(self, name: str) -> None:
-        """Make the next in line the head."""
-        with self._mutex:
-            line = self._lines.get(name)
-            if line:
-                line.popleft().set()
-                return
-            self._lines.pop(name, None)
-            if self._drained is not None and not self._lines:
-                self._drained.set()
+            for index, other in enumerate(line):
+                if other() is place:
+                    del line[index]
+                    break
+            head = _head(line)
+            if head is None:
+                del self._lines[name]
+                if self._drained is not None and not self._lines:
+                    self._drained.set()
+        if head is not None and head.turn is not None:
+            head.turn.set()
 
     def behind(self, name: str) -> int:
         """How many stand behind the head."""
-        return len(self._lines.get(name) or ())
+        return max(0, len(self._lines.get(name, ())) - 1)
 
     async def close(self, seconds: float) -> None:
         """Send everybody away, and wait until the heads have left too, at most `seconds`."""
         with self._mutex:
             self._closed = True
-            turns = [turn for line in self._lines.values() if line for turn in line]
-            if self._lines:
+            turns = [_turn(other) for line in self._lines.values() for other in line]
+            if self._lines and self._drained is None:
                 self._drained = self._runtime.event()
         for turn in turns:
-            turn.set()
-        if self._drained is not None:
-            await self._drained.wait(seconds)
+            if turn is not None:
+                turn.set()
+        if self._drained is not None and self._lines:
+            await self._drained.wait(max(0.0, seconds))
+
+
+def _turn(other: ref[Place]) -> Event | None:
+    place = other()
+    return None if place is None else place.turn
+
+
+def _head(line: list[ref[Place]]) -> Place | None:
+    """Who stands in front, past those that are gone without having left."""
+    while line:
+        place = line[0]()
+        if place is not None:
+            return place
+        del line[0]
+    return None

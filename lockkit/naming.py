@@ -1,53 +1,88 @@
-"""Lock names from the arguments of a decorated function: ``@client.lock("stock:{product_id}")``."""
+"""
+What the decorator must know of the function it is put on: the lock's name for a call, and when a call has ended.
+
+The name comes from the arguments: ``@client.lock("stock:{product_id}")``. The end is less plain: a coroutine function
+and a generator function return before their body has run, and wrappers, partials and callable objects hide them.
+"""
 
 from __future__ import annotations
 
+import functools
 import inspect
+from collections.abc import AsyncGenerator, Awaitable, Coroutine, Generator
 from string import Formatter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from lockkit.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from asyncio import Future
+    from collections.abc import Callable, Iterator, Mapping
 
 __all__ = ["NameTemplate"]
 
+R = TypeVar("R")
+
+_LAYERS_MAX = 1000
+"""Some objects have every attribute that they are asked for, and each has a ``__wrapped__`` again."""
+
+_UNFINISHED = (Awaitable, Generator, AsyncGenerator)
+_UNFINISHED_AFTER_AWAIT = (Coroutine, Generator, AsyncGenerator)
+
 
 class NameTemplate:
-    """A lock name with ``{parameter}`` fields, bound to one function."""
+    """
+    A lock name with ``{parameter}`` fields, bound to one function.
 
-    __slots__ = ("_fields", "_signature", "_template")
+    Attributes:
+        label: The function, for messages.
+        is_coroutine: Calling the function gives a coroutine, and the body runs when that is awaited.
+        wraps_coroutine: The function is a plain one around a coroutine function (``functools.wraps``): its result says
+            whether it has run that (``asyncio.run``) or hands out its coroutine.
+    """
 
-    def __init__(self, template: str, function: Callable[..., Any]) -> None:
+    __slots__ = ("_backend", "_fields", "_signature", "_template", "is_coroutine", "label", "wraps_coroutine")
+
+    def __init__(self, template: str, function: Callable[..., Any], *, backend: str | None = None) -> None:
         """
         Check the fields against the function's parameters, at decoration and not at the first call.
+
+        Args:
+            template: The lock's name.
+            function: What is decorated.
+            backend: URL of the backend without its password, for errors.
 
         Raises:
             ConfigurationError: The function is a generator, or a field names no parameter.
         """
-        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        self._template = template
+        self._backend = backend
+        # Not the repr: that of a partial shows its arguments.
+        self.label = getattr(function, "__qualname__", type(function).__qualname__)
+        layers = [*_wrapped(function)]
+        if any(inspect.isgeneratorfunction(layer) or inspect.isasyncgenfunction(layer) for layer in layers):
             message = (
-                f"lock {template!r} cannot decorate the generator function {function.__qualname__!r}: the lock would "
+                f"lock {template!r} cannot decorate the generator function {self.label!r}: the lock would "
                 "be released before its body runs. Use `with` inside it."
             )
-            raise ConfigurationError(message, name=template)
+            raise self._error(message)
+        self.is_coroutine = any(map(inspect.iscoroutinefunction, _called(function)))
+        self.wraps_coroutine = not self.is_coroutine and any(map(inspect.iscoroutinefunction, layers))
         try:
             fields = [field for _, field, _, _ in Formatter().parse(template) if field is not None]
         except ValueError as error:
-            message = f"lock name {template!r} is no valid format string: {error}. Double literal braces: {{{{ }}}}"
-            raise ConfigurationError(message, name=template) from error
-        self._template = template
+            message = f"lock name {template!r} is not a valid format string: {error}. Double literal braces: {{{{ }}}}"
+            raise self._error(message) from error
         self._fields = bool(fields) or "{" in template or "}" in template
         self._signature = inspect.signature(function)
         for field in fields:
             parameter = field.split(".")[0].split("[")[0]
             if parameter not in self._signature.parameters:
                 message = (
-                    f"lock name {template!r} uses {{{field}}}, but {function.__qualname__!r} has no parameter "
+                    f"lock name {template!r} uses {{{field}}}, but {self.label!r} has no parameter "
                     f"{parameter!r}; it has: {', '.join(self._signature.parameters) or 'none'}"
                 )
-                raise ConfigurationError(message, name=template)
+                raise self._error(message)
 
     def name(self, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> str:
         """
@@ -65,4 +100,64 @@ class NameTemplate:
             return self._template.format_map(bound.arguments)
         except (AttributeError, LookupError, ValueError, TypeError) as error:
             message = f"lock name {self._template!r} cannot be formatted with the call's arguments: {error!r}"
-            raise ConfigurationError(message, name=self._template) from error
+            raise self._error(message) from error
+
+    def finished(self, result: R, *, awaited: bool = False) -> R:
+        """
+        Give back what the function returned, if its work has ended with the call.
+
+        Args:
+            result: What the function returned.
+            awaited: It is what a coroutine returned. An awaitable object is then a value as good as others (a task
+                that goes on by intent, an asyncio client); a coroutine is still one that nobody awaited.
+
+        Raises:
+            ConfigurationError: The result is an awaitable or a generator: its work would run without the lock. It is
+                closed or cancelled.
+        """
+        if not isinstance(result, _UNFINISHED_AFTER_AWAIT if awaited else _UNFINISHED):
+            return result
+        _discard(result)
+        message = (
+            f"{self.label!r} holds lock {self._template!r} and returned an object of type {type(result).__name__}: "
+            "its work would run after the lock is released, so it was not run. Decorate the coroutine function itself "
+            "(put the lock's decorator below the others), or use `with` inside the generator."
+        )
+        raise self._error(message)
+
+    def _error(self, message: str) -> ConfigurationError:
+        return ConfigurationError(message, name=self._template, backend=self._backend)
+
+
+def _called(function: Any) -> Iterator[Any]:  # noqa: ANN401 - any callable
+    """List a callable, and what calling it calls first: of a partial its function, of an object its ``__call__``."""
+    while True:
+        yield function
+        if isinstance(function, functools.partial):
+            function = function.func
+        elif inspect.isroutine(function) or isinstance(function, type) or not callable(function):
+            return
+        else:
+            function = type(function).__call__
+
+
+def _wrapped(function: Any) -> Iterator[Any]:  # noqa: ANN401 - any callable
+    """List a callable and everything below it: also what it wraps, by ``__wrapped__`` as `functools.wraps` sets it."""
+    seen: set[int] = set()
+    below = [function]
+    while below and len(seen) < _LAYERS_MAX:
+        for layer in _called(below.pop()):
+            if id(layer) in seen:
+                break
+            seen.add(id(layer))
+            yield layer
+            if (wrapped := getattr(layer, "__wrapped__", None)) is not None:
+                below.append(wrapped)
+
+
+def _discard(result: object) -> None:
+    """See that an unfinished result never runs, as far as that can be done from here."""
+    if isinstance(result, (Coroutine, Generator)):
+        result.close()
+    elif hasattr(type(result), "_asyncio_future_blocking"):  # as asyncio.isfuture tells it, without asyncio
+        cast("Future[object]", result).cancel()

@@ -1,5 +1,5 @@
 """
-Optimistic locking: change a value without a lock, and do it again if somebody else was quicker.
+Optimistic locking: change a value without a lock, and do it again if another writer was quicker.
 
 Where changes are short and collisions rare this is faster than a lock, and nobody can be kept waiting by a holder that
 hangs. Where changes are long, or have effects elsewhere, take a lock.
@@ -9,7 +9,7 @@ hangs. Where changes are long, or have effects elsewhere, take a lock.
 ``transaction()`` of redis-py tries without end and without a pause.
 
 In a SQL database, through SQLAlchemy, `transact` and `transact_async` run a function in a transaction, and again if the
-database, or the count of versions that SQLAlchemy keeps (``version_id_col``), gave it up for somebody else.
+database, or the count of versions that SQLAlchemy keeps (``version_id_col``), gave it up for another transaction.
 `update_row` and `update_row_async` change one row by a function, as above. `versioned` is the condition alone.
 
 In etcd, `update_key` and `update_key_async` read a key, and write it in a transaction that compares its
@@ -154,7 +154,7 @@ async def with_retry_async(
 
     Raises:
         Unsupported: The client is a `redis.asyncio.RedisCluster`: after a lost connection its transactions are sent
-            again without their ``WATCH``, so that a change of somebody else's could be lost.
+            again without their ``WATCH``, so that another writer's change could be lost.
         LockTimeout: See `with_retry`.
         BackendUnavailable: See `with_retry`.
         ConfigurationError: See `with_retry`.
@@ -173,7 +173,7 @@ def transact(
     timeout: float | timedelta | None = TIMEOUT,
 ) -> T:
     """
-    Run a function in a transaction of a SQL database, commit, and try again if it was given up for somebody else.
+    Run a function in a transaction of a SQL database, commit, and try again if it was given up for another one.
 
     ::
 
@@ -439,7 +439,7 @@ def versioned(statement: S, expected: int, *, version: ColumnElement[int] | None
 
         changed = connection.execute(versioned(update(product).where(...).values(stock=stock - 1), row.version))
         if changed.rowcount == 0:
-            ...  # somebody else has changed it since
+            ...  # another writer has changed it since
 
     No I/O.
 

@@ -1,8 +1,8 @@
 """
 From the scheme of a URL, or the type of a connection, to the backend.
 
-Built-in backends stand in `BUILTIN`, so that a checkout that was never installed works too; strangers register theirs
-in the entry-point group ``lockkit.backends``. Both are loaded by the same function, when they are first wanted.
+Built-in backends stand in `BUILTIN`, so that a checkout that was never installed works too; other packages register
+theirs in the entry-point group ``lockkit.backends``. Both are loaded by the same function, when they are first used.
 """
 
 from __future__ import annotations
@@ -141,8 +141,8 @@ def find(scheme: str, mode: object = None) -> type[LockBackend]:
         The class.
 
     Raises:
-        ConfigurationError: Nobody registered the scheme, two did, its driver is missing, or what is registered is no
-            backend.
+        ConfigurationError: No package registered the scheme, or two did; its driver is missing; or the registered
+            object is not a backend.
     """
     # Built-in first: reading the metadata of all installed packages takes longer than all the rest of connect().
     builtin = BUILTIN.get(scheme)
@@ -160,7 +160,7 @@ def find(scheme: str, mode: object = None) -> type[LockBackend]:
         if entry is not None:
             return _load_entry(entry)
     known = schemes()
-    message = f"no backend has the URL scheme {shown(scheme)}{nearest(scheme, known)}. Known are {', '.join(known)}"
+    message = f"unknown URL scheme {shown(scheme)}{nearest(scheme, known)}. Known schemes are {', '.join(known)}"
     raise ConfigurationError(message)
 
 
@@ -205,7 +205,7 @@ def adopt(client: object, given: Mapping[str, object], host: Host) -> tuple[Lock
         try:
             engine_options, options = split_options(backend_class, None, given)
         except ConfigurationError as error:
-            # Perhaps the object is the next one's, who has the option.
+            # The next backend that adopts such objects may have the option.
             wrong_option = wrong_option or error
             continue
         backend = backend_class.adopt(client, options, host)
@@ -215,8 +215,8 @@ def adopt(client: object, given: Mapping[str, object], host: Host) -> tuple[Lock
         raise wrong_option
     accepted = sorted({root for builtin in BUILTIN.values() for root in builtin.adopts})
     message = (
-        f"no backend takes a connection of type {type(client).__module__}.{type(client).__qualname__}. "
-        f"Built-in backends take objects of: {', '.join(accepted) or 'none'}; installed ones may take others. "
+        f"no backend accepts a connection of type {type(client).__module__}.{type(client).__qualname__}. "
+        f"Built-in backends accept objects of: {', '.join(accepted) or 'none'}; installed ones may accept others. "
         "Give one of those, or a URL to lockkit.connect"
     )
     raise ConfigurationError(message)
@@ -278,7 +278,8 @@ def _parse(option: Option, name: str, value: object, backend_class: type[LockBac
     try:
         return option.parse(value)
     except (ValueError, TypeError) as error:
-        if is_secret(name):
+        # With an @ in it the value may be a URL, with a password of its own.
+        if is_secret(name) or "@" in str(value):
             message = f"option {name}={HIDDEN} for {where} is not accepted: {option.help}"
             # Not from the error: parsers may quote what they were given.
             raise ConfigurationError(message, backend=safe_url) from None
@@ -325,7 +326,7 @@ def _entry_point(scheme: str) -> EntryPoint | None:
     found = {entry.value: entry for entry in _entry_points() if entry.name == scheme}
     if len(found) > 1:
         owners = " and ".join(f"{entry.value} of {_owner(entry)}" for entry in found.values())
-        message = f"the URL scheme {shown(scheme)} is registered twice: {owners}. Uninstall one"
+        message = f"the URL scheme {shown(scheme)} is registered twice: by {owners}. Uninstall one"
         raise ConfigurationError(message)
     return next(iter(found.values()), None)
 

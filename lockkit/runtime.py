@@ -12,6 +12,7 @@ They take the clock, sleeping, waiting, background work, random numbers and thre
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import secrets
@@ -19,7 +20,8 @@ import select
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+import weakref
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, cast
@@ -30,11 +32,13 @@ if TYPE_CHECKING:
 
 __all__ = ["AsyncioRuntime", "BlockingRuntime", "Event", "Runtime", "drive", "let_go", "monotonic"]
 
+log = logging.getLogger("lockkit")
+
 T = TypeVar("T")
 Kind = Literal["blocking", "asyncio", "simulated"]
 Work = Callable[[], Coroutine[Any, Any, None]]
 
-_LAST_SECONDS = 1.0  # for releasing what is held when an event loop ends; longer delays its end when the server is gone
+_LAST_SECONDS = 1.0  # for what is left to do when an event loop ends; longer delays its end when the server is gone
 
 # The clock of all deadlines must go on while the machine is suspended: Linux's CLOCK_MONOTONIC (time.monotonic) stops,
 # so a laptop or a VM would wake up believing in a lease that is hours old. CLOCK_BOOTTIME counts suspended time
@@ -120,23 +124,49 @@ class Runtime(Protocol):
         """The thread or task that runs now, for reentrancy. Compared by identity."""
         ...
 
+    def relation(self, holder: object) -> str:
+        """Say what `holder` (from `current`) is to the caller, if it cannot go on while the caller waits; else ""."""
+        ...
+
     def bind(self) -> None:
         """Check that the caller runs where this runtime belongs (the event loop of the first use)."""
         ...
 
-    def spawn(self, name: str, function: Work, cancelled: Work | None = None) -> None:
+    works_at_exit: bool
+    """Whether what `spawn` started still runs while the interpreter exits."""
+
+    def spawn(self, name: str, function: Work, ending: Work | None = None) -> None:
         """
-        Run a coroutine function in the background: a daemon thread, or a task.
+        Run a coroutine function in the background: a daemon thread, or a task. Never call it under a mutex.
+
+        A task is cancelled when its event loop ends, and by code that cancels all tasks. Without `ending` that ends it.
+        With it the function is run again, since others still rely on it: the bodies that clean up while the loop ends.
+        Only when nothing but background work is left in the loop, `ending` is awaited and that is the end.
 
         Args:
             name: For stack traces.
             function: What to run.
-            cancelled: Awaited if the task is cancelled, which happens when its event loop ends.
+            ending: See above.
+
+        Raises:
+            RuntimeError: No thread can be started, or the event loop has ended.
         """
         ...
 
-    def at_exit(self, function: Work, seconds: float) -> None:
-        """Run a coroutine function while the interpreter exits, as far as that is possible, for at most `seconds`."""
+    def deliver(self, function: Callable[[], None]) -> None:
+        """Call a function where this runtime belongs: here, or in the event loop if this is another thread."""
+        ...
+
+    def at_exit(self, function: Work) -> None:
+        """Run a coroutine function while the interpreter exits, as far as that is possible."""
+        ...
+
+    def blocks_event_loop(self) -> bool:
+        """Tell whether waiting here would stop an event loop, in which this thread runs."""
+        ...
+
+    def loop_has_ended(self) -> bool:
+        """Tell whether there is no event loop where one is needed, as at the interpreter's exit: nothing can wait."""
         ...
 
     async def sleep(self, seconds: float) -> None:
@@ -254,10 +284,25 @@ def let_go(lock: threading.Condition) -> None:
             lock.release()
 
 
+def _current_task() -> asyncio.Task[Any] | None:
+    """
+    Give the task that runs in this thread now, if any.
+
+    A program that has not imported asyncio runs no event loop, and lockkit does not import it for that question.
+    """
+    module = sys.modules.get("asyncio")
+    # Another thread may be in the middle of importing it.
+    running_loop = getattr(module, "_get_running_loop", None)
+    if module is None or running_loop is None or running_loop() is None:
+        return None
+    return cast("asyncio.Task[Any] | None", module.current_task())
+
+
 class BlockingRuntime:
     """Threads: every wait blocks the calling thread, background work runs in daemon threads."""
 
     kind: Kind = "blocking"
+    works_at_exit = True
 
     def __init__(self) -> None:
         """Seed the random numbers from the operating system."""
@@ -279,26 +324,47 @@ class BlockingRuntime:
         return _BlockingEvent()
 
     def current(self) -> object:
-        """Return the thread object, not its ident: idents are used again after a thread has ended."""
-        return threading.current_thread()
+        """
+        Return the thread object, not its ident: idents are used again after a thread has ended.
+
+        In a thread that runs an event loop the running task: tasks share their thread, and are not the same holder.
+        """
+        return _current_task() or threading.current_thread()
+
+    def relation(self, holder: object) -> str:
+        """See `Runtime.relation`."""
+        task = _current_task()
+        if task is None:
+            return "this same thread" if holder is threading.current_thread() else ""
+        if holder is task:
+            return "this same task"
+        if isinstance(holder, type(task)) and holder.get_loop() is task.get_loop():
+            return f"the task {holder.get_name()!r} of this thread"
+        return ""
 
     def bind(self) -> None:
         """Threads may all use a blocking client."""
 
-    def spawn(self, name: str, function: Work, cancelled: Work | None = None) -> None:
+    def spawn(self, name: str, function: Work, ending: Work | None = None) -> None:
         """See `Runtime.spawn`. A thread is never cancelled."""
-        del cancelled
+        del ending
         threading.Thread(target=lambda: drive(function()), name=name, daemon=True).start()
 
-    def at_exit(self, function: Work, seconds: float) -> None:
-        """Run it in a thread, so that a server that does not answer cannot hold up the exit."""
-        thread = threading.Thread(target=lambda: drive(function()), name="lockkit-exit", daemon=True)
-        try:
-            thread.start()
-        except RuntimeError:  # Python 3.12 and later start no thread once the interpreter is finalizing
-            drive(function())
-        else:
-            thread.join(seconds)
+    def deliver(self, function: Callable[[], None]) -> None:
+        """See `Runtime.deliver`. All threads are alike."""
+        function()
+
+    def at_exit(self, function: Work) -> None:
+        """Run it here: Python 3.12 and later start no thread once the interpreter is finalizing."""
+        drive(function())
+
+    def blocks_event_loop(self) -> bool:
+        """See `Runtime.blocks_event_loop`."""
+        return _current_task() is not None
+
+    def loop_has_ended(self) -> bool:
+        """See `Runtime.loop_has_ended`. Threads need none."""
+        return False
 
     async def sleep(self, seconds: float) -> None:
         """See `Runtime.sleep`."""
@@ -386,15 +452,93 @@ def _report(task: asyncio.Task[None]) -> None:
         task.get_loop().call_exception_handler(context)
 
 
-async def _guarded(function: Work, cancelled: Work | None) -> None:
+_background: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
+"""Tasks of all clients that go on until nothing else is left in their event loop."""
+
+
+def _others(loop: asyncio.AbstractEventLoop) -> set[asyncio.Task[Any]]:
+    """Give the tasks of a loop that are no background work."""
     import asyncio  # noqa: PLC0415 - `import lockkit` stays light
 
-    try:
-        await function()
-    except asyncio.CancelledError:
-        if cancelled is not None:
-            await asyncio.wait_for(cancelled(), _LAST_SECONDS)
-        raise
+    return {task for task in asyncio.all_tasks(loop) if task not in _background}
+
+
+class _Begun(Coroutine[Any, Any, T]):
+    """
+    A coroutine that begins before it is cancelled.
+
+    asyncio throws the cancellation of a task that has not run yet into its coroutine, of which then nothing runs, not
+    even a ``finally``: background work that was just started, when the event loop ends, would never be heard of.
+    """
+
+    __slots__ = ("_begun", "_coroutine")
+
+    def __init__(self, coroutine: Coroutine[Any, Any, T]) -> None:
+        self._coroutine = coroutine
+        self._begun = False
+
+    def send(self, value: Any) -> Any:  # noqa: ANN401 - as of any coroutine
+        self._begun = True
+        return self._coroutine.send(value)
+
+    def throw(self, *error: Any) -> Any:  # noqa: ANN401 - as of any coroutine
+        if not self._begun:
+            self.send(None)
+        return self._coroutine.throw(*error)
+
+    def close(self) -> None:
+        self._coroutine.close()
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        return self._coroutine.__await__()
+
+
+async def _outlive_others(function: Work, ending: Work) -> None:
+    """See `Runtime.spawn`: run the function again when it is cancelled, until it is the last."""
+    import asyncio  # noqa: PLC0415 - `import lockkit` stays light
+
+    task = asyncio.current_task()
+    assert task is not None, "only a task is spawned"
+    _background.add(task)
+    while True:
+        try:
+            await function()
+        except asyncio.CancelledError:
+            if not _cancel_when_alone(task):
+                await _end(ending)
+                raise
+        else:
+            return
+
+
+async def _end(ending: Work) -> None:
+    """Await it for a limited time; again if it is cancelled: first all tasks were cancelled, then the loop ended."""
+    import asyncio  # noqa: PLC0415 - `import lockkit` stays light
+
+    for _ in range(2):
+        try:
+            async with asyncio.timeout(_LAST_SECONDS):
+                await ending()
+        except asyncio.CancelledError:
+            continue
+        except TimeoutError:
+            log.warning("an event loop ended before everything was released at its backend")
+        return
+
+
+def _cancel_when_alone(task: asyncio.Task[Any]) -> bool:
+    """Cancel a background task (again) as soon as no other is left in its loop; False if none is now."""
+    others = _others(task.get_loop())
+
+    def ended(other: asyncio.Task[Any]) -> None:
+        others.discard(other)
+        # They may have started others while they ended.
+        if not others and not task.done() and not _cancel_when_alone(task):
+            task.cancel()
+
+    for other in tuple(others):
+        other.add_done_callback(ended)
+    return bool(others)
 
 
 def _resolve(waiter: asyncio.Future[bool]) -> None:
@@ -406,6 +550,7 @@ class AsyncioRuntime:
     """Tasks of one event loop: the loop in which the runtime is first used."""
 
     kind: Kind = "asyncio"
+    works_at_exit = False
 
     def __init__(self) -> None:
         """Belong to no loop yet."""
@@ -435,6 +580,10 @@ class AsyncioRuntime:
 
         return asyncio.current_task()
 
+    def relation(self, holder: object) -> str:
+        """See `Runtime.relation`."""
+        return "this same task" if holder is self.current() else ""
+
     def bound_loop(self) -> asyncio.AbstractEventLoop:
         """Return the loop that this belongs to; the running one becomes it at the first use."""
         if self.loop is None:
@@ -460,14 +609,35 @@ class AsyncioRuntime:
                 raise RuntimeError(message)
             self.bound_loop()
 
-    def spawn(self, name: str, function: Work, cancelled: Work | None = None) -> None:
+    def spawn(self, name: str, function: Work, ending: Work | None = None) -> None:
         """See `Runtime.spawn`."""
-        task = self._task(_guarded(function, cancelled), name)
+        task = self._task(function() if ending is None else _outlive_others(function, ending), name)
         task.add_done_callback(_report)
 
-    def at_exit(self, function: Work, seconds: float) -> None:
+    def blocks_event_loop(self) -> bool:
+        """See `Runtime.blocks_event_loop`. Awaiting stops nobody."""
+        return False
+
+    def loop_has_ended(self) -> bool:
+        """See `Runtime.loop_has_ended`."""
+        import asyncio  # noqa: PLC0415 - `import lockkit` stays light
+
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return True
+        return False
+
+    def deliver(self, function: Callable[[], None]) -> None:
+        """See `Runtime.deliver`."""
+        if self.loop is None or self.thread_id == threading.get_ident():
+            function()
+            return
+        with suppress(RuntimeError):  # closed: what was held there has ended with it
+            self.loop.call_soon_threadsafe(function)
+
+    def at_exit(self, function: Work) -> None:
         """Run it as far as it goes without an event loop, which has ended: memory and file release, sockets cannot."""
-        del seconds
         coroutine = function()
         try:
             coroutine.send(None)
@@ -477,7 +647,11 @@ class AsyncioRuntime:
 
     def _task(self, coroutine: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
         # The loop keeps only weak references to tasks (asyncio documentation, create_task).
-        task = self.bound_loop().create_task(coroutine, name=name)
+        try:
+            task: asyncio.Task[T] = self.bound_loop().create_task(_Begun(coroutine), name=name)
+        except RuntimeError:  # the loop is closed
+            coroutine.close()
+            raise
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task

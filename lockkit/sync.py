@@ -5,17 +5,19 @@ from __future__ import annotations
 import functools
 import inspect
 import threading
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar, cast
 
 from lockkit import config, registry, values
 from lockkit.engine import Engine, Spec
+from lockkit.errors import LockTimeout
 from lockkit.lease import BaseLease, Entered, LostCallback
 from lockkit.naming import NameTemplate
 from lockkit.runtime import BlockingRuntime, drive
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Awaitable, Callable, Coroutine, Mapping
     from datetime import timedelta
     from types import TracebackType
     from typing import Self
@@ -129,6 +131,7 @@ class Lease(BaseLease):
 
     def __enter__(self) -> Self:
         """Return itself: it is held already."""
+        self._hold.body = True
         return self
 
     def __exit__(
@@ -160,18 +163,19 @@ class Lock:
 
     def acquire(self, timeout: float | timedelta | _Inherit | None = INHERIT) -> Lease:
         """
-        Wait for the lock.
+        Wait for the lock. In a thread that runs an event loop the wait blocks that loop: prefer `lockkit.aio` there.
 
         Args:
             timeout: Seconds to wait: None without limit, 0 tries once. By default the lock's.
 
         Raises:
+            LockError: The wait would block the event loop of the task that holds the lock, for ever.
             LockTimeout: Somebody held it for the whole wait.
             BackendUnavailable: The backend did not answer to the end of the wait (without timeout: for
                 ``unavailable_after`` seconds).
             ConfigurationError: The timeout is wrong, or the server refuses the credentials.
         """
-        seconds = self._spec.timeout if isinstance(timeout, _Inherit) else values.timeout(timeout)
+        seconds = self._spec.timeout if isinstance(timeout, _Inherit) else self._seconds(timeout)
         return drive(self._engine.acquire(self._spec, seconds))
 
     def try_acquire(self, timeout: float | timedelta | None = 0) -> Lease | None:
@@ -185,7 +189,10 @@ class Lock:
             BackendUnavailable: The backend did not answer.
             ConfigurationError: The timeout is wrong, or the server refuses the credentials.
         """
-        return drive(self._engine.try_acquire(self._spec, values.timeout(timeout)))
+        try:
+            return drive(self._engine.acquire(self._spec, self._seconds(timeout)))
+        except LockTimeout:
+            return None
 
     def locked(self) -> bool:
         """
@@ -203,6 +210,7 @@ class Lock:
     def __enter__(self) -> Lease:
         """Acquire; the body never runs without the lock."""
         lease = drive(self._engine.acquire(self._spec, self._spec.timeout))
+        lease.__enter__()
         self._entered.push(threading.get_ident(), lease)
         return lease
 
@@ -223,28 +231,47 @@ class Lock:
         Decorate a function: each call holds the lock.
 
         The name is formatted with the call's arguments: ``@client.lock("stock:{product_id}")``.
-        A coroutine function holds it until its coroutine ends, but waits for the lock by blocking its event loop:
-        prefer `lockkit.aio` there.
+        A coroutine function holds the lock until its coroutine ends, but waits for it by blocking its event loop:
+        prefer `lockkit.aio` there. A plain wrapper (`functools.wraps`) around a coroutine function acquires the lock
+        when it is called, and holds it until the coroutine that it returns ends.
 
         Raises:
             ConfigurationError: A generator function, or a field that is no parameter of the function.
+                From a call: the function returned an awaitable or a generator, which would run without the lock.
         """
-        template = NameTemplate(self._spec.name, function)
-        if inspect.iscoroutinefunction(function):
+        template = NameTemplate(self._spec.name, function, backend=self._engine.url)
+        if template.is_coroutine:
 
             @functools.wraps(function)
             async def hold_until_done(*arguments: P.args, **keywords: P.kwargs) -> Any:  # noqa: ANN401 - what the function returns
                 with self._named(template.name(arguments, keywords)).acquire():
-                    return await function(*arguments, **keywords)
+                    result = await cast("Awaitable[object]", function(*arguments, **keywords))
+                    return template.finished(result, awaited=True)
 
             return cast("Callable[P, R]", hold_until_done)
+
+        if template.wraps_coroutine:
+
+            @functools.wraps(function)
+            def hold_until_result_is_done(*arguments: P.args, **keywords: P.kwargs) -> Any:  # noqa: ANN401 - as above
+                with ExitStack() as block:
+                    block.enter_context(self._named(template.name(arguments, keywords)).acquire())
+                    result = function(*arguments, **keywords)
+                    if not inspect.iscoroutine(result):
+                        return template.finished(result)
+                    return _finish(block.pop_all(), result, template)
+
+            return hold_until_result_is_done
 
         @functools.wraps(function)
         def hold(*arguments: P.args, **keywords: P.kwargs) -> R:
             with self._named(template.name(arguments, keywords)):
-                return function(*arguments, **keywords)
+                return template.finished(function(*arguments, **keywords))
 
         return hold
+
+    def _seconds(self, timeout: float | timedelta | None) -> float | None:
+        return values.timeout(timeout, name=self._spec.name, backend=self._engine.url)
 
     def _named(self, name: str) -> Lock:
         return Lock(self._engine, replace(self._spec, name=values.lock_name(name)))
@@ -252,6 +279,12 @@ class Lock:
     def __repr__(self) -> str:
         """Show name and backend."""
         return f"<lockkit.Lock {self._spec.name!r} at {self._engine.url}>"
+
+
+async def _finish(block: ExitStack, coroutine: Coroutine[Any, Any, object], template: NameTemplate) -> object:
+    """Run a coroutine in a block that was entered when it was made."""
+    with block:
+        return template.finished(await coroutine, awaited=True)
 
 
 class Client:
@@ -299,7 +332,8 @@ class Client:
                 holder. None: the client's default (30 s unless configured).
             timeout: Seconds that the caller waits; None without limit, 0 tries once.
             renew: Extend the ttl in the background while held. With False the lease ends at its ttl.
-            reentrant: The thread that holds the lock through this client gets the same lease again, counted.
+            reentrant: The thread that holds the lock through this client gets the same lease again, counted. In a
+                thread that runs an event loop: the task that holds it.
             max_hold: Seconds after which renewal ends, so that a stuck holder loses the lock.
             metadata: Text or a mapping of JSON values, shown by `holders`. Never a secret.
             on_lost: Called once with ``(lease, reason)`` if the lease is lost, from a thread of its own.
@@ -377,15 +411,22 @@ class ThreadingLock:
     """
     A lock with the signatures and rules of ``threading.Lock``, for libraries that take one.
 
-    As there, any thread may release, and there is one holder at a time per object.
+    As there, any thread may release, and there is one holder at a time per object. What ``threading.Lock`` does not
+    know is loss: while A is inside, its lease may end and B enter by the same object. So each acquisition is kept with
+    its thread, and a release ends the acquisition that it belongs to:
+
+    - leaving ``with`` ends that of its ``with``;
+    - ``release()`` ends the last one of its own thread; in a thread that has none, the oldest of all.
     """
 
-    __slots__ = ("_lease", "_lock")
+    __slots__ = ("__weakref__", "_acquired", "_entered", "_lock")
 
     def __init__(self, lock: Lock) -> None:
         """Made by `Lock.as_threading_lock`."""
         self._lock = lock
-        self._lease: Lease | None = None
+        # Its methods are atomic. A mutex might stay taken when Ctrl-C strikes.
+        self._acquired: list[tuple[int, Lease]] = []
+        self._entered: Entered[tuple[int, Lease]] = Entered()
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:  # noqa: FBT001, FBT002 - threading.Lock's
         """
@@ -397,16 +438,20 @@ class ThreadingLock:
 
         Raises:
             ValueError: A timeout without blocking, or a negative one other than -1.
+            OverflowError: A timeout above ``threading.TIMEOUT_MAX``.
             BackendUnavailable: The backend did not answer.
         """
         if not blocking and timeout != -1:
             message = "can't specify a timeout for a non-blocking call"
             raise ValueError(message)
+        if timeout > threading.TIMEOUT_MAX:
+            message = "timeout value is too large"
+            raise OverflowError(message)
         seconds = 0.0 if not blocking else None if timeout == -1 else timeout
         lease = self._lock.try_acquire(seconds)
         if lease is None:
             return False
-        self._lease = lease
+        self._acquired.append((threading.get_ident(), lease))
         return True
 
     def release(self) -> None:
@@ -417,11 +462,23 @@ class ThreadingLock:
             RuntimeError: This object does not hold the lock.
             LockLost: It was lost before.
         """
-        lease, self._lease = self._lease, None
-        if lease is None:
-            message = "release unlocked lock"
-            raise RuntimeError(message)
-        lease.release()
+        me = threading.get_ident()
+        while acquired := self._acquired.copy():
+            mine = [entry for entry in acquired if entry[0] == me]
+            entry = mine[-1] if mine else acquired[0]
+            if self._forget(entry):
+                entry[1].release()
+                return
+        message = "release unlocked lock"
+        raise RuntimeError(message)
+
+    def _forget(self, entry: tuple[int, Lease]) -> bool:
+        """End an acquisition; False if another thread has just done it."""
+        try:
+            self._acquired.remove(entry)
+        except ValueError:
+            return False
+        return True
 
     def locked(self) -> bool:
         """Ask the backend whether anybody holds the lock."""
@@ -429,12 +486,21 @@ class ThreadingLock:
 
     def __enter__(self) -> bool:
         """Acquire without limit."""
-        return self.acquire()
+        lease = self._lock.acquire(None)
+        entry = (threading.get_ident(), lease)
+        self._acquired.append(entry)
+        self._entered.push(entry[0], entry)
+        return True
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Release; an exception of the body is not hidden."""
-        lease, self._lease = self._lease, None
-        if lease is not None:
-            lease.__exit__(kind, error, trace)
+        entry = self._entered.pop(threading.get_ident())
+        if self._forget(entry):
+            entry[1].__exit__(kind, error, trace)
+
+    def __repr__(self) -> str:
+        """Show name and backend, and whether this object holds the lock (it does not ask for other holders)."""
+        state = "locked" if self._acquired else "unlocked"
+        return f"<{state} lockkit.ThreadingLock object {self._lock.name!r} at {self._lock._engine.url}>"  # noqa: SLF001 - the face's own

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING
 
+from lockkit.background import Background
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
     from contextlib import AbstractContextManager
@@ -37,82 +39,101 @@ class Undoer:
     def __init__(self, runtime: Runtime, mutex: AbstractContextManager[Any]) -> None:
         """Start nothing yet."""
         self._runtime = runtime
-        self._mutex = mutex
-        self._reset()
-
-    def _reset(self) -> None:
-        self._pending: list[_Undo] = []
-        self._work = self._runtime.event()
-        self._running = False
-        self._stopped = False
+        self._background = Background(runtime, "lockkit-undo", self._work, self._flush_at_end)
+        self.forked(mutex)
 
     def forked(self, mutex: AbstractContextManager[Any]) -> None:
         """Forget everything: it is the parent's."""
         self._mutex = mutex
-        self._reset()
+        self._pending: list[_Undo] = []
+        self._stopped = False
+        self._idle = self._runtime.event()  # nothing is being undone at this moment
+        self._idle.set()
+        self._background.forked()
 
     def later(self, seconds: float, function: Callable[[], Coroutine[Any, Any, object]]) -> None:
-        """Call `function` until it succeeds or `seconds` have passed (then the ttl has done it). Under the mutex."""
+        """
+        Call `function` until it succeeds or `seconds` have passed. Under the mutex; `start` after it.
+
+        Args:
+            seconds: When a ttl has done the same; ``inf`` where none does.
+            function: Undoes it. Allowed to be called again after it succeeded.
+        """
         now = self._runtime.now()
         self._pending.append(_Undo(function, now, now + seconds))
-        if self._running:
-            self._work.set()
-        else:
-            self._runtime.spawn("lockkit-undo", self._run)
-            self._running = True
+        self._background.wake()
 
-    async def flush(self) -> None:
-        """Try once more what is still to be undone: the client is being closed."""
+    def start(self) -> None:
+        """See that somebody works on what `later` was given. Not under the mutex."""
+        try:
+            self._background.start()
+        except RuntimeError as error:  # the next call starts it
+            log.warning("could not start the undoing of %d requests: %s", len(self._pending), error)
+
+    async def flush(self, until: float) -> None:
+        """Try once more what is still to be undone, as far as that goes until then: the client is closed."""
+        with self._mutex:
+            self._stopped = True
+        await self._idle.wait(max(0.0, until - self._runtime.now()))
         with self._mutex:
             pending, self._pending = self._pending, []
-        for undo in pending:
+        for number, undo in enumerate(pending):
+            if self._runtime.now() >= until:
+                log.warning("closing with %d requests not undone: no answer", len(pending) - number)
+                return
             undo.until = -inf
             await self._try(undo)
 
-    def stop(self) -> None:
-        """Let the coroutine end: the client is closed."""
-        self._stopped = True
-        self._work.set()
+    async def _flush_at_end(self) -> None:
+        self._idle.set()  # what was being undone has been cancelled
+        await self.flush(inf)
 
-    async def _run(self) -> None:
+    async def _work(self) -> None:
         while True:
+            self._background.clear()
             with self._mutex:
-                self._work.clear()
                 undo, at = self._take()
-                if self._stopped or (undo is None and at == inf):
-                    self._running = False
+                if undo is None and at == inf:
                     return
             if undo is not None:
-                await self._try(undo)
+                try:
+                    await self._try(undo)
+                finally:
+                    self._idle.set()
             else:
-                await self._work.wait(max(0.0, at - self._runtime.now()))
+                await self._background.wait(at - self._runtime.now())
 
     def _take(self) -> tuple[_Undo | None, float]:
         """Take what is to be tried now, else tell when the next is."""
         undo = min(self._pending, key=_planned, default=None)
-        if undo is None:
+        if undo is None or self._stopped:
             return None, inf
         if undo.at > self._runtime.now():
             return None, undo.at
         self._pending.remove(undo)
+        self._idle.clear()
         return undo, undo.at
 
     async def _try(self, undo: _Undo) -> None:
+        done = False
         try:
             await undo.function()
+            done = True
         except Exception as error:  # noqa: BLE001 - tried again until the ttl has done the same
-            now = self._runtime.now()
-            log.debug("undoing at the backend failed, %s: %s", "giving up" if now >= undo.until else "trying on", error)
-            if now < undo.until:
-                undo.at = now + undo.pause * self._runtime.random.uniform(0.5, 1.0)
-                # A long outage leaves many of them, from each try of each waiter: together they must not be a load.
-                undo.pause = min(2 * undo.pause, PAUSE_MAX)
-                with self._mutex:
-                    self._pending.append(undo)
-        else:
+            again = self._runtime.now() < undo.until
+            log.debug("undoing at the backend failed, %s: %s", "lockkit retries" if again else "giving up", error)
+        finally:
+            # Also when cancelled: it is still to be undone.
             with self._mutex:
-                for other in self._pending:
-                    other.at = 0.0  # the backend is back: the others need not wait longer
+                if done:
+                    for other in self._pending:
+                        other.at = 0.0  # the backend is back: the others need not wait longer
+                elif (now := self._runtime.now()) < undo.until:
+                    undo.at = now + undo.pause * self._runtime.random.uniform(0.5, 1.0)
+                    # A long outage leaves many of them, from each try of each waiter: together they are not to be a
+                    # load.
+                    undo.pause = min(2 * undo.pause, PAUSE_MAX)
+                    self._pending.append(undo)
 
 
 @dataclass(slots=True, eq=False)

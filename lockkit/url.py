@@ -8,14 +8,17 @@ The grammar of backend URLs: one pure function, `parse`, and what it returns.
     scheme://[user[:password]@]host[:port][,…][/path][?name=value[&…]]
 
 - ``scheme`` keeps its ``+part``: the registry decides whether that is a scheme of its own or a driver.
-- Several hosts: the user information of the first counts for those that have none of their own; ``@h2`` has none.
+- Several hosts: the user information of the first counts for the last ones that have none of their own; ``@h2`` has
+  none. In front of a host with user information every host has an ``@``, be it with nothing before it: otherwise a
+  comma in a password would turn its beginning into hosts.
 - IPv6 addresses stand in brackets.
 - User name, password, host, path and query are percent-decoded; ``+`` in a query is a space, as in HTML forms.
 - A password with ``, / ?`` or ``%`` in it must be percent-encoded.
+- An ``@`` is percent-encoded behind the hosts, but for the path of a file (``file:///home/me@work``).
 
-Secrets: no exception of this module shows any part of the text but its scheme. Where a URL is malformed nobody knows
+Secrets: no exception of this module shows any part of the text but its scheme. In a malformed URL nobody knows
 which part was meant as the password: in ``redis://u:pa/ss@host`` the "port" is. And ``repr`` and ``str`` of what is
-returned show no password.
+returned show nothing that stands where a password may, nor what has the name of one.
 """
 
 from __future__ import annotations
@@ -33,7 +36,9 @@ HIDDEN = "***"
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*")
 _FORBIDDEN = re.compile(r"[\x00-\x20\x7f\s]")
-_SECRET = re.compile(r"pass|pwd|secret|token|credential|key$")
+_SECRET = re.compile(r"pass|pwd|(^|_)pw($|_)|secret|token|credential|auth|key$")
+_FILES = frozenset({"file", "sqlite", "unix"})  # a path of these is a file's, in which an @ is a character as others
+_PLAIN_HOST = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?")
 _PORT_DIGITS_MAX = 5
 _PORT_MAX = 65535
 
@@ -79,7 +84,7 @@ class Url:
         password: As `username`.
         path: Percent-decoded, with its leading slash: ``/0``; empty if there is none.
         raw_path: As written.
-        query: Names and values, decoded, in order; no name twice.
+        query: Names and values, decoded, in order; each name once.
         text: The whole URL as given. **Holds the password.**
         safe_text: The whole URL without passwords.
     """
@@ -146,14 +151,17 @@ def parse(text: object) -> Url:
         end = min(index for index in (rest.find("/", 2), rest.find("?", 2), len(rest)) if index >= 0)
         authority, rest = rest[2:end], rest[end:]
     elif rest and rest[0] not in "/?":
-        raise _error(scheme, f"lacks its slashes: write {scheme}://…")
-    # A raw "/" or "?" in a password ends the host part early, and its "@" is found behind it. Whoever does not look
-    # would print the rest of the password as a path.
-    if authority != "" and "@" in rest:
+        if "@" in rest:
+            raise _no_scheme()  # user:password@host
+        raise _error(scheme, f"has no // after its scheme: write {scheme}://…")
+    raw_path, question, raw_query = rest.partition("?")
+    # A raw "/" or "?" in a password ends the host part early, and its "@" is found behind it. Without this check a
+    # message would print the rest of the password as a path or an option.
+    user, at, _ = raw_path.rpartition("@")
+    is_file = authority == "" and scheme.partition("+")[0] in _FILES and ":" not in user
+    if "@" in raw_query or (at and not is_file):
         problem = "has an @ behind its host part: percent-encode it (%40), and in a password also / (%2F) and ? (%3F)"
         raise _error(scheme, problem)
-
-    raw_path, question, raw_query = rest.partition("?")
     hosts, (username, password), safe_authority = _parse_authority(scheme, authority or "")
     query, safe_query = _parse_query(scheme, raw_query)
     return Url(
@@ -169,6 +177,13 @@ def parse(text: object) -> Url:
     )
 
 
+def _no_scheme() -> ConfigurationError:
+    # Nothing of the text is shown: it may be a password that landed in the wrong variable.
+    return ConfigurationError(
+        "the backend URL does not start with a scheme: write one such as redis://host:6379/0 or file:///directory"
+    )
+
+
 def _error(scheme: str, problem: str) -> ConfigurationError:
     return ConfigurationError(f"the backend URL ({scheme}:…) {problem}")
 
@@ -176,9 +191,7 @@ def _error(scheme: str, problem: str) -> ConfigurationError:
 def _split_scheme(text: object) -> tuple[str, str, str]:
     """Check the text as a whole; return it, its scheme in lower case, and what follows the first colon."""
     if not isinstance(text, str):
-        message = (
-            f"a backend URL must be a str, not {type(text).__name__}: give a text such as redis://localhost:6379/0"
-        )
+        message = f"a backend URL must be a str, not {type(text).__name__}: give one such as redis://localhost:6379/0"
         raise ConfigurationError(message)
     if not text:
         message = (
@@ -187,11 +200,7 @@ def _split_scheme(text: object) -> tuple[str, str, str]:
         raise ConfigurationError(message)
     scheme, colon, rest = text.partition(":")
     if not colon or not _SCHEME.fullmatch(scheme):
-        # Nothing of the text is shown: it may be a password that landed in the wrong variable.
-        message = (
-            "the backend URL does not start with a scheme: write one such as redis://host:6379/0 or file:///directory"
-        )
-        raise ConfigurationError(message)
+        raise _no_scheme()
     scheme = scheme.lower()
     if _FORBIDDEN.search(text):
         raise _error(scheme, "has a space or control character in it or around it: remove it, or write it as %20")
@@ -208,18 +217,27 @@ def _parse_authority(scheme: str, authority: str) -> tuple[tuple[HostPort, ...],
     safe: list[str] = []
     common: tuple[str | None, str | None] = (None, None)
     parts = authority.split(",") if authority else []
+    first_user = next((index for index, part in enumerate(parts) if "@" in part), 0)
     for index, part in enumerate(parts):
         raw_user, at, raw_host = part.rpartition("@")
+        # In front of all users: a host without one, or the beginning of a password with a comma in it.
+        doubtful = index < first_user
+        if doubtful and not _PLAIN_HOST.fullmatch(part):
+            problem = (
+                f"has something that is no host (number {index + 1}) in front of user information. If that is part of "
+                "a password, percent-encode the comma (%2C)"
+            )
+            raise _error(scheme, problem)
         credentials = common
         if at:
             credentials = _parse_user(scheme, raw_user)
             if index == 0:
                 common = credentials
-        safe.append(f"{_safe_user(raw_user)}{at}{raw_host}")
+        safe.append(HIDDEN if doubtful else f"{_safe_user(raw_user)}{at}{raw_host}")
         if raw_host:
             hosts.append(_parse_host(scheme, raw_host, credentials))
         elif not at or len(parts) > 1:
-            # A user without a host is fine where there is only one: postgresql://user@/db?host=/run/postgresql
+            # A user without a host is accepted in a URL without other hosts: postgresql://user@/db?host=/run/postgresql
             raise _error(
                 scheme, f"has an empty host (number {index + 1} of {len(parts)}): write its name, or remove a comma"
             )
@@ -246,7 +264,7 @@ def _parse_host(scheme: str, raw: str, credentials: tuple[str | None, str | None
     if bracketed:
         raw_host, bracket, tail = raw[1:].partition("]")
         if not bracket or (tail and not tail.startswith(":")):
-            raise _error(scheme, "has an IPv6 address that is not closed: write [address] or [address]:port")
+            raise _error(scheme, "has an IPv6 address without its closing bracket: write [address] or [address]:port")
         raw_port = tail[1:] if tail else None
     else:
         raw_host, colon, port_text = raw.partition(":")
@@ -258,7 +276,7 @@ def _parse_host(scheme: str, raw: str, credentials: tuple[str | None, str | None
     host = _decode(scheme, raw_host, "host")
     if bracketed and not _is_ipv6(host):
         raise _error(
-            scheme, "has something in brackets that is no IPv6 address: remove the brackets or mend the address"
+            scheme, "has something in brackets that is not an IPv6 address: remove the brackets or fix the address"
         )
     if not host:
         raise _error(scheme, "has a port without a host: write the host's name, for example localhost")
@@ -279,7 +297,9 @@ def _parse_port(scheme: str, raw: str) -> int:
     if raw.isascii() and raw.isdigit() and len(raw) <= _PORT_DIGITS_MAX and 1 <= int(raw) <= _PORT_MAX:
         return int(raw)
     # The text is not shown: of a URL such as redis://user:pa/ss@host it is the password's beginning.
-    problem = f"has a port that is no number from 1 to {_PORT_MAX} (if that is part of a password, percent-encode it)"
+    problem = (
+        f"has a port that is not a number from 1 to {_PORT_MAX} (if that is part of a password, percent-encode it)"
+    )
     raise _error(scheme, problem)
 
 
@@ -294,8 +314,9 @@ def _parse_query(scheme: str, raw: str) -> tuple[tuple[tuple[str, str], ...], st
             raise _error(scheme, "has a query that is not a list of name=value pairs joined by &")
         if name in pairs:
             raise _error(scheme, "has the same option twice in its query: remove one")
-        pairs[name] = _decode(scheme, raw_value.replace("+", " "), "query")
-        safe.append(f"{raw_name}={HIDDEN}" if is_secret(name) else item)
+        value = pairs[name] = _decode(scheme, raw_value.replace("+", " "), "query")
+        # With an @ in it a value may be a URL, with a password of its own.
+        safe.append(f"{raw_name}={HIDDEN}" if is_secret(name) or "@" in value else item)
     return tuple(pairs.items()), "&".join(safe)
 
 

@@ -12,6 +12,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import lru_cache, partial
 
 from lockkit.errors import ConfigurationError
@@ -24,6 +25,7 @@ __all__ = [
     "lock_name",
     "metadata",
     "nearest",
+    "on_lost",
     "parse_bool",
     "parse_choice",
     "parse_int",
@@ -74,7 +76,7 @@ def lock_name(value: object) -> str:
 
 def _unusual_name(value: object) -> str:
     if not isinstance(value, str):
-        message = f"a lock name must be a str, not {_kind(value)}: give a text such as 'seat:12A'"
+        message = f"lock name must be a str, not {_kind(value)}: give one such as 'seat:12A'"
         raise ConfigurationError(message)
     # Not str(value): an Enum with a str base would give "Colour.RED" instead of its value.
     name = str.__str__(value)
@@ -82,21 +84,21 @@ def _unusual_name(value: object) -> str:
         size = len(name.encode())
     except UnicodeEncodeError:
         message = (
-            f"the lock name {shown(name)} cannot be written as UTF-8 (it has a lone surrogate): "
+            f"lock name {shown(name)} cannot be written as UTF-8 (it has a lone surrogate): "
             "decode the bytes it came from with the right encoding"
         )
         raise ConfigurationError(message, name=name) from None
     if size == 0:
-        message = "a lock name must not be empty: give 1 to 255 UTF-8 bytes"
+        message = "lock name must not be empty: give 1 to 255 UTF-8 bytes"
         raise ConfigurationError(message, name=name)
     if size > NAME_BYTES_MAX:
         message = (
-            f"the lock name {shown(name)} has {size} UTF-8 bytes, the most is {NAME_BYTES_MAX}: "
+            f"lock name {shown(name)} must have at most {NAME_BYTES_MAX} UTF-8 bytes, not {size}: "
             "shorten it, or use a hash of its long part"
         )
         raise ConfigurationError(message, name=name)
     if "\0" in name:
-        message = f"the lock name {shown(name)} has a NUL character, which most backends cannot store: leave it out"
+        message = f"lock name {shown(name)} must not have a NUL character, which most backends cannot store: remove it"
         raise ConfigurationError(message, name=name)
     return name
 
@@ -115,18 +117,18 @@ def seconds(value: object, what: str, *, minimum: float = 0.0, exclusive: bool =
         Seconds.
 
     Raises:
-        ConfigurationError: It is no finite time span, or too short.
+        ConfigurationError: It is not a finite time span, or too short.
     """
     number = _number(value)
     if number is None:
         message = f"{what} must be seconds (int, float or timedelta), not {_kind(value)}"
         raise ConfigurationError(message)
     if not math.isfinite(number):
-        message = f"{what}={shown(value)} is not a finite number of seconds"
+        message = f"{what} must be a finite number of seconds, not {shown(value)}"
         raise ConfigurationError(message)
     if number < minimum or (exclusive and number == minimum):
-        limit = "above" if exclusive else "at least"
-        message = f"{what}={shown(value)} is too short: it must be {limit} {minimum:g} seconds"
+        least = f"more than {minimum:g}" if exclusive else f"{minimum:g} or more"
+        message = f"{what} must be {least} seconds, not {shown(value)}"
         raise ConfigurationError(message)
     return number
 
@@ -155,32 +157,30 @@ def ttl(value: object, min_ttl: float, *, name: str | None = None) -> float:
     # Also false for NaN.
     if not 0 < number < TTL_MAX:
         message = (
-            f"ttl={shown(value)} must be above 0 and below {TTL_MAX:g} seconds: no lock is kept for ever. "
-            "It is renewed while it is held, so 30 suits most uses"
+            f"ttl must be more than 0 and less than {TTL_MAX:g} seconds, not {shown(value)}: no lock is kept for ever. "
+            "lockkit renews it while you hold the lock, so 30 suits most uses"
         )
         raise ConfigurationError(message, name=name)
     if number < min_ttl:
-        message = (
-            f"ttl={shown(value)} is below the shortest ttl of this backend, {min_ttl:g} seconds "
-            "(capabilities.min_ttl): give at least that"
-        )
+        message = f"ttl must be {min_ttl:g} or more seconds on this backend (capabilities.min_ttl), not {shown(value)}"
         raise ConfigurationError(message, name=name)
     return number
 
 
-def timeout(value: object, *, name: str | None = None) -> float | None:
+def timeout(value: object, *, name: str | None = None, backend: str | None = None) -> float | None:
     """
     Check how long a caller is willing to wait.
 
     Args:
         value: Seconds or a `datetime.timedelta`, at least 0 (0 tries once); None waits without limit.
         name: The lock, for the error.
+        backend: URL of its backend without the password, for the error.
 
     Returns:
         Seconds, or None.
 
     Raises:
-        ConfigurationError: Negative, not finite, or no number.
+        ConfigurationError: Negative, not finite, or not a number.
     """
     if value is None or (type(value) is float and 0.0 <= value < math.inf):
         return value
@@ -190,13 +190,11 @@ def timeout(value: object, *, name: str | None = None) -> float | None:
             f"timeout must be seconds (int, float or timedelta) or None, not {_kind(value)}: "
             "0 tries once, None waits without limit"
         )
-        raise ConfigurationError(message, name=name)
+        raise ConfigurationError(message, name=name, backend=backend)
     if not 0.0 <= number < math.inf:
-        message = (
-            f"timeout={shown(value)} is not a number of seconds from 0 on: 0 tries once; "
-            "to wait without limit give timeout=None (not -1, not infinity)"
-        )
-        raise ConfigurationError(message, name=name)
+        wanted = "0 or more seconds" if number < 0 else "a finite number of seconds"
+        message = f"timeout must be {wanted}, not {shown(value)}: 0 tries once, None waits without limit"
+        raise ConfigurationError(message, name=name, backend=backend)
     return number
 
 
@@ -224,7 +222,7 @@ def metadata(value: object, base: Mapping[str, object], *, name: str | None = No
         raise ConfigurationError(message, name=name)
     taken = [key for key in value if key in base]
     if taken:
-        message = f"metadata must not set {', '.join(map(repr, taken))}: lockkit fills that in. Use another key"
+        message = f"metadata must not have the keys {', '.join(map(repr, taken))}: lockkit sets them. Use other keys"
         raise ConfigurationError(message, name=name)
     merged = {**base, **value}
     try:
@@ -237,11 +235,28 @@ def metadata(value: object, base: Mapping[str, object], *, name: str | None = No
         raise ConfigurationError(message, name=name) from error
     if len(text) > METADATA_BYTES_MAX:
         message = (
-            f"metadata has {len(text)} bytes as JSON, the most is {METADATA_BYTES_MAX}: "
+            f"metadata must have at most {METADATA_BYTES_MAX} bytes as JSON, not {len(text)}: "
             "store the data elsewhere and put a reference here"
         )
         raise ConfigurationError(message, name=name)
     return text
+
+
+def on_lost(value: object, *, name: str | None = None) -> Callable[..., object] | None:
+    """
+    Check what is to be called when a lease is lost.
+
+    Args:
+        value: A callable that takes a lease and a reason, or None.
+        name: The lock, for the error.
+
+    Raises:
+        ConfigurationError: It is neither.
+    """
+    if value is None or callable(value):
+        return value
+    message = f"on_lost must be callable as on_lost(lease, reason), or None, not {_kind(value)}"
+    raise ConfigurationError(message, name=name)
 
 
 def _check_keys(value: object) -> None:
@@ -288,7 +303,7 @@ def unescape(text: str) -> str:
 
     Raises:
         ConfigurationError: `escape` did not write this: a ``%`` without two hexadecimal digits, or bytes that are not
-            UTF-8. Whoever lists a store meets such names of foreign clients.
+            UTF-8. A listing of a store may have such names, made by other programs.
     """
     try:
         return percent_decode(text, strict=True)
@@ -323,23 +338,23 @@ def percent_decode(text: str, *, strict: bool = False) -> str:
             raise ValueError(message)
         else:
             result += f"%{part}".encode()
-    try:
+    with suppress(UnicodeDecodeError):
         return result.decode()
-    except UnicodeDecodeError:
-        message = "percent-encoded bytes that are not UTF-8"
-        raise ValueError(message) from None
+    # Raised here and not where it was caught: that error, which has the text, would stay its context.
+    message = "percent-encoded bytes that are not UTF-8"
+    raise ValueError(message)
 
 
 def parse_seconds(value: object) -> float:
     """
-    Parse an option: seconds from 0 on, as text, number or `datetime.timedelta`.
+    Parse an option: 0 or more seconds, as text, number or `datetime.timedelta`.
 
     Raises:
         ValueError: It is anything else, or not finite.
     """
     number = _number(_float(value) if isinstance(value, str) else value)
     if number is None or not 0.0 <= number < math.inf:
-        message = "it must be a number of seconds from 0 on"
+        message = "must be 0 or more seconds"
         raise ValueError(message)
     return number
 
@@ -353,7 +368,7 @@ def parse_ttl(value: object) -> float:
     """
     number = _number(_float(value) if isinstance(value, str) else value)
     if number is None or not 0.0 < number < TTL_MAX:
-        message = f"it must be a number of seconds above 0 and below {TTL_MAX:g}"
+        message = f"must be more than 0 and less than {TTL_MAX:g} seconds"
         raise ValueError(message)
     return number
 
@@ -373,7 +388,7 @@ def parse_bool(value: object) -> bool:
             return True
         if text in {"0", "false", "no", "off"}:
             return False
-    message = "it must be 1, true, yes or on; or 0, false, no or off"
+    message = "must be 1, true, yes or on; or 0, false, no or off"
     raise ValueError(message)
 
 
@@ -389,9 +404,9 @@ def parse_int(minimum: int, maximum: int | None = None) -> Callable[[object], in
         A function that takes text or an int and raises `ValueError` for anything else.
     """
     accepted = (
-        f"it must be a whole number from {minimum} on"
+        f"must be a whole number, {minimum} or more"
         if maximum is None
-        else (f"it must be a whole number from {minimum} to {maximum}")
+        else f"must be a whole number from {minimum} to {maximum}"
     )
 
     def parse(value: object) -> int:
@@ -423,7 +438,7 @@ def parse_choice(*choices: str) -> Callable[[object], str]:
     def parse(value: object) -> str:
         if isinstance(value, str) and value in choices:
             return value
-        message = f"it must be one of {', '.join(choices)}{nearest(value, choices)}"
+        message = f"must be one of {', '.join(choices)}{nearest(value, choices)}"
         raise ValueError(message)
 
     return parse
@@ -431,13 +446,13 @@ def parse_choice(*choices: str) -> Callable[[object], str]:
 
 def parse_text(value: object) -> str:
     """
-    Parse an option: a text that is not empty.
+    Parse an option: a non-empty string.
 
     Raises:
-        ValueError: It is empty or no text.
+        ValueError: It is empty, or not a string.
     """
     if not isinstance(value, str) or not value:
-        message = "it must be a text that is not empty"
+        message = "must be a non-empty string"
         raise ValueError(message)
     return value
 
@@ -473,7 +488,7 @@ def _float(text: str) -> float | None:
 
 
 def _number(value: object) -> float | None:
-    """Give seconds, or None if it is no time span. Not a bool: ``timeout=True`` is a mistake for another parameter."""
+    """Give seconds, or None if it is not a time span. A bool is not: ``timeout=True`` mistakes the parameter."""
     if isinstance(value, bool):
         return None
     if isinstance(value, (int, float)):

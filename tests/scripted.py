@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from lockkit import aio, sync
@@ -71,10 +72,10 @@ class ScriptedBackend(MemoryBackend):
         self.after.get("renew", _nothing)()
         return outcomes
 
-    async def release(self, grant: Grant) -> bool:
+    async def release(self, grant: Grant, answer_by: float = inf) -> bool:
         """See `LockBackend.release`."""
         self._enter("release")
-        ours = await super().release(grant)
+        ours = await super().release(grant, answer_by)
         self.after.get("release", _nothing)()
         return ours
 

@@ -64,11 +64,11 @@ class Base:
         finally:
             engine.dispose()
 
-    def aio(self, body: Callable[[Any], Awaitable[Any]], **options: Any) -> Any:  # noqa: ANN401 - what is asked
+    def aio(self, body: Callable[[Any], Awaitable[Any]], *, driver: str = "", **options: Any) -> Any:  # noqa: ANN401 - what is asked
         """Give a coroutine function an asyncio engine; give its result."""
 
         async def main() -> Any:  # noqa: ANN401 - see above
-            engine = create_async_engine(f"{DRIVERS[self.kind][1]}://{self.place}", **options)
+            engine = create_async_engine(f"{driver or DRIVERS[self.kind][1]}://{self.place}", **options)
             try:
                 return await body(engine)
             finally:

@@ -59,7 +59,7 @@ def write(directory: Path, text: str, *, name: str = "lockkit.toml") -> Path:
 @pytest.mark.parametrize(
     ("arguments", "environ", "wanted", "source"),
     [
-        (("memory://a", "dev"), {"LOCKKIT_URL": "memory://b", "LOCKKIT_ENV": "prod"}, "memory://a", "the url given"),
+        (("memory://a", "dev"), {"LOCKKIT_URL": "memory://b", "LOCKKIT_ENV": "prod"}, "memory://a", "the given url"),
         ((None, "dev"), {"LOCKKIT_URL": "memory://b", "LOCKKIT_ENV": "prod"}, "memory://dev", "profile 'dev' in "),
         ((None, None), {"LOCKKIT_URL": "memory://b", "LOCKKIT_ENV": "dev"}, "memory://b", "LOCKKIT_URL"),
         ((None, None), {"LOCKKIT_ENV": "dev"}, "memory://dev", "profile 'dev' in "),
@@ -130,7 +130,7 @@ def test_nearest_file_wins_and_is_the_only_one_read(project: Path) -> None:
     """Profiles of a directory above are not mixed in."""
     write(project / "below", '[profiles.other]\nurl = "memory://other"')
 
-    with pytest.raises(ConfigurationError, match=r"does not have. It has other"):
+    with pytest.raises(ConfigurationError, match=r"does not have. Its profiles are other"):
         resolve(profile="dev", directory=project / "below" / "it")
 
 
@@ -265,7 +265,7 @@ def test_lockkit_env_without_any_file_is_an_error(tmp_path: Path) -> None:
 
 def test_unknown_profile_suggests_the_nearest(project: Path) -> None:
     """And lists those that there are."""
-    with pytest.raises(ConfigurationError, match=r"'prdo'.*\(did you mean 'prod'\?\)\. It has dev, prod"):
+    with pytest.raises(ConfigurationError, match=r"'prdo'.*\(did you mean 'prod'\?\)\. Its profiles are dev, prod"):
         resolve(profile="prdo", directory=project)
 
 
@@ -285,11 +285,11 @@ def test_profile_must_be_a_name(project: Path, profile: Any) -> None:  # noqa: A
         ("[profiles]\na = 1", "a profile must be a table"),
         ("[profils.a]\nurl = 'memory:'", r"unknown key 'profils' \(did you mean 'profiles'\?\)"),
         ("url = 'memory:'", "unknown key 'url'"),
-        ("[profiles.a]\nttl = 1", "url must be there"),
-        ("[profiles.a]\nurl = 1", "url must be there"),
+        ("[profiles.a]\nttl = 1", "url is missing or not a string"),
+        ("[profiles.a]\nurl = 1", "url is missing or not a string"),
         ("[profiles.a]\nurl = ''", "the backend URL is empty"),
-        ("[profiles.a]\nurl = 'memory:'\nx = [1]", "x must be a text, a number, true or false, not list"),
-        ("[profiles.a]\nurl = 'memory:'\nx.y = 1", "x must be a text, a number, true or false, not dict"),
+        ("[profiles.a]\nurl = 'memory:'\nx = [1]", "x must be a string, a number, true or false, not list"),
+        ("[profiles.a]\nurl = 'memory:'\nx.y = 1", "x must be a string, a number, true or false, not dict"),
         ("[profiles.a]\nurl = 'memory:'\nx = 2020-01-01", "not date"),
     ],
 )
@@ -377,3 +377,33 @@ def test_state_directory_must_be_absolute(value: str) -> None:
     """A relative one would be another set of locks for each working directory."""
     with pytest.raises(ConfigurationError, match="LOCKKIT_STATE_DIR"):
         config.default_directory({"LOCKKIT_STATE_DIR": value, "HOME": "/home/u"})
+
+
+@pytest.mark.parametrize(
+    "url", ["redis://${HOST}/0", "redis://:${PASSWORD}@h", "${LOCK_URL}", "file:/${DIR", "redis://h/0?ttl=${T}"]
+)
+def test_variable_that_nobody_expanded_is_refused(tmp_path: Path, url: str) -> None:
+    """A URL is not a profile: its host would be looked for under the name ``${HOST}``."""
+    environ = {"HOST": "h", "PASSWORD": "p", "LOCK_URL": "memory:", "T": "5"}
+    with pytest.raises(ConfigurationError, match=r"the given url has a .* only a profile expands"):
+        resolve(url, directory=tmp_path, environ=environ)
+    with pytest.raises(ConfigurationError, match=r"LOCKKIT_URL has a .* only a profile expands"):
+        resolve(directory=tmp_path, environ={**environ, "LOCKKIT_URL": url})
+
+
+def test_literal_may_look_like_a_variable(tmp_path: Path) -> None:
+    """Written so on purpose: with ``$${`` in a profile, percent-encoded in a URL."""
+    write(tmp_path, "[profiles.a]\nurl = 'redis://:$${x}@h'")
+
+    for settings in (resolve(None, "a", directory=tmp_path), resolve("redis://:%24%7Bx}@h", directory=tmp_path)):
+        assert settings.url.hosts[0].password == "${x}"  # noqa: S105 - it is not a secret
+
+
+def test_url_in_place_of_a_profile_is_not_shown(tmp_path: Path) -> None:
+    """It may have a password."""
+    for wrong in ("redis://:hunter2@h", "hunter2@h"):
+        with pytest.raises(ConfigurationError, match="looks like a URL: give it as url") as given:
+            resolve(None, wrong, directory=tmp_path)
+        with pytest.raises(ConfigurationError, match="looks like a URL: give it as LOCKKIT_URL") as named:
+            resolve(directory=tmp_path, environ={"LOCKKIT_ENV": wrong})
+        assert "hunter2" not in f"{given.value!r}{named.value!r}"

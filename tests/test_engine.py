@@ -18,6 +18,8 @@ from typing import Any
 import pytest
 
 import lockkit
+import lockkit.aio
+from lockkit.backend import Grant, Renewed
 from lockkit.errors import BackendUnavailable, LockError, LockLost, LockTimeout
 from lockkit.runtime import AsyncioRuntime, BlockingRuntime, monotonic
 from tests.scripted import fail, once, scripted
@@ -400,12 +402,13 @@ def test_failing_renewal_is_retried_until_the_deadline(caplog: pytest.LogCapture
     backend.before["renew"] = fail(RuntimeError("a driver's bug"))
     told: list[str] = []
     with caplog.at_level(logging.WARNING, "lockkit"):
-        lease = client.lock("x", ttl=0.6, on_lost=lambda _, reason: told.append(reason)).acquire()
+        lease = client.lock("x", ttl=1.5, on_lost=lambda _, reason: told.append(reason)).acquire()
         assert lease.wait_lost(timeout=10)
         eventually(lambda: told == ["expired"])
+        eventually(lambda: any("lost lock" in record.getMessage() for record in caplog.records))
 
     assert backend.calls.count("renew") > 2
-    assert sum("trying on" in record.getMessage() for record in caplog.records) == 1
+    assert sum("lockkit retries" in record.getMessage() for record in caplog.records) == 1
     assert sum("lost lock" in record.getMessage() for record in caplog.records) == 1
 
 
@@ -732,8 +735,8 @@ def test_idle_threads_end(monkeypatch: pytest.MonkeyPatch) -> None:
     keeper = client._engine.keeper
 
     with client.lock("x", ttl=0.2):
-        eventually(lambda: keeper._watching and keeper._renewing)
-    eventually(lambda: not keeper._watching and not keeper._renewing)
+        eventually(lambda: keeper._watching.running and keeper._renewing.running)
+    eventually(lambda: not keeper._watching.running and not keeper._renewing.running)
     with client.lock("x", ttl=1.5) as lease:
         time.sleep(2.0)
         assert lease.held
@@ -752,3 +755,478 @@ def test_asyncio_client_belongs_to_its_loop() -> None:
     with pytest.raises(LockError, match="one client per event loop"):
         asyncio.run(use())
     assert backend.calls == calls
+
+
+# -- several that use one lease --------------------------------------------------------------------------------------
+
+
+def test_two_threads_that_release_one_lease_are_both_right() -> None:
+    """The second asked the backend after the first, was told that the lease was not its own, and raised LockLost."""
+    client, backend = scripted()
+    lease = client.lock("x", ttl=30).acquire()
+    first_is_there, go_on = threading.Event(), threading.Event()
+
+    def hook() -> None:
+        if not first_is_there.is_set():
+            first_is_there.set()
+            go_on.wait(20)
+
+    backend.before["release"] = hook
+    errors: list[BaseException] = []
+
+    def release() -> None:
+        try:
+            lease.release()
+        except LockError as error:
+            errors.append(error)
+
+    first = threading.Thread(target=release)
+    first.start()
+    assert first_is_there.wait(10)
+    second = threading.Thread(target=release)
+    second.start()
+    second.join(0.3)
+    go_on.set()
+    first.join(10)
+    second.join(10)
+
+    assert errors == []
+    assert backend.calls.count("release") == 1
+    assert client.holders("x") == []
+
+
+def test_second_release_asks_again_when_the_first_had_no_answer() -> None:
+    """Who waits for the outcome of a release that fails has to try itself."""
+    client, backend = scripted()
+    lease = client.lock("x", ttl=30).acquire()
+    entered, go_on = threading.Event(), threading.Event()
+
+    def hook() -> None:
+        if not entered.is_set():
+            entered.set()
+            go_on.wait(20)
+            raise DOWN
+
+    backend.before["release"] = hook
+    failed: list[bool] = []
+
+    def release() -> None:
+        try:
+            lease.release()
+            failed.append(False)
+        except BackendUnavailable:
+            failed.append(True)
+
+    threads = [threading.Thread(target=release) for _ in range(2)]
+    threads[0].start()
+    assert entered.wait(10)
+    threads[1].start()
+    threads[1].join(0.2)
+    go_on.set()
+    for thread in threads:
+        thread.join(10)
+
+    assert sorted(failed) == [False, True]
+    assert client.holders("x") == []
+
+
+def test_re_entry_never_gives_a_released_lease() -> None:
+    """The lease was handed over, and is released there in the instant of the re-entry."""
+    client, _ = scripted()
+    engine = client._engine
+    lock = client.lock("x", ttl=30, reentrant=True)
+    lease = lock.acquire()
+    check = engine.check
+
+    def released_meanwhile(hold: Any) -> None:  # noqa: ANN401 - the engine's record
+        check(hold)
+        thread = threading.Thread(target=lease.release)
+        thread.start()
+        thread.join(10)
+
+    engine.check = released_meanwhile
+    again = lock.acquire()
+    engine.check = check
+
+    assert again is not lease
+    assert again.held
+    again.release()
+
+
+# -- the time that a lease has ---------------------------------------------------------------------------------------
+
+
+def test_renewal_after_an_outage_stays_within_max_hold() -> None:
+    """Retries of a failed renewal do not go on past the end that was asked for."""
+    client, backend = scripted()
+    hanging, go_on = threading.Event(), threading.Event()
+
+    def hang() -> None:
+        hanging.set()
+        go_on.wait(20)
+        raise DOWN
+
+    backend.before["renew"] = hang
+    lease = client.lock("x", ttl=3.0, max_hold=1.2).acquire()
+    assert hanging.wait(10)
+    time.sleep(0.5)  # 1.5 s after the start: the renewal that failed may not be repeated
+    go_on.set()
+    del backend.before["renew"]
+
+    assert lease.wait_lost(10)
+    assert backend.calls.count("renew") == 1
+
+
+def test_unanswered_short_extension_does_not_cap_the_lease_for_ever() -> None:
+    """It does for as long as the request may still be on its way to the server."""
+    runtime = MovableClock()
+    client, backend = scripted(runtime)
+    lease = client.lock("x", ttl=600).acquire()
+    backend.before["renew"] = fail(DOWN)
+    with pytest.raises(BackendUnavailable):
+        lease.extend(2.0)
+    del backend.before["renew"]
+
+    lease.extend(600)
+    assert lease.remaining() <= 2.0
+    eventually(lambda: lease._hold.renew_at != 0.0)
+
+    runtime.added += 0.1
+    lease._hold.unanswered_until = runtime.now()  # two minutes later; nobody keeps a lease of 2 s for so long here
+    lease.extend(600)
+    assert lease.remaining() > 500
+    lease.release()
+
+
+# -- who is told what --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("renew", [True, False])
+def test_breaking_a_lock_in_memory_tells_its_holder_at_once(renew: bool) -> None:  # noqa: FBT001 - a parameter
+    """Not at the next renewal, ten seconds later at the default ttl."""
+    client, other = lockkit.connect("memory://break"), lockkit.connect("memory://break")
+    told: list[str] = []
+    lease = client.lock("x", ttl=600, renew=renew, on_lost=lambda _, reason: told.append(reason)).acquire()
+
+    assert other.break_lock("x")
+
+    assert lease.wait_lost(10)
+    eventually(lambda: told == ["broken"])
+    assert other.holders("x") == []
+    client.close()
+    other.close()
+
+
+def test_breaking_tells_an_asyncio_holder_in_its_loop() -> None:
+    """The one who breaks is another thread, which must not touch the loop."""
+
+    async def run() -> None:
+        loop_thread = threading.get_ident()
+        told: asyncio.Queue[tuple[str, int]] = asyncio.Queue()
+
+        def tell(_: object, reason: str) -> None:
+            told.put_nowait((reason, threading.get_ident()))
+
+        async with lockkit.aio.connect("memory://break-aio") as client:
+            lease = await client.lock("x", ttl=600, renew=False, on_lost=tell).acquire()
+            with lockkit.connect("memory://break-aio") as other:
+                await asyncio.to_thread(other.break_lock, "x")
+            assert await lease.wait_lost(10)
+            assert await asyncio.wait_for(told.get(), 10) == ("broken", loop_thread)
+
+    asyncio.run(run())
+
+
+def test_metadata_of_a_lease_is_read_only() -> None:
+    """Changes would be lost, silently."""
+    with lockkit.connect("memory://metadata") as client, client.lock("x", metadata={"job": 1}) as lease:
+        with pytest.raises(TypeError):
+            lease.metadata["job"] = 2  # type: ignore[index]
+        assert lease.metadata["job"] == 1
+
+
+def test_callback_that_is_none_is_refused_where_it_was_given() -> None:
+    """Not when the lease is lost, in the background."""
+    with lockkit.connect("memory://callback") as client:
+        with pytest.raises(lockkit.ConfigurationError, match="on_lost") as caught:
+            client.lock("x", on_lost=3)  # type: ignore[arg-type]
+        assert (caught.value.name, caught.value.backend) == ("x", "memory://callback")
+        with client.lock("x") as lease, pytest.raises(lockkit.ConfigurationError, match="on_lost"):
+            lease.on_lost("nothing")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"ttl": 0}, {"ttl": float("nan")}, {"timeout": -1}, {"max_hold": 0}, {"metadata": 3}]
+)
+def test_errors_of_arguments_say_which_lock_and_where(wrong: dict[str, Any]) -> None:
+    """As attributes, for programs."""
+    with lockkit.connect("memory://wrong") as client:
+        with pytest.raises(lockkit.ConfigurationError) as caught:
+            client.lock("x", **wrong)
+        assert (caught.value.name, caught.value.backend) == ("x", "memory://wrong")
+        with pytest.raises(lockkit.ConfigurationError) as caught:
+            client.lock(7)  # type: ignore[arg-type]
+        assert (caught.value.name, caught.value.backend) == (None, "memory://wrong")
+
+
+# -- waits that cannot end ---------------------------------------------------------------------------------------------
+
+
+def test_waiting_for_oneself_names_reentrant(caplog: pytest.LogCaptureFixture) -> None:
+    """In the error of a wait that ends, and as a warning at the beginning of one that may not."""
+    with lockkit.connect("memory://self") as client, client.lock("x", ttl=30):
+        with pytest.raises(LockTimeout, match="reentrant=True"):
+            client.lock("x").acquire(0)
+        with caplog.at_level(logging.WARNING, "lockkit"), pytest.raises(LockTimeout, match="reentrant=True"):
+            client.lock("x").acquire(0.1)
+        assert sum("this same thread holds" in record.getMessage() for record in caplog.records) == 1
+
+        caplog.clear()
+        thread = threading.Thread(target=client.lock("x").try_acquire, args=(0.1,))
+        thread.start()
+        thread.join(10)
+        assert "same thread" not in caplog.text
+
+
+def test_blocking_wait_that_stops_its_own_event_loop_is_refused() -> None:
+    """The holder cannot release: its event loop waits for the lock."""
+
+    async def run() -> None:
+        with lockkit.connect("memory://loop") as client:
+            with client.lock("free"):
+                pass  # nobody waits: as in a notebook, where a loop always runs
+            lease = client.lock("x", ttl=30).acquire()
+            with pytest.raises(LockError, match="this same task, which would wait for itself"):
+                client.lock("x").acquire()
+            assert client.lock("x").try_acquire() is None
+            lease.release()
+
+    asyncio.run(run())
+
+
+def test_blocking_wait_in_an_event_loop_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    """Another program holds the lock: it will end, but nothing runs in the loop until then."""
+
+    async def run() -> None:
+        with (
+            lockkit.connect("memory://loop2") as client,
+            lockkit.connect("memory://loop2") as other,
+            other.lock("x", ttl=30),
+            pytest.raises(LockTimeout),
+        ):
+            client.lock("x").acquire(0.1)
+
+    with caplog.at_level(logging.WARNING, "lockkit"):
+        asyncio.run(run())
+
+    assert "lockkit.aio" in caplog.text
+
+
+def test_warning_of_a_long_wait_does_not_make_it_longer() -> None:
+    """Who holds the lock is asked in the background: that call may hang beyond the timeout."""
+    client, backend = scripted()
+    other, _ = scripted(space=backend.url.removeprefix("memory://"))
+    asked, go_on = threading.Event(), threading.Event()
+
+    def hang() -> None:
+        asked.set()
+        go_on.wait(30)
+
+    async def holders(name: str) -> list[Any]:
+        del name
+        hang()
+        return []
+
+    backend.holders = holders  # type: ignore[method-assign]
+    with other.lock("x", ttl=30):
+        with pytest.raises(LockTimeout):
+            client.lock("x", ttl=0.1).acquire(0.5)
+        assert asked.is_set()
+        assert not go_on.is_set()
+    go_on.set()
+
+
+# -- what a backend says, and what the engine makes of it --------------------------------------------------------------
+
+
+def test_deadline_counts_from_the_anchor_of_the_grant() -> None:
+    """A session's last heartbeat may be older than the request."""
+    client, backend = scripted()
+    real = backend.try_acquire
+
+    async def anchored(request: Any) -> Any:  # noqa: ANN401 - of the backend
+        grant = await real(request)
+        assert isinstance(grant, Grant)
+        grant.anchor = monotonic() - 5.0
+        return grant
+
+    backend.try_acquire = anchored  # type: ignore[method-assign]
+    with client.lock("x", ttl=30, renew=False) as lease:
+        assert lease.remaining() < 25.0
+
+
+def test_deadline_counts_from_the_anchor_and_ttl_of_the_renewal() -> None:
+    """A server may keep a lease for less than was asked for, and from earlier on."""
+    client, backend = scripted()
+
+    async def renew(grants: Any) -> list[Renewed]:  # noqa: ANN401 - a sequence
+        return [Renewed(anchor=monotonic() - 5.0, ttl=15.0) for _ in grants]
+
+    with client.lock("x", ttl=30) as lease:
+        backend.renew = renew  # type: ignore[method-assign]
+        lease.extend()
+        assert lease.remaining() < 10.0
+        client._engine.confirm_soon()
+        eventually(lambda: lease.ttl == 15.0)
+        assert lease.remaining() < 10.0
+
+
+def test_loss_that_the_backend_tells_is_told_at_once() -> None:
+    """`Host.lost`: a session has expired. Unknown owners are nobody's loss."""
+    client, _ = scripted()
+    told: list[str] = []
+    lease = client.lock("x", ttl=600, on_lost=lambda _, reason: told.append(reason)).acquire()
+
+    client._engine.lost("0" * 32, "session")
+    assert lease.held
+    client._engine.lost(lease.owner, "session")
+
+    assert lease.lost
+    eventually(lambda: told == ["session"])
+    with pytest.raises(LockLost):
+        lease.release()
+
+
+def test_loss_that_comes_before_the_grant_was_handed_out_is_told() -> None:
+    """The session expired in the instant of the grant: without renewals nobody would notice until the deadline."""
+    client, backend = scripted()
+    owners: list[str] = []
+    real = backend.try_acquire
+
+    async def try_acquire(request: Any) -> Any:  # noqa: ANN401 - of the backend
+        outcome = await real(request)
+        owners.append(request.owner)
+        for number in range(50):
+            client._engine.lost(f"{number:032x}", "session")  # of nobody here
+        client._engine.lost(request.owner, "session")
+        return outcome
+
+    backend.try_acquire = try_acquire  # type: ignore[method-assign]
+    told: list[str] = []
+    lease = client.lock("x", ttl=600, renew=False, on_lost=lambda _, reason: told.append(reason)).acquire()
+
+    assert owners == [lease.owner]
+    assert lease.lost
+    eventually(lambda: told == ["session"])
+
+
+def test_too_few_outcomes_count_as_no_answer(caplog: pytest.LogCaptureFixture) -> None:
+    """Nobody can tell which lease they are of: none is renewed by them, and none lost before its deadline."""
+    client, backend = scripted()
+
+    async def renew(grants: Any) -> list[Renewed]:  # noqa: ANN401 - a sequence
+        return [Renewed() for _ in grants][1:]
+
+    backend.renew = renew  # type: ignore[method-assign]
+    with caplog.at_level(logging.WARNING, "lockkit"):
+        lease = client.lock("x", ttl=0.6).acquire()
+        assert lease.wait_lost(10)
+    assert "0 outcomes for 1 grants" in caplog.text
+
+
+def test_renewal_is_planned_at_a_third_of_the_ttl() -> None:
+    """So that two may fail before the deadline comes near."""
+    client, _ = scripted()
+    before = monotonic()
+    with client.lock("x", ttl=30) as lease:
+        after = monotonic()
+        assert before + 10.0 <= lease._hold.renew_at <= after + 10.0
+        lease.extend(60)
+        assert after + 20.0 <= lease._hold.renew_at <= monotonic() + 20.0
+
+
+def test_released_lease_is_not_renewed() -> None:
+    """Neither later, nor in the batch that waited behind a renewal that hung."""
+    client, backend = scripted()
+    renewed: list[str] = []
+    hanging, go_on = threading.Event(), threading.Event()
+    real = backend.renew
+
+    async def renew(grants: Any) -> Any:  # noqa: ANN401 - of the backend
+        renewed.extend(grant.owner for grant in grants)
+        if not hanging.is_set():
+            hanging.set()
+            go_on.wait(20)
+        return await real(grants)
+
+    backend.renew = renew  # type: ignore[method-assign]
+    first = client.lock("first", ttl=0.6).acquire()
+    assert hanging.wait(10)
+    second = client.lock("second", ttl=0.6).acquire()
+    eventually(lambda: second._hold.in_flight)
+    second.release()
+    go_on.set()
+    third = client.lock("third", ttl=0.6).acquire()
+    eventually(lambda: third.owner in renewed)
+
+    assert second.owner not in renewed
+    third.release()
+    count = renewed.count(third.owner)
+    time.sleep(0.6)
+    assert renewed.count(third.owner) == count
+    assert first.lost or first.held
+    client.close()
+
+
+def test_child_of_a_fork_renews_its_own_leases() -> None:
+    """The parent's watch does not run there, whatever the copied flag says."""
+    script = """
+        import os, time, lockkit
+        client = lockkit.connect("memory://")
+        lease = client.lock("x", ttl=0.4).acquire()
+        time.sleep(0.5)  # the watch and the renewer run
+        pid = os.fork()
+        if pid == 0:
+            mine = client.lock("y", ttl=0.4).acquire()
+            time.sleep(1.2)
+            os._exit(0 if mine.held and not lease.held else 1)
+        _, status = os.waitpid(pid, 0)
+        assert lease.held
+        lease.release()
+        raise SystemExit(os.waitstatus_to_exitcode(status))
+    """
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", textwrap.dedent(script)]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert run.returncode == 0, run.stderr
+
+
+def test_cancellation_by_others_is_not_turned_into_a_loss() -> None:
+    """``cancel_on_lost`` cancels the body; if its task is cancelled by somebody else too, that goes on."""
+
+    async def run() -> None:
+        inside = asyncio.Event()
+
+        async def body(client: lockkit.aio.Client) -> None:
+            async with client.lock("x", ttl=600, cancel_on_lost=True) as lease:
+                lease.on_lost(lambda *_: inside.set())
+                inside.set()
+                await asyncio.sleep(60)
+
+        async with lockkit.aio.connect("memory://foreign-cancel") as client:
+            task = asyncio.create_task(body(client))
+            await inside.wait()
+            inside.clear()
+            await client.break_lock("x")
+            task.cancel()  # before the body sees the loss
+            await inside.wait()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+            task = asyncio.create_task(body(client))
+            inside.clear()
+            await inside.wait()
+            await client.break_lock("x")
+            with pytest.raises(LockLost):
+                await task
+
+    asyncio.run(run())

@@ -294,8 +294,8 @@ def test_statement_s_own_error_is_the_application_s(guard: Any) -> None:  # noqa
     ("ask", "message"),
     [
         (lambda guard: guard.accept("", token=1), "scope"),
-        (lambda guard: guard.accept(None, token=1), "a scope must be a str"),
-        (lambda guard: guard.accept("s", token=0), "token=0 is no fencing token"),
+        (lambda guard: guard.accept(None, token=1), "scope must be a str"),
+        (lambda guard: guard.accept("s", token=0), "token=0 is not a fencing token"),
         (lambda guard: guard.accept("s", token=True), "token=True"),
         (lambda guard: guard.execute(book("12A", "Ada"), token="5"), "token='5'"),  # noqa: S106 - a number
         (lambda guard: guard.execute(sa.update(Plain).values(name="y"), token=1), "plain has no column 'fence'"),
@@ -360,3 +360,32 @@ def test_eight_processes_write_in_the_order_of_their_tokens(bases: dict[str, Bas
     assert sum(map(int, accepted)) <= len(tokens)
     # Some were refused: otherwise the processes never met, and this shows nothing.
     assert sum(map(int, accepted)) < 8 * 15
+
+
+@pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
+def test_execute_locks_the_rows_that_it_looks_at(bases: dict[str, Base], kind: str) -> None:
+    """From the look at the tokens on nobody else comes between: otherwise half of the rows could be changed."""
+    base = bases[kind]
+    seats = sa.Table("looked_at", sa.MetaData(), sa.Column("name", sa.String(20), primary_key=True), fence_column())
+    refused: list[str] = []
+    with base.engine() as engine, base.engine() as others:
+        seats.drop(engine, checkfirst=True)
+        seats.create(engine)
+        with engine.begin() as connection:
+            connection.execute(sa.insert(seats), [{"name": "a", "fence": 1}, {"name": "b", "fence": 1}])
+
+        @sa.event.listens_for(engine, "after_cursor_execute")
+        def come_between(*given: Any) -> None:
+            if given[2].startswith("SELECT") and "looked_at" in given[2]:
+                with others.connect() as other, pytest.raises(sa.exc.OperationalError) as caught:
+                    other.execute(sa.select(seats).where(seats.c.name == "b").with_for_update(nowait=True))
+                refused.append(str(caught.value.orig))
+
+        with engine.begin() as connection:
+            assert lockkit.fencing.SqlGuard(connection).execute(sa.update(seats).values(fence=2), token=2) == 2
+    assert len(refused) == 1
+
+
+def fence_column() -> sa.Column[int]:
+    """The column of the guard."""
+    return sa.Column("fence", sa.BigInteger, nullable=False, server_default="0")

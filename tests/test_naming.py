@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from dataclasses import dataclass
+from functools import lru_cache, partial, wraps
+from typing import Any
 
 import pytest
 
@@ -81,3 +84,108 @@ def test_wrong_arguments_raise_as_the_function_would() -> None:
     """A `TypeError`, before any lock is asked for."""
     with pytest.raises(TypeError, match="product_id"):
         NameTemplate("{product_id}", sell).name((), {})
+
+
+class Shop:
+    """Something callable, with fields."""
+
+    async def __call__(self, product_id: int) -> None:
+        """Be a coroutine function."""
+        del product_id
+
+
+async def sell_async(product_id: int) -> None:
+    """Be a coroutine function."""
+    del product_id
+
+
+@wraps(sell_async)
+def wrapper(product_id: int) -> Coroutine[Any, Any, None]:
+    """Look like one."""
+    return sell_async(product_id)
+
+
+@wraps(wrapper)
+def outer_wrapper(product_id: int) -> Coroutine[Any, Any, None]:
+    """Wrap the wrapper."""
+    return wrapper(product_id)
+
+
+@pytest.mark.parametrize(
+    ("function", "is_coroutine", "wraps_coroutine"),
+    [
+        (sell, False, False),
+        (partial(sell, 7), False, False),
+        (Order, False, False),
+        (print, False, False),
+        (sell_async, True, False),
+        (partial(sell_async), True, False),
+        (partial(partial(Shop())), True, False),
+        (Shop(), True, False),
+        (Shop().__call__, True, False),
+        (wrapper, False, True),
+        (partial(wrapper), False, True),
+        (outer_wrapper, False, True),
+        (lru_cache(wrapper), False, True),
+    ],
+)
+def test_coroutine_functions_are_recognized(
+    *, function: Callable[..., object], is_coroutine: bool, wraps_coroutine: bool
+) -> None:
+    """By themselves, and through what hides them."""
+    template = NameTemplate("x", function)
+
+    assert (template.is_coroutine, template.wraps_coroutine) == (is_coroutine, wraps_coroutine)
+
+
+def test_object_with_every_attribute_is_taken_as_it_is() -> None:
+    """Its ``__wrapped__`` has a ``__wrapped__`` again, and so on for ever."""
+
+    class Endless:
+        def __call__(self) -> None:
+            """Be callable."""
+
+        def __getattr__(self, name: str) -> Endless:
+            if name == "__wrapped__":
+                return Endless()
+            raise AttributeError(name)
+
+    with pytest.raises(ValueError, match="wrapper loop"):  # from inspect.signature
+        NameTemplate("x", Endless())
+
+
+def test_task_that_a_function_returns_is_cancelled() -> None:
+    """It has not run yet: the refusal can still prevent it."""
+
+    async def main() -> None:
+        ran = []
+
+        async def work() -> None:
+            ran.append(1)
+
+        task = asyncio.ensure_future(work())
+        with pytest.raises(ConfigurationError, match="object of type Task"):
+            NameTemplate("x", sell).finished(task)
+        await asyncio.wait([task])
+        assert (ran, task.cancelled()) == ([], True)
+
+    asyncio.run(main())
+
+
+def test_awaitable_that_a_coroutine_returned_is_a_value() -> None:
+    """A task that is to go on, for example: only coroutines and generators have certainly been forgotten."""
+
+    async def main() -> None:
+        task = asyncio.ensure_future(asyncio.sleep(0))
+        assert NameTemplate("x", sell).finished(task, awaited=True) is task
+        await task
+
+    asyncio.run(main())
+
+
+def test_message_does_not_show_the_arguments_of_a_partial() -> None:
+    """They may be secrets."""
+    with pytest.raises(ConfigurationError) as caught:
+        NameTemplate("{nobody}", partial(sell, 4711))
+
+    assert "4711" not in str(caught.value)

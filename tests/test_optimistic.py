@@ -283,7 +283,7 @@ def test_full_server_refuses_before_anything_is_written(face: Face, data: redis.
         ({"attempts": 1.5}, r"attempts=1\.5"),
         ({"attempts": True}, "attempts=True"),
         ({"attempts": None, "timeout": None}, "give attempts or timeout"),
-        ({"timeout": -1}, "timeout=-1"),
+        ({"timeout": -1}, "timeout must be 0 or more seconds, not -1"),
         ({"ttl": 0}, "ttl=0"),
         ({"key": "a list"}, "something else than a string at 'a list'"),
     ],

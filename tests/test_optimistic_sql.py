@@ -380,7 +380,7 @@ def test_condition_alone(base: Base) -> None:
         ({"version": "count"}, "has no column 'count'"),
         ({"attempts": 0}, "attempts=0"),
         ({"attempts": None, "timeout": None}, "give attempts or timeout"),
-        ({"timeout": -1}, "timeout=-1"),
+        ({"timeout": -1}, "timeout must be 0 or more seconds, not -1"),
     ],
 )
 def test_bad_input_is_named(bases: dict[str, Base], arguments: dict[str, Any], message: str) -> None:

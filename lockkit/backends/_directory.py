@@ -17,10 +17,21 @@ import stat
 import sys
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockError
 
-__all__ = ["NETWORK_FILE_SYSTEMS", "Directory", "boot_id", "explain", "file_system", "record_name", "reserve"]
+__all__ = [
+    "NETWORK_FILE_SYSTEMS",
+    "Directory",
+    "Flaw",
+    "boot_id",
+    "explain",
+    "file_system",
+    "find_flaw",
+    "record_name",
+    "reserve",
+]
 
 _LINUX = sys.platform == "linux"
 _PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789._:-")
@@ -89,6 +100,47 @@ def _sysctl(name: bytes) -> str:
     return buffer.value.decode("ascii")
 
 
+class Flaw(NamedTuple):
+    """Why a folder cannot be trusted: ``{path} {seen}``, and what to do about it."""
+
+    path: str
+    seen: str
+    fix: str
+
+
+def find_flaw(path: str, status: os.stat_result, *, group: bool, above: os.stat_result | None = None) -> Flaw | None:
+    """
+    Tell why other users could remove or replace what lies in a folder; None if they cannot.
+
+    Trusted are root, this user and, with `group`, the folder's group. In a folder below the directory of the locks its
+    owner too; and another member of the group only where nobody else could have made that folder.
+
+    Args:
+        path: Of the folder.
+        status: Of the folder. For one below the directory of the locks from ``lstat``.
+        group: The locks are shared with the group.
+        above: Of the directory of the locks, if the folder lies in it.
+    """
+    mode, me = status.st_mode, os.geteuid()
+    if not stat.S_ISDIR(mode):
+        return Flaw(path, "is a symbolic link or a file, made by another program or user", f"remove {path}")
+    shared = group and (above is None or not above.st_mode & stat.S_IWOTH)
+    owners = {0, me} | ({above.st_uid} if above is not None else set())
+    if status.st_uid not in owners and not (shared and (me == 0 or status.st_gid in {os.getegid(), *os.getgroups()})):
+        return Flaw(
+            path,
+            f"belongs to another user (uid {status.st_uid})",
+            f"chown {me} {path}, or name a directory of your own",
+        )
+    writers = mode & (stat.S_IWGRP | stat.S_IWOTH) & ~(stat.S_IWGRP if group else 0)
+    if not writers or mode & stat.S_ISVTX:
+        return None
+    if writers & stat.S_IWOTH:
+        return Flaw(path, f"may be written to by anybody (mode {stat.S_IMODE(mode):04o})", f"chmod o-w {path}")
+    fix = f"chmod g-w {path}, or say ?group=1 to share the locks"
+    return Flaw(path, f"may be written to by its group (mode {stat.S_IMODE(mode):04o})", fix)
+
+
 class Directory:
     """
     One directory of locks.
@@ -112,14 +164,22 @@ class Directory:
 
         Raises:
             OSError: It cannot be made.
-            ConfigurationError: Strangers may write to it, or it lies on a network file system.
+            ConfigurationError: Other users may write to it or to its folder ``clients``, or it lies on a network file
+                system.
         """
         self._make(self.path, 0o2770 if self.group else 0o700)
         status = os.stat(self.path)  # noqa: PTH116
-        self._check_rights(status)
+        self._refuse(find_flaw(self.path, status, group=self.group))
         _check_file_system(self.path, status.st_dev)
         self.gid = status.st_gid
         self._make(self.clients, stat.S_IMODE(status.st_mode))
+        self._refuse(find_flaw(self.clients, os.lstat(self.clients), group=self.group, above=status))
+
+    @staticmethod
+    def _refuse(flaw: Flaw | None) -> None:
+        if flaw is not None:
+            message = f"{flaw.path} {flaw.seen}, who could remove locks that are held: {flaw.fix}"
+            raise ConfigurationError(message)
 
     def _make(self, path: str, mode: int) -> None:
         try:
@@ -135,16 +195,6 @@ class Directory:
                 raise
         else:
             os.chmod(path, mode)  # noqa: PTH101 - past the umask
-
-    def _check_rights(self, status: os.stat_result) -> None:
-        mode = status.st_mode
-        trusted = stat.S_IWGRP if self.group else 0
-        writers = mode & (stat.S_IWGRP | stat.S_IWOTH) & ~trusted
-        if writers and not mode & stat.S_ISVTX:
-            who = "anybody" if writers & stat.S_IWOTH else "its group"
-            mend = "chmod o-w it" if writers & stat.S_IWOTH else "chmod g-w it, or say ?group=1 to share the locks"
-            message = f"{self.path} may be written to by {who}, who could remove locks that are held: {mend}"
-            raise ConfigurationError(message)
 
     def create(self, path: str, content: bytes) -> int:
         """

@@ -35,7 +35,16 @@ if TYPE_CHECKING:
 
     from lockkit.runtime import Runtime
 
-__all__ = ["WATCH", "AsyncioLink", "BlockingLink", "Call", "ClosedError", "Link", "Metadata", "open_link"]
+__all__ = [
+    "WATCH",
+    "AsyncioLink",
+    "BlockingLink",
+    "Call",
+    "ClosedError",
+    "Link",
+    "Metadata",
+    "open_link",
+]
 
 Metadata = tuple[tuple[str, str], ...] | None
 
@@ -48,9 +57,13 @@ CHANNEL_OPTIONS: Sequence[tuple[str, Any]] = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 1000),
     ("grpc.max_reconnect_backoff_ms", 1000),
-    # Notice within 15 s that the host of an idle watch is gone. etcd refuses pings more often than every 5 s.
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
+    # Notice within 7.5 s that the member of an idle watch hangs or its host is gone. etcd refuses pings more often than
+    # every 5 s. What ends the wait for their answers is ping_timeout_ms (60 s if it is not set), not
+    # keepalive_timeout_ms; and after two pings without data gRPC would send no more.
+    ("grpc.keepalive_time_ms", 5_500),
+    ("grpc.keepalive_timeout_ms", 2_000),
+    ("grpc.http2.ping_timeout_ms", 2_000),
+    ("grpc.http2.max_pings_without_data", 0),
     ("grpc.keepalive_permit_without_calls", 0),
 )
 
@@ -136,8 +149,16 @@ class Link(ABC):
         """
 
     def open_stream(self, requests: Any, metadata: Metadata) -> Any:  # noqa: ANN401 - see grpc
-        """Open a watch stream; what that is depends on the face, see `lockkit.backends._etcd_watch`."""
-        return self._prepare(self.channel.stream_stream, WATCH)(requests, metadata=metadata)
+        """
+        Open a watch stream; what that is depends on the face, see `lockkit.backends._etcd_watch`.
+
+        Raises:
+            ClosedError: The channel is closed.
+        """
+        try:
+            return self._prepare(self.channel.stream_stream, WATCH)(requests, metadata=metadata)
+        except (ValueError, grpc.aio.UsageError) as error:
+            raise ClosedError(str(error)) from error
 
     @abstractmethod
     async def close(self) -> None:
@@ -239,7 +260,8 @@ class AsyncioLink(Link):
 
         try:
             return await self._calls[call](request, timeout=_Limit(timeout), metadata=metadata)
-        except grpc.aio.UsageError as error:
+        except (grpc.aio.BaseError, asyncio.InvalidStateError) as error:
+            # Closed, perhaps in this instant.
             raise ClosedError(str(error)) from error
         except asyncio.CancelledError as error:
             # Somebody who closes the channel cancels its calls, which looks as if the caller had been cancelled.
@@ -272,7 +294,7 @@ def open_link(
     runtime: Runtime, label: str, credentials: grpc.ChannelCredentials | None, options: Sequence[tuple[str, Any]]
 ) -> Link:
     """
-    Make the link to a member. No I/O; under asyncio a loop must run.
+    Make the link to a member. No I/O. Without a running event loop it is one that blocks.
 
     Args:
         runtime: Of the face.
@@ -283,7 +305,7 @@ def open_link(
     options = [*CHANNEL_OPTIONS, *options]
     kind: type[Link] = BlockingLink
     factory: Any = grpc
-    if runtime.kind == "asyncio":
+    if runtime.kind == "asyncio" and not runtime.loop_has_ended():
         kind = ForkedLink
         if not _forked:
             kind, factory = AsyncioLink, grpc.aio

@@ -67,7 +67,7 @@ def open_cluster(url: Url, options: Mapping[str, Any], host: Host) -> Cluster:
     def connect(label: str) -> Link:
         return open_link(host.runtime, label, credentials, ())
 
-    return Cluster(host.runtime, labels, connect, Login(url.username, url.password))
+    return Cluster(host.runtime, labels, connect, Login(host.runtime, url.username, url.password))
 
 
 def _label(host: str, port: int) -> str:
@@ -128,7 +128,7 @@ def adopt_cluster(client: object, host: Host) -> tuple[str, Cluster] | None:
         raise ConfigurationError(message)
     label = _target(channel)
     link: Link = (AsyncioLink if asyncio else BlockingLink)(label, channel, ours=False)
-    login = Login(None, None) if is_channel else Lent(client)
+    login = Login(host.runtime, None, None) if is_channel else Lent(host.runtime, client)
     return f"etcd://{label}", Cluster(host.runtime, [label], lambda _: link, login)
 
 
@@ -161,4 +161,4 @@ def _of_gateway(client: Any, host: Host) -> tuple[str, Cluster]:  # noqa: ANN401
         return open_link(host.runtime, label, credentials, ())
 
     scheme = "etcd" if credentials is None else "etcds"
-    return f"{scheme}://{label}", Cluster(host.runtime, [label], connect, Login(None, None))
+    return f"{scheme}://{label}", Cluster(host.runtime, [label], connect, Login(host.runtime, None, None))

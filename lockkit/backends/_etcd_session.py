@@ -7,13 +7,15 @@ lock again while it holds it needs a second one for that: the id of the session 
 What a session must not do is keep something alive that nobody wants any more:
 
 - The key of a lock that is not renewed (``renew=False``, ``max_hold``, a dropped lease) beside others that are. Each
-  key has a time until which it is wanted (`Contender.until`), and whoever keeps the session alive removes what is
-  overdue.
+  key has a time until which it is wanted (`Contender.until`), and every heartbeat first deletes what is overdue.
 - A key that is created late. A sends "create", the member hangs, A gives up or asks another member; when the first
-  one goes on, it creates the key, and nobody knows of it. So a session with such a request is *retired*: never kept
-  alive again. It ends within one ttl, and takes the unknown key with it; a create that comes even later finds no
-  lease. What is held in it is moved to another session by the next renewal: a ``put`` with another lease leaves the
-  key and its ``create_revision``, and so the token, as they are.
+  one goes on, it creates the key, and nobody knows of it. So a session with such a request is *retired*: it takes no
+  new key. If nothing else is in it, the client revokes it; a create that comes later finds no lease. If something is,
+  that stays where it is, and every heartbeat of the session first deletes the key that may have come late, for as long
+  as the session lives (`Session.ghosts`). What is held never depends on what became of a request of another lock.
+
+Rule: a session that has a member is never revoked, and whoever relies on a session is a member before anything is
+sent. Both are decided under one mutex (`Sessions.close_if_unused`).
 """
 
 from __future__ import annotations
@@ -23,13 +25,13 @@ from math import ceil, inf
 from typing import TYPE_CHECKING
 
 from lockkit.backends import _etcd_rpc_pb2 as rpc
-from lockkit.backends._etcd_cluster import CALL_SECONDS
+from lockkit.backends._etcd_cluster import settled
 from lockkit.backends._etcd_errors import LeaseEnded
 from lockkit.backends._etcd_link import GRANT, KEEP_ALIVE, REVOKE
-from lockkit.errors import LockError
+from lockkit.errors import BackendUnavailable, LockError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Collection, Iterable
 
     from lockkit.backend import Host
     from lockkit.backends._etcd_cluster import Cluster
@@ -43,8 +45,9 @@ STALE_SHARE = 0.1
 """A session is kept alive before it takes a lock if this share of its ttl has passed since it last was. A new lease has
 at least the rest; larger gives it less time, smaller asks more often (a round trip, without a write)."""
 
-CLOSE_SECONDS = 1.0
-"""For each session when a client is closed. Longer delays the end when the cluster is gone; then the ttl does it."""
+CLOSE_SECONDS = 0.2
+"""For each session that is left when a client is closed; the first that is not answered ends it. Longer delays the end
+when the cluster hangs; shorter leaves sessions of a slow one to their ttl."""
 
 
 def whole_seconds(ttl: float) -> int:
@@ -62,13 +65,17 @@ class Session:
         ttl: The ttl that it has, seconds: the cluster may have raised it.
         anchor: Before the last request that started its ttl anew, of those that were answered.
         keep_at: When whoever waits should keep it alive.
-        retired: It takes no new key and is not kept alive.
+        retired: It takes no new key: one may be created late in it.
+        closing: Nobody is in it; it is being revoked.
         ended: It is gone, and all its keys with it.
         names: Whose key has this session's id in it, by lock name.
-        members: Whose key hangs on it.
+        members: Whose key hangs on it, or may.
+        ghosts: Given up, but their keys may be created late.
     """
 
-    __slots__ = ("anchor", "ended", "id", "keep_at", "members", "names", "retired", "seconds", "ttl")
+    __slots__ = (
+        "anchor", "closing", "ended", "ghosts", "id", "keep_at", "members", "names", "retired", "seconds", "ttl",
+    )  # fmt: skip
 
     def __init__(self, lease_id: int, seconds: int, ttl: float, anchor: float) -> None:
         """Begin, with nothing in it."""
@@ -76,20 +83,40 @@ class Session:
         self.seconds = seconds
         self.ttl = ttl
         self.retired = False
+        self.closing = False
         self.ended = False
         self.names: dict[str, Contender] = {}
         self.members: set[Contender] = set()
+        self.ghosts: set[Contender] = set()
         self.anchor = anchor
         self.keep_at = anchor + ttl / 3
+
+    def is_wanted(self, now: float) -> bool:
+        """Tell whether anybody in it holds or waits."""
+        return any(one.until > now for one in self.members)
+
+    def put_off(self, now: float) -> None:
+        """Have nobody else keep it alive meanwhile, nor at once if this fails."""
+        self.keep_at = now + self.ttl / 10
 
     def started_anew(self, anchor: float) -> None:
         """Count its ttl from `anchor` on."""
         self.anchor = max(self.anchor, anchor)
         self.keep_at = self.anchor + self.ttl / 3
 
+    @property
+    def ends_at(self) -> float:
+        """When the cluster may end it, if it is not kept alive before."""
+        return self.anchor + self.ttl
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing may rely on it any more."""
+        return self.closing or self.ended
+
     def is_usable(self, now: float) -> bool:
         """Tell whether it may take a key."""
-        return not self.retired and not self.ended and now < self.anchor + self.ttl
+        return not self.retired and not self.is_over and now < self.ends_at
 
     def is_stale(self, now: float) -> bool:
         """Tell whether it should be kept alive before a lease of it is given out."""
@@ -112,19 +139,23 @@ class Contender:
         key: Its name, known once it has a session.
         home: The session whose id is in the key.
         session: The session that the key hangs on.
+        target: The session that the key is being moved to. Not None after a move that was not answered: it hangs on the
+            one or on the other.
         revision: Its ``create_revision``, the token; 0 as long as that is not known.
-        until: Until when the key is wanted, client monotonic clock.
-        adrift: Nobody knows which session the key hangs on: its move was not answered.
+        modified: Its ``mod_revision``, which each move changes.
+        until: Until when the key is wanted, client monotonic clock; ``-inf`` when it was given up.
+        doubted: The request that creates the key may be carried out late.
         before: Key of the contender in front of it.
-        entered: Set when the request that creates the key has been answered or given up.
+        entering: The request that creates the key is under way until `entered` is set.
+        entered: Set when that has been answered or given up.
         wake: Of the request that waits with it.
         watch_id: Of the watch on `before`; 0 if there is none.
         watched: The key that is watched.
     """
 
     __slots__ = (
-        "adrift", "before", "entered", "home", "key", "name", "owner", "prefix", "revision", "session", "until",
-        "value", "wake", "watch_id", "watched",
+        "before", "doubted", "entered", "entering", "home", "key", "modified", "name", "owner", "prefix", "revision",
+        "session", "target", "until", "value", "wake", "watch_id", "watched",
     )  # fmt: skip
 
     def __init__(self, name: str, owner: str, prefix: bytes, value: bytes, entered: Event) -> None:
@@ -136,25 +167,36 @@ class Contender:
         self.key = b""
         self.home: Session | None = None
         self.session: Session | None = None
+        self.target: Session | None = None
         self.revision = 0
+        self.modified = 0
         self.until = inf
-        self.adrift = False
+        self.doubted = False
         self.before = b""
+        self.entering = False
         self.entered = entered
         self.wake: Event | None = None
         self.watch_id = 0
         self.watched = b""
 
     def doubt(self) -> None:
-        """Have the session retired: a request of this contender may be carried out late."""
-        if self.session is not None:
-            self.session.retired = True
+        """Take note that the request that creates the key may be carried out late."""
+        self.doubted = True
+        if self.home is not None:
+            self.home.retired = True
+
+    def created(self, revision: int) -> None:
+        """Take note of the revision at which the key was created."""
+        self.revision = self.modified = revision
 
     @property
     def guard(self) -> rpc.Compare:
-        """What is true only while the key is this contender's."""
-        if self.revision:
-            return rpc.Compare(target=rpc.Compare.CREATE, key=self.key, create_revision=self.revision)
+        """What is true only while the key is the one that was granted."""
+        return rpc.Compare(target=rpc.Compare.CREATE, key=self.key, create_revision=self.revision)
+
+    @property
+    def mark(self) -> rpc.Compare:
+        """What is true while the key is this contender's, whenever it was created."""
         return rpc.Compare(target=rpc.Compare.VALUE, key=self.key, value=self.value)
 
 
@@ -177,7 +219,7 @@ class Sessions:
         self._opening: dict[int, Event] = {}
         self._warned: set[int] = set()
 
-    async def join(self, contender: Contender, seconds: int) -> Session:
+    async def join(self, contender: Contender, seconds: int, answer_by: float) -> None:
         """
         Give a contender its session, in which nobody else of this client contends for the lock.
 
@@ -188,24 +230,31 @@ class Sessions:
         def take(session: Session) -> bool:
             if contender.name in session.names:
                 return False
-            session.names[contender.name] = contender
-            session.members.add(contender)
             contender.home = contender.session = session
             contender.key = b"%b%x" % (contender.prefix, session.id)
+            session.names[contender.name] = contender
+            session.members.add(contender)
             return True
 
-        return await self._find(seconds, take)
+        await self._find(seconds, take, answer_by)
 
-    async def fresh(self, seconds: int) -> Session:
+    async def join_moving(self, contenders: Collection[Contender], seconds: int, answer_by: float) -> Session:
         """
-        Give a session for keys that are moved to it.
+        Give a session for keys that are to be moved to it. They are members of both until `moved`.
 
         Raises:
             LockError: None could be opened.
         """
-        return await self._find(seconds, lambda _: True)
 
-    async def _find(self, seconds: int, take: Callable[[Session], bool]) -> Session:
+        def take(session: Session) -> bool:
+            session.members.update(contenders)
+            for contender in contenders:
+                contender.target = session
+            return True
+
+        return await self._find(seconds, take, answer_by)
+
+    async def _find(self, seconds: int, take: Callable[[Session], bool], answer_by: float) -> Session:
         while True:
             with self._mutex:
                 now = self._runtime.now()
@@ -217,29 +266,35 @@ class Sessions:
                 if opening is None:
                     opening = self._opening[seconds] = self._runtime.event()
                     # Those that have ended unnoticed.
-                    self._all = [one for one in self._all if one.members or one.is_usable(now)]
-            if not mine:
-                # One caller opens it, the others wait for that; if it fails they try themselves.
-                await opening.wait(CALL_SECONDS)
-                continue
-            # A caller that is cancelled leaves it running: else a lease would be at the cluster that nobody knows.
-            await self._runtime.settle(self._open(seconds, opening), 2 * CALL_SECONDS)
+                    self._all = [one for one in self._all if now < one.ends_at or one.is_wanted(now)]
+            if mine:
+                # A caller that is cancelled leaves it running: else a lease would be at the cluster that nobody knows.
+                await settled(self._runtime, self._open(seconds, opening, answer_by), answer_by)
+            # One caller opens it, the others wait for that; if it fails they try themselves.
+            elif not await opening.wait(max(0.0, answer_by - now)):
+                self._opened(seconds, opening)  # should an interrupt have kept its opener from saying so
+                raise BackendUnavailable("etcd did not grant a lease in time")
 
-    async def _open(self, seconds: int, opening: Event) -> None:
+    async def _open(self, seconds: int, opening: Event, answer_by: float) -> None:
         """Open a session, and let those go on who wait for that."""
         try:
-            session = await self._grant(seconds)
+            session = await self._grant(seconds, answer_by)
             with self._mutex:
                 self._all.append(session)
         finally:
-            with self._mutex:
-                self._opening.pop(seconds, None)
+            self._opened(seconds, opening)
             opening.set()
 
-    async def _grant(self, seconds: int) -> Session:
+    def _opened(self, seconds: int, opening: Event) -> None:
+        with self._mutex:
+            if self._opening.get(seconds) is opening:
+                del self._opening[seconds]
+
+    async def _grant(self, seconds: int, answer_by: float) -> Session:
         started = self._runtime.now()
         # A second one, should the first answer be lost: with nothing in it, it ends by itself.
-        answer = await self._cluster.call(GRANT, rpc.LeaseGrantRequest(TTL=seconds), resend=True)
+        request = rpc.LeaseGrantRequest(TTL=seconds)
+        answer = await self._cluster.call(GRANT, request, resend=True, answer_by=answer_by)
         if seconds < answer.TTL and seconds not in self._warned:
             self._warned.add(seconds)
             log.warning(
@@ -250,7 +305,7 @@ class Sessions:
             )
         return Session(answer.ID, seconds, float(answer.TTL), started)
 
-    async def keep_alive(self, session: Session) -> bool:
+    async def keep_alive(self, session: Session, answer_by: float) -> bool:
         """
         Start the ttl of a session anew; False if it has ended.
 
@@ -258,14 +313,13 @@ class Sessions:
             LockError: No answer.
         """
         started = self._runtime.now()
-        # The others need not ask meanwhile, nor at once if this fails.
-        session.keep_at = started + session.ttl / 10
-        answer = await self._cluster.call(KEEP_ALIVE, rpc.LeaseKeepAliveRequest(ID=session.id), resend=True)
+        request = rpc.LeaseKeepAliveRequest(ID=session.id)
+        answer = await self._cluster.call(KEEP_ALIVE, request, resend=True, answer_by=answer_by)
         if answer.TTL <= 0:
             self.end(session)
-            return False
-        session.started_anew(started)
-        return True
+        else:
+            session.started_anew(started)
+        return not session.ended
 
     def end(self, session: Session) -> None:
         """Take note that a session is gone: whoever holds in it has lost, whoever waits looks again."""
@@ -273,6 +327,7 @@ class Sessions:
             session.ended = True
             members = [*session.members]
             session.members.clear()
+            session.ghosts.clear()
             session.names.clear()
             if session in self._all:
                 self._all.remove(session)
@@ -283,36 +338,42 @@ class Sessions:
                 self._host.lost(contender.owner, "session")
 
     def overdue(self, session: Session) -> list[Contender]:
-        """List whose key is not wanted any more."""
+        """List whose key is not wanted any more, or must not come."""
         now = self._runtime.now()
         with self._mutex:
-            return [contender for contender in session.members if contender.until <= now]
+            return [*session.ghosts, *(contender for contender in session.members if contender.until <= now)]
 
-    def move(self, contender: Contender, session: Session) -> None:
-        """Take note that a key hangs on another session now."""
+    def moved(self, contender: Contender, target: Session) -> None:
+        """Take note that a key surely hangs on this session now, and on no other."""
         with self._mutex:
-            if contender.session is not None:
-                contender.session.members.discard(contender)
-            contender.session = session
-            contender.adrift = False
-            session.members.add(contender)
+            self._forget(contender)
+            contender.session, contender.target = target, None
+            target.members.add(contender)
 
     def leave(self, contenders: Iterable[Contender]) -> None:
-        """Forget contenders whose keys are gone."""
+        """Forget contenders whose keys are gone, but not what may be created late."""
         with self._mutex:
             for contender in contenders:
-                if contender.home is not None and contender.home.names.get(contender.name) is contender:
-                    del contender.home.names[contender.name]
-                if contender.session is not None:
-                    contender.session.members.discard(contender)
+                self._forget(contender)
+                home = contender.home
+                if home is None:
+                    continue
+                if home.names.get(contender.name) is contender:
+                    del home.names[contender.name]
+                if contender.doubted and not home.ended:
+                    home.ghosts.add(contender)
 
-    def is_last(self, contender: Contender) -> bool:
-        """Tell whether nothing else hangs on its session, which is retired."""
+    def _forget(self, contender: Contender) -> None:
+        for session in self._all:
+            session.members.discard(contender)
+
+    def close_if_unused(self, session: Session) -> bool:
+        """Take a session out of use if nobody in it holds or waits any more; tell whether."""
         with self._mutex:
-            session = contender.session
-            return session is not None and session.retired and session.members <= {contender}
+            session.closing = session.closing or not session.is_wanted(self._runtime.now())
+            return session.closing
 
-    async def revoke(self, session: Session, *, seconds: float = CALL_SECONDS) -> None:
+    async def revoke(self, session: Session, answer_by: float) -> None:
         """
         End a session, and all its keys with it. Whatever is created in it late is refused.
 
@@ -320,7 +381,8 @@ class Sessions:
             LockError: No answer.
         """
         try:
-            await self._cluster.call(REVOKE, rpc.LeaseRevokeRequest(ID=session.id), resend=True, seconds=seconds)
+            request = rpc.LeaseRevokeRequest(ID=session.id)
+            await self._cluster.call(REVOKE, request, resend=True, answer_by=answer_by)
         except LeaseEnded as ended:
             log.debug("session %x: %s", session.id, ended)
         self.end(session)
@@ -329,10 +391,10 @@ class Sessions:
         """End all sessions, best effort: what is left ends by its ttl."""
         with self._mutex:
             now = self._runtime.now()
-            sessions = [one for one in self._all if not one.ended and now < one.anchor + one.ttl]
+            sessions = [one for one in self._all if now < one.ends_at]
         for session in sessions:
             try:
-                await self.revoke(session, seconds=CLOSE_SECONDS)
+                await self.revoke(session, self._runtime.now() + CLOSE_SECONDS)
             except LockError as error:
                 log.debug("session %x is left to its ttl: %s", session.id, error)
                 return

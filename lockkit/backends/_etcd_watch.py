@@ -10,7 +10,7 @@ such a watch for one that lags behind, and serves those every 100 ms (etcd, ``mv
 that the member cancels all the same makes it look again.
 
 When the stream ends (the member died, has no leader, does not accept the login any more) all waiters look again, and
-the next watch opens another one.
+the next watch opens another one. It also ends when the client turns to another member: one that hangs does not say so.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ import logging
 import queue
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from lockkit.backends import _etcd_rpc_pb2 as rpc
 from lockkit.backends._etcd_errors import DRIVER_ERRORS, code_of, details_of, is_stale_token
-from lockkit.backends._etcd_link import AsyncioLink, ClosedError, Link
+from lockkit.backends._etcd_link import AsyncioLink, Link
 
 if TYPE_CHECKING:
     from lockkit.backends._etcd_cluster import Cluster
@@ -47,38 +47,55 @@ class Watches:
 
     def __init__(self, runtime: Runtime, cluster: Cluster) -> None:
         """Watch nothing yet."""
-        self._runtime = runtime
         self._cluster = cluster
         self._mutex = runtime.mutex()
         self._ids = count(1)
         self._watching: dict[int, Contender] = {}
         self._stream: _Stream | None = None
 
-    def watch(self, contender: Contender) -> None:
+    def watch(self, contender: Contender) -> bool:
         """
         See that its `Contender.wake` is set when the key before it goes, and once as soon as it is watched.
+
+        Returns:
+            False if that cannot be had now: look again soon.
 
         Raises:
             LockError: The client is closed.
         """
+        link, _ = self._cluster.link()
+        stream = self._stream
+        if stream is not None and stream.link is not link:
+            self._ended(stream, None)
+            stream.close()
         if contender.watch_id and contender.watched == contender.before:
-            return
+            return True
         self.forget(contender)
-        with self._mutex:
-            stream = self._stream
-            if stream is None:
-                link, _ = self._cluster.link()
-                metadata = (*(self._cluster.login.metadata or ()), *_REQUIRE_LEADER)
-                kind = _TaskStream if isinstance(link, AsyncioLink) else _ThreadStream
-                stream = self._stream = kind(link, self._heard, self._ended)
-                stream.open(self._runtime, metadata)
-            contender.watch_id = next(self._ids)
-            contender.watched = contender.before
-            self._watching[contender.watch_id] = contender
-            create = rpc.WatchCreateRequest(
-                key=contender.before, watch_id=contender.watch_id, filters=[rpc.WatchCreateRequest.NOPUT]
-            )
-            stream.send(rpc.WatchRequest(create_request=create))
+        made: _Stream | None = None
+        try:
+            with self._mutex:
+                stream = self._stream
+                if stream is None:
+                    kind = _TaskStream if isinstance(link, AsyncioLink) else _ThreadStream
+                    stream = made = kind(link, self._cluster.login.metadata, self._heard, self._ended)
+                    self._stream = made
+                contender.watch_id = next(self._ids)
+                contender.watched = contender.before
+                self._watching[contender.watch_id] = contender
+                create = rpc.WatchCreateRequest(
+                    key=contender.before, watch_id=contender.watch_id, filters=[rpc.WatchCreateRequest.NOPUT]
+                )
+                stream.send(rpc.WatchRequest(create_request=create))
+            if made is not None:
+                made.open()
+        except BaseException as error:
+            if made is not None:
+                self._ended(made, None)
+            if not isinstance(error, RuntimeError):
+                raise
+            log.warning("watching at etcd at %s: %s", link.label, error)  # no more threads
+            return False
+        return True
 
     def forget(self, contender: Contender) -> None:
         """Watch for it no more."""
@@ -91,7 +108,7 @@ class Watches:
                 self._stream.send(rpc.WatchRequest(cancel_request=cancel))
             contender.watch_id = 0
 
-    def _heard(self, answer: Any) -> bool:  # noqa: ANN401 - a WatchResponse
+    def _heard(self, stream: _Stream, answer: Any) -> bool:  # noqa: ANN401 - a WatchResponse
         """Wake whom an answer is about: confirmed, gone, or not watched any more. False: the stream is of no use."""
         with self._mutex:
             contender = self._watching.get(answer.watch_id)
@@ -102,6 +119,8 @@ class Watches:
             contender.wake.set()
         if answer.canceled and answer.created:
             log.debug("etcd does not watch: %s", answer.cancel_reason)
+            # As with a token that has run out: the next call logs in anew if that is the reason.
+            self._cluster.login.forget(stream.login)
             return False
         return True
 
@@ -115,46 +134,63 @@ class Watches:
             self._watching.clear()
             for contender in waiting:
                 contender.watch_id = 0
-        if error is not None:
+        if isinstance(error, DRIVER_ERRORS):
             log.debug("watching at %s ended: %s %s", stream.link.label, code_of(error).name, details_of(error))
             if is_stale_token(error):
-                self._cluster.login.forget()
+                self._cluster.login.forget(stream.login)
             else:
                 self._cluster.leave(stream.link, error)
-        else:
-            # Refused, as with a token that has run out: the next call logs in anew if that is the reason.
-            self._cluster.login.forget()
+        elif error is not None:
+            log.error("watching at etcd at %s failed", stream.link.label, exc_info=error)
         for contender in waiting:
             if contender.wake is not None:
                 contender.wake.set()
 
     def close(self) -> None:
         """End the stream. Who still waits looks again."""
-        with self._mutex:
-            stream = self._stream
+        stream = self._stream
         if stream is not None:
             self._ended(stream, None)
             stream.close()
 
 
 class _Stream(ABC):
-    """One watch stream: requests are sent from anywhere, answers are read in the background."""
+    """
+    One watch stream: requests are sent from anywhere, answers are read in the background.
+
+    However the reading ends, `ended` is called: a stream that nobody reads is not kept.
+    """
 
     def __init__(
-        self, link: Link, heard: Callable[[Any], bool], ended: Callable[[_Stream, Exception | None], None]
+        self,
+        link: Link,
+        login: Metadata,
+        heard: Callable[[_Stream, Any], bool],
+        ended: Callable[[_Stream, Exception | None], None],
     ) -> None:
         self.link = link
+        self.login = login
         self._heard = heard
         self._ended = ended
         self._call: Any = None
 
+    @property
+    def metadata(self) -> Metadata:
+        """What goes along with the call."""
+        return (*(self.login or ()), *_REQUIRE_LEADER)
+
     @abstractmethod
-    def open(self, runtime: Runtime, metadata: Metadata) -> None:
-        """Start; does not wait for an answer."""
+    def open(self) -> None:
+        """
+        Start; does not wait for an answer.
+
+        Raises:
+            RuntimeError: No thread could be started.
+        """
 
     @abstractmethod
     def send(self, request: Any) -> None:  # noqa: ANN401 - a WatchRequest
-        """Send a request, without waiting."""
+        """Send a request, without waiting; also before `open`."""
 
     @abstractmethod
     def close(self) -> None:
@@ -168,30 +204,31 @@ class _ThreadStream(_Stream):
     The call is made in our thread, where no Ctrl-C can strike in the middle of grpc's code and leave its locks taken.
     """
 
-    def open(self, runtime: Runtime, metadata: Metadata) -> None:
-        del runtime  # under asyncio (see ForkedLink) it would start a task
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
         self._requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._closed = False
-        threading.Thread(target=self._read, args=(metadata,), name="lockkit-etcd-watch", daemon=True).start()
+
+    def open(self) -> None:
+        threading.Thread(target=self._read, name="lockkit-etcd-watch", daemon=True).start()
 
     def send(self, request: Any) -> None:  # noqa: ANN401 - see _Stream
         self._requests.put(request)
 
-    def _read(self, metadata: Metadata) -> None:
+    def _read(self) -> None:
         error: Exception | None = None
         try:
-            self._call = self.link.open_stream(iter(self._requests.get, None), metadata)
+            self._call = self.link.open_stream(iter(self._requests.get, None), self.metadata)
             if self._closed:
                 self._call.cancel()
             for answer in self._call:
-                if not self._heard(answer):
+                if not self._heard(self, answer):
                     break
-        except DRIVER_ERRORS as failure:
+        except Exception as failure:  # noqa: BLE001 - whatever it was, the waiters must look again
             error = failure
-        except ValueError as failure:
-            error = ClosedError(str(failure))
-        self._ended(self, error)
-        self.close()
+        finally:
+            self._ended(self, error)
+            self.close()
 
     def close(self) -> None:
         self._closed = True
@@ -203,30 +240,53 @@ class _ThreadStream(_Stream):
 class _TaskStream(_Stream):
     """On ``grpc.aio``: a task reads."""
 
-    def open(self, runtime: Runtime, metadata: Metadata) -> None:
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
         self._requests: asyncio.Queue[Any] = asyncio.Queue()
-        self._call = self.link.open_stream(self._iterate(), metadata)
-        runtime.spawn("lockkit-etcd-watch", self._read)
+        self._task: asyncio.Task[None] | None = None
 
-    async def _iterate(self) -> AsyncIterator[Any]:
-        while (request := await self._requests.get()) is not None:
-            yield request
+    def open(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._read(), name="lockkit-etcd-watch")
+        # Not in the task: one that is cancelled before it began has run nothing.
+        self._task.add_done_callback(self._done)
 
     def send(self, request: Any) -> None:  # noqa: ANN401 - see _Stream
         self._requests.put_nowait(request)
 
     async def _read(self) -> None:
-        error: Exception | None = None
-        try:
-            async for answer in self._call:
-                if not self._heard(answer):
-                    break
-        except DRIVER_ERRORS as failure:
-            error = failure
-        finally:
-            self._ended(self, error)
-            self.close()
+        self._call = self.link.open_stream(_Taken(self._requests), self.metadata)
+        async for answer in self._call:
+            if not self._heard(self, answer):
+                break
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        self._ended(self, error if isinstance(error, Exception) else None)
+        self.close()
 
     def close(self) -> None:
         self._requests.put_nowait(None)
-        self._call.cancel()
+        if self._call is not None:
+            self._call.cancel()
+        elif self._task is not None:
+            self._task.cancel()
+
+
+class _Taken:
+    """
+    What is taken out of a queue, up to None.
+
+    Not an asynchronous generator: a cancelled call leaves that running, and asyncio complains when it is collected.
+    """
+
+    def __init__(self, requests: asyncio.Queue[Any]) -> None:
+        self._requests = requests
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Any:  # noqa: ANN401 - a WatchRequest
+        request = await self._requests.get()
+        if request is None:
+            raise StopAsyncIteration
+        return request

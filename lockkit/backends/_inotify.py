@@ -43,9 +43,10 @@ class Inotify:
         Raises:
             OSError: The system has none, or no more of them for this user (fs.inotify.max_user_instances).
         """
+        self.fd = -1
         self._libc = ctypes.CDLL(None, use_errno=True)
         try:
-            self.fd: int = self._libc.inotify_init1(_CLOEXEC | _NONBLOCK)
+            self.fd = self._libc.inotify_init1(_CLOEXEC | _NONBLOCK)
         except AttributeError:
             raise OSError(errno.ENOSYS, "this system has no inotify") from None
         if self.fd < 0:
@@ -85,6 +86,11 @@ class Inotify:
         fd, self.fd = self.fd, -1
         if fd >= 0:
             os.close(fd)
+
+    def __del__(self) -> None:
+        """Give it back: a user has 128 of them, and a client may be dropped without being closed."""
+        if hasattr(self, "fd"):
+            self.close()
 
 
 def _error(path: str) -> OSError:

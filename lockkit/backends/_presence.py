@@ -1,7 +1,7 @@
 """
 The sign of life of one client: that its client file is there, and stays there.
 
-A new client also tidies up after those that died.
+It also tidies up after clients that died and locks that nobody uses, a little now and then.
 """
 
 from __future__ import annotations
@@ -30,9 +30,13 @@ log = logging.getLogger("lockkit")
 IDENTITY_SECONDS = 1.0
 """How often a client looks whether its own file is still there. Until it does, the others take it for dead."""
 
+SWEEP_NAMES_MAX = 1024
+"""Names of a folder that are read at once: reading begins at the first each time, and a folder may have 100,000."""
+
+REAP_SECONDS = 10.0
 REAP_MAX = 16
-REAP_SKIP_MAX = 4096
-"""Entries that a new client looks at, and those that it may skip before, so that all get their turn."""
+"""How often a client that is in use looks at how many entries of each folder. More often, or more, delays the call that
+does it (2 µs an entry, 50 µs for one that is removed); less leaves thousands of unused records for longer."""
 
 
 class Presence:
@@ -60,6 +64,8 @@ class Presence:
         self._mutex = threading.Lock()  # a real one, also under asyncio: it is never held across an await
         self.client: Client | None = None
         self.check_at = 0.0
+        self._reap_at = 0.0
+        self._sweeps = [_Sweep(directory.clients), _Sweep(directory.path)]
         self._left = False
 
     def enter(self) -> float:
@@ -74,46 +80,58 @@ class Presence:
         now = self._now()
         if now >= self.check_at:
             with self._mutex:
-                self._identify(now)
+                removed = self._identify(now)
+                errors = self._reap(now) if now >= self._reap_at else ()
+            if removed is not None:
+                log.warning("%s was removed; locks that were held may be lost", removed)
+            for error in errors:
+                # Another client was faster, or it is not ours in a sticky directory.
+                log.debug("tidying %s: %s", self._directory.path, error)
         return now
 
     def suspect(self) -> None:
         """Look after the file at the next `enter`: somebody else's hand was in the directory."""
         self.check_at = 0.0
 
-    def _identify(self, now: float) -> None:
+    def _identify(self, now: float) -> str | None:
+        """Make the client file if there is none; return the path of the former if that was removed."""
         if self._left:
             message = "this client is closed: connect again"
             raise BackendUnavailable(message)
-        former = self.client
+        former, removed = self.client, None
         if former is None or former.removed():
             self._directory.prepare()
             client = Client(self._directory, self._runtime.owner()[:16], now)
             if former is not None:
                 # Its file was the sign of life. What we hold is given up to whoever looks, unless we renew it first.
-                log.warning("%s was removed by somebody; locks that were held may be lost", former.path)
+                removed = former.path
                 client.allow(former.ttl_max)
                 self._superseded()
                 former.forget()
             self.client = client
-            self._reap()
+            self._reap_at = 0.0
         self.check_at = now + IDENTITY_SECONDS
+        return removed
 
-    def _reap(self) -> None:
-        """Remove some of what is left of dead clients and of locks that nobody uses. Bounded work, once per client."""
-        for path in (self._directory.clients, self._directory.path):
-            # Small numbers are likelier, so that small directories are not skipped.
-            skip = int(REAP_SKIP_MAX ** self._runtime.random.random()) - 1
-            with os.scandir(path) as entries:
-                for entry in islice(entries, skip, skip + REAP_MAX):
-                    try:
-                        if entry.name.startswith(".") or path == self._directory.path:
-                            reap_file(entry)
-                        else:
-                            is_dead(self._directory, entry.name)
-                    except OSError as error:
-                        # Somebody else was faster, or it is not ours in a sticky directory.
-                        log.debug("tidying %s: %s", entry.path, error)
+    def _reap(self, now: float) -> list[OSError]:
+        """Remove some of what is left of dead clients and of locks that nobody uses; return what went wrong."""
+        self._reap_at = now + REAP_SECONDS
+        errors = []
+        for sweep in self._sweeps:
+            try:
+                names = sweep.take(REAP_MAX)
+            except OSError as error:
+                errors.append(error)
+                continue
+            for name in names:
+                try:
+                    if name.startswith(".") or sweep.folder == self._directory.path:
+                        reap_file(f"{sweep.folder}/{name}", self.dead)
+                    else:
+                        is_dead(self._directory, name)
+                except OSError as error:
+                    errors.append(error)
+        return errors
 
     def dead(self, claim: FileClaim) -> bool:
         """Tell whether the client of a claim has ended."""
@@ -136,3 +154,22 @@ class Presence:
         self._mutex = threading.Lock()
         self.client = None
         self.check_at = 0.0
+
+
+class _Sweep:
+    """Gives the names in a folder, some at a time, round and round, so that all get their turn."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self._names: list[str] = []
+        self._start = 0
+
+    def take(self, count: int) -> list[str]:
+        """Give the next names, at most so many."""
+        if not self._names:
+            with os.scandir(self.folder) as entries:
+                self._names = [entry.name for entry in islice(entries, self._start, self._start + SWEEP_NAMES_MAX)]
+            self._start = self._start + len(self._names) if len(self._names) == SWEEP_NAMES_MAX else 0
+        taken = self._names[:count]
+        del self._names[:count]
+        return taken

@@ -92,17 +92,25 @@ class RecordFile:
         "path",
     )
 
-    def __init__(self, fd: int, name: str, escaped: str, path: str) -> None:
+    def __init__(self, fd: int, name: str, escaped: str, path: str, *, group: bool = False) -> None:
         """
         Take over an open file.
 
         Raises:
             OSError: It is no regular file. It has been closed.
+            ConfigurationError: It belongs to another user, and is not shared with the group. It has been closed.
         """
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             os.close(fd)
             raise OSError(errno.ENXIO, os.strerror(errno.ENXIO), path)
+        if not group and status.st_uid not in {0, os.geteuid()}:
+            os.close(fd)
+            message = (
+                f"{path} belongs to another user (uid {status.st_uid}), who could change it while the lock is held: "
+                "remove it, name a directory of your own, or share the locks with a group by ?group=1"
+            )
+            raise ConfigurationError(message)
         self.fd = fd
         self.mutex = threading.Lock()
         self.name = name
@@ -272,27 +280,38 @@ def make_record(directory: Directory, path: str, escaped: str, unique: str) -> N
         os.unlink(hidden)  # noqa: PTH108
 
 
-def reap_file(entry: os.DirEntry[str]) -> None:
-    """Remove a record that nobody holds or waits for, or what is left of the making of a file."""
-    hidden = entry.name.startswith(".")
-    if not (hidden or entry.name.endswith(".lock")) or not entry.is_file(follow_symlinks=False):
+def reap_file(path: str, dead: Callable[[FileClaim], bool]) -> None:
+    """
+    Remove a record that no living client holds or waits for, or what is left of the making of a file.
+
+    Args:
+        path: Of a file in the directory.
+        dead: Tells whether the client of a claim has ended.
+
+    Raises:
+        OSError: It cannot be looked at or removed.
+    """
+    hidden = os.path.basename(path).startswith(".")  # noqa: PTH119
+    status = os.lstat(path)
+    if not (hidden or path.endswith(".lock")) or not stat.S_ISREG(status.st_mode):
         return  # a directory, or none of ours
-    if wall_clock_ns() / 1e9 - entry.stat(follow_symlinks=False).st_mtime < IDLE_SECONDS:
+    if wall_clock_ns() / 1e9 - status.st_mtime < IDLE_SECONDS:
         return
     if hidden:
-        os.unlink(entry.path)  # noqa: PTH108
+        os.unlink(path)  # noqa: PTH108
         return
-    fd = open_record(entry.path)
+    fd = open_record(path)
     try:
         _flock(fd, _LOCK)
         ledger, boot = decode(_whole(fd), None)
-        unused = boot != boot_id() or (ledger.holder is None and not ledger.queue)
+        claims = ledger.queue if ledger.holder is None else [ledger.holder, *ledger.queue]
+        unused = boot != boot_id() or all(map(dead, claims))
         # Without its record a lock starts at the time floor again, which must be above its last token.
         if unused and ledger.token < wall_clock_ns() // 1000:
             _pwrite(fd, REMOVED, 0)
-            os.unlink(entry.path)  # noqa: PTH108
+            os.unlink(path)  # noqa: PTH108
     except RemovedError:
-        os.unlink(entry.path)  # noqa: PTH108 - its remover died halfway
+        os.unlink(path)  # noqa: PTH108 - its remover died halfway
     except (BlockingIOError, DamagedError, VersionError):
         pass  # in use after all; or for its next user to see
     finally:

@@ -12,11 +12,15 @@ from __future__ import annotations
 
 import binascii
 import logging
+from functools import partial
+from math import inf
 from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
+from lockkit.backend import seconds_left
 from lockkit.backends._redis_errors import code_of, nothing_done, translate
-from lockkit.backends._redis_io import ServerSaid, Target, pack, wait_command
+from lockkit.backends._redis_io import ServerSaid, Target, pack
 from lockkit.backends._redis_route import Greeter, Route, Station, run_group
+from lockkit.backends._redis_together import ask_all, ask_first, raise_configuration
 from lockkit.errors import BackendUnavailable, LockError
 
 if TYPE_CHECKING:
@@ -24,7 +28,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from lockkit.backend import Host
-    from lockkit.backends._redis_io import Reply, Script
+    from lockkit.backends._redis_io import Reply
+    from lockkit.backends._redis_script import Command
     from lockkit.backends._redis_wake import Ears
 
 __all__ = ["ClusterRoute", "slot_of"]
@@ -48,8 +53,8 @@ Address = tuple[str, int]
 class Attempt(Protocol[T_co]):
     """Something that is asked of one node."""
 
-    def __call__(self, station: Station, *, asking: bool) -> Awaitable[T_co]:
-        """Ask it; with `asking` the node is about to take the slot over and must be told that we know."""
+    def __call__(self, station: Station, script: Command, *, asking: bool) -> Awaitable[T_co]:
+        """Run the script; with `asking` the node is about to take the slot over and must be told that we know."""
         ...
 
 
@@ -61,6 +66,8 @@ def slot_of(key: str) -> int:
 
 class ClusterRoute(Route):
     """Each lock's own node."""
+
+    several = True
 
     def __init__(
         self, seeds: Sequence[Address], arguments: Mapping[str, Any], host: Host, prefix: str, *, tls: bool
@@ -81,96 +88,128 @@ class ClusterRoute(Route):
         self._prefix = prefix
         self._tls = tls
         self._stations: dict[Address, Station] = {}
+        self._failed: set[Address] = set()  # are asked last who serves which slots
         self._slots: list[Station | None] = [None] * SLOTS_COUNT
         self._outdated = True
 
     # -- asking ----------------------------------------------------------------------------------------------------
 
-    async def run(self, script: Script, key: str, body: bytes, /, *, resend: bool = False) -> Reply:
+    async def run(
+        self, script: Command, key: str, body: bytes, /, *, resend: bool = False, answer_by: float = inf
+    ) -> Reply:
         """See `Route.run`."""
+        answer_by = self._until(answer_by)
 
-        async def attempt(station: Station, *, asking: bool) -> Reply:
+        async def attempt(station: Station, script: Command, *, asking: bool) -> Reply:
             if not asking:
-                return await station.node.run(script, key, body, resend=resend)
-            _, reply = await station.node.call_many([pack("ASKING"), script.loading_command(body)], alone=True)
+                return await station.node.run(script, key, body, resend=resend, answer_by=answer_by)
+            commands = [pack("ASKING"), script.loading_command(body)]
+            _, reply = await station.node.call_many(commands, alone=True, answer_by=answer_by)
             return _checked(reply, station)
 
-        return await self._follow(key, attempt, resend=resend)
+        return await self._follow(script, key, attempt, answer_by, resend=resend)
 
-    async def run_replicated(self, script: Script, key: str, body: bytes, replicas: int) -> tuple[Reply, int]:
+    async def run_replicated(
+        self, script: Command, key: str, body: bytes, replicas: int, answer_by: float
+    ) -> tuple[Reply, int]:
         """See `Route.run_replicated`."""
+        answer_by = self._until(answer_by)
 
-        async def attempt(station: Station, *, asking: bool) -> tuple[Reply, int]:
+        async def attempt(station: Station, script: Command, *, asking: bool) -> tuple[Reply, int]:
+            node = station.node
             if not asking:
-                return await station.node.run_replicated(script, body, replicas)
-            commands = [pack("ASKING"), script.loading_command(body), wait_command(replicas)]
-            _, reply, acknowledged = await station.node.call_many(commands, alone=True)
+                return await node.run_replicated(script, body, replicas, answer_by=answer_by)
+            commands = [pack("ASKING"), script.loading_command(body), node.wait_command(replicas, answer_by)]
+            _, reply, acknowledged = await node.call_many(commands, alone=True, answer_by=answer_by)
             return _checked(reply, station), cast("int", _checked(acknowledged, station))
 
-        return await self._follow(key, attempt)
+        return await self._follow(script, key, attempt, answer_by)
+
+    def _until(self, answer_by: float) -> float:
+        now = self._host.runtime.now()
+        return now + seconds_left(answer_by, now)
 
     async def run_many(
-        self, script: Script, calls: Sequence[tuple[str, bytes]], *, replicas: int
+        self, script: Command, calls: Sequence[tuple[str, bytes]], *, replicas: int = 0, answer_by: float = inf
     ) -> list[Reply | LockError]:
-        """See `Route.run_many`. What has moved is followed one by one."""
+        """See `Route.run_many`. All nodes at the same time; what has moved is followed one by one."""
+        answer_by = self._until(answer_by)
         results: list[Reply | LockError] = [None] * len(calls)
         groups: dict[int, tuple[Station, list[int]]] = {}
         for index, (key, _) in enumerate(calls):
             try:
-                station = await self.station(key)
+                station = await self.station(key, answer_by)
             except LockError as error:
                 results[index] = error
             else:
                 groups.setdefault(id(station), (station, []))[1].append(index)
-        for station, indexes in groups.values():
-            replies = await run_group(station.node, script, [calls[index][1] for index in indexes], replicas)
-            for index, reply in zip(indexes, replies, strict=True):
-                results[index] = reply
+        asks = [
+            partial(run_group, station.node, script, [calls[index][1] for index in indexes], replicas, answer_by)
+            for station, indexes in groups.values()
+        ]
+        answers = await ask_all(self._host.runtime, asks, answer_by)
+        for (_, indexes), replies in zip(groups.values(), answers, strict=True):
+            for number, index in enumerate(indexes):
+                results[index] = replies if isinstance(replies, LockError) else replies[number]
         for index, result in enumerate(results):
             if isinstance(result, LockError) and _code(result) in {"MOVED", "ASK", "TRYAGAIN"}:
-                results[index] = await self._renew_moved(script, *calls[index], replicas)
+                results[index] = await self._run_moved(script, *calls[index], replicas, answer_by)
             elif isinstance(result, LockError) and not isinstance(result.__cause__, ServerSaid):
-                self._outdated = True
+                self._doubt(self._slots[slot_of(calls[index][0])])
         return results
 
-    async def _renew_moved(self, script: Script, key: str, body: bytes, replicas: int) -> Reply | LockError:
+    async def _run_moved(
+        self, script: Command, key: str, body: bytes, replicas: int, answer_by: float
+    ) -> Reply | LockError:
         try:
             if not replicas:
-                return await self.run(script, key, body)
-            reply, acknowledged = await self.run_replicated(script, key, body, replicas)
+                return await self.run(script, key, body, answer_by=answer_by)
+            reply, acknowledged = await self.run_replicated(script, key, body, replicas, answer_by)
         except LockError as error:
             return error
         if acknowledged < replicas:
             return BackendUnavailable(f"{acknowledged} of {replicas} replicas acknowledged in time")
         return reply
 
-    async def _follow(self, key: str, attempt: Attempt[T], *, resend: bool = False) -> T:
-        """Ask the node of a key, and whom it names instead."""
-        station, asking = await self.station(key), False
+    async def _follow(
+        self, script: Command, key: str, attempt: Attempt[T], answer_by: float, *, resend: bool = False
+    ) -> T:
+        """Ask the node of a key, and the one that it names instead."""
+        now = self._host.runtime.now
+        station, asking = await self.station(key, answer_by), False
         last: LockError | None = None
         for _ in range(REDIRECTS_MAX):
             try:
-                return await attempt(station, asking=asking)
+                return await attempt(station, script, asking=asking)
             except LockError as error:
                 code, last = _code(error), error
                 if code in {"MOVED", "ASK"}:
                     asking = code == "ASK"
                     station = self._named(cast("ServerSaid", error.__cause__).text, station, key, moved=not asking)
+                elif code == "TRYAGAIN" and script.alone is not None:
+                    script = script.alone
                 elif code == "TRYAGAIN":
+                    if now() + TRY_AGAIN_PAUSE >= answer_by:
+                        raise
                     await self._host.runtime.sleep(TRY_AGAIN_PAUSE)
                 elif isinstance(error.__cause__, ServerSaid) and code != "CLUSTERDOWN":
                     raise
                 else:
                     # Perhaps another node serves the slot now.
-                    self._outdated = True
-                    if not (resend or nothing_done(error)):
+                    self._doubt(station)
+                    if now() >= answer_by or not (resend or nothing_done(error)):
                         raise
-                    successor = await self.station(key)
+                    successor = await self.station(key, answer_by)
                     if successor is station:
                         raise
                     station, asking = successor, False
         assert last is not None, "asked no node at all"
         raise last
+
+    def _doubt(self, station: Station | None) -> None:
+        """Ask who serves which slots before the next call, and this node last."""
+        self._outdated = True
+        self._failed.update(address for address, one in list(self._stations.items()) if one is station)
 
     def _named(self, text: str, asked: Station, key: str, *, moved: bool) -> Station:
         """Give the node that ``MOVED slot host:port`` names; an empty host is that of the node which says so."""
@@ -191,12 +230,12 @@ class ClusterRoute(Route):
         station = self._slots[slot_of(key)]
         return None if station is None else station.ears
 
-    async def station(self, key: str) -> Station:
+    async def station(self, key: str, answer_by: float = inf) -> Station:
         """See `Route.station`."""
         station = self._slots[slot_of(key)]
         if station is not None and not self._outdated:
             return station
-        await self._learn()
+        await self._learn(answer_by)
         station = self._slots[slot_of(key)]
         if station is None:
             message = f"no node of the Cluster serves slot {slot_of(key)}: see CLUSTER INFO"
@@ -210,26 +249,37 @@ class ClusterRoute(Route):
         Raises:
             BackendUnavailable: No node can be asked, or none serves a slot.
         """
-        await self._learn()
+        await self._learn(inf)
         return list(dict.fromkeys(station for station in self._slots if station is not None))
 
-    async def _learn(self) -> None:
-        """Ask any node who serves which slots."""
-        failures: list[str] = []
-        # Those of the last map first, because seeds may be long gone.
-        for address in dict.fromkeys([*self._stations, *self._seeds]):
-            station = self._station_at(address)
-            try:
-                reply = await station.node.call(pack("CLUSTER", "SLOTS"), resend=True)
-            except BackendUnavailable as error:
-                failures.append(str(error))
-                continue
-            if not reply:
-                failures.append(f"{station.node.label} knows no slots")
-                continue
-            await self._redraw(cast("list[Any]", reply), station)
-            return
-        raise BackendUnavailable(f"no node of the Cluster can be asked: {'; '.join(failures)}")
+    async def _learn(self, answer_by: float) -> None:
+        """Ask any node who serves which slots; none that hangs is waited for."""
+        now = self._host.runtime.now()
+        # Half of the time: the node itself has to be asked after that.
+        until = now + seconds_left(answer_by, now) / 2
+        # Those of the last map first, because seeds may be long gone; those that have failed last.
+        addresses = sorted(dict.fromkeys([*self._stations, *self._seeds]), key=self._failed.__contains__)
+        asks = [partial(self._ask, address, until) for address in addresses]
+        found = await ask_first(self._host.runtime, asks, until)
+        if isinstance(found, list):
+            raise_configuration(found)
+            message = f"no node of the Cluster can be asked: {'; '.join(map(str, found))}"
+            raise BackendUnavailable(message)
+        address, ranges = found
+        self._failed.discard(address)
+        await self._redraw(ranges, self._station_at(address))
+
+    async def _ask(self, address: Address, until: float) -> tuple[Address, list[Any]]:
+        node = self._station_at(address).node
+        try:
+            reply = await node.call(pack("CLUSTER", "SLOTS"), resend=True, answer_by=until)
+        except BackendUnavailable:
+            self._failed.add(address)
+            raise
+        if not reply:
+            message = f"{node.label} knows no slots"
+            raise BackendUnavailable(message)
+        return address, cast("list[Any]", reply)
 
     async def _redraw(self, ranges: list[Any], asked: Station) -> None:
         """Take over a map: ranges of ``[first, last, [host, port, …] of the master, replicas…]``."""
@@ -243,7 +293,8 @@ class ClusterRoute(Route):
         used = {id(station) for station in slots}
         for address, station in list(self._stations.items()):
             if id(station) not in used:
-                del self._stations[address]
+                self._stations.pop(address, None)
+                self._failed.discard(address)
                 await station.close()
         if changed:
             self._host.confirm_soon()
@@ -257,7 +308,7 @@ class ClusterRoute(Route):
 
     async def ping(self) -> None:
         """See `Route.ping`."""
-        await self._learn()
+        await self._learn(inf)
 
     async def close(self) -> None:
         """See `Route.close`."""

@@ -66,6 +66,8 @@ _TEXTS: tuple[tuple[str, Callable[[str], LockError], str], ...] = (
     ("unknown command", ConfigurationError, "lacks a command that lockkit needs: Redis 5 or Valkey is the oldest"),
     ("CERTIFICATE_VERIFY_FAILED", ConfigurationError, "shows a certificate that is not trusted: see ssl_ca_certs="),
     ("WRONG_VERSION_NUMBER", ConfigurationError, "does not speak TLS at this port: use redis://"),
+    ("the port answers in plain text", ConfigurationError, "does not speak TLS at this port: use redis://"),
+    ("the port answers in TLS", ConfigurationError, "speaks TLS at this port: use rediss://"),
     ("invalid username-password", ConfigurationError, f"{_REFUSED}: user name or password is wrong"),
     ("unauthenticated", ConfigurationError, f"{_REFUSED}: it wants a password. Give it in the URL"),
     ("Authentication required", ConfigurationError, f"{_REFUSED}: it wants a password. Give it in the URL"),

@@ -17,7 +17,7 @@ import redis.sentinel
 from lockkit import values
 from lockkit.backend import Option
 from lockkit.backends._redis_cluster import ClusterRoute
-from lockkit.backends._redis_io import DEFAULT_PORT, PoolNode, Target
+from lockkit.backends._redis_io import DEFAULT_PORT, Target
 from lockkit.backends._redis_route import Greeter, SingleRoute, Station
 from lockkit.backends._redis_sentinel import DEFAULT_SENTINEL_PORT, SENTINEL_TIMEOUT, SentinelRoute
 from lockkit.backends._redis_target import credentials
@@ -146,7 +146,8 @@ def _single(url: Url, options: Mapping[str, Any], host: Host) -> Route:
 
 
 def _sentinel(url: Url, options: Mapping[str, Any], host: Host) -> Route:
-    path_name, _, path_db = url.path.strip("/").partition("/")
+    # Not strip: of "//0" the name is empty, not "0".
+    path_name, _, path_db = url.path.removeprefix("/").partition("/")
     service_name = path_name or options["service_name"]
     if not url.hosts or not service_name or (options["service_name"] or service_name) != service_name:
         raise _wrong(url, f"write {url.scheme}://sentinel1:{DEFAULT_SENTINEL_PORT},sentinel2/NAME_OF_THE_MASTER/0")
@@ -219,8 +220,9 @@ def adopt_route(client: object, options: Mapping[str, Any], host: Host) -> tuple
     """
     Make a route on a client of redis-py's, in the form of the host's face.
 
-    A plain client lends the connections of its pool. Of Sentinel and Cluster clients only what they know is used:
-    addresses, credentials, TLS; the connections are our own, because a failover has to be noticed on them.
+    The connections are our own, beside the client's: one that is kept costs less than one that is borrowed each time, a
+    pool that is used up holds up no renewal, and a failover has to be noticed on them. Those beside a plain client are
+    of the class that its pool makes. Of Sentinel and Cluster clients addresses, credentials and TLS are used.
 
     Returns:
         The URL to show for it, and the route; None if it is something else.
@@ -247,9 +249,9 @@ def adopt_route(client: object, options: Mapping[str, Any], host: Host) -> tuple
     pool: Any = client.connection_pool
     if isinstance(pool, ours.sentinel.SentinelConnectionPool):
         return _adopt_sentinel(pool, options, host)
-    node = PoolNode(host.runtime, pool)
-    url = f"redis://{node.label}/{pool.connection_kwargs.get('db', 0)}"
-    return url, SingleRoute(Station(node, host, options["prefix"]))
+    target = Target.lent(pool)
+    url = f"redis://{target.label}/{pool.connection_kwargs.get('db', 0)}"
+    return url, SingleRoute(Station.at(target, host, options["prefix"], Greeter(host)))
 
 
 def _adopt_sentinel(pool: Any, options: Mapping[str, Any], host: Host) -> tuple[str, Route]:  # noqa: ANN401 - redis-py's

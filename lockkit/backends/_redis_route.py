@@ -9,9 +9,10 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine
+from math import inf
 from typing import TYPE_CHECKING, Any, Protocol
 
-from lockkit.backends._redis_io import PoolNode, ServerSaid, Target, WireNode, open_node, pack, translate
+from lockkit.backends._redis_io import ServerSaid, Target, WireNode, open_node, pack, translate
 from lockkit.backends._redis_wake import Ears
 from lockkit.errors import BackendUnavailable, LockError
 
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from lockkit.backend import Host
-    from lockkit.backends._redis_io import Reply, Script, Wire
+    from lockkit.backends._redis_io import Reply, Wire
+    from lockkit.backends._redis_script import Command
 
 __all__ = ["Greeter", "Route", "SingleRoute", "Station", "run_group"]
 
@@ -29,8 +31,10 @@ log = logging.getLogger("lockkit")
 class Runner(Protocol):
     """How a script is run."""
 
-    def __call__(self, script: Script, key: str, body: bytes, /, *, resend: bool = False) -> Coroutine[Any, Any, Reply]:
-        """See `Node.run`."""
+    def __call__(
+        self, script: Command, key: str, body: bytes, /, *, resend: bool = False, answer_by: float = inf
+    ) -> Coroutine[Any, Any, Reply]:
+        """See `WireNode.run`."""
         ...
 
 
@@ -39,7 +43,7 @@ class Station:
 
     __slots__ = ("_runtime", "ears", "node")
 
-    def __init__(self, node: WireNode | PoolNode, host: Host, prefix: str) -> None:
+    def __init__(self, node: WireNode, host: Host, prefix: str) -> None:
         """Ask and hear nothing yet."""
         self._runtime = host.runtime
         self.node = node
@@ -60,35 +64,43 @@ class Station:
 
 class Route(ABC):
     """
-    Finds the node of a lock and asks it. Raises our errors.
+    Finds the node of a lock and asks it. Raises our errors, by `answer_by` (client monotonic time) at the latest.
 
     Attributes:
+        several: There are several nodes, and one that hangs must not keep the leases at the others.
         listening: There is, or has been, a subscription: `ears` is worth asking.
     """
 
+    several = False
     listening = False
 
     def runner(self) -> Runner:
         """Give the function that runs a script on the node that has a key: ``run(script, key, body, resend=…)``."""
         return self.run
 
-    async def run(self, script: Script, key: str, body: bytes, *, resend: bool = False) -> Reply:
-        """Run a script on the node that has `key`; as `Node.run`."""
-        return await (await self.station(key)).node.run(script, key, body, resend=resend)
+    async def run(
+        self, script: Command, key: str, body: bytes, /, *, resend: bool = False, answer_by: float = inf
+    ) -> Reply:
+        """Run a script on the node that has `key`; as `WireNode.run`."""
+        node = (await self.station(key, answer_by)).node
+        return await node.run(script, key, body, resend=resend, answer_by=answer_by)
 
-    async def listen(self, key: str) -> None:
+    async def listen(self, key: str, answer_by: float) -> None:
         """Subscribe at the node of `key`, if that has not been done."""
-        station = await self.station(key)
-        await station.ears.open()
+        station = await self.station(key, answer_by)
+        await station.ears.open(answer_by)
         self.listening = True
 
-    async def run_replicated(self, script: Script, key: str, body: bytes, replicas: int) -> tuple[Reply, int]:
-        """As `Node.run_replicated`, on the node that has `key`."""
-        return await (await self.station(key)).node.run_replicated(script, body, replicas)
+    async def run_replicated(
+        self, script: Command, key: str, body: bytes, replicas: int, answer_by: float
+    ) -> tuple[Reply, int]:
+        """As `WireNode.run_replicated`, on the node that has `key`."""
+        node = (await self.station(key, answer_by)).node
+        return await node.run_replicated(script, body, replicas, answer_by=answer_by)
 
     @abstractmethod
     async def run_many(
-        self, script: Script, calls: Sequence[tuple[str, bytes]], *, replicas: int
+        self, script: Command, calls: Sequence[tuple[str, bytes]], *, replicas: int = 0, answer_by: float = inf
     ) -> list[Reply | LockError]:
         """Run a script for many keys, pipelined per node. What could not be asked or was refused is an error."""
 
@@ -97,7 +109,7 @@ class Route(ABC):
         """Give the subscription at the node of `key`; None if the node is not known yet. No I/O."""
 
     @abstractmethod
-    async def station(self, key: str) -> Station:
+    async def station(self, key: str, answer_by: float = inf) -> Station:
         """Find the node of `key`."""
 
     @abstractmethod
@@ -123,19 +135,19 @@ class SingleRoute(Route):
         return self._node.run
 
     async def run_many(
-        self, script: Script, calls: Sequence[tuple[str, bytes]], *, replicas: int
+        self, script: Command, calls: Sequence[tuple[str, bytes]], *, replicas: int = 0, answer_by: float = inf
     ) -> list[Reply | LockError]:
         """See `Route.run_many`."""
-        return await run_group(self._node, script, [body for _, body in calls], replicas)
+        return await run_group(self._node, script, [body for _, body in calls], replicas, answer_by)
 
     def ears(self, key: str) -> Ears:
         """See `Route.ears`."""
         del key
         return self._ears
 
-    async def station(self, key: str) -> Station:
+    async def station(self, key: str, answer_by: float = inf) -> Station:
         """See `Route.station`."""
-        del key
+        del key, answer_by
         return self._station
 
     async def ping(self) -> None:
@@ -148,11 +160,11 @@ class SingleRoute(Route):
 
 
 async def run_group(
-    node: WireNode | PoolNode, script: Script, bodies: Sequence[bytes], replicas: int
+    node: WireNode, script: Command, bodies: Sequence[bytes], replicas: int, answer_by: float
 ) -> list[Reply | LockError]:
     """Run a script several times on one node; see `Route.run_many`."""
     try:
-        replies = await node.run_many(script, bodies, replicas=replicas)
+        replies = await node.run_many(script, bodies, replicas=replicas, answer_by=answer_by)
     except LockError as error:
         return [error] * len(bodies)
     if replicas:
@@ -190,7 +202,7 @@ class Greeter:
         self._role: str | None = None
         self._warned = False
 
-    async def __call__(self, wire: Wire) -> None:
+    async def __call__(self, wire: Wire, until: float) -> None:
         """
         Look at the server.
 
@@ -198,7 +210,7 @@ class Greeter:
             ServerSaid: It is a replica, and only a master will do; or it wants a password.
         """
         sections = [pack("INFO", section) for section in ("server", "replication", "memory")]
-        replies = await self._host.runtime.io(wire.call_many(b"".join(sections), len(sections)))
+        replies = await self._host.runtime.io(wire.call_many(b"".join(sections), len(sections), until))
         facts: dict[str, str] = {}
         for reply in replies:
             if isinstance(reply, ServerSaid) and reply.code == "NOAUTH":

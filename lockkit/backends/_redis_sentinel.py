@@ -9,11 +9,15 @@ is a master (`Greeter` with ``masters_only``).
 from __future__ import annotations
 
 import logging
+from functools import partial
+from math import inf
 from typing import TYPE_CHECKING, cast
 
+from lockkit.backend import seconds_left
 from lockkit.backends._redis_errors import nothing_done
 from lockkit.backends._redis_io import ServerSaid, Target, open_node, pack
 from lockkit.backends._redis_route import Greeter, Route, Station, run_group
+from lockkit.backends._redis_together import ask_first, raise_configuration
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockError
 
 if TYPE_CHECKING:
@@ -21,7 +25,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from lockkit.backend import Host
-    from lockkit.backends._redis_io import Reply, Script, WireNode
+    from lockkit.backends._redis_io import Reply, WireNode
+    from lockkit.backends._redis_script import Command
     from lockkit.backends._redis_wake import Ears
 
 __all__ = ["DEFAULT_SENTINEL_PORT", "SENTINEL_TIMEOUT", "SentinelRoute"]
@@ -32,6 +37,10 @@ DEFAULT_SENTINEL_PORT = 26379
 
 SENTINEL_TIMEOUT = 0.5
 """Seconds for an answer of one Sentinel. Longer delays finding the master while some of them are down."""
+
+
+class _UnknownMasterError(BackendUnavailable):
+    """A Sentinel that answered, and watches no master of that name."""
 
 
 class SentinelRoute(Route):
@@ -79,38 +88,48 @@ class SentinelRoute(Route):
         """What they call the master."""
         return self._service_name
 
-    async def run(self, script: Script, key: str, body: bytes, /, *, resend: bool = False) -> Reply:
+    async def run(
+        self, script: Command, key: str, body: bytes, /, *, resend: bool = False, answer_by: float = inf
+    ) -> Reply:
         """See `Route.run`."""
-        master = await self.station(key)
+        now = self._host.runtime.now
+        answer_by = now() + seconds_left(answer_by, now())
+        master = await self.station(key, answer_by)
         try:
-            return await master.node.run(script, key, body, resend=resend)
+            return await master.node.run(script, key, body, resend=resend, answer_by=answer_by)
         except BackendUnavailable as error:
             self._doubt(master, error)
-            if not (resend or nothing_done(error)):
+            if now() >= answer_by or not (resend or nothing_done(error)):
                 raise
-            successor = await self.station(key)
+            successor = await self.station(key, answer_by)
             if successor is master:
                 raise
-        return await successor.node.run(script, key, body, resend=resend)
+        return await successor.node.run(script, key, body, resend=resend, answer_by=answer_by)
 
-    async def run_replicated(self, script: Script, key: str, body: bytes, replicas: int) -> tuple[Reply, int]:
+    async def run_replicated(
+        self, script: Command, key: str, body: bytes, replicas: int, answer_by: float
+    ) -> tuple[Reply, int]:
         """See `Route.run_replicated`."""
-        master = await self.station(key)
+        now = self._host.runtime.now()
+        answer_by = now + seconds_left(answer_by, now)
+        master = await self.station(key, answer_by)
         try:
-            return await master.node.run_replicated(script, body, replicas)
+            return await master.node.run_replicated(script, body, replicas, answer_by=answer_by)
         except BackendUnavailable as error:
             self._doubt(master, error)
             raise
 
     async def run_many(
-        self, script: Script, calls: Sequence[tuple[str, bytes]], *, replicas: int
+        self, script: Command, calls: Sequence[tuple[str, bytes]], *, replicas: int = 0, answer_by: float = inf
     ) -> list[Reply | LockError]:
         """See `Route.run_many`."""
+        now = self._host.runtime.now()
+        answer_by = now + seconds_left(answer_by, now)
         try:
-            master = await self.station("")
+            master = await self.station("", answer_by)
         except LockError as error:
             return [error] * len(calls)
-        replies = await run_group(master.node, script, [body for _, body in calls], replicas)
+        replies = await run_group(master.node, script, [body for _, body in calls], replicas, answer_by)
         for reply in replies:
             if isinstance(reply, BackendUnavailable):
                 self._doubt(master, reply)
@@ -126,13 +145,13 @@ class SentinelRoute(Route):
         del key
         return None if self._master is None else self._master.ears
 
-    async def station(self, key: str) -> Station:
+    async def station(self, key: str, answer_by: float = inf) -> Station:
         """See `Route.station`."""
         del key
         master = self._master
         if master is not None:
             return master
-        address = await self._ask()
+        address = await self._ask(answer_by)
         last = self._last
         target = Target.at({**self._arguments, "host": address[0], "port": address[1]}, tls=self._tls)
         if last is not None and last.node.label == target.label:
@@ -145,33 +164,40 @@ class SentinelRoute(Route):
             await last.close()
         return self._master
 
-    async def _ask(self) -> tuple[str, int]:
-        """Ask the Sentinels where the master is."""
-        failures: list[str] = []
-        question = pack("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._service_name)
-        for sentinel in list(self._sentinels):
-            try:
-                reply = await sentinel.call(question, resend=True)
-            except BackendUnavailable as error:
-                failures.append(str(error))
-                continue
-            if reply is None:
-                failures.append(f"{sentinel.label} knows no master {self._service_name!r}")
-                continue
-            host, port = cast("list[bytes]", reply)
-            self._sentinels.remove(sentinel)
-            self._sentinels.insert(0, sentinel)
-            return host.decode(), int(port)
-        message = f"no Sentinel names the master {self._service_name!r}: {'; '.join(failures)}"
-        if all("knows no master" in failure for failure in failures):
+    async def _ask(self, answer_by: float) -> tuple[str, int]:
+        """Ask the Sentinels where the master is: in turn, but none that hangs is waited for."""
+        now = self._host.runtime.now()
+        # Half of the time: the master has to be asked after that.
+        until = now + seconds_left(answer_by, now) / 2
+        asks = [partial(self._ask_one, sentinel, until) for sentinel in self._sentinels]
+        found = await ask_first(self._host.runtime, asks, until)
+        if isinstance(found, tuple):
+            sentinel, address = found
+            # In one step: another thread may be at it.
+            self._sentinels = [sentinel, *(other for other in self._sentinels if other is not sentinel)]
+            return address
+        raise_configuration(found)
+        message = f"no Sentinel names the master {self._service_name!r}: {'; '.join(map(str, found))}"
+        if all(isinstance(error, _UnknownMasterError) for error in found):
             raise ConfigurationError(f"{message}. Check the name in the path of the URL")
         raise BackendUnavailable(message)
 
+    async def _ask_one(self, sentinel: WireNode, until: float) -> tuple[WireNode, tuple[str, int]]:
+        question = pack("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._service_name)
+        reply = await sentinel.call(question, resend=True, answer_by=until)
+        if reply is None:
+            message = f"{sentinel.label} knows no master {self._service_name!r}"
+            raise _UnknownMasterError(message)
+        host, port = cast("list[bytes]", reply)
+        return sentinel, (host.decode(), int(port))
+
     async def ping(self) -> None:
         """See `Route.ping`."""
-        master = await self.station("")
+        now = self._host.runtime.now()
+        answer_by = now + seconds_left(inf, now)
+        master = await self.station("", answer_by)
         try:
-            await master.node.call(pack("PING"), resend=True)
+            await master.node.call(pack("PING"), resend=True, answer_by=answer_by)
         except BackendUnavailable as error:
             self._doubt(master, error)
             raise

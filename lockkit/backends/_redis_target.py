@@ -31,12 +31,12 @@ class Target:
 
     Attributes:
         arguments: Keyword arguments of redis-py's ``Connection``. **Hold the password.**
-        form: What carries the bytes.
+        form: What carries the bytes; or redis-py's class that an application uses.
         label: For messages: ``host:port``, or the socket's path.
     """
 
     arguments: Mapping[str, Any] = field(repr=False)
-    form: Literal["tcp", "tls", "unix"]
+    form: Literal["tcp", "tls", "unix"] | type
     label: str
 
     @classmethod
@@ -56,6 +56,21 @@ class Target:
         label = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         return cls({**defaults, "socket_keepalive": True, **arguments}, "tls" if tls else "tcp", label)
 
+    @classmethod
+    def lent(cls, pool: Any) -> Target:  # noqa: ANN401 - redis-py's, of either face
+        """Make it of a connection pool that the application has: its class of connections, and their arguments."""
+        arguments = dict(pool.connection_kwargs)
+        # What fails is tried again by the engine, which knows how long.
+        for name in ("retry", "retry_on_error", "retry_on_timeout"):
+            arguments.pop(name, None)
+        limits = {"socket_timeout": SOCKET_TIMEOUT, "socket_connect_timeout": CONNECT_TIMEOUT}
+        if "path" in arguments:
+            del limits["socket_connect_timeout"]
+        for name, limit in limits.items():
+            arguments[name] = min(arguments.get(name) or limit, limit)
+        host, port = arguments.get("host", "localhost"), arguments.get("port", DEFAULT_PORT)
+        return cls(arguments, pool.connection_class, str(arguments.get("path") or f"{host}:{port}"))
+
     @property
     def timeout(self) -> float:
         """Seconds for an answer."""
@@ -68,6 +83,8 @@ class Target:
         Raises:
             TypeError: It does not take one of the arguments.
         """
+        if isinstance(self.form, type):
+            return self.form(**self.arguments)
         module: Any = redis.asyncio.connection if kind == "asyncio" else redis.connection
         name = {"tcp": "Connection", "tls": "SSLConnection", "unix": "UnixDomainSocketConnection"}[self.form]
         return getattr(module, name)(**self.arguments)

@@ -16,9 +16,13 @@ import traceback
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable
+from math import ceil, inf
 from typing import TYPE_CHECKING, Any, cast
 
+import redis.connection
+
 from lockkit.backends._redis_resp import NOTHING, Parser, Push, Reply, ServerSaid
+from lockkit.runtime import monotonic
 
 if TYPE_CHECKING:
     from lockkit.backends._redis_target import Target
@@ -29,8 +33,14 @@ __all__ = ["NO_ANSWER", "AsyncioWire", "BlockingWire", "Wire", "open_wire", "tak
 READ_BYTES = 8192
 """Bytes asked for at a time. Our replies have 20, and the buffer is allocated for each read: larger takes longer."""
 
-NO_ANSWER = "no answer within the socket timeout"
-_NOT_SENT = "nothing was taken within the socket timeout"
+SMALL_BYTES = 16384
+"""A command of so many bytes fits into the socket's send buffer, whatever the server does: no limit for sending it."""
+
+TLS_SECONDS_MIN = 0.1
+"""With less time left no TLS connection is tried. Longer gives up on servers nearby; shorter keeps callers too long."""
+
+NO_ANSWER = "no answer in time"
+_NOT_SENT = "nothing was taken in time"
 _CLOSED = "the server closed the connection"
 
 
@@ -39,25 +49,33 @@ class Wire(ABC):
     One connection that is logged in.
 
     After any exception of `send` or `receive`, a `BaseException` too, it is of no more use: `close` it.
+    (A shared `AsyncioWire` stays of use to the others.)
+
+    Each call is limited by the wire's own `timeout`, and by `until` (client monotonic time) where that is earlier.
+
+    Attributes:
+        timeout: Seconds for an answer.
     """
+
+    timeout: float
 
     on_push: Callable[[list[Reply]], None] | None = None
     """Called with messages out of turn (subscriptions). None drops them."""
 
     @abstractmethod
-    def send(self, packed: bytes, count: int = 1) -> None:
+    def send(self, packed: bytes, count: int = 1, until: float = inf) -> None:
         """Send commands (`count` of them in one piece). Their replies come in the same order."""
 
     @abstractmethod
-    def receive(self) -> Reply | Awaitable[Reply]:
+    def receive(self, until: float = inf) -> Reply | Awaitable[Reply]:
         """Give the reply to the oldest command sent one by one; for ``runtime.io``. Error replies are values."""
 
     @abstractmethod
-    def call(self, packed: bytes) -> Reply | Awaitable[Reply]:
+    def call(self, packed: bytes, until: float = inf) -> Reply | Awaitable[Reply]:
         """Send a command and give its reply, for ``runtime.io``."""
 
     @abstractmethod
-    def call_many(self, packed: bytes, count: int) -> list[Reply] | Awaitable[list[Reply]]:
+    def call_many(self, packed: bytes, count: int, until: float = inf) -> list[Reply] | Awaitable[list[Reply]]:
         """Send several commands in one piece and give their replies, for ``runtime.io``."""
 
     @property
@@ -75,10 +93,10 @@ class BlockingWire(Wire):
     A connection for one thread at a time.
 
     Attributes:
-        used: Client monotonic time of its last use, for whoever keeps it.
+        used: Client monotonic time of its last use, for the node that keeps it.
     """
 
-    __slots__ = ("_connection", "_parser", "_poll", "_recv", "_sendall", "_socket", "on_push", "used")
+    __slots__ = ("_connection", "_parser", "_poll", "_recv", "_sendall", "_socket", "on_push", "timeout", "used")
 
     def __init__(self, connection: Any, timeout: float) -> None:  # noqa: ANN401 - redis-py's
         """Take over a connection of redis-py's that is logged in."""
@@ -89,20 +107,21 @@ class BlockingWire(Wire):
         self._parser = Parser()
         self.on_push = None
         self.used = 0.0
-        self.set_timeout(timeout)
+        self.timeout = timeout
+        self._set_timeout(timeout)
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
         self._poll = poll.poll
 
-    def set_timeout(self, seconds: float | None) -> None:
-        """Limit the time for each read and write; None: no limit."""
+    def _set_timeout(self, seconds: float) -> None:
+        """Limit the time for each read and write."""
         if isinstance(self._socket, ssl.SSLSocket):
             self._socket.settimeout(seconds)
             return
         # The kernel keeps the time: Python's own limit costs a poll(2) before each read and each write.
         self._socket.settimeout(None)
-        whole = int(seconds or 0)
-        limit = struct.pack("@ll", whole, int(((seconds or 0) - whole) * 1e6))
+        whole = int(seconds)
+        limit = struct.pack("@ll", whole, max(1, int((seconds - whole) * 1e6)))
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
 
@@ -110,21 +129,29 @@ class BlockingWire(Wire):
         """The socket, for ``poll``."""
         return self._socket.fileno()
 
-    def send(self, packed: bytes, count: int = 1) -> None:
+    def send(self, packed: bytes, count: int = 1, until: float = inf) -> None:
         """See `Wire.send`."""
         del count
+        hurry = until != inf and len(packed) > SMALL_BYTES
+        if hurry:
+            # Half of it, because a write that got some bytes through is tried once more.
+            self._set_timeout(min(self.timeout, max(until - monotonic(), 0.002) / 2))
         try:
             self._sendall(packed)
         except BlockingIOError:
             raise TimeoutError(_NOT_SENT) from None
+        if hurry:
+            self._set_timeout(self.timeout)
 
-    def receive(self) -> Reply:
+    def receive(self, until: float = inf) -> Reply:
         """See `Wire.receive`."""
         parser = self._parser
+        if until != inf:
+            until = min(until, monotonic() + self.timeout)
         try:
             if parser.empty:
                 # No parser for what is nearly always one number.
-                data = self._recv(READ_BYTES)
+                data = self._recv(READ_BYTES) if until == inf else self._read(until)
                 if data[:1] == b":" and data[-1:] == b"\n":
                     try:
                         return int(data[1:])
@@ -134,7 +161,7 @@ class BlockingWire(Wire):
             while True:
                 reply = parser.take()
                 if reply is NOTHING:
-                    self._fed(self._recv(READ_BYTES))
+                    self._fed(self._recv(READ_BYTES) if until == inf else self._read(until))
                 elif isinstance(reply, Push):
                     if self.on_push is not None:
                         self.on_push(reply)
@@ -143,12 +170,32 @@ class BlockingWire(Wire):
         except BlockingIOError:
             raise TimeoutError(NO_ANSWER) from None
 
-    def receive_push(self) -> list[Reply]:
+    def _read(self, until: float) -> bytes:
         """
-        Wait for the next message of a subscription (protocol 2 sends them as plain arrays).
+        Read what has come, or comes by `until`.
 
         Raises:
-            TimeoutError: None came in the time set by `set_timeout`. The connection is still good.
+            TimeoutError: Nothing came.
+        """
+        left = max(0.0, until - monotonic())
+        if isinstance(self._socket, ssl.SSLSocket):
+            # Not poll: what it has decrypted already is not at the socket any more.
+            self._socket.settimeout(max(left, 0.001))
+            try:
+                return self._socket.recv(READ_BYTES)
+            finally:
+                self._socket.settimeout(self.timeout)
+        # Rounded up: poll counts whole milliseconds, and 0.4 ms must not become a busy loop.
+        if not self._poll(ceil(left * 1000)):
+            raise TimeoutError(NO_ANSWER)
+        return self._socket.recv(READ_BYTES)
+
+    def receive_push(self, until: float) -> Reply:
+        """
+        Wait for the next message of a subscription (protocol 2 sends them as plain arrays), or the reply to a PING.
+
+        Raises:
+            TimeoutError: None came by `until`. The connection is still good.
             ConnectionError: The connection ended.
             ServerSaid: The server refuses it.
         """
@@ -156,31 +203,30 @@ class BlockingWire(Wire):
             message = self._parser.take()
             if isinstance(message, ServerSaid):
                 raise message
-            if isinstance(message, list):
-                return message
-            if message is NOTHING:
-                try:
-                    self._fed(self._recv(READ_BYTES))
-                except BlockingIOError:
-                    raise TimeoutError(NO_ANSWER) from None
+            if message is not NOTHING:
+                return cast("Reply", message)
+            try:
+                self._fed(self._read(until))
+            except BlockingIOError:
+                raise TimeoutError(NO_ANSWER) from None
 
     def _fed(self, data: bytes) -> None:
         if not data:
             raise ConnectionResetError(_CLOSED)
         self._parser.feed(data)
 
-    def call(self, packed: bytes) -> Reply:
+    def call(self, packed: bytes, until: float = inf) -> Reply:
         """See `Wire.call`."""
         try:
             self._sendall(packed)
         except BlockingIOError:
             raise TimeoutError(_NOT_SENT) from None
-        return self.receive()
+        return self.receive(until)
 
-    def call_many(self, packed: bytes, count: int) -> list[Reply]:
+    def call_many(self, packed: bytes, count: int, until: float = inf) -> list[Reply]:
         """See `Wire.call_many`."""
-        self.send(packed)
-        return [self.receive() for _ in range(count)]
+        self.send(packed, count, until)
+        return [self.receive(until) for _ in range(count)]
 
     @property
     def stale(self) -> bool:
@@ -218,21 +264,22 @@ class AsyncioWire(asyncio.Protocol, Wire):
         self.on_lost: Callable[[BaseException], None] | None = None
         self._transport.set_protocol(self)
 
-    def send(self, packed: bytes, count: int = 1) -> None:
-        """See `Wire.send`."""
-        self._unasked.append(self._ask(packed, count))
+    def send(self, packed: bytes, count: int = 1, until: float = inf) -> None:
+        """See `Wire.send`. `until` counts here, not in `receive`."""
+        self._unasked.append(self._ask(packed, count, until))
 
-    def receive(self) -> Awaitable[Reply]:
+    def receive(self, until: float = inf) -> Awaitable[Reply]:
         """See `Wire.receive`."""
+        del until
         return _first(self._unasked.popleft())
 
-    def call(self, packed: bytes) -> Awaitable[Reply]:
+    def call(self, packed: bytes, until: float = inf) -> Awaitable[Reply]:
         """See `Wire.call`."""
-        return _first(self._ask(packed, 1))
+        return _first(self._ask(packed, 1, until))
 
-    def call_many(self, packed: bytes, count: int) -> Awaitable[list[Reply]]:
+    def call_many(self, packed: bytes, count: int, until: float = inf) -> Awaitable[list[Reply]]:
         """See `Wire.call_many`."""
-        return self._ask(packed, count)
+        return self._ask(packed, count, until)
 
     def write(self, packed: bytes) -> None:
         """Send a command whose reply comes as a message: SUBSCRIBE."""
@@ -240,7 +287,7 @@ class AsyncioWire(asyncio.Protocol, Wire):
             raise ConnectionResetError(_CLOSED) from self.error
         self._transport.write(packed)
 
-    def _ask(self, packed: bytes, count: int) -> asyncio.Future[list[Reply]]:
+    def _ask(self, packed: bytes, count: int, until: float) -> asyncio.Future[list[Reply]]:
         if self.error is not None:
             raise ConnectionResetError(_CLOSED) from self.error
         expected = _Expected(self._loop.create_future(), count, self._loop.time() + self.timeout)
@@ -248,6 +295,11 @@ class AsyncioWire(asyncio.Protocol, Wire):
         if self._timer is None:
             self._timer = self._loop.call_at(expected.until, self._watch)
         self._transport.write(packed)
+        if until != inf and (left := until - monotonic()) < self.timeout:
+            # This caller gives up earlier. The others keep the connection: as after a cancelled call, the reply that
+            # nobody waits for is dropped when it comes.
+            timer = self._loop.call_later(left, _too_late, expected.future)
+            expected.future.add_done_callback(lambda _: timer.cancel())
         return expected.future
 
     def data_received(self, data: bytes) -> None:
@@ -267,9 +319,9 @@ class AsyncioWire(asyncio.Protocol, Wire):
 
     def _take(self, reply: Reply) -> None:
         if not self._expected:
-            # Protocol 2 sends the messages of a subscription as plain arrays.
-            if self.on_push is not None and isinstance(reply, list):
-                self.on_push(reply)
+            # Protocol 2 sends the messages of a subscription as plain arrays, protocol 3 the reply to a PING as text.
+            if self.on_push is not None and isinstance(reply, (list, bytes)):
+                self.on_push(reply if isinstance(reply, list) else [reply])
                 return
             self._fail(reply if isinstance(reply, ServerSaid) else ConnectionError("an answer that nobody asked for"))
             return
@@ -338,25 +390,48 @@ class _Expected:
         self.replies: list[Reply] = []
 
 
+def _too_late(future: asyncio.Future[list[Reply]]) -> None:
+    if not future.done():
+        future.set_exception(TimeoutError(NO_ANSWER))
+        future.exception()  # the caller may be gone: no complaint that nobody looked
+
+
 async def _first(future: asyncio.Future[list[Reply]]) -> Reply:
     return (await future)[0]
 
 
-async def open_wire(runtime: Runtime, target: Target) -> Wire:
+async def open_wire(runtime: Runtime, target: Target, until: float = inf) -> Wire:
     """
     Connect and log in.
+
+    Args:
+        runtime: Of the face.
+        target: Where.
+        until: Client monotonic time by which it must be done, if that is earlier than the target's own limits.
 
     Raises:
         Exception: One of `DRIVER_ERRORS`; not yet ours.
     """
-    return await take_over(runtime, target.connection(runtime.kind), target.timeout)
+    return await take_over(runtime, target.connection(runtime.kind), target.timeout, until)
 
 
-async def take_over(runtime: Runtime, connection: Any, timeout: float) -> Wire:  # noqa: ANN401 - redis-py's
+async def take_over(
+    runtime: Runtime,
+    connection: Any,  # noqa: ANN401 - redis-py's
+    timeout: float,
+    until: float = inf,
+) -> Wire:
     """Connect a connection of redis-py's and use its socket from then on. Raises as `open_wire`."""
     if runtime.kind == "asyncio":
-        await _connect(connection)
+        await _connect(connection, until)
         return AsyncioWire(connection, timeout)
+    if until != inf:
+        left = max(until - monotonic(), 0.001)
+        if left < TLS_SECONDS_MIN and isinstance(connection, redis.connection.SSLConnection):
+            # Reading the authorities' certificates alone takes a part of it, which no limit ends.
+            raise TimeoutError(NO_ANSWER)
+        for limit in ("socket_timeout", "socket_connect_timeout"):
+            setattr(connection, limit, min(getattr(connection, limit, None) or left, left))
     try:
         connection.connect()
     except BaseException as error:
@@ -365,7 +440,7 @@ async def take_over(runtime: Runtime, connection: Any, timeout: float) -> Wire: 
     return BlockingWire(connection, timeout)
 
 
-async def _connect(connection: Any) -> None:  # noqa: ANN401 - redis-py's
+async def _connect(connection: Any, until: float) -> None:  # noqa: ANN401 - redis-py's
     """
     Have redis-py connect, in a task of its own.
 
@@ -374,7 +449,9 @@ async def _connect(connection: Any) -> None:  # noqa: ANN401 - redis-py's
     """
     task: asyncio.Task[None] = asyncio.ensure_future(connection.connect())
     try:
-        await asyncio.wait([task])
+        await asyncio.wait([task], timeout=None if until == inf else max(0.0, until - monotonic()))
+        if not task.done():
+            raise TimeoutError(NO_ANSWER)  # noqa: TRY301 - it ends the task as a cancellation does
     except BaseException as error:
         reason = error
 
@@ -385,6 +462,9 @@ async def _connect(connection: Any) -> None:  # noqa: ANN401 - redis-py's
         task.cancel()
         task.add_done_callback(drop)
         raise
+    if task.cancelled():
+        message = "the connecting was cancelled"
+        raise ConnectionAbortedError(message)
     if (failure := task.exception()) is not None:
         _drop(connection, failure)
         raise failure

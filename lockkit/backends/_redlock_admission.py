@@ -4,7 +4,8 @@ Which nodes of a Redlock may vote: delayed restart.
 A node that comes back without what it knew would vote for a second holder. So each node has a *mark*, which it loses
 with its data, and which names the run of the server that it was written in. `redlock_acquire.lua` compares it in the
 same atomic step as the vote, so a node that was emptied (FLUSHALL) or restarted a moment ago does not vote, whatever
-any client believed of it. Someone then has to say from when on it votes again; that is decided here.
+any client believed of it; a server that does not tell its run is not asked for its vote at all, but with ``durable=1``
+(`lockkit.backends._redlock_wires`). Someone then has to say from when on it votes again; that is decided here.
 
 ====================================================  ==================================================================
 what the nodes say                                    what is done
@@ -44,11 +45,12 @@ import math
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from lockkit.backends._redlock_panel import ADMIT, LOOK
+from lockkit.background import SingleRun
 from lockkit.errors import LockError
 
 if TYPE_CHECKING:
     from lockkit.backends._redlock_panel import LockKeys, Panel
-    from lockkit.runtime import Runtime
+    from lockkit.runtime import Event, Runtime
 
 __all__ = ["FIRST_START_MS", "FORGOTTEN_MS", "Admission"]
 
@@ -98,7 +100,7 @@ class Admission:
         self._durable = durable
         self._nodes_count = len(panel.labels)
         self._quorum = self._nodes_count // 2 + 1
-        self._running = False
+        self._looking = SingleRun(runtime, "lockkit-redlock-admit", self.run)
 
     async def run(self) -> None:
         """Look at all nodes, and mark those that have no mark of their present run."""
@@ -113,25 +115,24 @@ class Admission:
                 return
             await self._runtime.sleep(self._runtime.random.uniform(0.01, 0.05))
 
-    def run_soon(self) -> None:
-        """Do the same in the background: a majority votes already, and need not wait for it."""
-        if self._running:
-            return
-        self._running = True
+    def run_soon(self) -> Event:
+        """
+        Do the same in the background; the event is set at its end.
 
-        async def run() -> None:
-            try:
-                await self.run()
-            finally:
-                self._running = False
-
-        self._runtime.spawn("lockkit-redlock-admit", run)
+        Not in the time of a caller: one that has little of it would take nodes that were not asked for long enough for
+        such that cannot be asked, and let the others wait.
+        """
+        return self._looking.start()
 
     async def _look(self) -> dict[int, _Look]:
+        # A node cannot be asked if it does not answer now, not if it did not answer a while ago.
+        await self._panel.retry()
         answers = await self._panel.ask(LOOK, self._keys, ())
-        return {
+        looks = {
             index: _Look(*cast("list[int]", answer)) for index, answer in enumerate(answers) if isinstance(answer, list)
         }
+        assert all(look.wait_ms >= 0 and look.ttl_ms >= 0 for look in looks.values())
+        return looks
 
     def _is_first_start(self, looks: dict[int, _Look]) -> bool:
         return len(looks) == self._nodes_count and all(look.state == _BLANK for look in looks.values())
@@ -143,6 +144,7 @@ class Admission:
         return bool(marked) and all(look.votes and look.age_ms < FIRST_START_MS for look in marked)
 
     async def _mark(self, strange: list[int], looks: dict[int, _Look]) -> None:
+        assert strange, "nobody to be marked"
         ttl_ms = max(self.ttl_ms, *(look.ttl_ms for look in looks.values()))
         wait_ms = 0
         if not self._durable and not self._is_first_start(looks):
@@ -151,6 +153,7 @@ class Admission:
                 wait_ms = max(wait_ms, FORGOTTEN_MS)
             # The clocks of two nodes differ by as much as the engine allows between client and node.
             wait_ms = math.ceil(wait_ms * 1.01) + 2
+            assert wait_ms > ttl_ms, "a node that votes before what it forgot has ended"
         answers = await self._panel.ask(ADMIT, self._keys, (wait_ms, ttl_ms), only=strange)
         for index in strange:
             if answers[index] == 1 and wait_ms:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from lockkit.backends._redis_io import Script, bulk, lock_key, side_key
@@ -131,6 +132,7 @@ class Panel(ABC):
         tails: Sequence[Argument] | None = None,
         only: Collection[int] | None = None,
         owed: float = 0.0,
+        until: float = inf,
     ) -> list[Answer]:
         """
         Ask nodes at the same time, and wait for all answers until one deadline for all of them.
@@ -145,14 +147,43 @@ class Panel(ABC):
             only: Indexes of the nodes to ask; None: all.
             owed: A node that gives no answer is asked again when it is reached next, within so many seconds, if it can
                 be. Only for what does no harm however late it comes.
+            until: Client monotonic time by which there is an answer, or the want of one. What can be sent is sent,
+                however late it is.
 
         Returns:
             For each node its answer.
         """
 
     @abstractmethod
-    async def ask_many(self, op: Op, calls: Sequence[tuple[LockKeys, Sequence[Argument]]]) -> list[list[Answer]]:
-        """Ask all nodes about many locks, pipelined. For each node its answers, in the order of `calls`."""
+    async def retry(self) -> None:
+        """
+        Have nodes that are down tried now, and wait for what comes of it, at most as long as for an answer.
+
+        Before a decision that depends on which nodes cannot be asked: that a node is down is what the last try showed,
+        and it may be back since.
+        """
+
+    @abstractmethod
+    async def ask_many(
+        self,
+        op: Op,
+        calls: Sequence[tuple[LockKeys, Sequence[Argument]]],
+        *,
+        until: float = inf,
+        last: bool = False,
+    ) -> list[list[Answer]]:
+        """
+        Ask all nodes about many locks, pipelined, as far as the time goes.
+
+        Args:
+            op: What.
+            calls: Which locks, and the arguments for each.
+            until: As for `ask`; the locks that were not asked about by then have errors for answers.
+            last: The client is being closed, and its event loop may end: do not connect to nodes that are lost.
+
+        Returns:
+            For each node its answers, in the order of `calls`.
+        """
 
     @abstractmethod
     def places(self, request: Request) -> list[str]:
@@ -163,8 +194,8 @@ class Panel(ABC):
         """
 
     @abstractmethod
-    async def listen(self) -> bool:
-        """Subscribe at all nodes that are up, so that `places` can be taken. False if no node lets us."""
+    async def listen(self, until: float) -> bool:
+        """Subscribe at all nodes that are up, so that `places` can be taken. False if there is no subscription then."""
 
     @abstractmethod
     def forget(self, request: Request) -> None:

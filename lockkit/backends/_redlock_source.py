@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import redis
 import redis.asyncio
 
-from lockkit.backends._redis_io import DEFAULT_PORT, Target, open_wire
+from lockkit.backends._redis_io import DEFAULT_PORT, DRIVER_ERRORS, Target, open_wire
+from lockkit.backends._redis_probe import other_form
 from lockkit.backends._redis_wire import take_over
 from lockkit.errors import ConfigurationError
 
@@ -57,10 +58,26 @@ class UrlSource(Source):
         self._runtime = runtime
         self.target = target
         self.label = target.label
+        self._proven = False
 
     async def connect(self) -> Wire:
-        """See `Source.connect`."""
-        return await open_wire(self._runtime, self.target)
+        """
+        See `Source.connect`.
+
+        Raises:
+            ConfigurationError: It has never answered, and speaks TLS where the URL does not, or the other way round.
+        """
+        try:
+            wire = await open_wire(self._runtime, self.target)
+        except DRIVER_ERRORS as error:
+            until = self._runtime.now() + self.target.timeout
+            if self._proven or (found := await other_form(self._runtime, self.target, error, until)) is None:
+                raise
+            scheme = "redlock" if self.target.form == "tls" else "redlocks"
+            message = f"{self.label} cannot be talked to: {found}. Use {scheme}://"
+            raise ConfigurationError(message) from error
+        self._proven = True
+        return wire
 
 
 class AdoptedSource(Source):

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from lockkit.errors import LockError
 
-__all__ = ["Kind", "MissingTable", "mysql_kind", "postgresql_kind", "sqlite_kind", "translate"]
+__all__ = ["AlreadyThere", "Kind", "MissingTable", "mysql_kind", "postgresql_kind", "sqlite_kind", "translate"]
 
 Kind = Literal[
     "conflict",
@@ -26,6 +26,7 @@ Kind = Literal[
     "read-only",
     "full",
     "crowded",
+    "encoding",
     "connection",
     "other",
 ]
@@ -35,6 +36,7 @@ What an error is about.
 - ``conflict``: the database gave this statement up for another one (deadlock, serialization): nothing was done, repeat.
 - ``locked``: it waited for a lock of the database as long as it may.
 - ``timeout``: the server or we ended it for taking too long; whether it was done is unknown.
+- ``encoding``: the database has no such character in its encoding.
 - ``connection``: there is none, or it ended; whether the statement was done is unknown.
 - ``other``: whatever the tables do not know.
 """
@@ -42,6 +44,10 @@ What an error is about.
 
 class MissingTable(ConfigurationError):
     """The table is not there. Never leaves a backend: it makes the table, or says what to do."""
+
+
+class AlreadyThere(ConfigurationError):
+    """The table or column is there already: who makes it has nothing more to do."""
 
 
 _ADVICE: dict[Kind, tuple[Callable[[str], LockError], str]] = {
@@ -53,7 +59,7 @@ _ADVICE: dict[Kind, tuple[Callable[[str], LockError], str]] = {
         ConfigurationError,
         "has a table of this name that lacks a column: run lockkit migrate, or give another table=",
     ),
-    "exists": (ConfigurationError, "has something else of this name: give another table="),
+    "exists": (AlreadyThere, "has something else of this name: give another table="),
     "denied": (
         ConfigurationError,
         "denies this user a right: SELECT, INSERT, UPDATE and DELETE are needed, and CREATE or lockkit migrate before",
@@ -66,6 +72,10 @@ _ADVICE: dict[Kind, tuple[Callable[[str], LockError], str]] = {
     ),
     "full": (BackendUnavailable, "has no space left on its disk: nothing can be locked until there is some"),
     "crowded": (BackendUnavailable, "has no room for another connection: see its max_connections"),
+    "encoding": (
+        ConfigurationError,
+        "cannot store a character of this name in the database's encoding: use other names, or a database in UTF-8",
+    ),
     "connection": (BackendUnavailable, "cannot be reached, or ended the connection"),
     "other": (BackendUnavailable, "refused the statement"),
 }
@@ -95,6 +105,7 @@ _SQLSTATES: dict[str, Kind] = {
     "42703": "no column",
     "42P07": "exists",
     "42710": "exists",
+    "42701": "exists",
     "23505": "exists",
     "42501": "denied",
     "3D000": "no database",
@@ -104,6 +115,8 @@ _SQLSTATES: dict[str, Kind] = {
     "26000": "conflict",
     "0A000": "conflict",
     "42P05": "conflict",
+    "22P05": "encoding",
+    "22021": "encoding",
     "28": "login",
     "08": "connection",
     "57": "connection",
@@ -153,6 +166,7 @@ _ERRNOS: dict[int, Kind] = {
     1146: "no table",
     1054: "no column",
     1050: "exists",
+    1060: "exists",
     1044: "denied",
     1142: "denied",
     1143: "denied",
@@ -208,6 +222,7 @@ _SQLITE_TEXTS: tuple[tuple[str, Kind], ...] = (
     ("no column named", "no column"),
     ("no such column", "no column"),
     ("already exists", "exists"),
+    ("duplicate column name", "exists"),
     ("unable to open database", "no database"),
 )
 

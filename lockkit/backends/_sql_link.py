@@ -9,7 +9,7 @@ One connection to a database that is logged in, in autocommit.
     await link.close() / link.terminate()
 
 - `PqLink` (`lockkit.backends._sql_pq`): psycopg 3 on both faces, through its libpq wrapper.
-- `DbapiLink`: any blocking driver, through PEP 249.
+- `DbapiLink`: SQLite's blocking driver, through PEP 249; `PyMysqlLink` and `ThreadLink`: other blocking drivers.
 - `AdaptedLink`: any asyncio driver that SQLAlchemy knows, through SQLAlchemy's PEP 249 form of it.
 
 A link is for one caller at a time. BEGIN and COMMIT are statements like others, for whoever has a link for himself.
@@ -18,10 +18,14 @@ A link is for one caller at a time. BEGIN and COMMIT are statements like others,
 from __future__ import annotations
 
 import asyncio
+import os
 import select
+import socket
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy.util import greenlet_spawn
 
@@ -30,9 +34,54 @@ from lockkit.backends._sql_statement import Result
 if TYPE_CHECKING:
     from lockkit.backends._sql_statement import Parameter, Statement
 
-__all__ = ["AdaptedLink", "DbapiLink", "Link", "close_later"]
+__all__ = ["AdaptedLink", "DbapiLink", "Link", "OpenFile", "PyMysqlLink", "ThreadLink", "close_later", "in_time"]
+
+T = TypeVar("T")
 
 NO_ANSWER = "no answer within the time limit"
+
+CLOSE_SECONDS = 0.2
+"""What a good-bye to a server may take, seconds. Longer delays `Client.close` when the server hangs; shorter leaves
+the server to notice the end by itself."""
+
+
+class OpenFile:
+    """
+    The file behind a connection of SQLite's, which may be removed or replaced while it is open.
+
+    SQLite goes on in a file that has no name any more, and another client locks in the new one. In the modes with a
+    rollback journal it looks before it writes, in WAL it does not.
+    """
+
+    def __init__(self, path: str) -> None:
+        """Look at the file that is there now."""
+        self._path = path
+        self.identity = identity(path)
+
+    @property
+    def moved(self) -> bool:
+        """Whether the path leads to another file now, or to none."""
+        return identity(self._path) != self.identity
+
+    def check(self) -> None:
+        """
+        See that what was read or written there is what others see.
+
+        Raises:
+            ConnectionAbortedError: It is another file.
+        """
+        if self.moved:
+            message = f"{self._path} was removed or replaced while it was in use"
+            raise ConnectionAbortedError(message)
+
+
+def identity(path: str) -> tuple[int, int] | None:
+    """Tell which file a path leads to; None if there is none."""
+    try:
+        found = os.stat(path)  # noqa: PTH116 - before and after each statement: a Path would cost more than the call
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 class Link(ABC):
@@ -43,10 +92,14 @@ class Link(ABC):
         used: Client monotonic time of its last use, for whoever keeps it.
         pooled: Statements may each reach another session of the server (pgbouncer's transaction mode): nothing may be
             set for the session, and LISTEN is of no use.
+        product: What the server calls itself, with its version; empty where nobody asked.
+        file: Of SQLite.
     """
 
     used: float = 0.0
     pooled: bool = False
+    product: str = ""
+    file: OpenFile | None = None
 
     @abstractmethod
     async def run(self, statement: Statement, parameters: Sequence[Parameter] = (), seconds: float = 3.0) -> Result:
@@ -56,7 +109,7 @@ class Link(ABC):
         Args:
             statement: What to run.
             parameters: Values for ``$1``, ``$2``, …
-            seconds: For the answer. A blocking driver other than psycopg has a limit of its own.
+            seconds: For the answer.
 
         Raises:
             TimeoutError: None came. Of no more use: `terminate` it.
@@ -94,7 +147,7 @@ def _readable(fd: int) -> bool:
 
 
 class DbapiLink(Link):
-    """Any blocking driver. Limits of time are the driver's own: see `lockkit.backends._sql_dialect`."""
+    """A blocking driver of SQLite's, which waits for nothing but other writers: see `lockkit.backends._sql_dialect`."""
 
     def __init__(self, dbapi: Any, paramstyle: str, keep: object = None) -> None:  # noqa: ANN401 - any driver's
         """
@@ -115,6 +168,9 @@ class DbapiLink(Link):
     async def run(self, statement: Statement, parameters: Sequence[Parameter] = (), seconds: float = 3.0) -> Result:
         """See `Link.run`."""
         del seconds
+        return self._run(statement, parameters)
+
+    def _run(self, statement: Statement, parameters: Sequence[Parameter]) -> Result:
         text, order = statement.spelled(self._paramstyle)
         cursor = self._cursor
         self._execute(text, order(parameters))
@@ -144,6 +200,110 @@ class DbapiLink(Link):
             self._fd = -1
             # PyMySQL says good-bye to the server in close(), which may hang; this only closes the socket.
             getattr(dbapi, "_force_close", dbapi.close)()
+
+
+class PyMysqlLink(DbapiLink):
+    """PyMySQL, whose limit for each read of the socket can be set for each statement."""
+
+    def __init__(self, dbapi: Any, paramstyle: str, seconds: float, keep: object = None) -> None:  # noqa: ANN401 - PyMySQL's
+        """Take over a connection; `seconds` is its limit if it has none. See `DbapiLink`."""
+        super().__init__(dbapi, paramstyle, keep)
+        self._limit: float = dbapi._read_timeout or seconds  # noqa: SLF001 - PyMySQL has no public name for it
+        self._set_limit(self._limit)
+
+    async def run(self, statement: Statement, parameters: Sequence[Parameter] = (), seconds: float = 3.0) -> Result:
+        """See `Link.run`."""
+        if seconds >= self._limit:
+            return self._run(statement, parameters)
+        self._set_limit(seconds)
+        try:
+            return self._run(statement, parameters)
+        finally:
+            self._set_limit(self._limit)
+
+    def _set_limit(self, seconds: float) -> None:
+        if self.dbapi is not None:
+            self.dbapi._read_timeout = self.dbapi._write_timeout = seconds  # noqa: SLF001 - as above
+
+
+class ThreadLink(DbapiLink):
+    """Any other blocking driver: there is no limit of time that all have, so each statement has a thread."""
+
+    _running = False
+
+    async def run(self, statement: Statement, parameters: Sequence[Parameter] = (), seconds: float = 3.0) -> Result:
+        """See `Link.run`."""
+        dbapi = self.dbapi
+
+        def work() -> Result:
+            self._running = True
+            try:
+                return self._run(statement, parameters)
+            finally:
+                self._running = False
+
+        return in_time(work, seconds, lambda _: _close_cut(dbapi))
+
+    def terminate(self) -> None:
+        """See `Link.terminate`. A driver's close() waits for the statement under way: its thread does that then."""
+        dbapi, self.dbapi = self.dbapi, None
+        if dbapi is None:
+            return
+        fd, self._fd = self._fd, -1
+        if not self._running:
+            _close_cut(dbapi)
+        elif fd >= 0:
+            with suppress(OSError), socket.socket(fileno=os.dup(fd)) as copy:  # OSError: the server was faster
+                copy.shutdown(socket.SHUT_RDWR)
+
+
+def _close_cut(dbapi: Any) -> None:  # noqa: ANN401 - any driver's
+    with suppress(Exception):  # any driver's complaint that the connection is cut, or closed already
+        dbapi.close()
+
+
+def in_time(function: Callable[[], T], seconds: float, late: Callable[[T | None], None]) -> T:
+    """
+    Run what may block for longer than its caller may wait, in a thread that is then left alone.
+
+    Args:
+        function: What.
+        seconds: For the result.
+        late: Called by that thread with a result that came too late, None if it was an error.
+
+    Raises:
+        TimeoutError: There was none in time.
+        BaseException: What `function` raised.
+    """
+    outcome: list[tuple[T | None, BaseException | None]] = []
+    fate: dict[str, str] = {}  # dict.setdefault is atomic: whoever comes first decides
+    done = threading.Lock()
+    done.acquire()
+
+    def work() -> None:
+        try:
+            outcome.append((function(), None))
+        except BaseException as error:  # noqa: BLE001 - raised in the caller
+            outcome.append((None, error))
+        if fate.setdefault("end", "heard") == "heard":
+            done.release()
+        else:
+            late(outcome[0][0])
+
+    try:
+        threading.Thread(target=work, name="lockkit-sql-call", daemon=True).start()
+    except RuntimeError:  # Python 3.12 and later start no thread once the interpreter is finalizing
+        return function()
+    try:
+        done.acquire(timeout=max(0.0, seconds))
+    finally:
+        mine = fate.setdefault("end", "late") == "late"
+    if mine:
+        raise TimeoutError(NO_ANSWER)
+    result, error = outcome[0]
+    if error is not None:
+        raise error
+    return result  # type: ignore[return-value] # there was no error
 
 
 class AdaptedLink(Link):
@@ -239,7 +399,11 @@ class AdaptedLink(Link):
         dbapi, self.dbapi = self.dbapi, None
         if dbapi is not None:
             self._fd = -1
-            await greenlet_spawn(dbapi.close)
+            task = asyncio.ensure_future(greenlet_spawn(dbapi.close))
+            task.add_done_callback(_heard)
+            _closing.add(task)
+            task.add_done_callback(_closing.discard)
+            await asyncio.wait([task], timeout=CLOSE_SECONDS)
 
 
 def _heard(task: asyncio.Task[Any]) -> None:
@@ -261,14 +425,16 @@ def close_later(dbapi: Any) -> None:  # noqa: ANN401 - any driver's
 
 
 def _file_descriptor(driver_connection: Any) -> int:  # noqa: ANN401 - any driver's
-    """Find the socket of a connection: of PyMySQL, mysql-connector, aiomysql, asyncmy; -1 for others."""
-    sock = getattr(driver_connection, "_sock", None)
+    """Find the socket of a connection: of psycopg2, PyMySQL, aiomysql, asyncmy, pg8000; -1 for others."""
+    sock = driver_connection if hasattr(driver_connection, "fileno") else None
+    for name in ("_usock", "_sock"):
+        sock = sock or getattr(driver_connection, name, None)
     if sock is None:
         transport = getattr(getattr(driver_connection, "_writer", None), "transport", None)
         sock = None if transport is None else transport.get_extra_info("socket")
     try:
         return int(sock.fileno()) if sock is not None else -1
-    except OSError:  # pg8000 calls a file so that it has made of its socket
+    except OSError:  # closed
         return -1
 
 

@@ -93,15 +93,15 @@ class PqLink(Link):
     async def _answer(self, seconds: float) -> PGresult:
         """Give the last answer to what was sent; one that is an error is raised."""
         pgconn = self.pgconn
-        until = 0.0
+        until = self._runtime.now() + seconds
         while pgconn.flush():
-            until = until or self._runtime.now() + seconds
             if self._runtime.now() >= until:
                 raise TimeoutError(NO_ANSWER)
             await self._runtime.sleep(FLUSH_PAUSE)
         while True:
             while pgconn.is_busy():
-                ready = self._poll(seconds * 1000) if self._blocking else await self._readable(self._fd, seconds)
+                left = max(0.0, until - self._runtime.now())
+                ready = self._poll(left * 1000) if self._blocking else await self._readable(self._fd, left)
                 if not ready:
                     raise TimeoutError(NO_ANSWER)
                 pgconn.consume_input()
@@ -113,7 +113,10 @@ class PqLink(Link):
             if self._last is None or not self._last.nfields or result.status != pq.ExecStatus.COMMAND_OK:
                 self._last = result
         last, self._last = self._last, None
-        assert last is not None
+        if last is None:
+            # An interrupt struck between libpq's giving it and our keeping it. Nobody knows what it was.
+            message = "the answer was lost to an interrupt"
+            raise psycopg.OperationalError(message)
         if last.status not in _OK:
             self._forget_plans(last)
             raise psycopg.errors.error_from_result(last)

@@ -12,6 +12,8 @@ Several processes may start at once and all find no table: ``CREATE TABLE IF NOT
 from __future__ import annotations
 
 import re
+from contextlib import suppress
+from math import inf
 from typing import TYPE_CHECKING
 
 from sqlalchemy import BigInteger, Boolean, Column, MetaData, String, Table, Text, event, inspect, text
@@ -19,8 +21,9 @@ from sqlalchemy.dialects.mysql import VARBINARY, VARCHAR
 from sqlalchemy.dialects.postgresql import TEXT as PG_TEXT
 from sqlalchemy.schema import CreateColumn, CreateTable
 
+from lockkit.backends._sql_errors import AlreadyThere
 from lockkit.backends._sql_statement import Statement
-from lockkit.errors import ConfigurationError
+from lockkit.errors import ConfigurationError, LockError
 from lockkit.values import METADATA_BYTES_MAX
 
 if TYPE_CHECKING:
@@ -30,7 +33,6 @@ if TYPE_CHECKING:
     from sqlalchemy import Dialect as SqlDialect
 
     from lockkit.backends._sql_database import Database
-    from lockkit.errors import LockError
 
 __all__ = ["TABLE", "create", "ddl", "lock_table", "migrate", "parse_table", "quoted", "with_room"]
 
@@ -120,28 +122,29 @@ def ddl(table: Table, dialect: SqlDialect) -> str:
     return "\n".join(line.replace("\t", "    ").rstrip() for line in lines)
 
 
-async def create(database: Database, tables: Sequence[Table]) -> None:
+async def create(database: Database, tables: Sequence[Table], answer_by: float = inf) -> None:
     """
     Make tables that are not there. Any number of processes may do it at once.
 
     Raises:
         LockError: They cannot be made: see what to do in the message.
     """
-    link = await database.connect()
-    try:
-        for table in tables:
-            try:
-                await link.run(Statement(ddl(table, database.engine.dialect)))
-            except database.driver_errors as error:
-                if database.kind(error) != "exists":
-                    raise _cannot_make(database, table, error) from error
-    finally:
-        await link.close()
+    for table in tables:
+        try:
+            await _run_once(database, ddl(table, database.engine.dialect), answer_by)
+        except LockError as error:
+            raise _cannot_make(database, table, error) from error.__cause__
 
 
-def _cannot_make(database: Database, table: Table, error: BaseException) -> LockError:
-    failure = database.translate(error)
-    if database.kind(error) not in {"denied", "read-only", "no table"}:
+async def _run_once(database: Database, text: str, answer_by: float = inf) -> None:
+    """Run a statement that makes something; others may make it at the same time."""
+    with suppress(AlreadyThere):
+        await database.run(Statement(text, once=True), answer_by=answer_by)
+
+
+def _cannot_make(database: Database, table: Table, failure: LockError) -> LockError:
+    error = failure.__cause__
+    if error is None or database.kind(error) not in {"denied", "read-only", "no table"}:
         return failure
     message = (
         f"{database.url} has no table {table.fullname}, and it cannot be made: {failure}. Have somebody who may run "
@@ -170,7 +173,7 @@ async def migrate(database: Database, tables: Sequence[Table]) -> list[str]:
         missing = [column for column in table.columns if column.name not in before]
         for column in missing:
             spec = CreateColumn(column).compile(dialect=database.engine.dialect)
-            await database.run(Statement(f"ALTER TABLE {quoted(table, database.engine.dialect)} ADD COLUMN {spec}"))
+            await _run_once(database, f"ALTER TABLE {quoted(table, database.engine.dialect)} ADD COLUMN {spec}")
         names = ", ".join(column.name for column in missing)
         changes.append(f"table {table.fullname} " + (f"lacked {names}: added" if missing else "is as it should be"))
     return changes

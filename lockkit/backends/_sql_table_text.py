@@ -10,6 +10,7 @@ statement       parameters                                  gives
 ``acquire``     name, owner, ttl in µs, metadata            by database, see there
 ``look``        name                                        of a held lock: owner, µs left, token, metadata, whose it is
 ``release``     name, owner (and the channel)               one row, or one row changed, if it was ours
+``free``        names, owners (and the channel)             releases many, gives what ``release`` gives
 ``break_lock``  name (and the channel)                      the same, if anybody held it
 ``renew``       ttl in µs, names, owners                    the owners whose lock it was; MariaDB and MySQL: how many
 ``state``       names                                       name, owner, expired, last broken owner
@@ -70,6 +71,16 @@ class Texts(ABC):
             "UPDATE {table} SET expires_at_us = {now} + $1"
             f" WHERE name IN ({_places(2, count)}) AND owner IN ({_places(2 + count, count)})"
             " AND expires_at_us > {now}"
+        )
+
+    def free(self, count: int) -> Statement:
+        """Release so many leases at once; one parameter for each name, then one for each owner."""
+        return self._for_many("free", count, self._free_text(count))
+
+    def _free_text(self, count: int) -> str:
+        return (
+            "UPDATE {table} SET owner = NULL, expires_at_us = 0"
+            f" WHERE name IN ({_places(1, count)}) AND owner IN ({_places(1 + count, count)})"
         )
 
     def state(self, count: int) -> Statement:
@@ -174,6 +185,14 @@ class PostgresqlTexts(Texts):
             "UPDATE {table} SET expires_at_us = {now} + CAST($1 AS bigint)"
             " WHERE name = ANY (CAST($2 AS text[])) AND owner = ANY (CAST($3 AS text[])) AND expires_at_us > {now}"
             " RETURNING owner"
+        )
+
+    def _free_text(self, count: int) -> str:
+        del count
+        return (
+            "WITH freed AS (UPDATE {table} SET owner = NULL, expires_at_us = 0"
+            " WHERE name = ANY (CAST($1 AS text[])) AND owner = ANY (CAST($2 AS text[])) RETURNING name, wanted)"
+            " SELECT CASE WHEN wanted THEN pg_notify($3, name) END FROM freed"
         )
 
 

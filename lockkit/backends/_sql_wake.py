@@ -18,6 +18,7 @@ import socket
 from contextlib import suppress
 from typing import TYPE_CHECKING, cast
 
+from lockkit.backend import seconds_left
 from lockkit.backends._sql_statement import Statement
 
 if TYPE_CHECKING:
@@ -68,9 +69,12 @@ class Ears:
         if self._waiting.get(request.name) is request.wake:
             del self._waiting[request.name]
 
-    async def open(self) -> None:
+    async def open(self, answer_by: float) -> None:
         """
         Listen, if that has not been done; at most one caller does it, the others wait for it.
+
+        Args:
+            answer_by: When the caller must be back, client monotonic time. Nobody may listen then.
 
         Raises:
             LockError: There is no connection to be had.
@@ -83,17 +87,18 @@ class Ears:
             if opening is None:
                 opening = self._opening = self._runtime.event()
         if not mine:
-            await opening.wait(None)
+            now = self._runtime.now()
+            await opening.wait(seconds_left(answer_by, now))
             return
         try:
-            await self._open()
+            await self._open(answer_by)
         finally:
             with self._mutex:
                 self._opening = None
             opening.set()
 
-    async def _open(self) -> None:
-        link = cast("PqLink", await self._database.connect())
+    async def _open(self, answer_by: float) -> None:
+        link = cast("PqLink", await self._database.connect(answer_by))
         try:
             if link.pooled:
                 self.deaf = True
@@ -101,7 +106,7 @@ class Ears:
                 link.terminate()
                 return
             try:
-                await link.run(self._listen)
+                await link.run(self._listen, (), seconds_left(answer_by, self._runtime.now()))
             except self._database.driver_errors as error:
                 raise self._database.translate(error) from error
             ended = self._runtime.event()
@@ -125,7 +130,7 @@ class Ears:
         try:
             while await self._worth_listening(link):
                 for name in link.notifications():
-                    event = self._waiting.get(name.decode())
+                    event = self._waiting.get(name.decode("utf-8", "replace"))  # anybody may NOTIFY anything
                     if event is not None:
                         event.set()
         except self._database.driver_errors as error:

@@ -21,8 +21,9 @@ The modes of the SQL backends in which an open session of the database is the lo
                                                                               ->  the lease is written
 
 - The server was told before to end a session that idles for longer than the ttl. It counts from its last answer, which
-  is later than our last request, so our deadline comes first. So a holder that is stopped is thrown out, and so is a
-  waiter that is stopped in the queue and granted the lock there.
+  is later than our last request, so our deadline comes first. So a holder that is stopped is thrown out, and so, after
+  half of that, is a waiter that is stopped in the queue and granted the lock there.
+- A call knows when its caller must have an answer; each session has that as `Session.answer_by`, for all that it runs.
 - A grant that we find in the queue may be old: we may have been stopped. Only a statement that the session answers
   *after* we have looked shows that the lock is ours, and from before that statement the ttl counts.
 - The lease is in a table, not in the session, for others to see; and the token is there, so that neither the end of a
@@ -35,14 +36,18 @@ The modes of the SQL backends in which an open session of the database is the lo
 
 from __future__ import annotations
 
+import logging
 import math
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from math import inf
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 from lockkit import values
 from lockkit.backend import (
+    CALL_SECONDS,
     Busy,
     Gone,
     Grant,
@@ -74,8 +79,19 @@ if TYPE_CHECKING:
 
 __all__ = ["Key", "SessionBackend", "Taken", "options_of"]
 
+log = logging.getLogger("lockkit")
+
 LOOKS_MAX = 3
 """How often one attempt begins anew: a table or row was made, the database gave the attempt up for others."""
+
+AGAIN_SECONDS = 1.0
+"""After a waiter has made way for other work in the database, it looks again so soon whether it is in the way: such
+work waits several times. Longer delays that work, shorter asks more often."""
+
+RELEASE_ALL_SECONDS = 1.0
+"""How long all sessions together are given to answer that they have released when a client is closed. Longer delays the
+end of a program whose server hangs; shorter closes the connection of one that is only slow, which releases as well, but
+perhaps a little later."""
 
 BREAK_SECONDS = 5.0
 """How long `break_lock` waits for the end of the session that it has ended."""
@@ -123,12 +139,20 @@ class Taken(NamedTuple):
 class _Place:
     """A place in the database's queue, and then a lock that is held."""
 
-    __slots__ = ("key", "queued", "session")
+    __slots__ = ("found", "look_at", "queued", "session")
 
-    def __init__(self, key: Key) -> None:
-        self.key = key
+    def __init__(self) -> None:
+        self.found: Key | None = None
         self.session: Session | None = None
         self.queued = False
+        # When to look whether we are in the way of others, client monotonic clock.
+        self.look_at = 0.0
+
+    @property
+    def key(self) -> Key:
+        """The lock. Known once a session was told to lock it."""
+        assert self.found is not None
+        return self.found
 
 
 def options_of(mode: str, table: str) -> Mapping[str, Option]:
@@ -169,15 +193,22 @@ class SessionBackend(LockBackend):
     """Looks who holds a lock (`_look_parameters`): process id, owner, token, metadata, waiters; no row: free."""
     _cancel: Statement
     """Ends the statement of a session ($1 its process id)."""
+    _home: Statement
+    """Asks which table ``table=`` means, as text that is the same however it was spelled; no row: there is none."""
 
     def __init__(self, database: Database, options: Mapping[str, Any], host: Host, size: int | None) -> None:
         """Use a database; nothing is sent."""
         self.database = database
+        self._host = host
         self._failures: tuple[type[BaseException], ...] = (LockError, *database.driver_errors)
         self._runtime = host.runtime
         self._auto_create: bool = options["auto_create"]
         self._table_name: str = options["table"]
-        self._sessions = Sessions(database, host.runtime, size, self._greet, self._kept_seconds)
+        self._resolved = ""
+        self._left: set[_Place] = set()
+        self._sessions = Sessions(
+            database, host.runtime, size, self._greet, kept_seconds=self._kept_seconds, ended=self._session_ended
+        )
         self._prepare()
 
     @classmethod
@@ -210,7 +241,8 @@ class SessionBackend(LockBackend):
         """Make the statements."""
 
     @abstractmethod
-    def _key(self, name: str) -> Key: ...
+    def _key(self, table: str, name: str) -> Key:
+        """Make the key of a lock; `table` is what `_home` said."""
 
     @abstractmethod
     async def _greet(self, session: Session) -> None:
@@ -233,8 +265,18 @@ class SessionBackend(LockBackend):
         """Lock if it is free. Nothing is open in the session before."""
 
     @abstractmethod
-    def _enqueue(self, session: Session, key: Key) -> None:
-        """Send the statement that waits for the lock, after an `_attempt` that gave None."""
+    async def _enqueue(self, session: Session, key: Key, limit: int) -> None:
+        """
+        Send the statement that waits for the lock, after an `_attempt` that gave None.
+
+        And before, have the server end the session when it idles for half of `limit`: a waiter that is stopped, and is
+        granted the lock then, holds up those behind it no longer than that.
+        """
+
+    async def _obstructs(self, session: Session, answer_by: float) -> bool:
+        """Whether other work in the database cannot go on because this session waits for a lock."""
+        del session, answer_by
+        return False
 
     @abstractmethod
     def _granted(self, session: Session, result: Result) -> int | None:
@@ -253,8 +295,16 @@ class SessionBackend(LockBackend):
         """Release the lock that is held; False: it was not."""
 
     @abstractmethod
-    async def _end(self, pid: int) -> None:
+    def _send_free(self, session: Session, key: Key) -> None:
+        """Send what releases the lock that is held; the session is closed afterwards."""
+
+    @abstractmethod
+    async def _end(self, pid: int, answer_by: float) -> None:
         """Have the server end a session. Raises `Unsupported` if we may not."""
+
+    @abstractmethod
+    async def _end_waiter(self, session: Session, key: Key, answer_by: float) -> None:
+        """Have the server end a session whose connection we have closed, if it is still there and waits for a lock."""
 
     @abstractmethod
     def _token(self, result: Result) -> int | None:
@@ -273,14 +323,19 @@ class SessionBackend(LockBackend):
         """See `LockBackend.try_acquire`."""
         place: _Place | None = request.place
         if place is None:
-            place = request.place = _Place(self._key(request.name))
+            place = request.place = _Place()
         limit = self._limit(request.ttl)
+        look_again: float | None = None
         for _ in range(LOOKS_MAX):
             started = self._runtime.now()
             if place.queued:
                 assert place.session is not None
+                place.session.answer_by = request.answer_by
                 if not place.session.answered:
-                    return Busy()
+                    if not await self._makes_way(request, place, place.session):
+                        return Busy()
+                    look_again = AGAIN_SECONDS
+                    continue
                 # Before the proof that it is still ours: see the module.
                 anchor = self._runtime.now()
                 taken = await self._take_granted(request, place, place.session, limit)
@@ -288,13 +343,15 @@ class SessionBackend(LockBackend):
                 anchor = None
                 taken = await self._first_attempt(request, place, limit)
                 if taken is None and place.session is not None:
-                    await self._stand_back(request, place)
-                    return Busy()
+                    await self._stand_back(request, place, limit)
+                    place.look_at = started + (look_again or request.ttl)
+                    return Busy(retry_after=look_again)
             token = None if taken is None else await self._lease(request, place, taken)
             if token is not None and place.session is not None:
                 self._believe(place.session, started if anchor is None else anchor, limit, request.ttl)
+                self._sessions.hold(place.session, request.owner)
                 return Grant(request.name, request.owner, token, self._seconds(limit, request.ttl), anchor, place)
-        await self._give_up(place)
+        await self._give_up(place, request.answer_by)
         return Busy(retry_after=0.0, poll=True)
 
     def _believe(self, session: Session, anchor: float, limit: int, ttl: float) -> None:
@@ -304,18 +361,26 @@ class SessionBackend(LockBackend):
     async def _first_attempt(self, request: Request, place: _Place, limit: int) -> Taken | None:
         """Try at once, on a session of our own; None with a session: it is busy; None without: begin anew."""
         if place.session is None:
-            place.session = await self._sessions.take()
+            await self._end_left(request.answer_by)
+            place.session = await self._sessions.take(request.answer_by)
         session = place.session
+        session.answer_by = request.answer_by
         try:
+            if place.found is None:
+                place.found = await self._find(session.run, request.name)
+                if place.found is None:
+                    await self._give_up(place, request.answer_by)
+                    await self._make_tables(None, request.answer_by)
+                    return None
             return await self._attempt(session, place.key, limit, request)
         except self.database.driver_errors as error:
             kind = self.database.kind(error)
             if kind == "no table":
-                await self._give_up(place)
-                await self._make_tables(error)
+                await self._give_up(place, request.answer_by)
+                await self._make_tables(error, request.answer_by)
                 return None
             if kind in {"conflict", "locked"}:
-                await self._give_up(place)
+                await self._give_up(place, request.answer_by)
                 if kind == "conflict":
                     return None
             else:
@@ -325,19 +390,48 @@ class SessionBackend(LockBackend):
                     return None  # the server had ended it since it was used last
             raise self.database.translate(error) from error
 
-    async def _stand_back(self, request: Request, place: _Place) -> None:
+    async def _find(self, run: Callable[[Statement], Awaitable[Result]], name: str) -> Key | None:
+        """
+        Give the key of a lock; None: its table is not there.
+
+        Clients that name one table in two ways (``t``, ``public.t``) must have the same key. The server is asked once.
+        """
+        if not self._resolved:
+            rows = (await run(self._home)).rows
+            table = rows[0][0] if rows else None
+            if table is None:
+                return None
+            self._resolved = table.decode() if isinstance(table, bytes) else table
+        return self._key(self._resolved, name)
+
+    async def _stand_back(self, request: Request, place: _Place, limit: int) -> None:
         """The lock is busy: join the queue, or leave."""
         if not request.queue:
-            await self._give_up(place)
+            await self._give_up(place, request.answer_by)
             return
         session = place.session
         assert session is not None
         place.queued = True
         try:
-            self._enqueue(session, place.key)
+            await self._enqueue(session, place.key, limit)
         except self.database.driver_errors as error:
             self._lose(place)
             raise self.database.translate(error) from error
+
+    async def _makes_way(self, request: Request, place: _Place, session: Session) -> bool:
+        """
+        Leave the queue if others in the database wait for the end of our waiting, once in a ttl; tell whether we did.
+
+        The holder, say, builds an index CONCURRENTLY under the lock, which waits for every statement that began before.
+        """
+        now = self._runtime.now()
+        if now < place.look_at:
+            return False
+        place.look_at = now + request.ttl
+        if not await self._obstructs(session, request.answer_by):
+            return False
+        await self._give_up(place, request.answer_by)
+        return True
 
     async def _take_granted(self, request: Request, place: _Place, session: Session, limit: int) -> Taken | None:
         """Hear what the queue gave, and have the session prove that it is alive; None: begin anew."""
@@ -354,10 +448,10 @@ class SessionBackend(LockBackend):
                 self._lose(place)
                 raise self.database.translate(error) from error
             if kind == "no table":
-                await self._give_up(place)
-                await self._make_tables(error)
+                await self._give_up(place, request.answer_by)
+                await self._make_tables(error, request.answer_by)
             # A limit of the server's, or somebody cancelled it: the grant may have raced with that, so look again.
-        await self._give_up(place)
+        await self._give_up(place, request.answer_by)
         return None
 
     async def _prove(self, session: Session, key: Key, limit: int, request: Request, identity: int) -> Taken | None:
@@ -372,7 +466,7 @@ class SessionBackend(LockBackend):
         token = await self._write(request, place, taken.identity) if taken.token is None else taken.token
         if token == 0:
             # MariaDB gives no last id when the table has a trigger that writes.
-            holders = await self._look(place.key)
+            holders = await self._look(place.key, request.answer_by)
             token = next((token for _, owner, token, *_ in holders if owner == request.owner), None)
         if token is None:
             # Thrown out between the grant and now: we were stopped, or it was done by force.
@@ -386,18 +480,18 @@ class SessionBackend(LockBackend):
         owner = self.database.dialect.name_parameter(request.owner)
         parameters = (key.name, owner, identity, request.metadata, *self._lease_parameters(session, key))
         try:
-            result = await self.database.run(self._written, parameters, again=True)
+            result = await self.database.run(self._written, parameters, again=True, answer_by=request.answer_by)
         except MissingTable as error:
-            await self._make_tables(error)
-            result = await self.database.run(self._written, parameters, again=True)
+            await self._make_tables(error, request.answer_by)
+            result = await self.database.run(self._written, parameters, again=True, answer_by=request.answer_by)
         return self._token(result)
 
-    async def _make_tables(self, error: BaseException) -> None:
+    async def _make_tables(self, error: BaseException | None, answer_by: float) -> None:
         if not self._auto_create:
             names = " and ".join(table.fullname for table in self.tables)
             message = f"{self.url} lacks one of the tables {names}. Make them by lockkit migrate, or let auto_create on"
             raise ConfigurationError(message, backend=self.url) from error
-        await create(self.database, self.tables)
+        await create(self.database, self.tables, answer_by)
 
     # -- waiting and giving up -------------------------------------------------------------------------------------
 
@@ -412,55 +506,90 @@ class SessionBackend(LockBackend):
         """See `LockBackend.abandon`."""
         place: _Place | None = request.place
         if place is not None:
-            await self._give_up(place)
+            await self._give_up(place, request.answer_by)
         request.place = None
 
-    async def _give_up(self, place: _Place) -> None:
-        """Leave the queue, or give back a lock; keep the session for others if it can be of use."""
+    async def _give_up(self, place: _Place, answer_by: float) -> None:
+        """
+        Leave the queue, or give back a lock; keep the session for others if it can be of use.
+
+        Raises:
+            BackendUnavailable: The server has not confirmed that the session waits no more. Call again.
+        """
         session = place.session
         if session is None:
             return
+        session.answer_by = answer_by
         try:
             if session.dropped:
-                await self._end_orphan(place, session)
-                raise BackendUnavailable("closed")  # noqa: TRY301 - there is nothing to be given back in good order
+                await self._end_orphan(place, session, answer_by)
+                self._lose(place)
+                return
             if place.queued:
-                await self._end_wait(session)
+                await self._end_wait(session, answer_by)
             await self._hear_out(session)
-            await self._leave(session, place.key)
-        except self._failures:
-            # The server frees what a closed connection held. Where that one waits in a queue, the server sees that it
-            # is closed when it has the lock, and passes it on at once.
+            if place.found is not None:
+                await self._leave(session, place.key)
+        except self._failures as error:
+            if self._may_wait(place, session):
+                self._leave_behind(place, session)
+                raise error if isinstance(error, LockError) else self.database.translate(error) from error
+            # The server frees what a closed connection held.
             self._lose(place)
         except BaseException:
-            self._lose(place)
+            if self._may_wait(place, session):
+                self._leave_behind(place, session)
+            else:
+                self._lose(place)
             raise
         else:
             place.session, place.queued = None, False
             await self._sessions.give_back(session)
 
-    async def _end_wait(self, session: Session) -> None:
+    def _may_wait(self, place: _Place, session: Session) -> bool:
+        """Whether the server may have this session wait in a queue, as far as we know."""
+        return place.queued and (session.dropped or not session.answered)
+
+    def _leave_behind(self, place: _Place, session: Session) -> None:
+        """
+        Close the connection of a session that waits, and remember it until the server says that it waits no more.
+
+        A server that waits for a lock does not look whether its client is still there.
+        """
+        self._sessions.drop(session)
+        self._left.add(place)
+
+    async def _end_left(self, answer_by: float) -> None:
+        """End the sessions that were left behind. The engine tries that for a ttl only, and no ttl ends a waiter."""
+        for place in list(self._left):
+            try:
+                await self._give_up(place, answer_by)
+            except self._failures as error:
+                log.debug("ending a session that was left behind at %s: %s", self.url, error)
+                return
+
+    async def _end_wait(self, session: Session, answer_by: float) -> None:
         """
         Have the server end the statement that waits for the lock.
 
         Again and again: a server that has not begun with the statement yet forgets that it was to be cancelled.
         """
-        pause, until = CANCEL_PAUSE, self._runtime.now() + STATEMENT_SECONDS
+        pause, until = CANCEL_PAUSE, min(answer_by, self._runtime.now() + STATEMENT_SECONDS)
         never = self._runtime.event()
         while not session.answered and self._runtime.now() < until:
-            await self.database.run(self._cancel, [session.pid], again=True)
-            await session.until_answer(never, self._runtime.now() + pause)
+            await self.database.run(self._cancel, [session.pid], again=True, answer_by=answer_by)
+            await session.until_answer(never, min(until, self._runtime.now() + pause))
             pause *= 2
 
-    async def _end_orphan(self, place: _Place, session: Session) -> None:
+    async def _end_orphan(self, place: _Place, session: Session, answer_by: float) -> None:
         """
-        Have the server end a session that was interrupted while it joined the queue.
+        Have the server end a session whose connection we closed while it waited, or joined the queue.
 
-        PostgreSQL does not look whether its client is still there while it waits for a lock. The session and not its
-        statement: that it is to be cancelled is forgotten if it has not begun.
+        The session and not its statement: that it is to be cancelled is forgotten if it has not begun.
         """
         if place.queued and session.pid and not session.pooled:  # a pooler lends that process to others
-            await self._end(session.pid)
+            await self._end_waiter(session, place.key, answer_by)
+        self._left.discard(place)
 
     async def _hear_out(self, session: Session) -> None:
         """Hear what was sent last; what it says does not matter, only that it came."""
@@ -474,6 +603,7 @@ class SessionBackend(LockBackend):
 
     def _lose(self, place: _Place) -> None:
         session, place.session, place.queued = place.session, None, False
+        self._left.discard(place)
         if session is not None:
             self._sessions.drop(session)
 
@@ -491,8 +621,13 @@ class SessionBackend(LockBackend):
                 session = place.session
                 if session is None:
                     outcomes[number] = Gone("session")
-                elif await session.turn.take(max(0.0, until - self._runtime.now())):
+                elif await session.turn.take(until):
                     asked.append((number, place, session))
+                    if place.session is not session:
+                        # Released while we waited for our turn: the session may be another lock's by now.
+                        outcomes[number] = Gone("session")
+                        continue
+                    session.answer_by = until
                     failed = await self._ask(place, session, self._limit(grant.ttl))
                     if failed is not None:
                         outcomes[number] = failed
@@ -500,7 +635,7 @@ class SessionBackend(LockBackend):
                     outcomes[number] = Unknown(BackendUnavailable("another request of this lease is under way"))
             for number, place, session in asked:
                 if number not in outcomes:
-                    outcomes[number] = outcome = await self._hear(place, session, grants[number], until)
+                    outcomes[number] = outcome = await self._hear(place, session, grants[number])
                     if isinstance(outcome, Renewed):
                         ttl = grants[number].ttl
                         self._believe(session, started, self._limit(ttl), ttl)
@@ -521,9 +656,9 @@ class SessionBackend(LockBackend):
             return self._failed(place, error)
         return None
 
-    async def _hear(self, place: _Place, session: Session, grant: Grant, until: float) -> Renewal:
+    async def _hear(self, place: _Place, session: Session, grant: Grant) -> Renewal:
         try:
-            await session.answer(max(0.001, until - self._runtime.now()))
+            await session.answer()
         except self.database.driver_errors as error:
             return self._failed(place, error)
         return Renewed(ttl=self._seconds(self._limit(grant.ttl), grant.ttl))
@@ -536,25 +671,32 @@ class SessionBackend(LockBackend):
         self._lose(place)
         return Gone("session")
 
-    async def release(self, grant: Grant) -> bool:
+    def _session_ended(self, owner: str) -> None:
+        """The server has closed the connection that is the lock of this owner's lease."""
+        self._host.lost(owner, "session")
+
+    async def release(self, grant: Grant, answer_by: float = inf) -> bool:
         """See `LockBackend.release`."""
+        answer_by = min(answer_by, self._runtime.now() + CALL_SECONDS)
         place: _Place = grant.state
         session = place.session
         if session is None:
-            return await self._end_ours(place, grant.owner)
-        if not await session.turn.take(STATEMENT_SECONDS):
+            return await self._end_ours(place, grant.owner, answer_by)
+        if not await session.turn.take(answer_by):
             raise BackendUnavailable("a renewal of this lease is not answered")
         try:
-            if session.ended:
+            if place.session is not session or session.ended:
                 self._lose(place)
                 return False
+            session.answer_by = answer_by
             await self._hear_out(session)
             ours = await self._free(session, place.key)
+            # Before the turn is given: a renewal that waits for it must see that the session is not this lock's.
+            place.session = None
         except self.database.driver_errors as error:
             return await self._not_freed(place, session, grant.owner, error)
         finally:
             session.turn.give()
-        place.session = None
         await self._sessions.give_back(session)
         return ours
 
@@ -564,25 +706,77 @@ class SessionBackend(LockBackend):
         self._lose(place)
         if lost_before:
             return False
-        if await self._end_ours(place, owner):
+        # After a TimeoutError the server would not answer this either. That the connection is closed frees the lock.
+        if not isinstance(error, TimeoutError) and await self._end_ours(place, owner, session.answer_by):
             return True
         # Not held any more, and whether the release did that nobody can tell.
         raise self.database.translate(error) from error
 
-    async def _end_ours(self, place: _Place, owner: str) -> bool:
+    async def _end_ours(self, place: _Place, owner: str, answer_by: float) -> bool:
         """End a session of ours whose connection is gone, if the server still has it."""
-        for pid, holder, *_ in await self._look(place.key):
+        for pid, holder, *_ in await self._look(place.key, answer_by):
             if holder == owner:
-                await self._end(pid)
+                await self._end(pid, answer_by)
                 return True
         return False
 
+    async def release_all(self, grants: Sequence[Grant], answer_by: float) -> None:
+        """See `LockBackend.release_all`: all are sent, then heard for a while, and closed in any case."""
+        held: list[tuple[_Place, Session]] = [(one.state, one.state.session) for one in grants if one.state.session]
+        if self._runtime.loop_has_ended():
+            # As at the exit of the interpreter: nothing can be heard any more.
+            for place, _ in held:
+                self._lose(place)
+            return
+        until = min(answer_by, self._runtime.now() + RELEASE_ALL_SECONDS)
+        taken: list[tuple[_Place, Session]] = []
+        answers = 0
+        try:
+            for place, session in held:
+                if await session.turn.take(until):
+                    if place.session is not session:
+                        session.turn.give()
+                        answers += 1  # released while we waited for our turn
+                        continue
+                    taken.append((place, session))
+                    self._send_release(place.key, session, until)
+            for _, session in taken:
+                answers += await self._heard(session)
+        finally:
+            # That frees the lock, too. A session that a renewal has, which hangs, is closed by `close`.
+            for place, session in taken:
+                self._lose(place)
+                session.turn.give()
+        if answers < len(held):
+            message = f"{len(held) - answers} of {len(held)} locks were not answered for: their connections are closed"
+            raise BackendUnavailable(message)
+
+    def _send_release(self, key: Key, session: Session, until: float) -> None:
+        session.answer_by = until
+        with suppress(*self.database.driver_errors):  # hearing the answer fails, too
+            if not session.unheard:
+                self._send_free(session, key)
+
+    async def _heard(self, session: Session) -> bool:
+        """Hear an answer; False: none came in time. An error is one: what was held by the session is free."""
+        if not session.unheard:
+            return True
+        try:
+            await session.answer()
+        except self.database.driver_errors as error:
+            return not isinstance(error, TimeoutError)
+        return True
+
     # -- about a lock ----------------------------------------------------------------------------------------------
 
-    async def _look(self, key: Key) -> list[tuple[int, str, int | None, str | None, int | None]]:
+    async def _look(
+        self, key: Key | None, answer_by: float = inf
+    ) -> list[tuple[int, str, int | None, str | None, int | None]]:
         """Who holds a lock: process id, owner, token, metadata, waiters; empty if nobody does."""
+        if key is None:
+            return []  # there is no table
         try:
-            result = await self.database.run(self._seen, self._look_parameters(key), again=True)
+            result = await self.database.run(self._seen, self._look_parameters(key), again=True, answer_by=answer_by)
         except MissingTable:
             return []
         found = []
@@ -596,18 +790,18 @@ class SessionBackend(LockBackend):
         """See `LockBackend.holders`."""
         return [
             Holder(owner, token, None, decode_metadata(metadata), waiters)
-            for _, owner, token, metadata, waiters in await self._look(self._key(name))
+            for _, owner, token, metadata, waiters in await self._look(await self._find(self.database.run, name))
         ]
 
     async def break_lock(self, name: str) -> bool:
         """See `LockBackend.break_lock`: ends the session that holds it."""
-        key = self._key(name)
+        key = await self._find(self.database.run, name)
         holders = await self._look(key)
         if not holders:
             return False
         pid, owner, *_ = holders[0]
-        await self._end(pid)
         until = self._runtime.now() + BREAK_SECONDS
+        await self._end(pid, until)
         # The server does it in its own time.
         while any(now[:2] == (pid, owner) for now in await self._look(key)):
             if self._runtime.now() >= until:

@@ -6,6 +6,7 @@ import hashlib
 from math import inf
 from typing import TYPE_CHECKING, ClassVar, cast
 
+from lockkit.backends._sql_schema import quoted
 from lockkit.backends._sql_statement import Statement
 from lockkit.backends._sqlsession_backend import Key, SessionBackend, whole
 from lockkit.errors import ConfigurationError, LockError
@@ -19,9 +20,9 @@ __all__ = ["MysqlSessions", "PostgresqlSessions"]
 
 
 class _Keys(SessionBackend):
-    def _key(self, name: str) -> Key:
-        # The table's name is in it: clients that have different tables do not share locks.
-        digest = hashlib.sha256(f"{self._table_name}\0{name}".encode()).digest()
+    def _key(self, table: str, name: str) -> Key:
+        # The table is in it: clients that have different tables do not share locks.
+        digest = hashlib.sha256(f"{table}\0{name}".encode()).digest()
         text = f"lockkit:{digest[:24].hex()}"  # 56 characters: GET_LOCK takes 64
         return Key(self.database.dialect.name_parameter(name), int.from_bytes(digest[:8], signed=True), text)
 
@@ -29,10 +30,34 @@ class _Keys(SessionBackend):
 _LIMIT_MS_MAX = 2_147_483_647
 """The longest limit that PostgreSQL takes, 24.8 days. For a longer ttl there is none."""
 
-_PG_SESSION = Statement("SET statement_timeout = 0; SET lock_timeout = 0; SET synchronous_commit = off")
+_PG_NO_CLIENT = (
+    "CASE WHEN current_setting('client_connection_check_interval', true) IS NOT NULL AND version() LIKE '%linux%'"
+    " THEN set_config('client_connection_check_interval', '2s', {local}) END"
+)
+"""Has PostgreSQL 14 and later end a statement that waits for a lock, soon after its client has gone. Longer keeps such
+waiters for longer, shorter asks the server's kernel more often."""
+
+_PG_SESSION = Statement(
+    "SET statement_timeout = 0; SET lock_timeout = 0; SET synchronous_commit = off; SELECT"
+    " (SELECT CAST(extract(epoch FROM backend_start) * 1000000 AS bigint) FROM pg_stat_get_activity(pg_backend_pid())),"
+    f" {_PG_NO_CLIENT.format(local='false')}"
+)
 _PG_PID = Statement("SELECT pg_backend_pid()")
 _PG_CANCEL = Statement("SELECT pg_cancel_backend(CAST($1 AS integer))")
 _PG_END = Statement("SELECT pg_terminate_backend(CAST($1 AS integer))")
+# Not another session that has got the same number since.
+_PG_END_WAITER = Statement(
+    "SELECT pg_terminate_backend(pid) FROM pg_stat_get_activity(CAST($1 AS integer))"
+    " WHERE CAST(extract(epoch FROM backend_start) * 1000000 AS bigint) = CAST($2 AS bigint)"
+)
+_PG_OBSTRUCTS = Statement(
+    "SELECT EXISTS (SELECT FROM pg_locks mine JOIN pg_locks theirs ON theirs.virtualxid = mine.virtualxid"
+    " WHERE mine.pid = CAST($1 AS integer) AND mine.locktype = 'virtualxid' AND mine.granted"
+    " AND theirs.locktype = 'virtualxid' AND NOT theirs.granted)"
+)
+_PG_OFFER_MS = 250
+"""A waiter that is granted the lock has at least so long to use it. Longer keeps others waiting behind one that is
+stopped, with a short ttl; shorter throws out waiters on a busy machine."""
 _PG_KEEP = Statement("SET LOCAL idle_in_transaction_session_timeout = $1")
 _PG_ROLLBACK = Statement("ROLLBACK")
 _PG_COMMIT = Statement("COMMIT")
@@ -48,6 +73,14 @@ class PostgresqlSessions(_Keys):
     _begin_limited: Statement
     _begin_again: Statement
     _begin_pooled: Statement
+
+    def _prepare(self) -> None:
+        # Schema and name, as PostgreSQL finds the table. Of what is in "public", as most is, the name alone.
+        table = quoted(self.tables[0], self.database.engine.dialect)
+        self._home = Statement(
+            "SELECT CASE n.nspname WHEN 'public' THEN '' ELSE n.nspname || '.' END || c.relname FROM pg_class c"
+            f" JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = to_regclass('{table}')"
+        )
 
     def _begin_with(self, locking: str, kind: str) -> None:
         """
@@ -67,8 +100,9 @@ class PostgresqlSessions(_Keys):
             "lock_timeout": "'0'",
             "synchronous_commit": "'off'",
         }
+        noticed = _PG_NO_CLIENT.format(local="true")
         told = ", ".join(f"set_config('{name}', {value}, true)" for name, value in settings.items())
-        self._begin_pooled = Statement(f"BEGIN ISOLATION LEVEL READ COMMITTED;SELECT {told};{locking}")
+        self._begin_pooled = Statement(f"BEGIN ISOLATION LEVEL READ COMMITTED;SELECT {told}, {noticed};{locking}")
         self._plan(f"({kind}) AS {locking}", "BEGIN;EXECUTE lockkit_try ($1)")
 
     def _plan(self, what: str, text: str) -> None:
@@ -84,7 +118,7 @@ class PostgresqlSessions(_Keys):
         if not session.pooled:
             session.pid = session.link.server_pid
             # Nothing that this session writes need outlive a crash of the server: it frees the lock in any case.
-            await session.run(_PG_SESSION)
+            session.started = (await session.run(_PG_SESSION)).rows[0][0]
 
     def _limit(self, ttl: float) -> int:
         limit = whole(ttl, 0.001, _LIMIT_MS_MAX)
@@ -112,6 +146,14 @@ class PostgresqlSessions(_Keys):
             session.limit = limit
         return result
 
+    def _offer(self, limit: int) -> int:
+        """Give the limit for a session that waits: see `SessionBackend._enqueue`."""
+        return min(limit, max(limit // 2, _PG_OFFER_MS))
+
+    async def _obstructs(self, session: Session, answer_by: float) -> bool:
+        result = await self.database.run(_PG_OBSTRUCTS, (session.pid,), again=True, answer_by=answer_by)
+        return bool(result.rows[0][0])
+
     async def _know_pid(self, session: Session) -> None:
         """Learn which process serves us: a pooler gives another one for each transaction."""
         if session.pooled:
@@ -135,9 +177,17 @@ class PostgresqlSessions(_Keys):
         await session.run(_PG_COMMIT)
         return True
 
-    async def _end(self, pid: int) -> None:
+    def _send_free(self, session: Session, key: Key) -> None:
+        del key
+        session.send(_PG_COMMIT)
+
+    async def _end_waiter(self, session: Session, key: Key, answer_by: float) -> None:
+        del key
+        await self.database.run(_PG_END_WAITER, (session.pid, session.started), again=True, answer_by=answer_by)
+
+    async def _end(self, pid: int, answer_by: float) -> None:
         try:
-            await self.database.run(_PG_END, (pid,), again=True)
+            await self.database.run(_PG_END, (pid,), again=True, answer_by=answer_by)
         except ConfigurationError as error:
             right = "have your role granted pg_signal_backend"
             raise self._unsupported(pid, right) from error.__cause__
@@ -157,6 +207,7 @@ _MYSQL_NO_OTHER_LIMIT = Statement(
 _MYSQL_LIMIT = Statement("SET SESSION wait_timeout = $1")
 _MYSQL_CANCEL = Statement("KILL QUERY $1")
 _MYSQL_END = Statement("KILL $1")
+_MYSQL_WAITER = Statement("SELECT id FROM information_schema.processlist WHERE id = $1 AND INSTR(info, $2) > 0")
 _KILL_DENIED = 1095
 _NO_SUCH_THREAD = 1094
 _REFUSED = 1
@@ -177,6 +228,13 @@ class MysqlSessions(_Keys):
     _cancel = _MYSQL_CANCEL
 
     mariadb = False
+
+    def _prepare(self) -> None:
+        schema, _, name = self._table_name.rpartition(".")
+        database = f"'{schema}'" if schema else "DATABASE()"
+        table = f"CONCAT({database}, '.{name}')"
+        # Where the names of tables are files of a file system that knows no case, T and t are one table.
+        self._home = Statement(f"SELECT IF(@@lower_case_table_names = 0, {table}, LOWER({table}))")
 
     async def _greet(self, session: Session) -> None:
         session.pid, version = (await session.run(_MYSQL_LOOK)).rows[0]
@@ -202,15 +260,24 @@ class MysqlSessions(_Keys):
             await session.run(_MYSQL_LIMIT, (limit,))
             session.limit = limit
 
+    async def _offer(self, session: Session, limit: int) -> None:
+        """See `SessionBackend._enqueue`."""
+        await self._limited(session, (limit + 1) // 2)
+
     def _keep(self, session: Session, limit: int) -> None:
         session.limit = limit
         session.send(_MYSQL_LIMIT, (limit,))
 
-    async def _end(self, pid: int) -> None:
+    async def _end_waiter(self, session: Session, key: Key, answer_by: float) -> None:
+        # Not another session that has got the same number since, as after a restart of the server.
+        if (await self.database.run(_MYSQL_WAITER, (session.pid, key.text), again=True, answer_by=answer_by)).rows:
+            await self._end(session.pid, answer_by)
+
+    async def _end(self, pid: int, answer_by: float) -> None:
         from lockkit.backends._sqlsession_mysql import error_number  # noqa: PLC0415 - PostgreSQL needs nothing of it
 
         try:
-            await self.database.run(_MYSQL_END, (pid,), again=True)
+            await self.database.run(_MYSQL_END, (pid,), again=True, answer_by=answer_by)
         except LockError as error:
             number = error_number(error.__cause__)
             if number == _KILL_DENIED:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
 from lockkit.backends._sql_link import NO_ANSWER
@@ -58,6 +61,8 @@ class PyMysqlSession(_MysqlSession):
     async def _answer(self, seconds: float) -> Result:
         if not await self._runtime.readable(self._fd, seconds):
             raise TimeoutError(NO_ANSWER)
+        # It has begun to answer: the rest must come in the same time.
+        self._dbapi._read_timeout = max(0.001, seconds)  # noqa: SLF001 - see the class
         try:
             changed = self._dbapi._read_query_result()  # noqa: SLF001 - see the class
         except BaseException as error:
@@ -65,6 +70,10 @@ class PyMysqlSession(_MysqlSession):
                 self.drop()  # Ctrl-C: nobody knows how much of the answer was read
             raise
         return Result(self._dbapi._result.rows or (), changed, self._dbapi.insert_id())  # noqa: SLF001 - see the class
+
+    def fileno(self) -> int:
+        """See `Session.fileno`."""
+        return self._fd
 
     @property
     def answered(self) -> bool:
@@ -92,6 +101,10 @@ class TaskSession(_MysqlSession):
 
     async def _answer(self, seconds: float) -> Result:
         return await self.link.answer(seconds)
+
+    def fileno(self) -> int:
+        """See `Session.fileno`."""
+        return self.link._fd  # noqa: SLF001 - asyncio drivers have no public name for it
 
     @property
     def answered(self) -> bool:
@@ -123,6 +136,18 @@ class TaskSession(_MysqlSession):
         if reader is None:
             return super().ended
         return bool(reader.at_eof() or reader.exception() is not None)
+
+    def drop(self) -> None:
+        """See `Session.drop`. At the exit of the interpreter there is no event loop for the driver to do it with."""
+        driver: Any = getattr(self.link.dbapi, "driver_connection", None)
+        if driver is None or not self._runtime.loop_has_ended():
+            super().drop()
+            return
+        self.unheard = False
+        self.dropped = True
+        with suppress(OSError), socket.socket(fileno=os.dup(self.fileno())) as connection:  # it may have ended
+            connection.shutdown(socket.SHUT_RDWR)
+        driver._writer = None  # noqa: SLF001 - else its __del__ asks the event loop to close it
 
 
 def error_number(error: BaseException | None) -> int:

@@ -11,6 +11,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from lockkit.backends._sqlsession_session import Session, open_session
+from lockkit.backends._sqlsession_watch import HangUps
 from lockkit.errors import BackendUnavailable
 
 if TYPE_CHECKING:
@@ -43,7 +44,9 @@ class Sessions:
         runtime: Runtime,
         size: int | None,
         greet: Callable[[Session], Awaitable[None]],
+        *,
         kept_seconds: Callable[[Session], float],
+        ended: Callable[[str], None],
     ) -> None:
         """
         Open none yet.
@@ -54,12 +57,15 @@ class Sessions:
             size: How many there may be at once; None: as many as the server takes.
             greet: Awaited with each new one; raises the driver's errors.
             kept_seconds: How long the server lets one idle that is not in use, or infinite.
+            ended: Called with the owner that was given to `hold` when the server has closed the connection.
         """
         self._database = database
         self._runtime = runtime
         self._size = size
         self._greet = greet
         self._kept_seconds = kept_seconds
+        self._ended = ended
+        self._hang_ups = HangUps(runtime, self._hung_up)
         self._mutex = runtime.mutex()
         self._idle: list[Session] = []
         self._all: set[Session] = set()
@@ -67,9 +73,9 @@ class Sessions:
         self._sweep_at = 0.0
         self._closed = False
 
-    async def take(self) -> Session:
+    async def take(self, answer_by: float) -> Session:
         """
-        Give a session for the caller alone: a kept one, or a new one.
+        Give a session for the caller alone: a kept one, or a new one by then (client monotonic time).
 
         Raises:
             BackendUnavailable: As many as may be are in use, or there is no connection to be had.
@@ -81,7 +87,7 @@ class Sessions:
             try:
                 session = self._idle.pop()
             except IndexError:
-                return await self._open()
+                return await self._open(answer_by)
             idle = now - session.link.used
             if idle < TRUSTED_SECONDS:
                 return session
@@ -94,11 +100,27 @@ class Sessions:
         """Close what held a lease that is lost because nobody renewed it: the server has ended it, or does so now."""
         self._sweep_at = now + SWEEP_SECONDS
         with self._mutex:
-            lost = [session for session in self._all if session.useful_until < now and not session.turn.taken]
+            lost = [session for session in self._all if session.useful_until < now]
         for session in lost:
-            self.drop(session)
+            self._drop_unused(session)
 
-    async def _open(self) -> Session:
+    def _drop_unused(self, session: Session) -> None:
+        """Close a session that is of no more use, unless a renewal is under way, which will find that out itself."""
+        if session.turn.take_now():
+            try:
+                self.drop(session)
+            finally:
+                session.turn.give()
+
+    def hold(self, session: Session, owner: str) -> None:
+        """Note that a session has become the lock of a lease, of which it is told if the server closes it."""
+        self._hang_ups.add(session, owner)
+
+    def _hung_up(self, session: Session, owner: str) -> None:
+        self._ended(owner)
+        self._drop_unused(session)
+
+    async def _open(self, answer_by: float) -> Session:
         if self._size is not None:
             self._sweep(self._runtime.now())
         with self._mutex:
@@ -111,7 +133,8 @@ class Sessions:
                 raise BackendUnavailable(message)
             self._opening += 1
         try:
-            session = await open_session(self._database, self._runtime)
+            session = await open_session(self._database, self._runtime, answer_by)
+            session.answer_by = answer_by
             with self._mutex:
                 self._all.add(session)
         finally:
@@ -132,6 +155,7 @@ class Sessions:
         if session.dropped:
             self.drop(session)
             return
+        self._hang_ups.forget(session)
         session.useful_until = inf
         session.link.used = self._runtime.now()
         if len(self._idle) < KEPT_MAX and not self._closed:
@@ -142,6 +166,7 @@ class Sessions:
 
     def drop(self, session: Session) -> None:
         """Close a session at once, from any state: the server ends its transaction."""
+        self._hang_ups.forget(session)
         self._forget(session)
         session.drop()
 
@@ -158,6 +183,7 @@ class Sessions:
     async def close(self) -> None:
         """Close what is kept, and what is given back from now on."""
         self._closed = True
+        self._hang_ups.close()
         while self._idle:
             session = self._idle.pop()
             self._forget(session)

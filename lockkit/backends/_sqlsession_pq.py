@@ -103,12 +103,19 @@ class PqSession(Session):
         result = None if self.dropped else self._pgconn.get_result()
         return result is not None and result.error_field(pq.DiagnosticField.SQLSTATE) is not None
 
+    def fileno(self) -> int:
+        """See `Session.fileno`."""
+        return self.link.fileno()
+
     @property
     def answered(self) -> bool:
         """See `Session.answered`."""
-        if self._poll(0):
-            self._pgconn.consume_input()
-        return not self._pgconn.is_busy()
+        try:
+            if self._poll(0):
+                self._pgconn.consume_input()
+            return not self._pgconn.is_busy()
+        except psycopg.OperationalError:
+            return True  # the connection has ended: hearing the answer says so
 
     async def until_answer(self, wake: Event, until: float) -> None:
         """See `Session.until_answer`."""

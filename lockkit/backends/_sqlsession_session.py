@@ -51,23 +51,23 @@ class Turn:
         self._free = runtime.event()
         self._free.set()
 
-    async def take(self, seconds: float) -> bool:
-        """Wait for it, at most `seconds`; tell whether we have it."""
-        until = self._runtime.now() + seconds
+    def take_now(self) -> bool:
+        """Take it if it is free; tell whether we have it."""
+        with self._mutex:
+            if not self._free.is_set():
+                return False
+            self._free.clear()
+            return True
+
+    async def take(self, until: float) -> bool:
+        """Wait for it, at most until then (client monotonic time); tell whether we have it."""
         while True:
-            with self._mutex:
-                if self._free.is_set():
-                    self._free.clear()
-                    return True
+            if self.take_now():
+                return True
             left = until - self._runtime.now()
             if left <= 0:
                 return False
             await self._free.wait(left)
-
-    @property
-    def taken(self) -> bool:
-        """Whether somebody has it."""
-        return not self._free.is_set()
 
     def give(self) -> None:
         """Let the next one in."""
@@ -81,11 +81,14 @@ class Session(ABC):
     Attributes:
         link: Its connection.
         pid: What the server calls it, for KILL and its kind; 0 until known.
+        started: When it began, as the server says it, to tell it from a later one of the same `pid`; 0 if not known.
         limit: How long the server was told to let it idle, in the server's unit; None: it is to be told.
         planned: The statement that locks was prepared.
         unheard: A statement was sent whose answer was not heard.
         useful_until: When what it holds will be lost unless it is renewed before, client monotonic clock.
         dropped: It was closed by us, in whatever state it was.
+        answer_by: When the call under way must have ended, client monotonic clock; whoever uses it sets it.
+        watched: The number under which `lockkit.backends._sqlsession_watch` has its connection; -1: it has not.
         turn: Whose it is to use the session.
     """
 
@@ -94,11 +97,14 @@ class Session(ABC):
     def __init__(self, runtime: Runtime) -> None:
         """Have nothing under way."""
         self.pid = 0
+        self.started = 0
         self.limit: int | None = None
         self.planned = False
         self.unheard = False
         self.useful_until = inf
         self.dropped = False
+        self.answer_by = inf
+        self.watched = -1
         self.turn = Turn(runtime)
         self._runtime = runtime
 
@@ -107,9 +113,7 @@ class Session(ABC):
         """See `lockkit.backends._sql_link.Link.pooled`."""
         return self.link.pooled
 
-    async def run(
-        self, statement: Statement, parameters: Sequence[Parameter] = (), seconds: float = STATEMENT_SECONDS
-    ) -> Result:
+    async def run(self, statement: Statement, parameters: Sequence[Parameter] = ()) -> Result:
         """
         Send, and hear the answer.
 
@@ -118,7 +122,7 @@ class Session(ABC):
             Exception: The driver's.
         """
         self.send(statement, parameters)
-        return await self.answer(seconds)
+        return await self.answer()
 
     def send(self, statement: Statement, parameters: Sequence[Parameter] = ()) -> None:
         """Send a statement. Nothing may be `unheard`."""
@@ -132,8 +136,9 @@ class Session(ABC):
             self.drop()
             raise
 
-    async def answer(self, seconds: float = STATEMENT_SECONDS) -> Result:
-        """Hear what was sent. Raises as `run`."""
+    async def answer(self) -> Result:
+        """Hear what was sent, by `answer_by`. Raises as `run`."""
+        seconds = max(0.0, min(STATEMENT_SECONDS, self.answer_by - self._runtime.now()))
         try:
             result = await self._answer(seconds)
         except Exception as error:
@@ -148,6 +153,10 @@ class Session(ABC):
 
     @abstractmethod
     async def _answer(self, seconds: float) -> Result: ...
+
+    @abstractmethod
+    def fileno(self) -> int:
+        """Number of its socket."""
 
     @property
     @abstractmethod
@@ -178,9 +187,9 @@ class Session(ABC):
         await self.link.close()
 
 
-async def open_session(database: Database, runtime: Runtime) -> Session:
+async def open_session(database: Database, runtime: Runtime, answer_by: float) -> Session:
     """
-    Connect.
+    Connect, by then (client monotonic time).
 
     Raises:
         LockError: It cannot be had.
@@ -192,14 +201,14 @@ async def open_session(database: Database, runtime: Runtime) -> Session:
             raise _other_driver(database, driver, "psycopg")
         from lockkit.backends._sqlsession_pq import PqSession  # noqa: PLC0415 - MariaDB needs no psycopg
 
-        return PqSession(await database.connect(), runtime)
+        return PqSession(await database.connect(answer_by), runtime)
     from lockkit.backends._sqlsession_mysql import PyMysqlSession, TaskSession  # noqa: PLC0415 - as above
 
     if runtime.kind == "asyncio":
-        return TaskSession(await database.connect(), runtime)
+        return TaskSession(await database.connect(answer_by), runtime)
     if driver != "pymysql":
         raise _other_driver(database, driver, "pymysql")
-    return PyMysqlSession(await database.connect(), runtime)
+    return PyMysqlSession(await database.connect(answer_by), runtime)
 
 
 def _other_driver(database: Database, driver: str, wanted: str) -> ConfigurationError:

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import deque
+from math import inf
 from typing import TYPE_CHECKING, TypeVar
 
+from lockkit.backend import seconds_left
 from lockkit.backends._clients import live_ttl_max
 from lockkit.backends._directory import Directory, explain, record_name
 from lockkit.backends._ledger import Ledger
@@ -35,9 +38,6 @@ A = TypeVar("A")
 
 OPEN_RECORDS_MAX = 64
 """Record files that a client keeps open. More saves opening them again (4 µs), fewer saves descriptors."""
-
-FLOCK_SECONDS_MAX = 5.0
-"""How long to try for the flock of a record, which nobody has for more than some microseconds unless it is stopped."""
 
 FLOCK_SPINS = 16
 """Tries without a pause: together about as long as a flock is held, where a pause would take ten times as long."""
@@ -65,6 +65,7 @@ class Store:
         self._directory = directory
         self._presence = presence
         self._url = url
+        self._warnings: deque[tuple[str, str, str, float]] = deque()
         self.clear()
 
     def clear(self) -> None:
@@ -101,8 +102,20 @@ class Store:
             return file.apply(change, now, argument, self._load)
         except (OSError, RemovedError, LockError):
             return None  # transact will see it too, if it lasts
+        finally:
+            if self._warnings:
+                self._warn()
 
-    async def transact(self, name: str, change: Change[A, T], argument: A, *, create: bool, forced: bool = False) -> T:
+    async def transact(
+        self,
+        name: str,
+        change: Change[A, T],
+        argument: A,
+        *,
+        create: bool,
+        forced: bool = False,
+        answer_by: float = inf,
+    ) -> T:
         """
         Let `change` look at the ledger of a lock and alter it, under the flock of its record.
 
@@ -112,6 +125,7 @@ class Store:
             argument: For `change`.
             create: Make the record if there is none. Otherwise `change` gets a free ledger that is not kept.
             forced: Also while the record is held back because it was damaged.
+            answer_by: When to give up if another process has the record flocked.
 
         Raises:
             BackendUnavailable: Disk full, record damaged, flock not to be had.
@@ -130,14 +144,23 @@ class Store:
             except RemovedError:
                 self._drop(name)
             except BlockingIOError:
-                patience = patience or _Patience(self._runtime, now)
+                patience = patience or _Patience(self._runtime, now, answer_by)
                 if not await patience.wait(now):
-                    raise self.about(BackendUnavailable(_stuck(self._path(name))), name) from None
+                    message = _stuck(self._path(name), now - patience.began)
+                    raise self.about(BackendUnavailable(message), name) from None
             except LockError as error:
                 self.about(error, name)
                 raise  # not explained once more: BackendUnavailable is an OSError too
             except OSError as error:
                 raise self.about(explain(error, self._path(name)), name) from error
+            finally:
+                if self._warnings:
+                    self._warn()
+
+    def _warn(self) -> None:
+        """Log what was noticed under mutex and flock: a handler may be slow, or use a lock of this client."""
+        while self._warnings:
+            log.warning(*self._warnings.popleft())
 
     def about(self, error: LockError, name: str | None) -> LockError:
         """Note which lock and which backend an error is about."""
@@ -201,7 +224,8 @@ class Store:
             raise BackendUnavailable(message) from error
         _, ours = self.held.get(file.name, ("", 0.0))
         until = max(now + ttl, ours)
-        log.warning("the record %s is damaged (%s); the lock is free in %.1f s", file.path, error, until - now)
+        warning = "the record %s is damaged (%s); the lock is free in %.1f s", file.path, str(error), until - now
+        self._warnings.append(warning)
         return until
 
     def _after_boot(self, file: RecordFile, ledger: Ledger[FileClaim]) -> None:
@@ -235,7 +259,7 @@ class Store:
                     return False
                 make_record(self._directory, path, escaped, self._runtime.owner())
                 fd = open_record(path)
-            self.files[name] = RecordFile(fd, name, escaped, path)
+            self.files[name] = RecordFile(fd, name, escaped, path, group=self._directory.group)
             # The directory may be another than when we looked last, without our client file.
             self._presence.suspect()
             if len(self.files) > OPEN_RECORDS_MAX:
@@ -262,13 +286,18 @@ class Store:
 
 
 class _Patience:
-    """Trying for the flock of a record: some times at once, then with pauses, then no more."""
+    """
+    Trying for the flock of a record: some times at once, then with pauses, then no more.
 
-    def __init__(self, runtime: Runtime, now: float) -> None:
+    Nobody has it for more than some microseconds unless it is stopped.
+    """
+
+    def __init__(self, runtime: Runtime, now: float, answer_by: float) -> None:
         self._runtime = runtime
         self._spins = FLOCK_SPINS
         self._pause = FLOCK_PAUSE_MIN
-        self._give_up_at = now + FLOCK_SECONDS_MAX
+        self.began = now
+        self._give_up_at = now + seconds_left(answer_by, now)
 
     async def wait(self, now: float) -> bool:
         """Wait before the next try; False if there is to be none."""
@@ -277,13 +306,14 @@ class _Patience:
         elif now >= self._give_up_at:
             return False
         else:
-            await self._runtime.sleep(self._pause * self._runtime.random.uniform(0.5, 1.5))
+            pause = self._pause * self._runtime.random.uniform(0.5, 1.5)
+            await self._runtime.sleep(min(pause, self._give_up_at - now))
             self._pause = min(self._pause * 2, FLOCK_PAUSE_MAX)
         return True
 
 
-def _stuck(path: str) -> str:
+def _stuck(path: str, seconds: float) -> str:
     return (
-        f"{path} has been flocked for {FLOCK_SECONDS_MAX:g} s by {who_flocked(path)}, which must have been stopped "
+        f"{path} has been flocked for {seconds:.1f} s by {who_flocked(path)}, which must have been stopped "
         "within the few microseconds that this takes, or is no lockkit: let it go on, or end it"
     )

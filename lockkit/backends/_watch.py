@@ -8,7 +8,11 @@ ATTRIB on our own client file       somebody *poked* us (`_clients.poke`): a loc
 CLOSE_WRITE on another client file  that client has ended; it held a lock that we wait for, or waited before us
 ==================================  ========================================================================
 
-A waiter watches only the client before it in the queue, as ZooKeeper's lock recipe does: no herd.
+A waiter watches only the client before it in the queue, as ZooKeeper's lock recipe does: no herd. The first two watch
+the holder: the first may be stopped.
+
+A watcher ends for good when nobody waits any more, so that an idle client has neither thread nor inotify instance, and
+when its listener fails or is cancelled. Then all requests are woken, and look for themselves until they have another.
 
 The kernel reports the end of a client a moment before it drops the flock by which others see it
 (``__fput`` in fs/file_table.c: ``fsnotify_close``, then ``locks_remove_file``), so the followers are woken when the
@@ -17,6 +21,7 @@ flock is gone.
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import TYPE_CHECKING
 
@@ -33,8 +38,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Watcher"]
 
+log = logging.getLogger("lockkit")
+
 LINGER_SECONDS = 2.0
-"""How long the listener stays when nobody waits any more. Shorter starts more threads; longer keeps one for nothing."""
+"""How long a watcher stays when nobody waits any more. Shorter starts more threads and takes more inotify instances;
+longer keeps one of each for nothing."""
 
 _FLOCK_SECONDS_MIN = 0.0001
 _FLOCK_LOOKS_MAX = 10  # doubling from 0.1 ms: 0.1 s in all
@@ -58,7 +66,7 @@ class Watcher:
             runtime: Of the face.
             directory: Whose clients.
             client: This one.
-            requests: What it waits for, by owner. The caller's, who adds and removes.
+            requests: What it waits for, by owner. The caller's, who adds and removes, and asks `listen` after adding.
             concerns: Tells whether a poke may be about this request.
 
         Raises:
@@ -128,34 +136,63 @@ class Watcher:
         del self._followers[number]
         del self._numbers[self._ids.pop(number)]
 
-    def listen(self) -> None:
-        """See to it that somebody reads the events while requests wait."""
+    def listen(self) -> bool:
+        """
+        See to it that the events are read while requests wait.
+
+        Returns:
+            False if this watcher has ended: what was added to the requests now needs another.
+
+        Raises:
+            RuntimeError: No thread can be started. The watcher has ended.
+        """
         with self._mutex:
-            if self._stopped is not None or self._closed:
-                return
-            self._stopped = self._runtime.event()
-        self._runtime.spawn("lockkit-file-wakeups", self._listen)
+            if self._closed or self._stopped is not None:
+                return not self._closed
+            stopped = self._stopped = self._runtime.event()
+        try:
+            self._runtime.spawn("lockkit-file-wakeups", self._listen)
+        except BaseException:
+            # Interrupted, the listener may run all the same: its descriptor is not closed under it.
+            with self._mutex:
+                self._closed = True
+            self._wake_all()
+            stopped.set()
+            raise
+        return True
 
     async def _listen(self) -> None:
         try:
-            while await self._runtime.readable(self._inotify.fd, LINGER_SECONDS) or self._requests:
+            while await self._runtime.readable(self._inotify.fd, LINGER_SECONDS) or not self._idle():
                 if self._closed:
                     break
                 for client_id, owners in self._read():
                     await self._ended(client_id, owners)
+        except Exception:
+            log.exception("reading the events of %s failed", self._directory.clients)
         finally:
             self._end()
-        # Who began to wait in the instant of our end has found us still here.
-        if self._requests:
-            self.listen()
+
+    def _idle(self) -> bool:
+        """Tell whether nobody waits; from then on nobody may."""
+        # Under the mutex: a request that comes in this instant is seen here, or hears of our end from `listen`.
+        with self._mutex:
+            if not self._requests:
+                self._closed = True
+            return self._closed
 
     def _end(self) -> None:
         with self._mutex:
-            if self._closed:
-                self._inotify.close()
-            stopped, self._stopped = self._stopped, None
+            self._closed = True
+            self._inotify.close()
+            stopped = self._stopped
+        self._wake_all()
         if stopped is not None:
             stopped.set()
+
+    def _wake_all(self) -> None:
+        for request in list(self._requests.values()):
+            request.wake.set()
 
     def _read(self) -> list[tuple[str, set[str]]]:
         """Wake who was poked; return the clients that have ended, with the owners of the requests to tell."""
@@ -199,14 +236,14 @@ class Watcher:
             return True  # the woken requests will meet the error themselves, and can raise it
 
     def retire(self) -> Event | None:
-        """End the listener and close the inotify instance; return the event that tells when, if it is not done yet."""
+        """End the listener and close the inotify instance; return the event that tells when it is done, if it runs."""
         with self._mutex:
             self._closed = True
             stopped = self._stopped
             if stopped is None:
                 self._inotify.close()
-        if stopped is not None:
-            os.utime(self._client.fd)  # our own poke
+            elif not stopped.is_set() and self._client.fd >= 0:
+                os.utime(self._client.fd)  # our own poke
         return stopped
 
     def forget(self) -> None:

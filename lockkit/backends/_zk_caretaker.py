@@ -2,10 +2,12 @@
 Removes nodes that the server would keep for too long.
 
 ZooKeeper removes a node when its session ends, and kazoo keeps the session alive as long as this process runs. So what
-ends earlier than the session has to be removed by its client:
+ends earlier than the session has to be removed by its client, and nothing but the server's answer ends that duty:
 
 - the node of a lease that nobody renews any more: ``renew=False``, ``max_hold``, dropped without release, or released
   while the server could not be reached. It goes when its ttl is over;
+- the place in line of a request that was given up while the server could not be reached. It would stand there for as
+  long as the client lives, and when its turn came, nobody could take the lock any more;
 - a node that perhaps was created by a request whose answer was lost. Such a request may be applied late: A sends it
   over a connection that hangs, reconnects, finds nothing and goes on; then the old connection gets through. The server
   reads a connection for one session timeout at most, so a last look is taken after that.
@@ -16,17 +18,19 @@ One coroutine per client, started when first needed and ended when idle.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Coroutine
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from lockkit.errors import LockError
+from lockkit.background import Background
+from lockkit.errors import BackendUnavailable, LockError
 
 if TYPE_CHECKING:
-    from lockkit.backends._zk_session import Held
+    from collections.abc import Callable, Coroutine
+
+    from lockkit.backends._zk_session import Session
     from lockkit.runtime import Runtime
 
-__all__ = ["Caretaker"]
+__all__ = ["Caretaker", "Due", "Leftover"]
 
 log = logging.getLogger("lockkit")
 
@@ -36,109 +40,162 @@ LINGER = 10.0
 RETRY_PAUSE = 0.5
 """Between two tries to remove something, seconds. Longer keeps others waiting after an outage."""
 
-Search = Callable[[], Coroutine[Any, Any, object]]
-"""Looks for a node that perhaps is there, and removes it."""
+REFUSED_PAUSE = 10.0
+"""The same where the server refuses, for want of a right: shorter asks in vain more often."""
+
+
+class Due(Protocol):
+    """
+    A node that has to go.
+
+    Attributes:
+        owner: Whose it is.
+        session: In which it was created.
+        session_id: The session's id then: with that session the server removes the node.
+        until: When it has to go, client monotonic clock.
+    """
+
+    owner: str
+    session: Session
+    session_id: int
+    until: float
+
+
+class Leftover:
+    """
+    What a request that was given up left behind: a node, or perhaps one.
+
+    Attributes:
+        owner: Of the request.
+        session: See `Due`.
+        session_id: See `Due`.
+        until: See `Due`.
+        directory: Of the lock.
+        node: Its name; None if nobody knows whether there is one.
+        missed_at: When it was looked for and not found, client monotonic clock; None before.
+    """
+
+    __slots__ = ("directory", "missed_at", "node", "owner", "session", "session_id", "until")
+
+    def __init__(self, owner: str, session: Session, session_id: int, directory: str, node: str | None) -> None:
+        """Be due at once."""
+        self.owner = owner
+        self.session = session
+        self.session_id = session_id
+        self.until = 0.0
+        self.directory = directory
+        self.node = node
+        self.missed_at: float | None = None
 
 
 class Caretaker:
     """Knows what has to go, and when. Times are the client's monotonic clock."""
 
-    def __init__(self, runtime: Runtime, remove: Callable[[Held], Coroutine[Any, Any, object]]) -> None:
+    def __init__(
+        self, runtime: Runtime, remove: Callable[[Any], Coroutine[Any, Any, bool]], done: Callable[[], None]
+    ) -> None:
         """
         Start nothing yet.
 
         Args:
             runtime: Clock, waiting and background work.
-            remove: Removes the node of a lease. Raises `LockError` if it could not.
+            remove: Removes something `Due`. False if it is to be called again at `Due.until`; raises `LockError` if the
+                server could not be asked.
+            done: Called when it is closed and nothing is left to be removed.
         """
         self._runtime = runtime
         self._remove = remove
+        self._done = done
         self._mutex = runtime.mutex()
-        self._held: dict[str, Held] = {}
-        self._searches: list[tuple[float, Search]] = []
-        self._wake = runtime.event()
+        self._due: dict[str, Due] = {}
         self._wake_at = inf
-        self._running = False
+        self._background = Background(runtime, "lockkit-zookeeper-care", self._care)
         self._closed = False
 
-    def keep(self, held: Held) -> None:
-        """Remove a node at its `until`, which may still be moved to a later time."""
+    def keep(self, due: Due) -> None:
+        """Remove something at its `until`, which may still be moved to a later time."""
         with self._mutex:
-            self._held[held.owner] = held
-            self._plan(held.until)
+            self._due[due.owner] = due
+            # In a row of short leases the later ones are due later than the first: no thread is woken for them.
+            if due.until < self._wake_at:
+                self._wake_at = due.until
+                self._background.wake()
+        self._start()
 
-    def hasten(self, held: Held) -> None:
-        """Remove it now: it was released, and the server has not said that it did."""
-        held.until = self._runtime.now()
-        self.keep(held)
+    def hasten(self, due: Due) -> None:
+        """Remove it now: it was given up, and the server has not said that it is gone."""
+        due.until = self._runtime.now()
+        self.keep(due)
 
-    def forget(self, held: Held) -> None:
+    def forget(self, due: Due) -> None:
         """Leave it: it is gone."""
         with self._mutex:
-            self._held.pop(held.owner, None)
+            self._due.pop(due.owner, None)
 
-    def search(self, at: float, look: Search) -> None:
-        """Look for something at that time, and again until there was an answer."""
+    def close(self, ends: Callable[[Session], bool]) -> None:
+        """
+        Leave what goes with its session, and stay in the background for what does not.
+
+        Args:
+            ends: Tells whether a session is about to end.
+        """
         with self._mutex:
-            self._searches.append((at, look))
-            self._plan(at)
+            self._closed = True
+            for due in [*self._due.values()]:
+                if ends(due.session) or not _exists(due):
+                    del self._due[due.owner]
+            left = bool(self._due)
+        self._background.wake()
+        if left:
+            self._start()
+        else:
+            self._done()
 
-    def close(self) -> None:
-        """Stop: the sessions end, and with them all nodes."""
-        self._closed = True
-        self._wake.set()
+    def _start(self) -> None:
+        try:
+            if not self._background.running:
+                self._background.start()
+        except RuntimeError as error:  # the next one tries again, as does the next renewal
+            log.warning("nodes of leases that end are not removed at once: %s", error)
 
-    def _plan(self, at: float) -> None:
-        """See that it is awake in time. Under the mutex."""
-        if not self._running and not self._closed:
-            self._runtime.spawn("lockkit-zookeeper-care", self._run)
-            self._running = True
-            self._wake_at = at
-        elif at < self._wake_at:
-            # In a row of short leases the later ones are due later than the first: no thread is woken for them.
-            self._wake_at = at
-            self._wake.set()
-
-    async def _run(self) -> None:
+    async def _care(self) -> None:
         idle_since = self._runtime.now()
         while True:
+            self._background.clear()
             with self._mutex:
-                self._wake.clear()
                 now = self._runtime.now()
-                if self._held or self._searches:
+                if self._due:
                     idle_since = now
-                if self._closed or now >= idle_since + LINGER:
-                    self._running = False
-                    return
-                overdue, looks = self._take(now)
-                times = [*(held.until for held in self._held.values()), *(at for at, _ in self._searches)]
-                self._wake_at = min(times, default=now + LINGER)
-            for held in overdue:
-                await self._end(held)
-            for look in looks:
-                await self._look(look)
-            if not (overdue or looks):
-                await self._wake.wait(max(0.0, self._wake_at - now))
+                elif self._closed or now >= idle_since + LINGER:
+                    self._wake_at = inf
+                    break
+                overdue = [due for due in self._due.values() if due.until <= now]
+                self._wake_at = min((due.until for due in self._due.values()), default=now + LINGER)
+            for due in overdue:
+                await self._end(due)
+            if not overdue:
+                await self._background.wait(self._wake_at - now)
+        if self._closed:
+            self._done()
 
-    def _take(self, now: float) -> tuple[list[Held], list[Search]]:
-        """Give what is to be done now. A node stays in the list until it is gone, a search is taken out."""
-        overdue = [held for held in self._held.values() if held.until <= now]
-        looks = [look for at, look in self._searches if at <= now]
-        self._searches = [entry for entry in self._searches if entry[0] > now]
-        return overdue, looks
-
-    async def _end(self, held: Held) -> None:
+    async def _end(self, due: Due) -> None:
+        if not _exists(due):
+            self.forget(due)
+            return
         try:
-            await self._remove(held)
+            done = await self._remove(due)
         except LockError as error:
             log.debug("removing the node of a lease that has ended: %s", error)
-            held.until = self._runtime.now() + RETRY_PAUSE
+            pause = RETRY_PAUSE if isinstance(error, BackendUnavailable) else REFUSED_PAUSE
+            due.until = self._runtime.now() + pause
+        except Exception:
+            log.exception("removing the node of a lease that has ended")
+            due.until = self._runtime.now() + REFUSED_PAUSE
         else:
-            self.forget(held)
+            if done:
+                self.forget(due)
 
-    async def _look(self, look: Search) -> None:
-        try:
-            await look()
-        except LockError as error:
-            log.debug("looking for a node that may have been created: %s", error)
-            self.search(self._runtime.now() + RETRY_PAUSE, look)
+
+def _exists(due: Due) -> bool:
+    """Tell whether the server may still have it: a session that is over took it along."""
+    return due.session.id == due.session_id and not due.session.over

@@ -9,6 +9,8 @@ offer is set here:
 - The server may change the session timeout that was asked for, and kazoo only logs the answer.
 - A member that does not answer is left at once (`Driver.hang_up`), not after two thirds of the session.
 - Ctrl-C in the thread that asks is not lost, and leaves kazoo's queue in order.
+- Handing over a request never blocks, and stopping waits for no thread: kazoo's own may stand still in a name look-up.
+- An ensemble that came back with older data refuses every client that has seen newer: its session is over.
 """
 
 from __future__ import annotations
@@ -18,23 +20,30 @@ import socket
 import ssl
 import threading
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kazoo.client import CLOSED_STATES, KazooClient
-from kazoo.exceptions import ConnectionClosedError
+from kazoo.exceptions import (
+    ConnectionClosedError,
+    ConnectionDropped,
+    ConnectionLoss,
+    KazooException,
+    SessionExpiredError,
+)
 from kazoo.handlers.threading import KazooTimeoutError, SequentialThreadingHandler
-from kazoo.protocol.connection import ConnectionHandler
-from kazoo.protocol.serialization import Connect
+from kazoo.protocol.connection import PING_XID, ConnectionHandler
+from kazoo.protocol.serialization import CloseInstance, Connect, PingInstance
 from kazoo.retry import KazooRetry
 
-from lockkit.runtime import let_go
+from lockkit.runtime import AsyncioRuntime, let_go
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from lockkit.runtime import Runtime
 
-__all__ = ["ANSWER_SECONDS", "CONNECT_SECONDS", "Driver", "outcome"]
+__all__ = ["ANSWER_SECONDS", "CONNECT_SECONDS", "Driver", "can_wait", "outcome"]
 
 CONNECT_SECONDS = 2.0
 """For a TCP connection, and for waiting until there is one. Longer holds up callers, and leaves a dead member later."""
@@ -62,25 +71,41 @@ def _tidy(record: logging.LogRecord) -> bool:
 log.addFilter(_tidy)
 
 
-async def outcome(runtime: Runtime, result: Any) -> Any:  # noqa: ANN401 - kazoo has no types
+async def outcome(runtime: Runtime, result: Any, seconds: float = ANSWER_SECONDS) -> Any:  # noqa: ANN401 - kazoo's
     """
-    Wait for what comes of a request of kazoo's, for `ANSWER_SECONDS`.
+    Wait for what comes of a request of kazoo's.
 
     Raises:
-        KazooTimeoutError: No answer came.
+        KazooTimeoutError: No answer came within `seconds`.
         KazooException: It is an error.
     """
-    if runtime.kind == "blocking":
+    try:
+        return await _outcome(runtime, result, seconds)
+    except (KazooException, KazooTimeoutError):
+        raise
+    except Exception as error:
+        # kazoo hands over whatever struck its thread there: of an answer that it could not read, for example.
+        message = f"kazoo failed to read the answer: {error!r}"
+        raise ConnectionLoss(message) from error
+
+
+async def _outcome(runtime: Runtime, result: Any, seconds: float) -> Any:  # noqa: ANN401 - kazoo has no types
+    if runtime.kind == "blocking" or not can_wait(runtime):  # kazoo's threads still answer
         try:
-            return result.get(timeout=ANSWER_SECONDS)
+            return result.get(timeout=max(0.0, seconds))
         except BaseException:
             let_go(result._condition)  # noqa: SLF001 - kazoo's thread takes it to bring the answer, heartbeats and all
             raise
     done = runtime.event()
     result.rawlink(lambda _: done.set())
-    if not await done.wait(ANSWER_SECONDS):
+    if not await done.wait(max(0.0, seconds)):
         raise KazooTimeoutError
     return result.get_nowait()
+
+
+def can_wait(runtime: Runtime) -> bool:
+    """Tell whether there is something to wait in: no event loop runs any more when the interpreter exits."""
+    return not isinstance(runtime, AsyncioRuntime) or (runtime.loop is not None and runtime.loop.is_running())
 
 
 class Driver:
@@ -92,7 +117,13 @@ class Driver:
         last_error: What the last attempt to connect ended in; None after one that succeeded.
     """
 
-    def __init__(self, arguments: Mapping[str, Any], session_seconds: float, round_failed: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        arguments: Mapping[str, Any],
+        session_seconds: float,
+        round_failed: Callable[[], None],
+        ended: Callable[[], None],
+    ) -> None:
         """
         Make it; nothing is sent.
 
@@ -100,6 +131,7 @@ class Driver:
             arguments: For `KazooClient`. **Hold the password.**
             session_seconds: Session timeout to ask for.
             round_failed: Called in kazoo's thread whenever no member could be reached.
+            ended: Called in kazoo's thread when that ends, also of an error.
 
         Raises:
             TypeError: kazoo does not take one of the arguments.
@@ -117,6 +149,7 @@ class Driver:
         )
         former = self.client._connection  # noqa: SLF001 - kazoo has no other way to what is negotiated
         self._connection = _Connection(self.client, former.retry_sleeper, logger=log, sasl_options=former.sasl_options)
+        self._connection.ended = ended
         self.client._connection = self._connection  # noqa: SLF001
 
     @property
@@ -134,9 +167,18 @@ class Driver:
         self._handler.hang_up()
 
     def stop(self) -> None:
-        """End the session. Blocks: up to the session timeout if the server does not answer."""
-        self.client.stop()
-        self.client.close()
+        """
+        Have kazoo's threads end; returns at once.
+
+        The server hears nothing of it: it ends the session after its timeout, unless it was asked to do so before.
+        """
+        self.expect_end()
+        self._handler.end_pause()
+        self.hang_up()
+
+    def expect_end(self) -> None:
+        """Have kazoo's threads end with this connection, instead of making another one."""
+        self.client._stopped.set()  # noqa: SLF001 - kazoo's stop() blocks until its threads have ended
 
 
 class _Client(KazooClient):  # type: ignore[misc]  # kazoo has no types
@@ -156,10 +198,9 @@ class _Client(KazooClient):  # type: ignore[misc]  # kazoo has no types
         return None
 
     def _tell(self, async_object: Any) -> None:  # noqa: ANN401 - kazoo's
-        """Wake kazoo's thread through its pipe."""
-        pipe = self._connection._write_sock  # noqa: SLF001 - kazoo's own classes do
+        """Wake kazoo's thread through its pipe, which holds some hundred bytes: without waiting for room."""
         try:
-            pipe.send(b"\0")
+            self._connection.wake()
         except (OSError, AttributeError):  # closed meanwhile, and then None
             async_object.set_exception(ConnectionClosedError("Connection has been closed"))
 
@@ -172,7 +213,13 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has n
         self._round_failed = round_failed
         self._pause = threading.Event()
         self._socket: socket.socket | None = None
+        self._again: Callable[[], socket.socket] | None = None
         self.last_error: BaseException | None = None
+
+    def stop(self) -> None:
+        """Have the worker threads end. kazoo's own waits for them, and one may stand still in a callback."""
+        self._workers.clear()
+        super().stop()
 
     def sleep_func(self, seconds: float) -> None:
         """Pause between two rounds over the members: kazoo calls it when a connection broke, or none could be made."""
@@ -180,10 +227,15 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has n
             self._round_failed()
         self._pause.wait(seconds)
 
+    def end_pause(self) -> None:
+        """Do not pause any more."""
+        self._pause.set()
+
     def create_connection(
         self, address: tuple[str, int], hostname: str = "", timeout: float = CONNECT_SECONDS, **tls: Any
     ) -> socket.socket:
         """Connect, in a few seconds rather than within the session timeout. kazoo's own leaves sockets open."""
+        self._again = partial(self.create_connection, address, hostname, timeout, **tls)
         try:
             plain = socket.create_connection(address, min(timeout, CONNECT_SECONDS))
             plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -191,8 +243,16 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has n
         except OSError as error:
             self.last_error = error
             raise
+        except ValueError as error:  # a host name that cannot be one: kazoo's thread would end
+            self.last_error = error
+            raise OSError(str(error)) from error
         self.last_error = None
         return self._socket
+
+    def connect_again(self) -> socket.socket:
+        """Make another connection to the member that was last connected to."""
+        assert self._again is not None
+        return self._again()
 
     def hang_up(self) -> None:
         """See `Driver.hang_up`. kazoo closes the socket itself, in its own thread."""
@@ -217,13 +277,91 @@ def _encrypted(plain: socket.socket, hostname: str, tls: Mapping[str, Any]) -> s
 
 
 class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no types
-    """kazoo's connection, which tells what was negotiated."""
+    """kazoo's connection: tells what was negotiated, never blocks who asks, and cleans up after its thread."""
 
+    ended: Callable[[], None]
+    _socket: Any
     session_seconds = 0.0
+    _refused = False
+    _overfull = False
+
+    def zk_loop(self) -> None:
+        """Run, in kazoo's thread; with it the others end, and the pipe is closed, whatever it ended of."""
+        try:
+            super().zk_loop()
+        except Exception as error:  # noqa: BLE001 - kazoo has logged it, and told its listeners that it is closed
+            self.handler.last_error = error
+        finally:
+            self.handler.stop()
+            self.close()
+            self.ended()
+
+    def wake(self) -> None:
+        """Have the thread look at the queue. Raises OSError or AttributeError when the pipe is closed."""
+        try:
+            self._write_sock.send(b"\0", socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            self._overfull = True  # kazoo takes one request for each byte: see below
+
+    def _send_request(self, read_timeout: float, connect_timeout: float) -> None:
+        super()._send_request(read_timeout, connect_timeout)
+        if self._overfull:
+            self._overfull = False
+            if self.client._queue:  # noqa: SLF001 - kazoo's own classes do
+                self._overfull = True
+                self.wake()
+
+    def _expand_client_hosts(self) -> Any:  # noqa: ANN401 - kazoo's
+        found = super()._expand_client_hosts()
+        if not found:
+            self.handler.last_error = OSError("none of the host names is known")
+        return found
 
     def _invoke(self, timeout: float, request: Any, xid: int | None = None) -> Any:  # noqa: ANN401 - kazoo's
         """Send one of the requests with which a connection begins, and read its answer."""
-        answer = super()._invoke(min(timeout, ANSWER_SECONDS), request, xid)
+        try:
+            answer = super()._invoke(min(timeout, ANSWER_SECONDS), request, xid)
+        except ConnectionDropped:
+            self._refused = isinstance(request, Connect)
+            raise
         if isinstance(request, Connect):
             self.session_seconds = max(0, answer[0].time_out) / 1000
         return answer
+
+    def _connect(self, host: str, hostip: str, port: int) -> Any:  # noqa: ANN401 - kazoo's
+        self._refused = False
+        try:
+            timeouts = super()._connect(host, hostip, port)
+        except ConnectionDropped:
+            if self._refused and self.client.last_zxid > 0 and self._lost_its_data():
+                message = "the ensemble came back with older data than this session has seen"
+                raise SessionExpiredError(message) from None
+            raise
+        if self.client._stopped.is_set():  # noqa: SLF001 - kazoo looks at it between connections only
+            message = "stopped while connecting"
+            raise ConnectionDropped(message)
+        return timeouts
+
+    def _lost_its_data(self) -> bool:
+        """
+        Tell whether the ensemble, which refuses us, has gone back behind what we have seen.
+
+        A server closes the connection of a client that has seen a later transaction than itself
+        (``ZooKeeperServer.processConnectRequest``), whether it only lags behind or was restarted empty or from an older
+        snapshot: then for ever. A new session needs the majority and is the latest transaction when its member answers,
+        so if that comes before what we have seen, the majority has lost it.
+        """
+        client = self.client
+        self._socket.close()
+        try:
+            with self._socket_error_handling():
+                self._socket = self.handler.connect_again()
+            self._socket.settimeout(0)
+            begin = Connect(0, 0, client._session_timeout, 0, bytes(16), False)  # noqa: SLF001, FBT003 - as kazoo does
+            super()._invoke(ANSWER_SECONDS, begin)
+            self._submit(PingInstance, ANSWER_SECONDS, PING_XID)
+            header, _, _ = self._read_header(ANSWER_SECONDS)
+            self._submit(CloseInstance, ANSWER_SECONDS, 1)
+        except (ConnectionDropped, KazooTimeoutError):
+            return False
+        return bool(0 < header.zxid < client.last_zxid)

@@ -91,7 +91,9 @@ OPTIONS: Mapping[str, Option] = MappingProxyType(
     {
         "prefix": Option(parse_prefix, "Directory of the locks. Clients that share locks have the same.", "lockkit"),
         "acl": Option(parse_acl, "Who may do what with the nodes: open, creator, or SCHEME:ID:cdrwa,…", None),
-        "auth": Option(values.parse_choice("digest", "sasl"), "How user and password of the URL are used.", "digest"),
+        "auth": Option(
+            values.parse_choice("digest", "sasl"), "How user and password of the URL are used: digest, sasl.", "digest"
+        ),
         "cleanup": Option(
             values.parse_bool,
             "Directories of locks that nobody uses go away. Off: they stay, as with kazoo's Lock.",

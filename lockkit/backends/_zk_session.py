@@ -17,21 +17,21 @@ told here::
 from __future__ import annotations
 
 import logging
-import threading
 from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any
 
 from kazoo.exceptions import AuthFailedError, NodeExistsError, NoNodeError, NotEmptyError
 from kazoo.handlers.threading import KazooTimeoutError
-from kazoo.protocol.serialization import Create2, Sync
+from kazoo.protocol.serialization import Close, Create2, Sync
 from kazoo.protocol.states import EventType, KazooState, KeeperState
 from kazoo.security import OPEN_ACL_UNSAFE
 
-from lockkit.backends._zk_driver import CONNECT_SECONDS, Driver, outcome
+from lockkit.backend import CALL_SECONDS
+from lockkit.backends._zk_driver import ANSWER_SECONDS, CONNECT_SECONDS, Driver, outcome
 from lockkit.backends._zk_errors import DRIVER_ERRORS, connection_failed, translate, was_unanswered
+from lockkit.backends._zk_notifier import Notifier
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockError
-from lockkit.runtime import AsyncioRuntime
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -39,12 +39,15 @@ if TYPE_CHECKING:
     from lockkit.backend import Host, Request
     from lockkit.runtime import Event
 
-__all__ = ["EXPECTED", "Held", "Session"]
+__all__ = ["EXPECTED", "MILLISECOND", "Held", "Session"]
 
 log = logging.getLogger("lockkit")
 
 EPHEMERAL, SEQUENCE, CONTAINER = 1, 2, 4
 """ZooKeeper's ``CreateMode`` flags."""
+
+MILLISECOND = 0.001
+"""ZooKeeper's unit for the session timeout, in seconds."""
 
 EXPECTED = (NoNodeError, NodeExistsError, NotEmptyError)
 """Answers that callers of `Session.answer` are prepared for. They leave it as kazoo's."""
@@ -53,14 +56,25 @@ READ_SECONDS = 4.0
 """How long a question is asked again over connections that break, seconds. Longer holds up callers; shorter gives up
 places in line when connections break again and again."""
 
-CLOSE_SECONDS = 2.5
-"""For ending a session. Longer delays ``close()`` when the server does not answer; then the session ends by itself."""
-
 
 class _CreateContainer(Create2):  # type: ignore[misc]  # kazoo has no types
     """ZooKeeper's request ``createContainer``, since 3.5.3."""
 
     type = 19
+
+
+class _EndSession(Close):  # type: ignore[misc]  # kazoo has no types
+    """ZooKeeper's request ``closeSession``, whose answer can be waited for: kazoo's own is false (an empty tuple)."""
+
+    def __bool__(self) -> bool:
+        """Be true, so that kazoo hands the answer over."""
+        return True
+
+    @classmethod
+    def deserialize(cls, data: bytes, offset: int) -> bool:
+        """Read the answer, which is empty."""
+        del data, offset
+        return True
 
 
 class Held:
@@ -94,11 +108,16 @@ class Session:
     """
     One session, ours or the application's.
 
+    Questions are told until when an answer is worth anything (``until``, client monotonic clock): they have returned or
+    raised `BackendUnavailable` by then, and within `CALL_SECONDS` anyhow.
+
     Attributes:
         client: kazoo's.
+        asked: Session timeout that was asked for, seconds; 0 for the application's.
         id: What the server calls the session, also while there is no connection; 0 before there is one, and after the
             server has ended it.
         held: By owner, what is held in it.
+        over: Its threads have ended, or will.
         used_at: When somebody last wanted it, client monotonic clock.
     """
 
@@ -107,16 +126,20 @@ class Session:
         self._host = host
         self._runtime = host.runtime
         self._label = label
+        self._notifier = Notifier(host.runtime)
         self._mutex = host.runtime.mutex()
         self._driver: Driver | None = None
         self.client: Any = None
+        self.asked = 0.0
         self.id = 0
         self._granted_seconds = 0.0
         self._failure: LockError | None = None
         self._failed_rounds_count = 0
         self._started = False
         self._connections_count = 0
+        self._silent_since: float | None = None
         self._closed = False
+        self.over = False
         self._anybody: set[Event] = set()
         self._watching: dict[str, set[Request]] = {}
         self._watched: dict[str, Held] = {}
@@ -134,7 +157,8 @@ class Session:
             ValueError: As before.
         """
         session = cls(host, label)
-        driver = session._driver = Driver(arguments, ttl, session._round_failed)
+        session.asked = ttl
+        driver = session._driver = Driver(arguments, ttl, session._round_failed, session._thread_ended)
         session.client = driver.client
         session.client.add_listener(session._state_changed)
         return session
@@ -171,33 +195,46 @@ class Session:
         """It will never be connected again: the login failed, or it is closed."""
         return self._failure is not None or self._closed
 
+    def keeps(self, timeout: float) -> bool:
+        """Tell whether this is what asking for a session with this timeout would give, as far as that is known."""
+        if timeout == self.asked or not self.seconds:
+            return timeout == self.asked
+        # Outside of its bounds the server gives the nearest.
+        if self.seconds < self.asked - MILLISECOND:
+            return timeout >= self.seconds
+        return self.seconds > self.asked + MILLISECOND and timeout <= self.seconds
+
     @property
     def in_use(self) -> bool:
         """Something is held in it, or somebody waits."""
-        return bool(self.held or self._watching or self._asked)
+        return bool(self.held or self._watching or self._asked or self._anybody)
 
     # -- asking ----------------------------------------------------------------------------------------------------
 
-    async def connected(self, *, patient: bool = False) -> None:
+    def _until(self, until: float, seconds: float = CALL_SECONDS) -> float:
+        return min(until, self._runtime.now() + seconds)
+
+    async def connected(self, until: float = inf, *, patient: bool = False) -> None:
         """
         Return when there is a connection.
 
         Args:
+            until: See the class.
             patient: Wait although no member can be reached, and for longer: a place in line is at stake.
 
         Raises:
             BackendUnavailable: There is none.
             ConfigurationError: The server refuses the login.
         """
-        if self.usable:
+        if self.usable and not self._closed:
             return
         event = self._runtime.event()
         self._anybody.add(event)
         try:
             self._start()
             rounds_count = self._failed_rounds_count
-            until = self._runtime.now() + (READ_SECONDS if patient else CONNECT_SECONDS)
-            while not self.usable:
+            until = self._until(until, READ_SECONDS if patient else CONNECT_SECONDS)
+            while self._closed or not self.usable:
                 if self._failure is not None:
                     raise self._failure
                 left = until - self._runtime.now()
@@ -230,14 +267,21 @@ class Session:
             if self._started or self._closed:
                 return
             self._started = True
-            try:
-                self.client.start_async()
-            except BaseException as error:
-                # Interrupted halfway: nobody knows which of kazoo's threads run. The next one is made anew.
-                self._failure = BackendUnavailable(f"connecting to {self._label} was interrupted ({error!r})")
-                raise
+        try:
+            self.client.start_async()
+        except BaseException as error:
+            # Interrupted halfway: nobody knows which of kazoo's threads run. The next session is made anew.
+            self._failure = BackendUnavailable(f"connecting to {self._label} was interrupted ({error!r})")
+            self._failure.__cause__ = error
+            self.over = True
+            self.client.handler.stop()
+            if isinstance(error, Exception):
+                raise self._failure from error
+            raise
+        if self.over:
+            self._driver.stop()  # it was stopped meanwhile, before there was a thread
 
-    async def answer(self, result: Any) -> Any:  # noqa: ANN401 - kazoo has no types
+    async def answer(self, result: Any, until: float = inf) -> Any:  # noqa: ANN401 - kazoo has no types
         """
         Wait for the answer to a request that was handed to kazoo.
 
@@ -246,14 +290,26 @@ class Session:
             ConfigurationError: It was refused, and would be again.
             NoNodeError: kazoo's, as are NodeExistsError and NotEmptyError: the caller expects them.
         """
+        asked_at = self._runtime.now()
         try:
-            return await outcome(self._runtime, result)
+            found = await outcome(self._runtime, result, self._until(until, ANSWER_SECONDS) - asked_at)
         except EXPECTED:
+            self._silent_since = None
             raise
         except DRIVER_ERRORS as error:
-            if isinstance(error, KazooTimeoutError) and self._driver is not None:
-                self._driver.hang_up()
+            if isinstance(error, KazooTimeoutError):
+                self._unanswered(asked_at)
             raise translate(error, self._label) from error
+        self._silent_since = None
+        return found
+
+    def _unanswered(self, asked_at: float) -> None:
+        """Leave a member that has answered nothing for `ANSWER_SECONDS`, however impatient each of its callers was."""
+        if self._silent_since is None:
+            self._silent_since = asked_at
+        if self._driver is not None and self._runtime.now() - self._silent_since >= ANSWER_SECONDS * 0.9:
+            self._silent_since = None
+            self._driver.hang_up()
 
     def _submit(self, request: Any) -> Any:  # noqa: ANN401 - kazoo has no types
         """Hand a request over, and give kazoo's result."""
@@ -280,28 +336,29 @@ class Session:
         """Have the member that we talk to catch up with its leader. Only the leader answers."""
         return self._submit(Sync(self.client.chroot + path or "/"))
 
-    async def read(self, ask: Callable[[], Any]) -> Any:  # noqa: ANN401 - kazoo has no types
+    async def read(self, ask: Callable[[], Any], until: float = inf) -> Any:  # noqa: ANN401 - kazoo has no types
         """Ask, and again if no answer came: for requests that change nothing. Raises as `answer`."""
-        until = self._runtime.now() + READ_SECONDS
+        until = self._until(until)
+        again_until = self._until(until, READ_SECONDS)
         while True:
-            await self.connected(patient=True)
+            await self.connected(until, patient=True)
             try:
-                return await self.answer(ask())
+                return await self.answer(ask(), until)
             except BackendUnavailable as error:
-                if not was_unanswered(error) or self._runtime.now() >= until:
+                if not was_unanswered(error) or self._runtime.now() >= again_until:
                     raise
 
-    async def children(self, path: str) -> list[str]:
+    async def children(self, path: str, until: float = inf) -> list[str]:
         """
         List the children of a node, as the majority has them. Raises as `answer`.
 
         A member may be behind: ``sync`` has it catch up with the leader, and an answer to it also means that the member
         is not cut off from the leader, which counts our session timeout.
         """
-        found: list[str] = await self.read(lambda: self._ask_for_children(path)[1])
+        found: list[str] = await self.read(lambda: self._ask_for_children(path)[1], until)
         return found
 
-    async def children_when_woken(self, path: str, request: Request) -> tuple[list[str], float]:
+    async def children_when_woken(self, path: str, request: Request, until: float) -> tuple[list[str], float]:
         """
         List the children of a node for a waiter, who was asked for already when it was woken. Raises as `answer`.
 
@@ -315,7 +372,7 @@ class Session:
             asked_at, result = self._asked.pop(request) if request in self._asked else self._ask_for_children(path)
             return result
 
-        found: list[str] = await self.read(ask)
+        found: list[str] = await self.read(ask, until)
         return found, asked_at
 
     def _ask_for_children(self, path: str) -> tuple[float, Any]:
@@ -337,12 +394,16 @@ class Session:
 
     def unwatch(self, path: str, request: Request) -> None:
         """Wake it no more. What the server was asked for stays until it happens, once for each node."""
-        self._asked.pop(request, None)
+        self.forget(request)
         requests = self._watching.get(path)
         if requests is not None:
             requests.discard(request)
             if not requests:
                 self._watching.pop(path, None)
+
+    def forget(self, request: Request) -> None:
+        """Drop what was asked for a waiter when it was woken."""
+        self._asked.pop(request, None)
 
     def keeps_watch(self, held: Held) -> bool:
         """
@@ -376,7 +437,7 @@ class Session:
             held = self._watched.pop(event.path, None)
             if held is not None and event.type == EventType.DELETED:
                 self.let_go(held)
-                self._at_home(partial(self._host.lost, held.owner, "gone"))
+                self._notifier.call(partial(self._host.lost, held.owner, "gone"))
         for path, requests in woken.items():
             for request in [*requests]:
                 if event.path is not None:
@@ -387,6 +448,7 @@ class Session:
     def _state_changed(self, state: str) -> None:
         """Hear kazoo. In its thread, which must not be held up."""
         self._asked.clear()  # what was asked over the former connection says nothing about the next one's member
+        self._silent_since = None
         if state == KazooState.LOST:
             if self.client.client_state == KeeperState.AUTH_FAILED and not self._closed:
                 self._failure = self._login_failed()
@@ -394,12 +456,13 @@ class Session:
             lost, self.held = self.held, {}
             if not self._closed:
                 for owner in lost:
-                    self._at_home(partial(self._host.lost, owner, "session"))
+                    self._notifier.call(partial(self._host.lost, owner, "session"))
         else:
             if state == KazooState.CONNECTED:
                 self._connections_count += 1
                 self._learn_id()
-            self._at_home(self._host.confirm_soon)
+            if self.held:
+                self._notifier.call(self._host.confirm_soon)
         self._tell_all()
 
     def _login_failed(self) -> LockError:
@@ -415,48 +478,48 @@ class Session:
         self._failed_rounds_count += 1
         self._tell_all()
 
+    def _thread_ended(self) -> None:
+        """Hear that kazoo's thread is gone: there will be no other, so the next session is made anew."""
+        self.over = True
+        if self._failure is None and not self._closed and self._driver is not None:
+            self._failure = connection_failed(self._driver.last_error, self._label)
+        self._tell_all()
+
     def _tell_all(self) -> None:
         for event in [*self._anybody]:
             event.set()
 
-    def _at_home(self, function: Callable[[], None]) -> None:
-        """Call the engine, which under asyncio is to be called in its event loop only."""
-        runtime = self._runtime
-        if not isinstance(runtime, AsyncioRuntime):
-            function()
-        elif runtime.loop is not None and not runtime.loop.is_closed():
-            runtime.loop.call_soon_threadsafe(function)
-
     # -- ending ----------------------------------------------------------------------------------------------------
 
-    async def close(self) -> None:
-        """End the session if it is ours; waits for at most `CLOSE_SECONDS`."""
-        done = self.end()
-        if done is None or await done.wait(CLOSE_SECONDS):
-            return
-        if self._driver is not None:
-            self._driver.hang_up()  # nobody answers: the server ends the session by itself
-        await done.wait(CLOSE_SECONDS)
+    def begin_to_end(self) -> bool:
+        """
+        Use it for nothing new. Tell whether the server has to be asked to end it, which frees all that it holds.
 
-    def end(self) -> Event | None:
-        """Begin to end the session if it is ours; give what is set when that is done, None if nothing is to be done."""
+        May be called again.
+        """
         with self._mutex:
-            if self._closed:
-                return None
             self._closed = True
-        self.client.remove_listener(self._state_changed)
-        driver = self._driver
-        if driver is None or not self._started:
-            return None
-        done = self._runtime.event()
+            started = self._started
+        self._tell_all()
+        if self._driver is None:
+            self.client.remove_listener(self._state_changed)
+        return started and self.id != 0 and not self.over
 
-        def stop() -> None:
-            try:
-                driver.stop()
-            except DRIVER_ERRORS as error:
-                log.debug("ending a session at %s: %s", self._label, error)
-            finally:
-                done.set()
+    def ask_to_end(self) -> Any:  # noqa: ANN401 - kazoo has no types
+        """Ask the server to end it; give kazoo's result."""
+        return self._submit(_EndSession())
 
-        threading.Thread(target=stop, name="lockkit-zookeeper-stop", daemon=True).start()
-        return done
+    def end_soon(self) -> None:
+        """End it without waiting for that: nothing is held in it."""
+        if self.begin_to_end() and self.usable and self._driver is not None:
+            self.over = True
+            self._driver.expect_end()
+            self.ask_to_end()
+        else:
+            self.stop()
+
+    def stop(self) -> None:
+        """Have its threads end, if it is ours. What it still holds is free after its timeout."""
+        self.over = True
+        if self._driver is not None and self._started:
+            self._driver.stop()

@@ -45,7 +45,9 @@ class Tree:
         self.cleanup = cleanup
         self.containers = cleanup
 
-    async def within(self, session: Session, path: str, attempt: Callable[[], Coroutine[Any, Any, Any]]) -> Any:  # noqa: ANN401 - what `attempt` gives
+    async def within(
+        self, session: Session, path: str, attempt: Callable[[], Coroutine[Any, Any, Any]], until: float
+    ) -> Any:  # noqa: ANN401 - what `attempt` gives
         """
         Run `attempt`, which creates something in the directory of a lock, and make that if it is missing.
 
@@ -56,30 +58,30 @@ class Tree:
             try:
                 return await attempt()
             except NoNodeError:
-                await self._make(session, path)
+                await self._make(session, path, until)
         message = f"{path} is removed by somebody as often as it is created"
         raise BackendUnavailable(message)
 
-    async def _make(self, session: Session, path: str) -> None:
+    async def _make(self, session: Session, path: str, until: float) -> None:
         """Make a directory, after those above it."""
         try:
-            await session.answer(self._create(session, path))
+            await session.answer(self._create(session, path), until)
         except NodeExistsError:
             return  # somebody was quicker
         except NoNodeError:
             parent = path.rpartition("/")[0]
             if parent:
-                await self._make(session, parent)
-            await self._make_again(session, path)
+                await self._make(session, parent, until)
+            await self._make_again(session, path, until)
         except LockError as error:
             if not (self.containers and isinstance(error.__cause__, UnimplementedError)):
                 raise
             self.containers = False
-            await self._make(session, path)
+            await self._make(session, path, until)
 
-    async def _make_again(self, session: Session, path: str) -> None:
+    async def _make_again(self, session: Session, path: str, until: float) -> None:
         try:
-            await session.answer(self._create(session, path))
+            await session.answer(self._create(session, path), until)
         except (NodeExistsError, NoNodeError):
             return  # both are for the next attempt to find out
 

@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from lockkit import values
 from lockkit.backend import (
+    CALL_SECONDS,
     Busy,
     Capabilities,
     Gone,
@@ -46,15 +47,16 @@ from lockkit.backend import (
     Request,
     Unknown,
     decode_metadata,
+    seconds_left,
 )
 from lockkit.backends import _etcd_rpc_pb2 as rpc
-from lockkit.backends._etcd_cluster import CALL_SECONDS
+from lockkit.backends._etcd_cluster import settled
 from lockkit.backends._etcd_errors import LeaseEnded
 from lockkit.backends._etcd_link import RANGE, TIME_TO_LIVE, TXN
 from lockkit.backends._etcd_options import OPTIONS, adopt_cluster, open_cluster
 from lockkit.backends._etcd_session import Contender, Sessions, whole_seconds
 from lockkit.backends._etcd_watch import Watches
-from lockkit.errors import LockError
+from lockkit.errors import BackendUnavailable, LockError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -67,8 +69,16 @@ __all__ = ["EtcdBackend"]
 
 log = logging.getLogger("lockkit")
 
-BATCH = 128
-"""Keys that one transaction is about: etcd's default for --max-txn-ops. Fewer takes more round trips."""
+BATCH = 100
+"""Keys that one transaction is about. etcd's default for --max-txn-ops is 128, and an operation that is a transaction
+itself counts for what is in it, too. Fewer takes more round trips."""
+
+HEAR_OUT_SECONDS = 1.0
+"""How long an acquisition that is given up waits for the answer to its request, which says whether there is anything to
+undo. Longer delays the caller when the cluster hangs; shorter has a session retired for nothing."""
+
+UNWATCHED_SECONDS = 0.5
+"""A waiter looks again after this time when it has no watch. Longer hands over later, shorter asks more often."""
 
 _OWNER_CHARS = 32
 _TOP = (1 << 63) - 1
@@ -131,33 +141,40 @@ class EtcdBackend(LockBackend):
 
     async def try_acquire(self, request: Request) -> Grant | Busy:
         """See `LockBackend.try_acquire`."""
+        answer_by = self._answer_by(request)
         outcome: Grant | Busy | None = None
         if request.place is not None:
-            outcome = await self._look_again(request, request.place)
+            outcome = await self._look_again(request, request.place, answer_by)
         while outcome is None:
             value = f"{request.owner} {request.metadata}".encode()
             contender = Contender(
                 request.name, request.owner, self._queue_of(request.name), value, self._runtime.event()
             )
             contender.wake = request.wake if request.queue else None
-            await self._sessions.join(contender, whole_seconds(request.ttl))
             request.place = contender
+            await self._sessions.join(contender, whole_seconds(request.ttl), answer_by)
+            contender.entering = True
             # A caller that is cancelled leaves it running: `abandon` hears out whether there is anything to undo.
-            outcome = await self._runtime.settle(self._enter(request, contender), 4 * CALL_SECONDS)
+            outcome = await settled(self._runtime, self._enter(request, contender, answer_by), answer_by)
         return outcome
 
-    async def _enter(self, request: Request, contender: Contender) -> Grant | Busy | None:
+    def _answer_by(self, request: Request) -> float:
+        now = self._runtime.now()
+        return now + seconds_left(request.answer_by, now)
+
+    async def _enter(self, request: Request, contender: Contender, answer_by: float) -> Grant | Busy | None:
         """Create the key. None: its session has ended meanwhile, begin anew."""
         session = contender.session
         assert session is not None
         try:
-            if session.is_stale(self._runtime.now()) and not await self._keep_alive(session):
+            if session.is_stale(self._runtime.now()) and not await self._keep_alive(session, answer_by):
                 request.place = None
                 return None
+            if contender.until == -inf:
+                raise BackendUnavailable("the request was given up")
             # Twice is as good as once: the second finds the key of the first.
-            answer = await self._cluster.call(
-                TXN, _entry(contender, session.id, queue=request.queue), resend=True, doubt=contender.doubt
-            )
+            entry = _entry(contender, session.id, queue=request.queue)
+            answer = await self._cluster.call(TXN, entry, resend=True, doubt=contender.doubt, answer_by=answer_by)
         except LeaseEnded:
             self._sessions.end(session)
             request.place = None
@@ -165,17 +182,19 @@ class EtcdBackend(LockBackend):
         finally:
             contender.entered.set()
         if answer.succeeded:
-            return self._granted(contender, answer.header.revision)
-        return await self._entered_behind(request, contender, answer)
+            contender.created(answer.header.revision)
+            return self._granted(contender)
+        return await self._entered_behind(request, contender, answer, answer_by)
 
     async def _entered_behind(
-        self, request: Request, contender: Contender, answer: rpc.TxnResponse
+        self, request: Request, contender: Contender, answer: rpc.TxnResponse, answer_by: float
     ) -> Grant | Busy | None:
         """Read the answer of a transaction that found others below the prefix."""
         oldest = answer.responses[0].response_range.kvs[0]
         if oldest.key == contender.key and oldest.value == contender.value:
             # The first of two equal requests was carried out, and its answer lost.
-            return self._granted(contender, oldest.create_revision)
+            contender.created(oldest.create_revision)
+            return self._granted(contender)
         busy = Busy(owner=_owner_of(oldest))
         if not request.queue:
             self._sessions.leave([contender])
@@ -183,55 +202,49 @@ class EtcdBackend(LockBackend):
             return busy
         nested = answer.responses[1].response_txn
         if nested.succeeded:
-            contender.revision = answer.header.revision
+            contender.created(answer.header.revision)
             contender.before = nested.responses[0].response_range.kvs[0].key
             return busy
         mine = nested.responses[0].response_range.kvs[0]
         if mine.value == contender.value:
-            contender.revision = mine.create_revision
-            return await self._look_again(request, contender)
+            contender.created(mine.create_revision)
+            return await self._look_again(request, contender, answer_by)
         # A key of ours that should not be there any more. Its session keeps it no longer than a ttl.
         contender.doubt()
         self._sessions.leave([contender])
         request.place = None
         return None
 
-    async def _look_again(self, request: Request, contender: Contender) -> Grant | Busy | None:
+    async def _look_again(self, request: Request, contender: Contender, answer_by: float) -> Grant | Busy | None:
         """Look who is in front. None: our key has gone, begin anew."""
-        if contender.session is not None and contender.session.retired:
-            moved = await self._renew_in([contender], contender.session.seconds)
-            outcome = moved[contender.owner]
-            if isinstance(outcome, Unknown):
-                # Without a session that is kept alive there is no place in the line to wait in.
-                raise outcome.error
         look = rpc.TxnRequest(compare=[contender.guard])
         in_front = _range(contender.prefix, rpc.RangeRequest.DESCEND, keys_only=True)
         in_front.max_create_revision = contender.revision - 1
         look.success.add(request_range=in_front)
         look.success.add(request_range=_range(contender.prefix, rpc.RangeRequest.ASCEND))
-        answer = await self._cluster.call(TXN, look, resend=True)
+        answer = await self._cluster.call(TXN, look, resend=True, answer_by=answer_by)
         session = contender.session
         assert session is not None
-        if answer.succeeded:
+        if answer.succeeded and not session.is_over:
             found = answer.responses[0].response_range.kvs
             if found:
                 contender.before = found[0].key
                 return Busy(owner=_owner_of(answer.responses[1].response_range.kvs[0]))
             # Who waited must not be given what is left of the session's ttl only.
-            if not session.is_stale(self._runtime.now()) or session.retired or await self._keep_alive(session):
-                return self._granted(contender, contender.revision)
+            if not session.is_stale(self._runtime.now()) or await self._keep_alive(session, answer_by):
+                return self._granted(contender)
         self._forget(contender)
         request.place = None
         return None
 
-    def _granted(self, contender: Contender, revision: int) -> Grant:
+    def _granted(self, contender: Contender) -> Grant:
         session = contender.session
         assert session is not None
-        assert revision > 0
+        assert contender.revision > 0
         self._watches.forget(contender)
-        contender.revision = revision
-        contender.until = session.anchor + session.ttl
-        return Grant(contender.name, contender.owner, revision, session.ttl, session.anchor, contender)
+        if contender.until > -inf:
+            contender.until = session.ends_at
+        return Grant(contender.name, contender.owner, contender.revision, session.ttl, session.anchor, contender)
 
     def _forget(self, contender: Contender) -> None:
         self._watches.forget(contender)
@@ -243,19 +256,21 @@ class EtcdBackend(LockBackend):
         contender: Contender | None = request.place
         if contender is None or contender.session is None:
             return
-        self._watches.watch(contender)
+        session = contender.session
         while True:
-            session = contender.session
+            # Each time: the member that was asked last is the one to watch at.
+            watched = self._watches.watch(contender)
             now = self._runtime.now()
-            if await request.wake.wait(max(0.0, min(until, session.keep_at) - now)):
+            wake_at = min(until, session.keep_at, inf if watched else now + UNWATCHED_SECONDS)
+            if await request.wake.wait(max(0.0, wake_at - now)):
                 request.wake.clear()
                 return
             now = self._runtime.now()
-            if now >= until or session.retired or session.ended or now >= session.anchor + session.ttl:
+            if not watched or now >= until or session.is_over or now >= session.ends_at:
                 return
             if now >= session.keep_at:
                 try:
-                    await self._keep_alive(session)
+                    await self._keep_alive(session, min(self._answer_by(request), session.ends_at))
                 except LockError as error:
                     log.debug("waiting for lock %r: %s", request.name, error)
 
@@ -264,34 +279,38 @@ class EtcdBackend(LockBackend):
         contender: Contender | None = request.place
         if contender is None:
             return
-        # What was sent is heard out: else the key could be created after it was deleted.
-        await contender.entered.wait(CALL_SECONDS)
+        contender.until = -inf
+        answer_by = self._answer_by(request)
+        left = answer_by - self._runtime.now()
+        # What was sent is heard out. If that takes too long, the key may be created after it is deleted here.
+        if contender.entering and not await contender.entered.wait(min(HEAR_OUT_SECONDS, left / 2)):
+            contender.doubt()
         self._watches.forget(contender)
         session = contender.session
-        assert session is not None
-        contender.until = -inf
-        if not session.ended:
-            if self._sessions.is_last(contender):
-                await self._sessions.revoke(session)
+        if session is not None and not session.ended:
+            if contender.doubted and self._sessions.close_if_unused(session):
+                await self._sessions.revoke(session, answer_by)
             else:
-                await self._cluster.call(TXN, _deletion([contender]), resend=True)
+                await self._cluster.call(TXN, _deletion([contender]), resend=True, answer_by=answer_by)
         self._sessions.leave([contender])
         request.place = None
 
     # -- keep --------------------------------------------------------------------------------------------------------
 
-    async def _keep_alive(self, session: Session) -> bool:
+    async def _keep_alive(self, session: Session, answer_by: float) -> bool:
         """
         Keep a session alive, but nothing in it that nobody wants any more. False if it has ended.
 
         Raises:
             LockError: No answer.
         """
-        overdue = self._sessions.overdue(session)[:BATCH]
-        if overdue:
-            await self._cluster.call(TXN, _deletion(overdue), resend=True)
-            self._sessions.leave(overdue)
-        return await self._sessions.keep_alive(session)
+        if session.is_over:
+            return False
+        session.put_off(self._runtime.now())
+        for batch in _batches(self._sessions.overdue(session)):
+            await self._cluster.call(TXN, _deletion(batch), resend=True, answer_by=answer_by)
+            self._sessions.leave(batch)
+        return await self._sessions.keep_alive(session, answer_by)
 
     async def renew(self, grants: Sequence[Grant]) -> Sequence[Renewal]:
         """See `LockBackend.renew`."""
@@ -299,36 +318,40 @@ class EtcdBackend(LockBackend):
         staying: dict[Session, list[Contender]] = {}
         moving: dict[int, list[Contender]] = {}
         now = self._runtime.now()
+        answer_by = now + CALL_SECONDS
         for grant in grants:
             contender: Contender = grant.state
             session = contender.session
             assert session is not None
             seconds = whole_seconds(grant.ttl)
             contender.until = max(contender.until, now + seconds)
-            if session.ended:
+            if session.is_over:
                 outcomes[contender.owner] = Gone("session")
-            elif session.retired or contender.adrift or not session.fits(seconds):
+            elif contender.target is not None or not session.fits(seconds):
                 moving.setdefault(seconds, []).append(contender)
             else:
                 staying.setdefault(session, []).append(contender)
         for session, contenders in staying.items():
-            outcomes.update(await self._renew_staying(session, contenders))
+            # Before it ends: of several members that leaves time to ask another one when the first hangs.
+            outcomes.update(await self._renew_staying(session, contenders, min(answer_by, session.ends_at)))
         for seconds, contenders in moving.items():
-            outcomes.update(await self._renew_in(contenders, seconds))
+            outcomes.update(await self._renew_moving(contenders, seconds, answer_by))
         return [outcomes[grant.owner] for grant in grants]
 
-    async def _renew_staying(self, session: Session, contenders: list[Contender]) -> dict[str, Renewal]:
+    async def _renew_staying(
+        self, session: Session, contenders: list[Contender], answer_by: float
+    ) -> dict[str, Renewal]:
         """Keep a session alive, and see that the keys are still there."""
         outcomes: dict[str, Renewal] = {}
         try:
-            if not await self._keep_alive(session):
+            if not await self._keep_alive(session, answer_by):
                 return {contender.owner: Gone("session") for contender in contenders}
             anchor = session.anchor
             for batch in _batches(contenders):
                 look = rpc.TxnRequest()
                 for contender in batch:
                     look.success.add(request_range=rpc.RangeRequest(key=contender.key, keys_only=True))
-                answer = await self._cluster.call(TXN, look, resend=True)
+                answer = await self._cluster.call(TXN, look, resend=True, answer_by=answer_by)
                 for contender, one in zip(batch, answer.responses, strict=True):
                     revisions = [kv.create_revision for kv in one.response_range.kvs]
                     outcomes[contender.owner] = self._renewed(contender, revisions == [contender.revision], anchor)
@@ -336,32 +359,34 @@ class EtcdBackend(LockBackend):
             return {contender.owner: Unknown(error) for contender in contenders} | outcomes
         return outcomes
 
-    async def _renew_in(self, contenders: list[Contender], seconds: int) -> dict[str, Renewal]:
-        """Move keys to another session: one of another ttl, or in place of one that is retired."""
+    async def _renew_moving(self, contenders: list[Contender], seconds: int, answer_by: float) -> dict[str, Renewal]:
+        """Move keys to a session of another ttl: somebody has extended to that, or the answer to it was lost."""
         outcomes: dict[str, Renewal] = {}
         try:
-            target = await self._sessions.fresh(seconds)
-            if not await self._keep_alive(target):
-                target = await self._sessions.fresh(seconds)
+            target = await self._sessions.join_moving(contenders, seconds, answer_by)
+            if not await self._keep_alive(target, answer_by):
+                target = await self._sessions.join_moving(contenders, seconds, answer_by)
             anchor = target.anchor
-            for batch in _batches(contenders):
-                move = rpc.TxnRequest()
-                for contender in batch:
-                    put = rpc.PutRequest(key=contender.key, ignore_value=True, lease=target.id)
-                    one = rpc.TxnRequest(compare=[contender.guard], success=[rpc.RequestOp(request_put=put)])
-                    move.success.add(request_txn=one)
-
-                def doubt(batch: list[Contender] = batch) -> None:
-                    # On the one or on the other: neither is relied on, and the next renewal moves it again.
-                    target.retired = True
-                    for contender in batch:
-                        contender.adrift = True
-
-                answer = await self._cluster.call(TXN, move, resend=True, doubt=doubt)
-                for contender, done in zip(batch, answer.responses, strict=True):
-                    if done.response_txn.succeeded:
-                        self._sessions.move(contender, target)
-                    outcomes[contender.owner] = self._renewed(contender, done.response_txn.succeeded, anchor)
+            pending = contenders
+            while pending:
+                batch, pending = pending[: BATCH // 2], pending[BATCH // 2 :]
+                move = rpc.TxnRequest(success=[_move(contender, target) for contender in batch])
+                answer = await self._cluster.call(TXN, move, resend=True, answer_by=answer_by)
+                for contender, one in zip(batch, answer.responses, strict=True):
+                    found = one.response_txn.responses[0].response_range.kvs
+                    if one.response_txn.succeeded:
+                        contender.modified = answer.header.revision
+                    elif not found or found[0].create_revision != contender.revision:
+                        outcomes[contender.owner] = self._renewed(contender, ours=False, anchor=anchor)
+                        continue
+                    else:
+                        contender.modified = found[0].mod_revision
+                        if found[0].lease != target.id:
+                            # An earlier move was carried out late. Now that its revision is known, none can be again.
+                            pending = [*pending, contender]
+                            continue
+                    self._sessions.moved(contender, target)
+                    outcomes[contender.owner] = self._renewed(contender, ours=True, anchor=anchor)
         except LockError as error:
             return {contender.owner: Unknown(error) for contender in contenders} | outcomes
         return outcomes
@@ -372,52 +397,77 @@ class EtcdBackend(LockBackend):
         if not ours:
             self._forget(contender)
             return Gone("gone")
+        if session.is_over:
+            return Gone("session")
         if contender.until < inf:
             contender.until = anchor + session.ttl
         # Not the session's ttl, which the cluster may have raised: extend() sets the time left to what it was told.
         return Renewed(anchor)
 
-    async def release(self, grant: Grant) -> bool:
+    async def release(self, grant: Grant, answer_by: float = inf) -> bool:
         """See `LockBackend.release`. Not sent again by anybody but the engine."""
         contender: Contender = grant.state
         if contender.session is None or contender.session.ended:
             return False
+        deletion = rpc.TxnRequest(compare=[contender.guard], success=[_delete(contender.key)])
         try:
-            # If it is not answered, the session must not keep alive what nobody holds any more.
-            answer = await self._cluster.call(TXN, _deletion([contender]), resend=False, doubt=contender.doubt)
+            answer = await self._cluster.call(TXN, deletion, resend=False, answer_by=answer_by)
         except BaseException:
+            # Not before: a heartbeat of another lock would delete the key, and this one would look lost.
             contender.until = min(contender.until, self._runtime.now())
             raise
         self._sessions.leave([contender])
-        return bool(answer.responses[0].response_txn.succeeded)
+        return bool(answer.succeeded)
+
+    async def release_all(self, grants: Sequence[Grant], answer_by: float) -> None:
+        """See `LockBackend.release_all`. A session in which nothing else is goes as a whole, with all its keys."""
+        contenders: set[Contender] = {grant.state for grant in grants}
+        now = self._runtime.now()
+        for contender in contenders:
+            contender.until = min(contender.until, now)
+        failed: LockError | None = None
+        for session in {one for contender in contenders for one in (contender.session, contender.target) if one}:
+            try:
+                if self._sessions.close_if_unused(session):
+                    await self._sessions.revoke(session, answer_by)
+                    continue
+                for batch in _batches([one for one in contenders if one.session is session]):
+                    await self._cluster.call(TXN, _deletion(batch), resend=True, answer_by=answer_by)
+                    self._sessions.leave(batch)
+            except LockError as error:
+                failed = error
+        if failed is not None:
+            raise failed
 
     # -- look --------------------------------------------------------------------------------------------------------
 
     async def holders(self, name: str) -> Sequence[Holder]:
         """See `LockBackend.holders`."""
+        answer_by = self._runtime.now() + CALL_SECONDS
         look = _range(self._queue_of(name), rpc.RangeRequest.ASCEND)
-        answer = await self._cluster.call(RANGE, look, resend=True)
+        answer = await self._cluster.call(RANGE, look, resend=True, answer_by=answer_by)
         if not answer.kvs:
             return []
         oldest = answer.kvs[0]
         remaining = None
         if oldest.lease:
-            lease = await self._cluster.call(TIME_TO_LIVE, rpc.LeaseTimeToLiveRequest(ID=oldest.lease), resend=True)
+            ask = rpc.LeaseTimeToLiveRequest(ID=oldest.lease)
+            lease = await self._cluster.call(TIME_TO_LIVE, ask, resend=True, answer_by=answer_by)
             remaining = max(0.0, float(lease.TTL))
         owner, metadata = _read_value(oldest)
         return [Holder(owner, oldest.create_revision, remaining, decode_metadata(metadata), answer.count - 1)]
 
     async def break_lock(self, name: str) -> bool:
         """See `LockBackend.break_lock`."""
+        answer_by = self._runtime.now() + CALL_SECONDS
         look = _range(self._queue_of(name), rpc.RangeRequest.ASCEND, keys_only=True)
-        answer = await self._cluster.call(RANGE, look, resend=True)
+        answer = await self._cluster.call(RANGE, look, resend=True, answer_by=answer_by)
         if not answer.kvs:
             return False
         oldest = answer.kvs[0]
         guard = rpc.Compare(target=rpc.Compare.CREATE, key=oldest.key, create_revision=oldest.create_revision)
-        broken = await self._cluster.call(
-            TXN, rpc.TxnRequest(compare=[guard], success=[_delete(oldest.key)]), resend=False
-        )
+        deletion = rpc.TxnRequest(compare=[guard], success=[_delete(oldest.key)])
+        broken = await self._cluster.call(TXN, deletion, resend=False, answer_by=answer_by)
         return bool(broken.succeeded)
 
     async def ping(self) -> None:
@@ -467,9 +517,23 @@ def _deletion(contenders: Sequence[Contender]) -> rpc.TxnRequest:
     """Delete keys where they are still these contenders'."""
     deletion = rpc.TxnRequest()
     for contender in contenders:
-        one = rpc.TxnRequest(compare=[contender.guard], success=[_delete(contender.key)])
+        # Not the guard: what was created late has another revision than what was known before.
+        one = rpc.TxnRequest(compare=[contender.mark], success=[_delete(contender.key)])
         deletion.success.add(request_txn=one)
     return deletion
+
+
+def _move(contender: Contender, target: Session) -> rpc.RequestOp:
+    """
+    Have a key hang on another session; with it stay its ``create_revision``, and so the token.
+
+    Only if nothing has changed the key since: a move that was not answered cannot be carried out after a later one.
+    """
+    unchanged = rpc.Compare(target=rpc.Compare.MOD, key=contender.key, mod_revision=contender.modified)
+    put = rpc.PutRequest(key=contender.key, ignore_value=True, lease=target.id)
+    move = rpc.TxnRequest(compare=[contender.guard, unchanged], success=[rpc.RequestOp(request_put=put)])
+    move.failure.add(request_range=rpc.RangeRequest(key=contender.key, keys_only=True))
+    return rpc.RequestOp(request_txn=move)
 
 
 def _delete(key: bytes) -> rpc.RequestOp:
@@ -493,7 +557,7 @@ def _end(prefix: bytes) -> bytes:
     return prefix[:-1] + b"0"
 
 
-def _batches(contenders: list[Contender]) -> list[list[Contender]]:
+def _batches(contenders: Sequence[Contender]) -> list[Sequence[Contender]]:
     return [contenders[start : start + BATCH] for start in range(0, len(contenders), BATCH)]
 
 

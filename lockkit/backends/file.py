@@ -13,9 +13,9 @@ and it ends with its ttl even if the holder is only stopped.
 - Each client keeps a flocked file of its own (`lockkit.backends._clients`), so that a killed holder or waiter is
   recognised and replaced at once.
 - Waiters queue in the record and are woken through inotify (`lockkit.backends._watch`): who gives a lock back pokes the
-  next. Where inotify cannot be used (macOS, or all instances of the user taken) they look every 2 to 50 ms.
+  next. Where inotify cannot be used (macOS, or all instances of the user taken) they poll every 2 to 50 ms.
 - Tokens are ``max(last + 1, wall clock µs)``: they survive the loss of the record, and records that were not used for a
-  day are removed.
+  day are removed, a few now and then, by the clients that come by.
 
 A damaged record (empty, cut off, foreign) grants nobody anything. It is mended by the first client that meets it, as
 soon as every lease that may have stood in it has run out: at once if no other client lives, else after the largest ttl
@@ -39,7 +39,8 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from math import inf
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from lockkit.backend import (
@@ -78,9 +79,20 @@ __all__ = ["FileBackend"]
 
 log = logging.getLogger("lockkit")
 
+RENEW_PATIENCE = 0.5
+"""How long one round of renewals waits for records that other processes have flocked, seconds in all. Longer and a
+stopped process delays the renewals of other locks; shorter and a busy machine has more of them repeated."""
+
 POLL_MIN = 0.002
 POLL_MAX = 0.05
 """Pauses between the looks of a waiter without inotify, seconds."""
+
+WATCH_AGAIN_SECONDS = 10.0
+"""How long waiters poll until inotify is tried again, where the user has no instances or watches left."""
+
+CLOSE_PATIENCE = 0.2
+"""How long `close` waits for what other processes have flocked, and for its own listener, seconds each. What is left
+then ends with the client file."""
 
 
 class FileBackend(LockBackend):
@@ -108,13 +120,14 @@ class FileBackend(LockBackend):
     def __init__(self, path: str, host: Host, *, group: bool) -> None:
         """Make a client of that directory; nothing is touched yet."""
         self._runtime = host.runtime
+        self._now = host.runtime.now
         self._directory = Directory(path, group=group)
         self._url = f"file://{path}"
         self._presence = Presence(host.runtime, self._directory, self._superseded)
         self._store = Store(host.runtime, self._directory, self._presence, self._url)
         self._waiting: dict[str, Request] = {}
         self._watcher: Watcher | None = None
-        self._watchable = True
+        self._watch_at = 0.0  # when inotify may be tried again
         self._mutex = threading.Lock()  # a real one, also under asyncio: it is never held across an await
         self._closed = False
         _backends.add(self)
@@ -144,7 +157,8 @@ class FileBackend(LockBackend):
             name = request.name
             answer = self._store.quick(name, self._take, request)
             if answer is None:
-                answer = await self._store.transact(name, self._take, request, create=True)
+                by = request.answer_by
+                answer = await self._store.transact(name, self._take, request, create=True, answer_by=by)
             outcome, before, wake = answer
             if wake:
                 self._poke(wake)
@@ -155,7 +169,7 @@ class FileBackend(LockBackend):
             place: _Place | None = request.place
             if not request.queue:
                 return outcome
-            if place is None or place.watcher is not self._watcher:
+            if place is None or not self._wakes(place):
                 # Watch first, then take the place: a poke must not come before somebody listens for it.
                 self._prepare_place(request)
             elif before is None or self._follow(request.owner, place, before.client):
@@ -178,31 +192,50 @@ class FileBackend(LockBackend):
             return Grant(request.name, request.owner, ledger.token, request.ttl), None, wake
         holder = ledger.holder
         busy = Busy(ledger.retry_after(now), owner=None if holder is None else holder.owner)
-        return busy, ledger.predecessor(request.owner, self._presence.dead) if queue else None, wake
+        return busy, _before(ledger, request.owner, self._presence.dead) if queue else None, wake
 
     def _prepare_place(self, request: Request) -> None:
         """Have a watcher if possible, so that the next look takes a place in the queue."""
+        pause = POLL_MIN if request.place is None else request.place.pause
         self._leave_place(request)
         client = self._presence.client
         with self._mutex:
-            if self._watcher is None and self._watchable and client is not None:
-                self._watcher = self._watch(client)
-        self._make_place(request)
+            if self._watcher is None and self._now() >= self._watch_at and client is not None:
+                try:
+                    self._watcher, failed = self._watch(client), None
+                except OSError as error:
+                    failed = error
+            else:
+                failed = None
+        if failed is not None:
+            self._poll(failed)
+        self._make_place(request, pause)
 
-    def _make_place(self, request: Request) -> None:
+    def _make_place(self, request: Request, pause: float = POLL_MIN) -> None:
         request.wake.clear()
-        request.place = _Place(self._watcher)
+        request.place = _Place(self._watcher, pause)
         self._waiting[request.owner] = request
 
-    def _watch(self, client: Client) -> Watcher | None:
+    def _watch(self, client: Client) -> Watcher:
         from lockkit.backends._watch import Watcher  # noqa: PLC0415 - ctypes, only for who waits
 
+        return Watcher(self._runtime, self._directory, client, self._waiting, self._concerns)
+
+    def _wakes(self, place: _Place) -> bool:
+        """Tell whether a request with this place is woken, or polls because nothing can wake it for now."""
+        watcher = place.watcher
+        if watcher is not self._watcher:
+            return False
+        if watcher is None:
+            return self._now() < self._watch_at
         try:
-            return Watcher(self._runtime, self._directory, client, self._waiting, self._concerns)
-        except OSError as error:
-            log.info("waiters at %s look every %g s, inotify cannot be used: %s", self._url, POLL_MAX, error)
-            self._watchable = False
-            return None
+            if watcher.listen():
+                return True
+        except RuntimeError as error:  # no more threads
+            self._poll(error)
+        else:
+            self._forget_watcher(watcher)
+        return False
 
     def _follow(self, owner: str, place: _Place, client_id: str) -> bool:
         """Watch for the end of the client before us; False if it has ended already."""
@@ -210,9 +243,25 @@ class FileBackend(LockBackend):
         try:
             return place.watcher is None or place.watcher.follow(owner, client_id)
         except OSError as error:
-            log.info("cannot watch client %s of %s: %s", client_id, self._url, error)
-            place.watcher = None  # too many watches: this one polls
-            return True
+            self._poll(error)  # too many watches
+            return False
+
+    def _poll(self, error: Exception) -> None:
+        """Have all requests poll for a while: nothing can wake them."""
+        log.info(
+            "waiters at %s look every %g s for the next %g s, inotify cannot be used: %s",
+            self._url, POLL_MAX, WATCH_AGAIN_SECONDS, error,
+        )  # fmt: skip
+        self._watch_at = self._now() + WATCH_AGAIN_SECONDS
+        watcher = self._watcher
+        if watcher is not None:
+            self._forget_watcher(watcher)
+            watcher.retire()
+
+    def _forget_watcher(self, watcher: Watcher) -> None:
+        with self._mutex:
+            if self._watcher is watcher:
+                self._watcher = None
 
     def _leave_place(self, request: Request) -> None:
         place, request.place = request.place, None
@@ -226,15 +275,13 @@ class FileBackend(LockBackend):
         ledger = self._store.peek(request.name)
         if place is None or ledger is None or ledger.holder is None:
             return True
-        before = ledger.predecessor(request.owner, _never)
+        before = _before(ledger, request.owner, _never)
         return before is None or before.client != place.before
 
     async def wait(self, request: Request, busy: Busy, until: float) -> None:
         """See `LockBackend.wait`."""
         place: _Place | None = request.place
-        if place is not None and place.watcher is not None and place.watcher is self._watcher:
-            place.watcher.listen()
-        elif place is not None:
+        if place is not None and place.watcher is None:
             until = min(until, self._runtime.now() + place.pause * self._runtime.random.uniform(0.5, 1.0))
             place.pause = min(place.pause * 2, POLL_MAX)
         await super().wait(request, busy, until)
@@ -243,7 +290,7 @@ class FileBackend(LockBackend):
         """See `LockBackend.abandon`."""
         if (request.place is None and not request.uncertain) or self._closed:
             return
-        wake = await self._store.transact(request.name, _strike, request, create=False)
+        wake = await self._store.transact(request.name, _strike, request, create=False, answer_by=request.answer_by)
         self._leave_place(request)
         self._store.let_go(request.name, request.owner)
         self._poke(wake)
@@ -251,13 +298,19 @@ class FileBackend(LockBackend):
     async def renew(self, grants: Sequence[Grant]) -> Sequence[Renewal]:
         """See `LockBackend.renew`."""
         outcomes: list[Renewal] = []
+        patience = RENEW_PATIENCE
         for index, grant in enumerate(grants):
             if index % 64 == 63:  # noqa: PLR2004 - some half millisecond
                 await self._runtime.sleep(0)  # thousands of leases must not stop an event loop
+            began = self._runtime.now()
             try:
-                outcomes.append(await self._store.transact(grant.name, self._prolong, grant, create=False))
+                renewal = await self._store.transact(
+                    grant.name, self._prolong, grant, create=False, answer_by=began + patience
+                )
             except (BackendUnavailable, ConfigurationError) as error:
-                outcomes.append(Unknown(error))
+                renewal = Unknown(error)
+                patience = max(0.0, patience - (self._runtime.now() - began))
+            outcomes.append(renewal)
         return outcomes
 
     def _prolong(self, ledger: Ledger[FileClaim], now: float, grant: Grant) -> Renewal:
@@ -277,16 +330,26 @@ class FileBackend(LockBackend):
         self._store.held[grant.name] = grant.owner, ledger.until
         return Renewed()
 
-    async def release(self, grant: Grant) -> bool:
+    async def release(self, grant: Grant, answer_by: float = inf) -> bool:
         """See `LockBackend.release`."""
         answer = self._store.quick(grant.name, _give_back, grant)
         if answer is None:
-            answer = await self._store.transact(grant.name, _give_back, grant, create=False)
+            answer = await self._store.transact(grant.name, _give_back, grant, create=False, answer_by=answer_by)
         ours, wake = answer
         self._store.let_go(grant.name, grant.owner)
         if wake:
             self._poke(wake)
         return ours
+
+    async def release_all(self, grants: Sequence[Grant], answer_by: float) -> None:
+        """See `LockBackend.release_all`. What another process has flocked comes last, and holds up nothing else."""
+        stuck = []
+        for grant in grants:
+            try:
+                await self.release(grant, -inf)
+            except LockError:
+                stuck.append(grant)
+        await super().release_all(stuck, answer_by)
 
     async def holders(self, name: str) -> Sequence[Holder]:
         """See `LockBackend.holders`."""
@@ -319,21 +382,27 @@ class FileBackend(LockBackend):
             raise self._store.about(explain(error, self._directory.path), None) from error
 
     async def close(self) -> None:
-        """See `LockBackend.close`."""
-        if self._closed:
-            return
+        """See `LockBackend.close`. Goes on where an earlier call was cancelled."""
+        try:
+            await self._leave_queues()
+        finally:
+            # From here on nothing waits: a cancelled call must not leave the client file flocked.
+            stopped = None if self._watcher is None else self._watcher.retire()
+            self._closed = True
+            self._presence.leave()
+            self._store.clear()
+        if stopped is not None:
+            await stopped.wait(CLOSE_PATIENCE)
+
+    async def _leave_queues(self) -> None:
+        """Strike the requests that wait. What cannot be struck in time goes with our client file."""
+        answer_by = self._now() + CLOSE_PATIENCE
         for request in list(self._waiting.values()):
+            request.answer_by = answer_by
             try:
                 await self.abandon(request)
             except LockError as error:
-                # Its place goes with our client file.
                 log.debug("closing %s: %s", self._url, error)
-        self._closed = True
-        stopped = None if self._watcher is None else self._watcher.retire()
-        if stopped is not None:
-            await stopped.wait(1.0)
-        self._presence.leave()
-        self._store.clear()
 
     def __del__(self) -> None:
         """Do not seem to live when nobody uses this any more."""
@@ -343,8 +412,11 @@ class FileBackend(LockBackend):
 
     def forked(self) -> None:
         """Drop what belongs to the parent: our copy of its client file would keep it "alive" after its death."""
-        if self._watcher is not None:
-            self._watcher.forget()
+        watcher, self._watcher = self._watcher, None
+        if watcher is not None:
+            watcher.forget()
+        self._mutex = threading.Lock()
+        self._waiting.clear()
         self._presence.forget()
         self._store.clear()
 
@@ -379,13 +451,20 @@ class _Place:
 
     __slots__ = ("before", "pause", "watcher")
 
-    def __init__(self, watcher: Watcher | None) -> None:
+    def __init__(self, watcher: Watcher | None, pause: float) -> None:
         self.watcher = watcher
         self.before = ""
-        self.pause = POLL_MIN
+        self.pause = pause
 
 
 _backends: weakref.WeakSet[FileBackend] = weakref.WeakSet()
+
+
+def _before(ledger: Ledger[FileClaim], owner: str, dead: Callable[[FileClaim], bool]) -> FileClaim | None:
+    """Find whose end a waiter must hear of: that of the one before it; for the first two that of the holder."""
+    before = ledger.predecessor(owner, dead)
+    # The first may be stopped when the holder dies. When the first dies instead, the second is woken by the release.
+    return ledger.holder if ledger.holder is not None and before in ledger.queue[:1] else before
 
 
 def _never(claim: FileClaim) -> bool:

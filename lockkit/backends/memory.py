@@ -19,7 +19,9 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Mapping, Sequence
+from math import inf
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from lockkit.backend import (
@@ -72,7 +74,9 @@ class MemoryBackend(LockBackend):
     def __init__(self, space: str, host: Host) -> None:
         """Join the space of that name."""
         self._runtime = host.runtime
+        self._host = host
         self._space = _spaces.setdefault(space, _Space())
+        self._space.clients.add(self)
         self._url = f"memory://{space}"
 
     @classmethod
@@ -142,19 +146,17 @@ class MemoryBackend(LockBackend):
         reason = ledger.renew(grant.owner, grant.ttl, now)
         if reason is None:
             return Renewed()
-        self._told(grant, ledger)
         return Gone(reason)
 
-    async def release(self, grant: Grant) -> bool:
+    async def release(self, grant: Grant, answer_by: float = inf) -> bool:
         """See `LockBackend.release`."""
+        del answer_by
         space = self._space
         with space.mutex:
             ledger = space.ledgers.get(grant.name)
             if ledger is None:
                 return False
             ours, wake = ledger.release(grant.owner, self._runtime.now())
-            if not ours:
-                self._told(grant, ledger)
             self._tidy(grant.name, ledger)
         _wake(wake)
         return ours
@@ -177,22 +179,25 @@ class MemoryBackend(LockBackend):
             ledger = self._space.ledgers.get(name)
             if ledger is None:
                 return False
+            holder = ledger.holder
             broken, wake = ledger.break_lock(self._runtime.now(), _never)
+            ledger.broken = ""  # its client is told below
             self._tidy(name, ledger)
         _wake(wake)
+        if broken and holder is not None:
+            self._tell_broken(holder.owner)
         return broken
+
+    def _tell_broken(self, owner: str) -> None:
+        """Notify the client that holds the lease; it is one of this process."""
+        for client in tuple(self._space.clients):
+            client._host.lost(owner, "broken")  # noqa: SLF001 - of this class
 
     async def ping(self) -> None:
         """See `LockBackend.ping`. There is nothing that could fail to answer."""
 
     async def close(self) -> None:
         """See `LockBackend.close`. There is nothing to close: the space belongs to the process."""
-
-    def _told(self, grant: Grant, ledger: Ledger[Request]) -> None:
-        """Forget that a lease was broken, once its owner has heard of it."""
-        if ledger.broken == grant.owner:
-            ledger.broken = ""
-            self._tidy(grant.name, ledger)
 
     def _tidy(self, name: str, ledger: Ledger[Request] | None) -> None:
         """Remove a record that says nothing."""
@@ -203,7 +208,7 @@ class MemoryBackend(LockBackend):
 class _Space:
     """The locks of one ``memory://SPACE``."""
 
-    __slots__ = ("ledgers", "mutex", "token")
+    __slots__ = ("clients", "ledgers", "mutex", "token")
 
     def __init__(self) -> None:
         self.reset()
@@ -213,6 +218,7 @@ class _Space:
         # It is held for a few microseconds and never across an await.
         self.mutex = threading.Lock()
         self.ledgers: dict[str, Ledger[Request]] = {}
+        self.clients: weakref.WeakSet[MemoryBackend] = weakref.WeakSet()
         self.token = 0
 
 

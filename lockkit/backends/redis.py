@@ -12,8 +12,9 @@ Algorithm: the lock is a string key ``PREFIX:NAME`` with the owner as its value,
 ==========================  =========================================================================================
 
 Each operation is one script (``redis_scripts``), so one round trip. A release sets the lock to ``next:OWNER`` for the
-first waiter and tells that client alone (`lockkit.backends._redis_wake`): no polling, no herd, and nobody overtakes.
-The offer ends after half of the waiter's ttl, at most a second, so that a stopped waiter blocks nobody longer.
+first waiter and tells that client (`lockkit.backends._redis_wake`): no polling, no herd, and nobody overtakes.
+The offer ends after half of the waiter's ttl, at most a second; the second waiter is told when that will be, and looks
+then, so that a stopped waiter blocks nobody longer.
 
 What the server must offer: Redis 6.0.6 or Valkey, scripts, pub/sub, a user with the rights to them.
 
@@ -30,6 +31,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
+from math import inf
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from lockkit.backend import (
@@ -49,7 +51,8 @@ from lockkit.backend import (
 )
 from lockkit.backends._redis_io import Script, bulk, lock_key, side_key
 from lockkit.backends._redis_options import OPTIONS, adopt_route, driver_options, open_route
-from lockkit.errors import LockError
+from lockkit.backends._redis_wake import gone_channel
+from lockkit.errors import BackendUnavailable, LockError
 
 if TYPE_CHECKING:
     from lockkit.backends._redis_io import Reply
@@ -69,13 +72,20 @@ GRACE_MS_MAX = 1000
 """Longest offer to a waiter. Longer, and a stopped waiter delays the others more; shorter than a busy machine takes to
 schedule a woken process, and the order of arrival is lost."""
 
+RENEW_SHARE = 1 / 6
+"""Part of the shortest ttl in use that a renewal at several nodes may take. Longer lets a node that hangs cost leases
+at the others, whose next renewals wait behind it; shorter gives up on nodes that are only slow."""
+
+RENEW_SECONDS_MIN = 0.3
+"""But at least so long: shorter gives up on a node whose answer takes long only once in a while."""
+
 KNOWN_NAMES_MAX = 1024
 """Names whose packed keys are kept. More takes memory (half a kilobyte each), fewer packs again."""
 
 _ACQUIRE = Script("acquire", keys=4, arguments=5, shared="offer")
-_RELEASE = Script("release", keys=3, arguments=1, shared="offer")
-_ABANDON = Script("abandon", keys=3, arguments=2, shared="offer")
-_RENEW = Script("renew", keys=4, arguments=3)
+_RELEASE = Script("release", keys=3, arguments=2, shared="offer", alone=True)
+_ABANDON = Script("abandon", keys=3, arguments=2, shared="offer", alone=True)
+_RENEW = Script("renew", keys=4, arguments=4, alone=True)
 _BREAK = Script("break", keys=5, arguments=1, shared="offer")
 _HOLDERS = Script("holders", keys=4, arguments=0)
 
@@ -115,6 +125,8 @@ class RedisBackend(LockBackend):
         self._replicas: int = options["replicas"]
         self._names: dict[str, _Keys] = {}
         self._terms = _Terms(1.0, "")
+        self._gone = bulk(gone_channel(self._prefix))
+        self._shortest_ttl = inf
 
     @classmethod
     def driver_options(cls) -> Mapping[str, Option]:
@@ -151,7 +163,7 @@ class RedisBackend(LockBackend):
             if self._replicas:
                 reply = await self._acquire_replicated(request, keys, body)
             else:
-                reply = await self._run(_ACQUIRE, keys.lock, body, resend=True)
+                reply = await self._run(_ACQUIRE, keys.lock, body, resend=True, answer_by=request.answer_by)
             if type(reply) is int:
                 if request.place is not None:
                     self._left_queue(request)
@@ -164,12 +176,13 @@ class RedisBackend(LockBackend):
                 retry_after = None if left_ms < 0 else left_ms / 1000
                 return Busy(retry_after, poll=poll, owner=holder.decode("utf-8", "replace") or None)
             # Nobody listened, so no place was taken: a waiter that cannot be told must not be offered the lock.
-            await self._route.listen(keys.lock)
+            await self._route.listen(keys.lock, request.answer_by)
             subscribed = True
 
     async def _acquire_replicated(self, request: Request, keys: _Keys, body: bytes) -> Reply:
         """Acquire, and hold only what enough replicas have."""
-        reply, acknowledged = await self._route.run_replicated(_ACQUIRE, keys.lock, body, self._replicas)
+        route, answer_by = self._route, request.answer_by
+        reply, acknowledged = await route.run_replicated(_ACQUIRE, keys.lock, body, self._replicas, answer_by)
         if type(reply) is not int or acknowledged >= self._replicas:
             return reply
         # A promoted replica would not know this grant: so it is none. Not "unavailable": others may have been luckier.
@@ -190,7 +203,7 @@ class RedisBackend(LockBackend):
         if place is None or place.channel != channel:
             # What a former subscription was told is lost with it; the place that it had goes when its turn comes.
             place = request.place = _Place(ears, channel, f"{terms.grace_ms} {channel}")
-            ears.expect(request)
+            ears.expect(request, keys.lock)
         return bulk(place.text)
 
     def _left_queue(self, request: Request) -> None:
@@ -213,7 +226,7 @@ class RedisBackend(LockBackend):
     async def _abandon(self, request: Request, keys: _Keys) -> None:
         text = "" if request.place is None else request.place.text
         body = keys.release + bulk(request.owner) + bulk(text)
-        await self._run(_ABANDON, keys.lock, body, resend=True)
+        await self._run(_ABANDON, keys.lock, body, resend=True, answer_by=request.answer_by)
 
     async def renew(self, grants: Sequence[Grant]) -> Sequence[Renewal]:
         """See `LockBackend.renew`. One pipeline per node."""
@@ -221,16 +234,33 @@ class RedisBackend(LockBackend):
         for grant in grants:
             keys: _Keys = grant.state
             ttl_ms = _milliseconds(grant.ttl)
-            calls.append((keys.lock, keys.renew + bulk(grant.owner) + bulk(ttl_ms) + bulk(_fence_ms(ttl_ms))))
-        replies = await self._route.run_many(_RENEW, calls, replicas=self._replicas)
+            body = keys.renew + bulk(grant.owner) + bulk(ttl_ms) + bulk(_fence_ms(ttl_ms)) + self._gone
+            calls.append((keys.lock, body))
+        answer_by = inf
+        if self._route.several:
+            self._shortest_ttl = min([self._shortest_ttl, *(grant.ttl for grant in grants)])
+            answer_by = self._runtime.now() + max(RENEW_SECONDS_MIN, self._shortest_ttl * RENEW_SHARE)
+        replies = await self._route.run_many(_RENEW, calls, replicas=self._replicas, answer_by=answer_by)
         return [Unknown(reply) if isinstance(reply, LockError) else _RENEWALS[cast("int", reply)] for reply in replies]
 
-    async def release(self, grant: Grant) -> bool:
-        """See `LockBackend.release`. Not sent again by anybody but the engine."""
+    async def release(self, grant: Grant, answer_by: float = inf) -> bool:
+        """See `LockBackend.release`. Sent again by the engine only."""
+        keys: _Keys = grant.state
+        return await self._run(_RELEASE, keys.lock, self._release_body(grant), answer_by=answer_by) == 1
+
+    async def release_all(self, grants: Sequence[Grant], answer_by: float) -> None:
+        """See `LockBackend.release_all`. One pipeline per node."""
+        calls = [(grant.state.lock, self._release_body(grant)) for grant in grants]
+        replies = await self._route.run_many(_RELEASE, calls, answer_by=answer_by)
+        failures = [reply for reply in replies if isinstance(reply, LockError)]
+        if failures:
+            message = f"{len(failures)} of {len(grants)} locks may still be held: {failures[0]}"
+            raise BackendUnavailable(message) from failures[0]
+
+    def _release_body(self, grant: Grant) -> bytes:
         keys: _Keys = grant.state
         owner = grant.owner
-        body = b"%b$%d\r\n%b\r\n" % (keys.release, len(owner), owner.encode())
-        return await self._run(_RELEASE, keys.lock, body) == 1
+        return b"%b$%d\r\n%b\r\n%b" % (keys.release, len(owner), owner.encode(), self._gone)
 
     async def holders(self, name: str) -> Sequence[Holder]:
         """See `LockBackend.holders`."""

@@ -40,11 +40,13 @@ import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 
 from lockkit import values
 from lockkit.backend import (
+    CALL_SECONDS,
     Busy,
     Capabilities,
     Gone,
@@ -58,6 +60,7 @@ from lockkit.backend import (
     Request,
     Unknown,
     decode_metadata,
+    seconds_left,
 )
 from lockkit.backends import _redis_options, _redlock_source
 from lockkit.backends._redlock_admission import Admission
@@ -107,7 +110,8 @@ KNOWN_NAMES_MAX = 1024
 """Names whose packed keys are kept. More takes memory (half a kilobyte each), fewer packs again."""
 
 _OWN_VALUE = re.compile(r"([0-9a-f]{32})\.\d+")
-_STRANGER, _WAITING, _BUSY = -1, -2, 0
+_STRANGER, _WAITING = -1, -2  # what redlock_acquire.lua says of a node that may not vote
+_OURS, _NOBODYS, _TAKEN, _BROKEN = 1, 0, -1, -2  # what redlock_renew.lua says of a lock
 
 OPTIONS: Mapping[str, Option] = MappingProxyType(
     {
@@ -200,7 +204,7 @@ class RedlockBackend(LockBackend):
         """See `LockBackend.open`."""
         driver = {name: value for name, value in options.items() if name not in OPTIONS}
         sources = _redlock_source.url_sources(url, options, driver, host.runtime)
-        panel = open_panel(host, sources, options["prefix"], options["node_timeout"])
+        panel = open_panel(host, sources, options)
         return cls(url.safe_text, panel, options, host)
 
     @classmethod
@@ -211,7 +215,7 @@ class RedlockBackend(LockBackend):
         sources = _redlock_source.adopt_sources(client, options["node_timeout"], host.runtime)
         if sources is None:
             return None
-        panel = open_panel(host, sources, options["prefix"], options["node_timeout"])
+        panel = open_panel(host, sources, options)
         return cls(_redlock_source.url_of(sources), panel, options, host)
 
     @property
@@ -227,53 +231,65 @@ class RedlockBackend(LockBackend):
         if bid is None:
             bid = request.place = _Bid(self._keys(request.name), _milliseconds(request.ttl))
             self._admission.ttl_ms = max(self._admission.ttl_ms, bid.ttl_ms)
-        outcome = await self._attempt(request, bid)
+        by = min(request.answer_by, self._runtime.now() + CALL_SECONDS)
+        outcome = await self._attempt(request, bid, by)
         if isinstance(outcome, _Votes) and outcome.strangers:
             # Nobody has looked into that yet: the very first use of the nodes, or a restart.
-            await self._admission.run()
-            outcome = await self._attempt(request, bid)
+            looked = self._admission.run_soon()
+            await looked.wait(self._share(by) - self._runtime.now())
+            outcome = await self._attempt(request, bid, by)
         if isinstance(outcome, _Votes):
             raise self._no_quorum(outcome)
         return outcome
 
-    async def _attempt(self, request: Request, bid: _Bid) -> Grant | Busy | _Votes:
+    def _share(self, by: float) -> float:
+        """Until when one of several rounds may take: nodes that hang leave a third of the time to the next."""
+        now = self._runtime.now()
+        until = now + seconds_left(by, now) * 2 / 3
+        assert now <= until <= max(now, by)
+        return until
+
+    async def _attempt(self, request: Request, bid: _Bid, by: float) -> Grant | Busy | _Votes:
         """Ask for the votes once. The votes if fewer than a majority may vote."""
         keys, value = bid.keys, bid.next_value(request.owner)
         bid.places = self._panel.places(request) if request.queue and self._listening else self._nowhere
         arguments = value, bid.ttl_ms, request.metadata
-        count = _Votes(await self._panel.ask(ACQUIRE, keys, arguments, tails=bid.places))
+        count = _Votes(await self._panel.ask(ACQUIRE, keys, arguments, tails=bid.places, until=self._share(by)))
         if len(count.yes) >= self._quorum:
             if count.strangers:
                 self._admission.run_soon()
             token = max(count.yes.values()) + 1
-            written = await self._write_token(bid, value, token, count)
+            assert token > 1
+            written = await self._write_token(bid, value, token, count, by)
             if written is None:
                 self._panel.forget(request)
                 # Also who did not answer may have voted, and may be found to be ours by a renewal.
                 state = _Held(keys, value, frozenset([*count.yes, *count.silent]))
                 return Grant(request.name, request.owner, token, bid.ttl_ms / 1000, None, state)
-            await self._take_back(bid, value, count)
+            await self._take_back(bid, value, count, by)
             if written.answered_count < self._quorum:
                 raise self._no_quorum(written)
             return bid.split(self._runtime.random.random(), None)
-        await self._take_back(bid, value, count)
+        await self._take_back(bid, value, count, by)
         if count.answered_count < self._quorum:
             return count
         return self._busy(bid, count)
 
-    async def _write_token(self, bid: _Bid, value: str, token: int, count: _Votes) -> _Count | None:
+    async def _write_token(self, bid: _Bid, value: str, token: int, count: _Votes, by: float) -> _Count | None:
         """Round two. None if a majority has written it; otherwise what the nodes said."""
         if not self._fencing:
             return None
         arguments = value, token, _fence_ms(bid.ttl_ms)
-        written = _Count(await self._panel.ask(FENCE, bid.keys, arguments, only=count.yes))
+        answers = await self._panel.ask(FENCE, bid.keys, arguments, only=count.yes, until=self._share(by))
+        written = _Count(answers)
         return None if len(written.yes) >= self._quorum else written
 
-    async def _take_back(self, bid: _Bid, value: str, count: _Votes) -> None:
+    async def _take_back(self, bid: _Bid, value: str, count: _Votes, by: float) -> None:
         """Give back the votes of an attempt that did not win, also those that were not heard of."""
+        assert value in bid.values, "taken back twice"
         voted = [*count.yes, *count.silent]
         if voted:
-            await self._panel.ask(UNDO, bid.keys, (value,), only=voted, owed=bid.ttl_ms / 1000)
+            await self._panel.ask(UNDO, bid.keys, (value,), only=voted, owed=bid.ttl_ms / 1000, until=by)
             bid.taken_back(value)
         else:
             bid.unused(value)
@@ -282,8 +298,10 @@ class RedlockBackend(LockBackend):
         """Say when to look again: when enough of those who said no will be free, at the latest."""
         lefts = sorted(refusal.left for refusal in count.busy)
         missing = self._quorum - len(count.yes)
+        assert missing > 0
+        assert lefts, "a majority answered, it did not say yes, and nobody said no"
         free_after = lefts[missing - 1] if len(lefts) >= missing else math.inf
-        retry_after = None if free_after == math.inf else free_after
+        retry_after = None if free_after == math.inf else _look_after(free_after, bid.ttl_ms / 1000)
         (refusal, supporters), *_ = Counter(refusal.by for refusal in count.busy).most_common(1)
         value, foreign = refusal
         if supporters < self._quorum:
@@ -291,13 +309,13 @@ class RedlockBackend(LockBackend):
         bid.splits = 0
         return Busy(retry_after, poll=foreign, owner=_owner_of(value))
 
-    def _no_quorum(self, count: _Count) -> LockError:
-        """Say which nodes did not answer, and why not."""
+    def _no_quorum(self, count: _Count, found: str | None = None) -> LockError:
+        """Say which nodes did not answer, and why not; `found` says what is known without them."""
+        if found is None:
+            assert count.answered_count < self._quorum
+            found = f"{count.answered_count} of {self._nodes_count} nodes answered"
         reasons = (count.why(index, label) for index, label in enumerate(self._panel.labels))
-        message = (
-            f"{count.answered_count} of {self._nodes_count} nodes answered, where a majority of {self._quorum} is "
-            f"needed: {'; '.join(filter(None, reasons))}"
-        )
+        message = f"{found}, where a majority of {self._quorum} is needed: {'; '.join(filter(None, reasons))}"
         errors = [_reason(answer) for answer in count.answers if isinstance(answer, LockError)]
         wrong = [error for error in errors if isinstance(error, ConfigurationError)]
         if self._nodes_count - len(wrong) < self._quorum:
@@ -317,7 +335,7 @@ class RedlockBackend(LockBackend):
             await super().wait(request, busy, until)
             return
         # Subscribe, and return at once: the next look takes places in the queues.
-        self._listening = await self._panel.listen()
+        self._listening = await self._panel.listen(min(until, request.answer_by))
         if not self._listening:
             await super().wait(request, busy, min(until, self._runtime.now() + DEAF_PAUSE))
 
@@ -326,14 +344,17 @@ class RedlockBackend(LockBackend):
         bid: _Bid | None = request.place
         if bid is None:
             return
+        by = min(request.answer_by, self._runtime.now() + CALL_SECONDS)
+        owed = bid.ttl_ms / 1000
         for value in tuple(bid.values):
             # Perhaps granted: then waiters are to be told, as by a release.
-            await self._panel.ask(RELEASE, bid.keys, (value,), owed=bid.ttl_ms / 1000)
+            await self._panel.ask(RELEASE, bid.keys, (value,), owed=owed, until=self._share(by))
             bid.taken_back(value)
         where = [index for index, place in enumerate(bid.places) if place]
         if where:
-            await self._panel.ask(ABANDON, bid.keys, (), tails=bid.places, only=where)
+            await self._panel.ask(ABANDON, bid.keys, (), tails=bid.places, only=where, owed=owed, until=by)
             bid.places = self._nowhere
+        assert not bid.values, "votes that nobody takes back"
         self._panel.forget(request)
         request.place = None
 
@@ -349,28 +370,41 @@ class RedlockBackend(LockBackend):
             calls.append((held.keys, (held.value, ttl_ms, _fence_ms(ttl_ms))))
         by_node = await self._panel.ask_many(RENEW, calls)
         return [
-            self._renewal(grant.state, list(answers))
+            self._verdict(grant.state, list(answers))
             for grant, answers in zip(grants, zip(*by_node, strict=True), strict=True)
         ]
 
-    def _renewal(self, held: _Held, answers: list[Answer]) -> Renewal:
+    def _verdict(self, held: _Held, answers: list[Answer]) -> Renewal:
+        """Say what the votes of the nodes mean, each in the words of ``redlock_renew.lua``. Silence is no vote."""
         count = _Count(answers)
+        unheard_count = held.unheard_count(count)
+        assert len(count.yes) + unheard_count <= self._nodes_count, "a node counted twice"
         if len(count.yes) >= self._quorum:
             return Renewed()
-        if len(count.yes) + held.unheard_count(count) >= self._quorum:
-            return Unknown(self._no_quorum(count))
-        if -2 in answers:  # noqa: PLR2004 - see redlock_renew.lua
+        if len(count.yes) + unheard_count >= self._quorum:
+            found = f"{len(count.yes)} of {self._nodes_count} nodes say that it holds the lock"
+            return Unknown(self._no_quorum(count, found))
+        if answers.count(_BROKEN):
             return Gone("broken")
-        return Gone("taken" if answers.count(-1) >= self._quorum else "gone")
+        return Gone("taken" if answers.count(_TAKEN) >= self._quorum else "gone")
 
-    async def release(self, grant: Grant) -> bool:
+    async def release(self, grant: Grant, answer_by: float = inf) -> bool:
         """See `LockBackend.release`. Who does not answer is told again when it is reached."""
         held: _Held = grant.state
-        answers = await self._panel.ask(RELEASE, held.keys, (held.value,), owed=grant.ttl)
+        answers = await self._panel.ask(RELEASE, held.keys, (held.value,), owed=grant.ttl, until=answer_by)
         count = _Count(answers)
         if count.answered_count < self._quorum:
             raise self._no_quorum(count)
         return len(count.yes) + held.unheard_count(count) >= self._quorum
+
+    async def release_all(self, grants: Sequence[Grant], answer_by: float) -> None:
+        """See `LockBackend.release_all`. All of them in one batch to each node."""
+        calls = [(held.keys, (held.value,)) for held in (cast("_Held", grant.state) for grant in grants)]
+        by_node = await self._panel.ask_many(RELEASE, calls, until=answer_by, last=True)
+        counts = [_Count(list(answers)) for answers in zip(*by_node, strict=True)]
+        failed = [count for count in counts if count.answered_count < self._quorum]
+        if failed:
+            raise self._no_quorum(failed[-1])
 
     async def holders(self, name: str) -> Sequence[Holder]:
         """See `LockBackend.holders`."""
@@ -386,6 +420,7 @@ class RedlockBackend(LockBackend):
             return None  # whoever asks now gets it
         held = [reply for reply in replies if reply]
         (value, supporters), *_ = Counter(reply[0] for reply in held).most_common(1)
+        assert supporters <= len(held) <= self._nodes_count
         # Its other votes may lie with those who did not answer.
         if supporters + len(count.silent) + len(count.absent) < self._quorum:
             return None
@@ -394,14 +429,12 @@ class RedlockBackend(LockBackend):
     async def confirm(self, grant: Grant) -> Gone | None:
         """See `LockBackend.confirm`. Votes of nodes that do not answer are no votes here, unlike in `holders`."""
         held: _Held = grant.state
-        count = _Count(await self._panel.ask(HOLDERS, held.keys, ()))
-        owners = [answer[0] for answer in count.answers if isinstance(answer, list) and answer]
-        votes = owners.count(held.value.encode())
-        if votes >= self._quorum:
-            return None
-        if votes + held.unheard_count(count) >= self._quorum:
-            raise self._no_quorum(count)
-        return Gone("taken" if len(owners) - votes >= self._quorum else "gone")
+        value = held.value.encode()
+        answers = await self._panel.ask(HOLDERS, held.keys, ())
+        outcome = self._verdict(held, [_vote(answer, value) for answer in answers])
+        if isinstance(outcome, Unknown):
+            raise outcome.error
+        return outcome if isinstance(outcome, Gone) else None
 
     async def break_lock(self, name: str) -> bool:
         """See `LockBackend.break_lock`. Of the holder that was found, not of one that came after it."""
@@ -473,6 +506,8 @@ class _Count:
                 self.absent.append(index)
             elif answer is not None:
                 self.silent.append(index)
+        assert len(self.yes) <= self.answered_count
+        assert self.answered_count + len(self.silent) + len(self.absent) <= len(answers), "a node counted twice"
 
     def _take(self, answer: list[Any]) -> None:
         del answer
@@ -539,7 +574,9 @@ class _Held:
 
     def unheard_count(self, count: _Count) -> int:
         """How many nodes may still have it as ours, and did not answer."""
-        return sum(index in self.voters for index in (*count.silent, *count.absent))
+        unheard_count = sum(index in self.voters for index in (*count.silent, *count.absent))
+        assert unheard_count <= len(self.voters)
+        return unheard_count
 
 
 class _Bid:
@@ -568,6 +605,7 @@ class _Bid:
         """Give the value for a new attempt: never that of another one."""
         self._attempts += 1
         value = owner if self._attempts == 1 else f"{owner}.{self._attempts}"
+        assert value not in self.values, "a late message of another attempt would find it"
         self.values.append(value)
         return value
 
@@ -580,12 +618,14 @@ class _Bid:
         """Note that an attempt set its value nowhere, and nothing of it is under way: it may be used for the next."""
         self.taken_back(value)
         self._attempts -= 1
+        assert self._attempts >= 0
 
     def split(self, chance: float, free_after: float | None) -> Busy:
         """Give the answer when nobody has a majority: try again after a random time, or the contenders meet again."""
         longest = min(SPLIT_PAUSE_MAX, SPLIT_PAUSE_MIN * 2.0**self.splits)
         self.splits = min(self.splits + 1, 20)
         pause = longest * (0.2 + 0.8 * chance)
+        assert 0 < pause <= SPLIT_PAUSE_MAX
         return Busy(pause if free_after is None else min(pause, free_after))
 
 
@@ -597,6 +637,7 @@ class _Found(NamedTuple):
 
     def holder(self, quorum: int) -> Holder:
         """Make one answer of it."""
+        assert self.replies
         lefts = sorted((math.inf if reply[1] < 0 else reply[1] / 1000 for reply in self.replies), reverse=True)
         # Held as long as a majority has it; of nodes that do not answer nothing is known.
         left = lefts[min(quorum, len(lefts)) - 1]
@@ -617,16 +658,42 @@ def _owner_of(value: str) -> str:
     return value if own is None else own[1]
 
 
+def _vote(answer: Answer, value: bytes) -> Answer:
+    """Say by an answer of ``holders.lua`` what a renewal would have said."""
+    if not isinstance(answer, list):
+        return answer
+    if not answer:
+        return _NOBODYS
+    return _OURS if answer[0] == value else _TAKEN
+
+
 def _reason(answer: LockError) -> LockError:
     return answer.reason if isinstance(answer, Absent) else answer
+
+
+def _look_after(left: float, ttl: float) -> float:
+    """
+    Say after how many seconds a waiter looks that is not woken, when the holder has so many left.
+
+    Half of it: the first in the queue may be stopped, a subscription dropped on the way, the queue gone with a node's
+    data. A live holder renews at a third, so that is half a ttl at most. But at least a third of one's own ttl: for the
+    last seconds of a holder that died nobody asks ever more often.
+    """
+    seconds = min(left, max(left / 2, ttl / 3))
+    assert left / 2 <= seconds <= left
+    return seconds
 
 
 def _milliseconds(ttl: float) -> int:
     """Round a ttl up to whole milliseconds, Redis's unit."""
     # 0.1 * 3 is a little above 0.3: without the allowance that would be a millisecond more.
-    return math.ceil(ttl * 1000 - 1e-6)
+    ttl_ms = math.ceil(ttl * 1000 - 1e-6)
+    assert ttl_ms > 0, "a key that never expires"
+    return ttl_ms
 
 
 def _fence_ms(ttl_ms: int) -> int:
     """How long the counters are kept after the last grant or renewal."""
-    return max(FENCE_MS_MIN, 10 * ttl_ms)
+    fence_ms = max(FENCE_MS_MIN, 10 * ttl_ms)
+    assert fence_ms > ttl_ms, "a counter that does not outlive its lease"
+    return fence_ms

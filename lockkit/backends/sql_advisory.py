@@ -76,8 +76,10 @@ class PostgresqlAdvisory(PostgresqlSessions):
     options: ClassVar[Mapping[str, Option]] = _OPTIONS
 
     def _prepare(self) -> None:
+        self.database.advisory = True
         leases_of = leases_table(name=self._table_name)
         self.tables = [leases_of]
+        super()._prepare()
         leases = quoted(leases_of, self.database.engine.dialect)
         now = self.database.dialect.now_us
         self._begin_with(f"SELECT pg_backend_pid(), CASE WHEN pg_try_advisory_xact_lock($1) THEN {now} END", "bigint")
@@ -95,8 +97,9 @@ class PostgresqlAdvisory(PostgresqlSessions):
         )
         # By a session that has the lock from the queue already: a session may have it twice.
         self._take = Statement(f"COMMIT;{taking}")
-        self._wait = Statement(f"SELECT pg_advisory_lock($1);SELECT pg_backend_pid(), {now}")
-        self._wait_pooled = Statement(f"SELECT pg_advisory_xact_lock($1);SELECT pg_backend_pid(), {now}")
+        offer = "SET LOCAL idle_in_transaction_session_timeout = $2"
+        self._wait = Statement(f"{offer};SELECT pg_advisory_lock($1);SELECT pg_backend_pid(), {now}")
+        self._wait_pooled = Statement(f"{offer};SELECT pg_advisory_xact_lock($1);SELECT pg_backend_pid(), {now}")
         # pg_locks has a key of 64 bits in two halves, and 1 in objsubid to tell it from two keys of 32 bits.
         locks = (
             "SELECT {what} FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1 AND"
@@ -136,8 +139,8 @@ class PostgresqlAdvisory(PostgresqlSessions):
             return None if identity is None else Taken(identity)
         return Taken(session.pid, result.rows[0][0]) if result.rows else None
 
-    def _enqueue(self, session: Session, key: Key) -> None:
-        session.send(self._wait_pooled if session.pooled else self._wait, (key.number,))
+    async def _enqueue(self, session: Session, key: Key, limit: int) -> None:
+        session.send(self._wait_pooled if session.pooled else self._wait, (key.number, self._offer(limit)))
 
     def _granted(self, session: Session, result: Result) -> int | None:
         session.pid, granted_at_us = result.rows[0]
@@ -159,6 +162,12 @@ class PostgresqlAdvisory(PostgresqlSessions):
             return await super()._free(session, key)
         # Also when an error has ended the transaction: the lock is the session's.
         return bool((await session.run(_PG_FREE, (key.number,))).rows[0][0])
+
+    def _send_free(self, session: Session, key: Key) -> None:
+        if session.pooled:
+            super()._send_free(session, key)
+        else:
+            session.send(_PG_FREE, (key.number,))
 
 
 def _halves(number: int) -> tuple[int, int]:
@@ -184,6 +193,7 @@ class MysqlAdvisory(MysqlSessions):
     def _prepare(self) -> None:
         leases_of = leases_table(name=self._table_name)
         self.tables = [leases_of]
+        super()._prepare()
         leases = quoted(leases_of, self.database.engine.dialect)
         now = self.database.dialect.now_us
         # The lease is committed in the statement that locks: one round trip.
@@ -209,7 +219,8 @@ class MysqlAdvisory(MysqlSessions):
         # NULL of GET_LOCK (out of memory, or this connection is being ended) counts as busy: the queue will tell.
         return Taken(session.pid, result.last_id) if result.changed else None
 
-    def _enqueue(self, session: Session, key: Key) -> None:
+    async def _enqueue(self, session: Session, key: Key, limit: int) -> None:
+        await self._offer(session, limit)
         session.send(_MYSQL_LOCK, (key.text, _WAIT_SECONDS))
 
     def _granted(self, session: Session, result: Result) -> int | None:
@@ -217,7 +228,8 @@ class MysqlAdvisory(MysqlSessions):
         return session.pid if result.rows[0][0] == 1 else None
 
     async def _prove(self, session: Session, key: Key, limit: int, request: Request, identity: int) -> Taken | None:
-        del limit, identity
+        del identity
+        await self._limited(session, limit)
         # It has the lock from the queue already: a session may have it twice.
         return await self._taken(session, key, request)
 
@@ -228,3 +240,7 @@ class MysqlAdvisory(MysqlSessions):
     async def _free(self, session: Session, key: Key) -> bool:
         del key
         return bool((await session.run(_MYSQL_UNLOCK)).rows[0][0])
+
+    def _send_free(self, session: Session, key: Key) -> None:
+        del key
+        session.send(_MYSQL_UNLOCK)

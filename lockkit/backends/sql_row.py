@@ -72,12 +72,13 @@ class PostgresqlRow(PostgresqlSessions):
         dialect = self.database.engine.dialect
         rows_of, leases_of = rows_table(name=self._table_name), leases_table(name=leases_name(self._table_name))
         self.tables = [rows_of, leases_of]
+        super()._prepare()
         rows, leases = quoted(rows_of, dialect), quoted(leases_of, dialect)
         # Not NOWAIT: its error would end the transaction in which we then want to wait.
         locking = f"SELECT pg_backend_pid(), txid_current() FROM {rows} WHERE name = $1 FOR UPDATE"
         self._begin_with(f"{locking} SKIP LOCKED", "text")
         self._try = Statement(f"{locking} SKIP LOCKED")
-        self._wait = Statement(locking)
+        self._wait = Statement(f"SET LOCAL idle_in_transaction_session_timeout = $2;{locking}")
         self._insert = Statement(f"INSERT INTO {rows} (name) VALUES ($1) ON CONFLICT DO NOTHING")
         self._written = Statement(
             f"INSERT INTO {leases} AS l (name, owner, token, granted_at_us, session, metadata)"
@@ -103,21 +104,22 @@ class PostgresqlRow(PostgresqlSessions):
         )
 
     async def _attempt(self, session: Session, key: Key, limit: int, request: Request) -> Taken | None:
-        del request
         name = key.name
         assert isinstance(name, str)
         result = await self._begin(session, name, limit)
         # Nothing was found: is the row locked, or is there none?
-        if not result.rows and (await self.database.run(self._insert, (name,), again=True)).changed:
-            result = await session.run(self._try, (name,))
+        if not result.rows:
+            inserted = await self.database.run(self._insert, (name,), again=True, answer_by=request.answer_by)
+            if inserted.changed:
+                result = await session.run(self._try, (name,))
         identity = self._granted(session, result)
         if identity is None:
             await self._know_pid(session)
             return None
         return Taken(identity)
 
-    def _enqueue(self, session: Session, key: Key) -> None:
-        session.send(self._wait, (key.name,))
+    async def _enqueue(self, session: Session, key: Key, limit: int) -> None:
+        session.send(self._wait, (key.name, self._offer(limit)))
 
     def _granted(self, session: Session, result: Result) -> int | None:
         if not result.rows:
@@ -147,6 +149,7 @@ class MysqlRow(MysqlSessions):
         dialect = self.database.engine.dialect
         rows_of, leases_of = rows_table(name=self._table_name), leases_table(name=leases_name(self._table_name))
         self.tables = [rows_of, leases_of]
+        super()._prepare()
         rows, leases = quoted(rows_of, dialect), quoted(leases_of, dialect)
         locking = f"SELECT GET_LOCK($2, {_MARK_SECONDS}) FROM {rows} WHERE name = $1 FOR UPDATE"
         self._try = Statement(f"{locking} NOWAIT")
@@ -168,12 +171,14 @@ class MysqlRow(MysqlSessions):
         await session.run(_MYSQL_SESSION)
 
     async def _attempt(self, session: Session, key: Key, limit: int, request: Request) -> Taken | None:
-        del request
         await self._limited(session, limit)
         try:
             result = await session.run(self._try, (key.name, key.text))
             if not result.rows:
-                await self.database.run(self._insert, (key.name,), again=True)
+                # At REPEATABLE READ, which a binary log of statements needs, it has locked the gap where the row will
+                # be, and the INSERT would wait for that.
+                await session.run(_MYSQL_ROLLBACK)
+                await self.database.run(self._insert, (key.name,), again=True, answer_by=request.answer_by)
                 result = await session.run(self._try, (key.name, key.text))
         except self.database.driver_errors as error:
             if session.unheard or self.database.kind(error) != "locked":
@@ -182,7 +187,8 @@ class MysqlRow(MysqlSessions):
         identity = self._granted(session, result)
         return None if identity is None else Taken(identity)
 
-    def _enqueue(self, session: Session, key: Key) -> None:
+    async def _enqueue(self, session: Session, key: Key, limit: int) -> None:
+        await self._offer(session, limit)
         session.send(self._wait, (key.name, key.text))
 
     def _granted(self, session: Session, result: Result) -> int | None:
@@ -199,3 +205,9 @@ class MysqlRow(MysqlSessions):
             await session.run(_MYSQL_UNMARK, (key.text,))
             await session.run(_MYSQL_COMMIT)
         return True
+
+    def _send_free(self, session: Session, key: Key) -> None:
+        if self.mariadb:
+            session.send(_MARIADB_COMMIT, (key.text,))
+        else:
+            session.send(_MYSQL_COMMIT)  # the mark goes with the connection

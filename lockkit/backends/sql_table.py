@@ -24,6 +24,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from math import inf
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
@@ -48,7 +49,8 @@ from lockkit.backends._sql_schema import TABLE, create, lock_table, parse_table,
 from lockkit.backends._sql_statement import Statement
 from lockkit.backends._sql_table_text import MysqlTexts, PostgresqlTexts, SqliteTexts, Texts
 from lockkit.backends._sql_wake import Ears
-from lockkit.errors import ConfigurationError, LockError
+from lockkit.background import SingleRun
+from lockkit.errors import BackendUnavailable, ConfigurationError, LockError
 
 if TYPE_CHECKING:
     from lockkit.backends._sql_database import Database
@@ -65,6 +67,9 @@ BATCH = 1000
 IDLE_US_MIN = 86_400_000_000
 """How long a row must have been idle to be removed: a day. Shorter relies more on the database's clock, which must then
 not be set back by more; longer keeps more small rows."""
+
+CLOSE_SECONDS = 0.3
+"""How long closing waits for a statement of the reaper. Longer delays it more when the server hangs."""
 
 REAP_SECONDS = 600.0
 """A client looks for idle rows at most so often: that reads the whole table."""
@@ -124,6 +129,7 @@ class SqlTableBackend(LockBackend):
         self._auto_create: bool = options["auto_create"]
         self._texts = self._texts_class(quoted(self.tables[0], database.engine.dialect), database.dialect.now_us)
         self._reap_at = 0.0
+        self._reaping = SingleRun(host.runtime, "lockkit-sql-reap", self.reap)
         self._ttl_us = (0.0, 0)
 
     @classmethod
@@ -160,7 +166,7 @@ class SqlTableBackend(LockBackend):
         try:
             outcome = await self._attempt(request, parameters)
         except MissingTable as error:
-            await self._make_table(error)
+            await self._make_table(error, request.answer_by)
             outcome = await self._attempt(request, parameters)
         if type(outcome) is Busy:
             return outcome
@@ -172,32 +178,50 @@ class SqlTableBackend(LockBackend):
     async def _attempt(self, request: Request, parameters: tuple[Parameter, ...]) -> int | Busy:
         """Ask once; give the token, or who holds the lock."""
 
-    async def _make_table(self, error: MissingTable) -> None:
+    async def _make_table(self, error: MissingTable, answer_by: float) -> None:
         if not self._auto_create:
             message = f"{error}. Make it by lockkit migrate, or let auto_create on"
             raise ConfigurationError(message, backend=self.url) from error.__cause__
-        await create(self.database, self.tables)
+        await create(self.database, self.tables, answer_by)
 
     async def abandon(self, request: Request) -> None:
         """See `LockBackend.abandon`."""
         self._forget(request)
         if request.uncertain:
-            await self._release(request.name, request.owner, again=True)
+            await self._release(request.name, request.owner, request.answer_by, again=True)
 
     def _forget(self, request: Request) -> None:
         """Leave the place where it is woken."""
         request.place = None
 
-    async def release(self, grant: Grant) -> bool:
+    async def release(self, grant: Grant, answer_by: float = inf) -> bool:
         """See `LockBackend.release`."""
-        return await self._release(grant.name, grant.owner, again=False)
+        return await self._release(grant.name, grant.owner, answer_by, again=False)
 
-    async def _release(self, name: str, owner: str, *, again: bool) -> bool:
+    async def _release(self, name: str, owner: str, answer_by: float, *, again: bool) -> bool:
         parameters = (name, owner)
         try:
-            return (await self._run(self._texts.release, parameters, again=again)).changed == 1
+            return (await self._run(self._texts.release, parameters, again=again, answer_by=answer_by)).changed == 1
         except MissingTable:  # dropped, and the lock with it
             return False
+
+    async def release_all(self, grants: Sequence[Grant], answer_by: float) -> None:
+        """See `LockBackend.release_all`. One statement for each thousand."""
+        failed: BackendUnavailable | None = None
+        for start in range(0, len(grants), BATCH):
+            some = grants[start : start + BATCH]
+            statement = self._texts.free(len(some))
+            try:
+                await self._run(statement, self._free_parameters(some), again=True, answer_by=answer_by)
+            except MissingTable:
+                return
+            except BackendUnavailable as error:
+                failed = error
+        if failed is not None:
+            raise failed
+
+    def _free_parameters(self, grants: Sequence[Grant]) -> Sequence[Parameter]:
+        return (*[grant.name for grant in grants], *[grant.owner for grant in grants])
 
     async def renew(self, grants: Sequence[Grant]) -> Sequence[Renewal]:
         """See `LockBackend.renew`. One statement for each ttl and thousand."""
@@ -223,12 +247,13 @@ class SqlTableBackend(LockBackend):
         """Renew, and give the owners that were."""
         names = [grant.name for grant in grants]
         owners = [grant.owner for grant in grants]
-        result = await self._run(self._texts.renew(len(grants)), (ttl_us, *names, *owners), again=True)
+        statement = self._texts.renew(len(grants))
+        result = await self._run(statement, (ttl_us, *names, *owners), again=True, urgent=True)
         return [_text(owner) for (owner,) in result.rows]
 
     async def _states(self, names: Sequence[str]) -> dict[str, _State]:
         found = {name: _State() for name in names}
-        result = await self._run(self._texts.state(len(names)), names, again=True)
+        result = await self._run(self._texts.state(len(names)), names, again=True, urgent=True)
         for name, owner, expired, broken in result.rows:
             found[_text(name)] = _State(_text(owner), _text(broken), expired=bool(expired))
         return found
@@ -246,8 +271,8 @@ class SqlTableBackend(LockBackend):
         about = decode_metadata(metadata) if ours else {}
         return [Holder(_text(owner), token if ours else None, left_us / 1e6, about)]
 
-    async def _look(self, name: Parameter) -> tuple[Any, ...] | None:
-        rows = (await self._run(self._texts.look, (name,), again=True)).rows
+    async def _look(self, name: Parameter, answer_by: float = inf) -> tuple[Any, ...] | None:
+        rows = (await self._run(self._texts.look, (name,), again=True, answer_by=answer_by)).rows
         return rows[0] if rows else None
 
     async def break_lock(self, name: str) -> bool:
@@ -262,7 +287,9 @@ class SqlTableBackend(LockBackend):
         await self._run(_PING, (), again=True)
 
     async def close(self) -> None:
-        """See `LockBackend.close`."""
+        """See `LockBackend.close`. It waits for the reaper: a driver with threads answers to an event loop."""
+        if self._reaping.under_way:
+            await self._reaping.start().wait(CLOSE_SECONDS)
         await self.database.close()
 
     def _reap_soon(self) -> None:
@@ -270,7 +297,7 @@ class SqlTableBackend(LockBackend):
         now = self._runtime.now()
         if now >= self._reap_at:
             self._reap_at = now + REAP_SECONDS
-            self._runtime.spawn("lockkit-sql-reap", self.reap)
+            self._reaping.start()
 
     async def reap(self) -> None:
         """Remove rows that nobody has used for a day."""
@@ -308,7 +335,7 @@ class PostgresqlTable(SqlTableBackend):
         for _ in range(LOOKS_MAX):
             listening = self._listen(request)
             statement = self._texts.acquire_or_wait if listening else self._texts.acquire
-            rows = (await self._run(statement, parameters, again=True)).rows
+            rows = (await self._run(statement, parameters, again=True, answer_by=request.answer_by)).rows
             if not rows:
                 continue
             token, owner, left_us, alien, settled = rows[0]
@@ -319,7 +346,7 @@ class PostgresqlTable(SqlTableBackend):
                 continue
             if listening or not request.queue or ears is None or ears.deaf:
                 return Busy(left_us / 1e6, poll=alien or not listening, owner=owner)
-            await ears.open()
+            await ears.open(request.answer_by)
         return Busy(0.0, poll=True)
 
     def _listen(self, request: Request) -> bool:
@@ -344,11 +371,15 @@ class PostgresqlTable(SqlTableBackend):
         if request.place is not None and request.place is cast("Ears", self._ears).link:
             await super().wait(request, busy, until)
 
-    async def _release(self, name: str, owner: str, *, again: bool) -> bool:
+    async def _release(self, name: str, owner: str, answer_by: float, *, again: bool) -> bool:
+        parameters = (name, self._channel, owner)
         try:
-            return bool((await self._run(self._texts.release, (name, self._channel, owner), again=again)).rows)
+            return bool((await self._run(self._texts.release, parameters, again=again, answer_by=answer_by)).rows)
         except MissingTable:
             return False
+
+    def _free_parameters(self, grants: Sequence[Grant]) -> Sequence[Parameter]:
+        return ([grant.name for grant in grants], [grant.owner for grant in grants], self._channel)
 
     async def break_lock(self, name: str) -> bool:
         """See `LockBackend.break_lock`."""
@@ -359,7 +390,7 @@ class PostgresqlTable(SqlTableBackend):
 
     async def _renew(self, ttl_us: int, grants: Sequence[Grant]) -> Iterable[str]:
         names, owners = [grant.name for grant in grants], [grant.owner for grant in grants]
-        result = await self._run(self._texts.renew(1), (ttl_us, names, owners), again=True)
+        result = await self._run(self._texts.renew(1), (ttl_us, names, owners), again=True, urgent=True)
         return [owner for (owner,) in result.rows]
 
     async def close(self) -> None:
@@ -374,12 +405,12 @@ class _PollingTable(SqlTableBackend):
 
     async def _attempt(self, request: Request, parameters: tuple[Parameter, ...]) -> int | Busy:
         # Who has seen it held only reads until it is free: that neither writes nor waits for writers.
-        if request.place is None or await self._look(parameters[0]) is None:
-            token = await self._ask(parameters)
+        if request.place is None or await self._look(parameters[0], request.answer_by) is None:
+            token = await self._ask(parameters, request.answer_by)
             if token:
                 request.place = None
                 return token
-        row = await self._look(parameters[0])
+        row = await self._look(parameters[0], request.answer_by)
         if row is not None and _text(row[0]) == request.owner:
             # Granted, but not told so: MariaDB gives no last id when the table has a trigger that writes.
             request.place = None
@@ -390,7 +421,7 @@ class _PollingTable(SqlTableBackend):
         return Busy(0.0, poll=True) if row is None else Busy(row[1] / 1e6, poll=True, owner=_text(row[0]))
 
     @abstractmethod
-    async def _ask(self, parameters: tuple[Parameter, ...]) -> int:
+    async def _ask(self, parameters: tuple[Parameter, ...], answer_by: float) -> int:
         """Give the token; 0 if it is held."""
 
 
@@ -400,13 +431,14 @@ class MysqlTable(_PollingTable):
     _dialect = "mysql"
     _texts_class = MysqlTexts
 
-    async def _ask(self, parameters: tuple[Parameter, ...]) -> int:
-        return (await self._run(self._texts.acquire, parameters, again=True)).last_id
+    async def _ask(self, parameters: tuple[Parameter, ...], answer_by: float) -> int:
+        return (await self._run(self._texts.acquire, parameters, again=True, answer_by=answer_by)).last_id
 
     async def _renew(self, ttl_us: int, grants: Sequence[Grant]) -> Iterable[str]:
         names = [grant.name for grant in grants]
         owners = [grant.owner for grant in grants]
-        result = await self._run(self._texts.renew(len(grants)), (ttl_us, *names, *owners), again=True)
+        statement = self._texts.renew(len(grants))
+        result = await self._run(statement, (ttl_us, *names, *owners), again=True, urgent=True)
         if result.changed == len(grants):
             return [grant.owner for grant in grants]
         # How many, but not which: those that are still ours and ahead of the clock are.
@@ -428,8 +460,8 @@ class SqliteTable(_PollingTable):
     _dialect = "sqlite"
     _texts_class = SqliteTexts
 
-    async def _ask(self, parameters: tuple[Parameter, ...]) -> int:
-        rows = (await self._run(self._texts.acquire, parameters, again=True)).rows
+    async def _ask(self, parameters: tuple[Parameter, ...], answer_by: float) -> int:
+        rows = (await self._run(self._texts.acquire, parameters, again=True, answer_by=answer_by)).rows
         return int(rows[0][0]) if rows else 0
 
 
@@ -456,9 +488,9 @@ _PING = Statement("SELECT 1")
 _SEEN_HELD = object()
 
 
-def _text(value: str | bytes | None) -> str:
+def _text(value: str | bytes | bytearray | None) -> str:
     """Read a name or owner; a foreign client may have written anything."""
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value or ""
+    return value.decode("utf-8", "replace") if isinstance(value, bytes | bytearray) else value or ""
 
 
 def _microseconds(ttl: float) -> int:

@@ -5,9 +5,9 @@ Algorithm (ZooKeeper Recipes and Solutions, "Locks"; the layout is that of kazoo
 other): everybody creates a node in the directory of the lock, to which ZooKeeper appends a number; the lowest number
 holds, each of the others watches the one before it. So a release wakes one waiter, and the order is that of arrival.
 
-A client has a session for each ttl, with the ttl as its timeout: the server ends it, and removes its nodes, when it
-hears nothing for that long. kazoo keeps it alive; the renewals of lockkit find out until when it surely is. Leases that
-end earlier than their session are ended by `lockkit.backends._zk_caretaker`.
+A lease lies in a session whose timeout is its ttl, or somewhat longer (`lockkit.backends._zk_sessions`): the server
+ends it, and removes its nodes, when it hears nothing for that long. kazoo keeps it alive; the renewals of lockkit find
+out until when it surely is. Leases that end earlier than their session are ended by `lockkit.backends._zk_caretaker`.
 
 ==========  ===================================================================================================
 acquire     create, get_children (sent together); the lowest number is granted, its token is the node's ``czxid``
@@ -15,6 +15,7 @@ wait        get of the predecessor, with a watch: when it goes away, look again
 look again  sync, get_children (sent together)
 renew       sync for each session; at first and after a new connection exists of each node, with a watch
 release     delete
+close       closeSession
 ==========  ===================================================================================================
 
 An answer that was lost: the node is looked for by the owner in its name ("protected" creation, Apache Curator).
@@ -34,6 +35,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING, Any, ClassVar
 from weakref import WeakKeyDictionary
 
@@ -41,6 +43,7 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import NoNodeError
 
 from lockkit.backend import (
+    CALL_SECONDS,
     Busy,
     Capabilities,
     Gone,
@@ -54,9 +57,10 @@ from lockkit.backend import (
     Request,
     Unknown,
     decode_metadata,
+    seconds_left,
 )
-from lockkit.backends._zk_caretaker import Caretaker
-from lockkit.backends._zk_driver import CONNECT_SECONDS
+from lockkit.backends._zk_caretaker import Caretaker, Leftover
+from lockkit.backends._zk_driver import ANSWER_SECONDS, CONNECT_SECONDS
 from lockkit.backends._zk_options import (
     OPTIONS,
     client_arguments,
@@ -66,7 +70,8 @@ from lockkit.backends._zk_options import (
     root_of,
 )
 from lockkit.backends._zk_path import contenders, escape_name, node_prefix
-from lockkit.backends._zk_session import Held, Session
+from lockkit.backends._zk_session import MILLISECOND, Held, Session
+from lockkit.backends._zk_sessions import Sessions
 from lockkit.backends._zk_tree import Tree
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockError, Unsupported
 
@@ -77,13 +82,6 @@ if TYPE_CHECKING:
 __all__ = ["ZooKeeperBackend"]
 
 log = logging.getLogger("lockkit")
-
-ASKING_TTL = 30.0
-"""Session timeout, seconds, of a client that asks something before it has locked anything."""
-
-IDLE_SECONDS = 60.0
-"""After how long without use a session is ended when one of another ttl begins. A program that computes its ttls would
-else gather sessions, and three threads for each."""
 
 JOINS_MAX = 5
 """How often a node of ours that somebody removed is created anew in one attempt."""
@@ -97,8 +95,9 @@ OUTAGE_LOOK = 0.25
 MAJORITY_HOSTS_MIN = 3
 """Servers in the URL from which on the ensemble is taken for one that survives the loss of a server."""
 
-MILLISECOND = 0.001
-"""ZooKeeper's unit for the session timeout, in seconds."""
+LATE_SHARE = 1.5
+"""In session timeouts, after which a node whose creation was not answered, and that was not found, is looked for once
+more: by then the server has closed the connection that may still have carried it."""
 
 _CAPABILITIES = Capabilities(
     crash_release="session",
@@ -139,12 +138,8 @@ class ZooKeeperBackend(LockBackend):
         self._tree = tree
         self._host = host
         self._runtime = host.runtime
-        self._mutex = host.runtime.mutex()
-        self._arguments: dict[str, Any] = {}
-        self._sessions: dict[float, Session] = {}
-        self._adopted: Session | None = None
-        self._warned: set[float] = set()
-        self._caretaker = Caretaker(host.runtime, self._remove)
+        self._sessions = Sessions(host, url, label)
+        self._caretaker = Caretaker(host.runtime, self._remove, self._sessions.let_go)
 
     @classmethod
     def driver_options(cls) -> Mapping[str, Option]:
@@ -157,11 +152,10 @@ class ZooKeeperBackend(LockBackend):
         arguments = client_arguments(url, options)
         tree = Tree(root_of(url, options["prefix"]), cleanup=options["cleanup"])
         backend = cls(url.safe_text, arguments["hosts"], tree, host)
-        backend._arguments = arguments
         if len(url.hosts) >= MAJORITY_HOSTS_MIN:
             backend.capabilities = replace(_CAPABILITIES, survives_node_loss=True)
         try:
-            backend._new_session(ASKING_TTL)  # have kazoo look at the arguments now, and not at the first use
+            backend._sessions.use(arguments)  # have kazoo look at the arguments now, and not at the first use
         except (TypeError, ValueError) as error:
             message = f"{url.safe_text} is not understood: kazoo does not take its options: {error}"
             raise ConfigurationError(message, backend=url.safe_text) from error
@@ -176,8 +170,7 @@ class ZooKeeperBackend(LockBackend):
         label = client_label(client)
         tree = Tree(f"/{options['prefix']}", cleanup=options["cleanup"])
         backend = cls(f"zookeeper://{label}{client.chroot}", label, tree, host)
-        backend._arguments = probe_arguments(client)
-        backend._adopted = Session.adopted(host, label, client)
+        backend._sessions.adopt(client, probe_arguments(client))
         if len(client.hosts) >= MAJORITY_HOSTS_MIN:
             backend.capabilities = replace(_CAPABILITIES, survives_node_loss=True)
         return backend
@@ -187,123 +180,65 @@ class ZooKeeperBackend(LockBackend):
         """See `LockBackend.url`."""
         return self._url
 
-    # -- sessions --------------------------------------------------------------------------------------------------
-
-    def _new_session(self, ttl: float) -> Session:
-        return Session.opened(self._host, self._label, self._arguments, ttl)
-
-    async def _session(self, ttl: float, *, patient: bool = False) -> Session:
-        """Give the session for a ttl, connected."""
-        session = self._adopted or self._sessions.get(ttl)
-        if session is None or session.failed:
-            with self._mutex:
-                session = self._adopted or self._sessions.get(ttl)
-                if session is None or (session.failed and self._adopted is None):
-                    self._end_idle_sessions()
-                    session = self._sessions[ttl] = self._new_session(ttl)
-        session.used_at = self._runtime.now()
-        if not session.usable:
-            await session.connected(patient=patient)
-        if not session.seconds:
-            await self._learn_seconds(session)
-        return session
-
-    def _end_idle_sessions(self) -> None:
-        unused_since = self._runtime.now() - IDLE_SECONDS
-        for ttl, session in [*self._sessions.items()]:
-            if session.used_at < unused_since and not session.in_use:
-                # A request that was held up for so long finds it closed, and begins anew.
-                del self._sessions[ttl]
-                session.end()
-
-    async def _any_session(self) -> Session:
-        """Give a session for a question, connected: one that is there, if possible."""
-        for ttl, session in [*self._sessions.items()]:
-            if not session.failed:
-                return await self._session(ttl)
-        return await self._session(ASKING_TTL)
-
-    async def _learn_seconds(self, session: Session) -> None:
-        """Find out the timeout of an application's session: kazoo does not tell, so ask for the same once more."""
-        asked = session.client._session_timeout / 1000  # noqa: SLF001 - kazoo has no public name for its own argument
-        probe = self._new_session(asked)
-        try:
-            await probe.connected()
-            session.learn_seconds(probe.seconds)
-        finally:
-            await probe.close()
-
-    def _granted_ttl(self, session: Session, ttl: float) -> float:
-        """Give the ttl that the session can keep; warn once where it is not the one asked for."""
-        seconds = session.seconds
-        if abs(seconds - ttl) > MILLISECOND and ttl not in self._warned:
-            self._warned.add(ttl)
-            adopted = session is self._adopted
-            if seconds < ttl:
-                log.warning(
-                    "%s keeps a session for %g s, so leases have a ttl of %g s and not of %g s: ask for less, or %s",
-                    self._url, seconds, seconds, ttl,
-                    "start the KazooClient with a longer timeout" if adopted else "raise maxSessionTimeout there",
-                )  # fmt: skip
-            else:
-                log.warning(
-                    "%s keeps a session for %g s: when a holder dies, its lock is free after that, and not after %g s; "
-                    "ask for more, or %s",
-                    self._url, seconds, ttl,
-                    "start the KazooClient with a shorter timeout" if adopted else "lower minSessionTimeout there",
-                )  # fmt: skip
-        return min(ttl, seconds)
-
     # -- acquire ---------------------------------------------------------------------------------------------------
 
     async def try_acquire(self, request: Request) -> Grant | Busy:
         """See `LockBackend.try_acquire`."""
         place: _Place | None = request.place
-        session = await self._session(request.ttl, patient=place is not None)
+        until = self._until(request.answer_by)
+        if place is not None and not place.session.failed:
+            session = await self._sessions.ready(place.session, until, patient=True)
+        else:
+            session = await self._sessions.get(request.ttl, until)
         directory = f"{self._tree.root}/{escape_name(request.name)}"
         children: Sequence[str] | None = None
         if place is None and not request.queue:
-            children = await self._look_first(session, directory)
+            children = await self._look_first(session, directory, until)
             if holders := contenders(children):
                 return Busy(owner=holders[0].owner)
         elif place is not None:
-            children = await self._children_when_woken(session, directory, request)
-        return await self._stand(request, session, directory, children)
+            children = await self._children_when_woken(session, directory, request, until)
+        return await self._stand(request, session, directory, children, until)
 
-    async def _look_first(self, session: Session, directory: str) -> list[str]:
+    def _until(self, answer_by: float = inf) -> float:
+        """Until when a call that begins now may wait for the server, client monotonic clock."""
+        now = self._runtime.now()
+        return now + seconds_left(answer_by, now)
+
+    async def _look_first(self, session: Session, directory: str, until: float) -> list[str]:
         """For a single try: a look is much cheaper for the ensemble than a node that is created in vain."""
         try:
-            found: list[str] = await session.answer(session.client.get_children_async(directory))
+            found: list[str] = await session.answer(session.client.get_children_async(directory), until)
         except NoNodeError:
             return []
         return found
 
     @staticmethod
-    async def _children(session: Session, directory: str) -> list[str]:
+    async def _children(session: Session, directory: str, until: float) -> list[str]:
         try:
-            return await session.children(directory)
+            return await session.children(directory, until)
         except NoNodeError:
             return []
 
     @staticmethod
-    async def _children_when_woken(session: Session, directory: str, request: Request) -> list[str]:
+    async def _children_when_woken(session: Session, directory: str, request: Request, until: float) -> list[str]:
         try:
-            children, request.place.asked_at = await session.children_when_woken(directory, request)
+            children, request.place.asked_at = await session.children_when_woken(directory, request, until)
         except NoNodeError:
             return []
         return children
 
     async def _stand(
-        self, request: Request, session: Session, directory: str, children: Sequence[str] | None
+        self, request: Request, session: Session, directory: str, children: Sequence[str] | None, until: float
     ) -> Grant | Busy:
         """Take or keep the place in line, and say whose turn it is."""
         for _ in range(JOINS_MAX):
             place: _Place | None = request.place
-            if place is not None and place.session_id != session.id:
-                await self._leave_behind(request, place)
+            if place is not None and (place.session is not session or place.session_id != session.id):
+                self._leave_behind(request, place)
                 place = None
             if place is None:
-                place, children = await self._join(request, session, directory)
+                place, children = await self._join(request, session, directory, until)
             line = contenders(children or ())
             position = next((index for index, one in enumerate(line) if one.node == place.node), None)
             if position == 0:
@@ -311,21 +246,21 @@ class ZooKeeperBackend(LockBackend):
             if position is None:
                 self._unwatch(request, place)
                 request.place = None  # somebody removed our node, or the session has ended: to the end of the line
-            elif not request.queue or await self._watch(request, place, line[position - 1]):
+            elif not request.queue or await self._watch(request, place, line[position - 1], until):
                 return Busy(owner=line[0].owner)
             else:
-                children = await self._children(session, directory)
+                children = await self._children(session, directory, until)
         message = f"the place in line for lock {request.name!r} is removed as often as it is taken"
         raise BackendUnavailable(message)
 
-    async def _leave_behind(self, request: Request, place: _Place) -> None:
-        """Give up a place of a session that has ended."""
+    def _leave_behind(self, request: Request, place: _Place) -> None:
+        """Give up a place whose session has ended: the server removes it."""
         self._unwatch(request, place)
-        # The server removes the node, and mostly has. But who told us that the session has ended was kazoo.
-        await self._delete(place.session, f"{place.directory}/{place.node}")
         request.place = None
 
-    async def _join(self, request: Request, session: Session, directory: str) -> tuple[_Place, Sequence[str]]:
+    async def _join(
+        self, request: Request, session: Session, directory: str, until: float
+    ) -> tuple[_Place, Sequence[str]]:
         """Create the node, and list the line behind it in the same round trip."""
         session_id = session.id
         place = request.place = _Place(session, session_id, directory)
@@ -334,13 +269,19 @@ class ZooKeeperBackend(LockBackend):
         async def create() -> tuple[Any, list[str]]:
             created = session.create_place(path, data)
             listed = session.client.get_children_async(directory)
-            return await session.answer(created), await session.answer(listed)
+            answer = await session.answer(created, until)
+            place.node = answer[0].rpartition("/")[2]
+            return answer, await session.answer(listed, until)
 
         try:
-            (created_path, stat), children = await self._tree.within(session, directory, create)
+            (created_path, stat), children = await self._tree.within(session, directory, create, until)
+        except ConfigurationError:
+            if place.node is None:
+                request.place = None  # refused: there is nothing to be removed
+            raise
         except BackendUnavailable:
             # "Protected" creation: it may have been created, and the owner in its name tells.
-            found = await self._find(session, directory, request.owner)
+            found = await self._find(session, directory, request.owner, until)
             if found is None:
                 raise
             created_path, stat, children = found
@@ -352,18 +293,20 @@ class ZooKeeperBackend(LockBackend):
         place.token = stat.czxid
         return place, children
 
-    async def _find(self, session: Session, directory: str, owner: str) -> tuple[str, Any, list[str]] | None:
+    async def _find(
+        self, session: Session, directory: str, owner: str, until: float
+    ) -> tuple[str, Any, list[str]] | None:
         """Look for a node that may have been created; give its path, its state and who else is in line."""
-        children = await self._children(session, directory)
+        children = await self._children(session, directory, until)
         for node in children:
             if node.startswith(node_prefix(owner)):
                 path = f"{directory}/{node}"
-                stat = await session.read(partial(session.client.exists_async, path))
+                stat = await session.read(partial(session.client.exists_async, path), until)
                 if stat is not None:
                     return path, stat, children
         return None
 
-    async def _watch(self, request: Request, place: _Place, predecessor: Contender) -> bool:
+    async def _watch(self, request: Request, place: _Place, predecessor: Contender, until: float) -> bool:
         """Be woken when the one before us leaves; False if it has left already."""
         path = f"{place.directory}/{predecessor.node}"
         if place.watched == path and place.session.watches(path, request):
@@ -371,7 +314,7 @@ class ZooKeeperBackend(LockBackend):
         self._unwatch(request, place)
         place.watched = path
         try:
-            await place.session.read(lambda: place.session.watch(path, request))
+            await place.session.read(lambda: place.session.watch(path, request), until)
         except NoNodeError:
             return False
         return True
@@ -386,7 +329,7 @@ class ZooKeeperBackend(LockBackend):
         self._unwatch(request, place)
         session = place.session
         held = Held(session, place.session_id, request.owner, f"{place.directory}/{place.node}")
-        held.ttl = self._granted_ttl(session, request.ttl)
+        held.ttl = self._sessions.granted_ttl(session, request.ttl)
         held.until = self._runtime.now() + held.ttl
         session.held[request.owner] = held
         if session.id != place.session_id:
@@ -395,6 +338,7 @@ class ZooKeeperBackend(LockBackend):
             message = f"the session at {self._label} has just ended"
             raise BackendUnavailable(message)
         self._caretaker.keep(held)
+        session.forget(request)
         request.place = None
         return Grant(request.name, request.owner, place.token, held.ttl, place.asked_at, held)
 
@@ -409,42 +353,63 @@ class ZooKeeperBackend(LockBackend):
             now = self._runtime.now()
 
     async def abandon(self, request: Request) -> None:
-        """See `LockBackend.abandon`."""
+        """See `LockBackend.abandon`. What cannot be removed now is left to the caretaker."""
         place: _Place | None = request.place
         if place is None:
             # Nothing was created, or it was granted, and the answer came too late to be believed.
-            held = self._held_by(request.owner)
+            held = self._sessions.holding(request.owner)
             if held is not None:
-                await self._release(held)
+                await self._release(held, self._until(request.answer_by))
             return
         self._unwatch(request, place)
-        session, directory, owner = place.session, place.directory, request.owner
-        if place.node is not None:
-            await self._delete(session, f"{directory}/{place.node}")
-        elif await self._remove_owned(session, directory, owner) == 0:
-            # The request may still be on its way, through a connection that hangs: see the caretaker.
-            at = self._runtime.now() + 1.5 * (session.seconds or request.ttl)
-            self._caretaker.search(at, lambda: self._remove_owned(session, directory, owner))
+        leftover = place.leftover(request.owner)
+        try:
+            gone = await self._remove_leftover(leftover, self._until(request.answer_by))
+        except LockError as error:
+            log.debug("removing the place in line for lock %r: %s", request.name, error)
+            self._caretaker.hasten(leftover)
+        else:
+            if not gone:
+                self._caretaker.keep(leftover)
+        place.session.forget(request)
+        place.session.held.pop(request.owner, None)  # an interrupt may have come between the grant and its lease
         request.place = None
 
-    def _held_by(self, owner: str) -> Held | None:
-        sessions = [*self._sessions.values(), *([self._adopted] if self._adopted else [])]
-        return next((session.held[owner] for session in sessions if owner in session.held), None)
+    async def _remove_leftover(self, leftover: Leftover, until: float) -> bool:
+        """Remove what a request left behind; False if it is to be looked for once more."""
+        session, directory, node = leftover.session, leftover.directory, leftover.node
+        if session.id != leftover.session_id or session.over:
+            return True
+        if not session.usable:
+            message = f"no connection to {self._label}"
+            raise BackendUnavailable(message)
+        if node is not None:
+            await self._delete(session, f"{directory}/{node}", until)
+            return True
+        try:
+            children = await self._children(session, directory, until)
+        except LockError:
+            leftover.missed_at = None  # an outage: what the old connection carries may still come
+            raise
+        found = [node for node in children if node.startswith(node_prefix(leftover.owner))]
+        for node in found:
+            await self._delete(session, f"{directory}/{node}", until)
+        now = self._runtime.now()
+        # The request may still be on its way, through a connection that hangs: see the caretaker.
+        late = LATE_SHARE * session.seconds
+        if found or (leftover.missed_at is not None and now >= leftover.missed_at + late):
+            return True
+        if leftover.missed_at is None:
+            leftover.missed_at = now
+        leftover.until = leftover.missed_at + late
+        return False
 
-    async def _remove_owned(self, session: Session, directory: str, owner: str) -> int:
-        """Remove whatever an owner has in a directory; give how many nodes that were."""
-        await session.connected()
-        nodes = [node for node in await self._children(session, directory) if node.startswith(node_prefix(owner))]
-        for node in nodes:
-            await self._delete(session, f"{directory}/{node}")
-        return len(nodes)
-
-    async def _delete(self, session: Session, path: str) -> bool:
+    async def _delete(self, session: Session, path: str, until: float) -> bool:
         """Remove a node; False if it was gone."""
         if not session.usable:
-            await session.connected(patient=True)
+            await session.connected(until, patient=True)
         try:
-            await session.answer(session.client.delete_async(path))
+            await session.answer(session.client.delete_async(path), until)
         except NoNodeError:
             return False
         self._tree.left(session, path.rpartition("/")[0])
@@ -467,32 +432,35 @@ class ZooKeeperBackend(LockBackend):
                 # Answered by the leader: the member that answers for the nodes is not cut off from it.
                 beats[session] = session.sync()
             looks.append(None if session not in beats or session.keeps_watch(held) else session.look_after(held))
-        problems = {session: await self._heard(session, beat) for session, beat in beats.items()}
+        # A member that hangs must not hold up what the others have answered for leases that end sooner.
+        patience = min(ANSWER_SECONDS, *(grant.ttl / 3 for grant in grants))
+        until = min(started + CALL_SECONDS, self._runtime.now() + patience)
+        problems = {session: await self._heard(session, beat, until) for session, beat in beats.items()}
         no_connection = BackendUnavailable(f"no connection to {self._label}")
         outcomes: list[Renewal] = []
         for grant, look in zip(grants, looks, strict=True):
             problem = problems.get(grant.state.session, no_connection)
-            outcomes.append(Unknown(problem) if problem else await self._renewed(grant, look, started))
+            outcomes.append(Unknown(problem) if problem else await self._renewed(grant, look, started, until))
         return outcomes
 
     @staticmethod
-    async def _heard(session: Session, beat: Any) -> LockError | None:  # noqa: ANN401 - kazoo has no types
+    async def _heard(session: Session, beat: Any, until: float) -> LockError | None:  # noqa: ANN401 - kazoo's
         """Wait for the answer to a heartbeat; None if it came."""
         try:
-            await session.answer(beat)
+            await session.answer(beat, until)
         except LockError as error:
             return error
         except NoNodeError:
             pass  # of a chroot that somebody removed; the leader has answered
         return None
 
-    async def _renewed(self, grant: Grant, look: Any, started: float) -> Renewal:  # noqa: ANN401 - kazoo has no types
+    async def _renewed(self, grant: Grant, look: Any, started: float, until: float) -> Renewal:  # noqa: ANN401 - kazoo's
         held: Held = grant.state
         session = held.session
         stat = None
         if look is not None:
             try:
-                stat = await session.answer(look)
+                stat = await session.answer(look, until)
             except LockError as error:
                 return Unknown(error)
         if held.session_id != session.id:
@@ -516,39 +484,75 @@ class ZooKeeperBackend(LockBackend):
         )
         return Unsupported(message, name=grant.name, backend=self._url)
 
-    async def release(self, grant: Grant) -> bool:
+    async def release(self, grant: Grant, answer_by: float = inf) -> bool:
         """See `LockBackend.release`."""
-        return await self._release(grant.state)
+        return await self._release(grant.state, self._until(answer_by))
 
-    async def _release(self, held: Held) -> bool:
+    async def _release(self, held: Held, until: float) -> bool:
         session = held.session
         session.let_go(held)
+        if session.id != held.session_id:
+            self._caretaker.forget(held)
+            return False  # the server has removed it with its session
         try:
-            # Of a session that has ended the server removes the node, and mostly has; but kazoo may be wrong.
-            ours = await self._delete(session, held.path) and session.id == held.session_id
+            ours = await self._delete(session, held.path, until)
         except BaseException:
             # kazoo keeps the session, and with it the node: the caretaker goes on.
             self._caretaker.hasten(held)
             raise
         self._caretaker.forget(held)
-        return ours
+        return ours and session.id == held.session_id
 
-    async def _remove(self, held: Held) -> None:
-        """Remove the node of a lease that has ended, for the caretaker."""
-        held.session.let_go(held)
-        if held.session.id == held.session_id:
-            await self._delete(held.session, held.path)
+    async def release_all(self, grants: Sequence[Grant], answer_by: float) -> None:
+        """See `LockBackend.release_all`. The end of a session frees all that it holds, in one transaction."""
+        until = self._until(answer_by)
+        lent: list[tuple[Held, Any]] = []
+        for grant in grants:
+            held: Held = grant.state
+            self._caretaker.forget(held)
+            if not self._sessions.is_own(held.session):
+                held.session.let_go(held)
+                lent.append((held, held.session.client.delete_async(held.path)))
+        own = {grant.state.session for grant in grants if self._sessions.is_own(grant.state.session)}
+        problem: LockError | None = None
+        try:
+            await self._sessions.end([*own], until)
+        except LockError as error:
+            problem = error
+        for held, result in lent:
+            try:
+                await held.session.answer(result, until)
+            except NoNodeError:
+                continue
+            except LockError as error:
+                self._caretaker.hasten(held)
+                problem = error
+        if problem is not None:
+            raise problem
+
+    async def _remove(self, due: Held | Leftover) -> bool:
+        """Remove the node of a lease that has ended, or of a request that was given up, for the caretaker."""
+        until = self._until()
+        if isinstance(due, Leftover):
+            return await self._remove_leftover(due, until)
+        due.session.let_go(due)
+        if not due.session.usable:
+            message = f"no connection to {self._label}"
+            raise BackendUnavailable(message)
+        await self._delete(due.session, due.path, until)
+        return True
 
     # -- looking and breaking --------------------------------------------------------------------------------------
 
     async def holders(self, name: str) -> Sequence[Holder]:
         """See `LockBackend.holders`."""
-        session = await self._any_session()
+        until = self._until()
+        session = await self._sessions.any(until)
         directory = f"{self._tree.root}/{escape_name(name)}"
-        while line := contenders(await self._children(session, directory)):
+        while line := contenders(await self._children(session, directory, until)):
             path = f"{directory}/{line[0].node}"
             try:
-                data, stat = await session.read(partial(session.client.get_async, path))
+                data, stat = await session.read(partial(session.client.get_async, path), until)
             except NoNodeError:
                 continue  # it has just left: who is next?
             return [Holder(line[0].owner, stat.czxid, None, decode_metadata(data), len(line) - 1)]
@@ -556,22 +560,22 @@ class ZooKeeperBackend(LockBackend):
 
     async def break_lock(self, name: str) -> bool:
         """See `LockBackend.break_lock`."""
-        session = await self._any_session()
+        until = self._until()
+        session = await self._sessions.any(until)
         directory = f"{self._tree.root}/{escape_name(name)}"
-        line = contenders(await self._children(session, directory))
-        return bool(line) and await self._delete(session, f"{directory}/{line[0].node}")
+        line = contenders(await self._children(session, directory, until))
+        return bool(line) and await self._delete(session, f"{directory}/{line[0].node}", until)
 
     async def ping(self) -> None:
         """See `LockBackend.ping`."""
-        session = await self._any_session()
-        await session.answer(session.client.exists_async("/"))
+        until = self._until()
+        session = await self._sessions.any(until)
+        await session.answer(session.client.exists_async("/"), until)
 
     async def close(self) -> None:
         """See `LockBackend.close`. Ends the sessions that are ours, and with them whatever is left."""
-        self._caretaker.close()
-        sessions, self._sessions = [*self._sessions.values()], {}
-        for session in [*sessions, *([self._adopted] if self._adopted else [])]:
-            await session.close()
+        self._caretaker.close(self._sessions.is_own)
+        await self._sessions.close()
 
 
 class _Place:
@@ -598,6 +602,10 @@ class _Place:
         self.token = 0
         self.watched: str | None = None
         self.asked_at: float | None = None
+
+    def leftover(self, owner: str) -> Leftover:
+        """Give what has to be removed of it."""
+        return Leftover(owner, self.session, self.session_id, self.directory, self.node)
 
 
 _process_of: WeakKeyDictionary[KazooClient, int] = WeakKeyDictionary()

@@ -14,7 +14,6 @@ from lockkit import values
 from lockkit.cli.options import Face, FailOn, OnBusy, RunOptions
 from lockkit.cli.output import reporting
 from lockkit.cli.status import RUN_STATUSES
-from lockkit.errors import ConfigurationError
 
 __all__ = ["app"]
 
@@ -81,9 +80,10 @@ def _show_version(wanted: bool) -> None:  # noqa: FBT001 - called by typer
 
 def _seconds(value: float | None) -> float | None:
     try:
-        return None if value is None else values.seconds(value, "this")
-    except ConfigurationError as error:
-        raise typer.BadParameter(str(error)) from error
+        return None if value is None else values.parse_seconds(value)
+    except ValueError as error:
+        message = f"{error}, not {value:g}"
+        raise typer.BadParameter(message) from error
 
 
 @app.callback()
@@ -105,7 +105,7 @@ COMMAND gets a process group of its own. Signals are forwarded to it, its exit s
 is released when it ends. Put -- in front of it, so that its options are not taken for lockkit's.
 
 If the lease is lost, or about to end because it cannot be renewed, the whole process group gets SIGTERM, and SIGKILL
-after --signal-grace: all before the deadline, at which somebody else may be granted the lock. A guard process does the
+after --signal-grace: all before the deadline, at which another client may be granted the lock. A guard process does the
 same if lockkit itself is killed or stopped. Processes that have left the process group (daemons), and whatever runs
 while the whole machine is paused, are protected only by storage that checks LOCKKIT_TOKEN.
 When COMMAND ends by itself, processes that it leaves behind go on, without the lock.
@@ -142,7 +142,7 @@ def _run(
     ] = None,
     on_busy: Annotated[
         OnBusy,
-        typer.Option(help="If somebody else holds the lock: wait for it; fail with 75; or skip, that is end with 0."),
+        typer.Option(help="If another client holds the lock: wait for it; fail with 75; or skip, that is end with 0."),
     ] = OnBusy.WAIT,
     timeout: Annotated[
         float | None,
@@ -308,7 +308,7 @@ def _doctor(
     Examine the servers behind a URL, and say what can happen to locks there.
 
     Looks at versions, persistence, replication, rights, clocks, round trips and the like, and changes nothing. Each
-    finding has a name that stays the same, its severity, what was seen, what can happen, and what mends it.
+    finding has a name that stays the same, its severity, what was seen, what can happen, and what fixes it.
 
     Ends with 0; 1 if there is a finding as severe as --fail-on; 69 if no server answers; 78 if the URL, a credential or
     an option is wrong.

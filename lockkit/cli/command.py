@@ -159,7 +159,7 @@ class Command:
         return not _has_living_member(self.group)
 
     def discard(self) -> None:
-        """Leave no process behind that was not started, or that is still running because of a failure of ours."""
+        """Leave no process behind that was not started, or that is still running because lockkit failed."""
         if self._go >= 0:
             os.close(self._go)  # it reads the end of the pipe, and exits
             self._go = -1

@@ -1,4 +1,4 @@
-"""``lockkit holders`` and ``lockkit break``: see, and free, what somebody else holds."""
+"""``lockkit holders`` and ``lockkit break``: see who holds a lock, and free it by force."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def break_lock(name: str, url: str | None, profile: str | None, *, yes: bool, as
 
 def _agreed(name: str, url: str, holders: Sequence[Holder]) -> bool:
     if not sys.stdin.isatty():
-        message = "there is no terminal to ask on: give --yes if nobody should hold this lock"
+        message = "cannot ask for confirmation without a terminal: give --yes if the lock should be free"
         raise typer.BadParameter(message, param_hint="--yes")
     Console(stderr=True).print(_table(name, url, holders))
     return typer.confirm("Its holder works on until its next renewal. Break the lock?", err=True)

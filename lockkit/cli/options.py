@@ -16,7 +16,7 @@ class Face(StrEnum):
 
 
 class OnBusy(StrEnum):
-    """What to do when somebody else holds the lock."""
+    """What to do when another client holds the lock."""
 
     WAIT = "wait"
     FAIL = "fail"

@@ -37,7 +37,7 @@ def plain(value: object) -> str:
     """
     Give a value as text that a terminal only shows.
 
-    Metadata is written by whoever holds the lock: an escape sequence in it must not reach the terminal of who looks.
+    The holder of the lock writes its metadata: an escape sequence in it must not reach the reader's terminal.
     """
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in str(value))
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 import lockkit
+from lockkit import values
 from lockkit.cli.command import CannotExecute, Command
 from lockkit.cli.guard import LOOK_EVERY, Guard
 from lockkit.cli.inbox import ENDING, FORWARDED, Inbox
@@ -15,11 +16,11 @@ from lockkit.cli.options import OnBusy
 from lockkit.cli.output import plain, refuse_private, say
 from lockkit.cli.status import SIGNALLED, Status
 from lockkit.cli.supervisor import Outcome, Supervisor, default_grace, grace_max
-from lockkit.errors import BackendUnavailable, LockError, LockLost, LockTimeout
+from lockkit.errors import BackendUnavailable, ConfigurationError, LockError, LockLost, LockTimeout
 from lockkit.runtime import monotonic
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from lockkit.cli.options import RunOptions
     from lockkit.sync import Client, Lease, Lock
@@ -68,6 +69,20 @@ def run(name: str, argv: Sequence[str], options: RunOptions) -> int:
         job.clean_up()
 
 
+def _checked(option: str, parse: Callable[[object], float], value: float | None) -> float | None:
+    """
+    Check a time span, in the words of the command line: the library would say what ``timeout=None`` does.
+
+    Raises:
+        ConfigurationError: It is out of range.
+    """
+    try:
+        return None if value is None else parse(value)
+    except ValueError as error:
+        message = f"{option} {error}, not {value:g}"
+        raise ConfigurationError(message) from error
+
+
 class _Job:
     """One run: the command, its guard, and the signals for it."""
 
@@ -86,11 +101,11 @@ class _Job:
     def run(self, client: Client, name: str) -> int:
         """Acquire, run the command, release; gives the exit status."""
         options = self._options
-        timeout = 0 if options.timeout is None and options.on_busy is not OnBusy.WAIT else options.timeout
+        timeout = _checked("--timeout", values.parse_seconds, options.timeout)
         lock = client.lock(
             name,
-            ttl=options.ttl,
-            timeout=timeout,
+            ttl=_checked("--ttl", values.parse_ttl, options.ttl),
+            timeout=0 if timeout is None and options.on_busy is not OnBusy.WAIT else timeout,
             metadata=options.metadata,
             on_lost=lambda *_: self._inbox.post(),
         )
@@ -149,7 +164,7 @@ class _Job:
         Run it to its end, or to that of the lease.
 
         Raises:
-            CannotExecute: There is no such command, or it is no program.
+            CannotExecute: The command does not exist, or is not a program.
         """
         grace = _grace(lease, self._options.grace)
         if lease.remaining() <= lease.ttl / 2:

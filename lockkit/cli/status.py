@@ -52,7 +52,7 @@ RUN_STATUSES: Final = (
 _STATUSES: Final[tuple[tuple[type[LockError], Status], ...]] = (
     (BackendUnavailable, Status.UNAVAILABLE),
     (ConfigurationError, Status.CONFIGURATION),
-    # Another backend, or more rights, would mend it: that is a matter of configuration.
+    # Another backend, or more rights, would help: that is a matter of configuration.
     (Unsupported, Status.CONFIGURATION),
     (LockTimeout, Status.BUSY),
     (LockLost, Status.LOST),

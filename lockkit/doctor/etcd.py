@@ -16,6 +16,7 @@ from lockkit.doctor.findings import Check, Severity
 from lockkit.doctor.places import is_loopback
 from lockkit.doctor.protobuf import Fields, decode
 from lockkit.errors import BackendUnavailable, ConfigurationError
+from lockkit.runtime import monotonic
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -70,6 +71,13 @@ NO_SPACE = Check(
     "etcd-no-space", Severity.ERROR, "The cluster refuses writes: no lock can be taken until the alarm is off.", _PAGE
 )
 CORRUPT = Check("etcd-corrupt", Severity.ERROR, "Members have different data: a lock may be held twice.", _PAGE)
+RESTORED = Check(
+    "etcd-restored",
+    Severity.WARNING,
+    "Its revision, which tokens are taken from, may have gone back: storage then refuses new holders as stale. Locks "
+    "that were taken after the backup may be held twice.",
+    "backends/etcd.md#tokens",
+)
 QUOTA = Check(
     "etcd-quota", Severity.WARNING, "When the quota is used up the cluster refuses writes: no lock can be taken.", _PAGE
 )
@@ -119,6 +127,7 @@ async def examine(examination: Examination) -> None:
             mend = "Start members until a majority runs; their logs say whom they do not reach"
             examination.find(NO_LEADER, url.safe_text, seen, mend)
             return
+        _examine_log(examination, [status for _, status in answered])
         await _examine_membership(examination, leading[0])
         await _examine_locking(examination, cluster)
     finally:
@@ -153,6 +162,28 @@ async def _examine_member(examination: Examination, host: HostPort) -> Fields | 
             examination.find(check, label, f"The alarm {name} is on.", mend)
     _examine_quota(examination, host, label, status)
     return status
+
+
+def _examine_log(examination: Examination, statuses: Sequence[Fields]) -> None:
+    """
+    Compare the revision with the length of the log that the members agree on.
+
+    Each change takes an entry of that log, so it is at least as long as there are revisions; but restoring a backup
+    keeps the revision of the data and begins the log anew. Not seen: a copy of the data directories, and a restored
+    cluster that has grown old.
+    """
+    revision = max(_number(header, 3) for status in statuses for header in _messages(status, 1))
+    entries = max(_number(status, 5) for status in statuses)
+    # The revision of an empty cluster is 1.
+    if revision > entries + 1:
+        seen = (
+            f"The cluster is at revision {revision} after {entries} entries of its log: it was restored from a backup."
+        )
+        mend = (
+            "Raise the marks that storage compares tokens with, or restore with etcdutl snapshot restore "
+            "--bump-revision 1000000000 --mark-compacted (etcd 3.5.9 or later); ignore it if that was done"
+        )
+        examination.find(RESTORED, examination.url.safe_text, seen, mend)
 
 
 async def _status(cluster: Cluster) -> Fields:
@@ -293,10 +324,9 @@ async def _ask(cluster: Cluster, method: str, *, login: bool = True) -> Fields:
     """
     link, _ = cluster.link()
     try:
-        if login and cluster.login.pending:
-            await cluster.login.renew(link, MEMBER_SECONDS)
+        metadata = await cluster.login.enter(link, monotonic() + MEMBER_SECONDS) if login else None
         call: Any = link.channel.unary_unary(f"/etcdserverpb.{method}")
-        answer: bytes = call(b"", timeout=MEMBER_SECONDS, metadata=cluster.login.metadata)
+        answer: bytes = call(b"", timeout=MEMBER_SECONDS, metadata=metadata)
     except DRIVER_ERRORS as error:
         raise translate(error, link.label) from error
     return decode(answer)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lockkit.backends._directory import NETWORK_FILE_SYSTEMS, file_system
+from lockkit.backends._directory import NETWORK_FILE_SYSTEMS, file_system, find_flaw
 from lockkit.backends._inotify import Inotify
 from lockkit.backends.file import FileBackend
 from lockkit.doctor.findings import Check, Severity
@@ -25,7 +24,7 @@ UNUSABLE = Check("file-unusable", Severity.ERROR, "No lock can be taken.", _OPTI
 WRITABLE_BY_OTHERS = Check(
     "file-writable-by-others",
     Severity.ERROR,
-    "Somebody else may remove locks that are held, so lockkit refuses the directory.",
+    "Another user may remove locks that are held, so lockkit refuses the directory.",
     _LIMITS,
 )
 NETWORK = Check(
@@ -94,11 +93,14 @@ def _examine_directory(examination: Examination, path: Path) -> None:
     status = path.stat()
     if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
         _find_denied(examination, path, path)
-    writers = status.st_mode & (stat.S_IWOTH | (0 if examination.options["group"] else stat.S_IWGRP))
-    if writers and not status.st_mode & stat.S_ISVTX:
-        who, mend = ("anybody", "o-w") if writers & stat.S_IWOTH else ("its group", "g-w")
-        seen = f"The directory may be written to by {who} (mode {stat.S_IMODE(status.st_mode):04o})."
-        examination.find(WRITABLE_BY_OTHERS, str(path), seen, f"chmod {mend} {path}")
+    group = examination.options["group"]
+    flaws = [find_flaw(str(path), status, group=group)]
+    clients = path / "clients"
+    if os.path.lexists(clients):
+        flaws.append(find_flaw(str(clients), clients.lstat(), group=group, above=status))
+    for flaw in flaws:
+        if flaw is not None:
+            examination.find(WRITABLE_BY_OTHERS, str(path), f"{flaw.path} {flaw.seen}.", flaw.fix)
     _kind_of_file_system(examination, path, status)
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from lockkit.backends._redis_options import open_route
 from lockkit.doctor.redis_node import examine_server
 from lockkit.doctor.redis_server import RedisServer
 
 if TYPE_CHECKING:
-    from lockkit.backends._redis_io import WireNode
     from lockkit.doctor.examination import Examination
 
 __all__ = ["examine"]
@@ -25,7 +24,7 @@ async def examine(examination: Examination) -> None:
     """
     route = open_route(examination.url, examination.options, examination.host)
     # Of a URL the node is always one with connections of our own, and knows where it is.
-    node = cast("WireNode", (await route.station("")).node)
+    node = (await route.station("")).node
     server = RedisServer(examination.runtime, node.target)
     try:
         await server.look()

@@ -13,7 +13,6 @@ from lockkit.errors import BackendUnavailable
 
 if TYPE_CHECKING:
     from lockkit.backends._redis_cluster import ClusterRoute
-    from lockkit.backends._redis_io import WireNode
     from lockkit.doctor.examination import Examination
 
 __all__ = ["examine"]
@@ -59,7 +58,7 @@ async def examine(examination: Examination) -> None:
     """
     route = cast("ClusterRoute", open_route(examination.url, examination.options, examination.host))
     stations = await route.masters()
-    targets = [cast("WireNode", station.node).target for station in stations]
+    targets = [station.node.target for station in stations]
     await route.close()
     if len(targets) < MASTERS_MIN:
         examination.find(

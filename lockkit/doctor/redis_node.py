@@ -97,6 +97,12 @@ REPLICAS_MISSING = Check(
     "No lock can be taken: every grant is undone because too few replicas acknowledge it.",
     "backends/redis.md#url-and-options",
 )
+REPLICAS_NOT_ALL = Check(
+    "redis-replicas-not-all",
+    Severity.WARNING,
+    "A failover may promote a replica that did not have to acknowledge a lock, which is then granted twice.",
+    "explanation/what-failover-does.md",
+)
 NO_TLS = Check(
     "redis-no-tls",
     Severity.WARNING,
@@ -316,6 +322,13 @@ async def _examine_replication(examination: Examination, server: RedisServer) ->
             f"The URL asks for replicas={wanted}, and {replicas_count} follow the server.",
             f"Attach {wanted - replicas_count} more (redis-cli -h REPLICA REPLICAOF …), or lower replicas=",
         )
+    if 0 < wanted < replicas_count:
+        examination.find(
+            REPLICAS_NOT_ALL,
+            label,
+            f"The URL asks for replicas={wanted}, and {replicas_count} follow the server.",
+            f"Name all of them: ?replicas={replicas_count}",
+        )
     if not replicas_count:
         return
     least = await server.setting("min-replicas-to-write")
@@ -335,5 +348,5 @@ async def _examine_replication(examination: Examination, server: RedisServer) ->
             f"Replicas that follow the server: {replicas_count}; min-replicas-to-write is 0, and the URL has no "
             "replicas=.",
             "redis-cli CONFIG SET min-replicas-to-write 1, then CONFIG REWRITE, on master and replicas; "
-            "or ?replicas=1 in the URL",
+            f"or ?replicas={replicas_count} in the URL",
         )

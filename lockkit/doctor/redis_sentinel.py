@@ -12,7 +12,6 @@ from lockkit.doctor.redis_server import RedisServer, pairs
 from lockkit.errors import BackendUnavailable
 
 if TYPE_CHECKING:
-    from lockkit.backends._redis_io import WireNode
     from lockkit.backends._redis_sentinel import SentinelRoute
     from lockkit.doctor.examination import Examination
 
@@ -86,7 +85,7 @@ async def examine(examination: Examination) -> None:
             views[node.label] = view
     await route.close()
     _judge(examination, views, named_count=len(route.sentinels))
-    master = RedisServer(examination.runtime, cast("WireNode", station.node).target)
+    master = RedisServer(examination.runtime, station.node.target)
     try:
         await master.look()
         await examine_server(examination, master)

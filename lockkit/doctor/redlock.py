@@ -60,6 +60,12 @@ NOT_DURABLE = Check(
     "The URL says durable=on, so the node votes at once after a restart, and may have forgotten locks that are held.",
     _LIMITS,
 )
+RUN_HIDDEN = Check(
+    "redlock-run-hidden",
+    Severity.ERROR,
+    "The node does not vote: a restart, after which it may have forgotten locks that are held, could not be noticed.",
+    "backends/redlock.md#url-and-options",
+)
 
 
 async def examine(examination: Examination) -> None:
@@ -84,6 +90,8 @@ async def examine(examination: Examination) -> None:
             await examine_server(examination, server, votes=True)
             if options["durable"]:
                 await _examine_durability(examination, server)
+            elif "run_id" not in server.facts:
+                _find_run_hidden(examination, server)
         _judge_independence(examination, reachable)
         await _compare_clocks(examination, reachable)
     finally:
@@ -127,6 +135,16 @@ def _judge_independence(examination: Examination, servers: Sequence[RedisServer]
         if len(labels) > 1 and labels not in twice:
             seen = f"{' and '.join(labels)} have the same address, {address}."
             examination.find(SAME_HOST, labels[0], seen, "Run each node on a machine of its own.")
+
+
+def _find_run_hidden(examination: Examination, server: RedisServer) -> None:
+    user = server.target.arguments.get("username") or "default"
+    examination.find(
+        RUN_HIDDEN,
+        server.label,
+        "INFO does not tell this user the run_id of the server.",
+        f"redis-cli ACL SETUSER {user} +info; or durable=on, if no node loses anything",
+    )
 
 
 async def _examine_durability(examination: Examination, server: RedisServer) -> None:

@@ -106,7 +106,7 @@ async def examine(examination: Examination) -> None:
         members_count = await _members_count(session)
         await examination.time(arguments["hosts"], lambda: session.answer(session.client.exists_async("/")))
     finally:
-        await session.close()
+        session.end_soon()
     encrypted = bool(options.get("use_ssl"))
     _judge_members(examination, members_count)
     for host in url.hosts:

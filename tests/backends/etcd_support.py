@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import base64
+import signal
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from lockkit.testing.servers import wait_until
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import lockkit
     from lockkit.testing.servers import EtcdServer
 
-__all__ = ["leases_of", "queue_of", "session_of", "until_waiting"]
+__all__ = ["interrupted", "leases_of", "queue_of", "session_of", "until_waiting"]
 
 
 def queue_of(server: EtcdServer, prefix: str = "lockkit/") -> list[str]:
@@ -42,3 +46,22 @@ def until_waiting(client: lockkit.Client, name: str, waiters_count: int = 1) -> 
             else f"not {waiters_count} waiters for {name!r}"
         )
     )
+
+
+@contextmanager
+def interrupted(seconds: float) -> Iterator[None]:
+    """Ctrl-C in the main thread after so many seconds, unless the block is over by then."""
+    armed = True
+
+    def strike(*_: object) -> None:
+        if armed:
+            raise KeyboardInterrupt
+
+    former = signal.signal(signal.SIGALRM, strike)
+    signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.0001))
+    try:
+        yield
+    finally:
+        armed = False
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, former)

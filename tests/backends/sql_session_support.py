@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import threading
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from lockkit import registry, url
 from lockkit.testing.servers import MariaServer, PostgresServer, wait_until
 from tests.backends.sql_table_support import Look
 
 if TYPE_CHECKING:
-    from lockkit import aio
-    from lockkit.sync import Client, Lease
+    from collections.abc import Callable, Iterator
 
-__all__ = ["MODES", "Place", "pid_of", "until_waiting", "waiting_pid"]
+    from lockkit import aio
+    from lockkit.backends._sqlsession_backend import SessionBackend
+    from lockkit.sync import Client, Lease
+    from tests.backends.support import StubHost
+
+__all__ = ["MODES", "Place", "pid_of", "place_backend", "running", "until_waiting", "waiting_pid"]
 
 MODES = ["row", "advisory"]
+PATIENCE = 60.0
 
 
 @dataclass
@@ -53,6 +61,12 @@ class Place:
         """End a session, as an administrator does."""
         self.server.execute(f"SELECT pg_terminate_backend({pid})" if self.is_postgresql else f"KILL {pid}")
 
+    def has_session(self, pid: int) -> bool:
+        """Whether the server still has a session."""
+        where = f"pg_stat_activity WHERE pid = {pid}" if self.is_postgresql else f"processlist WHERE id = {pid}"
+        schema = "pg_catalog" if self.is_postgresql else "information_schema"
+        return self.server.execute(f"SELECT count(*) FROM {schema}.{where}") != "0"  # noqa: S608 - ours
+
     def sessions_count(self) -> int:
         """How many sessions there are, this one excepted."""
         question = (
@@ -64,7 +78,18 @@ class Place:
         return int(self.server.execute(question))
 
 
-def pid_of(lease: Lease) -> int:
+@contextmanager
+def running(function: Callable[[], object]) -> Iterator[list[Any]]:
+    """Run a function in a thread meanwhile; what it returns is in the list afterwards."""
+    got: list[Any] = []
+    thread = threading.Thread(target=lambda: got.append(function()), daemon=True)
+    thread.start()
+    yield got
+    thread.join(PATIENCE)
+    assert not thread.is_alive()
+
+
+def pid_of(lease: Lease | aio.Lease) -> int:
     """Give the server's number of the session that is this lease."""
     session = lease._hold.grant.state.session
     assert session is not None
@@ -75,6 +100,12 @@ def waiting_pid(client: Client, name: str) -> int:
     """Give the server's number of the session in which this client waits."""
     (request,) = [request for request in client._engine.waiting if request.name == name]
     return int(request.place.session.pid)
+
+
+def place_backend(place: Place, host: StubHost) -> SessionBackend:
+    """Make the backend itself, without an engine around it."""
+    backend, _ = registry.open_backend(url.parse(place.url), {}, host)
+    return backend  # type: ignore[return-value]
 
 
 def until_waiting(client: Client | aio.Client, name: str, count: int = 1) -> None:

@@ -58,9 +58,11 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     seen: list[str] = []
     run = Database._run_on
 
-    async def counting(self: Database, link: Link, statement: Statement, parameters: Sequence[Parameter]) -> Result:
+    async def counting(
+        self: Database, link: Link, statement: Statement, parameters: Sequence[Parameter], until: float
+    ) -> Result:
         seen.append(statement.text)
-        return await run(self, link, statement, parameters)
+        return await run(self, link, statement, parameters, until)
 
     with monkeypatch.context() as patch:
         patch.setattr(sql_table, "REAP_SHARE", 0.0)

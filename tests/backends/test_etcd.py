@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import subprocess
+import sys
 import threading
 import time
 from contextlib import ExitStack
@@ -18,8 +19,11 @@ import pytest
 
 import lockkit
 import lockkit.aio
+from lockkit.backends._etcd_cluster import Login, settled
+from lockkit.lease import drift
+from lockkit.runtime import AsyncioRuntime, BlockingRuntime
 from lockkit.testing.processes import Worker
-from lockkit.testing.servers import EtcdServer, require, wait_until
+from lockkit.testing.servers import EtcdServer, FaultProxy, require, wait_until
 from lockkit.testing.servers.programs import find_program
 from lockkit.testing.target import Target
 from tests.backends.etcd_support import leases_of, queue_of, session_of, until_waiting
@@ -230,6 +234,147 @@ def calls_of(server: EtcdServer) -> int:
     )
 
 
+class TestDeadlines:
+    """What the client believes about the time that is left."""
+
+    def test_lease_of_a_session_that_was_kept_alive_before_has_the_rest(self, connect: Connect) -> None:
+        """A second lock of the same ttl shares the session, whose ttl began with the first."""
+        client = connect()
+        first = client.lock("anchor 1", ttl=60).acquire()
+        time.sleep(2)
+        second = client.lock("anchor 2", ttl=60).acquire()
+
+        assert second.remaining() < 60 - 2
+        assert second.remaining() - first.remaining() < 0.1
+        first.release()
+        second.release()
+
+    def test_old_session_is_kept_alive_before_it_grants(self, server: EtcdServer, connect: Connect) -> None:
+        """To one who acquires at once, and to one who has waited."""
+        client, other = connect(), connect()
+        first = client.lock("old 1", ttl=12, renew=False).acquire()
+        busy = other.lock("old 3", ttl=LONG).acquire()
+        got: list[Lease] = []
+        thread = threading.Thread(target=lambda: got.append(client.lock("old 3", ttl=12).acquire(PATIENCE)))
+        thread.start()
+        until_waiting(other, "old 3")
+        time.sleep(2.5)
+
+        second = client.lock("old 2", ttl=12).acquire()
+        assert second.remaining() > 12 - 1.5
+        (session,) = {session_of(server, f"{queue_of(server, f'lockkit/old {number}/')[0]}") for number in (1, 2)}
+        assert session
+
+        time.sleep(2.5)
+        busy.release()
+        thread.join(PATIENCE)
+        assert got[0].remaining() > 12 - 1.5
+        for lease in (first, second, got[0]):
+            lease.release()
+
+    def test_renewal_counts_from_before_it_was_sent(self, server: EtcdServer, connect: Connect) -> None:
+        """Its answers come a second late each: that of the heartbeat, and that of the look at the key."""
+        with FaultProxy(server.host, server.port) as proxy:
+            client = connect(f"etcd://{proxy.address}")
+            lease = client.lock("late answers", ttl=LONG).acquire()
+            proxy.delay(to_client=0.8)
+
+            lease.extend()
+
+            assert lease.remaining() <= LONG - drift(LONG) - 1.6
+            proxy.heal()
+            lease.release()
+
+    def test_end_of_a_session_is_told_to_all_its_leases(self, server: EtcdServer, connect: Connect) -> None:
+        """As soon as another lock's request hears of it, long before their next renewal."""
+        client = connect()
+        before = leases_of(server)
+        leases = [client.lock(f"told {number}", ttl=LONG).acquire() for number in range(3)]
+        (session,) = leases_of(server) - before
+        reasons: list[str] = []
+        for lease in leases:
+            lease.on_lost(lambda _, reason: reasons.append(reason))
+
+        server.etcdctl("lease", "revoke", f"{session:x}")
+        client.lock("told another", ttl=LONG).acquire().release()
+
+        assert all(lease.wait_lost(LONG / 6) for lease in leases)
+        wait_until(lambda: None if reasons == ["session"] * 3 else f"told {reasons}")
+
+
+EXITS = {
+    "thread": "client = lockkit.connect(url); leases = [client.lock(f'{n}', ttl=60).acquire() for n in numbers]",
+    "sys.exit in the loop": """
+async def main():
+    client = await lockkit.aio.connect(url)
+    leases = [await client.lock(f'{n}', ttl=60).acquire() for n in numbers]
+    sys.exit(0)
+asyncio.run(main())
+""",
+    "loop left behind": """
+async def main():
+    global client, leases
+    client = await lockkit.aio.connect(url)
+    leases = [await client.lock(f'{n}', ttl=60).acquire() for n in numbers]
+asyncio.new_event_loop().run_until_complete(main())
+""",
+}
+
+
+class TestEnding:
+    """A client is closed, or its interpreter ends."""
+
+    @pytest.mark.parametrize("how", EXITS)
+    def test_exit_releases_a_thousand_locks(self, server: EtcdServer, how: str) -> None:
+        """All at once: there is one second for everything."""
+        code = "import asyncio, sys, lockkit, lockkit.aio; url = sys.argv[1]; numbers = range(1000)\n" + EXITS[how]
+
+        url = f"{server.url}?prefix=exits"
+        subprocess.run([sys.executable, "-W", "ignore", "-c", code, url], check=True, timeout=4 * PATIENCE)
+
+        assert queue_of(server, "exits/") == []
+
+    def test_close_ends_all_sessions_with_one_call_each(self, server: EtcdServer, connect: Connect) -> None:
+        """However many locks are in them, and though one is waited for in the same session."""
+        client, other = connect(), connect()
+        leases = [client.lock(f"many {number}", ttl=LONG + number % 2).acquire() for number in range(300)]
+        before = calls_of(server)
+
+        client.close()
+
+        assert calls_of(server) - before == 2
+        assert not any(lease.held for lease in leases)
+        with other.lock("many 0", ttl=LONG, timeout=0):
+            pass
+
+    @pytest.mark.parametrize("face", ["sync", "asyncio"])
+    def test_close_of_a_client_whose_server_hangs_is_bounded(self, face: str) -> None:
+        """Once for all leases and sessions, not for each."""
+
+        async def scenario(member: EtcdServer) -> float:
+            client = await lockkit.aio.connect(member.url)
+            held = [await client.lock(f"hung {number}", ttl=LONG + number).acquire() for number in range(6)]
+            member.pause()
+            began = time.monotonic()
+            await client.close()
+            assert not any(lease.held for lease in held)
+            return time.monotonic() - began
+
+        with EtcdServer() as member:
+            if face == "asyncio":
+                took = asyncio.run(scenario(member))
+            else:
+                client = lockkit.connect(member.url)
+                held = [client.lock(f"hung {number}", ttl=LONG + number).acquire() for number in range(6)]
+                member.pause()
+                began = time.monotonic()
+                client.close()
+                took = time.monotonic() - began
+                assert not any(lease.held for lease in held)
+            member.resume()
+        assert took < 5.5
+
+
 class TestNeighbours:
     """Others who lock on the same keys."""
 
@@ -349,6 +494,72 @@ class etcdctl_lock:  # noqa: N801 - reads as a call
         self.process.communicate(timeout=PATIENCE)
 
 
+class TestWatch:
+    """The stream that tells waiters, and who reads it."""
+
+    def test_watch_that_is_cancelled_before_it_began(self, server: EtcdServer) -> None:
+        """By code that cancels the tasks of its loop: the waiter notices, and watches anew."""
+
+        async def scenario() -> None:
+            async with lockkit.aio.connect(server.url) as holder, lockkit.aio.connect(server.url) as client:
+                lease = await holder.lock("cancelled watch", ttl=LONG).acquire()
+                waiting = asyncio.create_task(client.lock("cancelled watch", ttl=LONG).acquire())
+                # In the turn of the loop in which it was made, so that it has not run yet.
+                found: list[asyncio.Task[Any]] = []
+                for _ in range(100_000):
+                    found = [task for task in asyncio.all_tasks() if task.get_name() == "lockkit-etcd-watch"]
+                    if found:
+                        break
+                    await asyncio.sleep(0)
+                found[0].cancel()
+                await asyncio.sleep(0.5)
+
+                await lease.release()
+
+                async with asyncio.timeout(PATIENCE):
+                    await (await waiting).release()
+
+        asyncio.run(scenario())
+
+    def test_waiter_without_a_thread_to_spare(
+        self, connect: Connect, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """It looks again and again, says so in the log, and watches as soon as there is one."""
+        holder, client = connect(), connect()
+        lease = holder.lock("no thread", ttl=LONG).acquire()
+        refused = threading.Event()
+        start = threading.Thread.start
+
+        def refuse(thread: threading.Thread) -> None:
+            if thread.name == "lockkit-etcd-watch" and not refused.is_set():
+                refused.set()
+                message = "can't start new thread"
+                raise RuntimeError(message)
+            start(thread)
+
+        monkeypatch.setattr(threading.Thread, "start", refuse)
+        got: list[Lease] = []
+        waiting = threading.Thread(target=lambda: got.append(client.lock("no thread", ttl=LONG).acquire(PATIENCE)))
+        waiting.start()
+        assert refused.wait(PATIENCE)
+
+        lease.release()
+
+        waiting.join(PATIENCE)
+        got[0].release()
+        assert any("can't start new thread" in record.getMessage() for record in caplog.records)
+
+    def test_work_that_does_not_end_in_time_is_an_outage(self) -> None:
+        """And no exception of asyncio's."""
+
+        async def scenario() -> None:
+            runtime = AsyncioRuntime()
+            with pytest.raises(lockkit.BackendUnavailable):
+                await settled(runtime, asyncio.sleep(PATIENCE), runtime.now() + 0.05)
+
+        asyncio.run(scenario())
+
+
 class TestLogin:
     """User, password and certificates."""
 
@@ -377,6 +588,50 @@ class TestLogin:
                 client.lock("x").acquire(PATIENCE)
             assert "wr0ng" not in f"{caught.value} {caught.value.backend} {caught.value.__cause__!r} {client!r}"
 
+    def test_changed_user_costs_one_login_and_no_lease(self) -> None:
+        """Forty threads find that their token is not good any more: one logs in, the others wait for that."""
+        with EtcdServer() as member, ExitStack() as ends:
+            member.enable_auth("secret")
+            client = ends.enter_context(lockkit.connect(f"etcd://root:secret@{member.address}"))
+            held = [client.lock(f"held {number}", ttl=TTL).acquire() for number in range(20)]
+            enough = threading.Event()
+            counts = [0] * 40
+
+            def work(number: int) -> None:
+                while not enough.is_set():
+                    with client.lock(f"work {number}", ttl=TTL):
+                        counts[number] += 1
+
+            threads = [threading.Thread(target=work, args=(number,)) for number in range(40)]
+            for thread in threads:
+                thread.start()
+                ends.callback(thread.join, PATIENCE)
+            ends.callback(enough.set)
+            wait_until(lambda: None if all(counts) else "not all have worked")
+            before = logins_of(member)
+
+            change_password(member, "secret")
+
+            done = [*counts]
+            wait_until(lambda: None if all(n > m + 2 for n, m in zip(counts, done, strict=True)) else "not yet")
+            # One of etcdctl, which changed it.
+            assert logins_of(member) - before <= 4
+            time.sleep(TTL)
+            assert all(lease.confirm() for lease in held)
+            for lease in held:
+                lease.release()
+
+    def test_only_the_token_that_failed_is_forgotten(self) -> None:
+        """An answer that comes late says nothing of the login that was made since."""
+        login = Login(BlockingRuntime(), "root", "secret")
+        old, new = (("token", "old"),), (("token", "new"),)
+        login.metadata = new
+
+        login.forget(old)
+        assert login.metadata == new
+        login.forget(new)
+        assert login.metadata is None
+
     def test_login_where_nobody_asks_for_one(self, server: EtcdServer, connect: Connect) -> None:
         """Is no error."""
         with connect(f"etcd://root:pw@{server.address}").lock("x", ttl=LONG):
@@ -399,6 +654,24 @@ class TestLogin:
                 pytest.raises(lockkit.BackendUnavailable, match=member.address),
             ):
                 client.ping()
+
+
+def logins_of(server: EtcdServer) -> int:
+    """Count the logins that the member has begun."""
+    return sum(
+        int(float(value))
+        for name, value in server.metrics().items()
+        if name.startswith("grpc_server_started_total") and 'grpc_method="Authenticate"' in name
+    )
+
+
+def change_password(server: EtcdServer, password: str) -> None:
+    """Set the password of root, which ends all its logins; to the same, so that clients can log in again."""
+    subprocess.run(
+        [str(find_program("etcdctl")), f"--endpoints={server.endpoint}", f"--user=root:{password}",
+         "user", "passwd", "root", "--interactive=false"],
+        env={"ETCDCTL_API": "3"}, input=f"{password}\n", text=True, check=True, capture_output=True,
+    )  # fmt: skip
 
 
 class TestOptions:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ import pytest
 
 import lockkit
 from lockkit.testing.servers import EtcdCluster, EtcdServer, FaultProxy, http2_call_ended, require, wait_until
-from tests.backends.etcd_support import leases_of, queue_of, session_of, until_waiting
+from tests.backends.etcd_support import interrupted, leases_of, queue_of, session_of, until_waiting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -227,11 +228,14 @@ class TestLostAnswers:
         assert dropped.wait(PATIENCE)
         (key,) = queue_of(server, "lockkit/lost grant/")
         assert [holder.token for holder in client.holders("lost grant")] == [lease.token]
-        # The session is not relied on any more: the next renewal moves the key to another, and it stays what it is.
+        # The lease stays where it is; what comes later does not rely on that session.
         lease.extend()
         assert lease.confirm()
         assert queue_of(server, "lockkit/lost grant/") == [key]
-        assert f"{session_of(server, key):x}" != key.rpartition("/")[2]
+        assert f"{session_of(server, key):x}" == key.rpartition("/")[2]
+        with client.lock("after lost grant", ttl=TTL):
+            (after,) = queue_of(server, "lockkit/after lost grant/")
+            assert session_of(server, after) != session_of(server, key)
         lease.release()
         assert queue_of(server, "lockkit/lost grant/") == []
 
@@ -241,7 +245,6 @@ class TestLostAnswers:
         """It cannot undo the grant that it never heard of: its session is not kept alive, also not by other locks."""
         client, other = connect(f"etcd://{proxy.address}"), connect(server.url)
         kept = client.lock("kept here", ttl=TTL).acquire()
-        assert kept.held
         proxy.blackhole(to_server=False)
 
         with pytest.raises(lockkit.BackendUnavailable):
@@ -251,6 +254,9 @@ class TestLostAnswers:
         lease = other.lock("cut off", ttl=TTL).acquire(PATIENCE)
         assert [key.count("/") for key in queue_of(server, "lockkit/cut off/")] == [2]
         lease.release()
+        # The other one has never been in danger.
+        assert kept.confirm()
+        kept.release()
 
     def test_release_can_be_called_again(self, server: EtcdServer, proxy: FaultProxy, connect: Connect) -> None:
         """A release whose answer was lost raises; the second one touches nobody else's lock."""
@@ -303,6 +309,131 @@ class TestLostAnswers:
         second.lease().release()
 
 
+class TestDoubt:
+    """A request of one lock was interrupted or not answered: what is held of others does not depend on it."""
+
+    def test_interrupted_acquire_leaves_the_session_that_a_lease_is_being_moved_to(
+        self, server: EtcdServer, proxy: FaultProxy, connect: Connect
+    ) -> None:
+        """Ctrl-C while the answer to an extension to the same ttl is on its way."""
+        client, other = connect(f"etcd://{proxy.address}"), connect(server.url)
+        lease = client.lock("extended", ttl=6).acquire()
+        (key,) = queue_of(server, "lockkit/extended/")
+        home = session_of(server, key)
+        proxy.delay(to_client=0.5)
+        extending = threading.Thread(target=lease.extend, args=(12,))
+        extending.start()
+        wait_until(lambda: None if session_of(server, key) != home else "not moved yet")
+
+        with interrupted(0.2), pytest.raises(KeyboardInterrupt):
+            client.lock("interrupted", ttl=12).acquire()
+
+        extending.join(PATIENCE)
+        proxy.heal()
+        assert other.lock("extended", ttl=6).try_acquire() is None
+        assert lease.confirm()
+        lease.release()
+
+    # An interrupt may strike after a coroutine was made and before it is awaited.
+    @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
+    def test_storm_of_interrupts_loses_no_lease(self, server: EtcdServer, proxy: FaultProxy, connect: Connect) -> None:
+        """Two hundred acquisitions are interrupted at any instant, while others are held and renewed."""
+        client, other = connect(f"etcd://{proxy.address}"), connect(server.url)
+        proxy.delay(to_client=0.01)
+        held = [client.lock(f"held {number}", ttl=TTL).acquire() for number in range(5)]
+
+        for number in range(200):
+            try:
+                with interrupted(0.0005 * (number % 60)):
+                    client.lock("stormy", ttl=TTL).acquire().release()
+            except KeyboardInterrupt:
+                pass
+
+        proxy.heal()
+        assert [other.lock(lease.name, ttl=TTL).try_acquire() for lease in held] == [None] * 5
+        assert all(lease.confirm() for lease in held)
+        for lease in held:
+            lease.release()
+        with other.lock("stormy", ttl=TTL, timeout=PATIENCE):
+            pass
+
+    def test_unanswered_acquire_leaves_held_leases_where_they_are(
+        self, server: EtcdServer, proxy: FaultProxy, connect: Connect
+    ) -> None:
+        """Their session lives on, takes nothing new, and with each heartbeat deletes what may have been created."""
+        client = connect(f"etcd://{proxy.address}")
+        held = client.lock("stays", ttl=6).acquire()
+        (key,) = queue_of(server, "lockkit/stays/")
+        session = session_of(server, key)
+        proxy.blackhole(to_server=False)
+        ghost = f"lockkit/unanswered/{session:x}"
+        with ThreadPoolExecutor() as pool:
+            acquiring = pool.submit(client.lock("unanswered", ttl=6).acquire, 0)
+            wait_until(lambda: None if queue_of(server, "lockkit/unanswered/") else "not created yet")
+            value = server.etcdctl("get", "--print-value-only", ghost).strip()
+            with pytest.raises(lockkit.BackendUnavailable):
+                acquiring.result()
+        proxy.heal()
+        wait_until(lambda: "not undone" if queue_of(server, "lockkit/unanswered/") else None)
+
+        # As a member that hung would, when it goes on.
+        server.etcdctl("put", f"--lease={session:x}", ghost, value)
+
+        held.extend()
+        assert queue_of(server, "lockkit/unanswered/") == []
+        assert session_of(server, key) == session
+        held.release()
+
+    def test_extension_that_was_not_answered_is_settled_by_the_next(
+        self, server: EtcdServer, proxy: FaultProxy, connect: Connect
+    ) -> None:
+        """The key hung on one lease or on the other; then surely on one, and the other may go."""
+        client = connect(f"etcd://{proxy.address}")
+        lease = client.lock("unsettled", ttl=30).acquire()
+        (key,) = queue_of(server, "lockkit/unsettled/")
+        home = session_of(server, key)
+        proxy.delay(to_client=0.5)
+        with ThreadPoolExecutor() as pool:
+            extending = pool.submit(lease.extend, 40)
+            wait_until(lambda: None if session_of(server, key) != home else "not moved yet")
+            proxy.blackhole(to_server=False)
+            with pytest.raises(lockkit.BackendUnavailable):
+                extending.result()
+        proxy.heal()
+        other = session_of(server, key)
+        wait_until(lambda: None if confirmed(lease) else "not connected again yet")
+
+        lease.extend(30)
+
+        assert session_of(server, key) == home
+        server.etcdctl("lease", "revoke", f"{other:x}")
+        lease.extend(30)
+        assert lease.confirm()
+        lease.release()
+
+    def test_renewal_says_gone_of_keys_that_are_gone(self, server: EtcdServer, connect: Connect) -> None:
+        """Whether they stay in their session or are moved to another."""
+        client = connect(server.url)
+        for ttl in (30, 40):
+            lease = client.lock("no key", ttl=30).acquire()
+            (key,) = queue_of(server, "lockkit/no key/")
+            server.etcdctl("del", key)
+
+            with pytest.raises(lockkit.LockLost):
+                lease.extend(ttl)
+            assert not lease.held
+
+    def test_more_leases_run_out_than_a_transaction_takes(self, server: EtcdServer, connect: Connect) -> None:
+        """One heartbeat deletes them all: they do not live on beside one that is held."""
+        client = connect(server.url)
+        kept = client.lock("kept beside many", ttl=2).acquire()
+        dropped = [client.lock(f"not kept {number}", ttl=2, renew=False).acquire() for number in range(150)]
+        wait_until(lambda: "some are left" if queue_of(server, "lockkit/not kept ") else None)
+        assert not any(lease.held for lease in dropped)
+        assert kept.confirm()
+        kept.release()
+
+
 class TestThreeMembers:
     """A cluster."""
 
@@ -341,6 +472,32 @@ class TestThreeMembers:
         # A request that it kept may create a key now: in a session that nobody keeps alive.
         running = cluster.leader
         wait_until(lambda: None if not queue_of(running, "lockkit/") else "a key is left", timeout=PATIENCE)
+
+    def test_waiter_leaves_a_frozen_member(self, connect: Connect, cluster: EtcdCluster) -> None:
+        """It is told nothing there; its pings are not answered, so it watches at another one: long before its ttl."""
+        frozen = cluster.followers[0]
+        others = [member for member in cluster.members if member is not frozen]
+        holder = connect("etcd://" + ",".join(member.address for member in others))
+        leases = [holder.lock(f"frozen {number}", ttl=120).acquire() for number in range(6)]
+        # Half of them, or some, are at the member that freezes.
+        url = f"etcd://{frozen.address},{others[0].address}"
+        waiting = [Waiter(connect(url), lease.name, ttl=120) for lease in leases]
+        for lease in leases:
+            until_waiting(holder, lease.name)
+        time.sleep(0.5)
+
+        frozen.pause()
+        try:
+            struck = time.monotonic()
+            for lease in leases:
+                lease.release()
+            got = [one.lease() for one in waiting]
+            took = time.monotonic() - struck
+        finally:
+            frozen.resume()
+        assert took < 15
+        for lease in got:
+            lease.release()
 
     def test_lost_majority_is_an_outage_and_ends_the_lease(self, connect: Connect, cluster: EtcdCluster) -> None:
         """A bounded clear error, loss by the deadline, and recovery when the members are back."""

@@ -12,7 +12,7 @@ import pytest
 from lockkit.backend import Busy, Gone, Grant, Renewed, Unknown
 from lockkit.backends._redis_script import lock_key
 from lockkit.backends.redis import KNOWN_NAMES_MAX
-from lockkit.errors import ConfigurationError
+from lockkit.errors import BackendUnavailable, ConfigurationError
 from lockkit.testing.servers import RedisServer, require, wait_until
 from tests.backends.redis_support import Face, Keyspace, backend_at
 from tests.backends.support import StubHost, granted
@@ -224,6 +224,121 @@ def test_stopped_waiter_holds_up_the_others_for_its_offer_only(
     face.run(scenario)
 
 
+def test_waiter_behind_a_stopped_one_is_woken_when_its_offer_ends(
+    server: RedisServer, redis: Keyspace, face: Face
+) -> None:
+    """It does not sleep until the former holder's ttl would have been over."""
+
+    async def scenario(host: StubHost) -> None:
+        async with backend_at(server.url, host) as backend:
+            grant = granted(await backend.try_acquire(host.request(ttl=600.0)))
+            stopped, other = host.request(), host.request()
+            await queue_up(backend, stopped)
+            await queue_up(backend, other)
+
+            assert await backend.release(grant)
+
+            assert redis("GET", "lockkit:x") == f"next:{stopped.owner}"
+            assert await woken(other)
+            granted(await backend.try_acquire(other))
+
+    face.run(scenario)
+
+
+def test_flushed_lock_is_its_waiter_s_as_soon_as_its_holder_knows(
+    server: RedisServer, redis: Keyspace, face: Face
+) -> None:
+    """FLUSHALL takes the queue away too, and tells nobody: whoever finds the lock gone tells those who wait for it."""
+
+    async def scenario(host: StubHost) -> None:
+        async with backend_at(server.url, host) as backend, backend_at(server.url, host) as other:
+            for find in ("renew", "release"):
+                grant = granted(await backend.try_acquire(host.request("x", ttl=600.0)))
+                elsewhere = granted(await backend.try_acquire(host.request("y", ttl=600.0)))
+                waiter, uninvolved = host.request("x"), host.request("y")
+                await queue_up(other, waiter)
+                await queue_up(other, uninvolved)
+                redis("DEL", "lockkit:x", "{lockkit:x}:queue")
+
+                if find == "renew":
+                    assert await backend.renew([grant, elsewhere]) == [Gone("gone"), Renewed()]
+                else:
+                    assert not await backend.release(grant)
+
+                assert await woken(waiter)
+                assert not uninvolved.wake.is_set()
+                redis("FLUSHALL")
+
+    face.run(scenario)
+
+
+def test_anything_on_the_channel_is_survived(server: RedisServer, redis: Keyspace, face: Face) -> None:
+    """Whoever may publish there does not end the listening."""
+
+    async def scenario(host: StubHost) -> None:
+        async with backend_at(server.url, host) as backend:
+            grant = granted(await backend.try_acquire(host.request(ttl=600.0)))
+            waiter = host.request()
+            await queue_up(backend, waiter)
+            channel = waiter.place.channel
+            for text in (
+                b"\xff\xfe",
+                b"",
+                b"nobody",
+                b" ",
+                b"%b x" % waiter.owner.encode()[:5],
+                b"a 99999999999999999",
+            ):
+                redis("PUBLISH", channel, text)
+                redis("PUBLISH", "lockkit:wake:gone", text)
+            await host.runtime.sleep(0.2)
+            assert not waiter.wake.is_set()
+            assert waiter.place.ears.channel == channel
+
+            assert await backend.release(grant)
+
+            assert await woken(waiter)
+
+    face.run(scenario)
+
+
+def test_queue_has_an_expiry(server: RedisServer, redis: Keyspace, face: Face) -> None:
+    """A queue in which nobody waits any more goes, but not before those who wait have looked again."""
+
+    async def scenario(host: StubHost) -> None:
+        async with backend_at(server.url, host) as backend:
+            granted(await backend.try_acquire(host.request(ttl=40.0)))
+            await queue_up(backend, host.request(ttl=20.0))
+            assert 40_000 < redis("PTTL", "{lockkit:x}:queue") <= 50_100
+            await queue_up(backend, host.request(ttl=60.0))
+            assert 60_000 < redis("PTTL", "{lockkit:x}:queue") <= 70_100
+
+    face.run(scenario)
+
+
+def test_expired_holder_does_not_release_the_lock_of_the_next(server: RedisServer, redis: Keyspace, face: Face) -> None:
+    """Release, renewal and undoing compare the owner at the server, one by one and together."""
+
+    async def scenario(host: StubHost) -> None:
+        async with backend_at(server.url, host) as backend:
+            expired = host.request(ttl=0.05)
+            first = granted(await backend.try_acquire(expired))
+            await host.runtime.sleep(0.1)
+            second = granted(await backend.try_acquire(host.request()))
+
+            assert not await backend.release(first)
+            await backend.release_all([first], host.runtime.now() + 5.0)
+            expired.uncertain = True
+            await backend.abandon(expired)
+            assert await backend.renew([first]) == [Gone("taken")]
+
+            assert redis("GET", "lockkit:x") == second.owner
+            assert redis("GET", "{lockkit:x}:meta").startswith(second.owner)
+            assert await backend.release(second)
+
+    face.run(scenario)
+
+
 def test_expired_lock_is_the_first_waiter_s(server: RedisServer, redis: Keyspace, face: Face) -> None:
     """When a holder dies, whoever looks first hands the lock to the head of the queue."""
 
@@ -337,8 +452,9 @@ def test_key_of_another_type_is_named(server: RedisServer, redis: Keyspace, face
             assert await backend.renew([grant]) == [Gone("taken")]
             assert not await backend.release(grant)
 
-            assert await backend.break_lock("x")
-            granted(await backend.try_acquire(host.request()))
+            with pytest.raises(ConfigurationError, match="lockkit:x"):
+                await backend.break_lock("x")
+            assert redis("LRANGE", "lockkit:x", 0, -1) == ["not a lock"]
 
     face.run(scenario)
 
@@ -435,6 +551,68 @@ def test_lost_subscription_lets_everybody_look_again(server: RedisServer, redis:
     face.run(scenario)
 
 
+def test_cancelled_background_task_is_replaced(server: RedisServer, redis: Keyspace) -> None:
+    """An application that cancels ``asyncio.all_tasks()`` ends neither calls nor waits for good."""
+    del redis
+
+    async def scenario(host: StubHost) -> None:
+        async with backend_at(server.url, host) as backend:
+            grant = granted(await backend.try_acquire(host.request(ttl=600.0)))
+            waiter = host.request()
+            await queue_up(backend, waiter)
+            await cancel_tasks("lockkit-redis")
+            assert await woken(waiter)
+            waiter.wake.clear()
+            await queue_up(backend, waiter)
+            assert await backend.release(grant)
+            assert await woken(waiter)
+
+        async with backend_at(server.url, host) as backend:
+            asking = asyncio.create_task(backend.holders("x"))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            assert await cancel_tasks("lockkit-redis-connect") == 1
+            with pytest.raises(BackendUnavailable, match="cancelled"):
+                await asking
+            await backend.holders("x")
+
+    Face("asyncio").run(scenario)
+
+
+async def cancel_tasks(name: str) -> int:
+    """Cancel the tasks whose names begin so, and wait for their end; tell how many there were."""
+    tasks = [task for task in asyncio.all_tasks() if task.get_name().startswith(name)]
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+    return len(tasks)
+
+
+def test_client_that_gets_no_thread_can_be_used_later(
+    server: RedisServer, redis: Keyspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It cannot wait then, which is no answer and not a bare `RuntimeError`; nobody believes that it listens."""
+
+    async def scenario(host: StubHost) -> None:
+        def spawn(*_: object) -> None:
+            message = "can't start new thread"
+            raise RuntimeError(message)
+
+        async with backend_at(server.url, host) as backend:
+            grant = granted(await backend.try_acquire(host.request()))
+            with monkeypatch.context() as exhausted:
+                exhausted.setattr(host.runtime, "spawn", spawn)
+                with pytest.raises(BackendUnavailable, match="can't start new thread"):
+                    await backend.try_acquire(host.request())
+            assert redis("PUBSUB", "CHANNELS", "lockkit:wake:*") == []
+            waiter = host.request()
+            await queue_up(backend, waiter)
+            assert await backend.release(grant)
+            assert await woken(waiter)
+
+    Face("sync").run(scenario)
+
+
 def test_one_subscription_serves_all_waiters(server: RedisServer, redis: Keyspace, face: Face) -> None:
     """The number of connections does not grow with the number of waiters or locks."""
 
@@ -444,7 +622,7 @@ def test_one_subscription_serves_all_waiters(server: RedisServer, redis: Keyspac
                 granted(await backend.try_acquire(host.request(f"lock {index}")))
                 await queue_up(backend, host.request(f"lock {index}"))
 
-            assert len(redis("PUBSUB", "CHANNELS", "lockkit:wake:*")) == 1
+            assert len(redis("PUBSUB", "CHANNELS", "lockkit:wake:[0-9a-f]*")) == 1
             assert len(redis("CLIENT", "LIST", "TYPE", "normal").splitlines()) <= 2
 
     face.run(scenario)
@@ -462,11 +640,13 @@ def test_listening_thread_ends_when_nobody_waits(
             waiter = host.request()
             await queue_up(backend, waiter)
             await host.runtime.sleep(0.5)
-            assert len(redis("PUBSUB", "CHANNELS", "lockkit:wake:*")) == 1
+            assert len(redis("PUBSUB", "CHANNELS", "lockkit:wake:[0-9a-f]*")) == 1
 
             await backend.abandon(waiter)
 
-            wait_until(lambda: None if redis("PUBSUB", "CHANNELS", "lockkit:wake:*") == [] else "still subscribed")
+            wait_until(
+                lambda: None if redis("PUBSUB", "CHANNELS", "lockkit:wake:[0-9a-f]*") == [] else "still subscribed"
+            )
             again = host.request()
             await queue_up(backend, again)
             assert await backend.release(grant)
@@ -504,7 +684,7 @@ def test_concurrent_waiters_subscribe_once(server: RedisServer, redis: Keyspace)
                 threading.excepthook = former
 
             assert errors == []
-            assert len(redis("PUBSUB", "CHANNELS", "lockkit:wake:*")) == 1
+            assert len(redis("PUBSUB", "CHANNELS", "lockkit:wake:[0-9a-f]*")) == 1
 
     Face("sync").run(scenario)
 

@@ -115,6 +115,26 @@ def test_tls_is_spoken_and_checked(protocol: int) -> None:
             client.ping()
 
 
+@pytest.mark.parametrize("protocol", [2, 3])
+def test_tls_at_one_end_only_is_an_error_of_configuration(protocol: int) -> None:
+    """Neither side says so: the one waits for the rest of a line, the other closes the connection."""
+
+    def expect(url: str, advice: str) -> None:
+        with lockkit.connect(url, protocol=protocol) as client, pytest.raises(lockkit.ConfigurationError, match=advice):
+            client.lock("x").acquire(timeout=PATIENCE)
+
+        async def scenario() -> None:
+            async with lockkit.aio.connect(url, protocol=protocol) as other:
+                with pytest.raises(lockkit.ConfigurationError, match=advice):
+                    await other.lock("x").acquire(timeout=PATIENCE)
+
+        asyncio.run(scenario())
+
+    with RedisServer() as plain, RedisServer(tls=True) as secret:
+        expect(f"rediss://{plain.address}", "use redis://")
+        expect(f"redis://{secret.address}", "use rediss://")
+
+
 def test_client_name_and_database_are_set(server: RedisServer) -> None:
     """An administrator sees who is connected; the keys are where the URL says."""
     url = f"redis://:pass%20word@{server.address}/5"
@@ -133,7 +153,7 @@ def test_client_name_and_database_are_set(server: RedisServer) -> None:
         ("redis://h/-1", "number of a database"),
         ("redis://h/1?db=2", "different databases"),
         ("redis://h?prefix=a{b", "no braces"),
-        ("redis://h?prefix=", "not empty"),
+        ("redis://h?prefix=", "non-empty"),
         ("redis://h?protocol=4", "from 2 to 3"),
         ("redis://h?replicas=-1", "from 0 to 100"),
         ("redis://h?socket_timeout=0", "above 0 seconds"),
@@ -145,6 +165,7 @@ def test_client_name_and_database_are_set(server: RedisServer) -> None:
         ("unix://host/path", "unix:///path"),
         ("redis+sentinel://h", "NAME_OF_THE_MASTER"),
         ("redis+sentinel:///name", "sentinel1"),
+        ("redis+sentinel://h:26379//0", "NAME_OF_THE_MASTER"),
         ("redis+sentinel://h/name?service_name=other", "NAME_OF_THE_MASTER"),
         ("redis+sentinel://h/name/x", "number of a database"),
         ("redis+cluster://", "node1"),
@@ -199,6 +220,28 @@ def test_client_of_the_application_is_used_and_left_open(server: RedisServer, ki
 
     assert driver.ping()
     driver.close()
+
+
+def test_pool_that_is_used_up_delays_no_lock(server: RedisServer) -> None:
+    """The application's own commands may take all its connections while it holds a lock."""
+    where: dict[str, Any] = {"host": server.host, "port": server.port, "password": server.password}
+    pool = redis.ConnectionPool(max_connections=1, **where)
+    with lockkit.from_client(redis.Redis(connection_pool=pool)) as client, lockkit.connect(server.url) as other:
+        with client.lock("used up", ttl=600):
+            taken = pool.get_connection()
+        other.lock("used up", ttl=600).acquire(timeout=0).release()
+    taken.disconnect()  # type: ignore[no-untyped-call]
+
+    async def scenario() -> None:
+        pool = redis.asyncio.ConnectionPool(max_connections=1, **where)
+        driver = redis.asyncio.Redis(connection_pool=pool)
+        async with lockkit.aio.from_client(driver) as client, lockkit.aio.connect(server.url) as other:
+            async with client.lock("used up", ttl=600):
+                taken = await pool.get_connection()  # type: ignore[no-untyped-call]
+            await (await other.lock("used up", ttl=600).acquire(timeout=0)).release()
+        await taken.disconnect()
+
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("protocol", [2, 3])

@@ -6,20 +6,24 @@ import asyncio
 import logging
 import threading
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, closing, contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
 
 import lockkit
 import lockkit.aio
+from lockkit.backend import Busy, Gone, Renewed
 from lockkit.testing.servers import FaultProxy, RedisCluster, RedisSentinels, RedisServer, require, wait_until
+from tests.backends.redis_support import Face, Nat, backend_at
+from tests.backends.support import granted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import TypeAlias
 
     from lockkit.sync import Client, Lease
+    from tests.backends.support import StubHost
 
     Connect: TypeAlias = Callable[..., Client]
 
@@ -163,16 +167,19 @@ class TestOneNode:
         got[0].release()
 
     def test_full_memory_is_said_to_be_full(self, connect: Connect) -> None:
-        """With noeviction a full server grants nothing and says why; a release still works."""
+        """With noeviction a full server grants nothing and says why; freeing still works, also by force."""
         with RedisServer() as server:
             client = connect(server.url)
             lease = client.lock("x").acquire()
+            broken = client.lock("z", ttl=TTL).acquire()
             with server.connect() as connection:
                 connection.call("CONFIG", "SET", "maxmemory", "1")
                 connection.call("CONFIG", "SET", "maxmemory-policy", "noeviction")
 
             with pytest.raises(lockkit.BackendUnavailable, match="maxmemory"):
                 client.lock("y").acquire(timeout=0)
+            assert connect(server.url).break_lock("z")
+            assert broken.wait_lost(PATIENCE)
 
             with server.connect() as connection:
                 connection.call("CONFIG", "SET", "maxmemory", "0")
@@ -325,6 +332,64 @@ class TestLostAnswers:
         assert not thread.is_alive()
         got[0].release()
 
+    @pytest.mark.parametrize("protocol", [2, 3])
+    def test_forgotten_subscription_is_noticed_while_waiting(
+        self, server: RedisServer, connect: Connect, protocol: int
+    ) -> None:
+        """A connection that a NAT has dropped ends without a word: the waiter asks it for an answer now and then."""
+        with closing(Nat(server)) as nat:
+            holder, waiter = connect(server.url), connect(f"redis://{nat.address}?protocol={protocol}")
+            lease = holder.lock("x", ttl=600).acquire()
+            got: list[Lease] = []
+            thread = threading.Thread(target=lambda: got.append(waiter.lock("x", ttl=600).acquire(timeout=PATIENCE)))
+            thread.start()
+            wait_until(lambda: None if [one.waiters for one in holder.holders("x")] == [1] else "nobody waits")
+            assert nat.forget_subscriptions() == 1
+
+            lease.release()
+
+            thread.join(PATIENCE / 2)
+            assert not thread.is_alive()
+            got[0].release()
+
+    @pytest.mark.parametrize("protocol", [2, 3])
+    def test_forgotten_subscription_is_noticed_while_a_task_waits(self, server: RedisServer, protocol: int) -> None:
+        """The same on asyncio."""
+
+        async def scenario(nat: Nat) -> None:
+            async with (
+                lockkit.aio.connect(server.url) as holder,
+                lockkit.aio.connect(f"redis://{nat.address}?protocol={protocol}") as waiter,
+            ):
+                lease = await holder.lock("x", ttl=600).acquire()
+                waiting = asyncio.create_task(waiter.lock("x", ttl=600).acquire(timeout=PATIENCE))
+                while [one.waiters for one in await holder.holders("x")] != [1]:  # noqa: ASYNC110 - the server changes
+                    await asyncio.sleep(0.01)
+                assert nat.forget_subscriptions() == 1
+
+                await lease.release()
+
+                async with asyncio.timeout(PATIENCE / 2):
+                    await (await waiting).release()
+
+        with closing(Nat(server)) as nat:
+            asyncio.run(scenario(nat))
+
+    def test_living_subscription_is_kept(self, server: RedisServer, connect: Connect) -> None:
+        """A server that answers is not left, however long nothing else is heard from it."""
+        holder, waiter = connect(server.url), connect(server.url)
+        lease = holder.lock("x", ttl=600).acquire()
+        thread = threading.Thread(target=lambda: waiter.lock("x").acquire(timeout=PATIENCE).release())
+        thread.start()
+        wait_until(lambda: None if [one.waiters for one in holder.holders("x")] == [1] else "nobody waits")
+        with server.connect() as connection:
+            before = connection.call_list("PUBSUB", "CHANNELS", "lockkit:wake:*")
+            time.sleep(10)
+            assert connection.call_list("PUBSUB", "CHANNELS", "lockkit:wake:*") == before
+
+        lease.release()
+        thread.join(PATIENCE)
+
     def test_two_thousand_cancellations_leave_nothing(self, server: RedisServer, proxy: FaultProxy) -> None:
         """Whenever an asyncio acquisition is cancelled, no key, no place in a queue and no connection is left."""
 
@@ -439,6 +504,24 @@ class TestSentinel:
             assert first.wait_lost(PATIENCE)
             second.release()
 
+    @pytest.mark.parametrize("face", ["sync", "asyncio"])
+    def test_master_that_was_demoted_is_not_believed(self, face: str) -> None:
+        """Sentinels still name it for a while. A replica tells what its master had, so it is not asked."""
+
+        async def scenario(host: StubHost) -> None:
+            async with backend_at(group.url, host) as backend:
+                assert await backend.holders("x") == []
+            (replica,) = group.replicas
+            with group.master.connect() as connection:
+                connection.call("REPLICAOF", replica.host, replica.port)
+            async with backend_at(group.url, host) as backend:
+                with pytest.raises(lockkit.BackendUnavailable, match="it is a replica now"):
+                    await backend.holders("x")
+
+        # So long, that the Sentinels do not put it right while this test runs.
+        with RedisSentinels(down_after_ms=60_000) as group:
+            Face(face).run(scenario)
+
     def test_sentinels_that_are_down_are_passed_over(self, connect: Connect) -> None:
         """One that answers is enough; none is an outage, an unknown master a mistake."""
         with RedisSentinels() as group:
@@ -467,6 +550,18 @@ def cluster() -> Iterator[RedisCluster]:
     require("redis", local=True)
     with RedisCluster() as group:
         yield group
+
+
+@contextmanager
+def move_called_off(slot: int, *nodes: RedisServer) -> Iterator[None]:
+    """Call the move of a slot off."""
+    try:
+        yield
+    finally:
+        for node in nodes:
+            with node.connect() as connection:
+                connection.call("CLUSTER", "SETSLOT", slot, "STABLE")
+                connection.call("FLUSHALL")
 
 
 class TestCluster:
@@ -518,6 +613,53 @@ class TestCluster:
         assert got[0].token > lease.token
         got[0].release()
         cluster.move_slot(slot, source)
+
+    @pytest.mark.parametrize("moved", ["nothing", "beside", "all"])
+    @pytest.mark.parametrize("face", ["sync", "asyncio"])
+    def test_lease_outlives_a_slot_that_moves_for_long(self, cluster: RedisCluster, face: str, moved: str) -> None:
+        """Renewal and release need the lock's key alone, wherever the others are: at the old node, at the new one."""
+        slot = cluster.slot_of("lockkit:slow")
+        source = cluster.owner_of(slot)
+        target = next(node for node in cluster.nodes if node is not source)
+
+        async def scenario(host: StubHost) -> None:
+            async with backend_at(cluster.url, host) as backend, backend_at(cluster.url, host) as other:
+                requests = [host.request("slow", ttl=60.0) for _ in range(3)]
+                first = granted(await backend.try_acquire(requests[0]))
+                for waiter in requests[1:]:
+                    assert isinstance(await other.try_acquire(waiter), Busy)
+                cluster.begin_move(slot, source, target)
+                keys = ["{lockkit:slow}:fence", "{lockkit:slow}:meta", "{lockkit:slow}:queue", "lockkit:slow"]
+                with source.connect() as connection:
+                    for key in {"nothing": [], "beside": keys[:2], "all": keys}[moved]:
+                        connection.call("MIGRATE", target.host, target.port, key, 0, 5000)
+
+                assert await backend.renew([first] * 3) == [Renewed()] * 3
+                assert await backend.release(first)
+                if moved != "all":  # there the queue can be looked into, and it was offered
+                    assert await requests[1].wake.wait(PATIENCE)
+                await other.abandon(requests[1])
+                await other.abandon(requests[2])
+                assert not await backend.release(first)
+                assert await backend.renew([first]) == [Gone("gone")]
+
+        with move_called_off(slot, source, target):
+            Face(face).run(scenario)
+
+    def test_lease_is_renewed_in_the_background_while_its_slot_moves(
+        self, cluster: RedisCluster, connect: Connect
+    ) -> None:
+        """For several ttl."""
+        lease = connect(cluster.url).lock("moving", ttl=1.5).acquire()
+        slot = cluster.slot_of("lockkit:moving")
+        source = cluster.owner_of(slot)
+        target = next(node for node in cluster.nodes if node is not source)
+        with move_called_off(slot, source, target):
+            cluster.begin_move(slot, source, target)
+
+            assert not lease.wait_lost(5.0)
+
+            lease.release()
 
     def test_renewals_of_many_slots_travel_by_node(self, cluster: RedisCluster, connect: Connect) -> None:
         """300 leases on three nodes are renewed and released."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -13,7 +14,7 @@ import sqlalchemy
 from sqlalchemy import NullPool, text
 
 import lockkit
-from lockkit.backends import _sql_database, _sql_dialect
+from lockkit.backends import _sql_database, _sql_dialect, _sqlsession_session
 from lockkit.backends._sql_database import Database
 from lockkit.backends._sql_statement import Statement
 from lockkit.backends._sqlsession_session import Session
@@ -138,20 +139,23 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[str | int]:
     heard: list[str | int] = []
     run, answer = Database._run_on, Session.answer
 
-    async def listening(self: Database, link: Link, statement: Statement, parameters: Sequence[Parameter]) -> Result:
+    async def listening(
+        self: Database, link: Link, statement: Statement, parameters: Sequence[Parameter], until: float
+    ) -> Result:
         with hearing(heard):
-            return await run(self, link, statement, parameters)
+            return await run(self, link, statement, parameters, until)
 
-    async def listening_too(self: Session, seconds: float = PATIENCE) -> Result:
+    async def listening_too(self: Session) -> Result:
+        self.answer_by = inf
         with hearing(heard):
-            return await answer(self, max(seconds, PATIENCE))
+            return await answer(self)
 
     monkeypatch.setattr(Database, "_run_on", listening)
     monkeypatch.setattr(Session, "answer", listening_too)
-    for module in (_sql_dialect, _sql_database):
+    for module in (_sql_dialect, _sql_database, _sqlsession_session):
         monkeypatch.setattr(module, "STATEMENT_SECONDS", PATIENCE)
-    monkeypatch.setattr(_sql_database, "CALL_SECONDS", PATIENCE)
-    monkeypatch.setattr(_sql_dialect, "_MYSQL_WAITS", Statement(f"SET innodb_lock_wait_timeout = {PATIENCE:.0f}"))
+    monkeypatch.setattr(_sql_dialect, "LOCK_SECONDS", PATIENCE)
+    monkeypatch.setattr(_sql_database, "seconds_left", lambda *_: PATIENCE)
     return heard
 
 

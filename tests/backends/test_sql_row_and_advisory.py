@@ -7,8 +7,9 @@ import os
 import signal
 import threading
 import time
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING, Any, Literal
 
 import psycopg
@@ -18,7 +19,6 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 import lockkit
 import lockkit.aio
-from lockkit import registry, url
 from lockkit.backend import Busy
 from lockkit.backends import _sqlsession_dialects
 from lockkit.backends._sql_statement import Statement
@@ -27,7 +27,7 @@ from lockkit.backends._sqlsession_session import Session
 from lockkit.runtime import drive
 from lockkit.testing.servers import FaultProxy, MariaServer, PooledPostgres, PostgresServer, require, wait_until
 from lockkit.testing.witness import Witness
-from tests.backends.sql_session_support import MODES, Place, pid_of, until_waiting, waiting_pid
+from tests.backends.sql_session_support import MODES, Place, pid_of, place_backend, running, until_waiting, waiting_pid
 from tests.backends.sql_table_support import ASYNC_DRIVERS, DRIVERS, counted, with_driver
 from tests.backends.support import StubHost, granted
 from tests.interrupts import OpcodeStrike
@@ -100,17 +100,6 @@ def sent_from_now_on(monkeypatch: pytest.MonkeyPatch) -> list[Statement]:
     return sent
 
 
-@contextmanager
-def running(function: Callable[[], object]) -> Iterator[list[Any]]:
-    """Run a function in a thread meanwhile; what it returns is in the list afterwards."""
-    got: list[Any] = []
-    thread = threading.Thread(target=lambda: got.append(function()), daemon=True)
-    thread.start()
-    yield got
-    thread.join(PATIENCE)
-    assert not thread.is_alive()
-
-
 class TestConnections:
     """A connection is the lock."""
 
@@ -171,7 +160,7 @@ class TestConnections:
             assert other.lock("kept", ttl=LONG).try_acquire() is None
             if give_up:
                 backend: Any = client._engine._backend
-                drive(backend._give_up(place))
+                drive(backend._give_up(place, inf))
             else:
                 lease.release()
             other.lock("kept", ttl=LONG).acquire(0).release()
@@ -560,9 +549,9 @@ class TestGrants:
         request = host.request("early", ttl=LONG)
         enqueue = waiter._enqueue
 
-        def stop_first(session: Session, key: Key) -> None:
+        async def stop_first(session: Session, key: Key, limit: int) -> None:
             os.kill(session.pid, signal.SIGSTOP)
-            enqueue(session, key)
+            await enqueue(session, key, limit)
 
         waiter._enqueue = stop_first  # type: ignore[method-assign]
         with other.lock("early", ttl=LONG):
@@ -785,12 +774,6 @@ class TestPooler:
             for mode in MODES:
                 with pytest.raises(lockkit.LockError, match="statement pooling"):
                     connect(f"{pooled.url}?mode={mode}").lock("x", ttl=LONG).acquire(0)
-
-
-def place_backend(place: Place, host: StubHost) -> SessionBackend:
-    """Make the backend itself, without an engine around it."""
-    backend, _ = registry.open_backend(url.parse(place.url), {}, host)
-    return backend  # type: ignore[return-value]
 
 
 def make_user(place: Place, *, write: bool = True) -> None:

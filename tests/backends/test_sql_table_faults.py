@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import sqlite3
 import subprocess
 import sys
 import threading
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
 import sqlalchemy
 from sqlalchemy import event
+from sqlalchemy.ext.asyncio import create_async_engine
 
 import lockkit
 import lockkit.aio
 from lockkit.testing.servers import FaultProxy, MariaServer, PooledPostgres, PostgresServer, require, wait_until
-from tests.backends.sql_table_support import Look, waits
+from tests.backends.sql_table_support import DRIVERS, Look, counted, waits, with_driver
 
 if TYPE_CHECKING:
-    import sqlite3
     from collections.abc import Callable, Iterator
     from pathlib import Path
     from typing import TypeAlias
@@ -149,12 +151,165 @@ def test_release_and_renewal_outlive_an_idle_cut(kept: PostgresServer | MariaSer
         client = connect(kept.url.replace(kept.address, proxy.address))
         lock = client.lock("x", ttl=600)
         for reset in (True, False):
-            lease = lock.acquire(timeout=0)
+            lease = lock.acquire(timeout=PATIENCE)
             proxy.cut(reset=reset)
             time.sleep(0.1)
             lease.release()
             proxy.cut(reset=reset)
             time.sleep(0.1)
+
+
+SLACK = 1.5
+"""Seconds that a busy machine may take beyond what is promised."""
+
+
+def took(call: Callable[[], object]) -> float:
+    """Tell how long a call took that the database did not answer."""
+    began = time.monotonic()
+    with pytest.raises(lockkit.BackendUnavailable):
+        call()
+    return time.monotonic() - began
+
+
+class TestNoAnswer:
+    """The caller's time is over while the database says nothing: the call is back."""
+
+    @pytest.mark.parametrize(
+        ("kind", "driver"),
+        [("postgresql", "psycopg"), ("postgresql", "psycopg2"), ("postgresql", "pg8000"), ("mariadb", "pymysql")],
+    )
+    def test_frozen_server(self, kind: str, driver: str) -> None:
+        """Any driver, with an engine of the application's that has no limits of its own."""
+        require(kind, local=True)
+        with PostgresServer() if kind == "postgresql" else MariaServer() as server:
+            engine = sqlalchemy.create_engine(with_driver(server.url, {kind: driver}))
+            with lockkit.from_client(engine) as client:
+                client.lock("x").acquire().release()
+                server.pause()
+                # On the connection that is kept, then while connecting.
+                assert took(lambda: client.lock("x").acquire(timeout=0)) < 0.5 + SLACK
+                assert took(lambda: client.lock("x").acquire(timeout=0)) < 0.5 + SLACK
+                assert took(lambda: client.lock("x").try_acquire(timeout=0.2)) < 0.7 + SLACK
+                server.resume()
+                client.lock("x").acquire(timeout=PATIENCE).release()
+            engine.dispose()
+
+    @pytest.mark.parametrize(
+        ("kind", "driver"),
+        [("postgresql", "psycopg"), ("postgresql", "asyncpg"), ("mariadb", "aiomysql"), ("mariadb", "asyncmy")],
+    )
+    def test_frozen_server_with_asyncio(self, kind: str, driver: str) -> None:
+        """The same."""
+        require(kind, local=True)
+
+        async def main(server: PostgresServer | MariaServer) -> None:
+            async with lockkit.aio.connect(with_driver(server.url, {kind: driver})) as client:
+                lock = client.lock("x")
+                await (await lock.acquire()).release()
+                await asyncio.to_thread(server.pause)
+                for timeout in (0, 0, 0.2):
+                    began = time.monotonic()
+                    with pytest.raises(lockkit.BackendUnavailable):
+                        await lock.acquire(timeout=timeout)
+                    assert time.monotonic() - began < timeout + 0.5 + SLACK
+                await asyncio.to_thread(server.resume)
+                await (await lock.acquire(timeout=PATIENCE)).release()
+
+        with PostgresServer() if kind == "postgresql" else MariaServer() as server:
+            asyncio.run(main(server))
+
+    def test_table_that_somebody_has_locked(self, kept: PostgresServer | MariaServer, connect: Connect) -> None:
+        """The server waits no longer than the caller; a longer wait goes on until the table is free."""
+        client = connect(kept.url)
+        client.lock("locked").acquire().release()
+        lock_table = (
+            "LOCK TABLE lockkit_locks" if isinstance(kept, PostgresServer) else "LOCK TABLES lockkit_locks WRITE"
+        )
+        engine = sqlalchemy.create_engine(with_driver(kept.url, DRIVERS))
+        with engine.connect() as connection:
+            connection.execute(sqlalchemy.text(lock_table))
+            assert took(lambda: client.lock("locked").acquire(timeout=0)) < 0.5 + SLACK
+            waiter = threading.Thread(target=lambda: client.lock("locked").acquire(timeout=PATIENCE).release())
+            waiter.start()
+            time.sleep(1.5)
+            assert waiter.is_alive()
+            connection.invalidate()
+        waiter.join(PATIENCE)
+        assert not waiter.is_alive()
+        engine.dispose()
+
+    @pytest.mark.parametrize("scheme", ["postgresql", "mariadb", "postgresql+psycopg2"])
+    def test_port_that_says_nothing(self, scheme: str, connect: Connect) -> None:
+        """It accepts connections and never answers."""
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            url = f"{scheme}://user:word@127.0.0.1:{silent.getsockname()[1]}/x"
+            client = connect(url)
+            assert took(lambda: client.lock("x").acquire(timeout=0)) < 0.5 + SLACK
+            if "+" in scheme:
+                return
+
+            async def main() -> float:
+                async with lockkit.aio.connect(url) as client:
+                    began = time.monotonic()
+                    with pytest.raises(lockkit.BackendUnavailable):
+                        await client.lock("x").acquire(timeout=0)
+                    return time.monotonic() - began
+
+            assert asyncio.run(main()) < 0.5 + SLACK
+
+
+@pytest.mark.parametrize("kind", ["postgresql", "mariadb", "sqlite"])
+def test_closing_releases_a_thousand_leases_with_one_statement(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And whoever waits for one of them gets it."""
+    with ExitStack() as stack:
+        url = f"sqlite:///{tmp_path}/locks.db"
+        if kind != "sqlite":
+            require(kind, local=True)
+            url = stack.enter_context(PostgresServer() if kind == "postgresql" else MariaServer()).url
+        client, other = lockkit.connect(url, ttl=600), stack.enter_context(lockkit.connect(url))
+        leases = [client.lock(f"name {number}").acquire() for number in range(1200)]
+        thread, got = in_background(other, "name 700")
+        with counted(monkeypatch) as seen:
+            client.close()
+        assert len([text for text in seen if "owner = NULL" in text]) == 2
+        thread.join(20)
+        got[0].release()
+        assert Look(url).run("SELECT count(*) FROM lockkit_locks WHERE owner IS NOT NULL") == [(0,)]
+        assert not any(lease.held for lease in leases)
+
+
+@pytest.mark.parametrize("kind", ["postgresql", "mariadb", "sqlite"])
+@pytest.mark.parametrize("end", ["sys.exit(3)", "asyncio.get_running_loop().stop()"])
+def test_exit_inside_the_event_loop_releases(kind: str, end: str, tmp_path: Path) -> None:
+    """The loop ends, or is left as it is, before the interpreter does: what is left to do needs none."""
+    program = (
+        "import asyncio, sys, lockkit.aio\n"
+        "async def main():\n"
+        "    global client, lease\n"
+        "    client = lockkit.aio.connect(sys.argv[1])\n"
+        "    lease = await client.lock('x', ttl=600).acquire()\n"
+        f"    {end}\n"
+        "    await asyncio.sleep(600)\n"
+        "try:\n"
+        "    asyncio.run(main())\n"
+        "except RuntimeError as error:\n"
+        "    sys.exit(3)\n"
+    )
+    with ExitStack() as stack:
+        url = f"sqlite:///{tmp_path}/locks.db"
+        if kind != "sqlite":
+            require(kind, local=True)
+            url = stack.enter_context(PostgresServer() if kind == "postgresql" else MariaServer()).url
+        command = [sys.executable, "-c", program, url]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+        assert done.returncode == 3, done.stderr
+        # aiomysql itself complains of the loop when its connections are collected.
+        assert kind == "mariadb" or "Event loop is closed" not in done.stderr
+        assert "never awaited" not in done.stderr
+        with lockkit.connect(url) as client:
+            assert client.holders("x") == []
 
 
 class TestLostAnswers:
@@ -377,6 +532,70 @@ class TestSqlite:
             connection.rollback()
         client.lock("x").acquire(timeout=PATIENCE).release()
 
+    @pytest.mark.parametrize("journal", ["WAL", "DELETE"])
+    @pytest.mark.parametrize("replaced", [False, True])
+    def test_file_that_is_removed_or_replaced(self, tmp_path: Path, journal: str, *, replaced: bool) -> None:
+        """The locks in it are gone for all: nobody goes on in a file without a name."""
+        path = tmp_path / "locks.db"
+        make_file(path, journal)
+        with lockkit.connect(f"sqlite:///{path}") as client, lockkit.connect(f"sqlite:///{path}") as other:
+            lease = client.lock("x", ttl=600, raise_on_lost=False).acquire()
+            free = client.lock("free").acquire()
+            assert lease.confirm()
+            remove_files(tmp_path)
+            if replaced:
+                make_file(path, journal)
+            second = other.lock("x", ttl=600).acquire(timeout=0)
+
+            assert not lease.confirm()
+            with pytest.raises(lockkit.LockLost):
+                free.release()
+            assert client.lock("x").try_acquire() is None
+            second.release()
+            newest = client.lock("x").acquire(timeout=0)
+            assert newest.token > second.token > lease.token
+            newest.release()
+
+    def test_file_that_is_removed_with_asyncio(self, tmp_path: Path) -> None:
+        """Also when the application's engine opens it, by a URI."""
+        path = tmp_path / "locks.db"
+        make_file(path, "WAL")
+
+        async def main() -> None:
+            engine = create_async_engine(f"sqlite+aiosqlite:///file:{path}?uri=true")
+            async with lockkit.aio.from_client(engine) as client:
+                lease = await client.lock("x", ttl=600, raise_on_lost=False).acquire()
+                remove_files(tmp_path)
+                with lockkit.connect(f"sqlite:///{path}") as other:
+                    second = other.lock("x", ttl=600).acquire(timeout=0)
+                    with pytest.raises(lockkit.LockLost):
+                        await lease.extend()
+                    assert not lease.held
+                    second.release()
+            await engine.dispose()
+
+        asyncio.run(main())
+
+    @pytest.mark.parametrize("face", ["blocking", "asyncio"])
+    def test_renewals_go_before_acquisitions(self, tmp_path: Path, face: str) -> None:
+        """Many leases are kept while the same client, and another process, write all the time."""
+        url = f"sqlite:///{tmp_path}/locks.db"
+        program = (
+            "import sys, lockkit\n"
+            "with lockkit.connect(sys.argv[1]) as client:\n"
+            "    while True:\n"
+            "        client.lock('other', ttl=600).acquire().release()\n"
+        )
+        with lockkit.connect(url) as client:
+            client.lock("x").acquire().release()
+        process = subprocess.Popen([sys.executable, "-c", program, url])
+        try:
+            lost = keep_busy(url) if face == "blocking" else asyncio.run(keep_busy_asyncio(url))
+        finally:
+            process.kill()
+            process.wait()
+        assert lost == 0
+
     @pytest.mark.slow
     def test_sixteen_processes_on_one_file(self, tmp_path: Path) -> None:
         """Nobody is told that the database is locked, and nobody's update is lost."""
@@ -398,3 +617,57 @@ class TestSqlite:
 
         assert [failure for failure in failures if failure] == []
         assert counter.read_text().split()[0] == "48"
+
+
+LEASES, BUSY_SECONDS, THREADS = 100, 8.0, 6
+
+
+def keep_busy(url: str) -> int:
+    """Hold leases while threads acquire and release others; tell how many were lost."""
+    with lockkit.connect(url, unavailable_after=PATIENCE) as client:
+        leases = [client.lock(f"held {number}", ttl=600, raise_on_lost=False).acquire() for number in range(LEASES)]
+        for lease in leases:
+            lease.extend(ttl=TTL)
+        until = time.monotonic() + BUSY_SECONDS
+
+        def write(number: int) -> None:
+            while time.monotonic() < until:
+                client.lock(f"busy {number}", ttl=600).acquire().release()
+
+        threads = [threading.Thread(target=write, args=(number,)) for number in range(THREADS)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(PATIENCE)
+        return sum(lease.lost for lease in leases)
+
+
+async def keep_busy_asyncio(url: str) -> int:
+    """The same with tasks."""
+    async with lockkit.aio.connect(url, unavailable_after=PATIENCE) as client:
+        leases = [
+            await client.lock(f"held {number}", ttl=600, raise_on_lost=False).acquire() for number in range(LEASES)
+        ]
+        for lease in leases:
+            await lease.extend(ttl=TTL)
+        until = time.monotonic() + BUSY_SECONDS
+
+        async def write(number: int) -> None:
+            while time.monotonic() < until:
+                await (await client.lock(f"busy {number}", ttl=600).acquire()).release()
+
+        await asyncio.gather(*(write(number) for number in range(THREADS)))
+        return sum(lease.lost for lease in leases)
+
+
+def remove_files(directory: Path) -> None:
+    """Remove a database and what SQLite keeps beside it."""
+    for file in directory.iterdir():
+        file.unlink()
+
+
+def make_file(path: Path, journal: str) -> None:
+    """Make an empty database in this mode."""
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute(f"PRAGMA journal_mode = {journal}")
+        connection.execute("VACUUM")

@@ -22,7 +22,7 @@ from lockkit.runtime import drive
 from lockkit.testing.servers import ZooKeeperServer, require, wait_until
 from lockkit.url import parse
 from tests.backends.support import StubHost
-from tests.backends.zookeeper_support import PATIENCE, Tree, kazoo_client
+from tests.backends.zookeeper_support import PATIENCE, Tree, backend_of, kazoo_client, sessions_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -147,8 +147,7 @@ class TestWoken:
     ) -> None:
         """The process may have been stopped, and the session have ended, after kazoo's thread asked for the waiter."""
         holder, waiter = connect(server.url), connect(server.url)
-        backend = waiter._engine._backend
-        assert isinstance(backend, ZooKeeperBackend)
+        backend = backend_of(waiter)
         wait, stopped = backend.wait, threading.Event()
 
         async def wait_and_stop(request: Request, busy: Busy, until: float) -> None:
@@ -196,7 +195,7 @@ class TestCleanUp:
         """Contenders that come and go at once never meet a missing directory."""
         clients = [connect(f"{server.url}?prefix=plain") for _ in range(4)]
         for client in clients:
-            client._engine._backend._tree.containers = False  # type: ignore[union-attr]
+            backend_of(client)._tree.containers = False
         held: list[int] = []
 
         def work(client: Client) -> None:
@@ -241,7 +240,7 @@ class TestCleanUp:
         url = parse(server.url)
         backend = ZooKeeperBackend.open(url, split_options(ZooKeeperBackend, url, {})[1], host)
         request = host.request("hung", ttl=1.0)
-        session = drive(backend._session(1.0))
+        session = drive(backend._sessions.get(1.0, host.runtime.now() + PATIENCE))
         request.place, request.uncertain = _Place(session, session.id, "/lockkit/hung"), True
         drive(backend.abandon(request))
 
@@ -299,16 +298,16 @@ class TestSessionTimeout:
         with client.lock("kept", ttl=20) as lease, other.lock("awaited", ttl=LONG):
             waiter.start()
             wait_until(lambda: None if other.holders("awaited")[0].waiters else "nobody waits", timeout=PATIENCE)
-            for ttl in (22, 23, 24):
+            for ttl in (1, 1.5, 2):
                 client.lock("computed", ttl=ttl).acquire().release()
-            monkeypatch.setattr("lockkit.backends.zookeeper.IDLE_SECONDS", 0.0)
-            ended = [client._engine._backend._sessions[ttl] for ttl in (22, 23, 24)]  # type: ignore[union-attr]
+            monkeypatch.setattr("lockkit.backends._zk_sessions.IDLE_SECONDS", 0.0)
+            ended = [session for session in sessions_of(client) if session.asked < 20]
 
-            client.lock("computed", ttl=25).acquire().release()
+            client.lock("computed", ttl=5).acquire().release()
 
-            assert sorted(client._engine._backend._sessions) == [20, 21, 25]  # type: ignore[union-attr]
-            for session in ended:
-                wait_until(lambda session=session: "still there" if session.usable else None, timeout=PATIENCE)  # type: ignore[misc]
+            assert len(ended) == 3
+            assert sorted(session.asked for session in sessions_of(client)) == [5, 20, 25]
+            wait_until(lambda: "not ended" if any(one.id for one in ended) else None, timeout=PATIENCE)
             assert lease.confirm()
         waiter.join(PATIENCE)
         assert tokens
@@ -398,8 +397,10 @@ class TestAccess:
         stranger = f"zookeeper://bob:0ther@{server.address}?prefix=closed"
         with connect(url).lock("x", ttl=LONG):
             assert connect(url).lock("x", ttl=LONG).try_acquire() is None
+            refused = connect(stranger)
             with pytest.raises(lockkit.ConfigurationError, match="denies this user") as raised:
-                connect(stranger).lock("x", ttl=LONG).acquire(timeout=5)
+                refused.lock("x", ttl=LONG).acquire(timeout=5)
+            assert not backend_of(refused)._caretaker._due  # nothing was created, so nothing has to be removed
         assert "0ther" not in f"{raised.value!r} {raised.value.__cause__!r}"
 
     def test_list_of_rights(self, server: ZooKeeperServer, connect: Connect) -> None:

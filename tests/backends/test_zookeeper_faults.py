@@ -14,7 +14,7 @@ from kazoo.client import KazooClient
 import lockkit
 import lockkit.aio
 from lockkit.testing.servers import FaultProxy, ZooKeeperEnsemble, ZooKeeperServer, require, wait_until
-from tests.backends.zookeeper_support import PATIENCE, Line, Tree, kazoo_client, packets_count
+from tests.backends.zookeeper_support import PATIENCE, Line, Tree, kazoo_client, packets_count, sessions_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -397,7 +397,7 @@ class TestEnsemble:
 
 def end_session(server: ZooKeeperServer, client: Client) -> None:
     """Have the server end the session of a client, as it does when it has not heard of it."""
-    (session,) = client._engine._backend._sessions.values()  # type: ignore[union-attr]
+    (session,) = sessions_of(client)
     twin = KazooClient(server.address, client_id=session.client.client_id)
     twin.start(PATIENCE)
     twin.stop()

@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Any
 from kazoo.client import KazooClient
 from kazoo.exceptions import NoNodeError
 
+from lockkit.backends.zookeeper import ZooKeeperBackend
 from lockkit.testing.servers import ZooKeeperServer, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from lockkit import aio
+    from lockkit.backends._zk_session import Session
     from lockkit.sync import Client
 
 PATIENCE = 60.0
@@ -29,6 +32,18 @@ def kazoo_client(address: str, **options: Any) -> Iterator[KazooClient]:
     finally:
         client.stop()
         client.close()
+
+
+def backend_of(client: Client | aio.Client) -> ZooKeeperBackend:
+    """What a client asks."""
+    backend = client._engine._backend
+    assert isinstance(backend, ZooKeeperBackend)
+    return backend
+
+
+def sessions_of(client: Client | aio.Client) -> list[Session]:
+    """The sessions that a client has."""
+    return [session for session in backend_of(client)._sessions.all() if not session.failed]
 
 
 class Tree:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,6 +62,6 @@ class SieveBackend(_Renamed):
         """See `LockBackend.renew`."""
         return [Renewed() for _ in grants]
 
-    async def release(self, grant: Grant) -> bool:
+    async def release(self, grant: Grant, answer_by: float = inf) -> bool:
         """See `LockBackend.release`."""
-        return bool(grant)
+        return bool(grant) and answer_by > 0

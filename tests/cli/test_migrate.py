@@ -9,12 +9,17 @@ from typing import TYPE_CHECKING
 import pytest
 
 import lockkit
+from lockkit.backends import _sql_schema
+from lockkit.cli.migrate import migrate
 from lockkit.cli.status import Status
 from lockkit.testing.servers import MariaServer, PostgresServer, require
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from sqlalchemy import Table
+
+    from lockkit.backends._sql_database import Database
     from tests.cli.support import Cli
 
 
@@ -73,6 +78,36 @@ def test_missing_columns_are_added(cli: Cli) -> None:
     assert "lacked metadata, metadata_owner, broken_owner, wanted: added" in done.stdout
     with lockkit.connect(f"sqlite:///{path}") as client, client.lock("x") as lease:
         assert lease.token == 9000000000000001
+
+
+def test_columns_that_somebody_adds_meanwhile(
+    server: PostgresServer | MariaServer, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two migrations look, and both find the columns missing: each ends well."""
+    name = 'text COLLATE "C"' if isinstance(server, PostgresServer) else "VARBINARY(255)"
+    path = cli.home / "raced.db"
+    lacking = f"CREATE TABLE raced (name {name} PRIMARY KEY, owner {name}, token BIGINT, expires_at_us BIGINT)"
+    server.execute(lacking)
+    with sqlite3.connect(path) as connection:
+        connection.execute(lacking.replace('COLLATE "C"', ""))
+    connection.close()
+    look = _sql_schema._columns
+
+    for url in (f"{server.url}?table=raced", f"sqlite:///{path}?table=raced"):
+        first: list[str] = []
+
+        def looking(database: Database, table: Table, url: str = url, first: list[str] = first) -> set[str] | None:
+            found = look(database, table)
+            if not first:
+                first.append(url)
+                migrate(url, None, sql_only=False)
+            return found
+
+        monkeypatch.setattr(_sql_schema, "_columns", looking)
+        migrate(url, None, sql_only=False)
+        assert first
+        with lockkit.connect(url) as client:
+            client.lock("x").acquire().release()
 
 
 def test_url_comes_from_the_environment_too(cli: Cli) -> None:

@@ -71,8 +71,8 @@ def test_command_that_is_no_program_is_126(cli: Cli, text: str | None) -> None:
         (["run", "a"], "COMMAND"),
         (["run", "a", "--tll", "3", "--", "touch", "ran"], "--tll"),
         (["run", "a", "--on-busy", "perhaps", "--", "touch", "ran"], "--on-busy"),
-        (["run", "a", "--signal-grace", "nan", "--", "touch", "ran"], "finite"),
-        (["run", "a", "--kill-after", "-1", "--", "touch", "ran"], "at least 0"),
+        (["run", "a", "--signal-grace", "nan", "--", "touch", "ran"], "0 or more seconds, not nan"),
+        (["run", "a", "--kill-after", "-1", "--", "touch", "ran"], "0 or more seconds, not -1"),
         (["run", "a", "--ttl", "10", "--signal-grace", "6", "--", "touch", "ran"], "half of the ttl"),
     ],
 )
@@ -89,8 +89,8 @@ def test_wrong_usage_is_2_and_runs_nothing(cli: Cli, args: list[str], said: str)
     ("name", "options", "said"),
     [
         ("", [], "must not be empty"),
-        ("a", ["--ttl", "0"], "ttl"),
-        ("a", ["--timeout", "-1"], "timeout"),
+        ("a", ["--ttl", "0"], "--ttl must be more than 0 and less than 1e+09 seconds, not 0\n"),
+        ("a", ["--timeout", "-1"], "--timeout must be 0 or more seconds, not -1\n"),
         ("a", ["--url", "nonsense"], "url"),
         ("a", ["--url", "fiel:"], "did you mean 'file'"),
         ("a", ["--url", "file:?tll=3"], "did you mean 'ttl'"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import itertools
+import shutil
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,6 +17,7 @@ from tests.doctor.support import SECRET, complaints, found
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
 
 def url_of(members: Sequence[EtcdServer], *, user: str = "root") -> str:
@@ -79,6 +81,27 @@ def test_corrupt_member() -> None:
         server.call("/v3/maintenance/alarm", action="ACTIVATE", memberID=member, alarm="CORRUPT")
 
         assert "CORRUPT" in found(server.url)["etcd-corrupt"].seen
+
+
+def test_restored_cluster(tmp_path: Path) -> None:
+    """Its tokens go back to where the backup was made; after a mere restart nothing is said."""
+    with EtcdServer() as server, lockkit.connect(server.url) as client:
+        for _ in range(30):
+            client.lock("x").acquire().release()
+        server.restart()
+        assert "etcd-restored" not in found(server.url)
+        backup = str(tmp_path / "backup")
+        server.etcdctl("snapshot", "save", backup)
+        server.stop()
+        shutil.rmtree(server.data)
+        address = f"--initial-advertise-peer-urls={server.peer_url}"
+        server.etcdctl(
+            "snapshot", "restore", backup, f"--data-dir={server.directory / 'data'}", f"--name={server.name}",
+            f"--initial-cluster={server.name}={server.peer_url}", "--initial-cluster-token=lockkit", address,
+        )  # fmt: skip
+        server.start()
+
+        assert "restored" in found(server.url)["etcd-restored"].seen
 
 
 def test_changes_nothing(server: EtcdServer) -> None:

@@ -71,6 +71,17 @@ def test_directory_that_others_may_write_to(directory: Path, mode: int, query: s
             client.ping()
 
 
+def test_folder_of_clients_that_others_may_write_to(directory: Path) -> None:
+    """Of one opinion with the backend here too."""
+    (directory / "clients").mkdir()
+    (directory / "clients").chmod(0o777)
+
+    assert set(found(f"file:{directory}")) == {"file-writable-by-others"}
+
+    with lockkit.connect(f"file:{directory}") as client, pytest.raises(lockkit.ConfigurationError, match="clients may"):
+        client.ping()
+
+
 def test_something_else_in_the_place_of_the_directory(directory: Path) -> None:
     """At its place, or on the way to it."""
     (directory / "file").touch()

@@ -159,6 +159,11 @@ def test_replication(server: RedisServer, setting: SetOnce) -> None:
         setting("min-replicas-to-write", "1")
         assert set(found(server.url)) == {"redis-failover"}
 
+        with RedisServer(password=SECRET, replica_of=server), server.connect() as connection:
+            wait_until(lambda: None if connection.info("replication")["connected_slaves"] == "2" else "one replica")
+            assert "?replicas=2" in found(f"{server.url}?replicas=1")["redis-replicas-not-all"].mend
+            assert set(found(f"{server.url}?replicas=2")) == {"redis-failover"}
+
 
 def test_rights_missing() -> None:
     """Names the commands, keys and channels that the user lacks, and gives them by the command that it shows."""

@@ -218,6 +218,20 @@ def test_durable_nodes_that_are_not(nodes: list[NodeAt]) -> None:
     assert found(url) == {}
 
 
+def test_redlock_user_without_info(nodes: list[NodeAt]) -> None:
+    """Such a node does not vote, unless none loses anything."""
+    for node in nodes[:3]:
+        with node.connect() as connection:
+            connection.call("ACL", "SETUSER", "app", "on", f">{SECRET}", "~*", "&*", "+@all", "-@dangerous")
+    url = f"redlock://app:{SECRET}@{','.join(node.address for node in nodes[:3])}"
+
+    finding = found(url)["redlock-run-hidden"]
+    assert len(finding.where) == 3
+    assert "ACL SETUSER app +info" in finding.mend
+    assert finding.check.severity == Severity.ERROR
+    assert "redlock-run-hidden" not in found(f"{url}?durable=on")
+
+
 def test_clocks_of_nodes_differ() -> None:
     """By more than the doubt about them, or than a short ttl."""
     examination = Examination(parse("redlock://a,b,c"), {}, RedlockBackend, 30.0)

@@ -45,32 +45,71 @@ NODES = 5
 RESET = "the connection was ended by a restart"
 
 
-class VotingNode:
-    """One Redis node: its keys, and each Lua file as a method."""
+SAVE_CHANCE = 0.02
+"""How probably a node writes a snapshot after a command."""
 
-    def __init__(self, world: World, index: int, *, rate: float, wall_offset: float) -> None:
-        """Start without data."""
+
+class VotingNode:
+    """
+    One Redis node: its keys, and each Lua file as a method.
+
+    Attributes:
+        saves: What it forgets, it forgets back to its last snapshot.
+    """
+
+    def __init__(self, world: World, index: int, *, rate: float, wall_offset: float, info: bool = True) -> None:
+        """
+        Start without data.
+
+        Args:
+            world: Where it is.
+            index: Its number.
+            rate: Of its clock.
+            wall_offset: Of its time of day, seconds.
+            info: Clients may ask for its run id.
+        """
         self.node = Node(world, f"node{index}", rate=rate, wall_offset=wall_offset)
         self.node.stopped.append(self._stopped)
         self.run = 1
+        self.saves = False
+        self._info = info
+        self._chance = world.chance(f"snapshots of node{index}")
         self._forget()
+        self._snapshot = self._data()
 
     def _forget(self) -> None:
         self._strings: dict[tuple[str, str], tuple[str, float]] = {}
         self._fences: dict[str, int] = {}
         self.mark: dict[str, int] | None = None
 
+    def _data(self) -> tuple[dict[tuple[str, str], tuple[str, float]], dict[str, int], dict[str, int] | None]:
+        return dict(self._strings), dict(self._fences), None if self.mark is None else dict(self.mark)
+
     def _stopped(self, lose_data: bool) -> None:  # noqa: FBT001 - as Node says it
         self.run += 1
-        if lose_data:
+        if lose_data and self.saves:
+            self._strings, self._fences, self.mark = self._snapshot
+            self._snapshot = self._data()
+        elif lose_data:
             self._forget()
+
+    def _is_marked(self) -> bool:
+        """Whether there is a mark of the present run, as far as a client can tell."""
+        return self.mark is not None and (self.mark["run"] == self.run or not self._info)
 
     def execute(self, run: int, op: Op, lock: str, arguments: Sequence[Argument]) -> Answer | str:
         """Do what came by a connection that was opened in a certain run of this server."""
         if run != self.run:
             return RESET
         method: Callable[..., Answer] = getattr(self, op.name)
-        return method(lock, *arguments)
+        answer = method(lock, *arguments)
+        if self._chance.random() < SAVE_CHANCE:
+            self.save()
+        return answer
+
+    def save(self) -> None:
+        """Write a snapshot."""
+        self._snapshot = self._data()
 
     def _get(self, what: str, lock: str) -> str | None:
         value, until = self._strings.get((what, lock), (None, 0.0))
@@ -89,7 +128,7 @@ class VotingNode:
         """See ``redlock_acquire.lua``."""
         del metadata, place
         mark = self.mark
-        if mark is None or mark["run"] != self.run:
+        if mark is None or not self._is_marked():
             return [-1]
         wait_us = mark["until_us"] - self.node.wall_us()
         if wait_us > 0:
@@ -144,12 +183,12 @@ class VotingNode:
             return [0, 0, 0, 0]
         now_us = self.node.wall_us()
         wait_ms = max(0, math.ceil((mark["until_us"] - now_us) / 1000))
-        return [1 if mark["run"] == self.run else 2, wait_ms, mark["ttl_ms"], (now_us - mark["since_us"]) // 1000]
+        return [1 if self._is_marked() else 2, wait_ms, mark["ttl_ms"], (now_us - mark["since_us"]) // 1000]
 
     def admit(self, lock: str, wait_ms: int, ttl_ms: int) -> Answer:
         """See ``redlock_admit.lua``."""
         del lock
-        if self.mark is not None and self.mark["run"] == self.run:
+        if self._is_marked():
             return 0
         known_ms = 0 if self.mark is None else self.mark["ttl_ms"]
         now_us = self.node.wall_us()
@@ -180,13 +219,14 @@ class SimulatedPanel(Panel):
         tails: Sequence[Argument] | None = None,
         only: Collection[int] | None = None,
         owed: float = 0.0,
+        until: float = math.inf,
     ) -> list[Answer]:
         """See `Panel.ask`."""
         answers: list[Answer] = [None] * len(self._nodes)
         tasks = {}
         for index in range(len(self._nodes)) if only is None else only:
             values = arguments if tails is None else [*arguments, tails[index]]
-            call = self._ask_one(index, op, keys.lock, values)
+            call = self._ask_one(index, op, keys.lock, values, until)
             tasks[index] = self._process.start(call, f"ask {op.name} {index}", awaited=True)
         for index, task in tasks.items():
             await task.join()
@@ -196,11 +236,14 @@ class SimulatedPanel(Panel):
                 self._process.start(self._pay(index, op, keys.lock, values, owed), "pay")
         return answers
 
-    async def _ask_one(self, index: int, op: Op, lock: str, arguments: Sequence[Argument]) -> Answer:
+    async def _ask_one(
+        self, index: int, op: Op, lock: str, arguments: Sequence[Argument], until: float = math.inf
+    ) -> Answer:
         node, run = self._nodes[index], self._runs[index]
+        timeout = max(0.0, min(self._timeout, until - SimulatedRuntime(self._process).now()))
         try:
             answer = await self._network.call(
-                self._process, node.node, lambda: node.execute(run, op, lock, arguments), self._timeout
+                self._process, node.node, lambda: node.execute(run, op, lock, arguments), timeout
             )
         except NoAnswer as error:
             unavailable = BackendUnavailable(str(error))
@@ -221,17 +264,29 @@ class SimulatedPanel(Panel):
             if not isinstance(await self._ask_one(index, op, lock, arguments), BackendUnavailable):
                 return
 
-    async def ask_many(self, op: Op, calls: Sequence[tuple[LockKeys, Sequence[Argument]]]) -> list[list[Answer]]:
+    async def retry(self) -> None:
+        """See `Panel.retry`. Each question is sent to all nodes anyway."""
+
+    async def ask_many(
+        self,
+        op: Op,
+        calls: Sequence[tuple[LockKeys, Sequence[Argument]]],
+        *,
+        until: float = math.inf,
+        last: bool = False,
+    ) -> list[list[Answer]]:
         """See `Panel.ask_many`."""
-        by_call = [await self.ask(op, keys, arguments) for keys, arguments in calls]
+        del last
+        by_call = [await self.ask(op, keys, arguments, until=until) for keys, arguments in calls]
         return [list(answers) for answers in zip(*by_call, strict=True)]
 
     def places(self, request: Request) -> list[str]:
         """See `Panel.places`."""
         raise NotImplementedError
 
-    async def listen(self) -> bool:
+    async def listen(self, until: float) -> bool:
         """See `Panel.listen`. Waiters look now and then."""
+        del until
         return False
 
     def forget(self, request: Request) -> None:
@@ -303,6 +358,7 @@ class RedlockSimulation(Simulation):
         *,
         fencing: bool = True,
         durable: bool = False,
+        snapshots: bool = True,
         node_rate: float | None = None,
         wall_offset: float | None = None,
         spared: int = 1,
@@ -314,11 +370,13 @@ class RedlockSimulation(Simulation):
             schedule: What will happen. Faults of the server are those of one of the nodes.
             fencing: Two rounds.
             durable: Restarted nodes vote at once.
+            snapshots: Of restarted nodes that lose data, half come back with an old snapshot; else all are empty.
             node_rate: Of all nodes' clocks; None: each its own, as wrong as the schedule allows.
             wall_offset: How wrong their times of day are at most; None: see `_wall_offset`.
             spared: So many nodes never lose their data: all at once is what no majority can survive.
         """
         self.spared = spared
+        self.snapshots = snapshots
 
         def connect(process: Process, server: LockServer, network: Network, call_timeout: float) -> RedlockBackend:
             assert isinstance(server, Voters)
@@ -359,6 +417,7 @@ class RedlockSimulation(Simulation):
                 self.world.call_in(fault.seconds, nodes[index].node.resume)
         elif fault.kind == "server restart":
             for index in chosen:
+                nodes[index].saves = self.snapshots and chance.random() < 0.5
                 nodes[index].node.stop(lose_data=fault.variant < 0.5 and index >= self.spared)
                 self.world.call_in(fault.seconds * chance.random(), nodes[index].node.start)
         elif fault.kind == "clock jump":

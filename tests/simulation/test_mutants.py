@@ -19,6 +19,7 @@ from lockkit.keeper import Keeper
 from lockkit.lease import BaseLease, Hold, LostCallback, drift
 from lockkit.testing.simulation import LockServer, Schedule, SimulatedBackend, Simulation, draw
 from lockkit.testing.simulation.history import Wrote
+from lockkit.testing.simulation.process import Process
 from lockkit.testing.simulation.run import Storage
 from lockkit.testing.simulation.server import Record
 from lockkit.undoer import Undoer
@@ -26,7 +27,7 @@ from lockkit.undoer import Undoer
 if TYPE_CHECKING:
     from lockkit.backend import Busy, Grant, LossReason, Request
 
-SEEDS = range(600)
+SEEDS = range(2000)
 
 AnyEngine = Engine[Any]
 Surveyed = tuple[list[Hold], list[Hold], float]
@@ -148,6 +149,14 @@ def admit_anything(
     return lease
 
 
+def admit_without_anchor(
+    self: AnyEngine, spec: Spec, grant: Grant, started: float, real: Admit = Engine.admit
+) -> BaseLease | None:
+    """Count the ttl of a session's lease from the request, not from the session's last heartbeat."""
+    grant.anchor = None
+    return real(self, spec, grant, started)
+
+
 def accept_all(self: Storage, name: str, token: int) -> None:
     """Write without comparing the token."""
     self._history.append(Wrote(self.node.world.now, name, token, accepted=True))
@@ -173,6 +182,8 @@ MUTANTS = {
     "deadline counted from the answer": Mutant(
         ("cover", "exclusion"), patch=(Hold, "believe", believe_from_the_answer)
     ),
+    "anchor of a grant ignored": Mutant(("cover",), patch=(Engine, "admit", admit_without_anchor)),
+    "released while bodies clean up": Mutant(("progress",), patch=(Process, "cancel_when_alone", lambda *_: False)),
     "grant handed out past its deadline": Mutant(("deadlines",), patch=(Engine, "admit", admit_anything)),
     "undo omitted": Mutant(("leftovers", "progress"), patch=(Acquisition, "_undo", nothing)),
     "undo not repeated": Mutant(("leftovers",), patch=(Undoer, "later", lambda *_: None)),

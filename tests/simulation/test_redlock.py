@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 
 import pytest
 
-from lockkit.testing.simulation import LockServer, Network, Node, World, connect
+import lockkit
+from lockkit.testing.simulation import LockServer, Network, Node, SimulatedRuntime, World, connect
 from tests.simulation.redlock import RedlockSimulation, VotingNode, redlock_at, schedule_of
 
 if TYPE_CHECKING:
-    from lockkit.aio import Client
+    from lockkit.aio import Client, Lease
     from lockkit.testing.simulation import Process
 
 # A holder that forgets its lease is part of the schedules.
@@ -41,6 +42,7 @@ class Parts(TypedDict, total=False):
 
     fencing: bool
     durable: bool
+    snapshots: bool
     node_rate: float
 
 
@@ -80,9 +82,58 @@ def test_one_round_gives_a_token_twice_or_a_lower_one() -> None:
 
 def test_restarted_nodes_that_vote_at_once_make_second_holders() -> None:
     """``durable=1`` on nodes that do lose their data: the wait is there for a reason."""
-    checks, _ = found(range(250), durable=True)
+    checks, _ = found(range(250), durable=True, snapshots=False)
 
     assert "exclusion" in checks
+
+
+@pytest.mark.parametrize("info", [True, False], ids=["run known", "run unknown"])
+def test_old_snapshot_makes_no_second_holder_where_the_run_is_known(*, info: bool) -> None:
+    """
+    A holds 0 and 1 of three; 1 comes back with a snapshot from before, also of its mark, and is asked with 2.
+
+    Where the run of a server is unknown, the mark is taken for a present one: therefore such a node is not asked.
+    """
+    world = World(1)
+    network = Network(world)
+    nodes = [VotingNode(world, index, rate=1.0, wall_offset=0.0, info=info) for index in range(3)]
+    outcome: list[bool] = []
+
+    async def acquire(process: Process, timeout: float) -> Lease | None:
+        client = connect_redlock(process, nodes, network)
+        task = process.start(client.lock("x", ttl=60.0, renew=False).try_acquire(timeout), "acquire", awaited=True)
+        await task.join()
+        return task.result()
+
+    async def story(early: Process, alice: Process, bob: Process) -> None:
+        first = await acquire(early, 10.0)
+        assert first is not None
+        await SimulatedRuntime(director).sleep(70.0)  # the first start is long ago, the first lease over
+        first._hold.finished = True
+        nodes[1].saves = True
+        nodes[1].save()
+        network.cut(alice, nodes[2].node, requests=True, answers=True)
+        older = await acquire(alice, 10.0)
+        assert older is not None
+        nodes[1].node.stop(lose_data=True)
+        nodes[1].node.start()
+        try:
+            newer = await acquire(bob, 10.0)
+        except lockkit.BackendUnavailable:
+            newer = None
+        outcome.append(older.held and newer is not None)
+        for lease in (older, newer):
+            if lease is not None:
+                lease._hold.finished = True
+
+    director = world.process("director")
+    processes = [world.process(name) for name in ("early", "alice", "bob")]
+    task = director.start(story(*processes), "story", awaited=True)
+    world.run(task=task)
+    task.result()
+    world.end()
+
+    assert outcome == [not info]
 
 
 def test_clocks_beyond_the_allowance_make_second_holders() -> None:

@@ -81,7 +81,7 @@ def test_history_does_not_depend_on_the_interpreter(hash_seed: str) -> None:
 def test_schedules_are_rich() -> None:
     """Everything that can happen does happen, and not once in a blue moon: else the verdicts would say little."""
     seen: Counter[str] = Counter()
-    for seed in range(400):
+    for seed in range(800):
         outcome = simulate(seed)
         for event in outcome.history:
             fields = event._asdict()
@@ -98,7 +98,7 @@ def test_schedules_are_rich() -> None:
             "Freed undone", "Kept", "Looked", "Paused", "Released BackendUnavailable", "Released LockLost",
             "Released ok", "Resumed", "Told", "Unheld expired", "Unheld gone", "Unheld taken", "Wrote", "calm",
             "fault break", "fault clock jump", "fault close", "fault crash", "fault cut", "fault exit", "fault pause",
-            "fault server pause", "fault server restart",
+            "fault server pause", "fault server restart", "fault cut close", "fault no threads",
         )
         if seen[name] < 3
     }  # fmt: skip

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 from lockkit.backend import Busy, Gone, Grant, Holder, Host, Renewal, Renewed, Request
@@ -21,11 +22,19 @@ from lockkit.backends.file import FileBackend
 from lockkit.backends.memory import MemoryBackend
 
 
-class ReleasesAnything(MemoryBackend):
+class Silent(MemoryBackend):
+    """Leaves it to the next renewal to tell that a lock was broken, as a server far away does: no mistake yet."""
+
+    def _tell_broken(self, owner: str) -> None:
+        """See the class."""
+
+
+class ReleasesAnything(Silent):
     """Frees the lock whoever holds it: an unchecked ``DEL``."""
 
-    async def release(self, grant: Grant) -> bool:
+    async def release(self, grant: Grant, answer_by: float = inf) -> bool:
         """See the class."""
+        del answer_by
         await self.break_lock(grant.name)
         return True
 
@@ -55,7 +64,7 @@ class TokenPerClient(MemoryBackend):
         return outcome
 
 
-class RenewalRecreates(MemoryBackend):
+class RenewalRecreates(Silent):
     """Takes a lock that is gone again when it should only be renewed."""
 
     async def renew(self, grants: Sequence[Grant]) -> Sequence[Renewal]:
@@ -151,9 +160,9 @@ class FoldsNames(MemoryBackend):
         request.name = name
         return outcome
 
-    async def release(self, grant: Grant) -> bool:
+    async def release(self, grant: Grant, answer_by: float = inf) -> bool:
         """See the class."""
-        return await super().release(dataclasses.replace(grant, name=grant.name.rstrip(" ").casefold()))
+        return await super().release(dataclasses.replace(grant, name=grant.name.rstrip(" ").casefold()), answer_by)
 
     async def holders(self, name: str) -> Sequence[Holder]:
         """See the class."""

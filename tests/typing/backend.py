@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from lockkit.backend import Busy, Capabilities, Gone, Grant, Holder, LockBackend, Option, Renewal, Renewed, Unknown
@@ -48,9 +49,9 @@ class Stranger(LockBackend):
         outcomes: list[Renewal] = [Renewed(anchor=1.0), Gone("taken"), Unknown(OSError())]
         return outcomes[: len(grants)]
 
-    async def release(self, grant: Grant) -> bool:
+    async def release(self, grant: Grant, answer_by: float = inf) -> bool:
         """Ours."""
-        return grant.token > 0
+        return grant.token > 0 and answer_by > 0
 
     async def holders(self, name: str) -> Sequence[Holder]:
         """Somebody."""

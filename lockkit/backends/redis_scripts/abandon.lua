@@ -5,7 +5,7 @@
 -- Returns 1 if it had held the lock or an offer, else 0.
 local owner = ARGV[1]
 if ARGV[2] ~= '' then
-  redis.call('LREM', KEYS[3], 1, owner .. ' ' .. ARGV[2])
+  side('LREM', KEYS[3], 1, owner .. ' ' .. ARGV[2])
 end
 local holder = redis.pcall('GET', KEYS[1])
 if holder ~= owner and holder ~= 'next:' .. owner then
@@ -15,5 +15,5 @@ if not offer(KEYS[1], KEYS[3]) then
   redis.call('DEL', KEYS[1])
 end
 -- Of an offer there is no metadata, but perhaps still that of a lease that ran out.
-redis.call('DEL', KEYS[2])
+side('DEL', KEYS[2])
 return 1

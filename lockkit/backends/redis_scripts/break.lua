@@ -1,21 +1,24 @@
--- Frees a lock whoever holds it, and offers it to the first waiter.
+-- Frees a lock, whatever its owner, and offers it to the first waiter.
 --
 -- KEYS  1 lock   2 fence   3 meta   4 broken   5 queue
 -- ARGV  1 fence_ms
 -- Returns 1, or 0 if nobody held it.
 local lock, fence = KEYS[1], KEYS[2]
 local holder = redis.pcall('GET', lock)
-if not holder or (type(holder) == 'string' and string.sub(holder, 1, 5) == 'next:') then
+if type(holder) == 'table' then
+  return redis.error_reply('WRONGTYPE the key ' .. lock .. ' holds no string')
+end
+if not holder or string.sub(holder, 1, 5) == 'next:' then
   return 0
 end
-if type(holder) == 'string' then
-  -- Its owner asks again within its ttl, or has lost it by then anyway.
-  local left_ms = redis.call('PTTL', lock)
-  redis.call('SET', KEYS[4], holder, 'PX', left_ms > 0 and left_ms + 1000 or 60000)
-end
+local left_ms = redis.call('PTTL', lock)
+-- First: a server without memory refuses what adds to it as the first write of a script, but never a deletion, nor what
+-- follows one.
+redis.call('DEL', lock, KEYS[3])
+-- Its owner asks again within its ttl, or has lost it by then anyway.
+redis.call('SET', KEYS[4], holder, 'PX', left_ms > 0 and left_ms + 1000 or 60000)
 local time = redis.call('TIME')
 local token = math.max((tonumber(redis.call('GET', fence) or 0) or 0) + 1, time[1] * 1000000 + time[2])
 redis.call('PSETEX', fence, ARGV[1], string.format('%.0f', token))
-redis.call('DEL', lock, KEYS[3])
 offer(lock, KEYS[5])
 return 1

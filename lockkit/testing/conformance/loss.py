@@ -233,6 +233,8 @@ class Loss(Cases):
 
         with caplog.at_level(logging.WARNING, "lockkit"):
             assert await lease.wait_lost(stage.timing.beyond(lease.ttl))
+            # The holder is notified first, so a log that is slow delays nobody.
+            await stage.eventually(lambda: any(name in one.getMessage() for one in caplog.records), "the message")
             await client.close()
 
         records = [record for record in caplog.records if name in record.getMessage()]

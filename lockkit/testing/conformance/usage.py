@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import inspect
 import threading
-from collections.abc import AsyncIterator, Iterator
-from typing import TYPE_CHECKING
+import weakref
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial, wraps
+from math import inf, nan
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -37,6 +43,94 @@ class Decorating(Cases):
         assert await other.holders(f"{name}:7: 'M'") == []
         assert (sell.__name__, sell.__doc__) == ("sell", "Sell one.")
         assert list(inspect.signature(sell).parameters) == ["product_id", "size"]
+
+    @case()
+    async def test_wrapper_of_a_coroutine_function_holds_the_lock_until_it_ends(self, stage: Stage) -> None:
+        """A plain function around it returns before the body has run; so does an object with an ``async`` call."""
+        client, other = await stage.connect(), await stage.connect()
+        name = stage.name()
+
+        async def sell(product_id: int) -> bool:
+            await stage.sleep(0)
+            return bool(await other.holders(f"{name}:{product_id}"))
+
+        @wraps(sell)
+        def logged(product_id: int) -> Coroutine[Any, Any, bool]:
+            return sell(product_id)
+
+        class Seller:
+            async def __call__(self, product_id: int) -> bool:
+                return await sell(product_id)
+
+        for function in (logged, partial(logged), partial(sell), Seller()):
+            assert await client.lock(f"{name}:{{product_id}}", ttl=stage.timing.long)(function)(7), function
+            assert await other.holders(f"{name}:7") == []
+
+    @case()
+    async def test_coroutine_that_returns_unfinished_work_is_refused(self, stage: Stage) -> None:
+        """A coroutine that nobody awaited, or a generator, would run without the lock."""
+        client = await stage.connect()
+        name = stage.name()
+        ran = []
+
+        async def body() -> None:
+            ran.append("body")
+
+        async def forgets_to_await() -> Coroutine[Any, Any, None]:
+            return body()
+
+        async def generates() -> Iterator[None]:
+            return (ran.append(item) for item in ["item"])  # type: ignore[func-returns-value]
+
+        for function in (forgets_to_await, generates):
+            with pytest.raises(lockkit.ConfigurationError, match="after the lock is released"):
+                await client.lock(name)(function)()
+        assert ran == []
+        assert await client.holders(name) == []
+
+    @case(faces=["blocking"])
+    async def test_function_that_returns_unfinished_work_is_refused(self, stage: Stage) -> None:
+        """Its body would run without the lock, whatever hides it."""
+        name = stage.name()
+        ran = []
+
+        async def body() -> None:
+            ran.append("body")
+
+        def generate() -> Iterator[None]:
+            ran.append("generator")
+            yield
+
+        async def generate_async() -> AsyncIterator[None]:
+            ran.append("async generator")
+            yield
+
+        with stage.target.connect() as client:
+            for unfinished in (body, generate, generate_async):
+                decorated = client.lock(name)(lambda function=unfinished: function())
+                with pytest.raises(lockkit.ConfigurationError, match="after the lock is released") as caught:
+                    decorated()
+                assert (caught.value.name, caught.value.backend) == (name, client.url)
+                assert client.holders(name) == []
+        assert ran == []
+
+    @case(faces=["blocking"])
+    async def test_wrapper_that_runs_its_coroutine_stays_a_plain_function(self, stage: Stage) -> None:
+        """As ``asyncio.run`` in the decorators of many command lines."""
+        name = stage.name()
+
+        async def main() -> int:
+            return 7
+
+        with stage.target.connect() as client:
+
+            @wraps(main)
+            def command() -> tuple[int, int]:
+                held = len(client.holders(name))
+                return asyncio.run(main()), held
+
+            assert client.lock(name)(command)() == (7, 1)
+            assert client.holders(name) == []
 
     @case()
     async def test_exception_of_the_function_goes_on_and_the_lock_is_free(self, stage: Stage) -> None:
@@ -87,7 +181,16 @@ class Decorating(Cases):
         async def function(product_id: int) -> None:
             raise AssertionError(product_id)
 
-        for wrong in (generator, async_generator):
+        @wraps(generator)
+        def wrapper() -> list[int]:
+            return [*generator()]
+
+        class Generator:
+            def __call__(self) -> Iterator[int]:
+                yield 1
+
+        managers = contextmanager(generator), asynccontextmanager(async_generator)
+        for wrong in (generator, async_generator, wrapper, partial(generator), Generator(), *managers):
             with pytest.raises(lockkit.ConfigurationError, match="generator"):
                 client.lock(stage.name())(wrong)
         with pytest.raises(lockkit.ConfigurationError, match="order_id"):
@@ -131,8 +234,9 @@ class Decorating(Cases):
         def function() -> None:
             raise AssertionError
 
-        with pytest.raises(lockkit.ConfigurationError, match="coroutine function"):
-            client.lock(stage.name())(function)
+        for plain in (function, partial(function)):
+            with pytest.raises(lockkit.ConfigurationError, match="coroutine function"):
+                client.lock(stage.name())(plain)
 
 
 class ThreadingLocks(Cases):
@@ -172,7 +276,66 @@ class ThreadingLocks(Cases):
                 lock.acquire(blocking=False, timeout=1)
             with pytest.raises(ValueError, match="timeout"):
                 lock.acquire(timeout=-2)
+            for seconds in (threading.TIMEOUT_MAX + 1, inf):
+                with pytest.raises(OverflowError, match="timeout"):
+                    lock.acquire(timeout=seconds)
+            with pytest.raises(ValueError, match="timeout"):
+                lock.acquire(timeout=nan)
             assert not lock.locked()
+
+    @case(faces=["blocking"])
+    async def test_threading_lock_can_be_referred_to_and_shown_as_one(self, stage: Stage) -> None:
+        """Weakly, as libraries that keep a lock per object do; its repr says whether it is locked."""
+        with stage.target.connect() as client:
+            lock = self._lock(stage, client, stage.name())
+            reference = weakref.ref(lock)
+            assert reference() is lock
+            assert repr(lock).startswith("<unlocked lockkit.ThreadingLock object ")
+            with lock:
+                assert repr(lock).startswith("<locked lockkit.ThreadingLock object ")
+            assert repr(lock).startswith("<unlocked ")
+            del lock
+            gc.collect()
+            assert reference() is None
+
+    @case(faces=["blocking"])
+    async def test_threading_lock_left_after_its_loss_does_not_free_the_next_holder(self, stage: Stage) -> None:
+        """A loses the lock inside ``with``, B enters by the same object, A leaves: B still holds."""
+        self._lose(stage, lambda lock: lock.__enter__(), lambda lock: lock.__exit__(None, None, None))
+
+    @case(faces=["blocking"])
+    async def test_threading_lock_released_after_its_loss_does_not_free_the_next_holder(self, stage: Stage) -> None:
+        """The same with ``acquire()`` and ``release()``."""
+        self._lose(stage, lambda lock: lock.acquire(), lambda lock: lock.release())
+
+    @staticmethod
+    def _lose(stage: Stage, enter: Callable[[ThreadingLock], object], leave: Callable[[ThreadingLock], None]) -> None:
+        name = stage.name()
+        with stage.target.connect() as client, stage.target.connect() as other:
+            lock = client.lock(name, ttl=stage.timing.long).as_threading_lock()
+            entered, may_leave = threading.Event(), threading.Event()
+            seen: list[bool] = []
+
+            def second() -> None:
+                with lock:
+                    entered.set()
+                    seen.append(may_leave.wait(120))
+
+            b = threading.Thread(target=second)
+            enter(lock)
+            assert other.break_lock(name)
+            b.start()
+            assert entered.wait(120)
+
+            with pytest.raises(lockkit.LockLost):
+                leave(lock)
+
+            assert len(other.holders(name)) == 1
+            assert other.lock(name).try_acquire() is None
+            may_leave.set()
+            b.join(120)
+            assert seen == [True]
+            assert other.holders(name) == []
 
     @case(faces=["blocking"])
     async def test_threading_lock_may_be_released_by_another_thread(self, stage: Stage) -> None:

@@ -17,6 +17,14 @@ DAYS = "30"
 
 _NAMES = "subjectAltName=IP:127.0.0.1,DNS:localhost"
 
+# Python 3.13 and later check certificates as RFC 5280 has them (ssl.VERIFY_X509_STRICT).
+_USAGE = """\
+authorityKeyIdentifier=keyid
+subjectKeyIdentifier=hash
+keyUsage=critical,digitalSignature,keyEncipherment
+extendedKeyUsage=serverAuth,clientAuth
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Certificates:
@@ -45,6 +53,7 @@ def make_certificates(directory: Path) -> Certificates:
     _openssl(
         *("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", DAYS),
         *("-subj", "/CN=lockkit test authority", "-keyout", str(ca_key), "-out", str(ca)),
+        *("-addext", "keyUsage=critical,keyCertSign,cRLSign"),
     )
     server, server_key = _sign(directory, ca, ca_key, name="localhost", file="server")
     client, client_key = _sign(directory, ca, ca_key, name="lockkit", file="client")
@@ -54,7 +63,7 @@ def make_certificates(directory: Path) -> Certificates:
 def _sign(directory: Path, ca: Path, ca_key: Path, *, name: str, file: str) -> tuple[Path, Path]:
     certificate, key = directory / f"{file}.pem", directory / f"{file}.key"
     request, extensions = directory / f"{file}.csr", directory / f"{file}.ext"
-    extensions.write_text(f"{_NAMES}\nextendedKeyUsage=serverAuth,clientAuth\n")
+    extensions.write_text(f"{_NAMES}\n{_USAGE}")
     _openssl(
         *("req", "-newkey", "rsa:2048", "-nodes", "-subj", f"/CN={name}"),
         *("-keyout", str(key), "-out", str(request)),

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from lockkit.aio import Client, Lease
-from lockkit.backend import Busy, Capabilities, Gone, Grant, LockBackend, Renewed
+from lockkit.backend import Busy, Capabilities, Gone, Grant, LockBackend, Renewed, Unknown, seconds_left
 from lockkit.engine import Engine
 from lockkit.errors import BackendUnavailable, ConfigurationError
 from lockkit.testing.simulation.network import NoAnswer
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from lockkit.backend import Holder, Host, Renewal, Request
     from lockkit.testing.simulation.network import Network
     from lockkit.testing.simulation.process import Process
+    from lockkit.testing.simulation.schedule import Schedule
     from lockkit.testing.simulation.server import LockServer
     from lockkit.url import Url
 
@@ -61,10 +63,18 @@ class SimulatedBackend(LockBackend):
         self._server = server
         self._network = network
         self._call_timeout = call_timeout
+        self._age = 0.0
+        self._ttl_max = inf
+        self._singly = False
         wakeup = server.wakeup
         self.capabilities = Capabilities(
             **_CAPABILITIES, fair=wakeup == "fair", wakeup="poll" if wakeup == "none" else "push"
         )
+
+    def behave(self, schedule: Schedule, host: Host) -> None:
+        """Be the kind of service that a schedule wants."""
+        self._age, self._ttl_max, self._singly = schedule.session_age, schedule.ttl_max, schedule.singly
+        self._server.clients[self._process.name] = self._process, host
 
     @classmethod
     def open(cls, url: Url, options: Mapping[str, Any], host: Host) -> SimulatedBackend:
@@ -83,9 +93,10 @@ class SimulatedBackend(LockBackend):
         """See `LockBackend.url`."""
         return f"simulated://{self._server.node.name}"
 
-    async def _call(self, operation: Callable[[], T]) -> T:
+    async def _call(self, operation: Callable[[], T], answer_by: float = inf) -> T:
+        seconds = min(self._call_timeout, seconds_left(answer_by, self._process.now()))
         try:
-            return await self._network.call(self._process, self._server.node, operation, self._call_timeout)
+            return await self._network.call(self._process, self._server.node, operation, seconds)
         except NoAnswer as error:
             raise BackendUnavailable(str(error)) from error
 
@@ -96,31 +107,47 @@ class SimulatedBackend(LockBackend):
             # The place may have been taken even if the answer never comes.
             request.place = wake = request.wake.set
         server, process = self._server, self._process
+        anchor, ttl = process.now() - self._age, min(request.ttl, self._ttl_max)
         outcome = await self._call(
             lambda: server.acquire(
-                process, request.name, request.owner, request.ttl, metadata=request.metadata, wake=wake
-            )
+                process, request.name, request.owner, ttl - self._age, metadata=request.metadata, wake=wake
+            ),
+            request.answer_by,
         )
         if isinstance(outcome, int):
             request.place = None
-            return Grant(request.name, request.owner, outcome, request.ttl)
+            return Grant(request.name, request.owner, outcome, ttl, anchor if self._age else None)
         return Busy(outcome.retry_after, owner=outcome.owner)
 
     async def abandon(self, request: Request) -> None:
         """See `LockBackend.abandon`."""
-        await self._call(lambda: self._server.abandon(request.name, request.owner))
+        await self._call(lambda: self._server.abandon(request.name, request.owner), request.answer_by)
         request.place = None
 
     async def renew(self, grants: Sequence[Grant]) -> Sequence[Renewal]:
         """See `LockBackend.renew`."""
-        # What is sent is what stands in the grants now, not when it arrives.
-        wanted = [(grant.name, grant.owner, grant.ttl) for grant in grants]
-        reasons = await self._call(lambda: [self._server.renew(*lease) for lease in wanted])
-        return [Renewed() if reason is None else Gone(reason) for reason in reasons]
+        if not self._singly:
+            return await self._renew(grants)
+        outcomes: list[Renewal] = []
+        for grant in grants:
+            try:
+                outcomes += await self._renew([grant])
+            except BackendUnavailable as error:
+                outcomes.append(Unknown(error))
+        return outcomes
 
-    async def release(self, grant: Grant) -> bool:
+    async def _renew(self, grants: Sequence[Grant]) -> Sequence[Renewal]:
+        # A renewal is a heartbeat: the ttl counts from now, also where that of a grant does not.
+        anchor = self._process.now()
+        # What is sent is what stands in the grants now, not when it arrives.
+        wanted = [(grant.name, grant.owner, grant.ttl if self._ttl_max == inf else self._ttl_max) for grant in grants]
+        reasons = await self._call(lambda: [self._server.renew(*lease) for lease in wanted])
+        renewed = anchor if self._singly else None, None if self._ttl_max == inf else self._ttl_max
+        return [Renewed(*renewed) if reason is None else Gone(reason) for reason in reasons]
+
+    async def release(self, grant: Grant, answer_by: float = inf) -> bool:
         """See `LockBackend.release`."""
-        return await self._call(lambda: self._server.release(grant.name, grant.owner))
+        return await self._call(lambda: self._server.release(grant.name, grant.owner), answer_by)
 
     async def holders(self, name: str) -> Sequence[Holder]:
         """See `LockBackend.holders`."""
@@ -145,12 +172,11 @@ def connect(
     *,
     call_timeout: float = CALL_TIMEOUT,
     backend: Callable[[Process, LockServer, Network, float], LockBackend] = SimulatedBackend,
+    schedule: Schedule | None = None,
     **options: float,
 ) -> Client:
     """
     Make a client in a process: the asyncio face of lockkit, on simulated time.
-
-    ``async with lock`` and ``cancel_on_lost`` need a real event loop; ``acquire`` and ``release`` do not.
 
     Args:
         process: Where it runs; when that crashes, the client is gone.
@@ -158,12 +184,15 @@ def connect(
         network: By what.
         call_timeout: Seconds that it waits for an answer.
         backend: Makes the backend; another class may be given.
+        schedule: What kind of service it is to be.
         **options: The engine's: ``ttl``, ``unavailable_after``.
     """
 
     def open_backend(engine: Engine[Lease]) -> tuple[LockBackend, dict[str, Any]]:
-        del engine
-        return backend(process, server, network, call_timeout), dict(options)
+        made = backend(process, server, network, call_timeout)
+        if schedule is not None and isinstance(made, SimulatedBackend):
+            made.behave(schedule, engine)
+        return made, dict(options)
 
     engine = Engine(open_backend, SimulatedRuntime(process), Lease)
     # As after a fork: what the dead process held is not for us to release, and no lease of it warns of being dropped.

@@ -50,6 +50,7 @@ class Member:
             simulation.network,
             call_timeout=self.schedule.call_timeout,
             backend=backend,
+            schedule=self.schedule,
             ttl=self.schedule.ttl,
             unavailable_after=30.0,
         )
@@ -81,6 +82,11 @@ class Member:
             self.exit()
         elif fault.kind == "close":
             self.start(self.close(calm=False), "close")
+        elif fault.kind == "cut close":
+            self.cut_close(fault.variant * self.schedule.call_timeout)
+        elif fault.kind == "no threads":
+            self.process.refuses_tasks = True
+            self.world.call_in(fault.seconds, self._allow_tasks)
         else:
             assert fault.kind == "break", fault
             self.start(self.break_lock(), "break")
@@ -109,7 +115,8 @@ class Member:
         self.exiting = True
         for task in list(self.process.tasks.values()):
             task.cancel()
-        self.world.call_in(1.0, self.crash)
+        # A body that cleans up may take longer than its ttl.
+        self.world.call_in(4 * self.schedule.ttl + 1.0, self.crash)
 
     async def close(self, *, calm: bool) -> None:
         """Close the client."""
@@ -117,6 +124,14 @@ class Member:
             self.closed = True
             await self.client.close()
             self.history.append(Closed(self.world.now, self.process.name, calm))
+
+    def _allow_tasks(self) -> None:
+        self.process.refuses_tasks = False
+
+    def cut_close(self, seconds: float) -> None:
+        """Close the client, and be cancelled on the way; somebody closes it again later."""
+        task = self.process.start(self.client.close(), "close", awaited=True)
+        self.world.call_in(seconds, task.cancel)
 
     async def leave(self) -> None:
         """Close the client at the end, if there is one."""

@@ -32,11 +32,14 @@ class Process:
         paused: Stopped (SIGSTOP, a frozen virtual machine): none of its tasks runs, its clock goes on.
         dead: Crashed. Its tasks are gone; nothing that they left has any effect.
         at_crash: Called when it crashes, before its tasks are closed.
+        background: Numbers of the tasks that go on until nothing else is left (`SimulatedRuntime.spawn`).
+        refuses_tasks: No background work can be started, as by a system that has no threads left.
         probe: Called after each step of one of its tasks, to watch from outside what the program believes.
     """
 
     __slots__ = (
-        "_frozen", "_lateness", "at_crash", "clock", "dead", "name", "paused", "probe", "random", "tasks", "world",
+        "_frozen", "_lateness", "_lingering", "at_crash", "background", "clock", "dead", "name", "paused", "probe",
+        "random", "refuses_tasks", "tasks", "world",
     )  # fmt: skip
 
     def __init__(self, world: World, name: str, clock: Clock, lateness: float) -> None:
@@ -50,6 +53,9 @@ class Process:
         self.at_crash: list[Callable[[], object]] = []
         self.probe: Callable[[], object] | None = None
         self.tasks: dict[int, Task[Any]] = {}
+        self.background: set[int] = set()
+        self.refuses_tasks = False
+        self._lingering: list[Task[Any]] = []
         self._frozen: list[Task[Any]] = []
         self._lateness = lateness
         world.processes.append(self)
@@ -75,6 +81,22 @@ class Process:
             self.tasks[task.number] = task
             self.make_ready(task)
         return task
+
+    def cancel_when_alone(self, task: Task[Any]) -> bool:
+        """Cancel a background task (again) as soon as no other kind is left; False if none is now."""
+        if self.background.issuperset(self.tasks):
+            return False
+        self._lingering.append(task)
+        return True
+
+    def ended(self, task: Task[Any]) -> None:
+        """Called by a task that has ended."""
+        self.tasks.pop(task.number, None)
+        self.background.discard(task.number)
+        if self._lingering and self.background.issuperset(self.tasks):
+            lingering, self._lingering = self._lingering, []
+            for other in lingering:
+                other.cancel()
 
     def make_ready(self, task: Task[Any]) -> None:
         """Let a task run as soon as the process does."""
@@ -133,6 +155,7 @@ class Process:
         for function in self.at_crash:
             function()
         self._frozen = []
+        self._lingering = []
         self.world.ready = [task for task in self.world.ready if task.process is not self]
         tasks, self.tasks = self.tasks, {}
         # First nobody of them waits any more: closing one must not wake another.

@@ -76,7 +76,7 @@ class Simulation:
         chance = self.world.chance("machines")
         wrong = chance.uniform(-WALL_CLOCK_WRONG, WALL_CLOCK_WRONG)
         self.node = Node(self.world, "server", rate=schedule.server_rate, wall_offset=wrong)
-        self.server = server(self.node, self.network, self.history, wakeup=schedule.wakeup)
+        self.server = server(self.node, self.network, self.history, wakeup=schedule.wakeup, tells=schedule.tells)
         self.storage = Storage(self)
         self.clients = [
             Member(self, index, rate, chance.uniform(0.0, 1e5), backend)
@@ -140,7 +140,7 @@ class Simulation:
     def _apply(self, fault: Fault) -> None:
         if self.healed:
             return
-        if fault.kind in {"pause", "crash", "exit", "close", "break"}:
+        if fault.kind in {"pause", "crash", "exit", "close", "break", "cut close", "no threads"}:
             self.clients[fault.client].suffer(fault)
         elif fault.kind == "cut":
             self._cut(self.clients[fault.client], fault)

@@ -8,7 +8,7 @@ from lockkit.testing.simulation.task import Cancelled, ProcessDied
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Awaitable, Coroutine
+    from collections.abc import Awaitable, Callable, Coroutine
     from contextlib import AbstractContextManager
 
     from lockkit.runtime import Event, Kind, Work
@@ -29,6 +29,7 @@ class SimulatedRuntime:
     """
 
     kind: Kind = "simulated"
+    works_at_exit = False
 
     def __init__(self, process: Process) -> None:
         """Serve a process; several runtimes (clients) of one process are fine."""
@@ -53,16 +54,59 @@ class SimulatedRuntime:
         """See `Runtime.current`."""
         return self.process.world.current
 
+    def relation(self, holder: object) -> str:
+        """See `Runtime.relation`."""
+        return "this same task" if holder is self.current() else ""
+
     def bind(self) -> None:
         """A simulated client may be used by every task of its process."""
 
-    def spawn(self, name: str, function: Work, cancelled: Work | None = None) -> None:
-        """See `Runtime.spawn`."""
-        if not self.process.dead:
-            self.process.start(_guarded(function, cancelled), name)
+    def spawn(self, name: str, function: Work, ending: Work | None = None) -> None:
+        """
+        See `Runtime.spawn`. It may fail as a thread may that cannot be started.
 
-    def at_exit(self, function: Work, seconds: float) -> None:
+        Raises:
+            RuntimeError: The process refuses tasks at the moment.
+        """
+        assert not self._mutexes.held, f"{name} is started under a mutex"
+        if self.process.dead:
+            return
+        # What keeps leases must go on all the same; a callback that cannot be started is logged, and that is all.
+        if self.process.refuses_tasks and ending is not None:
+            message = "can't start new thread"
+            raise RuntimeError(message)
+        self.process.start(function() if ending is None else self._outlive_others(function, ending), name)
+
+    async def _outlive_others(self, function: Work, ending: Work) -> None:
+        """Run it again when it is cancelled, until nothing but background work is left."""
+        process = self.process
+        task = process.world.current
+        assert task is not None, "only a task is spawned"
+        process.background.add(task.number)
+        while True:
+            try:
+                await function()
+            except Cancelled:
+                if not process.cancel_when_alone(task):
+                    await ending()
+                    raise
+            else:
+                return
+
+    def deliver(self, function: Callable[[], None]) -> None:
+        """See `Runtime.deliver`."""
+        function()
+
+    def at_exit(self, function: Work) -> None:
         """Do nothing: the exit of the real interpreter is no event of a simulated world."""
+
+    def blocks_event_loop(self) -> bool:
+        """See `Runtime.blocks_event_loop`."""
+        return False
+
+    def loop_has_ended(self) -> bool:
+        """See `Runtime.loop_has_ended`."""
+        return False
 
     async def sleep(self, seconds: float) -> None:
         """See `Runtime.sleep`."""
@@ -97,15 +141,6 @@ class SimulatedRuntime:
         """See `Runtime.forked`. Nothing of the parent is kept here."""
 
 
-async def _guarded(function: Work, cancelled: Work | None) -> None:
-    try:
-        await function()
-    except Cancelled:
-        if cancelled is not None:
-            await cancelled()
-        raise
-
-
 class _Mutex:
     """Counts who is inside."""
 
@@ -120,6 +155,11 @@ class _Mutex:
 
     def __exit__(self, *details: object) -> None:
         self._world.mutexes_held -= 1
+
+    @property
+    def held(self) -> bool:
+        """Somebody is inside."""
+        return self._world.mutexes_held > 0
 
 
 class _Event:

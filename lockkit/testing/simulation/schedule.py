@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from lockkit.testing.simulation.checker import Limits
@@ -14,7 +15,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Fault", "FaultKind", "Schedule", "draw"]
 
-FaultKind = Literal["pause", "crash", "exit", "close", "cut", "server pause", "server restart", "clock jump", "break"]
+FaultKind = Literal[
+    "pause", "crash", "exit", "close", "cut", "server pause", "server restart", "clock jump", "break", "cut close",
+    "no threads",
+]  # fmt: skip
 
 DRIFT = 0.004
 """Clocks run wrong by at most this share. Two such clocks stay within the engine's allowance of 1 % of the ttl."""
@@ -64,6 +68,10 @@ class Schedule:
         server_rate: Of the server's clocks.
         faults: In order of time.
         healed_at: When network and server become well again, true time.
+        session_age: The server counts the ttl of a grant from so long before it (a session's last heartbeat), seconds.
+        ttl_max: The server keeps no lease for longer, seconds.
+        singly: Renewals are sent one by one: some of a batch may have an answer, others none.
+        tells: The server tells the holder of a loss, and now and then asks it to confirm what it holds.
     """
 
     seed: int
@@ -79,6 +87,10 @@ class Schedule:
     server_rate: float
     faults: tuple[Fault, ...]
     healed_at: float
+    session_age: float = 0.0
+    ttl_max: float = inf
+    singly: bool = False
+    tells: bool = False
 
     @property
     def calm(self) -> bool:
@@ -115,6 +127,7 @@ def draw(seed: int) -> Schedule:
     ttl = chance.uniform(5.0, 30.0) if wakeup != "none" and chance.random() < 0.4 else chance.uniform(0.3, 2.0)
     workers = tuple(chance.choice((1, 1, 2)) for _ in range(chance.choice((2, 2, 3, 3, 4))))
     healed_at = chance.uniform(1.5, 6.0) * ttl
+    backend = random.Random(f"{seed} backend")
     return Schedule(
         seed=seed,
         ttl=ttl,
@@ -130,6 +143,10 @@ def draw(seed: int) -> Schedule:
         server_rate=1 + chance.uniform(-DRIFT, DRIFT),
         faults=_faults(chance, ttl, len(workers), healed_at),
         healed_at=healed_at,
+        session_age=backend.choice((0.0, 0.0, 0.1, 0.2)) * 0.3 * ttl,
+        ttl_max=ttl * 0.7 if backend.random() < 0.2 else inf,
+        singly=backend.random() < 0.3,
+        tells=backend.random() < 0.3,
     )
 
 
@@ -156,6 +173,8 @@ _KINDS: tuple[tuple[FaultKind, float], ...] = (
     ("server restart", 1.5),
     ("clock jump", 1),
     ("break", 0.5),
+    ("cut close", 0.5),
+    ("no threads", 0.7),
 )
 
 

@@ -15,7 +15,7 @@ from lockkit.testing.simulation.history import DataLost, Freed, Granted, Kept, Q
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from lockkit.backend import LossReason
+    from lockkit.backend import Host, LossReason
     from lockkit.testing.simulation.history import History
     from lockkit.testing.simulation.network import Network, Node
     from lockkit.testing.simulation.process import Process
@@ -72,7 +72,9 @@ class LockServer:
         tokens: The last token of each name, also of free locks.
     """
 
-    def __init__(self, node: Node, network: Network, history: History, *, wakeup: Wakeup = "fair") -> None:
+    def __init__(
+        self, node: Node, network: Network, history: History, *, wakeup: Wakeup = "fair", tells: bool = False
+    ) -> None:
         """
         Serve on a node.
 
@@ -81,9 +83,12 @@ class LockServer:
             network: Carries the wake-ups.
             history: Takes down what the server did.
             wakeup: See `Wakeup`.
+            tells: Tell holders that their lock was broken, and ask them to confirm what they hold (see `Host`).
         """
         self.node = node
         self.wakeup = wakeup
+        self.tells = tells
+        self.clients: dict[str, tuple[Process, Host]] = {}
         self.history = history
         self.records: dict[str, Record] = {}
         self.tokens: dict[str, int] = {}
@@ -236,6 +241,11 @@ class LockServer:
         # An expiry is noticed late; it happened when the lease was over.
         at = min(at, self.node.clock.true_time(record.until)) if how == "expired" else at
         self.history.append(Freed(at, name, record.owner, by, how))
+        if self.tells and how in {"broken", "expired"} and record.client in self.clients:
+            process, host = self.clients[record.client]
+            reason: LossReason = "broken" if how == "broken" else "session"
+            self._network.push(self.node, process, lambda: host.lost(record.owner, reason))
+            self._network.push(self.node, process, host.confirm_soon)
         self._wake(name, since=record.until if how == "expired" else None)
 
     def _wake(self, name: str, since: float | None = None) -> None:

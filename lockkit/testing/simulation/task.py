@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from types import coroutine
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
@@ -17,8 +18,8 @@ __all__ = ["Cancelled", "ProcessDied", "Task", "Waiter"]
 T = TypeVar("T")
 
 
-class Cancelled(BaseException):
-    """A task was cancelled, as by ``asyncio.Task.cancel``. Like there, no ``except Exception`` holds it up."""
+class Cancelled(asyncio.CancelledError):
+    """A task was cancelled, as by ``asyncio.Task.cancel``."""
 
 
 class ProcessDied(BaseException):
@@ -37,8 +38,8 @@ class Task(Generic[T]):
     """
 
     __slots__ = (
-        "_awaited", "_cancelled", "_coroutine", "_error", "_joining", "_value", "done", "name", "number", "process",
-        "waiter", "wake_value",
+        "_awaited", "_cancelled", "_cancelling", "_coroutine", "_error", "_joining", "_value", "done", "name", "number",
+        "process", "waiter", "wake_value",
     )  # fmt: skip
 
     def __init__(self, process: Process, coroutine: Coroutine[Any, Any, T], name: str, *, awaited: bool) -> None:
@@ -52,6 +53,7 @@ class Task(Generic[T]):
         self._coroutine = coroutine
         self._awaited = awaited
         self._cancelled = False
+        self._cancelling = 0
         self._joining: list[Waiter] = []
         self._value: T | None = None
         self._error: BaseException | None = None
@@ -79,17 +81,28 @@ class Task(Generic[T]):
 
     def _end(self) -> None:
         self.done = True
-        self.process.tasks.pop(self.number, None)
+        self.process.ended(self)
         for waiter in self._joining:
             waiter.wake(self)
 
-    def cancel(self) -> None:
+    def cancel(self, message: str | None = None) -> None:
         """Have `Cancelled` raised where it waits, also if it has just been woken. No effect once it has ended."""
+        del message
         if self.done:
             return
+        self._cancelling += 1
         self._cancelled = True
         if self.waiter is not None:
             self.waiter.wake(None)
+
+    def cancelling(self) -> int:
+        """How many cancellations were asked for, less those that `uncancel` took back; as of ``asyncio.Task``."""
+        return self._cancelling
+
+    def uncancel(self) -> int:
+        """Take one cancellation back, which was handled; gives how many are left, as ``asyncio.Task`` does."""
+        self._cancelling = max(0, self._cancelling - 1)
+        return self._cancelling
 
     def close(self) -> None:
         """End it without further steps: its process has died."""

@@ -61,7 +61,7 @@ class Worker:
         if lease is not None:
             if reentrant:
                 await self._enter_again(lock, lease)
-            await self._hold(lease)
+            await self._hold(lease, reentrant=reentrant)
 
     async def _enter_again(self, lock: Lock, lease: Lease) -> None:
         """Acquire what this task holds already: at once, the same lease, unless it was lost meanwhile."""
@@ -116,7 +116,7 @@ class Worker:
         await task.join()
         return task.result()
 
-    async def _hold(self, lease: Lease) -> None:
+    async def _hold(self, lease: Lease, *, reentrant: bool) -> None:
         """Use the lease, and end it in one of the ways that there are."""
         if self.chance.random() < 0.2:
             self.process.start(self._use_on(lease, 3), "assistant")
@@ -124,7 +124,20 @@ class Worker:
             await self._use_on(lease, 1)
             self.history.append(Dropped(self.world.now, lease.owner))
             return
-        await self._use_on(lease, self.chance.choice((0, 1, 1, 2, 3)))
+        try:
+            await self._use_on(lease, self.chance.choice((0, 1, 1, 2, 3)))
+        except Cancelled:
+            if self.member.exiting and not reentrant:
+                await self._clean_up(lease)
+            raise
+        await self._release(lease)
+
+    async def _clean_up(self, lease: Lease) -> None:
+        """The event loop ends; this body takes longer than its ttl to end, and is protected for as long."""
+        for _ in range(self.chance.choice((0, 2, 4))):
+            await self._sleep(1.0)
+            self._look(lease)
+            assert lease.held or lease.lost or self.member.client._engine.closed, "released under a body that runs"
         await self._release(lease)
 
     async def _use_on(self, lease: Lease, times: int) -> None:

@@ -82,6 +82,78 @@ def test_directory_that_strangers_may_write_to_is_refused(  # noqa: PLR0917 - fi
     assert list(directory.iterdir()) == []
 
 
+@pytest.mark.parametrize("permissions", [0o1777, 0o755])
+def test_folder_of_clients_that_others_may_write_to_is_refused(
+    permissions: int, connect: Connect, host: StubHost, directory: Path
+) -> None:
+    """A sticky directory protects its entries, not what lies in a folder that another user made there before."""
+    directory.mkdir()
+    directory.chmod(permissions)
+    (directory / "clients").mkdir()
+    (directory / "clients").chmod(0o777)
+
+    with pytest.raises(ConfigurationError, match="clients may be written to by anybody"):
+        drive(connect(host).try_acquire(host.request()))
+
+    assert list((directory / "clients").iterdir()) == []
+
+
+def test_folder_of_clients_that_is_a_link_is_refused(
+    connect: Connect, host: StubHost, directory: Path, tmp_path: Path
+) -> None:
+    """Its maker could have it lead elsewhere while locks are held."""
+    directory.mkdir(mode=0o700)
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    (directory / "clients").symlink_to(tmp_path / "elsewhere")
+
+    with pytest.raises(ConfigurationError, match="clients is a symbolic link"):
+        drive(connect(host).try_acquire(host.request()))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory to another user")
+@pytest.mark.parametrize(
+    ("made_by_another", "permissions", "query"),
+    [("", 0o1777, ""), ("", 0o755, ""), ("clients", 0o1777, ""), ("clients", 0o1777, "?group=1")],
+)
+def test_folder_that_another_user_made_is_refused(  # noqa: PLR0917 - fixtures
+    made_by_another: str, permissions: int, query: str, connect: Connect, host: StubHost, directory: Path
+) -> None:
+    """The owner of a folder may remove whatever lies in it, also when it is sticky."""
+    (directory / "clients").mkdir(parents=True)
+    directory.chmod(permissions)
+    os.chown(directory / made_by_another, 12345, -1)
+
+    with pytest.raises(ConfigurationError, match=r"belongs to another user \(uid 12345\)"):
+        drive(connect(host, query).try_acquire(host.request()))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
+def test_record_that_another_user_made_is_refused(connect: Connect, host: StubHost, directory: Path) -> None:
+    """In a sticky directory of root: its owner could write into it that the lock is free."""
+    directory.mkdir()
+    directory.chmod(0o1777)
+    granted(drive(connect(host).try_acquire(host.request())))
+    os.chown(directory / "x.lock", 12345, -1)
+    (directory / "x.lock").chmod(0o666)
+
+    with pytest.raises(ConfigurationError, match=r"x.lock belongs to another user \(uid 12345\)"):
+        drive(connect(host).try_acquire(host.request()))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory to another user")
+@pytest.mark.parametrize("made_by_another", ["", "clients"])
+def test_folder_that_a_member_of_the_group_made_is_shared(
+    made_by_another: str, connect: Connect, host: StubHost, directory: Path
+) -> None:
+    """``?group=1``: the first of them made it."""
+    (directory / "clients").mkdir(parents=True)
+    directory.chmod(0o2770)
+    (directory / "clients").chmod(0o2770)
+    os.chown(directory / made_by_another, 12345, -1)
+
+    granted(drive(connect(host, "?group=1").try_acquire(host.request())))
+
+
 @pytest.mark.parametrize(("permissions", "query"), [(0o1777, ""), (0o770, "?group=1"), (0o755, "")])
 def test_directory_that_strangers_cannot_spoil_is_taken(
     permissions: int, query: str, connect: Connect, host: StubHost, directory: Path

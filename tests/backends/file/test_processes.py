@@ -1,26 +1,35 @@
-"""Fork, threads, descriptors, closing."""
+"""Fork, threads, descriptors, closing, and processes that were stopped at the wrong moment."""
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import os
 import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from lockkit.backend import Busy, Grant, Renewed
-from lockkit.backends import _recordfile, _store
+import lockkit
+from lockkit import aio
+from lockkit.backend import Busy, Grant, Renewed, Unknown
+from lockkit.backends import _recordfile
 from lockkit.backends._record import decode
 from lockkit.backends._store import OPEN_RECORDS_MAX
 from lockkit.backends.file import FileBackend
 from lockkit.errors import BackendUnavailable, LockError
-from lockkit.runtime import drive
+from lockkit.runtime import AsyncioRuntime, drive, monotonic
 from lockkit.url import parse
 from tests.backends.file.peer import Peer
 from tests.backends.file.support import LONG, Connect, open_files, until
 from tests.backends.support import StubHost, granted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 def test_forked_child_does_not_keep_the_dead_parent_alive(connect: Connect, host: StubHost, directory: Path) -> None:
@@ -60,22 +69,102 @@ def test_forked_child_shares_no_flock_with_its_parent(connect: Connect, host: St
     assert len(drive(backend.holders("x"))) == 1
 
 
-def test_flock_that_is_not_given_back_is_blamed_on_its_process(
-    connect: Connect, host: StubHost, directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Somebody was stopped within the few microseconds: the error says who."""
-    monkeypatch.setattr(_store, "FLOCK_SECONDS_MAX", 0.2)
-    backend = connect(host)
-    grant = granted(drive(backend.try_acquire(host.request())))
-    fd = os.open(directory / "x.lock", os.O_RDWR)
-    fcntl.flock(fd, fcntl.LOCK_EX)
-    try:
-        with pytest.raises(BackendUnavailable, match=rf"process {os.getpid()}\b"):
-            drive(backend.release(grant))
-    finally:
-        os.close(fd)
+_FLOCK = """
+import fcntl, os, sys
+fd = os.open(sys.argv[1], os.O_RDWR)
+fcntl.flock(fd, fcntl.LOCK_EX)
+print(flush=True)
+sys.stdin.read()
+"""
 
-    assert drive(backend.release(grant))
+
+@pytest.fixture
+def flocked(connect: Connect, host: StubHost, directory: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that was stopped within the microseconds in which it had the record of the lock x flocked."""
+    maker = connect(host)
+    drive(maker.release(granted(drive(maker.try_acquire(host.request())))))
+    command = [sys.executable, "-c", _FLOCK, str(directory / "x.lock")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.send_signal(signal.SIGSTOP)
+        yield process
+        process.kill()
+
+
+SOON = 2.0
+"""Less than the five seconds of a call without a deadline, more than a busy machine takes for half a second."""
+
+
+def test_calls_with_a_deadline_do_not_wait_for_a_stopped_process(
+    connect: Connect, host: StubHost, flocked: subprocess.Popen[bytes]
+) -> None:
+    """Acquiring, undoing, releasing: each gives up when its caller must have an answer, and says who is in the way."""
+    backend, now = connect(host), host.runtime.now
+    request = host.request()
+    grant = Grant("x", request.owner, 1, 30.0)
+    began = now()
+
+    for answer_by in (began, began + 0.3):
+        request.answer_by = answer_by
+        request.uncertain = True
+        for call in (backend.try_acquire(request), backend.abandon(request), backend.release(grant, answer_by)):
+            with pytest.raises(BackendUnavailable, match=rf"process {flocked.pid}\b"):
+                drive(call)
+
+    assert now() < began + SOON
+    flocked.kill()
+    flocked.wait()
+    granted(drive(backend.try_acquire(host.request())))
+
+
+@pytest.mark.parametrize("timeout", [0, 0.3])
+def test_acquire_is_back_in_time_though_a_process_was_stopped(
+    directory: Path, flocked: subprocess.Popen[bytes], timeout: float
+) -> None:
+    """The same seen from outside, on both APIs."""
+
+    async def main() -> float:
+        async with aio.connect(f"file://{directory}") as client:
+            began = monotonic()
+            with pytest.raises(BackendUnavailable, match=rf"process {flocked.pid}\b"):
+                await client.lock("x").acquire(timeout)
+            took = monotonic() - began
+            flocked.kill()  # closing the clients undoes what they tried
+            flocked.wait()
+            return took
+
+    with lockkit.connect(f"file://{directory}") as client:
+        began = monotonic()
+        with pytest.raises(BackendUnavailable, match=rf"process {flocked.pid}\b"):
+            client.lock("x").acquire(timeout)
+        took = monotonic() - began
+        assert max(took, asyncio.run(main())) < timeout + SOON
+
+
+def test_stopped_process_delays_no_other_renewal_and_no_other_release(
+    connect: Connect, host: StubHost, directory: Path, flocked: subprocess.Popen[bytes]
+) -> None:
+    """Of many leases the one whose record it has flocked comes last: the others have not run out meanwhile."""
+    del flocked
+    (directory / "x.lock").rename(directory / "hidden")
+    backend, now = connect(host), host.runtime.now
+    names = ["x", *(f"lock {number}" for number in range(20))]
+    grants = [granted(drive(backend.try_acquire(host.request(name)))) for name in names]
+    # Each of them is in the way five times.
+    stuck = [grants[0]] * 5
+    (directory / "hidden").rename(directory / "x.lock")
+    backend._store.reopen()
+    began = now()
+
+    renewed = drive(backend.renew([*stuck, *grants[1:]]))
+    assert now() < began + SOON
+    with pytest.raises(BackendUnavailable):
+        drive(backend.release_all([*stuck, *grants[1:]], now() + 0.3))
+    assert now() < began + 2 * SOON
+
+    assert [type(renewal) for renewal in renewed] == [Unknown] * 5 + [Renewed] * 20
+    assert all(drive(backend.holders(name)) == [] for name in names[1:])
 
 
 def test_clients_close_what_they_opened(directory: Path, host: StubHost) -> None:
@@ -97,11 +186,48 @@ def test_clients_close_what_they_opened(directory: Path, host: StubHost) -> None
 
     assert decode((directory / "x.lock").read_bytes(), "x")[0].queue == []
     drive(holder.close())
-    assert open_files() == files
+    until(lambda: open_files() == files)
     until(lambda: threading.active_count() == threads)
     assert list((directory / "clients").iterdir()) == []
     with pytest.raises(LockError, match="closed"):
         drive(backend.try_acquire(host.request()))
+
+
+def test_close_that_was_cancelled_leaves_no_client_file_and_can_be_called_again(directory: Path) -> None:
+    """Wherever the cancellation strikes. A client file that stays flocked would keep the locks of the dead."""
+
+    async def close_cancelled(after: float, lock: int) -> None:
+        host = StubHost(AsyncioRuntime())
+        backend = FileBackend.open(parse(f"file://{directory}"), {"group": False}, host)
+        holder = FileBackend.open(parse(f"file://{directory}"), {"group": False}, host)
+        grant = granted(await holder.try_acquire(host.request(ttl=LONG)))
+        request = host.request(ttl=LONG)
+        assert isinstance(await backend.try_acquire(request), Busy)
+        await backend.wait(request, Busy(), host.runtime.now())
+        await asyncio.sleep(0)  # the listener starts
+        granted(await backend.try_acquire(host.request("mine", ttl=LONG)))
+        # Another process may stand in the way of leaving the queue.
+        fd = os.open(directory / "x.lock", os.O_RDWR)
+        fcntl.flock(fd, lock)
+        closing = asyncio.create_task(backend.close())
+        await asyncio.sleep(after)
+        closing.cancel()
+        await asyncio.wait([closing])
+        assert closing.cancelled()
+        os.close(fd)
+
+        await backend.close()
+
+        assert backend._presence.client is None
+        granted(await holder.try_acquire(host.request("mine", queue=False)))
+        assert await holder.release(grant)
+        await holder.close()
+        assert list((directory / "clients").iterdir()) == []
+        assert [task for task in asyncio.all_tasks() if task is not asyncio.current_task()] == []
+
+    for after in (0.0, 0.01, 0.1):
+        asyncio.run(close_cancelled(after, fcntl.LOCK_EX))
+    asyncio.run(close_cancelled(0.0, fcntl.LOCK_UN))  # nothing stands in the way: it waits for its listener
 
 
 def test_number_of_open_records_is_bounded(connect: Connect, host: StubHost) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from pathlib import Path
@@ -15,7 +16,7 @@ from lockkit.backends._record import REMOVED
 from lockkit.errors import BackendUnavailable, ConfigurationError
 from lockkit.runtime import BlockingRuntime, drive
 from tests.backends.file.peer import Peer
-from tests.backends.file.support import LONG, Connect, acquire, open_files, tick, until
+from tests.backends.file.support import LONG, Connect, acquire, open_files, tick, until, waiter_count
 from tests.backends.support import StubHost, granted
 
 
@@ -72,7 +73,7 @@ def test_client_file_removed_by_a_stranger(
 
     assert drive(holder.renew([grant])) == [Renewed()]
 
-    assert "was removed by somebody" in caplog.text
+    assert "was removed; locks that were held may be lost" in caplog.text
     # Closed: both records, and the former client file. Opened: one record, and the new client file.
     assert open_files() == before - 1
     assert isinstance(drive(other.try_acquire(frozen.request())), Busy)
@@ -87,9 +88,9 @@ def test_waiter_whose_client_file_was_removed_queues_up_again(connect: Connect, 
     holder, waiter = connect(host), connect(host)
     grant = granted(drive(holder.try_acquire(host.request(ttl=LONG))))
     request = host.request(ttl=LONG)
+    threads = threading.active_count()
     busy = drive(waiter.try_acquire(request))
     assert isinstance(busy, Busy)
-    threads = threading.active_count()
     sleeping = threading.Thread(target=lambda: drive(waiter.wait(request, busy, host.runtime.now() + LONG)))
     sleeping.start()
     assert waiter._presence.client is not None
@@ -139,9 +140,8 @@ def test_directory_shared_by_two_kernels_is_refused(
 
 @pytest.fixture
 def thorough(monkeypatch: pytest.MonkeyPatch) -> None:
-    """New clients look at everything."""
+    """Clients look at everything whenever they tidy."""
     monkeypatch.setattr(_presence, "REAP_MAX", 1000)
-    monkeypatch.setattr(_presence, "REAP_SKIP_MAX", 1)
 
 
 def age(directory: Path) -> None:
@@ -231,6 +231,77 @@ def test_files_of_dead_clients_are_removed(connect: Connect, host: StubHost, dir
         newcomer._presence.client.id,
     }
     assert not is_dead(newcomer._directory, living._presence.client.id)
+
+
+@pytest.mark.usefixtures("thorough")
+def test_records_of_dead_clients_are_removed(connect: Connect, host: StubHost, directory: Path) -> None:
+    """Holders and waiters that were killed. One in whose queue a client lives is kept; tokens go on."""
+    living = connect(host)
+    with Peer(f"file://{directory}") as peer:
+        token = int(peer.ask(f"acquire held {LONG}")[1])
+        peer.ask(f"acquire awaited {LONG}")
+        assert isinstance(drive(living.try_acquire(host.request("awaited", ttl=LONG))), Busy)
+        grant = granted(drive(living.try_acquire(host.request("x", ttl=LONG))))
+        peer.tell(f"acquire x {LONG}")
+        until(lambda: waiter_count(living) == 1)
+        peer.kill()
+        peer.answer()
+    # As a holder that was not heard of any more leaves it.
+    assert drive(living.release(grant))
+    age(directory)
+
+    drive(connect(host).ping())
+
+    assert {path.name for path in directory.glob("*.lock")} == {"awaited.lock"}
+    assert granted(drive(living.try_acquire(host.request("held")))).token > token
+
+
+def test_client_that_lives_removes_all_that_is_unused_bit_by_bit(
+    connect: Connect, frozen: StubHost, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not only at its start, and in bounded work; however many there are."""
+    monkeypatch.setattr(_presence, "SWEEP_NAMES_MAX", 50)
+    former, backend = connect(frozen), connect(frozen)
+    for number in range(200):
+        drive(former.release(granted(drive(former.try_acquire(frozen.request(f"lock {number}"))))))
+    drive(former.close())
+    drive(backend.ping())
+    age(directory)
+    counts = [200]
+
+    while counts[-1]:
+        tick(frozen, _presence.REAP_SECONDS)
+        drive(backend.ping())
+        counts.append(len(list(directory.glob("*.lock"))))
+        assert counts[-2] - counts[-1] <= _presence.REAP_MAX
+        assert len(counts) < 100
+
+
+def test_nothing_is_logged_under_a_mutex(connect: Connect, host: StubHost, directory: Path) -> None:
+    """A handler may write the log under a lock of the same client, even of the same name."""
+    backend = connect(host)
+    drive(backend.release(granted(drive(backend.try_acquire(host.request())))))
+    heard = []
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            thread = threading.Thread(target=lambda: heard.append((drive(backend.holders("x")), record.getMessage())))
+            thread.start()
+            thread.join(30)
+
+    handler = Handler()
+    logging.getLogger("lockkit").addHandler(handler)
+    try:
+        assert backend._presence.client is not None
+        Path(backend._presence.client.path).unlink()
+        backend._presence.suspect()
+        drive(backend.ping())
+        (directory / "x.lock").write_text("garbage")
+        granted(drive(backend.try_acquire(host.request())))
+    finally:
+        logging.getLogger("lockkit").removeHandler(handler)
+
+    assert ["was removed" in heard[0][1], "is damaged" in heard[1][1]] == [True, True]
 
 
 def test_client_that_lives_long_touches_its_file(connect: Connect, frozen: StubHost) -> None:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import os
 import signal
 import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from lockkit.backend import Busy
+from lockkit.backends import _watch
 from lockkit.backends._inotify import Inotify
 from lockkit.backends.file import FileBackend
 from lockkit.runtime import AsyncioRuntime, drive
@@ -24,6 +26,8 @@ from tests.backends.file.support import LONG, Connect, acquire, until, waiter_co
 from tests.backends.support import StubHost, granted
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from lockkit.backend import Request
 
 
@@ -33,6 +37,12 @@ def wakeup(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     if request.param == "polling":
         monkeypatch.setattr(Inotify, "__init__", _refuse)
     return str(request.param)
+
+
+def _inotify_instances() -> int:
+    """How many this process has open."""
+    links = Path("/proc/self/fd").iterdir()
+    return sum(link.readlink() == Path("anon_inode:inotify") for link in links if os.path.lexists(link))
 
 
 def _refuse(self: Inotify) -> None:
@@ -153,30 +163,34 @@ def test_stopped_holder_is_replaced_after_its_ttl(connect: Connect, host: StubHo
 
 
 @pytest.mark.usefixtures("wakeup")
-def test_stopped_first_waiter_is_passed_over(connect: Connect, host: StubHost, directory: Path) -> None:
-    """The second has the lock when the offer to the first is over."""
-    holder, second = connect(host), connect(host)
-    grant = granted(drive(holder.try_acquire(host.request(ttl=LONG))))
-    with Peer(f"file://{directory}") as peer:
-        peer.tell(f"acquire x {LONG}")
-        until(lambda: waiter_count(holder) == 1)
-        os.kill(peer.pid, signal.SIGSTOP)
+@pytest.mark.parametrize("end", ["release", "kill"])
+def test_stopped_first_waiter_is_passed_over(connect: Connect, host: StubHost, directory: Path, end: str) -> None:
+    """The second has the lock when the offer to the first is over, also if the holder died."""
+    second = connect(host)
+    url = f"file://{directory}"
+    with Peer(url) as holder, Peer(url) as first:
+        holder.ask(f"acquire x {LONG}")
+        first.tell(f"acquire x {LONG}")
+        until(lambda: waiter_count(second) == 1)
+        request = host.request(ttl=LONG)
+        waiter = threading.Thread(target=acquire, args=(second, request))
+        waiter.start()
+        until(lambda: waiter_count(second) == 2)
+        os.kill(first.pid, signal.SIGSTOP)
         try:
-            request = host.request(ttl=LONG)
-            waiter = threading.Thread(target=acquire, args=(second, request))
-            waiter.start()
-            until(lambda: waiter_count(holder) == 2)
-
-            drive(holder.release(grant))
+            if end == "release":
+                holder.ask("release x")
+            else:
+                holder.kill()
 
             waiter.join(30)
             assert not waiter.is_alive()
         finally:
-            os.kill(peer.pid, signal.SIGCONT)
+            os.kill(first.pid, signal.SIGCONT)
         # Awake again it waits for its turn.
-        until(lambda: waiter_count(holder) == 1)
+        until(lambda: waiter_count(second) == 1)
         drive(second.break_lock("x"))
-        assert peer.answer()[0] == "granted"
+        assert first.answer()[0] == "granted"
 
 
 def test_cancelled_waiters_leave_no_place_behind(directory: Path) -> None:
@@ -249,3 +263,153 @@ def test_polling_slows_down(connect: Connect, host: StubHost, monkeypatch: pytes
         assert not request.wake.is_set()
 
     assert pauses == [0.002, 0.004, 0.008, 0.016, 0.032, 0.05, 0.05, 0.05]
+
+
+@pytest.mark.parametrize("exhausted", ["instances", "watches", "threads"])
+def test_waiter_that_nothing_can_wake_polls_and_gets_the_lock(
+    connect: Connect, host: StubHost, monkeypatch: pytest.MonkeyPatch, exhausted: str
+) -> None:
+    """With pauses that grow; not a thousand times a second. With inotify back, it is woken again."""
+    holder, waiter = connect(host), connect(host)
+    grant = granted(drive(holder.try_acquire(host.request(ttl=LONG))))
+    looks = 0
+    original = FileBackend._take
+
+    def count(self: FileBackend, *arguments: Any) -> Any:  # noqa: ANN401 - handed on
+        nonlocal looks
+        looks += self is waiter
+        return original(self, *arguments)
+
+    monkeypatch.setattr(FileBackend, "_take", count)
+    request = host.request(ttl=LONG)
+    with pytest.MonkeyPatch.context() as shortage:
+        if exhausted == "instances":
+            shortage.setattr(Inotify, "__init__", _refuse)
+        elif exhausted == "watches":
+            shortage.setattr(Inotify, "add", _refuse_all_but_the_first(Inotify.add))
+        else:
+            shortage.setattr(host.runtime, "spawn", _no_thread)
+        busy = drive(waiter.try_acquire(request))
+        until_at = host.runtime.now() + 1.0
+        while host.runtime.now() < until_at:
+            assert isinstance(busy, Busy)
+            drive(waiter.wait(request, busy, until_at))
+            busy = drive(waiter.try_acquire(request))
+    assert looks < 100
+    polling = request.place
+    assert polling.watcher is None
+
+    waiter._watch_at = 0.0  # some seconds later
+    assert isinstance(drive(waiter.try_acquire(request)), Busy)
+    assert request.place.watcher is waiter._watcher is not None
+    thread = threading.Thread(target=acquire, args=(waiter, request))
+    thread.start()
+    drive(holder.release(grant))
+    thread.join(30)
+    assert not thread.is_alive()
+
+
+def _refuse_all_but_the_first(add: Callable[[Inotify, str, int], int]) -> Callable[[Inotify, str, int], int]:
+    added: list[Inotify] = []
+
+    def refuse(self: Inotify, path: str, mask: int) -> int:
+        if self in added:
+            raise OSError(errno.ENOSPC, "no more watches", path)
+        added.append(self)
+        return add(self, path, mask)
+
+    return refuse
+
+
+def _no_thread(*_: object) -> None:
+    message = "can't start new thread"
+    raise RuntimeError(message)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="inotify is Linux's")
+def test_dropped_clients_give_their_inotify_instances_back(
+    directory: Path, host: StubHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A user has 128 of them. While a client exists but waits for nothing, it has none either."""
+    monkeypatch.setattr(_watch, "LINGER_SECONDS", 0.2)
+    backends = [FileBackend.open(parse(f"file://{directory}"), {"group": False}, host) for _ in range(6)]
+    granted(drive(backends[0].try_acquire(host.request(ttl=LONG))))
+    before = _inotify_instances()
+    idle, dropped = backends[1:3], backends[3:]
+    requests = {backend: host.request(ttl=LONG) for backend in backends[1:]}
+    assert all(isinstance(drive(backend.try_acquire(request)), Busy) for backend, request in requests.items())
+    assert _inotify_instances() == before + 5
+
+    while requests:
+        backend, request = requests.popitem()
+        drive(backend.abandon(request))
+    until(lambda: _inotify_instances() == before)
+    for backend in idle:
+        drive(backend.close())
+    while dropped:
+        backend = dropped.pop()
+        backends.remove(backend)
+        client = backend._presence.client
+        assert client is not None
+        backend._watcher = backend._watch(client)  # one that does not listen, and so does not end by itself
+        assert _inotify_instances() == before + 1
+        del backend, client
+        gc.collect()
+        assert _inotify_instances() == before
+    drive(backends[0].close())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="inotify is Linux's")
+def test_waiter_is_woken_though_its_listener_was_cancelled(directory: Path) -> None:
+    """Some programs end all tasks that they did not start. It looks for itself, and has another listener then."""
+
+    async def main() -> None:
+        host = StubHost(AsyncioRuntime())
+        holder, waiter = (FileBackend.open(parse(f"file://{directory}"), {"group": False}, host) for _ in range(2))
+        grant = granted(await holder.try_acquire(host.request(ttl=LONG)))
+        request = host.request(ttl=LONG)
+
+        async def contend() -> None:
+            while isinstance(outcome := await waiter.try_acquire(request), Busy):
+                await waiter.wait(request, outcome, host.runtime.now() + LONG)
+
+        waiting = asyncio.create_task(contend())
+        await asyncio.sleep(0.05)
+        (listener,) = asyncio.all_tasks() - {waiting, asyncio.current_task()}
+        listener.cancel()
+        await asyncio.wait([listener])
+        await asyncio.sleep(0.05)
+        assert await holder.release(grant)
+
+        await asyncio.wait_for(waiting, 30)
+        await waiter.close()
+        await holder.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="asyncio has eager tasks since Python 3.12")
+def test_eager_tasks_do_not_freeze_the_loop(directory: Path) -> None:
+    """The listener runs at once then, within the call that starts it."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_task_factory(asyncio.eager_task_factory)  # type: ignore[attr-defined, unused-ignore]
+        host = StubHost(AsyncioRuntime())
+        holder, waiter = (FileBackend.open(parse(f"file://{directory}"), {"group": False}, host) for _ in range(2))
+        grant = granted(await holder.try_acquire(host.request(ttl=LONG)))
+        request = host.request(ttl=LONG)
+
+        async def contend() -> None:
+            while isinstance(outcome := await waiter.try_acquire(request), Busy):
+                await waiter.wait(request, outcome, host.runtime.now() + LONG)
+
+        waiting = asyncio.create_task(contend())
+        await asyncio.sleep(0.05)
+        assert await holder.release(grant)
+
+        await asyncio.wait_for(waiting, 30)
+        await waiter.close()
+        await holder.close()
+
+    asyncio.run(main())

@@ -191,22 +191,54 @@ def test_lost_events_count_as_a_poke(stage: Stage, monkeypatch: pytest.MonkeyPat
     assert request.wake.is_set()
 
 
-def test_listener_ends_when_nobody_waits_and_starts_again(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An idle client has no thread."""
+def test_watcher_ends_when_nobody_waits(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An idle client has neither a thread nor an inotify instance; who comes then hears of it, and needs another."""
     monkeypatch.setattr(_watch, "LINGER_SECONDS", 0.01)
     stage.request("r")
     before = threading.active_count()
-    stage.watcher.listen()
-    stage.watcher.listen()
+    assert stage.watcher.listen()
+    assert stage.watcher.listen()
     assert threading.active_count() == before + 1
 
     del stage.requests["r"]
     until(lambda: threading.active_count() == before)
 
-    request = stage.request("again")
-    stage.watcher.listen()
+    assert stage.watcher._inotify.fd == -1
+    stage.request("again")
+    assert not stage.watcher.listen()
+
+
+def test_watcher_whose_listener_fails_wakes_everybody(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They look for themselves then; the log says why."""
+
+    def fail() -> None:
+        message = "out of memory"
+        raise MemoryError(message)
+
+    monkeypatch.setattr(stage.watcher._inotify, "read", fail)
+    request = stage.request("r")
+    assert stage.watcher.listen()
     poke(stage.directory, stage.client.id)
+
     assert woken(request)
+    assert not stage.watcher.listen()
+    assert "out of memory" in caplog.text
+
+
+def test_watcher_whose_listener_cannot_start_says_so(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each time: there is no listener that a second caller could rely on."""
+
+    def fail(*_: object) -> None:
+        message = "can't start new thread"
+        raise RuntimeError(message)
+
+    monkeypatch.setattr(stage.host.runtime, "spawn", fail)
+
+    with pytest.raises(RuntimeError, match="start new thread"):
+        stage.watcher.listen()
+    assert not stage.watcher.listen()
 
 
 def test_retired_watcher_closes_its_descriptor(stage: Stage) -> None:

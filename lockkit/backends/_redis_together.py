@@ -1,0 +1,125 @@
+"""
+Asking several nodes of a Sentinel group or a Cluster, so that one that hangs does not keep the others.
+
+Each question runs in the background, a thread or a task: a blocking call cannot be left, only its thread can.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+from lockkit.errors import BackendUnavailable, ConfigurationError, LockError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from lockkit.runtime import Runtime
+
+__all__ = ["ask_all", "ask_first", "raise_configuration"]
+
+log = logging.getLogger("lockkit")
+
+T = TypeVar("T")
+
+HEDGE_PAUSE = 0.1
+"""Seconds until the next node is asked as well. Longer delays finding the servers while one hangs; shorter asks a
+second one although the first is only far away."""
+
+
+async def ask_all(runtime: Runtime, asks: Sequence[Callable[[], Awaitable[T]]], until: float) -> list[T | LockError]:
+    """
+    Ask all at the same time.
+
+    Args:
+        runtime: Of the face.
+        asks: Each asks one node, and has ended by `until` too.
+        until: Client monotonic time at which those without an answer are not waited for any longer.
+
+    Returns:
+        For each its answer, or why there is none.
+    """
+    answers: list[T | LockError] = [BackendUnavailable("it did not answer in time")] * len(asks)
+    if len(asks) == 1:
+        await _note(answers, 0, asks[0])
+        return answers
+    ended = [runtime.event() for _ in asks]
+
+    async def run(index: int) -> None:
+        try:
+            await _note(answers, index, asks[index])
+        finally:
+            ended[index].set()
+
+    for index in range(len(asks)):
+        await _begin(runtime, partial(run, index))
+    for event in ended:
+        await event.wait(max(0.0, until - runtime.now()))
+    return list(answers)  # a late answer must not change it any more
+
+
+async def ask_first(runtime: Runtime, asks: Sequence[Callable[[], Awaitable[T]]], until: float) -> T | list[LockError]:
+    """
+    Ask one after the other, the next one when the last has failed or is slow, until one gives an answer.
+
+    Args:
+        runtime: Of the face.
+        asks: Each asks one node, and has ended by `until` too.
+        until: Client monotonic time at which nobody is waited for any longer.
+
+    Returns:
+        The first answer; or why there is none.
+    """
+    unanswered: LockError = BackendUnavailable("it did not answer in time")
+    answers: list[T | LockError] = [unanswered] * len(asks)
+    news = runtime.event()
+
+    async def run(index: int) -> None:
+        try:
+            await _note(answers, index, asks[index])
+        finally:
+            news.set()
+
+    for count, _ in enumerate(asks, start=1):
+        await _begin(runtime, partial(run, count - 1))
+        last = count == len(asks)
+        while (left := until - runtime.now()) > 0:
+            told = await news.wait(left if last else min(HEDGE_PAUSE, left))
+            news.clear()
+            for answer in answers:
+                if not isinstance(answer, LockError):
+                    return answer
+            if not told or all(answer is not unanswered for answer in answers[:count]):
+                break
+    return [answer for answer in answers if isinstance(answer, LockError)]
+
+
+def raise_configuration(failures: Sequence[LockError]) -> None:
+    """
+    Raise what retrying cannot fix, if that is among the failures.
+
+    Raises:
+        ConfigurationError: The first one.
+    """
+    for failure in failures:
+        if isinstance(failure, ConfigurationError):
+            raise failure
+
+
+async def _note(answers: list[T | LockError], index: int, ask: Callable[[], Awaitable[T]]) -> None:
+    try:
+        answers[index] = await ask()
+    except LockError as error:
+        answers[index] = error
+
+
+async def _begin(runtime: Runtime, work: Callable[[], Awaitable[None]]) -> None:
+    async def run() -> None:
+        await work()
+
+    try:
+        runtime.spawn("lockkit-redis-ask", run)
+    except RuntimeError as error:  # no thread to be had (Python 3.12 and later start none while they end)
+        log.debug("asking without a thread: %s", error)
+        await work()

@@ -1,0 +1,67 @@
+"""``python -m tests.chaos [TARGET …] [--seconds=120] [--seed=N]``: see `tests.chaos.run`; ``nox -s chaos``."""
+
+from __future__ import annotations
+
+import argparse
+import secrets
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from lockkit.testing.servers.base import Service
+from lockkit.testing.target import Target
+from tests.chaos.run import Run
+from tests.chaos.targets import TARGETS
+
+
+def main() -> int:
+    """Run the targets one after the other; 1 if a promise was broken."""
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos", description="Kill, freeze, restart; find overlaps.")
+    parser.add_argument("targets", nargs="*", metavar="TARGET", help=f"of: {', '.join(TARGETS)}; default: all")
+    parser.add_argument("--seconds", type=float, default=120.0, help="of faults, for each target (default: 120)")
+    parser.add_argument("--seed", type=int, default=None, help="of a run to be repeated")
+    parser.add_argument("--processes", type=int, default=6, help="client processes (default: 6)")
+    given = parser.parse_args()
+    if unknown := set(given.targets) - set(TARGETS):
+        parser.error(f"no target {', '.join(sorted(unknown))}; there are: {', '.join(TARGETS)}")
+    seed = secrets.randbelow(2**32) if given.seed is None else given.seed
+    _say(f"seed {seed} (repeat with --seed={seed}), {given.seconds:g} s each")
+    failed = False
+    for name in given.targets or TARGETS:
+        failed |= play(name, given.seconds, seed, given.processes)
+    return int(failed)
+
+
+def play(name: str, seconds: float, seed: int, processes: int) -> bool:
+    """Run one target and print its row; tell whether a promise was broken."""
+    entry = TARGETS[name]
+    directory = Path(tempfile.mkdtemp(prefix=f"lockkit-chaos-{name}-"))
+    with entry.service() as service:
+        url = service.url if isinstance(service, Service) else f"file://{directory}/locks"
+        target = Target(url, entry.options)
+        outcome = Run(
+            target,
+            service if isinstance(service, Service) else None,
+            directory,
+            seed=seed,
+            limit=entry.limit,
+            processes=processes,
+        ).play(seconds)
+    row = "  ".join(f"{column} {count}" for column, count in outcome.row().items())
+    _say(f"{name}: {row}" + (f"  ({entry.note})" if entry.note else ""))
+    if not outcome.failed:
+        shutil.rmtree(directory)
+        return False
+    for line in [*outcome.verdict.overlaps, *outcome.verdict.disorder][:20]:
+        _say(f"  {line}")
+    _say(f"  journal and errors of the clients: {directory}")
+    return True
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)  # noqa: T201 - its output
+
+
+if __name__ == "__main__":
+    sys.exit(main())

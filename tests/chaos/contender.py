@@ -1,0 +1,128 @@
+"""
+One client process of a chaos run: contends for a few locks until it is told to stop.
+
+Started by `tests.chaos.run`, which sends a `Part` through the standard input.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import random
+import sys
+import traceback
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from lockkit.errors import BackendUnavailable, LockLost, LockTimeout
+from lockkit.testing.stage import STAGES
+from tests.chaos.journal import Journal, now
+
+if TYPE_CHECKING:
+    from lockkit import aio
+    from lockkit.testing.stage import Face, Stage
+    from lockkit.testing.target import Target
+
+__all__ = ["LANES", "Part"]
+
+LANES = 2
+"""Threads or tasks of a process that contend at the same time, through one client."""
+
+STEP_SECONDS = 0.004
+"""Time between two looks of a holder at its lease."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """
+    What a contender is to do.
+
+    Attributes:
+        target: What it connects to.
+        face: Its API.
+        names: The locks.
+        ttls: It takes one of them each time.
+        journal: Path of the witness's file.
+        stop: It ends when there is a file of this name.
+        seed: Of its choices.
+    """
+
+    target: Target
+    face: Face
+    names: tuple[str, ...]
+    ttls: tuple[float, ...]
+    journal: str
+    stop: str
+    seed: int
+
+
+class Contender:
+    """Works with one client in `LANES` lanes."""
+
+    def __init__(self, part: Part, stage: Stage) -> None:
+        self._part = part
+        self._stage = stage
+        self._client = stage.make_client()
+        self._journal = Journal(part.journal)
+        self._parent = os.getppid()
+
+    async def work(self) -> None:
+        """Contend until told to stop."""
+        lanes = [self._stage.spawn(self._lane(number)) for number in range(LANES)]
+        for lane in lanes:
+            await lane.result(1e6)
+        await self._client.close()
+
+    async def _lane(self, number: int) -> None:
+        choose = random.Random(self._part.seed + number)
+        count = 0
+        while os.getppid() == self._parent:  # a run that was killed cannot tell us to stop
+            if os.path.exists(self._part.stop):  # noqa: PTH110, ASYNC240 - some µs
+                return
+            count += 1
+            stay = f"{os.getpid()}.{number}.{count}"
+            try:
+                await self._stay(stay, choose)
+            except LockTimeout:
+                self._journal.write("said", stay, "timeout")
+            except LockLost:
+                self._journal.write("said", stay, "lost")
+            except BackendUnavailable:
+                self._journal.write("said", stay, "unavailable")
+            except Exception:  # noqa: BLE001 - the run counts it
+                self._journal.write("said", stay, "error")
+                traceback.print_exc()
+                await self._stage.sleep(0.1)
+
+    async def _stay(self, stay: str, choose: random.Random) -> None:
+        ttl = choose.choice(self._part.ttls)
+        # Mostly short; now and then so long that the lease must be renewed.
+        seconds = choose.uniform(0, 1.5 * ttl) if choose.random() < 0.03 else choose.uniform(0, 0.03)
+        lock = self._client.lock(choose.choice(self._part.names), ttl=ttl)
+        lease = await lock.acquire(choose.choice([0.0, 0.5, 3.0]))
+        await self._hold(stay, lease, now() + int(seconds * 1e9))
+        await lease.release()
+
+    async def _hold(self, stay: str, lease: aio.Lease, until: int) -> None:
+        line: tuple[object, ...] = ("enter", stay, lease.name, lease.token)
+        while True:
+            time = now()  # before the look: see `tests.chaos.journal`
+            if not lease.held:
+                return
+            self._journal.write(*line, time)
+            line = ("held", stay)
+            if time >= until:
+                return
+            await self._stage.sleep(STEP_SECONDS)
+
+
+def main() -> None:
+    """Take the part from the standard input and play it."""
+    part: Part = pickle.load(sys.stdin.buffer)  # noqa: S301 - our own run's
+    with part.target.connect() as asked:
+        stage = STAGES[part.face](part.target, asked.capabilities)
+    stage.run_bare(Contender(part, stage).work())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,276 @@
+"""Background work goes on whatever happens to it: exceptions, threads that cannot be started, cancelled tasks."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import threading
+import time
+from typing import Any
+
+import pytest
+
+import lockkit
+import lockkit.aio
+from lockkit.background import Background
+from lockkit.errors import LockError
+from lockkit.runtime import AsyncioRuntime, BlockingRuntime
+from tests.scripted import fail, scripted
+
+TTL = 0.6
+
+
+def eventually(condition: Any, seconds: float = 10.0) -> None:  # noqa: ANN401 - any condition
+    """Wait until the condition holds; fail after a generous bound."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "did not come true"
+        time.sleep(0.005)
+
+
+class NoThreads:
+    """A system that refuses to start threads of some names for a while."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.refused: dict[str, int] = {}
+        start = threading.Thread.start
+
+        def limited(thread: threading.Thread) -> None:
+            if self.refused.get(thread.name, 0) > 0:
+                self.refused[thread.name] -= 1
+                raise RuntimeError("can't start new thread")
+            start(thread)
+
+        monkeypatch.setattr(threading.Thread, "start", limited)
+
+
+# -- the primitive -----------------------------------------------------------------------------------------------------
+
+
+def test_work_that_fails_is_logged_and_run_again(caplog: pytest.LogCaptureFixture) -> None:
+    """It does not die with the first exception, and says what happened."""
+    done = threading.Event()
+    failures = iter([RuntimeError("a bug"), None])
+
+    async def work() -> None:
+        if (error := next(failures)) is not None:
+            raise error
+        done.set()
+
+    background = Background(BlockingRuntime(), "lockkit-test", work)
+    with caplog.at_level(logging.ERROR, "lockkit"):
+        background.wake()
+        background.start()
+        assert done.wait(10)
+        eventually(lambda: not background.running)
+
+    assert "lockkit-test failed" in caplog.text
+    assert "a bug" in caplog.text
+
+
+def test_wake_up_in_the_instant_of_the_end_is_not_missed() -> None:
+    """Work that comes while the coroutine returns is done, by this thread or by the next."""
+    todo: list[int] = []
+    done: list[int] = []
+
+    async def work() -> None:
+        while todo:
+            done.append(todo.pop())
+
+    background = Background(BlockingRuntime(), "lockkit-test", work)
+    for number in range(3000):
+        todo.append(number)
+        background.wake()
+        background.start()
+    eventually(lambda: len(done) == 3000)
+
+
+def test_thread_that_cannot_be_started_is_tried_again_with_the_next_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The flag does not say "running" for ever."""
+    system = NoThreads(monkeypatch)
+    system.refused["lockkit-test"] = 1
+    done = threading.Event()
+
+    async def work() -> None:
+        done.set()
+
+    background = Background(BlockingRuntime(), "lockkit-test", work)
+    with pytest.raises(RuntimeError, match="new thread"):
+        background.start()
+    background.start()
+
+    assert done.wait(10)
+
+
+# -- renewals and losses -----------------------------------------------------------------------------------------------
+
+
+def test_leases_dropped_in_other_threads_do_not_end_the_watch() -> None:
+    """``__del__`` forgets leases while the watch looks at all of them: it used to die of a changed dictionary."""
+    client = lockkit.connect("memory://dropped")
+    kept = client.lock("kept", ttl=10 * TTL).acquire()
+    stop = threading.Event()
+
+    def drop() -> None:
+        number = 0
+        while not stop.is_set():
+            for _ in range(200):
+                number += 1
+                # Without a lease object nobody warns; the record is dropped in this thread all the same.
+                lease = client.lock(f"{threading.get_ident()}/{number}", ttl=30).acquire()
+                hold = lease._hold
+                hold.engine.dropped(hold)
+
+    interval = sys.getswitchinterval()
+    many = [client.lock(f"many/{number}", ttl=60).acquire() for number in range(5000)]
+    threads = [threading.Thread(target=drop) for _ in range(2)]
+    sys.setswitchinterval(1e-5)  # other threads come by often
+    try:
+        for thread in threads:
+            thread.start()
+        end = time.monotonic() + 3.0
+        while time.monotonic() < end:
+            client._engine.confirm_soon()
+            time.sleep(0.001)
+    finally:
+        sys.setswitchinterval(interval)
+        stop.set()
+        for thread in threads:
+            thread.join()
+
+    # It goes on: a loss is told, and the lease is renewed.
+    until = kept._hold.valid_until
+    assert client.lock("lost", ttl=TTL, renew=False).acquire().wait_lost(20)
+    eventually(lambda: kept._hold.valid_until > until, 20)
+    assert kept.held
+    assert len(many) == 5000
+    client.close()
+
+
+def test_renewer_that_cannot_be_started_is_started_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A system out of threads for a moment costs no lease."""
+    system = NoThreads(monkeypatch)
+    system.refused["lockkit-renew"] = 2
+    client = lockkit.connect("memory://renewer")
+
+    with client.lock("x", ttl=1.5) as lease:
+        eventually(lambda: system.refused["lockkit-renew"] == 0)
+        time.sleep(2.5)
+        assert lease.held
+    client.close()
+
+
+def test_grant_that_nothing_can_watch_over_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not handed out: its loss could not be told. The next try works."""
+    system = NoThreads(monkeypatch)
+    system.refused["lockkit-watch"] = 1
+    client = lockkit.connect("memory://watch")
+
+    with pytest.raises(LockError, match="given back"):
+        client.lock("x", ttl=30).acquire()
+    assert client.holders("x") == []
+
+    with client.lock("x", ttl=30) as lease:
+        assert lease.held
+    client.close()
+
+
+def test_renewals_go_on_when_all_tasks_are_cancelled() -> None:
+    """As some frameworks do; what goes on, goes on protected."""
+
+    async def run() -> None:
+        async with lockkit.aio.connect("memory://cancelled") as client:
+            lease = await client.lock("x", ttl=TTL).acquire()
+            await asyncio.sleep(TTL / 2)  # the renewer runs too
+            for _ in range(3):
+                for task in asyncio.all_tasks() - {asyncio.current_task()}:
+                    task.cancel()
+                await asyncio.sleep(TTL)
+            assert lease.held
+            other = await client.lock("y", ttl=TTL, renew=False).acquire()
+            assert await other.wait_lost(10)
+            await lease.release()
+
+    asyncio.run(run())
+
+
+def test_nothing_is_started_under_the_mutex() -> None:
+    """A task factory may run a new task at once, inside the call that makes it (asyncio.eager_task_factory)."""
+    client, backend = scripted(AsyncioRuntime())
+    engine = client._engine
+    started: list[asyncio.Task[Any]] = []
+
+    async def run() -> None:
+        def factory(loop: Any, coroutine: Any, **details: Any) -> asyncio.Task[Any]:  # noqa: ANN401 - asyncio's
+            assert not engine._mutex.locked()
+            task: asyncio.Task[Any] = asyncio.Task(coroutine, loop=loop, **details)
+            started.append(task)
+            return task
+
+        asyncio.get_running_loop().set_task_factory(factory)
+        backend.before["abandon"] = fail(lockkit.BackendUnavailable("away"))
+        async with client.lock("x", ttl=TTL):
+            assert await client.lock("x").try_acquire(0.01) is None
+            await asyncio.sleep(TTL)
+            lease = await client.lock("y", ttl=TTL, renew=False, on_lost=lambda *_: None).acquire()
+            assert await lease.wait_lost(10)
+        del backend.before["abandon"]
+        await client.close()
+
+    asyncio.run(run())
+
+    names = {task.get_name() for task in started}
+    assert names >= {"lockkit-watch", "lockkit-renew", "lockkit-undo", "lockkit-on-lost"}
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="asyncio.eager_task_factory is new in Python 3.12")
+def test_eager_tasks_do_not_freeze_the_loop() -> None:
+    """They begin to run inside ``create_task``."""
+
+    async def run() -> None:
+        asyncio.get_running_loop().set_task_factory(asyncio.eager_task_factory)  # type: ignore[attr-defined,unused-ignore]
+        async with lockkit.aio.connect("memory://eager") as client, client.lock("x", ttl=TTL) as lease:
+            await asyncio.sleep(2 * TTL)
+            assert lease.held
+
+    asyncio.run(run())
+
+
+# -- logging -----------------------------------------------------------------------------------------------------------
+
+
+class SlowHandler(logging.Handler):
+    """Uses a lock of the client that logs, and takes its time."""
+
+    def __init__(self, client: lockkit.Client) -> None:
+        super().__init__()
+        self.client = client
+        self.entered = threading.Event()
+        self.go_on = threading.Event()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Handle one record."""
+        if "renewal" in record.getMessage():
+            self.entered.set()
+            with self.client.lock("log", ttl=30, timeout=5):
+                self.go_on.wait(20)
+
+
+def test_handler_that_blocks_delays_no_loss_and_no_lock() -> None:
+    """Nothing is logged under the mutex: a handler may use locks of the same client, and hang."""
+    client, backend = scripted()
+    backend.before["renew"] = fail(lockkit.BackendUnavailable("away"))
+    handler = SlowHandler(client)
+    logger = logging.getLogger("lockkit")
+    logger.addHandler(handler)
+    try:
+        lease = client.lock("x", ttl=TTL).acquire()
+        assert handler.entered.wait(10)
+        assert lease.wait_lost(10)
+        with client.lock("y", ttl=TTL, renew=False) as other:
+            assert other.held
+    finally:
+        handler.go_on.set()
+        logger.removeHandler(handler)
+    client.close()

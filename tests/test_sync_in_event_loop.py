@@ -1,0 +1,158 @@
+"""The sync API in a thread that runs an event loop: it works, except for waits that nothing could end."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from typing import Any
+
+import pytest
+
+import lockkit
+
+
+@pytest.fixture
+def client() -> Iterator[lockkit.Client]:
+    """A sync client."""
+    with lockkit.connect("memory://sync-in-event-loop") as client:
+        yield client
+
+
+def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Run an event loop in a thread of its own, so that a deadlock fails the test and does not hang it."""
+    outcome: list[BaseException | None] = []
+
+    def target() -> None:
+        try:
+            asyncio.run(main())
+        except BaseException as error:  # noqa: BLE001 - raised again below
+            outcome.append(error)
+        else:
+            outcome.append(None)
+
+    thread = threading.Thread(target=target, daemon=True)
+    thread.start()
+    thread.join(20)
+    assert outcome, "the event loop hangs"
+    if outcome[0] is not None:
+        raise outcome[0]
+
+
+async def while_held(lock: lockkit.Lock, body: Callable[[], Awaitable[None]]) -> None:
+    """Run a body while another task holds the lock, which leaves only when the loop runs on."""
+    entered, leave = asyncio.Event(), asyncio.Event()
+
+    async def hold() -> None:
+        with lock:
+            entered.set()
+            await leave.wait()
+
+    holder = asyncio.create_task(hold(), name="A")
+    await entered.wait()
+    try:
+        await body()
+    finally:
+        leave.set()
+        await holder
+
+
+def test_wait_for_a_task_of_the_same_loop_is_refused(client: lockkit.Client) -> None:
+    """A holds and awaits; B would block the loop, and A could never leave."""
+    lock = client.lock("seat")
+
+    async def body() -> None:
+        for wait in (lock.acquire, lock.__enter__, lambda: lock.try_acquire(None), lock.as_threading_lock().acquire):
+            with pytest.raises(lockkit.LockError, match=r"the task 'A' of this thread.*lockkit\.aio") as caught:
+                wait()
+            assert (caught.value.name, caught.value.backend) == ("seat", client.url)
+
+    run(lambda: while_held(lock, body))
+    assert not lock.locked()
+
+
+def test_decorated_coroutine_functions_of_one_loop_do_not_hang(client: lockkit.Client) -> None:
+    """The second call says what is wrong; the first one ends as if nothing had been."""
+    gate: list[asyncio.Event] = []
+
+    @client.lock("decorated")
+    async def work() -> str:
+        await gate[0].wait()
+        return "done"
+
+    async def main() -> None:
+        gate.append(asyncio.Event())
+        first, second = asyncio.create_task(work()), asyncio.create_task(work())
+        await asyncio.wait([second])
+        gate[0].set()
+        assert await first == "done"
+        with pytest.raises(lockkit.LockError, match=r"lockkit\.aio"):
+            await second
+
+    run(main)
+
+
+def test_task_that_would_wait_for_itself_is_told_of_reentrant(client: lockkit.Client) -> None:
+    """It holds the lock, and asks for it again."""
+
+    async def main() -> None:
+        with client.lock("twice"), pytest.raises(lockkit.LockError, match=r"this same task.*reentrant=True"):
+            client.lock("twice").acquire()
+
+    run(main)
+
+
+def test_reentrant_lock_does_not_let_another_task_of_the_thread_in(client: lockkit.Client) -> None:
+    """Both are in the thread that holds the lock: without a check two bodies would run at once."""
+    lock = client.lock("counted", reentrant=True)
+
+    async def body() -> None:
+        with pytest.raises(lockkit.LockError, match=r"the task 'A' of this thread"):
+            lock.acquire()
+        with pytest.raises(lockkit.LockError, match=r"the task 'A' of this thread"):
+            lock.acquire(timeout=1)
+        assert lock.try_acquire() is None
+
+    run(lambda: while_held(lock, body))
+
+    async def again() -> None:
+        with lock as outer, lock as inner:
+            assert inner is outer
+
+    run(again)
+
+
+def test_calls_that_end_by_themselves_work_in_a_loop(client: lockkit.Client) -> None:
+    """A free lock (a notebook runs its cells in an event loop), a single try, and a wait with a timeout."""
+    lock = client.lock("free")
+
+    async def body() -> None:
+        with client.lock("another"):
+            assert lock.try_acquire() is None
+            with pytest.raises(lockkit.LockTimeout):
+                lock.acquire(timeout=0.01)
+
+    run(lambda: while_held(lock, body))
+    assert not lock.locked()
+
+
+def test_wait_for_another_thread_works_in_a_loop(client: lockkit.Client) -> None:
+    """It blocks the loop, but it ends."""
+    lock = client.lock("other thread")
+    lease = lock.acquire()
+    waiting = threading.Event()
+
+    def release() -> None:
+        waiting.wait(20)
+        lease.release()
+
+    async def main() -> None:
+        thread = threading.Thread(target=release)
+        thread.start()
+        asyncio.get_running_loop().call_soon(waiting.set)
+        await asyncio.sleep(0)
+        with lock:
+            pass
+        thread.join()
+
+    run(main)

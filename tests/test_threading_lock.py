@@ -1,0 +1,45 @@
+"""CPython's own tests of ``threading.Lock``, on the adapter, where Python comes with its package ``test``."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import unittest
+from contextlib import suppress
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+import pytest
+
+import lockkit
+
+if TYPE_CHECKING:
+    from lockkit.sync import ThreadingLock
+
+LOCK_TESTS: ModuleType | None = None
+with suppress(ImportError):
+    LOCK_TESTS = importlib.import_module("test.lock_tests")
+
+# Private: it makes a held lock free, for the child of a fork, and a lock at a server is not freed by that.
+NOT_PROMISED = {"test_at_fork_reinit"}
+CASES = [] if LOCK_TESTS is None else [*unittest.TestLoader().getTestCaseNames(LOCK_TESTS.LockTests)]
+
+
+@pytest.mark.filterwarnings("ignore:lease of lock .* was dropped without release:ResourceWarning")
+@pytest.mark.parametrize("name", [case for case in CASES if case not in NOT_PROMISED])
+def test_cpython_lock_test(name: str) -> None:
+    """Some of them drop a lock that is held: `threading.Lock` says nothing then, lockkit warns."""
+    assert LOCK_TESTS is not None
+    result = unittest.TestResult()
+    numbers = itertools.count()
+    # They count threads: that of the client is to be there before, and none to be started for renewals.
+    with lockkit.connect("memory://", ttl=1000) as client, client.lock(f"cpython-{name}", renew=False):
+
+        def make() -> ThreadingLock:
+            return client.lock(f"cpython-{name}-{next(numbers)}", renew=False).as_threading_lock()
+
+        case = type("Adapter", (LOCK_TESTS.LockTests,), {"locktype": staticmethod(make)})
+        case(name).run(result)
+
+    assert result.testsRun == 1
+    assert [*result.failures, *result.errors] == []

@@ -45,11 +45,10 @@ def is_python(path: str, version: str) -> bool:
 OTHER_PYTHONS = other_pythons()
 # What runs on those: the engine, the sync and async APIs, the embedded backends. Of the servers Redis alone.
 CORE = [
-    *("tests/test_engine.py", "tests/test_runtime.py", "tests/simulation"),
-    *("tests/test_background.py", "tests/test_single_run.py", "tests/test_ending.py", "tests/test_line.py"),
-    *("tests/test_sync_in_event_loop.py", "tests/test_threading_lock.py", "tests/test_naming.py"),
-    *("tests/test_config.py", "tests/test_errors.py", "tests/test_registry.py", "tests/test_url.py"),
-    *("tests/test_values.py", "tests/conventions", "tests/backends/test_memory.py", "tests/backends/file"),
+    *("tests/engine", "tests/configuration", "tests/simulation", "tests/conventions"),
+    *(f"tests/test_{name}.py" for name in ("errors", "url", "validation", "runtime", "background", "single_run")),
+    *("tests/test_sync_in_event_loop.py", "tests/test_threading_lock.py"),
+    *("tests/backends/memory", "tests/backends/file"),
 ]
 CORE_BACKENDS = "memory or file"
 
@@ -212,7 +211,7 @@ def protos(session: nox.Session) -> None:
     # The oldest that the extra `etcd` allows: what it makes works with every later protobuf, but not the other way.
     session.install("--quiet", "grpcio-tools==1.60.*", "setuptools<81")
     output = ("--python_out=.", "--pyi_out=.")
-    session.run("python", "-m", "grpc_tools.protoc", "-I.", *output, "lockkit/backends/_etcd_rpc.proto")
+    session.run("python", "-m", "grpc_tools.protoc", "-I.", *output, "lockkit/backends/etcd/rpc.proto")
 
 
 @nox.session(name="kazoo-suite")

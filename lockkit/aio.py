@@ -12,11 +12,12 @@ import inspect
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
-from lockkit import config, registry, values
-from lockkit.engine import Engine, Spec
+from lockkit import validation
+from lockkit.configuration import profiles, registry
+from lockkit.configuration.name_template import NameTemplate
+from lockkit.engine.engine import Engine, Spec
+from lockkit.engine.lease import BaseLease, Entered, LostCallback
 from lockkit.errors import ConfigurationError
-from lockkit.lease import BaseLease, Entered, LostCallback
-from lockkit.naming import NameTemplate
 from lockkit.runtime import AsyncioRuntime
 from lockkit.sync import INHERIT, _Inherit
 
@@ -43,7 +44,7 @@ def connect(url: str | None = None, *, profile: str | None = None, **options: An
     Raises:
         ConfigurationError: The URL, the profile or an option is wrong.
     """
-    settings = config.resolve(url, profile, options)
+    settings = profiles.resolve(url, profile, options)
     return Client(
         Engine(functools.partial(registry.open_backend, settings.url, settings.options), AsyncioRuntime(), Lease)
     )
@@ -182,10 +183,10 @@ class Lock:
         return cast("Callable[P, R]", hold)
 
     def _seconds(self, timeout: float | timedelta | None) -> float | None:
-        return values.timeout(timeout, name=self._spec.name, backend=self._engine.url)
+        return validation.timeout(timeout, name=self._spec.name, backend=self._engine.url)
 
     def _named(self, name: str) -> Lock:
-        spec = replace(self._spec, name=values.lock_name(name))
+        spec = replace(self._spec, name=validation.lock_name(name))
         return Lock(self._engine, spec, cancel_on_lost=self._cancel_on_lost)
 
     def __repr__(self) -> str:

@@ -3,7 +3,7 @@ What a backend is: nine questions that it answers about the world, and the data 
 
 A backend holds **no policy**.
 Waiting lines inside the process, timeouts, retries, renewal schedules, deadlines, loss, reentrancy, metadata,
-validation and error texts of a wait are the engine's (`lockkit.engine`), written once for all backends.
+validation and error texts of a wait are the engine's (`lockkit.engine.engine`), written once for all backends.
 
 The life of one acquisition, seen from the backend::
 

@@ -28,14 +28,14 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from lockkit.errors import ConfigurationError, StaleToken
-from lockkit.values import shown
+from lockkit.validation import shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from lockkit._fencing_etcd import AsyncEtcdGuard, EtcdGuard
-    from lockkit._fencing_redis import AsyncRedisGuard, RedisGuard
-    from lockkit._fencing_sql import AsyncSqlGuard, FenceMixin, SqlGuard, fenced
+    from lockkit.storage.etcd.guard import AsyncEtcdGuard, EtcdGuard
+    from lockkit.storage.redis.guard import AsyncRedisGuard, RedisGuard
+    from lockkit.storage.sql.guard import AsyncSqlGuard, FenceMixin, SqlGuard, fenced
 
 __all__ = [
     "TOKEN_MAX",
@@ -56,14 +56,14 @@ TOKEN_MAX = 2**63 - 1
 """Largest token: stores keep it as a signed 64-bit number."""
 
 _LAZY = {
-    "AsyncEtcdGuard": "lockkit._fencing_etcd",
-    "EtcdGuard": "lockkit._fencing_etcd",
-    "AsyncRedisGuard": "lockkit._fencing_redis",
-    "RedisGuard": "lockkit._fencing_redis",
-    "AsyncSqlGuard": "lockkit._fencing_sql",
-    "FenceMixin": "lockkit._fencing_sql",
-    "SqlGuard": "lockkit._fencing_sql",
-    "fenced": "lockkit._fencing_sql",
+    "AsyncEtcdGuard": "lockkit.storage.etcd.guard",
+    "EtcdGuard": "lockkit.storage.etcd.guard",
+    "AsyncRedisGuard": "lockkit.storage.redis.guard",
+    "RedisGuard": "lockkit.storage.redis.guard",
+    "AsyncSqlGuard": "lockkit.storage.sql.guard",
+    "FenceMixin": "lockkit.storage.sql.guard",
+    "SqlGuard": "lockkit.storage.sql.guard",
+    "fenced": "lockkit.storage.sql.guard",
 }
 
 
@@ -184,7 +184,7 @@ def __getattr__(name: str) -> object:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("lockkit"):
             raise
-        store = _LAZY[name].rpartition("_")[2]
+        store = _LAZY[name].split(".")[2]
         message = f"lockkit.fencing.{name} needs the module {error.name!r}: pip install 'lockkit[{store}]'"
         raise ConfigurationError(message) from error
     value: object = getattr(module, name)

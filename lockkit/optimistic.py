@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker
     from sqlalchemy.orm import sessionmaker
 
-    from lockkit._redis_client import AsyncClient, Key, Seconds, SyncClient
+    from lockkit.storage.redis.client import AsyncClient, Key, Seconds, SyncClient
 
 __all__ = [
     "ATTEMPTS",
@@ -132,7 +132,7 @@ def with_retry(
             is *not* tried again, as a second try could make it twice.
         ConfigurationError: The key holds something else than a string, or an argument is wrong.
     """
-    from lockkit._optimistic_redis import Update  # noqa: PLC0415 - loads the driver
+    from lockkit.storage.redis.update import Update  # noqa: PLC0415 - loads the driver
 
     result: V = drive(Update(BlockingRuntime(), client, key, fn, ttl).run(attempts, timeout))
     return result
@@ -159,7 +159,7 @@ async def with_retry_async(
         BackendUnavailable: See `with_retry`.
         ConfigurationError: See `with_retry`.
     """
-    from lockkit._optimistic_redis import Update  # noqa: PLC0415 - loads the driver
+    from lockkit.storage.redis.update import Update  # noqa: PLC0415 - loads the driver
 
     result: V = await Update(AsyncioRuntime(), client, key, fn, ttl).run(attempts, timeout)
     return result
@@ -207,7 +207,7 @@ def transact(
             it is *not* tried again, as a second try could make the change twice.
         ConfigurationError: An argument is wrong.
     """
-    from lockkit._optimistic_sql import Transactions  # noqa: PLC0415 - loads the driver
+    from lockkit.storage.sql.update import Transactions  # noqa: PLC0415 - loads the driver
 
     result: T = drive(Transactions("blocking", source, fn).run(attempts, timeout))
     return result
@@ -230,7 +230,7 @@ async def transact_async(
         BackendUnavailable: See `transact`.
         ConfigurationError: See `transact`.
     """
-    from lockkit._optimistic_sql import Transactions  # noqa: PLC0415 - loads the driver
+    from lockkit.storage.sql.update import Transactions  # noqa: PLC0415 - loads the driver
 
     result: T = await Transactions("asyncio", source, fn).run(attempts, timeout)
     return result
@@ -268,7 +268,7 @@ def update_key(
             is *not* tried again.
         ConfigurationError: An argument is wrong, or `fn` returned something else.
     """
-    from lockkit._optimistic_etcd import KeyUpdate  # noqa: PLC0415 - loads the driver
+    from lockkit.storage.etcd.update import KeyUpdate  # noqa: PLC0415 - loads the driver
 
     result: K = drive(KeyUpdate(BlockingRuntime(), client, key, fn).run(attempts, timeout))
     return result
@@ -292,7 +292,7 @@ async def update_key_async(
         BackendUnavailable: See `update_key`.
         ConfigurationError: See `update_key`.
     """
-    from lockkit._optimistic_etcd import KeyUpdate  # noqa: PLC0415 - loads the driver
+    from lockkit.storage.etcd.update import KeyUpdate  # noqa: PLC0415 - loads the driver
 
     result: K = await KeyUpdate(AsyncioRuntime(), client, key, fn).run(attempts, timeout)
     return result
@@ -336,7 +336,7 @@ def update_row(
         BackendUnavailable: See `transact`.
         ConfigurationError: An argument is wrong, or `fn` returned something else.
     """
-    from lockkit._optimistic_sql import RowUpdate  # noqa: PLC0415 - loads the driver
+    from lockkit.storage.sql.update import RowUpdate  # noqa: PLC0415 - loads the driver
 
     result: R = drive(RowUpdate("blocking", source, fn, table=table, key=key, version=version).run(attempts, timeout))
     return result
@@ -362,7 +362,7 @@ async def update_row_async(
         BackendUnavailable: See `transact`.
         ConfigurationError: See `update_row`.
     """
-    from lockkit._optimistic_sql import RowUpdate  # noqa: PLC0415 - loads the driver
+    from lockkit.storage.sql.update import RowUpdate  # noqa: PLC0415 - loads the driver
 
     result: R = await RowUpdate("asyncio", source, fn, table=table, key=key, version=version).run(attempts, timeout)
     return result
@@ -401,7 +401,7 @@ def update_node(
             it is *not* tried again, as a second try could make it twice.
         ConfigurationError: An argument is wrong, the node above is missing, or the one to delete has children.
     """
-    from lockkit._optimistic_zookeeper import NodeUpdate  # noqa: PLC0415 - loads the driver
+    from lockkit.storage.zookeeper.update import NodeUpdate  # noqa: PLC0415 - loads the driver
 
     result: N = drive(NodeUpdate(BlockingRuntime(), client, path, fn).run(attempts, timeout))
     return result
@@ -425,7 +425,7 @@ async def update_node_async(
         BackendUnavailable: See `update_node`.
         ConfigurationError: See `update_node`.
     """
-    from lockkit._optimistic_zookeeper import NodeUpdate  # noqa: PLC0415 - loads the driver
+    from lockkit.storage.zookeeper.update import NodeUpdate  # noqa: PLC0415 - loads the driver
 
     result: N = await NodeUpdate(AsyncioRuntime(), client, path, fn).run(attempts, timeout)
     return result
@@ -451,6 +451,6 @@ def versioned(statement: S, expected: int, *, version: ColumnElement[int] | None
     Raises:
         ConfigurationError: There is no such column, or it is another statement.
     """
-    from lockkit._optimistic_sql import versioned as make  # noqa: PLC0415 - loads the driver
+    from lockkit.storage.sql.update import versioned as make  # noqa: PLC0415 - loads the driver
 
     return make(statement, expected, version=version)

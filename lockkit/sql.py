@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-    from lockkit._sql_client import Asynchronous, Blocking, Place
+    from lockkit.storage.sql.client import Asynchronous, Blocking, Place
 
 __all__ = ["FENCES", "TABLE", "TransactionLock", "create_tables", "ddl", "lock_in"]
 
@@ -123,7 +123,7 @@ def lock_in(
 
 
 async def _locked(place: Place, name: object, timeout: object, *, table: str, auto_create: bool) -> TransactionLock:
-    from lockkit._sql_lock_in import acquire  # noqa: PLC0415 - loads the driver
+    from lockkit.storage.sql.lock_in import acquire  # noqa: PLC0415 - loads the driver
 
     return TransactionLock(*await acquire(place, name, timeout, table=table, auto_create=auto_create))
 
@@ -155,9 +155,9 @@ def create_tables(target: Any, *, locks: str | None = TABLE, fences: str | None 
         BackendUnavailable: The database gave no usable answer.
     """
     _need_sqlalchemy()
-    from lockkit import _sql_schema  # noqa: PLC0415 - loads the driver
+    from lockkit.storage.sql import schema as sql_schema  # noqa: PLC0415 - loads the driver
 
-    return _sql_schema.create_at(target, locks=locks, fences=fences)
+    return sql_schema.create_at(target, locks=locks, fences=fences)
 
 
 def ddl(dialect: str, *, locks: str | None = TABLE, fences: str | None = FENCES) -> list[str]:
@@ -173,14 +173,14 @@ def ddl(dialect: str, *, locks: str | None = TABLE, fences: str | None = FENCES)
         Unsupported: It is another database.
     """
     _need_sqlalchemy()
-    from lockkit import _sql_schema  # noqa: PLC0415 - loads the driver
+    from lockkit.storage.sql import schema as sql_schema  # noqa: PLC0415 - loads the driver
 
-    return _sql_schema.ddl(_sql_schema.family_of(dialect), locks=locks, fences=fences)
+    return sql_schema.ddl(sql_schema.family_of(dialect), locks=locks, fences=fences)
 
 
 def _place(target: object) -> Place:
     _need_sqlalchemy()
-    from lockkit._sql_client import Place  # noqa: PLC0415 - loads the driver
+    from lockkit.storage.sql.client import Place  # noqa: PLC0415 - loads the driver
 
     return Place(target)
 

@@ -9,11 +9,12 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar, cast
 
-from lockkit import config, registry, values
-from lockkit.engine import Engine, Spec
+from lockkit import validation
+from lockkit.configuration import profiles, registry
+from lockkit.configuration.name_template import NameTemplate
+from lockkit.engine.engine import Engine, Spec
+from lockkit.engine.lease import BaseLease, Entered, LostCallback
 from lockkit.errors import LockTimeout
-from lockkit.lease import BaseLease, Entered, LostCallback
-from lockkit.naming import NameTemplate
 from lockkit.runtime import BlockingRuntime, drive
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def connect(url: str | None = None, *, profile: str | None = None, **options: An
     Raises:
         ConfigurationError: The URL, the profile or an option is wrong.
     """
-    settings = config.resolve(url, profile, options)
+    settings = profiles.resolve(url, profile, options)
     return Client(
         Engine(functools.partial(registry.open_backend, settings.url, settings.options), BlockingRuntime(), Lease)
     )
@@ -271,10 +272,10 @@ class Lock:
         return hold
 
     def _seconds(self, timeout: float | timedelta | None) -> float | None:
-        return values.timeout(timeout, name=self._spec.name, backend=self._engine.url)
+        return validation.timeout(timeout, name=self._spec.name, backend=self._engine.url)
 
     def _named(self, name: str) -> Lock:
-        return Lock(self._engine, replace(self._spec, name=values.lock_name(name)))
+        return Lock(self._engine, replace(self._spec, name=validation.lock_name(name)))
 
     def __repr__(self) -> str:
         """Show name and backend."""

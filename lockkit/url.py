@@ -27,7 +27,7 @@ import re
 from dataclasses import dataclass, field
 
 from lockkit.errors import ConfigurationError
-from lockkit.values import percent_decode
+from lockkit.validation import percent_decode
 
 __all__ = ["HIDDEN", "HostPort", "Url", "is_secret", "parse"]
 

@@ -12,7 +12,7 @@ from hypothesis import settings
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.sql_data import Bases
+    from tests.storage.sql.support import Bases
 
 
 # A busy machine is no failure: the time of one example says nothing about the code.
@@ -42,7 +42,7 @@ def _own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(scope="session")
 def bases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bases]:
     """Databases by kind, for what works on an application's data."""
-    from tests.sql_data import Bases  # noqa: PLC0415 - most tests need no SQLAlchemy
+    from tests.storage.sql.support import Bases  # noqa: PLC0415 - most tests need no SQLAlchemy
 
     with ExitStack() as stack:
         yield Bases(tmp_path_factory.mktemp("bases"), stack)

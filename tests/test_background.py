@@ -16,7 +16,7 @@ import lockkit.aio
 from lockkit.background import Background
 from lockkit.errors import LockError
 from lockkit.runtime import AsyncioRuntime, BlockingRuntime
-from tests.scripted import fail, scripted
+from tests.engine.scripted import fail, scripted
 
 TTL = 0.6
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from lockkit.background import SingleRun
 from lockkit.runtime import AsyncioRuntime, BlockingRuntime, drive
-from tests.backends.redis_support import Face
+from tests.backends.redis.support import Face
 
 if TYPE_CHECKING:
     import pytest

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Self
 from urllib.parse import quote
 
 import lockkit
-from lockkit import config, registry
 from lockkit.bench.subject import Face, Role, Scope, Subject
+from lockkit.configuration import profiles, registry
 from lockkit.url import parse
 
 if TYPE_CHECKING:
@@ -484,7 +484,7 @@ def lock_directory(url: str) -> Path | None:
     parsed = parse(url)
     if parsed.scheme != "file":
         return None
-    directory = Path(parsed.path) if parsed.path else config.default_directory()
+    directory = Path(parsed.path) if parsed.path else profiles.default_directory()
     while not directory.is_dir():
         directory = directory.parent
     return directory

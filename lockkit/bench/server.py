@@ -8,10 +8,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from lockkit.bench.addresses import addresses, why_not_through
 from lockkit.bench.machine import file_system
 from lockkit.bench.observer import Observer
-from lockkit.bench.places import addresses, why_not_through
-from lockkit.bench.wire import node_urls
+from lockkit.bench.redis_connection import node_urls
 from lockkit.url import parse
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from lockkit.bench.machine import file_system
 from lockkit.bench.observer import Observer
-from lockkit.testing.servers.asking import etcd_metrics, four_letters
+from lockkit.testing.servers.readiness import etcd_metrics, four_letters
 
 __all__ = ["EtcdObserver", "ZooKeeperObserver"]
 

@@ -7,12 +7,12 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from lockkit.bench.observer import Observer
-from lockkit.bench.wire import encode, wire_to
+from lockkit.bench.redis_connection import encode, wire_to
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from lockkit.bench.wire import Wire
+    from lockkit.bench.redis_connection import Wire
 
 __all__ = ["RedisObserver"]
 

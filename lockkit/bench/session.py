@@ -119,7 +119,7 @@ def _backends(wanted: Wanted, stack: ExitStack) -> tuple[list[str], dict[str, st
     if wanted.servers == "none":
         return list(wanted.urls or EMBEDDED), {}
     # Here and not above: it loads every kind of server.
-    from lockkit.bench.fleet import Fleet  # noqa: PLC0415
+    from lockkit.bench.throwaway_servers import Fleet  # noqa: PLC0415
 
     console = Console(stderr=True)
     status = stack.enter_context(console.status("")) if console.is_terminal else None

@@ -1,8 +1,8 @@
 """
 The process in which one subject is measured.
 
-Forked by `lockkit.bench.nursery` for `lockkit.bench.crew`. It reads one job (a line of JSON) from its standard input,
-and answers on what was its standard output:
+Forked by `lockkit.bench.fork_server` for `lockkit.bench.worker_pool`. It reads one job (a line of JSON) from its
+standard input, and answers on what was its standard output:
 
 =====================  ====================================================================
 from the parent        to the parent
@@ -24,7 +24,7 @@ import traceback
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from lockkit.bench.adapters.base import load
-from lockkit.bench.link import Link
+from lockkit.bench.pipe import Link
 from lockkit.bench.subject import Subject
 from lockkit.bench.workloads import WORKLOADS
 from lockkit.runtime import drive

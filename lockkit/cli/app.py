@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 import lockkit
-from lockkit import values
+from lockkit import validation
 from lockkit.cli.options import Face, FailOn, OnBusy, RunOptions
 from lockkit.cli.output import reporting
 from lockkit.cli.status import RUN_STATUSES
@@ -80,7 +80,7 @@ def _show_version(wanted: bool) -> None:  # noqa: FBT001 - called by typer
 
 def _seconds(value: float | None) -> float | None:
     try:
-        return None if value is None else values.parse_seconds(value)
+        return None if value is None else validation.parse_seconds(value)
     except ValueError as error:
         message = f"{error}, not {value:g}"
         raise typer.BadParameter(message) from error

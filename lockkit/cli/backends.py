@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lockkit import registry
 from lockkit.cli.output import plain, print_json
+from lockkit.configuration import registry
 from lockkit.errors import ConfigurationError
 
 if TYPE_CHECKING:

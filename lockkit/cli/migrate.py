@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lockkit import config, registry
+from lockkit.configuration import profiles, registry
 from lockkit.errors import ConfigurationError
 from lockkit.runtime import BlockingRuntime, drive
 
@@ -28,21 +28,21 @@ def migrate(url: str | None, profile: str | None, *, sql_only: bool) -> None:
         LockError: The database cannot be reached, or does not allow it.
         ConfigurationError: The backend has no tables.
     """
-    settings = config.resolve(url, profile, {})
+    settings = profiles.resolve(url, profile, {})
     backend, _ = registry.open_backend(settings.url, settings.options, _Host())
     tables = getattr(backend, "tables", None)
     if tables is None:
         message = f"{backend.url} has no tables to make: give the URL of a database, such as postgresql://host/name"
         raise ConfigurationError(message, backend=backend.url)
-    from lockkit.backends import _sql_schema  # noqa: PLC0415 - needs SQLAlchemy
+    from lockkit.backends.sql import schema as sql_schema  # noqa: PLC0415 - needs SQLAlchemy
 
     if sql_only:
         dialect = backend.database.engine.dialect  # type: ignore[attr-defined] # beside `tables`
         for table in tables:
-            print(f"{_sql_schema.ddl(table, dialect)};")
+            print(f"{sql_schema.ddl(table, dialect)};")
         return
     try:
-        for change in drive(_sql_schema.migrate(backend.database, tables)):  # type: ignore[attr-defined]
+        for change in drive(sql_schema.migrate(backend.database, tables)):  # type: ignore[attr-defined]
             print(f"{backend.url}: {change}")
     finally:
         drive(backend.close())

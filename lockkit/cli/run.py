@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import typer
 
 import lockkit
-from lockkit import values
+from lockkit import validation
 from lockkit.cli.command import CannotExecute, Command
 from lockkit.cli.guard import LOOK_EVERY, Guard
-from lockkit.cli.inbox import ENDING, FORWARDED, Inbox
 from lockkit.cli.options import OnBusy
 from lockkit.cli.output import plain, refuse_private, say
+from lockkit.cli.signals import ENDING, FORWARDED, Inbox
 from lockkit.cli.status import SIGNALLED, Status
 from lockkit.cli.supervisor import Outcome, Supervisor, default_grace, grace_max
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockError, LockLost, LockTimeout
@@ -101,10 +101,10 @@ class _Job:
     def run(self, client: Client, name: str) -> int:
         """Acquire, run the command, release; gives the exit status."""
         options = self._options
-        timeout = _checked("--timeout", values.parse_seconds, options.timeout)
+        timeout = _checked("--timeout", validation.parse_seconds, options.timeout)
         lock = client.lock(
             name,
-            ttl=_checked("--ttl", values.parse_ttl, options.ttl),
+            ttl=_checked("--ttl", validation.parse_ttl, options.ttl),
             timeout=0 if timeout is None and options.on_busy is not OnBusy.WAIT else timeout,
             metadata=options.metadata,
             on_lost=lambda *_: self._inbox.post(),

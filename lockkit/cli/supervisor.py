@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Final
 
 from lockkit.cli.command import Ended, Stopped
 from lockkit.cli.guard import LOOK_EVERY
-from lockkit.cli.inbox import WOKEN
 from lockkit.cli.output import plain, say
+from lockkit.cli.signals import WOKEN
 from lockkit.cli.status import SIGNALLED
 from lockkit.cli.terminal import Terminal
 from lockkit.runtime import monotonic
@@ -30,7 +30,7 @@ from lockkit.runtime import monotonic
 if TYPE_CHECKING:
     from lockkit.cli.command import Command
     from lockkit.cli.guard import Guard
-    from lockkit.cli.inbox import Inbox
+    from lockkit.cli.signals import Inbox
     from lockkit.sync import Lease
 
 __all__ = ["Outcome", "Supervisor", "default_grace", "grace_max", "margin"]

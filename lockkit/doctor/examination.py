@@ -7,10 +7,11 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from lockkit import config, registry, values
+from lockkit import validation
+from lockkit.configuration import profiles, registry
 from lockkit.doctor import timing
 from lockkit.doctor.findings import Check, Finding, Severity
-from lockkit.engine import DEFAULT_TTL
+from lockkit.engine.engine import DEFAULT_TTL
 from lockkit.runtime import BlockingRuntime, drive
 
 if TYPE_CHECKING:
@@ -25,17 +26,17 @@ __all__ = ["Diagnosis", "Examination", "examine"]
 # By the scheme without its driver: the kind of server, and not the way of locking, decides what can be wrong.
 _MODULES: Mapping[str, str] = MappingProxyType(
     {
-        "memory": "lockkit.doctor.memory",
-        "file": "lockkit.doctor.file",
-        **dict.fromkeys(("redis", "rediss", "unix", "valkey"), "lockkit.doctor.redis"),
-        **dict.fromkeys(("redis+sentinel", "rediss+sentinel"), "lockkit.doctor.redis_sentinel"),
-        **dict.fromkeys(("redis+cluster", "rediss+cluster"), "lockkit.doctor.redis_cluster"),
-        **dict.fromkeys(("redlock", "redlocks"), "lockkit.doctor.redlock"),
-        "postgresql": "lockkit.doctor.postgresql",
-        **dict.fromkeys(("mysql", "mariadb"), "lockkit.doctor.mariadb"),
-        "sqlite": "lockkit.doctor.sqlite",
-        **dict.fromkeys(("zookeeper", "zk"), "lockkit.doctor.zookeeper"),
-        **dict.fromkeys(("etcd", "etcd3", "etcds"), "lockkit.doctor.etcd"),
+        "memory": "lockkit.backends.memory.examine",
+        "file": "lockkit.backends.file.examine",
+        **dict.fromkeys(("redis", "rediss", "unix", "valkey"), "lockkit.backends.redis.examine.single"),
+        **dict.fromkeys(("redis+sentinel", "rediss+sentinel"), "lockkit.backends.redis.examine.sentinel"),
+        **dict.fromkeys(("redis+cluster", "rediss+cluster"), "lockkit.backends.redis.examine.cluster"),
+        **dict.fromkeys(("redlock", "redlocks"), "lockkit.backends.redlock.examine"),
+        "postgresql": "lockkit.backends.sql.examine.postgresql",
+        **dict.fromkeys(("mysql", "mariadb"), "lockkit.backends.sql.examine.mariadb"),
+        "sqlite": "lockkit.backends.sql.examine.sqlite",
+        **dict.fromkeys(("zookeeper", "zk"), "lockkit.backends.zookeeper.examine"),
+        **dict.fromkeys(("etcd", "etcd3", "etcds"), "lockkit.backends.etcd.examine"),
     }
 )
 
@@ -184,13 +185,13 @@ def examine(url: str | None = None, *, profile: str | None = None, ttl: float | 
         ConfigurationError: The URL, the profile or the ttl is wrong, or a server refuses the credentials.
         BackendUnavailable: No server can be asked.
     """
-    settings = config.resolve(url, profile, {})
+    settings = profiles.resolve(url, profile, {})
     given = settings.options
     mode = given.get("mode", dict(settings.url.query).get("mode"))
     backend_class = registry.find(settings.url.scheme, mode)
     engine_options, options = registry.split_options(backend_class, settings.url, given)
     # The backend's own shortest ttl is judged below, as a finding and not as an error.
-    wanted = values.ttl(ttl if ttl is not None else engine_options["ttl"] or DEFAULT_TTL, 0.0)
+    wanted = validation.ttl(ttl if ttl is not None else engine_options["ttl"] or DEFAULT_TTL, 0.0)
     examination = Examination(settings.url, options, backend_class, wanted)
     timing.judge_ttl(examination)
     drive(_examine(examination))

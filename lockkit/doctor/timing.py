@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from lockkit.doctor.findings import Check, Severity
-from lockkit.lease import drift
+from lockkit.engine.lease import drift
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping

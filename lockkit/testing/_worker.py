@@ -12,14 +12,14 @@ from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
 from lockkit.errors import LockError, LockLost
-from lockkit.testing.stage import STAGES
+from lockkit.testing.face_driver import STAGES
 from lockkit.testing.witness import Witness
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from lockkit import aio
-    from lockkit.testing.stage import Actor, Stage
+    from lockkit.testing.face_driver import Actor, Stage
 
 
 _HOUR = 3600.0  # without limit: the other side knows how long it is willing to wait

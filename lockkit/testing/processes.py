@@ -24,12 +24,12 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
-from lockkit.testing.stage import PATIENCE
+from lockkit.testing.face_driver import PATIENCE
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from lockkit.testing.stage import Face
+    from lockkit.testing.face_driver import Face
     from lockkit.testing.target import Target
 
 __all__ = ["RemoteLease", "Worker", "WorkerFailed"]

@@ -9,8 +9,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import lockkit
-from lockkit import aio, registry, sync, url
-from lockkit.engine import Engine
+from lockkit import aio, sync, url
+from lockkit.configuration import registry
+from lockkit.engine.engine import Engine
 from lockkit.runtime import AsyncioRuntime, BlockingRuntime
 
 if TYPE_CHECKING:

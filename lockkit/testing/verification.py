@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import pytest
 
 import lockkit
-from lockkit import config
+from lockkit.configuration import profiles
 from lockkit.runtime import monotonic
-from lockkit.testing.own_place import own_place
 from lockkit.testing.plugin import CASE_MARK, NOT_PROMISED, skip_reason
+from lockkit.testing.scratch_space import own_place
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -160,7 +160,7 @@ def verify(
         ConfigurationError: The URL, the profile or a credential is wrong; or no case has such a name.
         BackendUnavailable: The backend does not answer.
     """
-    settings = config.resolve(url, profile, {})
+    settings = profiles.resolve(url, profile, {})
     place = own_place(settings.url, settings.options)
     with lockkit.connect(place.url.text, **place.options) as client:
         client.ping()

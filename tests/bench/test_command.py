@@ -15,8 +15,8 @@ import typer
 from typer.testing import CliRunner
 
 from lockkit.bench import catalog, command, session
-from lockkit.bench.crew import environment
 from lockkit.bench.subject import Subject
+from lockkit.bench.worker_pool import environment
 from tests.bench.fakes import subject
 
 FEW = ["--rounds", "1", "--seconds", "0.05"]

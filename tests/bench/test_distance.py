@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from lockkit.bench import catalog
-from lockkit.bench.places import addresses, at, why_not_through
+from lockkit.bench.addresses import addresses, at, why_not_through
 from lockkit.bench.settings import ROUND_TRIPS_MS
 from lockkit.bench.workloads.contention import longest_wait
 from lockkit.bench.workloads.distance import trips

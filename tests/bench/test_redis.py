@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from lockkit.bench.catalog import ENTRIES
+from lockkit.bench.redis_connection import encode, node_urls, wire_to
 from lockkit.bench.run import Run
 from lockkit.bench.server import watch
-from lockkit.bench.wire import encode, node_urls, wire_to
 from lockkit.bench.workloads import WORKLOADS
 from lockkit.testing.servers import RedisNodes, RedisServer
 from tests.bench.test_honesty import SHORT

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, ClassVar
 
 import pytest
 
-from lockkit.bench.crew import WorkerFailed
 from lockkit.bench.options import QUICK_WORKLOADS, WORKLOAD_NAMES
 from lockkit.bench.report import Report
 from lockkit.bench.run import Run
 from lockkit.bench.settings import Settings
+from lockkit.bench.worker_pool import WorkerFailed
 from lockkit.bench.workloads import WORKLOADS
 from lockkit.bench.workloads.base import Figure, Measured, Workload
 from tests.bench.fakes import subject

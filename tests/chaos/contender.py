@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lockkit.errors import BackendUnavailable, LockLost, LockTimeout
-from lockkit.testing.stage import STAGES
+from lockkit.testing.face_driver import STAGES
 from tests.chaos.journal import Journal, now
 
 if TYPE_CHECKING:
     from lockkit import aio
-    from lockkit.testing.stage import Face, Stage
+    from lockkit.testing.face_driver import Face, Stage
     from lockkit.testing.target import Target
 
 __all__ = ["LANES", "Part"]

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from lockkit.backend import Capabilities
-    from lockkit.testing.stage import Face
+    from lockkit.testing.face_driver import Face
     from lockkit.testing.target import Target
 
 __all__ = ["Outcome", "Run"]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lockkit.backend import Grant, Renewed
-from lockkit.backends.file import FileBackend
+from lockkit.backends.file.backend import FileBackend
 from lockkit.errors import BackendUnavailable, ConfigurationError
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from lockkit import registry
+from lockkit.configuration import registry
 
 if TYPE_CHECKING:
     from tests.cli.support import Cli
@@ -88,7 +88,7 @@ def test_help_loads_no_driver_and_no_backend(cli: Cli) -> None:
     """It is quick."""
     modules = loaded(cli, "run", "--help")
 
-    assert modules.isdisjoint(DRIVERS | {"lockkit.engine", "lockkit.bench", "lockkit.registry"})
+    assert modules.isdisjoint(DRIVERS | {"lockkit.engine.engine", "lockkit.bench", "lockkit.configuration.registry"})
     assert not any(name.startswith("lockkit.backends.") for name in modules)
 
 
@@ -96,7 +96,7 @@ def test_run_loads_what_it_needs(cli: Cli) -> None:
     """A crontab line starts it every minute."""
     modules = loaded(cli, "run", "a", "--", "true")
 
-    assert "lockkit.backends.file" in modules
+    assert "lockkit.backends.file.backend" in modules
     assert modules.isdisjoint(DRIVERS | {"lockkit.bench"})
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import lockkit
-from lockkit.backends import _sql_schema
+from lockkit.backends.sql import schema as sql_schema
 from lockkit.cli.migrate import migrate
 from lockkit.cli.status import Status
 from lockkit.testing.servers import MariaServer, PostgresServer, require
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Table
 
-    from lockkit.backends._sql_database import Database
+    from lockkit.backends.sql.database import Database
     from tests.cli.support import Cli
 
 
@@ -91,7 +91,7 @@ def test_columns_that_somebody_adds_meanwhile(
     with sqlite3.connect(path) as connection:
         connection.execute(lacking.replace('COLLATE "C"', ""))
     connection.close()
-    look = _sql_schema._columns
+    look = sql_schema._columns
 
     for url in (f"{server.url}?table=raced", f"sqlite:///{path}?table=raced"):
         first: list[str] = []
@@ -103,7 +103,7 @@ def test_columns_that_somebody_adds_meanwhile(
                 migrate(url, None, sql_only=False)
             return found
 
-        monkeypatch.setattr(_sql_schema, "_columns", looking)
+        monkeypatch.setattr(sql_schema, "_columns", looking)
         migrate(url, None, sql_only=False)
         assert first
         with lockkit.connect(url) as client:

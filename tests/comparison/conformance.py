@@ -15,11 +15,11 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import lockkit
-from lockkit.bench.crew import environment
-from lockkit.bench.fleet import Fleet
-from lockkit.bench.places import title
+from lockkit.bench.addresses import title
 from lockkit.bench.server import watch
 from lockkit.bench.table import described
+from lockkit.bench.throwaway_servers import Fleet
+from lockkit.bench.worker_pool import environment
 from tests.comparison.runs import CONFORMANCE, dump, neutral
 
 if TYPE_CHECKING:

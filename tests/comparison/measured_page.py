@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
+from lockkit.bench.addresses import title
 from lockkit.bench.page.choice import written
 from lockkit.bench.page.page import glance
-from lockkit.bench.places import title
 from lockkit.bench.table import described, limited
 from tests.comparison.markdown import cell, code, table
 from tests.comparison.runs import BENCH, bench

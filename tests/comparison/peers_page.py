@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from lockkit.bench.addresses import title
 from lockkit.bench.page.choice import PLOTS, written
 from lockkit.bench.page.plots import draw
-from lockkit.bench.places import title
 from tests.comparison.markdown import cell, code, table
 from tests.comparison.measured_page import DASH, TIMES, sentences, shown, subject
 from tests.comparison.peers import PEERS, Peer

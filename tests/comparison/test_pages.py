@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Literal
 
 import pytest
 
-from lockkit import registry
 from lockkit.bench.catalog import ENTRIES
 from lockkit.bench.report import Report, Row
 from lockkit.bench.workloads import WORKLOADS
+from lockkit.configuration import registry
 from lockkit.url import parse
 from tests.bench.test_page import ABOUT, outcome
 from tests.bench.test_run import FLOOR, OURS, PEER

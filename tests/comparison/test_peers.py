@@ -18,7 +18,7 @@ import sqlalchemy
 import lockkit
 import lockkit.aio
 from lockkit.testing.servers import EtcdServer, FaultProxy, PostgresServer, RedisServer, wait_until
-from tests.backends.etcd_support import leases_of
+from tests.backends.etcd.support import leases_of
 from tests.comparison.support import LONG, PATIENCE, run_out
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ import pytest
 import redis
 
 import lockkit
+from lockkit.simulation import Conditions, LockServer, Network, Node, SimulatedRuntime, World, connect
 from lockkit.testing.servers import FaultProxy, RedisNodes, RedisServer, require, wait_until
-from lockkit.testing.simulation import Conditions, LockServer, Network, Node, SimulatedRuntime, World, connect
 from tests.comparison.support import LONG, PATIENCE, run_out
 from tests.simulation.redlock import VotingNode, redlock_at
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterator
 
     from lockkit import aio
+    from lockkit.simulation import Process
     from lockkit.sync import Client, Lease
-    from lockkit.testing.simulation import Process
 
 NAME = "seat"
 KEY = f"lockkit:{NAME}"

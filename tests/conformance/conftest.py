@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from lockkit.testing.face_driver import FACES
 from lockkit.testing.plugin import TALLY, Count
 from lockkit.testing.servers.errors import ServerMissing
-from lockkit.testing.servers.finding import in_ci
-from lockkit.testing.stage import FACES
+from lockkit.testing.servers.provisioning import in_ci
 from tests.conformance.targets import TARGETS
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
-from lockkit import registry
+from lockkit.configuration import registry
 from lockkit.testing.servers import (
     EtcdCluster,
     EtcdServer,
@@ -49,7 +49,7 @@ class Entry:
 
     @property
     def mode(self) -> str | None:
-        """Which mode of those schemes it tests, where they have several; see `lockkit.registry.modes`."""
+        """Which mode of those schemes it tests, where they have several; see `lockkit.configuration.registry.modes`."""
         return self.options.get("mode") or registry.modes(self.schemes[0])[0]
 
 

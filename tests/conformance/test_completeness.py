@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lockkit import registry
+from lockkit.configuration import registry
 from lockkit.testing.conformance import ConformanceSuite, cases
 from tests.conformance.targets import TARGETS
 

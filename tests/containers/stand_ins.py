@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from lockkit.testing.servers.programs import find_program, look_for_jar
+from lockkit.testing.servers.binaries import find_program, look_for_jar
 from tests.containers.rootfs import RootFs
 
 __all__ = ["RECIPES", "Recipe", "find_recipe"]

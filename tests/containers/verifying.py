@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from lockkit import registry
+from lockkit.configuration import registry
 from lockkit.url import parse
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from lockkit import registry
+from lockkit.configuration import registry
 from lockkit.url import parse
 
 COMPOSE = Path(__file__).parents[2] / "compose"

@@ -17,11 +17,8 @@ from tests.conventions.sources import ROOT, modules
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-LIBRARY = [
-    name
-    for name in modules()
-    if not name.startswith(("lockkit.testing", "lockkit.cli", "lockkit.bench")) and "._" not in name
-]
+LIBRARY = [name for name in modules() if not name.startswith(("lockkit.testing", "lockkit.cli", "lockkit.bench"))]
+PUBLIC = [name for name in LIBRARY if name.count(".") == 1]
 BUILTIN_BASES = {
     "BackendUnavailable": ConnectionError,
     "ConfigurationError": ValueError,
@@ -69,7 +66,7 @@ def test_every_error_of_the_library_is_a_lock_error() -> None:
     """One `except lockkit.LockError` catches all, whichever module it comes from."""
     strangers = [
         f"{name}.{key}"
-        for name in LIBRARY
+        for name in PUBLIC
         for key, value in vars(importlib.import_module(name)).items()
         if isinstance(value, type)
         and issubclass(value, BaseException)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import lockkit
-from lockkit import registry
+from lockkit.configuration import registry
 from tests.conventions.sources import ROOT
 
 PYPROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())

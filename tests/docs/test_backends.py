@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from lockkit import registry
+from lockkit.configuration import registry
 from tests.docs.story import ROOT
 
 README = (ROOT / "README.md").read_text()
@@ -19,7 +19,8 @@ def page_of(scheme: str, mode: str | None) -> str:
     """Name the page of a scheme, in one of its modes."""
     builtin = registry.BUILTIN[scheme]
     target = builtin.target if mode is None else builtin.modes[mode]
-    return target.partition(":")[0].rpartition(".")[2]
+    package, _, module = target.partition(":")[0].removeprefix("lockkit.backends.").partition(".")
+    return f"sql_{module}" if package == "sql_session" else package
 
 
 PAGES = sorted({page_of(scheme, mode) for scheme, mode in FORMS})

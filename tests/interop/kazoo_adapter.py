@@ -18,7 +18,7 @@ from typing import Any
 from kazoo.exceptions import CancelledError, LockTimeout, NoNodeError
 
 import lockkit
-from lockkit.backends._zk_path import contenders
+from lockkit.backends.zookeeper.path import contenders
 
 TTL = 15.0
 """The timeout of the sessions that kazoo's tests use: kazoo's lock has no ttl of its own."""

@@ -33,7 +33,7 @@ _async_clients: WeakKeyDictionary[Any, lockkit.aio.Client] = WeakKeyDictionary()
 @contextmanager
 def without_prefix() -> Iterator[None]:
     """Let lockkit's lock ``foo`` be the key ``foo``."""
-    with mock.patch("lockkit.backends.redis.lock_key", lambda _, name: name):
+    with mock.patch("lockkit.backends.redis.backend.lock_key", lambda _, name: name):
         yield
 
 

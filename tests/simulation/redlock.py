@@ -1,9 +1,9 @@
 """
 Redlock on simulated time: nodes that do what the Lua scripts do, and the backend's own code asking them.
 
-Everything that decides is the code that users run: `lockkit.backends.redlock` and its admission of restarted nodes,
-and the engine above them. Only the nodes and the connections to them are models. That the scripts do what is modelled
-here is shown on real nodes in ``tests/backends/test_redlock.py``.
+Everything that decides is the code that users run: `lockkit.backends.redlock.backend` and its admission of restarted
+nodes, and the engine above them. Only the nodes and the connections to them are models. That the scripts do what is
+modelled here is shown on real nodes in ``tests/backends/redlock/test_backend.py``.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import random
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from lockkit.backends._redlock_panel import Absent, Panel
-from lockkit.backends.redlock import OPTIONS, RedlockBackend
+from lockkit.backends.redlock.backend import OPTIONS, RedlockBackend
+from lockkit.backends.redlock.nodes import Absent, Panel
 from lockkit.errors import BackendUnavailable
-from lockkit.testing.simulation import (
+from lockkit.simulation import (
     CHECKS,
     Fault,
     LockServer,
@@ -27,18 +27,18 @@ from lockkit.testing.simulation import (
     Verdict,
     draw,
 )
-from lockkit.testing.simulation.checker import Problem
-from lockkit.testing.simulation.evidence import read
-from lockkit.testing.simulation.history import Quiet
+from lockkit.simulation.checker import Problem
+from lockkit.simulation.evidence import read
+from lockkit.simulation.history import Quiet
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
     from lockkit.backend import Busy, Grant, LossReason, Request
-    from lockkit.backends._redlock_panel import Answer, Argument, LockKeys, Op
-    from lockkit.testing.simulation import History, Network, Process, Schedule, World
-    from lockkit.testing.simulation.evidence import Seen
-    from lockkit.testing.simulation.member import Member
+    from lockkit.backends.redlock.nodes import Answer, Argument, LockKeys, Op
+    from lockkit.simulation import History, Network, Process, Schedule, World
+    from lockkit.simulation.evidence import Seen
+    from lockkit.simulation.member import Member
 
 NODES = 5
 
@@ -125,7 +125,7 @@ class VotingNode:
         del self._strings["lock", lock]
 
     def acquire(self, lock: str, value: str, ttl_ms: int, metadata: str, place: str) -> Answer:
-        """See ``redlock_acquire.lua``."""
+        """See ``acquire.lua``."""
         del metadata, place
         mark = self.mark
         if mark is None or not self._is_marked():
@@ -141,7 +141,7 @@ class VotingNode:
         return max(self._fences.get(lock, 0), self.node.wall_us())
 
     def fence(self, lock: str, value: str, token: int, fence_ms: int) -> Answer:
-        """See ``redlock_fence.lua``."""
+        """See ``fence.lua``."""
         del fence_ms
         if self._get("lock", lock) != value:
             return 0
@@ -149,7 +149,7 @@ class VotingNode:
         return 1
 
     def renew(self, lock: str, value: str, ttl_ms: int, fence_ms: int) -> Answer:
-        """See ``redlock_renew.lua``."""
+        """See ``renew.lua``."""
         del fence_ms
         holder = self._get("lock", lock)
         if holder == value:
@@ -160,7 +160,7 @@ class VotingNode:
         return 0 if holder is None else -1
 
     def release(self, lock: str, value: str) -> Answer:
-        """See ``redlock_release.lua``."""
+        """See ``release.lua``."""
         if self._get("lock", lock) != value:
             return 0
         self._delete(lock)
@@ -176,7 +176,7 @@ class VotingNode:
         return [holder.encode(), self._left_ms(lock), str(self._fences.get(lock, "")).encode(), b"", 0]
 
     def look(self, lock: str) -> Answer:
-        """See ``redlock_look.lua``."""
+        """See ``look.lua``."""
         del lock
         mark = self.mark
         if mark is None:
@@ -186,7 +186,7 @@ class VotingNode:
         return [1 if self._is_marked() else 2, wait_ms, mark["ttl_ms"], (now_us - mark["since_us"]) // 1000]
 
     def admit(self, lock: str, wait_ms: int, ttl_ms: int) -> Answer:
-        """See ``redlock_admit.lua``."""
+        """See ``admit.lua``."""
         del lock
         if self._is_marked():
             return 0

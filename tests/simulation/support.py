@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from lockkit.testing.simulation import (
+from lockkit.simulation import (
     LockServer,
     Network,
     Node,
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine
 
     from lockkit.aio import Client
-    from lockkit.testing.simulation import Conditions, History, Process
-    from lockkit.testing.simulation.server import Wakeup
+    from lockkit.simulation import Conditions, History, Process
+    from lockkit.simulation.server import Wakeup
 
 
 class Stage:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from lockkit import LockLost
-from lockkit.testing.simulation.task import Cancelled
+from lockkit.simulation.task import Cancelled
 from tests.simulation.support import Stage, sleep
 
 if TYPE_CHECKING:
-    from lockkit.testing.simulation import Process
+    from lockkit.simulation import Process
 
 TTL = 2.0
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from lockkit.testing.simulation import CHECKS, Limits, Verdict, check, describe
-from lockkit.testing.simulation.history import (
+from lockkit.simulation import CHECKS, Limits, Verdict, check, describe
+from lockkit.simulation.history import (
     Acquired,
     Believed,
     Broken,
@@ -38,8 +38,8 @@ from lockkit.testing.simulation.history import (
 )
 
 if TYPE_CHECKING:
-    from lockkit.testing.simulation import History
-    from lockkit.testing.simulation.history import Event
+    from lockkit.simulation import History
+    from lockkit.simulation.history import Event
 
 LIMITS = Limits(
     acquire_late=0.5,

@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from lockkit.acquisition import Acquisition
-from lockkit.engine import Engine, Spec
-from lockkit.keeper import Keeper
-from lockkit.lease import BaseLease, Hold, LostCallback, drift
-from lockkit.testing.simulation import LockServer, Schedule, SimulatedBackend, Simulation, draw
-from lockkit.testing.simulation.history import Wrote
-from lockkit.testing.simulation.process import Process
-from lockkit.testing.simulation.run import Storage
-from lockkit.testing.simulation.server import Record
-from lockkit.undoer import Undoer
+from lockkit.engine.acquisition import Acquisition
+from lockkit.engine.cleanup import Undoer
+from lockkit.engine.engine import Engine, Spec
+from lockkit.engine.lease import BaseLease, Hold, LostCallback, drift
+from lockkit.engine.renewal import Keeper
+from lockkit.simulation import LockServer, Schedule, SimulatedBackend, Simulation, draw
+from lockkit.simulation.history import Wrote
+from lockkit.simulation.process import Process
+from lockkit.simulation.run import Storage
+from lockkit.simulation.server import Record
 
 if TYPE_CHECKING:
     from lockkit.backend import Busy, Grant, LossReason, Request

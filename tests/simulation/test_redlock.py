@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 import pytest
 
 import lockkit
-from lockkit.testing.simulation import LockServer, Network, Node, SimulatedRuntime, World, connect
+from lockkit.simulation import LockServer, Network, Node, SimulatedRuntime, World, connect
 from tests.simulation.redlock import RedlockSimulation, VotingNode, redlock_at, schedule_of
 
 if TYPE_CHECKING:
     from lockkit.aio import Client, Lease
-    from lockkit.testing.simulation import Process
+    from lockkit.simulation import Process
 
 # A holder that forgets its lease is part of the schedules.
 pytestmark = pytest.mark.filterwarnings("ignore:lease of lock:ResourceWarning")

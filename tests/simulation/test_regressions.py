@@ -24,14 +24,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from lockkit import BackendUnavailable, LockLost
-from lockkit.testing.simulation import CALM, Conditions, Node
+from lockkit.simulation import CALM, Conditions, Node
 from tests.simulation.support import Stage, sleep
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from lockkit.aio import Lease
-    from lockkit.testing.simulation import Process
+    from lockkit.simulation import Process
 
 
 def assert_server_keeps(stage: Stage, alice: Process, lease: Lease) -> None:

@@ -15,7 +15,7 @@ from collections import Counter
 
 import pytest
 
-from lockkit.testing.simulation import Outcome, describe, draw, simulate
+from lockkit.simulation import Outcome, describe, draw, simulate
 
 FAILURES_SHOWN = 3
 

@@ -7,9 +7,9 @@ import pytest
 import lockkit
 from lockkit.backend import Busy, Gone, Grant, Renewed, Request
 from lockkit.errors import BackendUnavailable, ConfigurationError
-from lockkit.testing.simulation import Conditions, SimulatedBackend, SimulatedRuntime
-from lockkit.testing.simulation.history import Freed
-from lockkit.testing.simulation.server import Refusal
+from lockkit.simulation import Conditions, SimulatedBackend, SimulatedRuntime
+from lockkit.simulation.history import Freed
+from lockkit.simulation.server import Refusal
 from lockkit.url import parse
 from tests.simulation.support import Stage, sleep
 

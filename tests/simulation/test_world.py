@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from lockkit.testing.simulation import Cancelled, Overrun, Process, SimulatedRuntime, World
+from lockkit.simulation import Cancelled, Overrun, Process, SimulatedRuntime, World
 from tests.simulation.support import sleep
 
 if TYPE_CHECKING:

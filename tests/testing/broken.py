@@ -18,8 +18,8 @@ from math import inf
 from typing import Any
 
 from lockkit.backend import Busy, Gone, Grant, Holder, Host, Renewal, Renewed, Request
-from lockkit.backends.file import FileBackend
-from lockkit.backends.memory import MemoryBackend
+from lockkit.backends.file.backend import FileBackend
+from lockkit.backends.memory.backend import MemoryBackend
 
 
 class Silent(MemoryBackend):

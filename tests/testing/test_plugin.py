@@ -42,7 +42,7 @@ def test_several_urls_are_told_apart() -> None:
 
 def test_options_and_unregistered_backend_are_passed_on() -> None:
     """`--lockkit-option` and `--lockkit-backend`."""
-    backend = "--lockkit-backend=lockkit.backends.memory:MemoryBackend"
+    backend = "--lockkit-backend=lockkit.backends.memory.backend:MemoryBackend"
     done = run("--lockkit-url=elsewhere://a", backend, "--lockkit-option=ttl=77", "-k", "ping")
     assert done.returncode == 0, done.stdout
     assert "elsewhere (asyncio): 1 passed" in done.stdout

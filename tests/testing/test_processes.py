@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from lockkit.testing.stage import Face
+    from lockkit.testing.face_driver import Face
 
 
 @pytest.fixture

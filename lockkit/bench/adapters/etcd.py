@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 import grpc
 import grpc.aio
 
-from lockkit.backends import _etcd_rpc_pb2 as rpc
+from lockkit.backends.etcd import rpc_pb2 as rpc
 from lockkit.bench.adapters.base import AsyncAdapter, BlockingAdapter
 from lockkit.url import parse
 

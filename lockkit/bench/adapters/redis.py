@@ -12,13 +12,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Self
 
 from lockkit.bench.adapters.base import AsyncAdapter, BlockingAdapter
-from lockkit.bench.wire import FENCE, FENCED_SET, RELEASE, RELEASE_AND_SIGNAL, encode, node_urls, wire_to
+from lockkit.bench.redis_connection import FENCE, FENCED_SET, RELEASE, RELEASE_AND_SIGNAL, encode, node_urls, wire_to
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager, AbstractContextManager
     from types import TracebackType
 
-    from lockkit.bench.wire import Wire
+    from lockkit.bench.redis_connection import Wire
 
 __all__ = [
     "Pottery",

@@ -6,10 +6,10 @@ from dataclasses import replace
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
+from lockkit.bench.addresses import title
 from lockkit.bench.page.choice import PLOTS
 from lockkit.bench.page.markup import Html, tag
 from lockkit.bench.page.plots import draw
-from lockkit.bench.places import title
 from lockkit.bench.table import described, limited
 
 if TYPE_CHECKING:

@@ -6,16 +6,16 @@ import os
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from lockkit.bench.adapters.base import AsyncAdapter, BlockingAdapter
-from lockkit.bench.crew import Crew
-from lockkit.bench.lanes import pause, run_lanes
+from lockkit.bench.contenders import pause, run_lanes
 from lockkit.bench.samples import now_ns
 from lockkit.bench.witness import Section, judge
+from lockkit.bench.worker_pool import Crew
 from lockkit.bench.workloads.base import Figure, Measured, Workload, fresh_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping
 
-    from lockkit.bench.link import Link
+    from lockkit.bench.pipe import Link
     from lockkit.bench.settings import Settings
     from lockkit.bench.subject import Subject
 

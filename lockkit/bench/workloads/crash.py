@@ -10,19 +10,19 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from lockkit.bench.crew import Crew, WorkerFailed
-from lockkit.bench.lanes import enter, leave
+from lockkit.bench.contenders import enter, leave
 from lockkit.bench.samples import now_ns
+from lockkit.bench.worker_pool import Crew, WorkerFailed
 from lockkit.bench.workloads.base import Figure, Measured, Workload, fresh_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from lockkit.bench.adapters.base import AsyncAdapter, BlockingAdapter
-    from lockkit.bench.crew import Worker
-    from lockkit.bench.link import Link
+    from lockkit.bench.pipe import Link
     from lockkit.bench.settings import Settings
     from lockkit.bench.subject import Subject
+    from lockkit.bench.worker_pool import Worker
 
 __all__ = ["Crash", "Freeze"]
 

@@ -9,7 +9,7 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
-from lockkit.bench.places import addresses, at, why_not_through
+from lockkit.bench.addresses import addresses, at, why_not_through
 from lockkit.bench.samples import now_ns
 from lockkit.bench.settings import ROUND_TRIPS_MS
 from lockkit.bench.workloads.base import Figure, Measured, Workload, fresh_name

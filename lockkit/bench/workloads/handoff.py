@@ -9,17 +9,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from lockkit.bench.crew import Crew
-from lockkit.bench.lanes import enter, leave, pause, run_lanes
-from lockkit.bench.link import readable
+from lockkit.bench.contenders import enter, leave, pause, run_lanes
+from lockkit.bench.pipe import readable
 from lockkit.bench.samples import now_ns, spread
+from lockkit.bench.worker_pool import Crew
 from lockkit.bench.workloads.base import Figure, Measured, Workload, fresh_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping, Sequence
 
     from lockkit.bench.adapters.base import AsyncAdapter, BlockingAdapter
-    from lockkit.bench.link import Link
+    from lockkit.bench.pipe import Link
     from lockkit.bench.settings import Settings
     from lockkit.bench.subject import Subject
 

@@ -7,16 +7,16 @@ import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from lockkit.bench.crew import Crew
-from lockkit.bench.lanes import enter, leave, pause
+from lockkit.bench.contenders import enter, leave, pause
 from lockkit.bench.server import watch
+from lockkit.bench.worker_pool import Crew
 from lockkit.bench.workloads.base import Figure, Measured, Workload, fresh_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from lockkit.bench.adapters.base import AsyncAdapter, BlockingAdapter
-    from lockkit.bench.link import Link
+    from lockkit.bench.pipe import Link
     from lockkit.bench.settings import Settings
     from lockkit.bench.subject import Subject
 

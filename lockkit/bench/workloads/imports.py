@@ -9,8 +9,8 @@ import tempfile
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
-from lockkit.bench.crew import WorkerFailed, environment
 from lockkit.bench.samples import now_ns, spread
+from lockkit.bench.worker_pool import WorkerFailed, environment
 from lockkit.bench.workloads.base import Figure, Measured, Workload
 
 if TYPE_CHECKING:

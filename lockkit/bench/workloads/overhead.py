@@ -6,12 +6,12 @@ from array import array
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from lockkit import registry
 from lockkit.backend import Grant, LossReason, Request
-from lockkit.bench.crew import Crew
 from lockkit.bench.samples import now_ns, spread
+from lockkit.bench.worker_pool import Crew
 from lockkit.bench.workloads.base import Figure, Measured, Workload, fresh_name
 from lockkit.bench.workloads.pair import time_pairs
+from lockkit.configuration import registry
 from lockkit.runtime import AsyncioRuntime, BlockingRuntime, drive
 from lockkit.url import parse
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from lockkit.backend import LockBackend
     from lockkit.bench.adapters.base import AsyncAdapter, BlockingAdapter
-    from lockkit.bench.link import Link
+    from lockkit.bench.pipe import Link
     from lockkit.bench.settings import Settings
     from lockkit.bench.subject import Subject
     from lockkit.runtime import Runtime

@@ -6,14 +6,14 @@ from array import array
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from lockkit.bench.adapters.base import AsyncAdapter, BlockingAdapter
-from lockkit.bench.crew import Crew
 from lockkit.bench.samples import now_ns, spread
+from lockkit.bench.worker_pool import Crew
 from lockkit.bench.workloads.base import Figure, Measured, Workload, fresh_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from lockkit.bench.link import Link
+    from lockkit.bench.pipe import Link
     from lockkit.bench.settings import Settings
     from lockkit.bench.subject import Subject
 

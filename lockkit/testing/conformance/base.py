@@ -9,7 +9,7 @@ A case is a method of a class that derives from `Cases`::
             client = await stage.connect()
             ...
 
-It is written once and runs on both faces; see `lockkit.testing.stage`.
+It is written once and runs on both faces; see `lockkit.testing.face_driver`.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import pytest
 
+from lockkit.testing.face_driver import FACES, STAGES, Stage
 from lockkit.testing.plugin import CASE_MARK, NOT_PROMISED
-from lockkit.testing.stage import FACES, STAGES, Stage
 from lockkit.testing.target import Target
 
 if TYPE_CHECKING:
     from lockkit.backend import Capabilities
-    from lockkit.testing.stage import Face
+    from lockkit.testing.face_driver import Face
 
 __all__ = ["Cases", "Need", "Stage", "Target", "case", "cases", "needs"]
 

@@ -8,7 +8,7 @@ import pytest
 
 import lockkit
 from lockkit.testing.conformance.base import Cases, Stage, case, needs
-from lockkit.testing.stage import PATIENCE
+from lockkit.testing.face_driver import PATIENCE
 
 if TYPE_CHECKING:
     from lockkit import aio

@@ -14,7 +14,7 @@ import pytest
 import lockkit
 from lockkit.backend import Capabilities
 from lockkit.testing.conformance.base import Cases, Stage, case, needs
-from lockkit.testing.stage import PATIENCE
+from lockkit.testing.face_driver import PATIENCE
 
 
 class Inspection(Cases):

@@ -14,7 +14,7 @@ import pytest
 import lockkit
 from lockkit import aio
 from lockkit.testing.conformance.base import Cases, Stage, case
-from lockkit.testing.stage import PATIENCE, open_fds
+from lockkit.testing.face_driver import PATIENCE, open_fds
 
 
 class Closing(Cases):

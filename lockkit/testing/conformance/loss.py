@@ -11,7 +11,7 @@ import pytest
 import lockkit
 from lockkit.backend import LossReason
 from lockkit.testing.conformance.base import Cases, Stage, case
-from lockkit.testing.stage import PATIENCE
+from lockkit.testing.face_driver import PATIENCE
 
 REASONS = get_args(LossReason)
 

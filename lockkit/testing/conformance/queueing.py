@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lockkit.testing.conformance.base import Cases, Stage, case, needs
-from lockkit.testing.stage import PATIENCE
+from lockkit.testing.face_driver import PATIENCE
 from lockkit.testing.witness import Witness
 
 if TYPE_CHECKING:

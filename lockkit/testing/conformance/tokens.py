@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lockkit.testing.conformance.base import Cases, Stage, case, needs
-from lockkit.testing.stage import PATIENCE
+from lockkit.testing.face_driver import PATIENCE
 
 
 class Tokens(Cases):

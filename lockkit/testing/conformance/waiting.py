@@ -15,7 +15,7 @@ import pytest
 
 import lockkit
 from lockkit.testing.conformance.base import Cases, Stage, case, needs
-from lockkit.testing.stage import PATIENCE, TaskActor, waiting_count
+from lockkit.testing.face_driver import PATIENCE, TaskActor, waiting_count
 
 if TYPE_CHECKING:
     from lockkit import aio

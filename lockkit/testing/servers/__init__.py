@@ -23,10 +23,10 @@ from lockkit.testing.servers.errors import (
     Unmanaged,
 )
 from lockkit.testing.servers.etcd import EtcdCluster, EtcdServer
-from lockkit.testing.servers.finding import Source, locate, provide, require
 from lockkit.testing.servers.mariadb import MariaServer
 from lockkit.testing.servers.pgbouncer import PgBouncer, PooledPostgres
 from lockkit.testing.servers.postgresql import PostgresServer
+from lockkit.testing.servers.provisioning import Source, locate, provide, require
 from lockkit.testing.servers.proxy import FaultProxy, http2_call_ended
 from lockkit.testing.servers.redis import RedisServer
 from lockkit.testing.servers.redis_groups import RedisCluster, RedisNodes, RedisSentinels

@@ -12,9 +12,9 @@ import sys
 from typing import TYPE_CHECKING
 
 from lockkit.testing.servers.errors import ServerMissing
-from lockkit.testing.servers.finding import in_ci, look
 from lockkit.testing.servers.install import install
 from lockkit.testing.servers.kinds import KINDS, find_kind
+from lockkit.testing.servers.provisioning import in_ci, look
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

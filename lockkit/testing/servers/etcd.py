@@ -7,10 +7,10 @@ import ssl
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
-from lockkit.testing.servers.asking import ask_etcd, etcd_call, etcd_metrics
 from lockkit.testing.servers.base import START_TIMEOUT, Server, ServerGroup, wait_until
+from lockkit.testing.servers.binaries import find_program
 from lockkit.testing.servers.errors import ServerError
-from lockkit.testing.servers.programs import find_program
+from lockkit.testing.servers.readiness import ask_etcd, etcd_call, etcd_metrics
 from lockkit.testing.servers.tls import Certificates, make_certificates
 
 if TYPE_CHECKING:

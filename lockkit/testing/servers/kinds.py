@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from lockkit.testing.servers.asking import (
+from lockkit.testing.servers.binaries import look_for, look_for_jar
+from lockkit.testing.servers.docker import ContainerServer, docker_has
+from lockkit.testing.servers.errors import ServerMissing
+from lockkit.testing.servers.readiness import (
     ask_etcd,
     ask_mysql,
     ask_postgresql,
     ask_redis,
     ask_zookeeper,
 )
-from lockkit.testing.servers.docker import ContainerServer, docker_has
-from lockkit.testing.servers.errors import ServerMissing
-from lockkit.testing.servers.programs import look_for, look_for_jar
 
 if TYPE_CHECKING:
     from collections.abc import Callable

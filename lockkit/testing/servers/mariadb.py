@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 from urllib.parse import quote
 
-from lockkit.testing.servers.asking import ask_mysql
 from lockkit.testing.servers.base import START_TIMEOUT, Server
-from lockkit.testing.servers.programs import find_program
+from lockkit.testing.servers.binaries import find_program
+from lockkit.testing.servers.readiness import ask_mysql
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from lockkit.testing.servers.asking import ask_postgresql
 from lockkit.testing.servers.base import Server, ServerGroup
+from lockkit.testing.servers.binaries import find_program
 from lockkit.testing.servers.postgresql import PostgresServer
-from lockkit.testing.servers.programs import find_program
+from lockkit.testing.servers.readiness import ask_postgresql
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -7,9 +7,9 @@ import subprocess
 from typing import TYPE_CHECKING, ClassVar
 from urllib.parse import quote
 
-from lockkit.testing.servers.asking import ask_postgresql
 from lockkit.testing.servers.base import START_TIMEOUT, Server
-from lockkit.testing.servers.programs import find_program
+from lockkit.testing.servers.binaries import find_program
+from lockkit.testing.servers.readiness import ask_postgresql
 from lockkit.testing.servers.tls import make_certificates
 
 if TYPE_CHECKING:

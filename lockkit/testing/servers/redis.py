@@ -7,7 +7,7 @@ from urllib.parse import quote, urlencode
 
 from lockkit.testing.servers._resp import RespConnection
 from lockkit.testing.servers.base import START_TIMEOUT, Server
-from lockkit.testing.servers.programs import find_program
+from lockkit.testing.servers.binaries import find_program
 from lockkit.testing.servers.tls import Certificates, make_certificates
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from urllib.parse import quote
 
 from lockkit.testing.servers._resp import Reply, RespConnection, fields
 from lockkit.testing.servers.base import Server, ServerGroup, wait_until
+from lockkit.testing.servers.binaries import find_program
 from lockkit.testing.servers.errors import ServerError
-from lockkit.testing.servers.programs import find_program
 from lockkit.testing.servers.redis import RedisServer, quoted
 
 if TYPE_CHECKING:

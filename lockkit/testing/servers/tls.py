@@ -6,8 +6,8 @@ import subprocess
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from lockkit.testing.servers.binaries import find_program
 from lockkit.testing.servers.errors import ServerError
-from lockkit.testing.servers.programs import find_program
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
-from lockkit.testing.servers.asking import ask_zookeeper, four_letters
 from lockkit.testing.servers.base import START_TIMEOUT, Server, ServerGroup
+from lockkit.testing.servers.binaries import find_program, look_for_jar
 from lockkit.testing.servers.errors import ServerError, ServerMissing
-from lockkit.testing.servers.programs import find_program, look_for_jar
+from lockkit.testing.servers.readiness import ask_zookeeper, four_letters
 from lockkit.testing.servers.tls import Certificates, make_certificates
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from lockkit.backends.file import FileBackend
+from lockkit.backends.file.backend import FileBackend
 from lockkit.runtime import drive
 from lockkit.url import parse
 from tests.backends.support import FakeClock, StubHost

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from lockkit.backend import Grant
-from lockkit.backends.file import FileBackend
+from lockkit.backends.file.backend import FileBackend
 from lockkit.runtime import drive
 from tests.backends.support import FakeClock, StubHost
 

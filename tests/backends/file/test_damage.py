@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from lockkit.backend import Gone, Renewed, Unknown
-from lockkit.backends import _directory
-from lockkit.backends._ledger import Ledger
-from lockkit.backends._record import encode
+from lockkit.backends.file import directory
+from lockkit.backends.file.record import encode
+from lockkit.backends.lock_state import Ledger
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockError
 from lockkit.runtime import drive
 from tests.backends.file.support import LONG, Connect, open_files, tick
@@ -27,7 +27,7 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
     "garbage": lambda _: b"\xff\x00garbage\n" * 50,
     "changed": lambda text: text.replace(b"lock", b"luck", 2),
     "flipped": lambda text: text[:80] + bytes([text[80] ^ 1]) + text[81:],
-    "another lock's": lambda _: encode(Ledger(1), "other", _directory.boot_id()),
+    "another lock's": lambda _: encode(Ledger(1), "other", directory.boot_id()),
 }
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from lockkit.backends import _directory
-from lockkit.backends.file import FileBackend
+from lockkit.backends.file import directory
+from lockkit.backends.file.backend import FileBackend
 from lockkit.errors import ConfigurationError, LockError
 from lockkit.runtime import drive
 from lockkit.url import parse
@@ -174,14 +174,14 @@ def test_network_file_system_is_recognised() -> None:
         "30 22 0:45 / /home rw,relatime shared:7 - nfs4 server:/home rw,addr=10.0.0.1\n"
     )
 
-    assert _directory.file_system(mounts, os.makedev(0, 45)) == "nfs4"
-    assert _directory.file_system(mounts, os.makedev(254, 0)) == "ext4"
-    assert _directory.file_system(mounts, os.makedev(0, 99)) == ""
+    assert directory.file_system(mounts, os.makedev(0, 45)) == "nfs4"
+    assert directory.file_system(mounts, os.makedev(254, 0)) == "ext4"
+    assert directory.file_system(mounts, os.makedev(0, 99)) == ""
 
 
 def test_network_file_system_is_refused(connect: Connect, host: StubHost, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its other machines have another clock."""
-    monkeypatch.setattr(_directory, "file_system", lambda *_: "nfs4")
+    monkeypatch.setattr(directory, "file_system", lambda *_: "nfs4")
 
     with pytest.raises(ConfigurationError, match=r"network file system \(nfs4\)"):
         drive(connect(host).ping())

@@ -17,10 +17,10 @@ import pytest
 import lockkit
 from lockkit import aio
 from lockkit.backend import Busy, Grant, Renewed, Unknown
-from lockkit.backends import _recordfile
-from lockkit.backends._record import decode
-from lockkit.backends._store import OPEN_RECORDS_MAX
-from lockkit.backends.file import FileBackend
+from lockkit.backends.file import record_file
+from lockkit.backends.file.backend import FileBackend
+from lockkit.backends.file.record import decode
+from lockkit.backends.file.record_store import OPEN_RECORDS_MAX
 from lockkit.errors import BackendUnavailable, LockError
 from lockkit.runtime import AsyncioRuntime, drive, monotonic
 from lockkit.url import parse
@@ -272,16 +272,16 @@ def test_interrupt_within_an_operation(
     """Ctrl-C between any two system calls: the flock is given back, and what the record says counts."""
     backend = connect(host)
     assert drive(backend.release(granted(drive(backend.try_acquire(host.request())))))
-    real = getattr(_recordfile, call)
+    real = getattr(record_file, call)
     request = host.request()
 
     def interrupted(*args: object) -> object:
-        monkeypatch.setattr(_recordfile, call, real)
+        monkeypatch.setattr(record_file, call, real)
         if moment == "after":
             real(*args)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(_recordfile, call, interrupted)
+    monkeypatch.setattr(record_file, call, interrupted)
     with pytest.raises(KeyboardInterrupt):
         drive(backend.try_acquire(request))
 

@@ -8,9 +8,9 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import example, given
 
-from lockkit.backends._directory import record_name
-from lockkit.backends._ledger import Ledger
-from lockkit.backends._record import REMOVED, DamagedError, FileClaim, RemovedError, VersionError, decode, encode
+from lockkit.backends.file.directory import record_name
+from lockkit.backends.file.record import REMOVED, DamagedError, FileClaim, RemovedError, VersionError, decode, encode
+from lockkit.backends.lock_state import Ledger
 
 NAMES = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1).filter(
     lambda name: len(name.encode()) <= 255

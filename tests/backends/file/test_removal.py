@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from lockkit.backend import Busy, Gone, Renewed
-from lockkit.backends import _presence, _recordfile, file
-from lockkit.backends._clients import is_dead
-from lockkit.backends._record import REMOVED
+from lockkit.backends.file import backend as file
+from lockkit.backends.file import client_file, record_file
+from lockkit.backends.file.clients import is_dead
+from lockkit.backends.file.record import REMOVED
 from lockkit.errors import BackendUnavailable, ConfigurationError
 from lockkit.runtime import BlockingRuntime, drive
 from tests.backends.file.peer import Peer
@@ -118,7 +119,7 @@ def test_record_from_before_a_reboot_is_free(
     holder = connect(frozen)
     grant = granted(drive(holder.try_acquire(frozen.request(ttl=LONG))))
     drive(holder.close())
-    monkeypatch.setattr(_recordfile, "boot_id", lambda: "after-the-reboot")
+    monkeypatch.setattr(record_file, "boot_id", lambda: "after-the-reboot")
     monkeypatch.setattr(file, "wall_clock_ns", lambda: 0)
 
     again = granted(drive(connect(frozen).try_acquire(frozen.request())))
@@ -132,7 +133,7 @@ def test_directory_shared_by_two_kernels_is_refused(
 ) -> None:
     """Another boot id, but its client lives: their clocks cannot be compared."""
     granted(drive(connect(frozen).try_acquire(frozen.request())))
-    monkeypatch.setattr(_recordfile, "boot_id", lambda: "another-kernel")
+    monkeypatch.setattr(record_file, "boot_id", lambda: "another-kernel")
 
     with pytest.raises(ConfigurationError, match="another kernel"):
         drive(connect(frozen).try_acquire(frozen.request()))
@@ -141,7 +142,7 @@ def test_directory_shared_by_two_kernels_is_refused(
 @pytest.fixture
 def thorough(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients look at everything whenever they tidy."""
-    monkeypatch.setattr(_presence, "REAP_MAX", 1000)
+    monkeypatch.setattr(client_file, "REAP_MAX", 1000)
 
 
 def age(directory: Path) -> None:
@@ -190,9 +191,9 @@ def test_record_with_a_token_above_the_time_is_kept(
     """The clock was set back: only the record knows the last token."""
     user = connect(host)
     drive(user.release(granted(drive(user.try_acquire(host.request())))))
-    wall = _recordfile.wall_clock_ns()
+    wall = record_file.wall_clock_ns()
     age(directory)
-    monkeypatch.setattr(_recordfile, "wall_clock_ns", lambda: wall - 3600 * 10**9)
+    monkeypatch.setattr(record_file, "wall_clock_ns", lambda: wall - 3600 * 10**9)
 
     drive(connect(host).ping())
 
@@ -260,7 +261,7 @@ def test_client_that_lives_removes_all_that_is_unused_bit_by_bit(
     connect: Connect, frozen: StubHost, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not only at its start, and in bounded work; however many there are."""
-    monkeypatch.setattr(_presence, "SWEEP_NAMES_MAX", 50)
+    monkeypatch.setattr(client_file, "SWEEP_NAMES_MAX", 50)
     former, backend = connect(frozen), connect(frozen)
     for number in range(200):
         drive(former.release(granted(drive(former.try_acquire(frozen.request(f"lock {number}"))))))
@@ -270,10 +271,10 @@ def test_client_that_lives_removes_all_that_is_unused_bit_by_bit(
     counts = [200]
 
     while counts[-1]:
-        tick(frozen, _presence.REAP_SECONDS)
+        tick(frozen, client_file.REAP_SECONDS)
         drive(backend.ping())
         counts.append(len(list(directory.glob("*.lock"))))
-        assert counts[-2] - counts[-1] <= _presence.REAP_MAX
+        assert counts[-2] - counts[-1] <= client_file.REAP_MAX
         assert len(counts) < 100
 
 

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from lockkit.backend import Busy
-from lockkit.backends import _watch
-from lockkit.backends._inotify import Inotify
-from lockkit.backends.file import FileBackend
+from lockkit.backends.file import wakeup as watch
+from lockkit.backends.file.backend import FileBackend
+from lockkit.backends.file.inotify import Inotify
 from lockkit.runtime import AsyncioRuntime, drive
 from lockkit.url import parse
 from tests.backends.file.peer import Peer
@@ -331,7 +331,7 @@ def test_dropped_clients_give_their_inotify_instances_back(
     directory: Path, host: StubHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A user has 128 of them. While a client exists but waits for nothing, it has none either."""
-    monkeypatch.setattr(_watch, "LINGER_SECONDS", 0.2)
+    monkeypatch.setattr(watch, "LINGER_SECONDS", 0.2)
     backends = [FileBackend.open(parse(f"file://{directory}"), {"group": False}, host) for _ in range(6)]
     granted(drive(backends[0].try_acquire(host.request(ttl=LONG))))
     before = _inotify_instances()

@@ -1,0 +1,164 @@
+"""Options of the etcd backend, and the clusters that URLs and clients of other libraries lead to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import grpc.aio
+
+from lockkit import validation
+from lockkit.backend import Option
+from lockkit.backends.etcd.cluster import Cluster, Lent, Login
+from lockkit.backends.etcd.connection import AsyncioLink, BlockingLink, Link, open_link
+from lockkit.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from lockkit.backend import Host
+    from lockkit.url import Url
+
+__all__ = ["OPTIONS", "adopt_cluster", "open_cluster"]
+
+DEFAULT_PORT = 2379
+
+
+def _parse_prefix(value: object) -> str:
+    text = validation.parse_text(value)
+    if text.endswith("/") or "\0" in text:
+        message = "it must not end with a slash: lockkit puts one between it and the name"
+        raise ValueError(message)
+    return text
+
+
+OPTIONS: Mapping[str, Option] = {
+    "prefix": Option(_parse_prefix, "First part of all keys; clients that share locks have the same.", "lockkit"),
+    "ca": Option(validation.parse_text, "File with the authorities that the members' certificates come from (PEM)."),
+    "cert": Option(validation.parse_text, "File with the client's certificate (PEM)."),
+    "key": Option(validation.parse_text, "File with the client's private key (PEM)."),
+}
+
+_FILES = ("ca", "cert", "key")
+
+
+def open_cluster(url: Url, options: Mapping[str, Any], host: Host) -> Cluster:
+    """
+    Make the cluster of a URL. No network I/O; files of certificates are read.
+
+    Raises:
+        ConfigurationError: The URL lacks something or has too much.
+    """
+    if not url.hosts or any(not one.host for one in url.hosts):
+        raise _wrong(url, f"it must name the members: {url.scheme}://host1:{DEFAULT_PORT},host2")
+    if url.path.strip("/"):
+        raise _wrong(
+            url, f"etcd has no databases, so it has no path. For another key prefix write ?prefix={url.path[1:]}"
+        )
+    if any((one.username, one.password) != (url.username, url.password) for one in url.hosts):
+        raise _wrong(url, "the members of a cluster have one list of users: give user and password once, in front")
+    if url.username is not None and url.password is None:
+        raise _wrong(url, "the user has no password: write user:password@, or use a client certificate")
+    credentials = _credentials(url, options)
+    labels = [_label(one.host, one.port or DEFAULT_PORT) for one in url.hosts]
+    if len(set(labels)) != len(labels):
+        raise _wrong(url, "it names a member twice")
+
+    def connect(label: str) -> Link:
+        return open_link(host.runtime, label, credentials, ())
+
+    return Cluster(host.runtime, labels, connect, Login(host.runtime, url.username, url.password))
+
+
+def _label(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _credentials(url: Url, options: Mapping[str, Any]) -> grpc.ChannelCredentials | None:
+    given = [name for name in _FILES if options[name] is not None]
+    if url.base != "etcds":
+        if given:
+            raise _wrong(url, f"the option {given[0]} is for etcds:// only")
+        return None
+    if (options["cert"] is None) != (options["key"] is None):
+        raise _wrong(url, "cert and key belong together: give both, or neither")
+    ca, cert, key = (_read(url, name, options[name]) for name in _FILES)
+    return grpc.ssl_channel_credentials(root_certificates=ca, private_key=key, certificate_chain=cert)
+
+
+def _read(url: Url, name: str, path: str | None) -> bytes | None:
+    if path is None:
+        return None
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        # Not the error's text, which has the path: that of the key is kept out of messages, as its option is.
+        raise _wrong(url, f"the file of the option {name} cannot be read ({error.strerror})") from None
+
+
+def _wrong(url: Url, problem: str) -> ConfigurationError:
+    return ConfigurationError(f"{url.safe_text} is not understood: {problem}", backend=url.safe_text)
+
+
+def adopt_cluster(client: object, host: Host) -> tuple[str, Cluster] | None:
+    """
+    Make a cluster on a connection of the application's, in the form of the host's face.
+
+    A gRPC channel, or a client that has one (python-etcd3, pyetcd, aetcd), lends it. Of a client of etcd3gw, which
+    speaks HTTP, only the address is used: etcd serves both at the same port.
+
+    Returns:
+        The URL to show for it, and the cluster; None if it is something else.
+
+    Raises:
+        ConfigurationError: It is of the other face, or not connected.
+    """
+    if _is_gateway(client):
+        return _of_gateway(client, host)
+    is_channel = isinstance(client, (grpc.Channel, grpc.aio.Channel))
+    channel = client if is_channel else getattr(client, "channel", None)
+    if not isinstance(channel, (grpc.Channel, grpc.aio.Channel)):
+        return None
+    asyncio = host.runtime.kind == "asyncio"
+    if isinstance(channel, grpc.aio.Channel) is not asyncio:
+        face, module = ("lockkit.aio", "grpc.aio") if asyncio else ("lockkit", "grpc")
+        message = (
+            f"{face}.from_client needs a channel of {module}: that of {type(client).__name__} is of the other face"
+        )
+        raise ConfigurationError(message)
+    label = _target(channel)
+    link: Link = (AsyncioLink if asyncio else BlockingLink)(label, channel, ours=False)
+    login = Login(host.runtime, None, None) if is_channel else Lent(host.runtime, client)
+    return f"etcd://{label}", Cluster(host.runtime, [label], lambda _: link, login)
+
+
+def _target(channel: object) -> str:
+    """Ask a channel where it leads; gRPC's public interface does not tell."""
+    target = getattr(getattr(channel, "_channel", None), "target", None)
+    if not callable(target):
+        return "channel"
+    text = target()
+    decoded = text.decode() if isinstance(text, bytes) else str(text)
+    return (
+        decoded.rpartition("/")[2].removeprefix("ipv4:").removeprefix("ipv6:").replace("%5B", "[").replace("%5D", "]")
+    )
+
+
+def _is_gateway(client: object) -> bool:
+    return type(client).__module__.partition(".")[0] == "etcd3gw" and hasattr(client, "host")
+
+
+def _of_gateway(client: Any, host: Host) -> tuple[str, Cluster]:  # noqa: ANN401 - etcd3gw's
+    label = _label(client.host, int(client.port))
+    credentials = None
+    if client.protocol == "https":
+        ca, files = client.session.verify, client.session.cert or (None, None)
+        ca_data = Path(ca).read_bytes() if isinstance(ca, str) else None
+        cert, key = (None if one is None else Path(one).read_bytes() for one in files)
+        credentials = grpc.ssl_channel_credentials(ca_data, key, cert)
+
+    def connect(label: str) -> Link:
+        return open_link(host.runtime, label, credentials, ())
+
+    scheme = "etcd" if credentials is None else "etcds"
+    return f"{scheme}://{label}", Cluster(host.runtime, [label], connect, Login(host.runtime, None, None))

@@ -1,0 +1,1 @@
+"""Locks between the processes of one machine, without a server."""

@@ -1,0 +1,313 @@
+"""
+The directory of the file backend: where things lie, who may write there, what went wrong.
+
+::
+
+    DIRECTORY/seat%3A12%41.lock     the record of the lock seat:12A
+    DIRECTORY/.new-…                a record being made
+    DIRECTORY/clients/3f0c…         one file per client, flocked for its life (`lockkit.backends.file.clients`)
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import stat
+import sys
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from lockkit.errors import BackendUnavailable, ConfigurationError, LockError
+
+__all__ = [
+    "NETWORK_FILE_SYSTEMS",
+    "Directory",
+    "Flaw",
+    "boot_id",
+    "explain",
+    "file_system",
+    "find_flaw",
+    "record_name",
+    "reserve",
+]
+
+_LINUX = sys.platform == "linux"
+_PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789._:-")
+_NAME_MAX = 180
+"""Longest record name in bytes; NAME_MAX is 255 on all file systems in use, and 143 on eCryptfs would cut it anyway."""
+
+NETWORK_FILE_SYSTEMS = frozenset({
+    *("nfs", "nfs4", "cifs", "smb3", "smbfs", "ncpfs", "afs", "ceph", "lustre", "gpfs", "beegfs", "glusterfs", "ocfs2"),
+    *("fuse.sshfs", "fuse.glusterfs", "fuse.ceph", "fuse.s3fs", "fuse.gcsfuse", "fuse.rclone"),
+})  # fmt: skip
+
+
+def record_name(name: str) -> tuple[str, str]:
+    """
+    Turn a lock name into the escaped name that stands in its record, and the name of the file.
+
+    Every byte but ``a-z 0-9 . _ : -`` is percent-encoded, also capitals and accents: some file systems fold case and
+    normalise Unicode, and two locks would be one. Long names end in their SHA-256 instead; ``~`` occurs in no other.
+    """
+    escaped = "".join(chr(byte) if byte in _PLAIN else f"%{byte:02X}" for byte in name.encode())
+    if escaped.startswith("."):
+        escaped = f"%2E{escaped[1:]}"
+    if len(escaped) <= _NAME_MAX:
+        return escaped, f"{escaped}.lock"
+    digest = hashlib.sha256(name.encode()).hexdigest()
+    return escaped, f"{escaped[: _NAME_MAX - len(digest) - 1]}~{digest}.lock"
+
+
+@cache
+def boot_id() -> str:
+    """
+    Name this run of this kernel: what its monotonic clock and its flocks belong to.
+
+    Raises:
+        ConfigurationError: The operating system does not tell.
+    """
+    try:
+        if _LINUX:
+            return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip() + _time_namespace()
+        return _sysctl(b"kern.bootsessionuuid")
+    except (OSError, AttributeError) as error:
+        message = (
+            "the file backend needs the boot id of this machine (on Linux: a mounted /proc), and could not read it"
+        )
+        raise ConfigurationError(message) from error
+
+
+def _time_namespace() -> str:
+    """Mark a time namespace whose clock differs from the machine's (time_namespaces(7))."""
+    try:
+        text = Path("/proc/self/timens_offsets").read_text("ascii")
+    except FileNotFoundError:  # Linux before 5.6
+        return ""
+    offset = next((line.split()[1:] for line in text.splitlines() if line.startswith("boottime")), [])
+    return "" if set(offset) <= {"0"} else f"+{'.'.join(offset)}"
+
+
+def _sysctl(name: bytes) -> str:
+    import ctypes  # noqa: PLC0415 - macOS only
+
+    size = ctypes.c_size_t(64)
+    buffer = ctypes.create_string_buffer(size.value)
+    if ctypes.CDLL(None, use_errno=True).sysctlbyname(name, buffer, ctypes.byref(size), None, 0) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    return buffer.value.decode("ascii")
+
+
+class Flaw(NamedTuple):
+    """Why a folder cannot be trusted: ``{path} {seen}``, and what to do about it."""
+
+    path: str
+    seen: str
+    fix: str
+
+
+def find_flaw(path: str, status: os.stat_result, *, group: bool, above: os.stat_result | None = None) -> Flaw | None:
+    """
+    Tell why other users could remove or replace what lies in a folder; None if they cannot.
+
+    Trusted are root, this user and, with `group`, the folder's group. In a folder below the directory of the locks its
+    owner too; and another member of the group only where nobody else could have made that folder.
+
+    Args:
+        path: Of the folder.
+        status: Of the folder. For one below the directory of the locks from ``lstat``.
+        group: The locks are shared with the group.
+        above: Of the directory of the locks, if the folder lies in it.
+    """
+    mode, me = status.st_mode, os.geteuid()
+    if not stat.S_ISDIR(mode):
+        return Flaw(path, "is a symbolic link or a file, made by another program or user", f"remove {path}")
+    shared = group and (above is None or not above.st_mode & stat.S_IWOTH)
+    owners = {0, me} | ({above.st_uid} if above is not None else set())
+    if status.st_uid not in owners and not (shared and (me == 0 or status.st_gid in {os.getegid(), *os.getgroups()})):
+        return Flaw(
+            path,
+            f"belongs to another user (uid {status.st_uid})",
+            f"chown {me} {path}, or name a directory of your own",
+        )
+    writers = mode & (stat.S_IWGRP | stat.S_IWOTH) & ~(stat.S_IWGRP if group else 0)
+    if not writers or mode & stat.S_ISVTX:
+        return None
+    if writers & stat.S_IWOTH:
+        return Flaw(path, f"may be written to by anybody (mode {stat.S_IMODE(mode):04o})", f"chmod o-w {path}")
+    fix = f"chmod g-w {path}, or say ?group=1 to share the locks"
+    return Flaw(path, f"may be written to by its group (mode {stat.S_IMODE(mode):04o})", fix)
+
+
+class Directory:
+    """
+    One directory of locks.
+
+    Attributes:
+        path: Absolute.
+        clients: The directory of the client files.
+        group: Files are shared with the group of the directory.
+    """
+
+    def __init__(self, path: str, *, group: bool) -> None:
+        """Remember it; `prepare` makes it."""
+        self.path = path
+        self.clients = os.path.join(path, "clients")  # noqa: PTH118 - str: these are joined on the hot path
+        self.group = group
+        self.gid = -1
+
+    def prepare(self) -> None:
+        """
+        Make the directory if need be, and check that it can be trusted.
+
+        Raises:
+            OSError: It cannot be made.
+            ConfigurationError: Other users may write to it or to its folder ``clients``, or it lies on a network file
+                system.
+        """
+        self._make(self.path, 0o2770 if self.group else 0o700)
+        status = os.stat(self.path)  # noqa: PTH116
+        self._refuse(find_flaw(self.path, status, group=self.group))
+        _check_file_system(self.path, status.st_dev)
+        self.gid = status.st_gid
+        self._make(self.clients, stat.S_IMODE(status.st_mode))
+        self._refuse(find_flaw(self.clients, os.lstat(self.clients), group=self.group, above=status))
+
+    @staticmethod
+    def _refuse(flaw: Flaw | None) -> None:
+        if flaw is not None:
+            message = f"{flaw.path} {flaw.seen}, who could remove locks that are held: {flaw.fix}"
+            raise ConfigurationError(message)
+
+    def _make(self, path: str, mode: int) -> None:
+        try:
+            os.mkdir(path, 0o700)  # noqa: PTH102
+        except FileNotFoundError:
+            if os.path.isdir(os.path.dirname(path)):  # noqa: PTH112, PTH120
+                raise  # a file system that takes no new directories, such as /proc
+            # Also the parents 0700, as the XDG specification has it for the state directory.
+            self._make(os.path.dirname(path), 0o700)  # noqa: PTH120
+            self._make(path, mode)
+        except FileExistsError:
+            if not os.path.isdir(path):  # noqa: PTH112
+                raise
+        else:
+            os.chmod(path, mode)  # noqa: PTH101 - past the umask
+
+    def create(self, path: str, content: bytes) -> int:
+        """
+        Make a file under a name that must not exist, with its content on reserved blocks; return its descriptor.
+
+        Raises:
+            OSError: Nothing is left of it.
+        """
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            if self.group:
+                if os.fstat(fd).st_gid != self.gid:
+                    os.fchown(fd, -1, self.gid)
+                os.fchmod(fd, 0o660)
+            reserve(fd, 0, len(content))
+            os.pwrite(fd, content, 0)
+        except BaseException:
+            os.close(fd)
+            os.unlink(path)  # noqa: PTH108
+            raise
+        return fd
+
+
+def reserve(fd: int, size: int, wanted: int) -> None:
+    """
+    Grow a file to whole pages that are surely there, so that a later write into them finds no full disk.
+
+    Args:
+        fd: The file.
+        size: Its size, bytes.
+        wanted: What it must hold, bytes.
+
+    Raises:
+        OSError: The disk is full. The content is as it was.
+    """
+    target = -(-wanted // 4096) * 4096
+    if target <= size:
+        return
+    if sys.platform == "linux":
+        try:
+            os.posix_fallocate(fd, 0, target)
+        except OSError as error:
+            if error.errno not in {errno.EOPNOTSUPP, errno.EINVAL}:  # musl does not emulate it where it is missing
+                raise
+        else:
+            return
+    os.pwrite(fd, b"\n" * (target - size), size)
+
+
+def _check_file_system(path: str, device: int) -> None:
+    """Refuse network file systems: the clock and the boot id of a record mean nothing on another machine."""
+    try:
+        mounts = Path("/proc/self/mountinfo").read_text("utf-8", "surrogateescape")
+    except OSError:
+        return  # macOS; the documentation says that the directory must be local
+    kind = file_system(mounts, device)
+    if kind in NETWORK_FILE_SYSTEMS:
+        message = (
+            f"{path} lies on a network file system ({kind}), where other machines would not see these locks: "
+            "name a local directory, or use a backend for several machines, such as redis:// or postgresql://"
+        )
+        raise ConfigurationError(message)
+
+
+def file_system(mounts: str, device: int) -> str:
+    """
+    Find the type of a mounted file system; empty if it is not in the list.
+
+    Args:
+        mounts: As in proc_pid_mountinfo(5): ``id parent major:minor root mountpoint options [fields] - type source …``.
+        device: As in ``st_dev``.
+    """
+    wanted = f"{os.major(device)}:{os.minor(device)}"
+    for line in mounts.splitlines():
+        mount, _, rest = line.partition(" - ")
+        if mount.split(" ", 3)[2] == wanted:
+            return rest.partition(" ")[0]
+    return ""
+
+
+# What retrying does not mend.
+_CONFIGURATION = {
+    errno.EACCES: "may not be used by this user: mend its owner and mode, or share it with ?group=1",
+    errno.EPERM: "may not be used by this user: mend its owner and mode, or share it with ?group=1",
+    errno.EROFS: "lies on a read-only file system: name another directory",
+    errno.EISDIR: "is a directory: remove it",
+    errno.ENOTDIR: "has something on its path that is no directory: remove that, or name another directory",
+    errno.EEXIST: "is no directory: remove it, or name another directory",
+    errno.ELOOP: "is a symbolic link: remove it",
+    errno.ENXIO: "is no regular file: remove it",
+    errno.ESPIPE: "is no regular file: remove it",
+    errno.ENAMETOOLONG: "is too long for this file system: name a directory with a shorter path",
+}
+_UNAVAILABLE = {
+    errno.ENOSPC: "could not be written, the file system is full: free some space",
+    errno.EDQUOT: "could not be written, the disk quota is used up: free some space",
+    errno.EFBIG: "could not be written, this process may not write files of that size (ulimit -f): raise the limit",
+    errno.EMFILE: "could not be opened, this process has too many open files: raise its limit (ulimit -n)",
+    errno.ENFILE: "could not be opened, this machine has too many open files",
+}
+
+
+def explain(error: OSError, path: str) -> LockError:
+    """
+    Turn an error of the operating system into ours.
+
+    Args:
+        error: What it said.
+        path: The file, if the error does not name it.
+    """
+    where = error.filename if isinstance(error.filename, str) else path
+    code = error.errno or 0
+    if code in _CONFIGURATION:
+        return ConfigurationError(f"{where} {_CONFIGURATION[code]} ({error.strerror})")
+    said = _UNAVAILABLE.get(code, "could not be read or written")
+    return BackendUnavailable(f"{where} {said} ({error.strerror})")

@@ -1,0 +1,136 @@
+"""Examines ``file:`` URLs: the directory of the locks. Makes nothing there."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lockkit.backends.file.backend import FileBackend
+from lockkit.backends.file.directory import NETWORK_FILE_SYSTEMS, file_system, find_flaw
+from lockkit.backends.file.inotify import Inotify
+from lockkit.doctor.findings import Check, Severity
+
+if TYPE_CHECKING:
+    from lockkit.doctor.examination import Examination
+
+__all__ = ["examine", "kind_of_file_system"]
+
+_OPTIONS = "backends/file.md#url-and-options"
+_LIMITS = "backends/file.md#what-it-does-not-promise"
+
+MISSING = Check("file-missing", Severity.INFO, "None: the first lock makes the directory.", _OPTIONS)
+UNUSABLE = Check("file-unusable", Severity.ERROR, "No lock can be taken.", _OPTIONS)
+WRITABLE_BY_OTHERS = Check(
+    "file-writable-by-others",
+    Severity.ERROR,
+    "Another user may remove locks that are held, so lockkit refuses the directory.",
+    _LIMITS,
+)
+NETWORK = Check(
+    "file-network",
+    Severity.ERROR,
+    "Another machine would not see the locks, or too late: they are held twice. lockkit refuses it.",
+    _LIMITS,
+)
+NO_INOTIFY = Check(
+    "file-no-inotify",
+    Severity.WARNING,
+    "Waiters look every 2 to 50 ms, and are not woken: that is slower, and costs the processor something.",
+    "backends/file.md#waiting",
+)
+
+
+async def examine(examination: Examination) -> None:
+    """
+    Look at the directory.
+
+    Raises:
+        ConfigurationError: The URL is wrong.
+    """
+    backend = FileBackend.open(examination.url, examination.options, examination.host)
+    path = Path(backend.url.removeprefix("file://"))
+    if _is_there(path):
+        _examine_directory(examination, path)
+    else:
+        _examine_way(examination, path)
+    _examine_inotify(examination, str(path))
+
+
+def _is_there(path: Path) -> bool:
+    return os.path.lexists(path)
+
+
+def _examine_way(examination: Examination, path: Path) -> None:
+    """Look whether a directory that is missing could be made."""
+    ancestor = next(parent for parent in path.parents if os.path.lexists(parent))
+    if not ancestor.is_dir():
+        mend = f"Remove {ancestor}, or name another directory: file:///…"
+        examination.find(UNUSABLE, str(path), f"{ancestor} is no directory.", mend)
+    elif not os.access(ancestor, os.W_OK | os.X_OK):
+        _find_denied(examination, path, ancestor)
+    else:
+        seen = f"The directory is missing; {ancestor} is there, and may be written to."
+        examination.find(MISSING, str(path), seen, f"Nothing to do; or: mkdir -p -m 700 {path}")
+        _kind_of_file_system(examination, path, ancestor.stat())
+
+
+def _find_denied(examination: Examination, path: Path, where: Path) -> None:
+    # Also of a file system that is mounted read-only: access(2) asks for both.
+    examination.find(
+        UNUSABLE,
+        str(path),
+        f"This user may not write to {where}.",
+        f"chown {os.geteuid()} {where} && chmod u+rwx {where}; or share it with a group: file://{path}?group=1",
+    )
+
+
+def _examine_directory(examination: Examination, path: Path) -> None:
+    if not path.is_dir():
+        mend = f"Remove {path}, or name another directory: file:///…"
+        examination.find(UNUSABLE, str(path), f"{path} is no directory.", mend)
+        return
+    status = path.stat()
+    if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
+        _find_denied(examination, path, path)
+    group = examination.options["group"]
+    flaws = [find_flaw(str(path), status, group=group)]
+    clients = path / "clients"
+    if os.path.lexists(clients):
+        flaws.append(find_flaw(str(clients), clients.lstat(), group=group, above=status))
+    for flaw in flaws:
+        if flaw is not None:
+            examination.find(WRITABLE_BY_OTHERS, str(path), f"{flaw.path} {flaw.seen}.", flaw.fix)
+    _kind_of_file_system(examination, path, status)
+
+
+def _kind_of_file_system(examination: Examination, path: Path, status: os.stat_result) -> None:
+    kind = kind_of_file_system(status.st_dev)
+    if kind in NETWORK_FILE_SYSTEMS:
+        examination.find(
+            NETWORK,
+            str(path),
+            f"The directory lies on a network file system ({kind}).",
+            "Name a local directory, or use a backend for several machines, such as redis:// or postgresql://",
+        )
+
+
+def kind_of_file_system(device: int) -> str:
+    """Give the type of the file system of a device (``st_dev``); empty where the system does not tell."""
+    try:
+        mounts = Path("/proc/self/mountinfo").read_text("utf-8", "surrogateescape")
+    except OSError:
+        return ""  # macOS
+    return file_system(mounts, device)
+
+
+def _examine_inotify(examination: Examination, where: str) -> None:
+    try:
+        Inotify().close()
+    except OSError as error:
+        examination.find(
+            NO_INOTIFY,
+            where,
+            f"This user gets no inotify instance ({error.strerror}).",
+            "sysctl fs.inotify.max_user_instances=1024 (and a line in /etc/sysctl.d); some program has them all",
+        )

@@ -1,0 +1,1 @@
+"""Locks inside one process."""

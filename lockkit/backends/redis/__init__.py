@@ -1,0 +1,1 @@
+"""Locks on Redis or Valkey: one node, Sentinel or Cluster."""

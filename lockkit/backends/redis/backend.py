@@ -1,0 +1,365 @@
+"""
+Locks on Redis or Valkey: one node, a master found by Sentinel, or a Cluster.
+
+Algorithm: the lock is a string key ``PREFIX:NAME`` with the owner as its value, set with ``NX PX``, so that redis-py's
+``Lock``, redsync and redlock-py exclude with lockkit on the same key. Beside it, in the same Cluster slot:
+
+==========================  =========================================================================================
+``{PREFIX:NAME}:fence``     the last token
+``{PREFIX:NAME}:meta``      owner and metadata of the lease, for `holders`
+``{PREFIX:NAME}:queue``     who waits, first come first
+``{PREFIX:NAME}:broken``    the owner of a lease that `break_lock` ended, until its holder has asked
+==========================  =========================================================================================
+
+Each operation is one script (``scripts``), so one round trip. A release sets the lock to ``next:OWNER`` for the
+first waiter and tells that client (`lockkit.backends.redis.wakeup`): no polling, no herd, and nobody overtakes.
+The offer ends after half of the waiter's ttl, at most a second; the second waiter is told when that will be, and looks
+then, so that a stopped waiter blocks nobody longer.
+
+What the server must offer: Redis 6.0.6 or Valkey, scripts, pub/sub, a user with the rights to them.
+
+What it cannot promise: replication is asynchronous. A promoted replica may not know a lock that was granted (unless
+``replicas=``), a server without persistence forgets all when it restarts. Tokens still increase: they are at least the
+server's time in microseconds.
+
+Newer atomic commands (``DELEX``, ``SET … IFEQ`` of Redis 8.4, ``DELIFEQ`` of Valkey 9) are not used: a release has to
+look into the queue in the same atomic step, which is a script in any case.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from math import inf
+from typing import TYPE_CHECKING, Any, ClassVar, cast
+
+from lockkit.backend import (
+    Busy,
+    Capabilities,
+    Gone,
+    Grant,
+    Holder,
+    Host,
+    LockBackend,
+    Option,
+    Renewal,
+    Renewed,
+    Request,
+    Unknown,
+    decode_metadata,
+)
+from lockkit.backends.redis.node import Script, bulk, lock_key, side_key
+from lockkit.backends.redis.options import OPTIONS, adopt_route, driver_options, open_route
+from lockkit.backends.redis.wakeup import gone_channel
+from lockkit.errors import BackendUnavailable, LockError
+
+if TYPE_CHECKING:
+    from lockkit.backends.redis.node import Reply
+    from lockkit.backends.redis.topology import Route
+    from lockkit.backends.redis.wakeup import Ears
+    from lockkit.url import Url
+
+__all__ = ["RedisBackend"]
+
+log = logging.getLogger("lockkit")
+
+FENCE_MS_MIN = 86_400_000
+"""How long the counter of an idle lock is kept, at least: a day. Shorter relies more on the server's clock, which must
+then not be set back by more; longer keeps more small keys."""
+
+GRACE_MS_MAX = 1000
+"""Longest offer to a waiter. Longer, and a stopped waiter delays the others more; shorter than a busy machine takes to
+schedule a woken process, and the order of arrival is lost."""
+
+RENEW_SHARE = 1 / 6
+"""Part of the shortest ttl in use that a renewal at several nodes may take. Longer lets a node that hangs cost leases
+at the others, whose next renewals wait behind it; shorter gives up on nodes that are only slow."""
+
+RENEW_SECONDS_MIN = 0.3
+"""But at least so long: shorter gives up on a node whose answer takes long only once in a while."""
+
+KNOWN_NAMES_MAX = 1024
+"""Names whose packed keys are kept. More takes memory (half a kilobyte each), fewer packs again."""
+
+_ACQUIRE = Script("acquire", keys=4, arguments=5, shared="offer")
+_RELEASE = Script("release", keys=3, arguments=2, shared="offer", alone=True)
+_ABANDON = Script("abandon", keys=3, arguments=2, shared="offer", alone=True)
+_RENEW = Script("renew", keys=4, arguments=4, alone=True)
+_BREAK = Script("break", keys=5, arguments=1, shared="offer")
+_HOLDERS = Script("holders", keys=4, arguments=0)
+
+_RENEWALS: Mapping[object, Renewal] = {1: Renewed(), 0: Gone("gone"), -1: Gone("taken"), -2: Gone("broken")}
+
+_CAPABILITIES = Capabilities(
+    crash_release="ttl",
+    min_ttl=0.01,
+    ttl_granularity=0.001,
+    fair=True,
+    wakeup="push",
+    token_source="max(last + 1, server time in µs), so it also grows when the server comes back without its data",  # noqa: S106
+    survives_node_loss=False,
+    survives_data_loss=True,
+    shared_mode=False,
+    clock_assumption="the server's clock runs at the rate of the clients' within 1 % and is not set forward while a "
+    "lock is held; for tokens after a loss of data it is not set back by more than the outage",
+    waiters_visible=True,
+    scope="network",
+    caveat="A promoted replica may not know the newest locks (replication is asynchronous): guard storage by token.",
+)
+
+
+class RedisBackend(LockBackend):
+    """Processes that reach the same Redis or Valkey."""
+
+    capabilities = _CAPABILITIES
+    options: ClassVar[Mapping[str, Option]] = OPTIONS
+
+    def __init__(self, url: str, route: Route, options: Mapping[str, Any], host: Host) -> None:
+        """Use a route; nothing is sent."""
+        self._url = url
+        self._route = route
+        self._run = route.runner()
+        self._runtime = host.runtime
+        self._prefix: str = options["prefix"]
+        self._replicas: int = options["replicas"]
+        self._names: dict[str, _Keys] = {}
+        self._terms = _Terms(1.0, "")
+        self._gone = bulk(gone_channel(self._prefix))
+        self._shortest_ttl = inf
+
+    @classmethod
+    def driver_options(cls) -> Mapping[str, Option]:
+        """See `LockBackend.driver_options`: the keyword arguments of redis-py's connections."""
+        return driver_options()
+
+    @classmethod
+    def open(cls, url: Url, options: Mapping[str, Any], host: Host) -> RedisBackend:
+        """See `LockBackend.open`."""
+        return cls(url.safe_text, open_route(url, options, host), options, host)
+
+    @classmethod
+    def adopt(cls, client: object, options: Mapping[str, Any], host: Host) -> RedisBackend | None:
+        """See `LockBackend.adopt`: a client, Sentinel or Cluster of redis-py, in the form of this face."""
+        found = adopt_route(client, options, host)
+        return None if found is None else cls(found[0], found[1], options, host)
+
+    @property
+    def url(self) -> str:
+        """See `LockBackend.url`."""
+        return self._url
+
+    async def try_acquire(self, request: Request) -> Grant | Busy:
+        """See `LockBackend.try_acquire`."""
+        keys = self._names.get(request.name) or self._learn(request.name)
+        terms = self._terms
+        if terms.ttl != request.ttl or terms.metadata is not request.metadata:
+            terms = self._terms = _Terms(request.ttl, request.metadata)
+        subscribed = False
+        while True:
+            place = self._place(request, keys, terms) if request.queue and self._route.listening else _NOWHERE
+            owner = request.owner
+            body = b"%b$%d\r\n%b\r\n%b%b" % (keys.acquire, len(owner), owner.encode(), terms.packed, place)
+            if self._replicas:
+                reply = await self._acquire_replicated(request, keys, body)
+            else:
+                reply = await self._run(_ACQUIRE, keys.lock, body, resend=True, answer_by=request.answer_by)
+            if type(reply) is int:
+                if request.place is not None:
+                    self._left_queue(request)
+                return Grant(request.name, owner, reply, terms.granted_ttl, None, keys)
+            left_ms, holder, foreign = cast("tuple[int, bytes, int]", reply)
+            queued = place is not _NOWHERE or not request.queue
+            if queued or foreign or subscribed:
+                # Deaf although subscribed: the connection ended at once. Then look now and then.
+                poll = foreign == 1 or not queued
+                retry_after = None if left_ms < 0 else left_ms / 1000
+                return Busy(retry_after, poll=poll, owner=holder.decode("utf-8", "replace") or None)
+            # Nobody listened, so no place was taken: a waiter that cannot be told must not be offered the lock.
+            await self._route.listen(keys.lock, request.answer_by)
+            subscribed = True
+
+    async def _acquire_replicated(self, request: Request, keys: _Keys, body: bytes) -> Reply:
+        """Acquire, and hold only what enough replicas have."""
+        route, answer_by = self._route, request.answer_by
+        reply, acknowledged = await route.run_replicated(_ACQUIRE, keys.lock, body, self._replicas, answer_by)
+        if type(reply) is not int or acknowledged >= self._replicas:
+            return reply
+        # A promoted replica would not know this grant: so it is none. Not "unavailable": others may have been luckier.
+        await self._abandon(request, keys)
+        log.warning(
+            "lock %r at %s: %d of %d replicas acknowledged the grant in time, so it was undone",
+            request.name, self._url, acknowledged, self._replicas,
+        )  # fmt: skip
+        return [-1, b"", 1]
+
+    def _place(self, request: Request, keys: _Keys, terms: _Terms) -> bytes:
+        """Give the packed place that the script is to take in the queue if the lock is busy; nowhere if we are deaf."""
+        ears = self._route.ears(keys.lock)
+        channel = None if ears is None else ears.channel
+        if ears is None or channel is None:
+            return _NOWHERE
+        place = request.place
+        if place is None or place.channel != channel:
+            # What a former subscription was told is lost with it; the place that it had goes when its turn comes.
+            place = request.place = _Place(ears, channel, f"{terms.grace_ms} {channel}")
+            ears.expect(request, keys.lock)
+        return bulk(place.text)
+
+    def _left_queue(self, request: Request) -> None:
+        if request.place is not None:
+            request.place.ears.forget(request)
+            request.place = None
+
+    async def wait(self, request: Request, busy: Busy, until: float) -> None:
+        """See `LockBackend.wait`."""
+        # The subscription may have ended since the place was taken: look again at once, which subscribes anew.
+        if request.place is not None and request.place.ears.channel == request.place.channel:
+            await super().wait(request, busy, until)
+
+    async def abandon(self, request: Request) -> None:
+        """See `LockBackend.abandon`."""
+        if request.place is not None or request.uncertain:
+            await self._abandon(request, self._keys(request.name))
+            self._left_queue(request)
+
+    async def _abandon(self, request: Request, keys: _Keys) -> None:
+        text = "" if request.place is None else request.place.text
+        body = keys.release + bulk(request.owner) + bulk(text)
+        await self._run(_ABANDON, keys.lock, body, resend=True, answer_by=request.answer_by)
+
+    async def renew(self, grants: Sequence[Grant]) -> Sequence[Renewal]:
+        """See `LockBackend.renew`. One pipeline per node."""
+        calls = []
+        for grant in grants:
+            keys: _Keys = grant.state
+            ttl_ms = _milliseconds(grant.ttl)
+            body = keys.renew + bulk(grant.owner) + bulk(ttl_ms) + bulk(_fence_ms(ttl_ms)) + self._gone
+            calls.append((keys.lock, body))
+        answer_by = inf
+        if self._route.several:
+            self._shortest_ttl = min([self._shortest_ttl, *(grant.ttl for grant in grants)])
+            answer_by = self._runtime.now() + max(RENEW_SECONDS_MIN, self._shortest_ttl * RENEW_SHARE)
+        replies = await self._route.run_many(_RENEW, calls, replicas=self._replicas, answer_by=answer_by)
+        return [Unknown(reply) if isinstance(reply, LockError) else _RENEWALS[cast("int", reply)] for reply in replies]
+
+    async def release(self, grant: Grant, answer_by: float = inf) -> bool:
+        """See `LockBackend.release`. Sent again by the engine only."""
+        keys: _Keys = grant.state
+        return await self._run(_RELEASE, keys.lock, self._release_body(grant), answer_by=answer_by) == 1
+
+    async def release_all(self, grants: Sequence[Grant], answer_by: float) -> None:
+        """See `LockBackend.release_all`. One pipeline per node."""
+        calls = [(grant.state.lock, self._release_body(grant)) for grant in grants]
+        replies = await self._route.run_many(_RELEASE, calls, answer_by=answer_by)
+        failures = [reply for reply in replies if isinstance(reply, LockError)]
+        if failures:
+            message = f"{len(failures)} of {len(grants)} locks may still be held: {failures[0]}"
+            raise BackendUnavailable(message) from failures[0]
+
+    def _release_body(self, grant: Grant) -> bytes:
+        keys: _Keys = grant.state
+        owner = grant.owner
+        return b"%b$%d\r\n%b\r\n%b" % (keys.release, len(owner), owner.encode(), self._gone)
+
+    async def holders(self, name: str) -> Sequence[Holder]:
+        """See `LockBackend.holders`."""
+        keys = self._keys(name)
+        reply = cast("list[Any]", await self._run(_HOLDERS, keys.lock, keys.acquire, resend=True))
+        if not reply:
+            return []
+        owner, left_ms, token, metadata, waiters = reply
+        return [
+            Holder(
+                owner.decode("utf-8", "replace"),
+                int(token) if token.isdigit() else None,
+                None if left_ms < 0 else left_ms / 1000,
+                decode_metadata(metadata),
+                waiters,
+            )
+        ]
+
+    async def break_lock(self, name: str) -> bool:
+        """See `LockBackend.break_lock`."""
+        keys = self._keys(name)
+        return await self._run(_BREAK, keys.lock, keys.breaking + bulk(FENCE_MS_MIN)) == 1
+
+    async def ping(self) -> None:
+        """See `LockBackend.ping`."""
+        await self._route.ping()
+
+    async def close(self) -> None:
+        """See `LockBackend.close`."""
+        await self._route.close()
+
+    def _keys(self, name: str) -> _Keys:
+        return self._names.get(name) or self._learn(name)
+
+    def _learn(self, name: str) -> _Keys:
+        if len(self._names) >= KNOWN_NAMES_MAX:
+            self._names.clear()
+        keys = self._names[name] = _Keys(self._prefix, name)
+        return keys
+
+
+class _Keys:
+    """The keys of one lock, packed as the scripts take them."""
+
+    __slots__ = ("_parts", "acquire", "lock", "release")
+
+    def __init__(self, prefix: str, name: str) -> None:
+        self.lock = lock_key(prefix, name)
+        lock = bulk(self.lock)
+        fence, meta, queue, broken = (bulk(side_key(self.lock, what)) for what in ("fence", "meta", "queue", "broken"))
+        self._parts = lock, fence, meta, queue, broken
+        self.acquire = lock + fence + meta + queue
+        self.release = lock + meta + queue
+
+    @property
+    def renew(self) -> bytes:
+        lock, fence, meta, _, broken = self._parts
+        return lock + fence + meta + broken
+
+    @property
+    def breaking(self) -> bytes:
+        lock, fence, meta, queue, broken = self._parts
+        return lock + fence + meta + broken + queue
+
+
+class _Terms:
+    """What the acquisitions of a client mostly have in common: ttl and metadata, packed once."""
+
+    __slots__ = ("grace_ms", "granted_ttl", "metadata", "packed", "ttl")
+
+    def __init__(self, ttl: float, metadata: str) -> None:
+        ttl_ms = _milliseconds(ttl)
+        self.ttl = ttl
+        self.metadata = metadata
+        self.granted_ttl = ttl_ms / 1000
+        self.grace_ms = min(ttl_ms // 2, GRACE_MS_MAX)
+        self.packed = bulk(ttl_ms) + bulk(metadata) + bulk(_fence_ms(ttl_ms))
+
+
+class _Place:
+    """A place in a queue, and the subscription by which its owner is told."""
+
+    __slots__ = ("channel", "ears", "text")
+
+    def __init__(self, ears: Ears, channel: str, text: str) -> None:
+        self.ears = ears
+        self.channel = channel
+        self.text = text
+
+
+_NOWHERE = bulk("")
+
+
+def _milliseconds(ttl: float) -> int:
+    """Round a ttl up to whole milliseconds, Redis's unit."""
+    # 0.1 * 3 is a little above 0.3: without the allowance that would be a millisecond more.
+    return math.ceil(ttl * 1000 - 1e-6)
+
+
+def _fence_ms(ttl_ms: int) -> int:
+    """How long the counter is kept after the last grant or renewal."""
+    return max(FENCE_MS_MIN, 10 * ttl_ms)

@@ -1,0 +1,1 @@
+"""What ``lockkit doctor`` looks at on Redis and Valkey servers."""

@@ -1,0 +1,100 @@
+"""Examines ``redis+cluster:`` URLs: the Cluster as a whole, and each of its masters."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+from lockkit.backends.redis.cluster import SLOTS_COUNT
+from lockkit.backends.redis.examine.node import examine_server
+from lockkit.backends.redis.examine.server import RedisServer, fields
+from lockkit.backends.redis.options import open_route
+from lockkit.doctor.findings import Check, Severity
+from lockkit.errors import BackendUnavailable
+
+if TYPE_CHECKING:
+    from lockkit.backends.redis.cluster import ClusterRoute
+    from lockkit.doctor.examination import Examination
+
+__all__ = ["examine"]
+
+_PAGE = "how-to/check-your-servers.md#cluster"
+
+MASTERS_MIN = 3
+"""The least number of which one may fail and a majority is left to vote for its replica."""
+
+SLOTS_MISSING = Check(
+    "cluster-slots-missing",
+    Severity.ERROR,
+    "Locks whose slot nobody serves cannot be taken; with cluster-require-full-coverage no lock can.",
+    _PAGE,
+)
+NODE_DOWN = Check(
+    "cluster-node-down",
+    Severity.ERROR,
+    "The locks of its slots can neither be taken nor renewed.",
+    _PAGE,
+)
+FEW_MASTERS = Check(
+    "cluster-few-masters",
+    Severity.WARNING,
+    "When a master fails there is no majority left to promote its replica: its locks stand still.",
+    _PAGE,
+)
+NO_REPLICA = Check(
+    "cluster-no-replica",
+    Severity.WARNING,
+    "When this master fails, the locks of its slots stand still until somebody mends it.",
+    _PAGE,
+)
+
+
+async def examine(examination: Examination) -> None:
+    """
+    Look at the Cluster as its nodes see it, then at each master.
+
+    Raises:
+        BackendUnavailable: No node can be asked, or none serves a slot.
+        ConfigurationError: The login is refused.
+    """
+    route = cast("ClusterRoute", open_route(examination.url, examination.options, examination.host))
+    stations = await route.masters()
+    targets = [station.node.target for station in stations]
+    await route.close()
+    if len(targets) < MASTERS_MIN:
+        examination.find(
+            FEW_MASTERS,
+            examination.url.safe_text,
+            f"{len(targets)} masters serve the slots, the least that survives a failure is {MASTERS_MIN}.",
+            "redis-cli --cluster add-node NEW_HOST:PORT HOST:PORT, then redis-cli --cluster rebalance",
+        )
+    for target in targets:
+        server = RedisServer(examination.runtime, target)
+        try:
+            await server.look()
+        except BackendUnavailable:
+            examination.find(NODE_DOWN, server.label, "The master does not answer.", "Start it, or look into its log.")
+        else:
+            await _examine_member(examination, server)
+            await examine_server(examination, server, in_cluster=True)
+        finally:
+            await server.close()
+
+
+async def _examine_member(examination: Examination, server: RedisServer) -> None:
+    reply = await server.ask("CLUSTER", "INFO")
+    info = fields(reply) if isinstance(reply, bytes) else {}
+    served = int(info.get("cluster_slots_ok", SLOTS_COUNT))
+    if served < SLOTS_COUNT or info.get("cluster_state", "ok") != "ok":
+        examination.find(
+            SLOTS_MISSING,
+            server.label,
+            f"cluster_state is {info.get('cluster_state')}, and {served} of {SLOTS_COUNT} slots are served.",
+            "redis-cli --cluster fix HOST:PORT; redis-cli --cluster check HOST:PORT says which are missing",
+        )
+    if server.facts.get("connected_slaves") == "0":
+        examination.find(
+            NO_REPLICA,
+            server.label,
+            "The master has no replica.",
+            "redis-cli --cluster add-node NEW_HOST:PORT HOST:PORT --cluster-slave",
+        )

@@ -1,0 +1,352 @@
+"""What can be wrong with one Redis or Valkey server, whatever it belongs to."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lockkit.backends.redis.examine.rights import examine_rights
+from lockkit.doctor import timing
+from lockkit.doctor.addresses import is_loopback
+from lockkit.doctor.findings import Check, Severity
+from lockkit.errors import LockError
+
+if TYPE_CHECKING:
+    from lockkit.backends.redis.examine.server import RedisServer
+    from lockkit.doctor.examination import Examination
+
+__all__ = ["examine_server", "version_of"]
+
+VERSION_MIN = (6, 0, 6)
+"""LPOS, by which a waiter finds its place, came with it."""
+
+FULL = 0.9
+"""Part of a limit from which on it is nearly reached. Higher tells later, lower cries wolf."""
+
+_PAGE = "how-to/check-your-servers.md#redis-and-valkey"
+_LIMITS = "backends/redis.md#what-it-does-not-promise"
+
+VERSION = Check(
+    "redis-version", Severity.ERROR, "The server lacks commands that lockkit needs: no lock can be taken.", _PAGE
+)
+NO_PERSISTENCE = Check(
+    "redis-no-persistence",
+    Severity.WARNING,
+    "A restart of the server frees every lock that is held, and somebody else gets it.",
+    _LIMITS,
+)
+SNAPSHOTS_ONLY = Check(
+    "redis-snapshots-only",
+    Severity.WARNING,
+    "A crash of the server frees the locks that were taken since the last snapshot, and brings back released ones.",
+    _LIMITS,
+)
+APPENDFSYNC_NO = Check(
+    "redis-appendfsync-no",
+    Severity.WARNING,
+    "A crash of the machine loses the locks of the last half minute or so: it writes when the kernel wants to.",
+    _LIMITS,
+)
+APPENDFSYNC_EVERYSEC = Check(
+    "redis-appendfsync-everysec",
+    Severity.INFO,
+    "A crash of the machine (not of the server alone) may lose the locks of the last second or two.",
+    _LIMITS,
+)
+EVICTION = Check(
+    "redis-eviction",
+    Severity.ERROR,
+    "When memory is full the server removes locks that are held, and somebody else gets them.",
+    _LIMITS,
+)
+MEMORY = Check(
+    "redis-memory", Severity.WARNING, "When memory is full the server refuses writes: no lock can be taken.", _PAGE
+)
+CONNECTIONS = Check(
+    "redis-connections",
+    Severity.WARNING,
+    "When no connection is left, clients cannot connect: a holder that reconnects cannot renew.",
+    _PAGE,
+)
+WRITES_REFUSED = Check(
+    "redis-writes-refused",
+    Severity.ERROR,
+    "The server refuses writes because it could not save its data: no lock can be taken or renewed.",
+    _PAGE,
+)
+REPLICA = Check(
+    "redis-replica",
+    Severity.ERROR,
+    "The server is a read-only replica: no lock can be taken there.",
+    "backends/redis.md#url-and-options",
+)
+FAILOVER = Check(
+    "redis-failover",
+    Severity.INFO,
+    "Replication is asynchronous: a promoted replica may not know the newest locks, and give them to somebody else.",
+    "explanation/what-failover-does.md",
+)
+FAILOVER_UNGUARDED = Check(
+    "redis-failover-unguarded",
+    Severity.WARNING,
+    "A master that is cut off goes on granting locks that no replica knows: after the failover they are granted twice.",
+    "explanation/what-failover-does.md",
+)
+REPLICAS_MISSING = Check(
+    "redis-replicas-missing",
+    Severity.ERROR,
+    "No lock can be taken: every grant is undone because too few replicas acknowledge it.",
+    "backends/redis.md#url-and-options",
+)
+REPLICAS_NOT_ALL = Check(
+    "redis-replicas-not-all",
+    Severity.WARNING,
+    "A failover may promote a replica that did not have to acknowledge a lock, which is then granted twice.",
+    "explanation/what-failover-does.md",
+)
+NO_TLS = Check(
+    "redis-no-tls",
+    Severity.WARNING,
+    "Whoever sees the network reads the password, and may take or break any lock with it.",
+    "backends/redis.md#url-and-options",
+)
+NO_PASSWORD = Check(
+    "redis-no-password",
+    Severity.WARNING,
+    "Whoever reaches the server may break any lock, or flush them all.",
+    "backends/redis.md#url-and-options",
+)
+HIDDEN = Check(
+    "redis-hidden",
+    Severity.INFO,
+    "What the server does not tell could not be examined. Without INFO, lockkit also notices a failover later.",
+    "backends/redis.md#url-and-options",
+)
+CLUSTER_NODE = Check(
+    "redis-cluster-node",
+    Severity.ERROR,
+    "The server is one node of a Cluster and refuses the locks of all slots that it does not serve.",
+    "backends/redis.md#url-and-options",
+)
+SENTINEL_GIVEN = Check(
+    "redis-sentinel-given",
+    Severity.ERROR,
+    "The server is a Sentinel, which keeps no data: no lock can be taken there.",
+    "backends/redis.md#url-and-options",
+)
+
+
+async def examine_server(
+    examination: Examination, server: RedisServer, *, in_cluster: bool = False, votes: bool = False
+) -> None:
+    """
+    Look at one server that `RedisServer.look` has asked already.
+
+    Args:
+        examination: Takes everything down.
+        server: The server.
+        in_cluster: It is meant to be a node of a Cluster.
+        votes: It is a node of a Redlock: one that lost its data does not vote for a while, so that is no danger.
+    """
+    facts = server.facts
+    version = facts.get("valkey_version") or facts.get("redis_version")
+    if version is not None:
+        examination.note(f"version of {server.label}", f"{facts.get('server_name', 'redis')} {version}")
+    if facts.get("redis_mode") == "sentinel":
+        examination.find(
+            SENTINEL_GIVEN,
+            server.label,
+            "The server runs as a Sentinel.",
+            f"Use redis+sentinel://{server.label}/NAME_OF_THE_MASTER",
+        )
+        return
+    _examine_access(examination, server)
+    if server.target.form != "unix" and await server.lets_anybody_in():
+        examination.find(
+            NO_PASSWORD,
+            server.label,
+            "The user default needs no password.",
+            "redis-cli ACL SETUSER default resetpass '>A_PASSWORD', and give it in the URL; or ACL SETUSER default off "
+            "and a user of its own for the locks",
+        )
+    _examine_state(examination, server, in_cluster=in_cluster)
+    await _examine_persistence(examination, server, votes=votes)
+    await _examine_replication(examination, server)
+    await examine_rights(examination, server, marks=votes)
+    await examination.time(server.label, server.ping)
+    try:
+        offset, doubt = await timing.clock_offset(examination.runtime, server.clock)
+    except LockError:
+        return  # the right to TIME is missing, which is a finding of its own
+    timing.judge_clock(examination, server.label, offset, doubt)
+
+
+def version_of(text: str) -> tuple[int, ...]:
+    """Read a version: ``7.0.15`` and ``7.2.4-rc1`` alike."""
+    numbers = []
+    for part in text.split("."):
+        digits = part[: len(part) - len(part.lstrip("0123456789"))]
+        numbers.append(int(digits or 0))
+    return tuple(numbers)
+
+
+def _examine_access(examination: Examination, server: RedisServer) -> None:
+    target = server.target
+    if target.form == "tcp" and not is_loopback(str(target.arguments["host"])):
+        examination.find(
+            NO_TLS,
+            server.label,
+            "The connection crosses a network and is not encrypted.",
+            f"Set tls-port in redis.conf, and use {_with_tls(examination.url.scheme)}://…",
+        )
+
+
+def _with_tls(scheme: str) -> str:
+    base, plus, driver = scheme.partition("+")
+    return {"redlock": "redlocks"}.get(base, "rediss") + plus + driver
+
+
+def _examine_state(examination: Examination, server: RedisServer, *, in_cluster: bool) -> None:
+    facts, label = server.facts, server.label
+    if not facts:
+        examination.find(
+            HIDDEN,
+            label,
+            "The user may not run INFO.",
+            f"redis-cli ACL SETUSER {server.target.arguments.get('username') or 'default'} +info",
+        )
+        return
+    # Valkey says there which version of Redis it is compatible with.
+    version = facts.get("redis_version", "")
+    if version and version_of(version) < VERSION_MIN:
+        examination.find(
+            VERSION, label, f"The server is Redis {version}.", "Upgrade it to 6.0.6 or later, or to Valkey."
+        )
+    if facts.get("cluster_enabled") == "1" and not in_cluster:
+        examination.find(CLUSTER_NODE, label, "The server runs as a node of a Cluster.", f"Use redis+cluster://{label}")
+    _examine_memory(examination, server)
+    connected, most = int(facts.get("connected_clients", 0)), int(facts.get("maxclients", 0))
+    if most and connected > FULL * most:
+        examination.find(
+            CONNECTIONS,
+            label,
+            f"{connected} of {most} connections are in use.",
+            f"redis-cli CONFIG SET maxclients {2 * most}; CLIENT LIST shows who has them",
+        )
+
+
+def _examine_memory(examination: Examination, server: RedisServer) -> None:
+    facts, label = server.facts, server.label
+    limit, used = int(facts.get("maxmemory", 0)), int(facts.get("used_memory", 0))
+    policy = facts.get("maxmemory_policy", "noeviction")
+    if limit and policy != "noeviction":
+        # The volatile-… policies too: locks have an expiry.
+        examination.find(
+            EVICTION,
+            label,
+            f"maxmemory is {limit} bytes and maxmemory-policy is {policy}.",
+            "redis-cli CONFIG SET maxmemory-policy noeviction, then CONFIG REWRITE; or give the locks a server of "
+            "their own",
+        )
+    if limit and used > FULL * limit:
+        examination.find(
+            MEMORY,
+            label,
+            f"{100 * used // limit} % of maxmemory are used.",
+            f"redis-cli CONFIG SET maxmemory {2 * limit}, then CONFIG REWRITE; or remove data",
+        )
+
+
+async def _examine_persistence(examination: Examination, server: RedisServer, *, votes: bool) -> None:
+    facts, label = server.facts, server.label
+    save, appendfsync = await server.setting("save"), await server.setting("appendfsync")
+    if save is None or appendfsync is None:
+        examination.find(
+            HIDDEN,
+            label,
+            "The user may not run CONFIG GET: save, appendfsync and min-replicas-to-write were not looked at.",
+            f"Run the doctor as a user who may: redis-cli ACL SETUSER "
+            f"{server.target.arguments.get('username') or 'default'} '+config|get'",
+        )
+    await _examine_saving(examination, server, save)
+    if votes or not facts:
+        return
+    if facts.get("aof_enabled") == "1":
+        if appendfsync == "no":
+            mend = "redis-cli CONFIG SET appendfsync everysec (or always), then CONFIG REWRITE"
+            examination.find(APPENDFSYNC_NO, label, "appendfsync is no.", mend)
+        elif appendfsync == "everysec":
+            mend = "redis-cli CONFIG SET appendfsync always, then CONFIG REWRITE, if the cost of a flush is bearable"
+            examination.find(APPENDFSYNC_EVERYSEC, label, "appendfsync is everysec.", mend)
+        return
+    mend = "redis-cli CONFIG SET appendonly yes, then CONFIG REWRITE"
+    if save == "":
+        examination.find(NO_PERSISTENCE, label, "appendonly is no, and there are no snapshots (save).", mend)
+    elif save is not None:
+        examination.find(SNAPSHOTS_ONLY, label, f"appendonly is no, and snapshots are made by: save {save}.", mend)
+
+
+async def _examine_saving(examination: Examination, server: RedisServer, save: str | None) -> None:
+    """Look whether the last attempt to save failed: then the server refuses writes (MISCONF)."""
+    facts = server.facts
+    snapshot_failed = facts.get("rdb_last_bgsave_status") == "err" and bool(save)
+    if snapshot_failed and await server.setting("stop-writes-on-bgsave-error") == "no":
+        snapshot_failed = False
+    if snapshot_failed or facts.get("aof_last_write_status") == "err":
+        what = "snapshot" if snapshot_failed else "write to the append-only file"
+        examination.find(
+            WRITES_REFUSED,
+            server.label,
+            f"The last {what} failed.",
+            "Look into the server's log: mostly the disk is full, or its directory (CONFIG GET dir) may not be written",
+        )
+
+
+async def _examine_replication(examination: Examination, server: RedisServer) -> None:
+    facts, label = server.facts, server.label
+    if not facts:
+        return
+    if facts.get("role") == "slave":
+        master = f"{facts.get('master_host')}:{facts.get('master_port')}"
+        examination.find(
+            REPLICA,
+            label,
+            f"The server is a replica of {master}.",
+            f"Give the master's address, {master}, or let Sentinels find it: redis+sentinel://…",
+        )
+        return
+    replicas_count, wanted = int(facts.get("connected_slaves", 0)), examination.options.get("replicas") or 0
+    if wanted > replicas_count:
+        examination.find(
+            REPLICAS_MISSING,
+            label,
+            f"The URL asks for replicas={wanted}, and {replicas_count} follow the server.",
+            f"Attach {wanted - replicas_count} more (redis-cli -h REPLICA REPLICAOF …), or lower replicas=",
+        )
+    if 0 < wanted < replicas_count:
+        examination.find(
+            REPLICAS_NOT_ALL,
+            label,
+            f"The URL asks for replicas={wanted}, and {replicas_count} follow the server.",
+            f"Name all of them: ?replicas={replicas_count}",
+        )
+    if not replicas_count:
+        return
+    least = await server.setting("min-replicas-to-write")
+    # INFO has this field only where the setting is in force.
+    guarded = "min_slaves_good_slaves" in facts if least is None else least != "0"
+    if guarded or wanted:
+        examination.find(
+            FAILOVER,
+            label,
+            f"Replicas that follow the server: {replicas_count}.",
+            "Let storage refuse lower tokens (docs: how-to/guard-your-storage.md), or use redlock:// or etcd://",
+        )
+    else:
+        examination.find(
+            FAILOVER_UNGUARDED,
+            label,
+            f"Replicas that follow the server: {replicas_count}; min-replicas-to-write is 0, and the URL has no "
+            "replicas=.",
+            "redis-cli CONFIG SET min-replicas-to-write 1, then CONFIG REWRITE, on master and replicas; "
+            f"or ?replicas={replicas_count} in the URL",
+        )

@@ -1,0 +1,98 @@
+"""Whether a user of Redis may do what lockkit does."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from typing import TYPE_CHECKING, cast
+
+from lockkit.backends.redis.node import ServerSaid, lock_key, side_key
+from lockkit.doctor.findings import Check, Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from lockkit.backends.redis.examine.server import RedisServer
+    from lockkit.doctor.examination import Examination
+
+__all__ = ["examine_rights"]
+
+RIGHTS = Check(
+    "redis-rights",
+    Severity.ERROR,
+    "Locks cannot be taken, renewed or released, or waiters are not woken: the server refuses what lockkit sends.",
+    "backends/redis.md#url-and-options",
+)
+
+
+async def examine_rights(examination: Examination, server: RedisServer, *, marks: bool = False) -> None:
+    """
+    Look for commands, keys and channels that the server would refuse. Runs none of them.
+
+    Args:
+        examination: Takes it down.
+        server: The server.
+        marks: Also what only Redlock needs.
+    """
+    prefix = examination.options["prefix"]
+    commands = _commands(prefix, replicas=bool(examination.options.get("replicas")), marks=marks)
+    words: list[str | int] = []
+    for command in commands:
+        words += (len(command), *command)
+    script = files("lockkit.backends.redis.examine").joinpath("rights.lua").read_text()
+    reply = await server.ask("EVAL", script, 0, *words)
+    if isinstance(reply, ServerSaid):
+        if reply.code == "NOPERM":
+            await _find(examination, server, "The user may not run scripts (EVAL).", ["eval", "evalsha"])
+        return
+    if reply == -1:
+        return  # before Redis 7 a user cannot be asked about; a missing right then shows as an error that names it
+    refused = [commands[cast("int", index) - 1] for index in cast("list[object]", reply)]
+    if refused:
+        shown = ", ".join(" ".join(command[:2]) for command in refused)
+        names = sorted({_rule(command) for command in refused})
+        await _find(examination, server, f"The user may not run: {shown}.", names)
+
+
+async def _find(examination: Examination, server: RedisServer, seen: str, names: Sequence[str]) -> None:
+    who = await server.ask("ACL", "WHOAMI")
+    user = who.decode() if isinstance(who, bytes) else str(server.target.arguments.get("username") or "default")
+    prefix = examination.options["prefix"]
+    rules = [f"'~{prefix}:*'", f"'~{{{prefix}*'", f"'&{prefix}:wake:*'", *(f"'+{name}'" for name in names)]
+    examination.find(RIGHTS, server.label, seen, f"redis-cli ACL SETUSER {user} {' '.join(rules)}")
+
+
+def _rule(command: Sequence[str]) -> str:
+    return "pubsub|numsub" if command[0] == "PUBSUB" else command[0].lower()
+
+
+def _commands(prefix: str, *, replicas: bool, marks: bool) -> list[tuple[str, ...]]:
+    """Give what `lockkit.backends.redis.backend` sends, by itself or in its scripts; see the page on it."""
+    lock = lock_key(prefix, "x")
+    fence, meta, queue = (side_key(lock, what) for what in ("fence", "meta", "queue"))
+    channel = f"{prefix}:wake:x"
+    commands: list[tuple[str, ...]] = [
+        ("EVALSHA", "0" * 40, "1", lock),
+        ("SET", lock, "x", "NX", "PX", "1"),
+        ("GET", lock),
+        ("GETRANGE", lock, "0", "1"),
+        ("PSETEX", fence, "1", "x"),
+        ("EXISTS", lock),
+        ("DEL", lock, meta),
+        ("PEXPIRE", lock, "1"),
+        ("PTTL", lock),
+        ("TIME",),
+        ("RPUSH", queue, "x"),
+        ("LPOP", queue),
+        ("LPOS", queue, "x"),
+        ("LRANGE", queue, "0", "1"),
+        ("LREM", queue, "0", "x"),
+        ("PUBLISH", channel, "x"),
+        ("SUBSCRIBE", channel),
+        ("PUBSUB", "NUMSUB", channel),
+    ]
+    if replicas:
+        commands.append(("WAIT", "1", "1"))
+    if marks:
+        mark = f"{{{prefix}}}:redlock"
+        commands += [("HMGET", mark, "run"), ("HGET", mark, "run"), ("HSET", mark, "run", "x")]
+    return commands

@@ -1,0 +1,149 @@
+"""Examines ``redis+sentinel:`` URLs: the Sentinels, and the master that they name."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+from lockkit.backends.redis.examine.node import examine_server
+from lockkit.backends.redis.examine.server import RedisServer, pairs
+from lockkit.backends.redis.node import ServerSaid
+from lockkit.backends.redis.options import open_route
+from lockkit.doctor.findings import Check, Severity
+from lockkit.errors import BackendUnavailable
+
+if TYPE_CHECKING:
+    from lockkit.backends.redis.sentinel import SentinelRoute
+    from lockkit.doctor.examination import Examination
+
+__all__ = ["examine"]
+
+_PAGE = "how-to/check-your-servers.md#sentinel"
+
+SENTINELS_MIN = 3
+"""The least number of which one may fail and a majority is left to agree on a failover."""
+
+FEW = Check(
+    "sentinel-few",
+    Severity.WARNING,
+    "When one of them fails there is no majority left to agree on a failover: locks stand still with the master.",
+    _PAGE,
+)
+QUORUM_LOW = Check(
+    "sentinel-quorum-low",
+    Severity.WARNING,
+    "A few Sentinels that are cut off from the master start a failover while it works: needless failovers lose locks.",
+    _PAGE,
+)
+QUORUM_UNREACHABLE = Check(
+    "sentinel-quorum-unreachable",
+    Severity.ERROR,
+    "There will never be a failover: when the master fails, locks stand still until somebody mends it.",
+    _PAGE,
+)
+NO_REPLICA = Check(
+    "sentinel-no-replica",
+    Severity.WARNING,
+    "There is nothing to fail over to: when the master fails, locks stand still until somebody mends it.",
+    _PAGE,
+)
+DOWN = Check(
+    "sentinel-down",
+    Severity.WARNING,
+    "One Sentinel less may fail before nobody names the master or agrees on a failover.",
+    _PAGE,
+)
+DISAGREE = Check(
+    "sentinel-disagree",
+    Severity.ERROR,
+    "Clients that ask different Sentinels lock on different servers: a lock is held twice.",
+    _PAGE,
+)
+ONE_NAMED = Check(
+    "sentinel-one-named",
+    Severity.WARNING,
+    "When that one is down, clients do not find the master although it works.",
+    "backends/redis.md#url-and-options",
+)
+
+
+async def examine(examination: Examination) -> None:
+    """
+    Look at the Sentinels of the URL, then at the master.
+
+    Raises:
+        BackendUnavailable: No Sentinel names a master, or the master does not answer.
+        ConfigurationError: They do not know it by that name, or refuse the login.
+    """
+    route = cast("SentinelRoute", open_route(examination.url, examination.options, examination.host))
+    # Also when the Sentinels cannot be asked about anything else, this says where the master is.
+    station = await route.station("")
+    name = route.service_name
+    views: dict[str, dict[str, str]] = {}
+    for node in route.sentinels:
+        view = await _ask(examination, RedisServer(examination.runtime, node.target), name)
+        if view is not None:
+            views[node.label] = view
+    await route.close()
+    _judge(examination, views, named_count=len(route.sentinels))
+    master = RedisServer(examination.runtime, station.node.target)
+    try:
+        await master.look()
+        await examine_server(examination, master)
+    finally:
+        await master.close()
+
+
+async def _ask(examination: Examination, sentinel: RedisServer, name: str) -> dict[str, str] | None:
+    """Give what a Sentinel knows of the master; None if it cannot be asked."""
+    try:
+        reply = await sentinel.ask("SENTINEL", "MASTER", name)
+    except BackendUnavailable:
+        seen, mend = "The Sentinel does not answer.", "Start it, or take it out of the URL."
+    else:
+        if not isinstance(reply, ServerSaid):
+            return pairs(reply)
+        seen = f"The Sentinel does not tell about {name!r} ({reply.code})."
+        mend = f"redis-cli -p PORT SENTINEL MONITOR {name} …, or give sentinel_username= and sentinel_password="
+    finally:
+        await sentinel.close()
+    examination.find(DOWN, sentinel.label, seen, mend)
+    return None
+
+
+def _judge(examination: Examination, views: dict[str, dict[str, str]], *, named_count: int) -> None:
+    masters = {f"{view['ip']}:{view['port']}" for view in views.values()}
+    if len(masters) > 1:
+        named = "; ".join(f"{label} names {view['ip']}:{view['port']}" for label, view in views.items())
+        examination.find(
+            DISAGREE,
+            examination.url.safe_text,
+            f"The Sentinels name different masters: {named}.",
+            "Look whether they watch the same servers (redis-cli -p PORT SENTINEL CKQUORUM NAME), and SENTINEL RESET "
+            "NAME where one does not",
+        )
+    for label, view in views.items():
+        _judge_view(examination, label, view, named_count=named_count)
+
+
+def _judge_view(examination: Examination, label: str, view: dict[str, str], *, named_count: int) -> None:
+    """Judge what one Sentinel knows. What all of them say becomes one finding."""
+    name = view["name"]
+    count, quorum = int(view["num-other-sentinels"]) + 1, int(view["quorum"])
+    majority = count // 2 + 1
+    if count < SENTINELS_MIN:
+        seen = f"{count} Sentinels watch the master, the least that survives a failure is {SENTINELS_MIN}."
+        examination.find(FEW, label, seen, f"Start more, each with: sentinel monitor {name} HOST PORT 2")
+    if quorum > count:
+        seen = f"The quorum is {quorum}, and there are {count} Sentinels."
+        mend = f"redis-cli -p PORT SENTINEL SET {name} quorum {majority}, at each Sentinel"
+        examination.find(QUORUM_UNREACHABLE, label, seen, mend)
+    elif quorum < majority:
+        seen = f"The quorum is {quorum}, a majority of the {count} Sentinels is {majority}."
+        mend = f"redis-cli -p PORT SENTINEL SET {name} quorum {majority}, at each Sentinel"
+        examination.find(QUORUM_LOW, label, seen, mend)
+    if int(view["num-slaves"]) == 0:
+        mend = f"Start one with: replicaof {view['ip']} {view['port']}"
+        examination.find(NO_REPLICA, label, "The master has no replica.", mend)
+    if named_count == 1 < count:
+        seen = f"The URL names one Sentinel of {count}."
+        examination.find(ONE_NAMED, label, seen, "Name all of them: redis+sentinel://host1,host2,host3/NAME")

@@ -1,0 +1,33 @@
+"""Examines ``redis:``, ``rediss:``, ``valkey:`` and ``unix:`` URLs: one Redis or Valkey server."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lockkit.backends.redis.examine.node import examine_server
+from lockkit.backends.redis.examine.server import RedisServer
+from lockkit.backends.redis.options import open_route
+
+if TYPE_CHECKING:
+    from lockkit.doctor.examination import Examination
+
+__all__ = ["examine"]
+
+
+async def examine(examination: Examination) -> None:
+    """
+    Look at the server.
+
+    Raises:
+        BackendUnavailable: It does not answer.
+        ConfigurationError: It refuses the login.
+    """
+    route = open_route(examination.url, examination.options, examination.host)
+    # Of a URL the node is always one with connections of our own, and knows where it is.
+    node = (await route.station("")).node
+    server = RedisServer(examination.runtime, node.target)
+    try:
+        await server.look()
+        await examine_server(examination, server)
+    finally:
+        await server.close()

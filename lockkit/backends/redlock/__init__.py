@@ -1,0 +1,1 @@
+"""Locks on several independent Redis or Valkey nodes: Redlock."""

@@ -1,0 +1,169 @@
+"""Examines ``redlock:`` URLs: each node, and whether they fail independently of each other."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+from lockkit.backends.redis.examine.node import examine_server
+from lockkit.backends.redis.examine.server import RedisServer
+from lockkit.backends.redlock.addresses import url_sources
+from lockkit.backends.redlock.backend import OPTIONS
+from lockkit.doctor import timing
+from lockkit.doctor.addresses import addresses
+from lockkit.doctor.findings import Check, Severity
+from lockkit.errors import BackendUnavailable, LockError, NoQuorum
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from lockkit.backends.redlock.addresses import UrlSource
+    from lockkit.doctor.examination import Examination
+
+__all__ = ["examine"]
+
+_PAGE = "how-to/check-your-servers.md#redlock"
+_LIMITS = "backends/redlock.md#what-it-does-not-promise"
+
+NODES_MIN = 3
+"""The least number of which one may fail."""
+
+FEW = Check(
+    "redlock-few-nodes", Severity.WARNING, "When one node fails there is no majority left: no lock can be taken.", _PAGE
+)
+EVEN = Check(
+    "redlock-even-nodes",
+    Severity.WARNING,
+    "An even number survives no more failures than one node less would, and votes can tie.",
+    _PAGE,
+)
+NODE_DOWN = Check(
+    "redlock-node-down",
+    Severity.ERROR,
+    "One node less may fail before no lock can be taken.",
+    _PAGE,
+)
+SAME_SERVER = Check(
+    "redlock-same-server",
+    Severity.ERROR,
+    "One server votes several times: its failure or restart counts as that of several nodes, and a lock is held twice.",
+    _LIMITS,
+)
+SAME_HOST = Check(
+    "redlock-same-host",
+    Severity.WARNING,
+    "The nodes fail together with their machine: all of their votes are lost, or their data, at once.",
+    _LIMITS,
+)
+NOT_DURABLE = Check(
+    "redlock-not-durable",
+    Severity.ERROR,
+    "The URL says durable=on, so the node votes at once after a restart, and may have forgotten locks that are held.",
+    _LIMITS,
+)
+RUN_HIDDEN = Check(
+    "redlock-run-hidden",
+    Severity.ERROR,
+    "The node does not vote: a restart, after which it may have forgotten locks that are held, could not be noticed.",
+    "backends/redlock.md#url-and-options",
+)
+
+
+async def examine(examination: Examination) -> None:
+    """
+    Look at each node, and at what they have in common.
+
+    Raises:
+        NoQuorum: Less than a majority answers.
+        ConfigurationError: The URL is wrong, or a node refuses the login.
+    """
+    options = examination.options
+    driver = {name: value for name, value in options.items() if name not in OPTIONS}
+    sources = cast("list[UrlSource]", url_sources(examination.url, options, driver, examination.runtime))
+    _judge_number(examination, len(sources))
+    servers = [RedisServer(examination.runtime, source.target) for source in sources]
+    try:
+        reachable = [server for server in servers if await _reach(examination, server)]
+        if len(reachable) <= len(servers) // 2:
+            message = f"{len(reachable)} of {len(servers)} nodes answered {examination.url.safe_text}: start the others"
+            raise NoQuorum(message, backend=examination.url.safe_text)
+        for server in reachable:
+            await examine_server(examination, server, votes=True)
+            if options["durable"]:
+                await _examine_durability(examination, server)
+            elif "run_id" not in server.facts:
+                _find_run_hidden(examination, server)
+        _judge_independence(examination, reachable)
+        await _compare_clocks(examination, reachable)
+    finally:
+        for server in servers:
+            await server.close()
+
+
+async def _reach(examination: Examination, server: RedisServer) -> bool:
+    try:
+        await server.look()
+    except BackendUnavailable as error:
+        examination.find(
+            NODE_DOWN, server.label, f"The node does not answer: {error}.", "Start it, or look at its log."
+        )
+        return False
+    return True
+
+
+def _judge_number(examination: Examination, count: int) -> None:
+    where = examination.url.safe_text
+    if count < NODES_MIN:
+        examination.find(FEW, where, f"The URL names {count} nodes.", "Use 3 or 5 nodes on different machines.")
+    elif count % 2 == 0:
+        mend = f"Use {count - 1} or {count + 1} nodes."
+        examination.find(EVEN, where, f"The URL names {count} nodes.", mend)
+
+
+def _judge_independence(examination: Examination, servers: Sequence[RedisServer]) -> None:
+    by_run: dict[str, list[str]] = {}
+    by_address: dict[str, list[str]] = {}
+    for server in servers:
+        if run_id := server.facts.get("run_id"):
+            by_run.setdefault(run_id, []).append(server.label)
+        for address in addresses(str(server.target.arguments["host"])):
+            by_address.setdefault(address, []).append(server.label)
+    twice = [labels for labels in by_run.values() if len(labels) > 1]
+    for labels in twice:
+        seen = f"{' and '.join(labels)} are one server: they have the same run_id."
+        examination.find(SAME_SERVER, labels[0], seen, "Name each server once, and independent ones only.")
+    for address, labels in by_address.items():
+        if len(labels) > 1 and labels not in twice:
+            seen = f"{' and '.join(labels)} have the same address, {address}."
+            examination.find(SAME_HOST, labels[0], seen, "Run each node on a machine of its own.")
+
+
+def _find_run_hidden(examination: Examination, server: RedisServer) -> None:
+    user = server.target.arguments.get("username") or "default"
+    examination.find(
+        RUN_HIDDEN,
+        server.label,
+        "INFO does not tell this user the run_id of the server.",
+        f"redis-cli ACL SETUSER {user} +info; or durable=on, if no node loses anything",
+    )
+
+
+async def _examine_durability(examination: Examination, server: RedisServer) -> None:
+    appendfsync = await server.setting("appendfsync")
+    kept = server.facts.get("aof_enabled", "1") == "1" and appendfsync in {"always", None}
+    if not kept:
+        examination.find(
+            NOT_DURABLE,
+            server.label,
+            f"appendonly is {'yes' if server.facts.get('aof_enabled') == '1' else 'no'}, appendfsync is {appendfsync}.",
+            "redis-cli CONFIG SET appendonly yes, CONFIG SET appendfsync always, CONFIG REWRITE; or leave out durable=",
+        )
+
+
+async def _compare_clocks(examination: Examination, servers: Sequence[RedisServer]) -> None:
+    offsets = {}
+    for server in servers:
+        try:
+            offsets[server.label] = await timing.clock_offset(examination.runtime, server.clock)
+        except LockError:
+            continue  # the right to TIME is missing, which is a finding of its own
+    timing.judge_clocks(examination, offsets)

@@ -1,0 +1,211 @@
+"""What the doctor looks at in every SQL database: tables, rights, round trip, clock."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from sqlalchemy import inspect
+
+from lockkit.backends.sql.schema import quoted
+from lockkit.backends.sql.statement import Statement
+from lockkit.doctor import timing
+from lockkit.doctor.findings import Check, Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sqlalchemy import Table
+
+    from lockkit.backends.sql.connection import Link
+    from lockkit.backends.sql.database import Database
+    from lockkit.backends.sql.statement import Parameter
+    from lockkit.doctor.examination import Examination
+
+__all__ = [
+    "FULL",
+    "NO_PASSWORD",
+    "READ_ONLY",
+    "SqlBackend",
+    "SqlServer",
+    "examine_connections",
+    "examine_network",
+    "examine_tables",
+    "find_rights",
+    "open_server",
+]
+
+_PAGE = "how-to/check-your-servers.md#sql-databases"
+
+FULL = 0.9
+"""Part of a limit from which on it is nearly reached. Higher tells later, lower cries wolf."""
+
+TABLE_MISSING = Check("sql-table-missing", Severity.ERROR, "No lock can be taken.", _PAGE)
+TABLE_TO_BE_MADE = Check("sql-table-to-be-made", Severity.INFO, "None: the first lock makes the table.", _PAGE)
+COLUMNS_MISSING = Check(
+    "sql-columns-missing", Severity.ERROR, "No lock can be taken: the table is of another version of lockkit.", _PAGE
+)
+RIGHTS = Check("sql-rights", Severity.ERROR, "Locks cannot be taken, renewed or released.", _PAGE)
+READ_ONLY = Check(
+    "sql-read-only", Severity.ERROR, "The server takes no writes, so no lock can be taken, renewed or released.", _PAGE
+)
+NO_TLS = Check(
+    "sql-no-tls", Severity.WARNING, "Whoever sees the network may read the password, and break any lock with it.", _PAGE
+)
+NO_PASSWORD = Check("sql-no-password", Severity.WARNING, "Whoever reaches the server may break any lock.", _PAGE)
+CONNECTIONS = Check(
+    "sql-connections",
+    Severity.WARNING,
+    "When no connection is left, clients cannot connect: a holder that reconnects cannot renew. In the modes row and "
+    "advisory every lock that is held or waited for takes one.",
+    _PAGE,
+)
+
+
+class SqlBackend(Protocol):
+    """What the SQL backends have in common."""
+
+    database: Database
+    tables: Sequence[Table]
+
+
+class SqlServer:
+    """
+    A database and one connection to it, made as lockkit makes them.
+
+    Attributes:
+        database: The database.
+        tables: What the backend needs there.
+        link: The connection.
+    """
+
+    def __init__(self, database: Database, tables: Sequence[Table], link: Link) -> None:
+        """Take the connection."""
+        self.database = database
+        self.tables = tables
+        self.link = link
+
+    async def ask(self, text: str, *parameters: Parameter) -> list[tuple[Any, ...]]:
+        """
+        Run a query.
+
+        Args:
+            text: With ``$1``, ``$2``, … for its parameters.
+            *parameters: Their values.
+
+        Raises:
+            LockError: It cannot be answered.
+        """
+        try:
+            return list((await self.link.run(Statement(text), parameters)).rows)
+        except self.database.driver_errors as error:
+            raise self.database.translate(error) from error
+
+    async def refuses(self, text: str) -> bool:
+        """Tell whether this user has no right to a statement. It must be one that changes nothing."""
+        try:
+            await self.link.run(Statement(text))
+        except self.database.driver_errors as error:
+            if self.database.kind(error) == "denied":
+                return True
+            raise self.database.translate(error) from error
+        return False
+
+    async def time(self, examination: Examination) -> None:
+        """Measure round trip and clock."""
+        where = examination.url.safe_text
+        await examination.time(where, lambda: self.ask("SELECT 1"))
+        now = f"SELECT {self.database.dialect.now_us}"
+
+        async def clock() -> float:
+            ((micros,),) = await self.ask(now)
+            return int(micros) / 1e6
+
+        timing.judge_clock(examination, where, *await timing.clock_offset(examination.runtime, clock))
+
+    def columns(self, table: Table) -> set[str] | None:
+        """Name the columns that a table has; None if it is not there, or not to be seen."""
+        try:
+            with self.database.engine.connect() as connection:
+                found = inspect(connection)
+                if not found.has_table(table.name, schema=table.schema):
+                    return None
+                return {column["name"] for column in found.get_columns(table.name, schema=table.schema)}
+        except self.database.driver_errors as error:
+            if self.database.kind(error) == "denied":
+                return None
+            raise self.database.translate(error) from error
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self.link.close()
+        await self.database.close()
+
+
+async def open_server(examination: Examination) -> SqlServer:
+    """
+    Connect as the backend does.
+
+    Raises:
+        BackendUnavailable: The server does not answer.
+        ConfigurationError: The URL is wrong, the login is refused, or the server is too old.
+    """
+    opened = examination.backend_class.open(examination.url, examination.options, examination.host)
+    backend = cast("SqlBackend", opened)
+    return SqlServer(backend.database, backend.tables, await backend.database.connect())
+
+
+async def examine_tables(examination: Examination, server: SqlServer, *, creatable: bool) -> list[Table]:
+    """
+    Look whether the tables are there as they should be.
+
+    Args:
+        examination: Takes it down.
+        server: The database.
+        creatable: This user may make tables.
+
+    Returns:
+        Those that are there.
+    """
+    where, present = examination.url.safe_text, []
+    for table in server.tables:
+        columns = server.columns(table)
+        if columns is None:
+            auto = bool(examination.options.get("auto_create", True))
+            if creatable and auto:
+                seen = f"There is no table {table.fullname}, and this user may make it."
+                examination.find(TABLE_TO_BE_MADE, where, seen, f"Nothing to do; or: lockkit migrate {where}")
+            else:
+                why = "auto_create is off" if creatable else "this user may not make it"
+                seen = f"There is no table {table.fullname}, and {why}."
+                mend = f"As a user who may make tables: lockkit migrate {where}"
+                examination.find(TABLE_MISSING, where, seen, mend)
+            continue
+        present.append(table)
+        missing = [column.name for column in table.columns if column.name not in columns]
+        if missing:
+            seen = f"The table {table.fullname} has no {', '.join(missing)}."
+            examination.find(COLUMNS_MISSING, where, seen, f"lockkit migrate {where}")
+    return present
+
+
+def find_rights(examination: Examination, server: SqlServer, table: Table, missing: Sequence[str], grant: str) -> None:
+    """Take down which rights to a table are missing; `grant` is a GRANT with ``{rights}`` and ``{table}``."""
+    if missing:
+        name = quoted(table, server.database.engine.dialect)
+        seen = f"This user has no right to {', '.join(missing)} on {table.fullname}."
+        mend = grant.format(rights="SELECT, INSERT, UPDATE, DELETE", table=name)
+        examination.find(RIGHTS, examination.url.safe_text, seen, mend)
+
+
+def examine_network(examination: Examination, *, encrypted: bool, loopback: bool, mend: str) -> None:
+    """Judge how the connection was made."""
+    if not encrypted and not loopback:
+        seen = "The connection crosses a network and is not encrypted."
+        examination.find(NO_TLS, examination.url.safe_text, seen, mend)
+
+
+def examine_connections(examination: Examination, used: int, most: int, mend: str) -> None:
+    """Judge how many connections the server has left."""
+    if used > FULL * most:
+        seen = f"{used} of {most} connections are in use."
+        examination.find(CONNECTIONS, examination.url.safe_text, seen, mend)

@@ -1,0 +1,242 @@
+"""From URLs, options and engines of an application to a database."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import sqlalchemy
+from sqlalchemy import URL, Engine, NullPool
+from sqlalchemy.exc import InvalidRequestError, NoSuchModuleError
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+
+from lockkit import validation
+from lockkit.backend import Option
+from lockkit.backends.sql.database import Database
+from lockkit.backends.sql.dialect import dialect_named
+from lockkit.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from lockkit.backend import Host
+    from lockkit.url import Url
+
+__all__ = ["adopt_database", "driver_options", "mode_option", "open_database"]
+
+# The first that is installed. What a bare scheme means is a promise: see the page on URLs.
+_DRIVERS: Mapping[tuple[str, str], tuple[str, ...]] = MappingProxyType(
+    {
+        ("postgresql", "blocking"): ("psycopg",),
+        ("postgresql", "asyncio"): ("psycopg",),
+        ("mysql", "blocking"): ("pymysql",),
+        ("mysql", "asyncio"): ("aiomysql", "asyncmy"),
+        ("sqlite", "blocking"): ("sqlite3",),
+        ("sqlite", "asyncio"): ("aiosqlite",),
+    }
+)
+_EXTRAS = {"postgresql": "postgresql", "mysql": "mysql", "sqlite": "sql"}
+_SPELLED = {"sqlite3": "pysqlite"}  # modules that SQLAlchemy calls otherwise
+
+
+def mode_option(mode: str) -> Option:
+    """Give the option that chose this backend among those of its scheme; see `lockkit.configuration.registry`."""
+    return Option(
+        validation.parse_choice("table", "row", "advisory"),
+        "How to lock: table (a row with a ttl), row (SELECT … FOR UPDATE) or advisory.",
+        mode,
+    )
+
+
+@cache
+def driver_options() -> Mapping[str, Option]:
+    """Give what the drivers that are installed take, whichever the URL is for: `open_database` looks again."""
+    names: set[str] = set()
+    for driver in ("psycopg", "pymysql", "aiomysql", "asyncmy", "sqlite3"):
+        if find_spec(driver) is not None:
+            names |= _keywords(driver)
+    return {name: Option(_PARSERS.get(name, _as_it_is), "Passed on to the driver.") for name in names}
+
+
+@cache
+def _keywords(driver: str) -> frozenset[str]:
+    """What a driver takes that is no business of lockkit's own."""
+    if driver in {"psycopg", "psycopg_async"}:
+        # libpq's own list, "34.1.2. Parameter Key Words".
+        names = {one.keyword.decode() for one in import_module("psycopg.pq").Conninfo.get_defaults()}
+    elif driver in {"sqlite3", "pysqlite", "aiosqlite"}:
+        names = {"timeout", "cached_statements"}
+    else:
+        module = import_module(f"{driver}.connections" if driver == "pymysql" else f"{driver}.connection")
+        names = set(inspect.signature(module.Connection.__init__).parameters)
+    return frozenset(names - _NOT_PASSED_ON)
+
+
+_NOT_PASSED_ON = {
+    "self", "user", "password", "passwd", "db", "database", "dbname", "port", "autocommit", "cursorclass", "conv",
+    "defer_connect", "loop", "echo", "init_command", "sql_mode", "charset", "client_encoding", "client_flag",
+    "use_unicode", "collation", "options", "replication", "named_pipe", "compress", "cursor_cls", "local_infile",
+}  # fmt: skip
+
+
+def _as_it_is(value: object) -> object:
+    return value
+
+
+def _parse_limit(value: object) -> float:
+    seconds = validation.parse_seconds(value)
+    if not seconds:
+        message = "it must be above 0 seconds: without a limit a server that hangs would hold up its callers for ever"
+        raise ValueError(message)
+    return seconds
+
+
+def _parse_connect_limit(value: object) -> int:
+    return max(1, round(_parse_limit(value)))
+
+
+_PARSERS: Mapping[str, Callable[[Any], Any]] = {
+    "connect_timeout": _parse_connect_limit,
+    "read_timeout": _parse_limit,
+    "write_timeout": _parse_limit,
+    "timeout": _parse_limit,
+    "cached_statements": validation.parse_int(0),
+    "ssl_disabled": validation.parse_bool,
+    "ssl_verify_cert": validation.parse_bool,
+    "ssl_verify_identity": validation.parse_bool,
+}
+
+
+def open_database(url: Url, options: Mapping[str, Any], given: Mapping[str, Option], host: Host) -> Database:
+    """
+    Make the database of a URL. No I/O.
+
+    Args:
+        url: The URL.
+        options: All options that were given, and lockkit's own.
+        given: lockkit's own: what is not among them is the driver's.
+        host: The engine's side.
+
+    Raises:
+        ConfigurationError: The URL lacks something or has too much, or a driver is missing.
+    """
+    dialect = dialect_named(url.base)
+    kind = "asyncio" if host.runtime.kind == "asyncio" else "blocking"
+    driver = url.driver or _installed(dialect.name, kind, url)
+    arguments = {name: value for name, value in options.items() if name not in given and value is not None}
+    _check_arguments(url, driver, arguments)
+    if dialect.name == "sqlite":
+        target = URL.create(f"sqlite+{driver}", database=_sqlite_path(url))
+    else:
+        target = _server_url(url, dialect.name, driver, arguments)
+    make: Any = create_async_engine if kind == "asyncio" else sqlalchemy.create_engine
+    # No two connections of ours share one of SQLAlchemy's: it only makes them.
+    defaults = dialect.arguments.get(driver, {})
+    try:
+        engine = make(target, poolclass=NullPool, connect_args={**defaults, **arguments})
+        sync_engine = engine.sync_engine if isinstance(engine, AsyncEngine) else engine
+    except ImportError as error:
+        message = f"the driver {driver} for {url.safe_text} is not installed: {_hint(dialect.name)}"
+        raise ConfigurationError(message, backend=url.safe_text) from error
+    except NoSuchModuleError as error:
+        message = f"{url.safe_text}: SQLAlchemy knows no driver {driver} for {dialect.title}"
+        raise ConfigurationError(message, backend=url.safe_text) from error
+    except InvalidRequestError as error:  # create_async_engine, about a driver that blocks
+        raise _other_face(url.safe_text, driver, kind) from error
+    if sync_engine.dialect.is_async != (kind == "asyncio"):
+        raise _other_face(url.safe_text, driver, kind)
+    return Database(engine, host.runtime, url.safe_text, adopted=False, arguments={**defaults, **arguments})
+
+
+def _other_face(url: str, driver: str, kind: str) -> ConfigurationError:
+    face, other = ("lockkit.aio", "lockkit") if kind == "asyncio" else ("lockkit", "lockkit.aio")
+    message = f"{url}: the driver {driver} is one for {other}, not for {face}: leave it out to get one that fits"
+    return ConfigurationError(message, backend=url)
+
+
+def _installed(dialect: str, kind: str, url: Url) -> str:
+    drivers = _DRIVERS[dialect, kind]
+    found = next((driver for driver in drivers if find_spec(driver) is not None), None)
+    if found is None:
+        message = f"{url.safe_text} needs the driver {' or '.join(drivers)}: {_hint(dialect)}"
+        raise ConfigurationError(message, backend=url.safe_text)
+    return _SPELLED.get(found, found)
+
+
+def _hint(dialect: str) -> str:
+    return f"pip install 'lockkit[{_EXTRAS[dialect]}]'"
+
+
+def _check_arguments(url: Url, driver: str, arguments: Mapping[str, Any]) -> None:
+    """Refuse what another driver would take: the registry cannot tell them apart."""
+    try:
+        known = _keywords(driver)
+    except ImportError:
+        return  # a driver that we know nothing of, or that is missing, which is said elsewhere
+    for name in arguments:
+        if name not in known:
+            nearest = validation.nearest(name, sorted(known))
+            message = f"unknown option {name!r} for {url.safe_text}{nearest}: the driver {driver} does not take it"
+            raise ConfigurationError(message, backend=url.safe_text)
+
+
+def _server_url(url: Url, dialect: str, driver: str, arguments: dict[str, Any]) -> URL:
+    if len(url.hosts) > 1:
+        if driver != "psycopg":
+            raise _wrong(url, "it must name one server: only PostgreSQL's driver looks for the primary among several")
+        if any((one.username, one.password) != (url.username, url.password) for one in url.hosts):
+            raise _wrong(url, "all its servers must have the same user and password")
+        # libpq tries them in order, "34.1.1.3. Specifying Multiple Hosts".
+        arguments["host"] = ",".join(one.host for one in url.hosts)
+        arguments["port"] = ",".join(str(one.port or "") for one in url.hosts)
+        arguments.setdefault("target_session_attrs", "read-write")
+    database = url.path.removeprefix("/")
+    if "/" in database:
+        raise _wrong(url, "its path must be the name of a database")
+    return URL.create(
+        f"{dialect}+{driver}",
+        username=url.username,
+        password=url.password,
+        host=url.host if len(url.hosts) == 1 else None,
+        port=url.port if len(url.hosts) == 1 else None,
+        database=database or None,
+    )
+
+
+def _sqlite_path(url: Url) -> str:
+    path = url.path.removeprefix("/")
+    if url.hosts or url.username:
+        raise _wrong(url, "write sqlite:///relative.db or sqlite:////absolute/path.db, with three or four slashes")
+    if not path or path == ":memory:" or path.startswith("file:"):
+        raise _wrong(url, "a database in memory is seen by one connection only: name a file, or use memory://")
+    # Now: the process may change its directory before it connects.
+    return str(Path(path).absolute())
+
+
+def _wrong(url: Url, problem: str) -> ConfigurationError:
+    return ConfigurationError(f"{url.safe_text} is not understood: {problem}", backend=url.safe_text)
+
+
+def adopt_database(engine: object, host: Host) -> Database | None:
+    """
+    Make the database of an engine that the application has, in the form of the host's face; None if it is no engine.
+
+    Raises:
+        ConfigurationError: It is of the other face, or of a database that lockkit does not know.
+    """
+    asyncio = host.runtime.kind == "asyncio"
+    if not isinstance(engine, Engine | AsyncEngine):
+        return None
+    if isinstance(engine, AsyncEngine) != asyncio:
+        face, wanted = ("lockkit.aio", "an AsyncEngine") if asyncio else ("lockkit", "an Engine")
+        message = f"{face}.from_client needs {wanted}: {type(engine).__name__} is that of the other face"
+        raise ConfigurationError(message)
+    shown = engine.url.render_as_string(hide_password=True)
+    if engine.dialect.name == "sqlite" and engine.url.database in {None, "", ":memory:"}:
+        message = f"{shown} is a database in memory, seen by one connection only: name a file, or use memory://"
+        raise ConfigurationError(message)
+    return Database(engine, host.runtime, shown, adopted=True)

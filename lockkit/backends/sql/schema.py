@@ -1,0 +1,191 @@
+"""
+The tables: what is in them, and how they come to be there.
+
+`lock_table` is the one description. DDL is made of it, `create` runs that, and applications that keep their schema with
+Alembic put it into their own ``MetaData``. ``lockkit migrate`` works on any backend that has ``tables`` and its
+``database``.
+
+Several processes may start at once and all find no table: ``CREATE TABLE IF NOT EXISTS`` is not atomic on PostgreSQL
+(two of them can meet in ``pg_type``), so "it exists already" counts as success.
+"""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+from math import inf
+from typing import TYPE_CHECKING
+
+from sqlalchemy import BigInteger, Boolean, Column, MetaData, String, Table, Text, event, inspect, text
+from sqlalchemy.dialects.mysql import VARBINARY, VARCHAR
+from sqlalchemy.dialects.postgresql import TEXT as PG_TEXT
+from sqlalchemy.schema import CreateColumn, CreateTable
+
+from lockkit.backends.sql.errors import AlreadyThere
+from lockkit.backends.sql.statement import Statement
+from lockkit.errors import ConfigurationError, LockError
+from lockkit.validation import METADATA_BYTES_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sqlalchemy import Connection
+    from sqlalchemy import Dialect as SqlDialect
+
+    from lockkit.backends.sql.database import Database
+
+__all__ = ["TABLE", "create", "ddl", "lock_table", "migrate", "parse_table", "quoted", "with_room"]
+
+TABLE = "lockkit_locks"
+"""Name of the lock table unless ``table=`` says otherwise."""
+
+_STORAGE = "fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000"
+"""Of PostgreSQL: room in each page for new versions of its rows, and soon cleaned up. Each acquisition is an update."""
+
+_IDENTIFIER = r"[A-Za-z_][A-Za-z0-9_]{0,62}"
+_TABLE = re.compile(rf"(?:({_IDENTIFIER})\.)?({_IDENTIFIER})")
+
+
+def parse_table(value: object) -> str:
+    """
+    Parse the option ``table``: a name, or a schema and a name with a dot between them.
+
+    Raises:
+        ValueError: It is anything else.
+    """
+    if isinstance(value, str) and _TABLE.fullmatch(value):
+        return value
+    message = "it must be a name of letters, digits and _, at most 63 long, or two of them as schema.name"
+    raise ValueError(message)
+
+
+def lock_table(metadata: MetaData | None = None, name: str = TABLE) -> Table:
+    """
+    Describe the lock table, for Alembic or ``MetaData.create_all``.
+
+    Args:
+        metadata: The application's; None: one of its own.
+        name: As in ``table=``, with or without a schema.
+
+    Returns:
+        The table. Names and owners are compared as bytes; times are microseconds since 1970 by the database's clock.
+    """
+    key: String = PG_TEXT(collation="C").with_variant(VARBINARY(255), "mysql", "mariadb").with_variant(Text(), "sqlite")
+    long = Text().with_variant(VARCHAR(METADATA_BYTES_MAX, charset="ascii"), "mysql", "mariadb")
+    schema, _, plain = name.rpartition(".")
+    zero, no = text("0"), text("false")
+    table = Table(
+        plain,
+        metadata if metadata is not None else MetaData(),
+        Column("name", key, primary_key=True),
+        # NULL when free. A foreign writer that sets owner and expires_at_us holds the lock.
+        Column("owner", key),
+        Column("token", BigInteger, nullable=False, server_default=zero),
+        Column("expires_at_us", BigInteger, nullable=False, server_default=zero),
+        # What the owner in metadata_owner said of itself; a holder that is another one is a foreign client.
+        Column("metadata", long),
+        Column("metadata_owner", key),
+        # Whom break_lock took the lock from, last.
+        Column("broken_owner", key),
+        # Somebody waits, and is to be told by NOTIFY when the lock is released.
+        Column("wanted", Boolean, nullable=False, server_default=no),
+        schema=schema or None,
+        mysql_engine="InnoDB",
+        sqlite_with_rowid=False,
+    )
+    return with_room(table)
+
+
+def with_room(table: Table) -> Table:
+    """Have PostgreSQL store a table as one whose rows are updated all the time, however it is made."""
+    # The option postgresql_with of tables would do, but SQLAlchemy 2.0 has it for indexes only.
+    table.info["lockkit_storage"] = _STORAGE
+
+    def store(made: Table, connection: Connection, **_: object) -> None:
+        if connection.dialect.name == "postgresql":
+            connection.execute(text(f"ALTER TABLE {quoted(made, connection.dialect)} SET ({_STORAGE})"))
+
+    event.listen(table, "after_create", store)
+    return table
+
+
+def quoted(table: Table, dialect: SqlDialect) -> str:
+    """Write the name of a table as it stands in SQL."""
+    return dialect.identifier_preparer.format_table(table)
+
+
+def ddl(table: Table, dialect: SqlDialect) -> str:
+    """Write the statement that makes a table if it is not there."""
+    lines = str(CreateTable(table, if_not_exists=True).compile(dialect=dialect)).strip().splitlines()
+    if dialect.name == "postgresql" and (storage := table.info.get("lockkit_storage")):
+        lines[-1] += f" WITH ({storage})"
+    return "\n".join(line.replace("\t", "    ").rstrip() for line in lines)
+
+
+async def create(database: Database, tables: Sequence[Table], answer_by: float = inf) -> None:
+    """
+    Make tables that are not there. Any number of processes may do it at once.
+
+    Raises:
+        LockError: They cannot be made: see what to do in the message.
+    """
+    for table in tables:
+        try:
+            await _run_once(database, ddl(table, database.engine.dialect), answer_by)
+        except LockError as error:
+            raise _cannot_make(database, table, error) from error.__cause__
+
+
+async def _run_once(database: Database, text: str, answer_by: float = inf) -> None:
+    """Run a statement that makes something; others may make it at the same time."""
+    with suppress(AlreadyThere):
+        await database.run(Statement(text, once=True), answer_by=answer_by)
+
+
+def _cannot_make(database: Database, table: Table, failure: LockError) -> LockError:
+    error = failure.__cause__
+    if error is None or database.kind(error) not in {"denied", "read-only", "no table"}:
+        return failure
+    message = (
+        f"{database.url} has no table {table.fullname}, and it cannot be made: {failure}. Have somebody who may run "
+        "lockkit migrate, or what lockkit migrate --sql prints"
+    )
+    return ConfigurationError(message, backend=database.url)
+
+
+async def migrate(database: Database, tables: Sequence[Table]) -> list[str]:
+    """
+    Make tables that are not there, and columns that later versions added.
+
+    Returns:
+        What was done, a line for each table. For a blocking client.
+
+    Raises:
+        LockError: It cannot be done.
+    """
+    changes = []
+    for table in tables:
+        before = _columns(database, table)
+        if before is None:
+            await create(database, [table])
+            changes.append(f"made table {table.fullname}")
+            continue
+        missing = [column for column in table.columns if column.name not in before]
+        for column in missing:
+            spec = CreateColumn(column).compile(dialect=database.engine.dialect)
+            await _run_once(database, f"ALTER TABLE {quoted(table, database.engine.dialect)} ADD COLUMN {spec}")
+        names = ", ".join(column.name for column in missing)
+        changes.append(f"table {table.fullname} " + (f"lacked {names}: added" if missing else "is as it should be"))
+    return changes
+
+
+def _columns(database: Database, table: Table) -> set[str] | None:
+    """Name the columns that a table has; None if it is not there."""
+    try:
+        with database.engine.connect() as connection:
+            found = inspect(connection)
+            if not found.has_table(table.name, schema=table.schema):
+                return None
+            return {column["name"] for column in found.get_columns(table.name, schema=table.schema)}
+    except database.driver_errors as error:
+        raise database.translate(error) from error

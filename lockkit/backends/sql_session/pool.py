@@ -1,0 +1,202 @@
+"""
+The sessions of one client: as many as locks are held or waited for, and a few kept for the next.
+
+Each is one connection to the server, for as long as the lock is held. An application's engine says by the size of its
+pool how many connections it may have, so that number is kept to there; elsewhere ``pool_size`` says it.
+"""
+
+from __future__ import annotations
+
+from math import inf
+from typing import TYPE_CHECKING
+
+from lockkit.backends.sql_session.session import Session, open_session
+from lockkit.backends.sql_session.watch import HangUps
+from lockkit.errors import BackendUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from sqlalchemy import Pool
+
+    from lockkit.backends.sql.database import Database
+    from lockkit.runtime import Runtime
+
+__all__ = ["Sessions", "size_of"]
+
+KEPT_MAX = 4
+"""Sessions kept for the next lock. More take places of the server's from others, fewer connect more often."""
+
+TRUSTED_SECONDS = 0.005
+"""A session that was given back so long ago is looked at before it is used again: the server may have ended it. Longer
+finds fewer ended ones before they fail, shorter looks (a system call) more often."""
+
+SWEEP_SECONDS = 1.0
+"""How often sessions of lost leases are looked for, at most. Longer keeps their sockets open for longer."""
+
+
+class Sessions:
+    """Opens, keeps and counts them. Used by several threads at once."""
+
+    def __init__(
+        self,
+        database: Database,
+        runtime: Runtime,
+        size: int | None,
+        greet: Callable[[Session], Awaitable[None]],
+        *,
+        kept_seconds: Callable[[Session], float],
+        ended: Callable[[str], None],
+    ) -> None:
+        """
+        Open none yet.
+
+        Args:
+            database: Where.
+            runtime: Of the face.
+            size: How many there may be at once; None: as many as the server takes.
+            greet: Awaited with each new one; raises the driver's errors.
+            kept_seconds: How long the server lets one idle that is not in use, or infinite.
+            ended: Called with the owner that was given to `hold` when the server has closed the connection.
+        """
+        self._database = database
+        self._runtime = runtime
+        self._size = size
+        self._greet = greet
+        self._kept_seconds = kept_seconds
+        self._ended = ended
+        self._hang_ups = HangUps(runtime, self._hung_up)
+        self._mutex = runtime.mutex()
+        self._idle: list[Session] = []
+        self._all: set[Session] = set()
+        self._opening = 0
+        self._sweep_at = 0.0
+        self._closed = False
+
+    async def take(self, answer_by: float) -> Session:
+        """
+        Give a session for the caller alone: a kept one, or a new one by then (client monotonic time).
+
+        Raises:
+            BackendUnavailable: As many as may be are in use, or there is no connection to be had.
+        """
+        now = self._runtime.now()
+        if now >= self._sweep_at:
+            self._sweep(now)
+        while True:
+            try:
+                session = self._idle.pop()
+            except IndexError:
+                return await self._open(answer_by)
+            idle = now - session.link.used
+            if idle < TRUSTED_SECONDS:
+                return session
+            # The server ends what has been idle for longer than it was told to wait.
+            if idle < self._kept_seconds(session) and not session.ended:
+                return session
+            self.drop(session)
+
+    def _sweep(self, now: float) -> None:
+        """Close what held a lease that is lost because nobody renewed it: the server has ended it, or does so now."""
+        self._sweep_at = now + SWEEP_SECONDS
+        with self._mutex:
+            lost = [session for session in self._all if session.useful_until < now]
+        for session in lost:
+            self._drop_unused(session)
+
+    def _drop_unused(self, session: Session) -> None:
+        """Close a session that is of no more use, unless a renewal is under way, which will find that out itself."""
+        if session.turn.take_now():
+            try:
+                self.drop(session)
+            finally:
+                session.turn.give()
+
+    def hold(self, session: Session, owner: str) -> None:
+        """Note that a session has become the lock of a lease, of which it is told if the server closes it."""
+        self._hang_ups.add(session, owner)
+
+    def _hung_up(self, session: Session, owner: str) -> None:
+        self._ended(owner)
+        self._drop_unused(session)
+
+    async def _open(self, answer_by: float) -> Session:
+        if self._size is not None:
+            self._sweep(self._runtime.now())
+        with self._mutex:
+            if self._size is not None and len(self._all) + self._opening >= self._size:
+                message = (
+                    f"the pool of {self._size} connections to {self._database.url} is used up: in mode=row and "
+                    "mode=advisory each lock that is held or waited for takes one. Give a larger pool_size, or "
+                    "mode=table, where locks take none"
+                )
+                raise BackendUnavailable(message)
+            self._opening += 1
+        try:
+            session = await open_session(self._database, self._runtime, answer_by)
+            session.answer_by = answer_by
+            with self._mutex:
+                self._all.add(session)
+        finally:
+            with self._mutex:
+                self._opening -= 1
+        try:
+            await self._greet(session)
+        except self._database.driver_errors as error:
+            self.drop(session)
+            raise self._database.translate(error) from error
+        except BaseException:
+            self.drop(session)
+            raise
+        return session
+
+    async def give_back(self, session: Session) -> None:
+        """Keep a session that holds nothing and has nothing under way, or close it."""
+        if session.dropped:
+            self.drop(session)
+            return
+        self._hang_ups.forget(session)
+        session.useful_until = inf
+        session.link.used = self._runtime.now()
+        if len(self._idle) < KEPT_MAX and not self._closed:
+            self._idle.append(session)
+            return
+        self._forget(session)
+        await self._close(session)
+
+    def drop(self, session: Session) -> None:
+        """Close a session at once, from any state: the server ends its transaction."""
+        self._hang_ups.forget(session)
+        self._forget(session)
+        session.drop()
+
+    def _forget(self, session: Session) -> None:
+        with self._mutex:
+            self._all.discard(session)
+
+    async def _close(self, session: Session) -> None:
+        try:
+            await session.close()
+        except self._database.driver_errors:
+            session.drop()
+
+    async def close(self) -> None:
+        """Close what is kept, and what is given back from now on."""
+        self._closed = True
+        self._hang_ups.close()
+        while self._idle:
+            session = self._idle.pop()
+            self._forget(session)
+            await self._close(session)
+        # What was lost, or became nobody's by an interrupt.
+        for session in list(self._all):
+            self.drop(session)
+
+
+def size_of(pool: Pool) -> int | None:
+    """How many connections an application's pool may have at once; None: without limit."""
+    size = getattr(pool, "size", None)
+    overflow = getattr(pool, "_max_overflow", -1)  # QueuePool has no public name for it
+    if size is None or overflow < 0:
+        return None
+    return max(1, int(size()) + int(overflow))

@@ -1,0 +1,184 @@
+"""
+Notices at once that the server has closed a connection that is a lock.
+
+Without it the holder learns of an ended session (``pg_terminate_backend``, ``KILL``, a server that stops) by its next
+renewal, a third of its ttl later. A server that hangs, or is cut off, closes nothing: for that there is the deadline.
+
+One epoll(7) instance for each client holds the sockets of its held sessions and is asked for the end of the connection
+only (``EPOLLRDHUP``), so answers wake nobody. Under asyncio the event loop watches the instance, and no transport is
+disturbed; a blocking client has one thread, which runs while something is held. Systems without epoll go without.
+"""
+
+from __future__ import annotations
+
+import logging
+import select
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+
+    from lockkit.backends.sql_session.session import Session
+    from lockkit.runtime import Runtime
+
+__all__ = ["HangUps"]
+
+log = logging.getLogger("lockkit")
+
+LINGER = 2.0
+"""Seconds that the thread, or the event loop's reader, stays when nothing is held any more. Shorter starts it more
+often; longer keeps a dropped client."""
+
+
+class HangUps:
+    """Watches connections for their end. Its methods may be called from any thread of a blocking client."""
+
+    def __init__(self, runtime: Runtime, tell: Callable[[Session, str], None]) -> None:
+        """
+        Watch nothing yet.
+
+        Args:
+            runtime: Of the face.
+            tell: Called with the session and the owner that were given, once the connection has ended.
+        """
+        self._runtime = runtime
+        self._tell = tell
+        self._mutex = runtime.mutex()
+        self._watched: dict[int, tuple[Session, str]] = {}
+        self._running = False
+        self._closed = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._idle: asyncio.TimerHandle | None = None
+        if sys.platform == "linux":
+            self._epoll: select.epoll | None = None
+
+    def add(self, session: Session, owner: str) -> None:
+        """Watch the connection of a session, which is the lock of a lease, until `forget`."""
+        if sys.platform != "linux":
+            return
+        try:
+            fd = session.fileno()
+            with self._mutex:
+                if self._closed:
+                    return
+                if self._epoll is None:
+                    self._epoll = select.epoll()
+                if fd in self._watched:
+                    self._remove(fd)  # of a socket that a driver closed by itself, and whose number is used again
+                self._epoll.register(fd, select.EPOLLRDHUP)
+                self._watched[fd] = (session, owner)
+                session.watched = fd
+                start, self._running = not self._running, True
+        except OSError as error:
+            log.debug("the end of a connection will be noticed by the next renewal only: %s", error)
+            return
+        if start:
+            self._start(self._epoll)
+
+    def forget(self, session: Session) -> None:
+        """Stop watching. Before the connection is closed: its number may be another's then."""
+        fd = session.watched
+        if fd < 0:
+            return
+        session.watched = -1
+        with self._mutex:
+            found = self._watched.get(fd)
+            if found is not None and found[0] is session:
+                self._remove(fd)
+
+    def _remove(self, fd: int) -> None:
+        del self._watched[fd]
+        if sys.platform == "linux" and self._epoll is not None:
+            with suppress(OSError):  # the driver has closed it by itself
+                self._epoll.unregister(fd)
+        if not self._watched and self._loop is not None and self._idle is None and not self._loop.is_closed():
+            self._idle = self._loop.call_later(LINGER, self._stop_reading)
+
+    def _stop_reading(self) -> None:
+        """Have the event loop let go of us, so that a client that nobody closes can be collected."""
+        self._idle = None
+        if sys.platform == "linux" and self._loop is not None and self._epoll is not None and not self._watched:
+            self._loop.remove_reader(self._epoll.fileno())
+            self._loop = None
+            self._running = False
+
+    def close(self) -> None:
+        """Watch nothing any more. The client is being closed."""
+        with self._mutex:
+            self._closed = True
+            for fd in list(self._watched):
+                self._remove(fd)
+            if self._idle is not None:
+                self._idle.cancel()
+            self._stop_reading()
+            if not self._running:
+                self._close_epoll()
+
+    def _close_epoll(self) -> None:
+        if sys.platform == "linux" and self._epoll is not None:
+            self._epoll.close()
+            self._epoll = None
+
+    if sys.platform == "linux":
+
+        def _start(self, epoll: select.epoll) -> None:
+            try:
+                if self._runtime.kind == "asyncio":
+                    self._read_in_loop(epoll)
+                else:
+                    self._runtime.spawn("lockkit-sql-hang-ups", self._run)
+            except RuntimeError as error:  # no more threads, or the event loop has ended
+                self._running = False
+                log.warning("ended connections will be noticed by the next renewal only: %s", error)
+
+        def _read_in_loop(self, epoll: select.epoll) -> None:
+            import asyncio  # noqa: PLC0415 - a blocking client does without
+
+            loop = asyncio.get_running_loop()
+            loop.add_reader(epoll.fileno(), self._look, epoll, 0.0)
+            self._loop = loop
+
+        def _look(self, epoll: select.epoll, seconds: float) -> None:
+            for fd, _ in epoll.poll(seconds):
+                self._perhaps_ended(epoll, fd)
+
+        async def _run(self) -> None:
+            epoll = self._epoll
+            assert epoll is not None
+            try:
+                while True:
+                    self._look(epoll, LINGER)
+                    with self._mutex:
+                        if not self._watched:
+                            self._running = False
+                            if self._closed:
+                                self._close_epoll()
+                            return
+            except BaseException:
+                # The next grant starts it anew; until then renewals notice.
+                self._running = False
+                log.exception("watching for ended connections failed")
+                raise
+
+        def _perhaps_ended(self, epoll: select.epoll, fd: int) -> None:
+            with self._mutex:
+                found = self._watched.get(fd)
+                if found is None:
+                    with suppress(OSError):
+                        epoll.unregister(fd)
+                    return
+                # The event may be of the former user of this number.
+                poll = select.poll()
+                poll.register(fd, select.POLLRDHUP)
+                if not poll.poll(0):
+                    return
+                self._remove(fd)
+            session, owner = found
+            session.watched = -1
+            try:
+                self._tell(session, owner)
+            except Exception:
+                log.exception("telling that the connection of a lock has ended failed")

@@ -1,0 +1,508 @@
+"""
+Locks in a table of a SQL database: PostgreSQL, MariaDB, MySQL or SQLite.
+
+Algorithm: a row per lock, with its owner and the time until which it is held, by the database's clock. One statement in
+a transaction of its own decides (`lockkit.backends.sql_table.statements`): it takes the row if nobody holds it, and
+raises the token. A release empties the owner and leaves the row, so the token stays. A passing client removes rows
+that nobody has used for a day; the clock has left their tokens behind by then.
+
+On PostgreSQL a release tells waiting clients by NOTIFY (`lockkit.backends.sql.wakeup`), if one of them has marked the
+row. Elsewhere, behind a pooler that lends out sessions, and while a foreign client holds the lock, waiters look again
+after growing, jittered pauses.
+
+What the database must offer: PostgreSQL 12, MariaDB 10.5, MySQL 8 or SQLite 3.35; the rights to SELECT, INSERT, UPDATE
+and DELETE, and to CREATE the table unless it is there.
+
+What it cannot promise: a primary that fails over without synchronous replication forgets the newest grants. Tokens
+still increase: they are at least the database's time in microseconds.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from math import inf
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, cast
+
+from lockkit import validation
+from lockkit.backend import (
+    Busy,
+    Capabilities,
+    Gone,
+    Grant,
+    Holder,
+    Host,
+    LockBackend,
+    Option,
+    Renewal,
+    Renewed,
+    Request,
+    decode_metadata,
+)
+from lockkit.backends.sql.errors import MissingTable
+from lockkit.backends.sql.options import adopt_database, driver_options, mode_option, open_database
+from lockkit.backends.sql.schema import TABLE, create, lock_table, parse_table, quoted
+from lockkit.backends.sql.statement import Statement
+from lockkit.backends.sql.wakeup import Ears
+from lockkit.backends.sql_table.statements import MysqlTexts, PostgresqlTexts, SqliteTexts, Texts
+from lockkit.background import SingleRun
+from lockkit.errors import BackendUnavailable, ConfigurationError, LockError
+
+if TYPE_CHECKING:
+    from lockkit.backends.sql.database import Database
+    from lockkit.backends.sql.statement import Parameter
+    from lockkit.url import Url
+
+__all__ = ["MysqlTable", "PostgresqlTable", "SqlTableBackend", "SqliteTable", "lock_table"]
+
+log = logging.getLogger("lockkit")
+
+BATCH = 1000
+"""Leases renewed by one statement. More makes statements longer, and others wait for more rows at once."""
+
+IDLE_US_MIN = 86_400_000_000
+"""How long a row must have been idle to be removed: a day. Shorter relies more on the database's clock, which must then
+not be set back by more; longer keeps more small rows."""
+
+CLOSE_SECONDS = 0.3
+"""How long closing waits for a statement of the reaper. Longer delays it more when the server hangs."""
+
+REAP_SECONDS = 600.0
+"""A client looks for idle rows at most so often: that reads the whole table."""
+
+REAP_SHARE = 1 / 256
+"""And only after about so many acquisitions: who locks more leaves more rows."""
+
+LOOKS_MAX = 5
+"""How often one attempt looks at a lock that changes hands all the time before it calls it busy."""
+
+OPTIONS: Mapping[str, Option] = MappingProxyType(
+    {
+        "mode": mode_option("table"),
+        "table": Option(parse_table, "Name of the table, also as schema.name.", TABLE),
+        "auto_create": Option(validation.parse_bool, "Make the table when it is not there.", default=True),
+    }
+)
+
+_CAPABILITIES = Capabilities(
+    crash_release="ttl",
+    min_ttl=0.05,
+    ttl_granularity=0.000001,
+    fair=False,
+    wakeup="poll",
+    token_source="max(last + 1, database time in µs), so it also grows when the table comes back without its rows",  # noqa: S106
+    survives_node_loss=False,
+    survives_data_loss=True,
+    shared_mode=False,
+    clock_assumption="the database's clock runs at the rate of the clients' within 1 % and is not set forward while a "
+    "lock is held; for tokens after a loss of data it is not set back by more than the outage",
+    waiters_visible=False,
+    scope="network",
+    caveat="Without synchronous replication a promoted replica may not know the newest locks: guard storage by token.",
+)
+
+
+class SqlTableBackend(LockBackend):
+    """
+    Processes that reach the same table. One subclass for each kind of database.
+
+    Attributes:
+        database: Where it is.
+        tables: What ``lockkit migrate`` makes.
+    """
+
+    capabilities = _CAPABILITIES
+    options: ClassVar[Mapping[str, Option]] = OPTIONS
+    _dialect: ClassVar[str]
+    _texts_class: ClassVar[type[Texts]]
+
+    def __init__(self, database: Database, options: Mapping[str, Any], host: Host) -> None:
+        """Use a database; nothing is sent."""
+        self._run = database.run
+        self._runtime = host.runtime
+        self.database = database
+        self.tables = [lock_table(name=options["table"])]
+        self._auto_create: bool = options["auto_create"]
+        self._texts = self._texts_class(quoted(self.tables[0], database.engine.dialect), database.dialect.now_us)
+        self._reap_at = 0.0
+        self._reaping = SingleRun(host.runtime, "lockkit-sql-reap", self.reap)
+        self._ttl_us = (0.0, 0)
+
+    @classmethod
+    def driver_options(cls) -> Mapping[str, Option]:
+        """See `LockBackend.driver_options`."""
+        return driver_options()
+
+    @classmethod
+    def open(cls, url: Url, options: Mapping[str, Any], host: Host) -> SqlTableBackend:
+        """See `LockBackend.open`."""
+        return cls(open_database(url, options, OPTIONS, host), options, host)
+
+    @classmethod
+    def adopt(cls, client: object, options: Mapping[str, Any], host: Host) -> SqlTableBackend | None:
+        """See `LockBackend.adopt`: an engine of SQLAlchemy's, in the form of this face."""
+        database = adopt_database(client, host)
+        if database is None or database.dialect.name != cls._dialect:
+            return None
+        return cls(database, options, host)
+
+    @property
+    def url(self) -> str:
+        """See `LockBackend.url`."""
+        return self.database.url
+
+    async def try_acquire(self, request: Request) -> Grant | Busy:
+        """See `LockBackend.try_acquire`."""
+        ttl, ttl_us = self._ttl_us
+        if ttl != request.ttl:
+            ttl_us = _microseconds(request.ttl)
+            self._ttl_us = (request.ttl, ttl_us)
+        name = request.name
+        parameters = (name, request.owner, ttl_us, request.metadata)
+        try:
+            outcome = await self._attempt(request, parameters)
+        except MissingTable as error:
+            await self._make_table(error, request.answer_by)
+            outcome = await self._attempt(request, parameters)
+        if type(outcome) is Busy:
+            return outcome
+        if self._runtime.random.random() < REAP_SHARE:
+            self._reap_soon()
+        return Grant(request.name, request.owner, cast("int", outcome), request.ttl)
+
+    @abstractmethod
+    async def _attempt(self, request: Request, parameters: tuple[Parameter, ...]) -> int | Busy:
+        """Ask once; give the token, or who holds the lock."""
+
+    async def _make_table(self, error: MissingTable, answer_by: float) -> None:
+        if not self._auto_create:
+            message = f"{error}. Make it by lockkit migrate, or let auto_create on"
+            raise ConfigurationError(message, backend=self.url) from error.__cause__
+        await create(self.database, self.tables, answer_by)
+
+    async def abandon(self, request: Request) -> None:
+        """See `LockBackend.abandon`."""
+        self._forget(request)
+        if request.uncertain:
+            await self._release(request.name, request.owner, request.answer_by, again=True)
+
+    def _forget(self, request: Request) -> None:
+        """Leave the place where it is woken."""
+        request.place = None
+
+    async def release(self, grant: Grant, answer_by: float = inf) -> bool:
+        """See `LockBackend.release`."""
+        return await self._release(grant.name, grant.owner, answer_by, again=False)
+
+    async def _release(self, name: str, owner: str, answer_by: float, *, again: bool) -> bool:
+        parameters = (name, owner)
+        try:
+            return (await self._run(self._texts.release, parameters, again=again, answer_by=answer_by)).changed == 1
+        except MissingTable:  # dropped, and the lock with it
+            return False
+
+    async def release_all(self, grants: Sequence[Grant], answer_by: float) -> None:
+        """See `LockBackend.release_all`. One statement for each thousand."""
+        failed: BackendUnavailable | None = None
+        for start in range(0, len(grants), BATCH):
+            some = grants[start : start + BATCH]
+            statement = self._texts.free(len(some))
+            try:
+                await self._run(statement, self._free_parameters(some), again=True, answer_by=answer_by)
+            except MissingTable:
+                return
+            except BackendUnavailable as error:
+                failed = error
+        if failed is not None:
+            raise failed
+
+    def _free_parameters(self, grants: Sequence[Grant]) -> Sequence[Parameter]:
+        return (*[grant.name for grant in grants], *[grant.owner for grant in grants])
+
+    async def renew(self, grants: Sequence[Grant]) -> Sequence[Renewal]:
+        """See `LockBackend.renew`. One statement for each ttl and thousand."""
+        outcomes: dict[str, Renewal] = {}
+        for group in _grouped(grants):
+            try:
+                outcomes |= await self._renew_group(group)
+            except MissingTable:
+                outcomes |= {grant.owner: Gone("gone") for grant in group}
+        return [outcomes[grant.owner] for grant in grants]
+
+    async def _renew_group(self, grants: Sequence[Grant]) -> dict[str, Renewal]:
+        """Renew leases of one ttl."""
+        renewed = await self._renew(_microseconds(grants[0].ttl), grants)
+        outcomes: dict[str, Renewal] = {owner: Renewed() for owner in renewed}
+        missing = [grant for grant in grants if grant.owner not in outcomes]
+        if missing:
+            states = await self._states([grant.name for grant in missing])
+            outcomes |= {grant.owner: states[grant.name].outcome(grant.owner) for grant in missing}
+        return outcomes
+
+    async def _renew(self, ttl_us: int, grants: Sequence[Grant]) -> Iterable[str]:
+        """Renew, and give the owners that were."""
+        names = [grant.name for grant in grants]
+        owners = [grant.owner for grant in grants]
+        statement = self._texts.renew(len(grants))
+        result = await self._run(statement, (ttl_us, *names, *owners), again=True, urgent=True)
+        return [_text(owner) for (owner,) in result.rows]
+
+    async def _states(self, names: Sequence[str]) -> dict[str, _State]:
+        found = {name: _State() for name in names}
+        result = await self._run(self._texts.state(len(names)), names, again=True, urgent=True)
+        for name, owner, expired, broken in result.rows:
+            found[_text(name)] = _State(_text(owner), _text(broken), expired=bool(expired))
+        return found
+
+    async def holders(self, name: str) -> Sequence[Holder]:
+        """See `LockBackend.holders`."""
+        try:
+            row = await self._look(name)
+        except MissingTable:
+            return []
+        if row is None:
+            return []
+        owner, left_us, token, metadata, metadata_owner = row
+        ours = owner == metadata_owner
+        about = decode_metadata(metadata) if ours else {}
+        return [Holder(_text(owner), token if ours else None, left_us / 1e6, about)]
+
+    async def _look(self, name: Parameter, answer_by: float = inf) -> tuple[Any, ...] | None:
+        rows = (await self._run(self._texts.look, (name,), again=True, answer_by=answer_by)).rows
+        return rows[0] if rows else None
+
+    async def break_lock(self, name: str) -> bool:
+        """See `LockBackend.break_lock`."""
+        try:
+            return (await self._run(self._texts.break_lock, (name,))).changed == 1
+        except MissingTable:
+            return False
+
+    async def ping(self) -> None:
+        """See `LockBackend.ping`."""
+        await self._run(_PING, (), again=True)
+
+    async def close(self) -> None:
+        """See `LockBackend.close`. It waits for the reaper: a driver with threads answers to an event loop."""
+        if self._reaping.under_way:
+            await self._reaping.start().wait(CLOSE_SECONDS)
+        await self.database.close()
+
+    def _reap_soon(self) -> None:
+        """Remove idle rows in the background, now and then."""
+        now = self._runtime.now()
+        if now >= self._reap_at:
+            self._reap_at = now + REAP_SECONDS
+            self._reaping.start()
+
+    async def reap(self) -> None:
+        """Remove rows that nobody has used for a day."""
+        try:
+            while True:
+                idle = (await self._run(self._texts.idle(BATCH), (IDLE_US_MIN,), again=True)).rows
+                if not idle:
+                    return
+                names = [name for (name,) in idle]
+                await self._run(self._texts.reap(len(names)), (IDLE_US_MIN, *names), again=True)
+        except LockError as error:
+            log.debug("could not remove idle rows at %s: %s", self.url, error)
+
+
+class PostgresqlTable(SqlTableBackend):
+    """PostgreSQL: waiters are woken."""
+
+    capabilities = replace(_CAPABILITIES, wakeup="push")
+    _dialect = "postgresql"
+    _texts_class = PostgresqlTexts
+    _texts: PostgresqlTexts
+
+    def __init__(self, database: Database, options: Mapping[str, Any], host: Host) -> None:
+        """Use a database; nothing is sent."""
+        super().__init__(database, options, host)
+        self._channel = str(self.tables[0].name)
+        self._ears: Ears | None = None
+        if database.engine.dialect.driver in {"psycopg", "psycopg_async"}:
+            self._ears = Ears(host.runtime, database, self._channel)
+        else:
+            self.capabilities = _CAPABILITIES
+
+    async def _attempt(self, request: Request, parameters: tuple[Parameter, ...]) -> int | Busy:
+        ears = self._ears
+        for _ in range(LOOKS_MAX):
+            listening = self._listen(request)
+            statement = self._texts.acquire_or_wait if listening else self._texts.acquire
+            rows = (await self._run(statement, parameters, again=True, answer_by=request.answer_by)).rows
+            if not rows:
+                continue
+            token, owner, left_us, alien, settled = rows[0]
+            if token is not None:
+                self._forget(request)
+                return cast("int", token)
+            if not settled:
+                continue
+            if listening or not request.queue or ears is None or ears.deaf:
+                return Busy(left_us / 1e6, poll=alien or not listening, owner=owner)
+            await ears.open(request.answer_by)
+        return Busy(0.0, poll=True)
+
+    def _listen(self, request: Request) -> bool:
+        """See that a request that may wait is woken; tell whether it will be."""
+        ears = self._ears
+        link = None if ears is None or not request.queue else ears.link
+        if ears is None or link is None:
+            return False
+        if request.place is not link:
+            request.place = link
+            ears.expect(request)
+        return True
+
+    def _forget(self, request: Request) -> None:
+        if request.place is not None:
+            request.place = None
+            cast("Ears", self._ears).forget(request)
+
+    async def wait(self, request: Request, busy: Busy, until: float) -> None:
+        """See `LockBackend.wait`."""
+        # The connection may have ended since the row was marked: look again at once, which listens anew.
+        if request.place is not None and request.place is cast("Ears", self._ears).link:
+            await super().wait(request, busy, until)
+
+    async def _release(self, name: str, owner: str, answer_by: float, *, again: bool) -> bool:
+        parameters = (name, self._channel, owner)
+        try:
+            return bool((await self._run(self._texts.release, parameters, again=again, answer_by=answer_by)).rows)
+        except MissingTable:
+            return False
+
+    def _free_parameters(self, grants: Sequence[Grant]) -> Sequence[Parameter]:
+        return ([grant.name for grant in grants], [grant.owner for grant in grants], self._channel)
+
+    async def break_lock(self, name: str) -> bool:
+        """See `LockBackend.break_lock`."""
+        try:
+            return bool((await self._run(self._texts.break_lock, (name, self._channel))).rows)
+        except MissingTable:
+            return False
+
+    async def _renew(self, ttl_us: int, grants: Sequence[Grant]) -> Iterable[str]:
+        names, owners = [grant.name for grant in grants], [grant.owner for grant in grants]
+        result = await self._run(self._texts.renew(1), (ttl_us, names, owners), again=True, urgent=True)
+        return [owner for (owner,) in result.rows]
+
+    async def close(self) -> None:
+        """See `LockBackend.close`."""
+        if self._ears is not None:
+            await self._ears.close()
+        await super().close()
+
+
+class _PollingTable(SqlTableBackend):
+    """A database that tells nobody."""
+
+    async def _attempt(self, request: Request, parameters: tuple[Parameter, ...]) -> int | Busy:
+        # Who has seen it held only reads until it is free: that neither writes nor waits for writers.
+        if request.place is None or await self._look(parameters[0], request.answer_by) is None:
+            token = await self._ask(parameters, request.answer_by)
+            if token:
+                request.place = None
+                return token
+        row = await self._look(parameters[0], request.answer_by)
+        if row is not None and _text(row[0]) == request.owner:
+            # Granted, but not told so: MariaDB gives no last id when the table has a trigger that writes.
+            request.place = None
+            return cast("int", row[2])
+        if request.queue:
+            request.place = _SEEN_HELD
+        # Released since: ask again soon.
+        return Busy(0.0, poll=True) if row is None else Busy(row[1] / 1e6, poll=True, owner=_text(row[0]))
+
+    @abstractmethod
+    async def _ask(self, parameters: tuple[Parameter, ...], answer_by: float) -> int:
+        """Give the token; 0 if it is held."""
+
+
+class MysqlTable(_PollingTable):
+    """MariaDB and MySQL."""
+
+    _dialect = "mysql"
+    _texts_class = MysqlTexts
+
+    async def _ask(self, parameters: tuple[Parameter, ...], answer_by: float) -> int:
+        return (await self._run(self._texts.acquire, parameters, again=True, answer_by=answer_by)).last_id
+
+    async def _renew(self, ttl_us: int, grants: Sequence[Grant]) -> Iterable[str]:
+        names = [grant.name for grant in grants]
+        owners = [grant.owner for grant in grants]
+        statement = self._texts.renew(len(grants))
+        result = await self._run(statement, (ttl_us, *names, *owners), again=True, urgent=True)
+        if result.changed == len(grants):
+            return [grant.owner for grant in grants]
+        # How many, but not which: those that are still ours and ahead of the clock are.
+        states = await self._states([grant.name for grant in grants])
+        return [grant.owner for grant in grants if states[grant.name].holds(grant.owner)]
+
+
+class SqliteTable(_PollingTable):
+    """SQLite, on one machine."""
+
+    capabilities = replace(
+        _CAPABILITIES,
+        ttl_granularity=0.001,
+        scope="machine",
+        clock_assumption="the wall clock of the machine runs at the rate of its monotonic one within 1 % and is not "
+        "set forward while a lock is held",
+        caveat="One machine, a local file system: locks of SQLite's own do not work on network file systems.",
+    )
+    _dialect = "sqlite"
+    _texts_class = SqliteTexts
+
+    async def _ask(self, parameters: tuple[Parameter, ...], answer_by: float) -> int:
+        rows = (await self._run(self._texts.acquire, parameters, again=True, answer_by=answer_by)).rows
+        return int(rows[0][0]) if rows else 0
+
+
+class _State:
+    """What a row says about a lease that was not renewed."""
+
+    __slots__ = ("_broken", "_expired", "_owner")
+
+    def __init__(self, owner: str = "", broken: str = "", *, expired: bool = True) -> None:
+        self._owner = owner
+        self._broken = broken
+        self._expired = expired
+
+    def holds(self, owner: str) -> bool:
+        return self._owner == owner and not self._expired
+
+    def outcome(self, owner: str) -> Renewal:
+        if self._broken == owner:
+            return Gone("broken")
+        return Gone("taken" if self._owner not in {"", owner} and not self._expired else "gone")
+
+
+_PING = Statement("SELECT 1")
+_SEEN_HELD = object()
+
+
+def _text(value: str | bytes | bytearray | None) -> str:
+    """Read a name or owner; a foreign client may have written anything."""
+    return value.decode("utf-8", "replace") if isinstance(value, bytes | bytearray) else value or ""
+
+
+def _microseconds(ttl: float) -> int:
+    """Round a ttl up to whole microseconds."""
+    return math.ceil(ttl * 1e6 - 1e-3)
+
+
+def _grouped(grants: Sequence[Grant]) -> Iterable[Sequence[Grant]]:
+    """Put leases of one ttl together, at most `BATCH` of them."""
+    by_ttl: dict[float, list[Grant]] = {}
+    for grant in grants:
+        by_ttl.setdefault(grant.ttl, []).append(grant)
+    for group in by_ttl.values():
+        for start in range(0, len(group), BATCH):
+            yield group[start : start + BATCH]

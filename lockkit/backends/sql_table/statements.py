@@ -1,0 +1,261 @@
+"""
+The statements of the lock table.
+
+Each decides by itself, in a transaction of its own, by the database's clock (``{now}``, see `_sql_dialect`).
+A lock is held while ``owner`` is set and ``expires_at_us`` lies ahead.
+
+==============  ==========================================  ===========================================================
+statement       parameters                                  gives
+==============  ==========================================  ===========================================================
+``acquire``     name, owner, ttl in µs, metadata            by database, see there
+``look``        name                                        of a held lock: owner, µs left, token, metadata, whose it is
+``release``     name, owner (and the channel)               one row, or one row changed, if it was ours
+``free``        names, owners (and the channel)             releases many, gives what ``release`` gives
+``break_lock``  name (and the channel)                      the same, if anybody held it
+``renew``       ttl in µs, names, owners                    the owners whose lock it was; MariaDB and MySQL: how many
+``state``       names                                       name, owner, expired, last broken owner
+``idle``        least age in µs                             names of rows that nobody has used for so long
+``reap``        least age in µs, names                      removes those rows unless they were used meanwhile
+==============  ==========================================  ===========================================================
+
+The next token is the larger of the last one plus 1 and the clock; so a row may be removed once the clock has left its
+token behind, and a table that was lost starts above all tokens that it ever gave.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from lockkit.backends.sql.statement import Statement
+
+__all__ = ["MysqlTexts", "PostgresqlTexts", "SqliteTexts", "Texts"]
+
+
+class Texts(ABC):
+    """The statements on one table."""
+
+    acquire: Statement
+    release: Statement
+    break_lock: Statement
+
+    def __init__(self, table: str, now_us: str) -> None:
+        """
+        Write them.
+
+        Args:
+            table: As it stands in SQL.
+            now_us: The database's clock.
+        """
+        self._table = table
+        self._now = now_us
+        self._made: dict[tuple[str, int], Statement] = {}
+        self.look = self._written(
+            "SELECT owner, expires_at_us - {now}, token, metadata, metadata_owner FROM {table}"
+            " WHERE name = $1 AND owner IS NOT NULL AND expires_at_us > {now}"
+        )
+        self._write()
+
+    @abstractmethod
+    def _write(self) -> None:
+        """Write what differs."""
+
+    def _written(self, text: str, *, once: bool = False) -> Statement:
+        return Statement(text.replace("{table}", self._table).replace("{now}", self._now), once=once)
+
+    def renew(self, count: int) -> Statement:
+        """Renew so many leases at once; one parameter for each name, then one for each owner."""
+        return self._for_many("renew", count, self._renew_text(count))
+
+    def _renew_text(self, count: int) -> str:
+        return (
+            "UPDATE {table} SET expires_at_us = {now} + $1"
+            f" WHERE name IN ({_places(2, count)}) AND owner IN ({_places(2 + count, count)})"
+            " AND expires_at_us > {now}"
+        )
+
+    def free(self, count: int) -> Statement:
+        """Release so many leases at once; one parameter for each name, then one for each owner."""
+        return self._for_many("free", count, self._free_text(count))
+
+    def _free_text(self, count: int) -> str:
+        return (
+            "UPDATE {table} SET owner = NULL, expires_at_us = 0"
+            f" WHERE name IN ({_places(1, count)}) AND owner IN ({_places(1 + count, count)})"
+        )
+
+    def state(self, count: int) -> Statement:
+        """See the module."""
+        return self._for_many(
+            "state",
+            count,
+            "SELECT name, owner, expires_at_us <= {now}, broken_owner FROM {table}"
+            f" WHERE name IN ({_places(1, count)})",
+        )
+
+    def reap(self, count: int) -> Statement:
+        """See the module."""
+        return self._for_many("reap", count, f"DELETE FROM {{table}} WHERE {_IDLE} AND name IN ({_places(2, count)})")
+
+    def idle(self, count: int) -> Statement:
+        """See the module; at most so many."""
+        return self._for_many("idle", count, f"SELECT name FROM {{table}} WHERE {_IDLE} LIMIT {count}")
+
+    def _for_many(self, what: str, count: int, text: str) -> Statement:
+        """Write a statement whose length depends on how many it is for; those for few are kept."""
+        made = self._made.get((what, count))
+        if made is None:
+            keep = count <= KEPT_MAX
+            made = self._written(text, once=not keep)
+            if keep:
+                self._made[what, count] = made
+        return made
+
+
+KEPT_MAX = 8
+"""Statements for so many names are kept, and so prepared. More takes memory here and at the server."""
+
+_IDLE = "token < {now} - $1 AND expires_at_us < {now} - $1"
+
+
+def _places(first: int, count: int) -> str:
+    return ", ".join(f"${number}" for number in range(first, first + count))
+
+
+class PostgresqlTexts(Texts):
+    """
+    PostgreSQL.
+
+    ``acquire`` gives one row: the token, or NULL and of the holder: owner, µs left, whether it is a foreign client. No
+    row: somebody else took the lock between the look and the try of this statement; ask again.
+
+    It looks first, so that asking for a lock that is held writes nothing. ``ON CONFLICT`` waits for a concurrent
+    transaction on the same row and then decides by the newest version of it. (PostgreSQL: "INSERT", and "13.2.1. Read
+    Committed Isolation Level".)
+
+    ``acquire_or_wait`` also marks the held row as wanted, so that its release tells. The last column says whether that
+    was done; if it was not, the lock changed hands meanwhile: ask again.
+
+    Races: a release that commits before the mark waits for nobody, and the mark finds a row without owner: not marked.
+    A release after it waits for the marking transaction and sees the mark. Who finds the mark there already was
+    listening when he looked, and the mark goes only with a new grant, which follows a release that told.
+    """
+
+    acquire_or_wait: Statement
+
+    def _write(self) -> None:
+        held = (
+            "held AS (SELECT owner, expires_at_us - {now} AS left_us, wanted,"
+            " owner IS DISTINCT FROM metadata_owner AS alien"
+            " FROM {table} WHERE name = $1 AND owner <> $2 AND expires_at_us > {now})"
+        )
+        granted = (
+            "granted AS (INSERT INTO {table} AS l (name, owner, token, expires_at_us, metadata, metadata_owner)"
+            " SELECT $1, $2, {now}, {now} + CAST($3 AS bigint), $4, $2 WHERE NOT EXISTS (SELECT FROM held)"
+            " ON CONFLICT (name) DO UPDATE SET owner = excluded.owner,"
+            " token = greatest(l.token + 1, excluded.token), expires_at_us = excluded.expires_at_us,"
+            " metadata = excluded.metadata, metadata_owner = excluded.owner, wanted = false"
+            " WHERE l.owner IS NULL OR l.owner = excluded.owner OR l.expires_at_us <= excluded.token"
+            " RETURNING token)"
+        )
+        marked = (
+            "marked AS (UPDATE {table} SET wanted = true WHERE name = $1 AND owner IS NOT NULL AND NOT wanted"
+            " AND EXISTS (SELECT FROM held WHERE NOT wanted) RETURNING 1)"
+        )
+        self.acquire = self._written(
+            f"WITH {held}, {granted} SELECT token, NULL, NULL, false, false FROM granted"
+            " UNION ALL SELECT NULL, owner, left_us, alien, true FROM held"
+        )
+        self.acquire_or_wait = self._written(
+            f"WITH {held}, {granted}, {marked} SELECT token, NULL, NULL, false, false FROM granted"
+            " UNION ALL SELECT NULL, owner, left_us, alien, wanted OR EXISTS (SELECT FROM marked) FROM held"
+        )
+        told = " SELECT CASE WHEN wanted THEN pg_notify($2, $1) END FROM freed"
+        self.release = self._written(
+            "WITH freed AS (UPDATE {table} SET owner = NULL, expires_at_us = 0 WHERE name = $1 AND owner = $3"
+            f" RETURNING wanted){told}"
+        )
+        self.break_lock = self._written(
+            "WITH freed AS (UPDATE {table} SET broken_owner = owner, owner = NULL, expires_at_us = 0"
+            f" WHERE name = $1 AND owner IS NOT NULL AND expires_at_us > {{now}} RETURNING wanted){told}"
+        )
+
+    def _renew_text(self, count: int) -> str:
+        del count
+        return (
+            "UPDATE {table} SET expires_at_us = {now} + CAST($1 AS bigint)"
+            " WHERE name = ANY (CAST($2 AS text[])) AND owner = ANY (CAST($3 AS text[])) AND expires_at_us > {now}"
+            " RETURNING owner"
+        )
+
+    def _free_text(self, count: int) -> str:
+        del count
+        return (
+            "WITH freed AS (UPDATE {table} SET owner = NULL, expires_at_us = 0"
+            " WHERE name = ANY (CAST($1 AS text[])) AND owner = ANY (CAST($2 AS text[])) RETURNING name, wanted)"
+            " SELECT CASE WHEN wanted THEN pg_notify($3, name) END FROM freed"
+        )
+
+
+class _PollingTexts(Texts):
+    """A database that tells nobody: who frees a lock only writes so."""
+
+    def _write(self) -> None:
+        self.release = self._written(
+            "UPDATE {table} SET owner = NULL, expires_at_us = 0 WHERE name = $1 AND owner = $2"
+        )
+        self.break_lock = self._written(
+            "UPDATE {table} SET broken_owner = owner, owner = NULL, expires_at_us = 0"
+            " WHERE name = $1 AND owner IS NOT NULL AND expires_at_us > {now}"
+        )
+
+
+class MysqlTexts(_PollingTexts):
+    """
+    MariaDB and MySQL.
+
+    ``acquire`` gives no rows (MySQL has no RETURNING, and a result set would take longer than the statement): the token
+    comes as the value of ``LAST_INSERT_ID(…)``, which travels with the number of changed rows; 0 is busy. The last
+    evaluation counts: that of ON DUPLICATE KEY comes after that of VALUES. ("Information Functions", LAST_INSERT_ID.)
+
+    Assignments are done from left to right and see the new values ("INSERT … ON DUPLICATE KEY UPDATE"; MariaDB's
+    SIMULTANEOUS_ASSIGNMENT is about UPDATE alone): the token is decided first, and once the owner is, the others only
+    ask whether that is us.
+
+    ``VALUES(column)`` is what would have been inserted; of the token that is the clock.
+    UTC_TIMESTAMP is the time at which the statement began. It may have waited for the row since: then it takes a lock
+    for held that has run out meanwhile, and what it grants ends earlier, both harmless.
+    """
+
+    def _write(self) -> None:
+        super()._write()
+        ours = "owner IS NULL OR owner = VALUES(owner) OR expires_at_us <= VALUES(token)"
+        self.acquire = self._written(
+            "INSERT INTO {table} (name, owner, token, expires_at_us, metadata, metadata_owner)"
+            " VALUES ($1, $2, LAST_INSERT_ID({now}), {now} + $3, $4, $2) ON DUPLICATE KEY UPDATE"
+            f" token = IF({ours}, LAST_INSERT_ID(GREATEST(token + 1, VALUES(token))), token + LAST_INSERT_ID(0)),"
+            f" owner = IF({ours}, VALUES(owner), owner),"
+            " expires_at_us = IF(owner = VALUES(owner), VALUES(expires_at_us), expires_at_us),"
+            " metadata = IF(owner = VALUES(owner), VALUES(metadata), metadata),"
+            " metadata_owner = IF(owner = VALUES(owner), owner, metadata_owner)"
+        )
+
+
+class SqliteTexts(_PollingTexts):
+    """
+    SQLite.
+
+    ``acquire`` gives the token; no row is busy. One writer at a time: others wait in the driver.
+    """
+
+    def _write(self) -> None:
+        super()._write()
+        self.acquire = self._written(
+            "INSERT INTO {table} AS l (name, owner, token, expires_at_us, metadata, metadata_owner)"
+            " VALUES ($1, $2, {now}, {now} + $3, $4, $2) ON CONFLICT (name) DO UPDATE SET owner = excluded.owner,"
+            " token = max(l.token + 1, excluded.token), expires_at_us = excluded.expires_at_us,"
+            " metadata = excluded.metadata, metadata_owner = excluded.owner"
+            " WHERE l.owner IS NULL OR l.owner = excluded.owner OR l.expires_at_us <= excluded.token RETURNING token"
+        )
+
+    def _renew_text(self, count: int) -> str:
+        return f"{super()._renew_text(count)} RETURNING owner"

@@ -1,0 +1,227 @@
+"""Examines ``zookeeper:`` URLs: the ensemble, and the session that it grants."""
+
+from __future__ import annotations
+
+import re
+import socket
+from typing import TYPE_CHECKING, Any
+
+from kazoo.exceptions import NoAuthError, NoNodeError
+from kazoo.security import OPEN_ACL_UNSAFE, Permissions, make_digest_acl_credential
+
+from lockkit.backends.zookeeper.options import DEFAULT_PORT, client_arguments, root_of
+from lockkit.backends.zookeeper.session import Session
+from lockkit.doctor.addresses import is_loopback
+from lockkit.doctor.findings import Check, Severity
+from lockkit.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from lockkit.doctor.examination import Examination
+    from lockkit.url import HostPort
+
+__all__ = ["examine"]
+
+_PAGE = "how-to/check-your-servers.md#zookeeper"
+
+MEMBERS_MIN = 3
+"""The least number of which one may fail."""
+
+VERSION_MIN = (3, 5)
+
+WORD_SECONDS = 2.0
+"""For the answer to a four-letter word. Longer waits for members that are down, shorter takes a busy one for down."""
+
+MILLISECOND = 0.001
+
+VERSION = Check("zookeeper-version", Severity.ERROR, "The server lacks requests that lockkit needs.", _PAGE)
+SESSION_SHORTENED = Check(
+    "zookeeper-session-shortened",
+    Severity.WARNING,
+    "Leases are shorter than their ttl says: a holder that stands still for less than that loses its lock.",
+    _PAGE,
+)
+SESSION_LENGTHENED = Check(
+    "zookeeper-session-lengthened",
+    Severity.WARNING,
+    "When a holder dies, its lock is free later than the ttl says.",
+    _PAGE,
+)
+ALONE = Check(
+    "zookeeper-alone",
+    Severity.WARNING,
+    "When the server fails, all locks stand still, and leases are lost at the end of their ttl.",
+    _PAGE,
+)
+EVEN = Check(
+    "zookeeper-even-members",
+    Severity.WARNING,
+    "An even number survives no more failures than one member less would.",
+    _PAGE,
+)
+FEW = Check(
+    "zookeeper-few-members",
+    Severity.WARNING,
+    "When one member fails there is no majority left: locks stand still.",
+    _PAGE,
+)
+MEMBER_DOWN = Check(
+    "zookeeper-member-down", Severity.WARNING, "One member less may fail before locks stand still.", _PAGE
+)
+ONE_NAMED = Check(
+    "zookeeper-one-named",
+    Severity.WARNING,
+    "When that member is down, clients do not find the others, and lose their leases although the ensemble works.",
+    _PAGE,
+)
+OPEN_ACL = Check(
+    "zookeeper-open-acl", Severity.WARNING, "Whoever reaches the ensemble may remove the nodes that are locks.", _PAGE
+)
+RIGHTS = Check("zookeeper-rights", Severity.ERROR, "Locks cannot be taken or released.", _PAGE)
+NO_TLS = Check(
+    "zookeeper-no-tls", Severity.WARNING, "Whoever sees the network reads the password, and may break any lock.", _PAGE
+)
+
+
+async def examine(examination: Examination) -> None:
+    """
+    Look at the session, the access rights and each member of the URL.
+
+    Raises:
+        BackendUnavailable: No member serves.
+        ConfigurationError: The URL is wrong, or the login is refused.
+    """
+    url, options = examination.url, examination.options
+    arguments = client_arguments(url, options)
+    try:
+        session = Session.opened(examination.host, arguments["hosts"], arguments, examination.ttl)
+    except (TypeError, ValueError) as error:
+        message = f"{url.safe_text} is not understood: kazoo does not take its options: {error}"
+        raise ConfigurationError(message, backend=url.safe_text) from error
+    try:
+        await session.connected()
+        _judge_session(examination, session.seconds)
+        await _examine_rights(examination, session, arguments)
+        members_count = await _members_count(session)
+        await examination.time(arguments["hosts"], lambda: session.answer(session.client.exists_async("/")))
+    finally:
+        session.end_soon()
+    encrypted = bool(options.get("use_ssl"))
+    _judge_members(examination, members_count)
+    for host in url.hosts:
+        if not encrypted:
+            _examine_member(examination, host)
+
+
+def _judge_session(examination: Examination, granted: float) -> None:
+    where, ttl = examination.url.safe_text, examination.ttl
+    examination.note("session timeout", f"{granted:g} s")
+    if granted < ttl - MILLISECOND:
+        seen = f"The ttl is {ttl:g} s, and the ensemble keeps sessions for {granted:g} s at most."
+        mend = f"Set maxSessionTimeout={ttl * 1000:.0f} in zoo.cfg of all members and restart them, or ttl={granted:g}"
+        examination.find(SESSION_SHORTENED, where, seen, mend)
+    elif granted > ttl + MILLISECOND:
+        seen = f"The ttl is {ttl:g} s, and the ensemble keeps sessions for {granted:g} s at least."
+        mend = f"Set minSessionTimeout={ttl * 1000:.0f} in zoo.cfg of all members and restart them, or ttl={granted:g}"
+        examination.find(SESSION_LENGTHENED, where, seen, mend)
+
+
+async def _examine_rights(examination: Examination, session: Session, arguments: Mapping[str, Any]) -> None:
+    url, root = examination.url, root_of(examination.url, examination.options["prefix"])
+    acl = arguments["default_acl"]
+    if acl is None or acl == OPEN_ACL_UNSAFE:
+        examination.find(
+            OPEN_ACL,
+            url.safe_text,
+            "Nodes are made with the access rights of everybody.",
+            f"{url.scheme}://USER:PASSWORD@…?acl=creator, the same for all who share the locks",
+        )
+    try:
+        granted, _ = await session.answer(session.client.get_acls_async(root))
+    except NoNodeError:
+        return
+    except ConfigurationError as error:
+        if not isinstance(error.__cause__, NoAuthError):
+            raise
+        missing = True
+    else:
+        missing = not _may_create(granted, arguments)
+    if missing:
+        seen = f"This login has no right to make nodes in {root}."
+        mend = (
+            f"zkCli.sh: setAcl {root} world:anyone:cdrwa, or for the login: auth:USER:PASSWORD:cdrwa; see getAcl {root}"
+        )
+        examination.find(RIGHTS, url.safe_text, seen, mend)
+
+
+def _may_create(granted: list[Any], arguments: Mapping[str, Any]) -> bool:
+    logins = {make_digest_acl_credential(*one[1].split(":", 1)) for one in arguments.get("auth_data", ())}
+    for acl in granted:
+        # Whether an address, a certificate or a Kerberos name is ours cannot be told from here.
+        ours = acl.id.scheme not in {"world", "digest"} or acl.id.id in {"anyone", *logins}
+        if ours and acl.perms & Permissions.CREATE:
+            return True
+    return False
+
+
+async def _members_count(session: Session) -> int | None:
+    """Count the voting members; 0 for a server alone, None where that may not be read."""
+    try:
+        data, _ = await session.answer(session.client.get_async("/zookeeper/config"))
+    except (ConfigurationError, NoNodeError):
+        return None
+    lines: list[str] = data.decode("utf-8", "replace").splitlines()
+    return sum(line.startswith("server.") and ":observer" not in line for line in lines)
+
+
+def _judge_members(examination: Examination, count: int | None) -> None:
+    where, named_count = examination.url.safe_text, len(examination.url.hosts)
+    if count is None:
+        return
+    mend = "Run 3 or 5 members on different machines, and name all of them in the URL"
+    if count <= 1:
+        examination.find(ALONE, where, "The server stands alone.", mend)
+        return
+    examination.note("members", str(count))
+    if count < MEMBERS_MIN:
+        examination.find(FEW, where, f"The ensemble has {count} members.", mend)
+    elif count % 2 == 0:
+        examination.find(EVEN, where, f"The ensemble has {count} members.", mend)
+    if named_count == 1:
+        examination.find(ONE_NAMED, where, f"The URL names one member of {count}.", "Name all of them in the URL")
+
+
+def _examine_member(examination: Examination, host: HostPort) -> None:
+    """Ask a member, over a connection of its own, for its version and whether it serves."""
+    port = host.port or DEFAULT_PORT
+    label = f"{host.host}:{port}"
+    if not is_loopback(host.host):
+        seen = "The connection crosses a network and is not encrypted."
+        mend = "Set secureClientPort and ssl.keyStore.location in zoo.cfg, and use ?use_ssl=1&ca=… in the URL"
+        examination.find(NO_TLS, label, seen, mend)
+    try:
+        answer = _ask(host.host, port, b"srvr")
+    except OSError as error:
+        seen = f"The member does not answer ({error})."
+        examination.find(MEMBER_DOWN, label, seen, "Start it, or look into its log.")
+        return
+    version = re.search(r"Zookeeper version: (\d+)\.(\d+)([^,\s-]*)", answer)
+    if version is None:
+        # srvr is the one word that no whitelist takes away.
+        seen = "The member is in no majority." if "not currently serving" in answer else "The member tells no version."
+        examination.find(MEMBER_DOWN, label, seen, "Look into its log: does it run, and reach the others?")
+        return
+    examination.note(f"version of {label}", f"ZooKeeper {version[1]}.{version[2]}{version[3]}")
+    if (int(version[1]), int(version[2])) < VERSION_MIN:
+        seen = f"The member is ZooKeeper {version[1]}.{version[2]}{version[3]}."
+        examination.find(VERSION, label, seen, "Upgrade it to 3.5 or later.")
+
+
+def _ask(host: str, port: int, word: bytes) -> str:
+    with socket.create_connection((host, port), WORD_SECONDS) as connection:
+        connection.sendall(word)
+        answer = b""
+        while data := connection.recv(65_536):
+            answer += data
+    return answer.decode("utf-8", "replace")

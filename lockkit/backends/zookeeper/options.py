@@ -1,0 +1,190 @@
+"""From URLs, options and clients of an application to sessions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from kazoo.protocol.paths import normpath
+from kazoo.security import ACL, CREATOR_ALL_ACL, OPEN_ACL_UNSAFE, Id, Permissions
+
+from lockkit import validation
+from lockkit.backend import Option
+from lockkit.errors import ConfigurationError
+from lockkit.url import HostPort
+
+if TYPE_CHECKING:
+    from kazoo.client import KazooClient
+
+    from lockkit.url import Url
+
+__all__ = [
+    "DEFAULT_PORT",
+    "OPTIONS",
+    "client_arguments",
+    "client_label",
+    "driver_options",
+    "probe_arguments",
+    "root_of",
+]
+
+DEFAULT_PORT = 2181
+
+_PERMISSIONS = {
+    "c": Permissions.CREATE,
+    "r": Permissions.READ,
+    "w": Permissions.WRITE,
+    "d": Permissions.DELETE,
+    "a": Permissions.ADMIN,
+}
+_ACL_HELP = (
+    "it must be open (everybody), creator (whoever is logged in as we are), or a list such as "
+    "digest:USER:HASH:cdrwa,ip:10.0.0.0/8:r"
+)
+
+
+def parse_prefix(value: object) -> str:
+    """
+    Parse the option ``prefix``: a path, without the slash at its beginning.
+
+    Raises:
+        ValueError: ZooKeeper takes no such path.
+    """
+    text = validation.parse_text(value)
+    path: str
+    try:
+        path = normpath(f"/{text}")
+    except ValueError:
+        path = "/"
+    if path == "/" or path.split("/")[1] == "zookeeper" or not text.isprintable():
+        message = "it must be a path such as lockkit or team/locks, and not in ZooKeeper's own /zookeeper"
+        raise ValueError(message)
+    return path.removeprefix("/")
+
+
+def parse_acl(value: object) -> list[ACL]:
+    """
+    Parse the option ``acl``, as a text or a list of kazoo's ``ACL``.
+
+    Raises:
+        TypeError: It is neither.
+        ValueError: The text is not understood.
+    """
+    if isinstance(value, (list, tuple)) and value and all(isinstance(one, ACL) for one in value):
+        return [*value]
+    if not isinstance(value, str):
+        raise TypeError(_ACL_HELP)
+    known = {"open": OPEN_ACL_UNSAFE, "creator": CREATOR_ALL_ACL}.get(value)
+    return [*known] if known else [_parse_access(part) for part in value.split(",")]
+
+
+def _parse_access(text: str) -> ACL:
+    scheme, _, rest = text.partition(":")
+    identity, _, letters = rest.rpartition(":")
+    if not scheme or not letters or not set(letters) <= set(_PERMISSIONS):
+        raise ValueError(_ACL_HELP)
+    return ACL(sum(_PERMISSIONS[letter] for letter in set(letters)), Id(scheme, identity))
+
+
+OPTIONS: Mapping[str, Option] = MappingProxyType(
+    {
+        "prefix": Option(parse_prefix, "Directory of the locks. Clients that share locks have the same.", "lockkit"),
+        "acl": Option(parse_acl, "Who may do what with the nodes: open, creator, or SCHEME:ID:cdrwa,…", None),
+        "auth": Option(
+            validation.parse_choice("digest", "sasl"),
+            "How user and password of the URL are used: digest, sasl.",
+            "digest",
+        ),
+        "cleanup": Option(
+            validation.parse_bool,
+            "Directories of locks that nobody uses go away. Off: they stay, as with kazoo's Lock.",
+            True,  # noqa: FBT003 - a default
+        ),
+    }
+)
+
+
+def _as_given(value: object) -> object:
+    return value
+
+
+_DRIVER_PARSERS: Mapping[str, Callable[[Any], Any]] = MappingProxyType(
+    {
+        "use_ssl": validation.parse_bool,
+        "ca": validation.parse_text,
+        "certfile": validation.parse_text,
+        "keyfile": validation.parse_text,
+        "keyfile_password": validation.parse_text,
+        "verify_certs": validation.parse_bool,
+        "check_hostname": validation.parse_bool,
+        "randomize_hosts": validation.parse_bool,
+        "auth_data": _as_given,
+        "sasl_options": _as_given,
+    }
+)
+
+
+def driver_options() -> Mapping[str, Option]:
+    """Give the arguments of ``KazooClient`` that are passed on. All others are lockkit's own business."""
+    return {name: Option(parse, "Passed on to kazoo's client.") for name, parse in _DRIVER_PARSERS.items()}
+
+
+def client_arguments(url: Url, options: Mapping[str, Any]) -> dict[str, Any]:
+    """
+    Give the keyword arguments for ``KazooClient``, the **password** among them.
+
+    Raises:
+        ConfigurationError: The URL lacks something or has too much.
+    """
+    if not url.hosts:
+        raise _wrong(url, f"write {url.scheme}://host1:{DEFAULT_PORT},host2/chroot")
+    arguments = {name: value for name, value in options.items() if name not in OPTIONS}
+    arguments["hosts"] = ",".join(str(HostPort(one.host, one.port or DEFAULT_PORT)) for one in url.hosts)
+    arguments["default_acl"] = options["acl"]
+    if any((one.username, one.password) != (url.username, url.password) for one in url.hosts):
+        raise _wrong(url, "all its servers are one ensemble: give one user and password, before the first")
+    if (url.username is None) != (url.password is None):
+        raise _wrong(url, f"a login is a user and a password: {url.scheme}://user:password@host")
+    if options["auth"] == "sasl":
+        arguments["sasl_options"] = _sasl_options(url, arguments.get("sasl_options"))
+    elif url.username is not None:
+        arguments["auth_data"] = [*arguments.get("auth_data", ()), ("digest", f"{url.username}:{url.password}")]
+    return arguments
+
+
+def _sasl_options(url: Url, given: Any) -> dict[str, Any]:  # noqa: ANN401 - the application's
+    if given is not None:
+        return dict(given)
+    if url.username is None:
+        raise _wrong(url, "auth=sasl takes user and password of the URL, or sasl_options= of connect()")
+    return {"mechanism": "DIGEST-MD5", "username": url.username, "password": url.password}
+
+
+def root_of(url: Url, prefix: str) -> str:
+    """
+    Give the directory of the locks: the chroot of the URL, and the prefix in it.
+
+    Raises:
+        ConfigurationError: The path of the URL is none of ZooKeeper's.
+    """
+    try:
+        chroot = normpath(url.path)
+    except ValueError as error:
+        raise _wrong(url, f"its path is none of ZooKeeper's ({error})") from error
+    return f"{chroot.rstrip('/')}/{prefix}"
+
+
+def _wrong(url: Url, problem: str) -> ConfigurationError:
+    return ConfigurationError(f"{url.safe_text} is not understood: {problem}", backend=url.safe_text)
+
+
+def client_label(client: KazooClient) -> str:
+    """Give the servers of an application's client, for messages."""
+    return ",".join(str(HostPort(host, port)) for host, port in client.hosts)
+
+
+def probe_arguments(client: KazooClient) -> dict[str, Any]:
+    """Give what is needed to connect to the servers of an application's client."""
+    names = ("use_ssl", "ca", "certfile", "keyfile", "keyfile_password", "verify_certs", "check_hostname")
+    return {"hosts": client_label(client), **{name: getattr(client, name) for name in names}}

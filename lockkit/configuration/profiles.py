@@ -1,0 +1,305 @@
+"""
+Which backend to use, when several places may name one.
+
+The first of these that names one decides:
+
+1. ``url`` given to ``connect``;
+2. ``profile`` given to ``connect``;
+3. ``LOCKKIT_URL`` in the environment;
+4. the profile that ``LOCKKIT_ENV`` names;
+5. the embedded file backend, ``file:``.
+
+A profile stands in ``lockkit.toml``, or below ``[tool.lockkit]`` in ``pyproject.toml``::
+
+    [profiles.dev]
+    url = "memory://"
+
+    [profiles.prod]
+    url = "redlock://:${REDIS_PASSWORD}@lock1,lock2,lock3"
+    ttl = 20
+
+The files are searched from the working directory upwards, and the first one found is the only one read.
+In one directory ``lockkit.toml`` wins; a ``pyproject.toml`` without ``[tool.lockkit]`` does not end the search.
+Every key of a profile but ``url`` is an option, as in ``connect(**options)``; it wins over the query of the url.
+
+``${NAME}`` in a string of a profile is that environment variable, put in as it is: what stands in the user information
+of a url must be percent-encoded. ``$${`` is a literal ``${``. A url given to ``connect`` or in ``LOCKKIT_URL`` is not
+expanded, and one with a ``${`` in it is refused: a program or shell should have put in a value.
+
+A variable that is set but empty is an error: to fall back on a lock of this machine alone, where the others use a
+server, would be worse.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lockkit import url as urls
+from lockkit.errors import ConfigurationError
+from lockkit.validation import nearest, shown
+
+__all__ = ["DEFAULT_URL", "Settings", "default_directory", "resolve"]
+
+DEFAULT_URL = "file:"
+"""Where nothing is configured: the file backend in `default_directory`."""
+
+_REFERENCE = re.compile(r"(?P<literal>\$\$\{)|\$\{(?P<name>[^}]*)(?P<end>\}?)")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """
+    What `resolve` found.
+
+    Attributes:
+        url: The backend.
+        options: The profile's options, overridden by those given to ``connect``. May hold passwords.
+        source: Where it was given, for messages: ``profile 'prod' in /srv/app/lockkit.toml``.
+    """
+
+    url: urls.Url
+    options: dict[str, Any] = field(repr=False)
+    source: str
+
+
+def resolve(
+    url: str | None,
+    profile: str | None,
+    options: Mapping[str, object],
+    *,
+    environ: Mapping[str, str] | None = None,
+    directory: str | os.PathLike[str] | None = None,
+) -> Settings:
+    """
+    Decide which backend to use; the order stands in the docstring of the module. Reads files, asks no server.
+
+    Args:
+        url: As given to ``connect``, or None.
+        profile: As given to ``connect``, or None.
+        options: As given to ``connect``. One that is None counts as not given.
+        environ: The environment; the process's by default.
+        directory: Where the search for files begins; the working directory by default.
+
+    Raises:
+        ConfigurationError: What decides is malformed, or a profile, file or variable is missing.
+    """
+    environ = os.environ if environ is None else environ
+    if url is not None:
+        return _from_url(_expanded(url, "the given url"), options, "the given url")
+    if profile is not None:
+        return _from_profile(profile, "profile=", options, environ, directory)
+    from_environment = _variable(environ, "LOCKKIT_URL")
+    if from_environment is not None:
+        return _from_url(_expanded(from_environment, "LOCKKIT_URL"), options, "LOCKKIT_URL")
+    profile = _variable(environ, "LOCKKIT_ENV")
+    if profile is not None:
+        return _from_profile(profile, "LOCKKIT_ENV", options, environ, directory)
+    return _from_url(DEFAULT_URL, options, "the default")
+
+
+def default_directory(environ: Mapping[str, str] | None = None) -> Path:
+    """
+    Where the embedded file backend keeps its records, unless the URL says so. The directory need not exist.
+
+    ``LOCKKIT_STATE_DIR``; on macOS ``~/Library/Application Support/lockkit``; elsewhere ``$XDG_STATE_HOME/lockkit``,
+    or ``~/.local/state/lockkit``.
+
+    Args:
+        environ: The environment; the process's by default.
+
+    Raises:
+        ConfigurationError: ``LOCKKIT_STATE_DIR`` is not absolute, or the user has no home directory.
+    """
+    environ = os.environ if environ is None else environ
+    chosen = _variable(environ, "LOCKKIT_STATE_DIR")
+    if chosen is not None:
+        # A relative one would be another directory, and so another set of locks, for each working directory.
+        if not Path(chosen).is_absolute():
+            message = f"LOCKKIT_STATE_DIR={shown(chosen)} must be an absolute path"
+            raise ConfigurationError(message)
+        return Path(chosen)
+    if sys.platform == "darwin":
+        return _home(environ) / "Library" / "Application Support" / "lockkit"
+    # XDG Base Directory Specification: a relative path there is invalid and to be ignored.
+    state = Path(environ.get("XDG_STATE_HOME", ""))
+    return (state if state.is_absolute() else _home(environ) / ".local" / "state") / "lockkit"
+
+
+def _home(environ: Mapping[str, str]) -> Path:
+    home = Path(environ.get("HOME", ""))
+    if home.is_absolute():
+        return home
+    try:
+        # Asks the user database: cron and some service managers set no HOME.
+        return Path.home()
+    except RuntimeError as error:
+        message = (
+            "there is no home directory for the embedded file backend: set LOCKKIT_STATE_DIR, "
+            "or give a URL such as file:///var/lock/app"
+        )
+        raise ConfigurationError(message) from error
+
+
+def _variable(environ: Mapping[str, str], name: str) -> str | None:
+    value = environ.get(name)
+    if value == "":
+        message = f"{name} is set but empty: unset it, or give it a value"
+        raise ConfigurationError(message)
+    return value
+
+
+def _expanded(url: str, source: str) -> str:
+    """
+    Give back a URL that is not a profile's.
+
+    Raises:
+        ConfigurationError: It has a ``${``: a host of that name would be looked for in vain, and a password refused.
+    """
+    if "${" in str(url):
+        message = (
+            f"{source} has a ${{ in it, which only a profile expands: put the URL into a profile of lockkit.toml, or "
+            "expand it before (os.path.expandvars, or double quotes in a shell). Write %24%7B for a literal ${"
+        )
+        raise ConfigurationError(message)
+    return url
+
+
+def _from_url(url: str, options: Mapping[str, object], source: str) -> Settings:
+    try:
+        parsed = urls.parse(url)
+    except ConfigurationError as error:
+        message = f"{source}: {error}"
+        raise ConfigurationError(message) from None
+    return Settings(parsed, {name: value for name, value in options.items() if value is not None}, source)
+
+
+def _from_profile(
+    name: object,
+    origin: str,
+    options: Mapping[str, object],
+    environ: Mapping[str, str],
+    directory: str | os.PathLike[str] | None,
+) -> Settings:
+    if not isinstance(name, str) or not name:
+        message = f"profile must be the name of a profile, not {shown(name)}"
+        raise ConfigurationError(message)
+    if "://" in name or "@" in name:
+        # Not shown: it may have a password.
+        instead = "url" if origin == "profile=" else "LOCKKIT_URL"
+        message = f"{origin} must be the name of a profile, and this looks like a URL: give it as {instead}"
+        raise ConfigurationError(message)
+    start = Path.cwd() if directory is None else Path(directory).absolute()
+    found = _search(start)
+    if found is None:
+        message = (
+            f"{origin} asks for the profile {shown(name)}, but neither {start} nor a directory above it has a "
+            f'lockkit.toml (or a pyproject.toml with [tool.lockkit]). Write one with [profiles.{name}] url = "…"'
+        )
+        raise ConfigurationError(message)
+    path, table = found
+    profiles = _profiles(path, table)
+    if name not in profiles:
+        known = list(profiles)
+        message = (
+            f"{origin} asks for the profile {shown(name)}, which {path} does not have{nearest(name, known)}. "
+            f"Its profiles are {', '.join(known)}"
+            if known
+            else f"{origin} asks for the profile {shown(name)}, but {path} has no profiles"
+        )
+        raise ConfigurationError(message)
+    source = f"profile {name!r} in {path}"
+    values = {key: _value(key, value, source, environ) for key, value in profiles[name].items()}
+    url = values.pop("url", None)
+    if not isinstance(url, str):
+        message = f'{source}: url is missing or not a string: write url = "redis://…"'
+        raise ConfigurationError(message)
+    return _from_url(url, {**values, **{key: value for key, value in options.items() if value is not None}}, source)
+
+
+def _search(start: Path) -> tuple[Path, object] | None:
+    """Find the nearest file of settings; return its path and its table."""
+    for directory in (start, *start.parents):
+        path = directory / "lockkit.toml"
+        table = _read(path)
+        if table is not None:
+            return path, table
+        path = directory / "pyproject.toml"
+        tools = (_read(path) or {}).get("tool")
+        if isinstance(tools, dict) and "lockkit" in tools:
+            return path, tools["lockkit"]
+    return None
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    """Read a TOML file; None if there is no such file."""
+    try:
+        text = path.read_bytes().decode()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        message = f"cannot read {path}: {error}"
+        raise ConfigurationError(message) from error
+    import tomllib  # noqa: PLC0415 - `import lockkit` stays light
+
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        # It names line and column, but not those of the end.
+        end = "" if " line " in str(error) else f", line {text.count(chr(10)) + 1}"
+        message = f"{path} is not valid TOML: {error}{end}"
+        raise ConfigurationError(message) from error
+
+
+def _profiles(path: Path, table: object) -> dict[str, dict[str, object]]:
+    """Check the form of a file of settings and return its profiles."""
+    prefix = "tool.lockkit." if path.name == "pyproject.toml" else ""
+    if not isinstance(table, dict):
+        message = f"{path}: tool.lockkit must be a table with [{prefix}profiles.NAME] in it"
+        raise ConfigurationError(message)
+    unknown = [key for key in table if key != "profiles"]
+    if unknown:
+        message = (
+            f"{path}: unknown key {shown(unknown[0])}{nearest(unknown[0], ['profiles'])}. "
+            f"Put settings into a profile: [{prefix}profiles.NAME]"
+        )
+        raise ConfigurationError(message)
+    profiles = table.get("profiles", {})
+    if not isinstance(profiles, dict) or not all(isinstance(value, dict) for value in profiles.values()):
+        message = f'{path}: a profile must be a table: [{prefix}profiles.NAME] and below it url = "…"'
+        raise ConfigurationError(message)
+    return profiles
+
+
+def _value(key: str, value: object, source: str, environ: Mapping[str, str]) -> object:
+    if isinstance(value, str):
+        return _expand(key, value, source, environ)
+    if isinstance(value, (bool, int, float)):
+        return value
+    message = f"{source}: {key} must be a string, a number, true or false, not {type(value).__name__}"
+    raise ConfigurationError(message)
+
+
+def _expand(key: str, text: str, source: str, environ: Mapping[str, str]) -> str:
+    """Put in environment variables. Messages show neither the text nor a value: both may hold a password."""
+
+    def replace(match: re.Match[str]) -> str:
+        if match["literal"]:
+            return "${"
+        name = match["name"]
+        if not match["end"] or not _VARIABLE.fullmatch(name):
+            message = f"{source}: {key} has a ${{ without the name of a variable and a }}; $${{ is a literal ${{"
+            raise ConfigurationError(message)
+        value = environ.get(name)
+        if value is None:
+            message = f"{source}: {key} needs the environment variable {name}, which is not set"
+            raise ConfigurationError(message)
+        return value
+
+    return _REFERENCE.sub(replace, text)

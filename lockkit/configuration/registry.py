@@ -1,0 +1,373 @@
+"""
+From the scheme of a URL, or the type of a connection, to the backend.
+
+Built-in backends stand in `BUILTIN`, so that a checkout that was never installed works too; other packages register
+theirs in the entry-point group ``lockkit.backends``. Both are loaded by the same function, when they are first used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from lockkit.backend import LockBackend, Option
+from lockkit.errors import ConfigurationError
+from lockkit.url import HIDDEN, Url, is_secret
+from lockkit.validation import nearest, parse_seconds, parse_ttl, shown
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+    from lockkit.backend import Host
+
+__all__ = ["BUILTIN", "ENGINE_OPTIONS", "GROUP", "Builtin", "adopt", "find", "open_backend", "schemes", "split_options"]
+
+GROUP = "lockkit.backends"
+"""The entry-point group: scheme = module:class."""
+
+ENGINE_OPTIONS: Mapping[str, Option] = MappingProxyType(
+    {
+        "ttl": Option(
+            parse=parse_ttl,
+            help="Seconds after which the backend frees a lock that nobody renews, where lock() does not say.",
+        ),
+        "unavailable_after": Option(
+            parse=parse_seconds,
+            help="Seconds without one answer after which a wait without timeout ends in BackendUnavailable.",
+        ),
+    }
+)
+"""Options of every backend. The engine takes them and has their defaults; None here means not given."""
+
+
+@dataclass(frozen=True, slots=True)
+class Builtin:
+    """
+    A backend of lockkit's own.
+
+    Attributes:
+        target: ``module:class``.
+        extra: What ``pip install 'lockkit[…]'`` must be given for its driver; None if it needs none.
+        adopts: Top-level modules whose objects ``from_client`` offers to it.
+        drivers: ``scheme+driver`` is its URL too.
+        modes: What its option ``mode`` leads to instead, as ``module:class``.
+    """
+
+    target: str
+    extra: str | None = None
+    adopts: tuple[str, ...] = ()
+    drivers: bool = False
+    modes: Mapping[str, str] = field(default_factory=dict)
+
+
+_REDIS = Builtin("lockkit.backends.redis.backend:RedisBackend", extra="redis", adopts=("redis",))
+_ZOOKEEPER = Builtin("lockkit.backends.zookeeper.backend:ZooKeeperBackend", extra="zookeeper", adopts=("kazoo",))
+_ETCD = Builtin(
+    "lockkit.backends.etcd.backend:EtcdBackend", extra="etcd", adopts=("grpc", "etcd3", "pyetcd", "aetcd", "etcd3gw")
+)
+_REDLOCK = Builtin("lockkit.backends.redlock.backend:RedlockBackend", extra="redis", adopts=("redis",))
+_SQL_MODES = {
+    "table": "lockkit.backends.sql_table.backend",
+    "row": "lockkit.backends.sql_session.row",
+    "advisory": "lockkit.backends.sql_session.advisory",
+}
+
+
+def _sql(kind: str, extra: str, *modes: str) -> Builtin:
+    return Builtin(
+        f"{_SQL_MODES['table']}:{kind}Table",
+        extra=extra,
+        adopts=("sqlalchemy",),
+        drivers=True,
+        modes=MappingProxyType(
+            {mode: f"{_SQL_MODES[mode]}:{kind}{mode.capitalize()}" for mode in modes},
+        ),
+    )
+
+
+_POSTGRESQL = _sql("Postgresql", "postgresql", "table", "row", "advisory")
+_MYSQL = _sql("Mysql", "mysql", "table", "row", "advisory")
+_SQLITE = _sql("Sqlite", "sql", "table")
+
+BUILTIN: Mapping[str, Builtin] = MappingProxyType(
+    {
+        "memory": Builtin("lockkit.backends.memory.backend:MemoryBackend"),
+        "file": Builtin("lockkit.backends.file.backend:FileBackend"),
+        "redis": _REDIS,
+        "rediss": _REDIS,
+        "unix": _REDIS,
+        "valkey": _REDIS,
+        "redis+sentinel": _REDIS,
+        "rediss+sentinel": _REDIS,
+        "redis+cluster": _REDIS,
+        "rediss+cluster": _REDIS,
+        "redlock": _REDLOCK,
+        "redlocks": _REDLOCK,
+        "zookeeper": _ZOOKEEPER,
+        "zk": _ZOOKEEPER,
+        "etcd": _ETCD,
+        "etcd3": _ETCD,
+        "etcds": _ETCD,
+        "postgresql": _POSTGRESQL,
+        "mysql": _MYSQL,
+        "mariadb": _MYSQL,
+        "sqlite": _SQLITE,
+    }
+)
+"""Scheme to backend. The same names stand as entry points in pyproject.toml, with the default of their modes."""
+
+
+def schemes() -> list[str]:
+    """List every URL scheme that is known here, also those whose driver is missing, in alphabetical order."""
+    return sorted({*BUILTIN, *(entry.name for entry in _entry_points())})
+
+
+def modes(scheme: str) -> list[str | None]:
+    """List the modes of a scheme, the default first; None alone where there is nothing to choose."""
+    builtin = BUILTIN.get(scheme)
+    return [*builtin.modes] if builtin is not None and builtin.modes else [None]
+
+
+def find(scheme: str, mode: object = None) -> type[LockBackend]:
+    """
+    Load the backend of a URL scheme.
+
+    Args:
+        scheme: As `Url.scheme` has it, with its ``+part``. Where that is not known as a whole, the part before the
+            ``+`` decides, and the rest is a driver.
+        mode: The option of that name, where the scheme has `Builtin.modes`; None: the default. Elsewhere it is an
+            option like others, and not looked at.
+
+    Returns:
+        The class.
+
+    Raises:
+        ConfigurationError: No package registered the scheme, or two did; its driver is missing; or the registered
+            object is not a backend.
+    """
+    # Built-in first: reading the metadata of all installed packages takes longer than all the rest of connect().
+    builtin = BUILTIN.get(scheme)
+    if builtin is not None:
+        return _load_builtin(scheme, builtin, mode)
+    entry = _entry_point(scheme)
+    if entry is not None:
+        return _load_entry(entry)
+    base, _, driver = scheme.partition("+")
+    if driver:
+        builtin = BUILTIN.get(base)
+        if builtin is not None and builtin.drivers:
+            return _load_builtin(base, builtin, mode)
+        entry = _entry_point(base) if builtin is None else None
+        if entry is not None:
+            return _load_entry(entry)
+    known = schemes()
+    message = f"unknown URL scheme {shown(scheme)}{nearest(scheme, known)}. Known schemes are {', '.join(known)}"
+    raise ConfigurationError(message)
+
+
+def open_backend(url: Url, given: Mapping[str, object], host: Host) -> tuple[LockBackend, dict[str, Any]]:
+    """
+    Make the backend of a URL. No I/O.
+
+    Args:
+        url: The URL.
+        given: Options given beside it; they win over those in its query.
+        host: The engine's side.
+
+    Returns:
+        The backend, and the engine's options (all of `ENGINE_OPTIONS`).
+
+    Raises:
+        ConfigurationError: The scheme, an option or the URL is wrong.
+    """
+    mode = given.get("mode")
+    backend_class = find(url.scheme, dict(url.query).get("mode") if mode is None else mode)
+    engine_options, options = split_options(backend_class, url, given)
+    return backend_class.open(url, options, host), engine_options
+
+
+def adopt(client: object, given: Mapping[str, object], host: Host) -> tuple[LockBackend, dict[str, Any]]:
+    """
+    Make a backend on a connection that the application has.
+
+    Args:
+        client: The connection, or a list of them.
+        given: Options.
+        host: The engine's side.
+
+    Returns:
+        The backend, and the engine's options (all of `ENGINE_OPTIONS`).
+
+    Raises:
+        ConfigurationError: No backend takes such an object, or an option is wrong.
+    """
+    wrong_option: ConfigurationError | None = None
+    for backend_class in _adopters(client, given.get("mode")):
+        try:
+            engine_options, options = split_options(backend_class, None, given)
+        except ConfigurationError as error:
+            # The next backend that adopts such objects may have the option.
+            wrong_option = wrong_option or error
+            continue
+        backend = backend_class.adopt(client, options, host)
+        if backend is not None:
+            return backend, engine_options
+    if wrong_option is not None:
+        raise wrong_option
+    accepted = sorted({root for builtin in BUILTIN.values() for root in builtin.adopts})
+    message = (
+        f"no backend accepts a connection of type {type(client).__module__}.{type(client).__qualname__}. "
+        f"Built-in backends accept objects of: {', '.join(accepted) or 'none'}; installed ones may accept others. "
+        "Give one of those, or a URL to lockkit.connect"
+    )
+    raise ConfigurationError(message)
+
+
+def split_options(
+    backend_class: type[LockBackend], url: Url | None, given: Mapping[str, object]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """
+    Sort the options of a URL and of a call into the engine's and the backend's, parsed, with their defaults.
+
+    Args:
+        backend_class: Whose options they are.
+        url: Its query is read; None if there is no URL.
+        given: Options given beside it, which win. One that is None counts as not given.
+
+    Returns:
+        The engine's options: all of them, None where not given. The backend's: all that it declares, with its defaults,
+        and those of its driver that were given.
+
+    Raises:
+        ConfigurationError: An option is unknown or its value wrong.
+    """
+    values: dict[str, object] = dict(url.query) if url is not None else {}
+    values.update((name, value) for name, value in given.items() if value is not None)
+    safe_url = url.redacted() if url is not None else None
+    engine_options = {name: option.default for name, option in ENGINE_OPTIONS.items()}
+    options = {name: option.default for name, option in backend_class.options.items()}
+    driver: Mapping[str, Option] | None = None
+    for name, value in values.items():
+        if name in ENGINE_OPTIONS:
+            engine_options[name] = _parse(ENGINE_OPTIONS[name], name, value, backend_class, safe_url)
+        elif name in backend_class.options:
+            options[name] = _parse(backend_class.options[name], name, value, backend_class, safe_url)
+        else:
+            driver = backend_class.driver_options() if driver is None else driver
+            if name not in driver:
+                raise _unknown_option(name, driver, backend_class, safe_url)
+            options[name] = _parse(driver[name], name, value, backend_class, safe_url)
+    return engine_options, options
+
+
+def _unknown_option(
+    name: str, driver: Iterable[str], backend_class: type[LockBackend], safe_url: str | None
+) -> ConfigurationError:
+    # The driver's may be many dozen, so they are suggested but not listed.
+    own = [*ENGINE_OPTIONS, *backend_class.options]
+    mode = backend_class.options.get("mode")
+    in_mode = f" in mode={mode.default}" if mode is not None else ""
+    message = (
+        f"unknown option {shown(name)} for {safe_url or backend_class.__name__}{in_mode}"
+        f"{nearest(name, [*own, *driver])}. Its options are {', '.join(own)}"
+    )
+    return ConfigurationError(message, backend=safe_url)
+
+
+def _parse(option: Option, name: str, value: object, backend_class: type[LockBackend], safe_url: str | None) -> Any:  # noqa: ANN401 - whatever the option gives
+    where = safe_url or backend_class.__name__
+    try:
+        return option.parse(value)
+    except (ValueError, TypeError) as error:
+        # With an @ in it the value may be a URL, with a password of its own.
+        if is_secret(name) or "@" in str(value):
+            message = f"option {name}={HIDDEN} for {where} is not accepted: {option.help}"
+            # Not from the error: parsers may quote what they were given.
+            raise ConfigurationError(message, backend=safe_url) from None
+        message = f"option {name}={shown(value)} for {where}: {error}"
+        raise ConfigurationError(message, backend=safe_url) from error
+
+
+def _adopters(client: object, mode: object) -> Iterator[type[LockBackend]]:
+    """
+    Load, one after the other, the backends that may know the type of an object, in the mode that was asked for.
+
+    An object of a driver exists, so that driver is imported: no other one needs to be.
+    Subclasses count by their bases, a list by its elements.
+    """
+    samples = client if isinstance(client, (list, tuple)) else [client]
+    roots = {cls.__module__.partition(".")[0] for sample in samples for cls in type(sample).__mro__}
+    seen = set()
+    for scheme, builtin in BUILTIN.items():
+        if builtin.target not in seen and not roots.isdisjoint(builtin.adopts):
+            seen.add(builtin.target)
+            yield _load_builtin(scheme, builtin, mode)
+    for entry in _entry_points():
+        # What they adopt is known only after loading them; but where the driver is missing nobody has an object of it.
+        if entry.name not in BUILTIN and entry.value not in seen and _is_importable(entry):
+            seen.add(entry.value)
+            yield _load_entry(entry)
+
+
+def _is_importable(entry: EntryPoint) -> bool:
+    try:
+        import_module(entry.module)
+    except ImportError:
+        return False
+    return True
+
+
+def _entry_points() -> list[EntryPoint]:
+    from importlib.metadata import entry_points  # noqa: PLC0415 - slow, and not needed for built-in backends
+
+    return list(entry_points(group=GROUP))
+
+
+def _entry_point(scheme: str) -> EntryPoint | None:
+    found = {entry.value: entry for entry in _entry_points() if entry.name == scheme}
+    if len(found) > 1:
+        owners = " and ".join(f"{entry.value} of {_owner(entry)}" for entry in found.values())
+        message = f"the URL scheme {shown(scheme)} is registered twice: by {owners}. Uninstall one"
+        raise ConfigurationError(message)
+    return next(iter(found.values()), None)
+
+
+def _owner(entry: EntryPoint) -> str:
+    return f"package {entry.dist.name}" if entry.dist is not None else "an unknown package"
+
+
+def _load_entry(entry: EntryPoint) -> type[LockBackend]:
+    return _load(entry.name, entry.value, f"It belongs to {_owner(entry)}: install that with what it needs")
+
+
+def _load_builtin(scheme: str, builtin: Builtin, mode: object) -> type[LockBackend]:
+    hint = "It belongs to lockkit: install lockkit anew"
+    if builtin.extra is not None:
+        hint = f"Install what it needs: pip install 'lockkit[{builtin.extra}]'"
+    target = builtin.target
+    if builtin.modes and mode is not None:
+        if not isinstance(mode, str) or mode not in builtin.modes:
+            known = list(builtin.modes)
+            raise ConfigurationError(
+                f"{scheme}: URLs have no mode={shown(mode)}{nearest(mode, known)}. "
+                f"Give mode={' or mode='.join(known)}, or leave it out for {known[0]}"
+            )
+        target = builtin.modes[mode]
+    return _load(scheme, target, hint)
+
+
+def _load(scheme: str, target: str, hint: str) -> type[LockBackend]:
+    """Import a backend class; `hint` says what to do when that fails."""
+    module_name, _, attribute = target.partition(":")
+    try:
+        backend_class = getattr(import_module(module_name), attribute)
+    except (ImportError, AttributeError) as error:
+        message = f"the backend for {scheme}: URLs cannot be loaded ({error}). {hint}"
+        raise ConfigurationError(message) from error
+    if not isinstance(backend_class, type) or not issubclass(backend_class, LockBackend):
+        message = f"{target}, registered for {scheme}: URLs, is not a subclass of lockkit.backend.LockBackend. {hint}"
+        raise ConfigurationError(message)
+    return backend_class

@@ -1,0 +1,1 @@
+"""The policy of lockkit, written once: acquisition, renewal, deadlines, loss and the life of a client."""

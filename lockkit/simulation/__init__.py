@@ -1,0 +1,61 @@
+"""
+Lock clients on simulated time, repeatable from a seed.
+
+The engine of lockkit runs unchanged on a `SimulatedRuntime`: virtual time, in which hours pass in milliseconds, and one
+order of everything per seed. Around it a world that misbehaves: a `Network` that loses, delays and reorders messages,
+a `Node` that stops, restarts and loses its data, a `Process` that is paused or killed, and a `Clock` on each machine
+that runs wrong. What happened is a `History`, which `check` calls valid, invalid or unknown.
+
+A scenario of one's own: make a `World`, a `Network`, a `LockServer` on a `Node`, a `Process` for each client, `connect`
+them, start tasks with `Process.start` and let them happen with `World.run`.
+A random schedule, run and judged: ``simulate(seed).verdict``. The same seed gives the same history, on every machine.
+
+`Network`, `Node` and `Process` know nothing of locks, so a service of several independent nodes is simulated by writing
+its client as another `LockBackend`.
+"""
+
+from lockkit.simulation.backend import SimulatedBackend, connect
+from lockkit.simulation.checker import CHECKS, Limits, Problem, Verdict, check
+from lockkit.simulation.clock import Clock
+from lockkit.simulation.history import Event, History, describe
+from lockkit.simulation.network import CALM, Conditions, Network, NoAnswer, Node
+from lockkit.simulation.process import Process
+from lockkit.simulation.run import Outcome, Simulation, simulate
+from lockkit.simulation.runtime import SimulatedRuntime
+from lockkit.simulation.schedule import Fault, Schedule, draw
+from lockkit.simulation.server import LockServer
+from lockkit.simulation.task import Cancelled, ProcessDied, Task
+from lockkit.simulation.world import Overrun, World
+
+__all__ = [
+    "CALM",
+    "CHECKS",
+    "Cancelled",
+    "Clock",
+    "Conditions",
+    "Event",
+    "Fault",
+    "History",
+    "Limits",
+    "LockServer",
+    "Network",
+    "NoAnswer",
+    "Node",
+    "Outcome",
+    "Overrun",
+    "Problem",
+    "Process",
+    "ProcessDied",
+    "Schedule",
+    "SimulatedBackend",
+    "SimulatedRuntime",
+    "Simulation",
+    "Task",
+    "Verdict",
+    "World",
+    "check",
+    "connect",
+    "describe",
+    "draw",
+    "simulate",
+]

@@ -1,0 +1,1 @@
+"""Guards and optimistic updates: data in Redis, etcd, ZooKeeper and SQL databases that no stale holder overwrites."""

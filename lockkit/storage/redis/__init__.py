@@ -1,0 +1,1 @@
+"""Guards and optimistic updates for Redis and Valkey."""

@@ -1,0 +1,1 @@
+"""Guards, optimistic updates and `lock_in` for SQL databases."""

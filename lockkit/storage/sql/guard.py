@@ -1,0 +1,400 @@
+"""
+The guard for data in a SQL database.
+
+Beside what it guards lies the newest token that was accepted: in a column of the row itself, or in ``lockkit_fences``
+under the name of a *scope*. It is compared and written in the application's own transaction, which keeps that row
+locked until it ends. So a holder that comes with an older token finds a newer one, or waits and then finds it; and what
+is written in that transaction afterwards, under the same row, needs no further comparison.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from sqlalchemy import BigInteger, Column, Connection, Delete, TextClause, Update, exc, or_, select, text, update
+from sqlalchemy import inspect as inspect_mapped
+from sqlalchemy.orm import InstanceState, Mapped, Session, mapped_column
+from sqlalchemy.orm.exc import StaleDataError
+
+from lockkit import validation
+from lockkit.errors import ConfigurationError
+from lockkit.fencing import check_token, stale_token
+from lockkit.runtime import drive
+from lockkit.storage.sql.client import (
+    Asynchronous,
+    Blocking,
+    Place,
+    Problem,
+    data_error,
+    label_of,
+    problem_of,
+    translating,
+)
+from lockkit.storage.sql.schema import FENCES, KEYS, Family, ensure, family_of, key_of, make_here, quoted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sqlalchemy import ColumnElement
+
+__all__ = ["AsyncSqlGuard", "FenceMixin", "SqlGuard", "fenced"]
+
+S = TypeVar("S", bound="Update | Delete")
+T = TypeVar("T")
+
+FENCE = "fence"
+"""Name of the column with the newest token, unless told otherwise."""
+
+
+class FenceMixin:
+    """
+    Gives a declarative class the column ``fence``, for `fenced` and `SqlGuard`.
+
+    ::
+
+        class Seat(FenceMixin, Base):
+            __tablename__ = "seat"
+
+    In a table that exists: ``ALTER TABLE seat ADD COLUMN fence BIGINT NOT NULL DEFAULT 0``.
+    """
+
+    fence: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0", nullable=False)
+
+
+def fenced(statement: S, token: int, *, fence: ColumnElement[int] | None = None) -> S:
+    """
+    Let an UPDATE or DELETE touch only rows that no newer holder has touched; an UPDATE leaves the token there.
+
+    ::
+
+        statement = fenced(update(Seat).where(Seat.name == "12A").values(customer="Ben"), lease.token)
+        if session.execute(statement).rowcount == 0:
+            ...  # a newer holder was here, or there is no such seat
+
+    No I/O. `SqlGuard.execute` runs it, too, and tells the two apart.
+
+    Args:
+        statement: Of one table, for Core or the ORM.
+        token: Of the lease under which you work.
+        fence: The column with the newest token; None: the column ``fence`` of the table. NULL is no token.
+
+    Returns:
+        ``… WHERE … AND fence <= token``, for an UPDATE with ``SET fence = token``. Equal tokens are let in: a holder
+        writes as often as it likes.
+
+    Raises:
+        ConfigurationError: The token is none, or there is no such column.
+    """
+    check_token(token)
+    column = _column_of(statement, fence)
+    admitted = column <= token
+    if getattr(column, "nullable", True):
+        admitted = or_(column.is_(None), admitted)
+    guarded: Any = statement.where(admitted)
+    return cast("S", guarded.values({column: token}) if isinstance(statement, Update) else guarded)
+
+
+def _column_of(statement: object, fence: ColumnElement[int] | None) -> Any:  # noqa: ANN401 - a column, mapped or not
+    if not isinstance(statement, (Update, Delete)):
+        message = f"give an UPDATE or a DELETE of SQLAlchemy's, not {validation.shown(statement)}"
+        raise ConfigurationError(message)
+    if fence is not None:
+        return fence
+    table: Any = statement.table
+    if FENCE not in table.c:
+        message = f"{table} has no column {FENCE!r}: add it (see FenceMixin), or say which one it is with fence="
+        raise ConfigurationError(message)
+    return table.c[FENCE]
+
+
+class SqlGuard:
+    """
+    Guards data in PostgreSQL, MariaDB, MySQL or SQLite, blocking, inside a transaction of the application's.
+
+    ::
+
+        with client.lock("seat:12A") as lease, Session(engine) as session, session.begin():
+            guard = lockkit.fencing.SqlGuard(session)
+            guard.execute(update(Seat).where(Seat.name == "12A").values(customer="Ben"), token=lease.token)
+
+    The transaction stays the application's: nothing is committed. Until it ends, others wait who come to the same row
+    or scope. **Whoever is refused must not commit**: let `StaleToken` leave the ``with`` block.
+
+    Raises:
+        lockkit.StaleToken: By each change, when a newer token was accepted. Nothing was written.
+        lockkit.LockTimeout: The transaction met a deadlock or began too early: roll back and run it again.
+        lockkit.BackendUnavailable: By each call, when the database gave no usable answer.
+    """
+
+    def __init__(self, target: Blocking, *, table: str = FENCES, auto_create: bool = True) -> None:
+        """
+        Use the application's session or connection. No I/O.
+
+        Args:
+            target: A `Session` or `Connection`, not in autocommit.
+            table: For scopes, as ``table`` or ``schema.table``. All who guard the same data have the same.
+            auto_create: Make that table if it is missing; without it, see `lockkit.sql.create_tables`.
+        """
+        self._core = _Core(target, "blocking", table, auto_create=auto_create)
+
+    def execute(self, statement: Update | Delete, *, token: int, fence: ColumnElement[int] | None = None) -> int:
+        """
+        Run an UPDATE or DELETE, unless the token is stale for any of its rows.
+
+        Its rows are locked and their tokens looked at first. A single row that you know to be there costs less with
+        `fenced`.
+
+        Args:
+            statement: Of one table with a column for the token, with its values. See `fenced`.
+            token: Of the lease under which you work.
+            fence: See `fenced`.
+
+        Returns:
+            How many rows it changed.
+
+        Raises:
+            sqlalchemy.exc.DBAPIError: What the database says to the statement itself.
+        """
+        return drive(self._core.execute(statement, token, fence))
+
+    def accept(self, scope: str, *, token: int) -> None:
+        """
+        Accept a token for a scope: until this transaction ends nobody else does, and never again an older one.
+
+        For what has no column of its own: several tables, rows that are yet to be inserted. Call it first; what you
+        write in the same transaction afterwards is guarded.
+
+        Args:
+            scope: 1 to 255 UTF-8 bytes, such as the name of the lock.
+            token: Of the lease under which you work.
+        """
+        drive(self._core.accept(scope, token))
+
+    def accept_object(self, instance: object, *, token: int) -> None:
+        """
+        Accept a token for a mapped object that has the column ``fence`` (`FenceMixin`), and read the object again.
+
+        Call it before you change the object. Its row is locked until the transaction ends, so what you decide by its
+        values, and flush, is guarded.
+
+        Args:
+            instance: Persistent in the session that this guard has.
+            token: Of the lease under which you work.
+
+        Raises:
+            sqlalchemy.orm.exc.StaleDataError: Its row is gone.
+        """
+        drive(self._core.accept_object(instance, token))
+
+    def last(self, scope: str) -> int | None:
+        """Give the newest token that was accepted for a scope, as this transaction sees it; None if there is none."""
+        return drive(self._core.last(scope))
+
+
+class AsyncSqlGuard:
+    """
+    Guards data in a SQL database, with asyncio.
+
+    The same as `SqlGuard`, and both may guard the same data; what does I/O is awaited.
+    """
+
+    def __init__(self, target: Asynchronous, *, table: str = FENCES, auto_create: bool = True) -> None:
+        """
+        Use the application's session or connection. No I/O.
+
+        Args:
+            target: An `AsyncSession` or `AsyncConnection`.
+            table: See `SqlGuard`.
+            auto_create: See `SqlGuard`.
+        """
+        self._core = _Core(target, "asyncio", table, auto_create=auto_create)
+
+    async def execute(self, statement: Update | Delete, *, token: int, fence: ColumnElement[int] | None = None) -> int:
+        """Run an UPDATE or DELETE, unless the token is stale for any of its rows. See `SqlGuard.execute`."""
+        return await self._core.execute(statement, token, fence)
+
+    async def accept(self, scope: str, *, token: int) -> None:
+        """Accept a token for a scope. See `SqlGuard.accept`."""
+        await self._core.accept(scope, token)
+
+    async def accept_object(self, instance: object, *, token: int) -> None:
+        """Accept a token for a mapped object, and read the object again. See `SqlGuard.accept_object`."""
+        await self._core.accept_object(instance, token)
+
+    async def last(self, scope: str) -> int | None:
+        """Give the newest token that was accepted for a scope, as this transaction sees it; None if there is none."""
+        return await self._core.last(scope)
+
+
+class _Core:
+    """What both faces do, written once."""
+
+    def __init__(self, target: object, kind: str, table: str, *, auto_create: bool) -> None:
+        self._place = Place(target)
+        if self._place.runtime.kind != kind:
+            other = "AsyncSqlGuard" if kind == "blocking" else "SqlGuard"
+            message = f"{type(target).__name__} is for lockkit.fencing.{other}"
+            raise ConfigurationError(message)
+        quoted("sqlite", table)  # refuses what is no name
+        self._table = table
+        self._auto_create = auto_create
+
+    async def execute(self, statement: Update | Delete, token: int, fence: ColumnElement[int] | None) -> int:
+        column = _column_of(statement, fence)
+        guarded = fenced(statement, token, fence=fence)
+        name = str(statement.table)
+
+        def work(executor: Session | Connection, connection: Connection) -> int:
+            rows = select(column).with_for_update()
+            if statement.whereclause is not None:
+                rows = rows.where(statement.whereclause)
+
+            def newest() -> tuple[int, int]:
+                tokens = executor.execute(rows).scalars().all()
+                return len(tokens), max((last for last in tokens if last is not None), default=0)
+
+            with _of_application(connection):
+                found, last = newest()
+                _refuse(last, token, name, connection)
+                result: Any = executor.execute(guarded)
+                changed: int = result.rowcount
+                if changed < found:
+                    # SQLite locks no rows: somebody came between the two statements.
+                    _refuse(newest()[1], token, name, connection)
+            return changed
+
+        return await self._place.run_with(work)
+
+    async def accept(self, scope: object, token: int) -> None:
+        name = _scope(scope)
+        check_token(token, name=name)
+
+        def work(_: object, connection: Connection) -> None:
+            family = family_of(connection.dialect)
+            accept = _accept_innodb if family == "mysql" else _accept
+            given = {"scope": key_of(family, name), "token": token}
+            last = self._ask(connection, name, lambda sql: accept(connection, sql, given))
+            _refuse(last, token, name, connection)
+
+        await self._place.run_with(work)
+
+    async def accept_object(self, instance: object, token: int) -> None:
+        state = inspect_mapped(instance, raiseerr=False)
+        if not isinstance(state, InstanceState):
+            message = f"give an object of a mapped class, not {validation.shown(instance)}"
+            raise ConfigurationError(message)
+        name = f"{type(instance).__name__} {state.identity}"
+        check_token(token, name=name)
+        column = _mapped_column(state, name)
+
+        def work(executor: Session | Connection, connection: Connection) -> None:
+            if not isinstance(executor, Session) or state.session is not executor:
+                message = f"{name} does not belong to the session of this guard"
+                raise ConfigurationError(message, name=name)
+            if state.modified:
+                message = f"{name} has changes already: accept the token first, then look at the object and change it"
+                raise ConfigurationError(message, name=name)
+            keys = zip(state.mapper.primary_key, state.identity or (), strict=True)
+            statement = update(column.table).where(*(key == value for key, value in keys))
+            with translating(connection, name):
+                result: Any = connection.execute(fenced(statement, token, fence=column))
+                if result.rowcount == 0:
+                    last = connection.execute(select(column).where(statement.whereclause)).scalar()  # type: ignore[arg-type] # there is one
+                    if last is None:
+                        message = f"the row of {name} is gone"
+                        raise StaleDataError(message)
+                    raise stale_token("the change", token, last, name=name, backend=label_of(connection))
+                # Locked, so that MariaDB and MySQL give the newest one and not that of an earlier snapshot.
+                executor.refresh(instance, with_for_update=True)
+
+        await self._place.run_with(work)
+
+    async def last(self, scope: object) -> int | None:
+        name = _scope(scope)
+
+        def work(_: object, connection: Connection) -> int | None:
+            given = {"scope": key_of(family_of(connection.dialect), name)}
+            return self._ask(connection, name, lambda sql: connection.execute(sql["last"], given).scalar())
+
+        return await self._place.run_with(work)
+
+    def _ask(self, connection: Connection, name: str, ask: Callable[[Mapping[str, TextClause]], T]) -> T:
+        """Ask the table of scopes something, and make it if it is missing."""
+        family = family_of(connection.dialect)
+        sql = _statements(family, quoted(family, self._table))
+        with translating(connection, name):
+            if family != "sqlite" and self._auto_create:
+                ensure(connection, "fences", self._table)
+            try:
+                return ask(sql)
+            except exc.DBAPIError as error:
+                if family != "sqlite" or problem_of(error) is not Problem.MISSING or not self._auto_create:
+                    raise
+            make_here(connection, "fences", self._table)
+            return ask(sql)
+
+
+def _accept(connection: Connection, sql: Mapping[str, TextClause], given: Mapping[str, Any]) -> int:
+    """Write the token unless a newer one is there; give what is there."""
+    last = connection.execute(sql["accept"], given).scalar()
+    return int(connection.execute(sql["last"], given).scalar_one() if last is None else last)
+
+
+def _accept_innodb(connection: Connection, sql: Mapping[str, TextClause], given: Mapping[str, Any]) -> int:
+    """Do the same without RETURNING."""
+    connection.execute(sql["accept"], given)
+    return int(connection.execute(sql["locked"], given).scalar_one())
+
+
+@lru_cache(maxsize=64)
+def _statements(family: Family, table: str) -> Mapping[str, TextClause]:
+    scope = KEYS[family].format("scope")
+    last = f"SELECT token FROM {table} WHERE scope = {scope}"
+    accept = (
+        f"INSERT INTO {table} (scope, token) VALUES ({scope}, :token) "
+        "ON DUPLICATE KEY UPDATE token = GREATEST(token, VALUES(token))"
+        if family == "mysql"
+        else f"INSERT INTO {table} AS held (scope, token) VALUES ({scope}, :token) ON CONFLICT (scope) "
+        "DO UPDATE SET token = excluded.token WHERE held.token <= excluded.token RETURNING token"
+    )
+    return {"accept": text(accept), "last": text(last), "locked": text(f"{last} FOR UPDATE")}
+
+
+def _mapped_column(state: InstanceState[Any], name: str) -> Column[Any]:
+    column = state.mapper.columns.get(FENCE)
+    if column is None:
+        message = f"the class of {name} has no column {FENCE!r}: derive it from FenceMixin, or use a scope"
+        raise ConfigurationError(message, name=name)
+    if state.identity is None:
+        message = f"{name} is not in the database yet: there is nothing to guard. Flush it, or use a scope"
+        raise ConfigurationError(message, name=name)
+    if any(key.table is not column.table for key in state.mapper.primary_key):
+        message = f"{FENCE!r} of {name} is not in the table of its primary key: use a scope"
+        raise ConfigurationError(message, name=name)
+    return column
+
+
+@contextmanager
+def _of_application(connection: Connection) -> Iterator[None]:
+    """Let through what the database says to the application's own statement, but for the loss of the connection."""
+    try:
+        yield
+    except exc.DBAPIError as error:
+        if not error.connection_invalidated:
+            raise
+        raise data_error(error, connection) from error
+
+
+def _refuse(last: int, token: int, name: str, connection: Connection) -> None:
+    if last > token:
+        raise stale_token("the change", token, last, name=name, backend=label_of(connection))
+
+
+def _scope(scope: object) -> str:
+    try:
+        return validation.lock_name(scope)
+    except ConfigurationError as error:
+        raise ConfigurationError(str(error).replace("lock name", "scope"), name=error.name) from None

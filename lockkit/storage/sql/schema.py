@@ -1,0 +1,229 @@
+"""
+The tables of what works inside an application's transactions, and how they come to be.
+
+================  =========================================  ==================================================
+``lockkit_tx``    ``name``, ``owner``, ``token``             a row for each name of `lockkit.sql.lock_in`
+``…_token``       a sequence; on MariaDB and MySQL a table   tokens: what was drawn stays drawn after a rollback
+                  of an AUTO_INCREMENT number, empty
+``lockkit_fences``  ``scope``, ``token``                     a row for each scope of `lockkit.fencing.SqlGuard`
+================  =========================================  ==================================================
+
+Names are compared as bytes. Rows stay: there are as many as different names were ever used.
+
+Tables are made on a connection of our own and committed there: DDL in the application's transaction would commit it
+(MariaDB, MySQL) or keep others from the new table until it ends (PostgreSQL). SQLite has one writer, so there it is
+done in the application's transaction.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Literal
+
+from sqlalchemy import Connection, Engine, exc, text
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from lockkit.backends.sql.schema import parse_table
+from lockkit.errors import ConfigurationError, Unsupported
+from lockkit.storage.sql.client import Problem, data_error, problem_of, spare
+from lockkit.validation import shown
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
+    from sqlalchemy.engine import Dialect
+
+__all__ = [
+    "ADVISORY_KEY",
+    "FENCES",
+    "KEYS",
+    "LOCKS",
+    "Family",
+    "Kind",
+    "create",
+    "create_at",
+    "ddl",
+    "ensure",
+    "family_of",
+    "key_of",
+    "make_here",
+    "quoted",
+]
+
+Family = Literal["postgresql", "mysql", "sqlite"]
+Kind = Literal["locks", "fences"]
+
+LOCKS = "lockkit_tx"
+FENCES = "lockkit_fences"
+
+_FAMILIES: dict[str, Family] = {
+    "postgresql": "postgresql",
+    "mariadb": "mysql",
+    "mysql": "mysql",
+    "sqlite": "sqlite",
+}
+_NAME_TYPES: dict[Family, str] = {
+    # MariaDB and MySQL pad text with spaces before they compare it, even with a binary collation.
+    "postgresql": 'text COLLATE "C"',
+    "mysql": "VARBINARY(255)",
+    "sqlite": "TEXT",
+}
+KEYS: dict[Family, str] = {
+    "postgresql": "convert_from(decode(:{0}, 'hex'), 'UTF8')",
+    "mysql": "UNHEX(:{0})",
+    "sqlite": ":{0}",
+}
+"""How a statement writes a name that it takes as the parameter ``{0}``, see `key_of`."""
+
+# bytes of "lockkit": the advisory lock under which one process at a time makes tables or raises the tokens.
+ADVISORY_KEY = int.from_bytes(b"lockkit")
+
+_ready: weakref.WeakKeyDictionary[Engine, set[str]] = weakref.WeakKeyDictionary()
+
+
+def family_of(dialect: Dialect | str) -> Family:
+    """
+    Tell which kind of SQL a database speaks.
+
+    Raises:
+        Unsupported: None that lockkit does.
+    """
+    name = dialect if isinstance(dialect, str) else dialect.name
+    family = _FAMILIES.get(name)
+    if family is None:
+        message = f"lockkit knows PostgreSQL, MariaDB, MySQL and SQLite, not {name}"
+        raise Unsupported(message)
+    return family
+
+
+def key_of(family: Family, name: str) -> str:
+    """
+    Give a name as a statement takes it, as the parameter of `KEYS`: in hexadecimal digits, but for SQLite.
+
+    Text would depend on the character set of the application's connection: a database in SQL_ASCII stores what it gets,
+    and a driver cannot send a character that the connection's encoding lacks.
+    """
+    return name if family == "sqlite" else name.encode().hex()
+
+
+def quoted(family: Family, table: object, suffix: str = "") -> str:
+    """
+    Write a table's name, with its schema if it has one, for use in a statement.
+
+    Raises:
+        ConfigurationError: It is no name.
+    """
+    try:
+        name = parse_table(table)
+    except ValueError as error:
+        message = f"table={shown(table)} is not understood: {error}"
+        raise ConfigurationError(message) from None
+    mark = "`" if family == "mysql" else '"'
+    return ".".join(f"{mark}{part}{mark}" for part in f"{name}{suffix}".split("."))
+
+
+def ddl(family: Family, *, locks: str | None = LOCKS, fences: str | None = FENCES) -> list[str]:
+    """Give the statements that make the tables where they are missing."""
+    name = _NAME_TYPES[family]
+    engine = " ENGINE=InnoDB" if family == "mysql" else ""
+    made = []
+    if locks is not None:
+        made.append(
+            f"CREATE TABLE IF NOT EXISTS {quoted(family, locks)} (name {name} NOT NULL PRIMARY KEY, "
+            f"owner VARCHAR(64), token BIGINT NOT NULL DEFAULT 0){engine}"
+        )
+        tokens = quoted(family, locks, "_token")
+        if family == "postgresql":
+            made.append(f"CREATE SEQUENCE IF NOT EXISTS {tokens}")
+        elif family == "mysql":
+            made.append(f"CREATE TABLE IF NOT EXISTS {tokens} (id BIGINT NOT NULL AUTO_INCREMENT PRIMARY KEY){engine}")
+    if fences is not None:
+        made.append(
+            f"CREATE TABLE IF NOT EXISTS {quoted(family, fences)} (scope {name} NOT NULL PRIMARY KEY, "
+            f"token BIGINT NOT NULL){engine}"
+        )
+    return made
+
+
+def create(connection: Connection, *, locks: str | None = LOCKS, fences: str | None = FENCES) -> None:
+    """Make the tables where they are missing, in the transaction of a connection."""
+    family = family_of(connection.dialect)
+    if family == "postgresql":
+        # Two sessions that create the same name meet in the catalogue: one fails although it said IF NOT EXISTS.
+        connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": ADVISORY_KEY})
+    for statement in ddl(family, locks=locks, fences=fences):
+        connection.execute(text(statement))
+
+
+def create_at(target: object, *, locks: str | None, fences: str | None) -> Awaitable[None] | None:
+    """
+    Make the tables at an engine or a connection of either face; to be awaited for the asyncio ones.
+
+    Raises:
+        ConfigurationError: It is something else, or a right is missing.
+    """
+
+    def make(connection: Connection) -> None:
+        try:
+            create(connection, locks=locks, fences=fences)
+        except (exc.DBAPIError, exc.TimeoutError) as error:
+            raise data_error(error, connection) from error
+
+    async def make_there(engine: AsyncEngine) -> None:
+        async with engine.begin() as connection:
+            await connection.run_sync(make)
+
+    if isinstance(target, Engine):
+        with target.begin() as connection:
+            make(connection)
+        return None
+    if isinstance(target, Connection):
+        make(target)
+        return None
+    if isinstance(target, AsyncEngine):
+        return make_there(target)
+    if isinstance(target, AsyncConnection):
+        return target.run_sync(make)
+    message = f"give a SQLAlchemy engine or connection of either kind, not {type(target).__name__}"
+    raise ConfigurationError(message)
+
+
+def ensure(connection: Connection, kind: Kind, table: str) -> None:
+    """
+    See that a table is there, once for each engine and process. Not for SQLite: see `make_here`.
+
+    Raises:
+        LockError: It is missing and cannot be made.
+    """
+    ready = _ready.setdefault(connection.engine, set())
+    if table in ready:
+        return
+    try:
+        with spare(connection.engine) as own:
+            if not _there(own, table):
+                create(own, **_only(kind, table))
+                own.commit()
+    except (exc.DBAPIError, exc.TimeoutError) as error:
+        raise data_error(error, connection) from error
+    ready.add(table)
+
+
+def make_here(connection: Connection, kind: Kind, table: str) -> None:
+    """Make a table in the application's transaction, after it was found missing. It may go with a rollback."""
+    create(connection, **_only(kind, table))
+
+
+def _only(kind: Kind, table: str) -> dict[str, str | None]:
+    return {"locks": None, "fences": None, kind: table}
+
+
+def _there(connection: Connection, table: str) -> bool:
+    """Look first: who may not create tables may use one that is there."""
+    try:
+        connection.execute(text(f"SELECT 1 FROM {quoted(family_of(connection.dialect), table)} LIMIT 0"))
+    except exc.DBAPIError as error:
+        if problem_of(error) is not Problem.MISSING:
+            raise
+        connection.rollback()
+        return False
+    return True

@@ -1,0 +1,1 @@
+"""Optimistic updates for ZooKeeper."""

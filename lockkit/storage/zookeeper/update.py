@@ -1,0 +1,136 @@
+"""
+Optimistic updates of a ZooKeeper node: see `lockkit.optimistic`.
+
+ZooKeeper counts the changes of a node, and ``setData`` and ``delete`` may name the count that they expect (ZooKeeper
+Programmer's Guide, "ZooKeeper Data Model"). A node that was deleted and created anew counts from 0 again: if it then
+had just as many changes, it would be taken for the old one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+from kazoo.client import KazooClient
+from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError, NotEmptyError
+
+from lockkit import validation
+from lockkit.backends.zookeeper.connection import outcome
+from lockkit.backends.zookeeper.errors import DRIVER_ERRORS, translate, was_unanswered
+from lockkit.backends.zookeeper.options import client_label
+from lockkit.errors import BackendUnavailable, ConfigurationError, LockError
+from lockkit.optimistic import DELETE, Delete
+from lockkit.storage.retry import Conflict, check_bounds, retry
+
+if TYPE_CHECKING:
+    from lockkit.runtime import Runtime
+
+__all__ = ["NodeUpdate"]
+
+
+class NodeUpdate:
+    """One call: what both faces do, written once."""
+
+    def __init__(self, runtime: Runtime, client: object, path: object, fn: object) -> None:
+        """
+        Check the arguments. Nothing is sent.
+
+        Raises:
+            ConfigurationError: One of them is wrong.
+        """
+        if not isinstance(client, KazooClient) or client.handler.name != "sequential_threading_handler":
+            message = f"client must be a KazooClient with kazoo's own threads, not {validation.shown(client)}"
+            raise ConfigurationError(message)
+        if not isinstance(path, str) or not path.startswith("/"):
+            message = f"the path of a node is a str that begins with a slash, not {validation.shown(path)}"
+            raise ConfigurationError(message)
+        if not callable(fn):
+            message = f"fn must be a function of the current value, not {validation.shown(fn)}"
+            raise ConfigurationError(message, name=path)
+        self._runtime = runtime
+        self._client = client
+        self._path = path
+        self._fn: Callable[[Any], Any] = fn
+        self._label = client_label(client)
+
+    async def run(self, attempts: object, timeout: object) -> Any:  # noqa: ANN401 - what `fn` returns
+        """Try until it succeeds or a bound is reached."""
+        bounds = check_bounds(attempts, timeout, self._path)
+        return await retry(self._runtime, self._try, bounds, name=self._path, label=lambda: self._label)
+
+    async def _try(self) -> Any:  # noqa: ANN401 - what `fn` returns
+        """Read, ask `fn`, write if nobody changed the node; else raise `Conflict`."""
+        try:
+            data, stat = await self._ask(self._client.get_async)
+        except NoNodeError:
+            data, stat = None, None
+        new = self._checked(await self._runtime.io(self._fn(data)))
+        if new is not None:
+            await self._write(new, stat)
+        return new
+
+    async def _write(self, new: bytes | str | Literal[Delete.DELETE], stat: Any) -> None:  # noqa: ANN401 - kazoo's
+        value = new.encode() if isinstance(new, str) else new
+        try:
+            if stat is None:
+                if value is not DELETE:
+                    await self._change(partial(self._client.create_async, value=value))
+            elif value is DELETE:
+                await self._change(partial(self._client.delete_async, version=stat.version))
+            else:
+                await self._change(partial(self._client.set_async, value=value, version=stat.version))
+        except (BadVersionError, NodeExistsError) as error:
+            raise Conflict from error
+        except NoNodeError as error:
+            if stat is not None:
+                raise Conflict from error
+            message = f"{self._path!r} at {self._label} cannot be created: the node above it is missing, create that"
+            raise ConfigurationError(message, name=self._path) from error
+        except NotEmptyError as error:
+            message = f"{self._path!r} at {self._label} has children and cannot be deleted"
+            raise ConfigurationError(message, name=self._path) from error
+
+    async def _change(self, ask: Callable[[str], Any]) -> None:
+        """Ask for a change. Where nobody knows whether it was made, it is not tried again."""
+        try:
+            await self._ask(ask)
+        except BackendUnavailable as error:
+            if was_unanswered(error):
+                message = (
+                    f"the change of {self._path!r} at {self._label} may have been made: {error}. It was not tried "
+                    "again, which could make it twice: read the node"
+                )
+                raise BackendUnavailable(message, name=self._path) from error.__cause__
+            raise
+
+    async def _ask(self, ask: Callable[[str], Any]) -> Any:  # noqa: ANN401 - kazoo has no types
+        if not self._client.connected:
+            # kazoo would keep the request, and send it when it is connected again, which may be much later.
+            message = f"no connection to {self._label}: is the client started, and the ensemble up?"
+            raise BackendUnavailable(message, name=self._path)
+        try:
+            return await outcome(self._runtime, ask(self._path))
+        except (BadVersionError, NodeExistsError, NoNodeError, NotEmptyError):
+            raise
+        except DRIVER_ERRORS as error:
+            raise self._named(translate(error, self._label)) from error
+
+    def _named(self, error: LockError) -> LockError:
+        error.name = self._path
+        return error
+
+    def _checked(self, new: object) -> bytes | str | Literal[Delete.DELETE] | None:
+        """
+        Look at what `fn` returned.
+
+        Raises:
+            ConfigurationError: ZooKeeper cannot store it.
+        """
+        if not isinstance(new, (bytes, str, Delete, type(None))):
+            message = (
+                f"fn returned {validation.shown(new)}: it must return bytes or a str, lockkit.optimistic.DELETE, "
+                "or None to leave the value as it is"
+            )
+            raise ConfigurationError(message, name=self._path)
+        return new

@@ -1,0 +1,501 @@
+"""
+Checks at the edge: what a caller, a URL or a profile gives is turned here, once, into a value that cannot be nonsense.
+
+Every check returns the valid value or raises. The checks of arguments raise `ConfigurationError`;
+the parsers of options (``parse_…``) raise `ValueError` with what is accepted, and `lockkit.configuration.registry` adds
+which option of which URL it was.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import lru_cache, partial
+
+from lockkit.errors import ConfigurationError
+
+__all__ = [
+    "METADATA_BYTES_MAX",
+    "NAME_BYTES_MAX",
+    "TTL_MAX",
+    "escape",
+    "lock_name",
+    "metadata",
+    "nearest",
+    "on_lost",
+    "parse_bool",
+    "parse_choice",
+    "parse_int",
+    "parse_seconds",
+    "parse_text",
+    "parse_ttl",
+    "percent_decode",
+    "seconds",
+    "shown",
+    "timeout",
+    "ttl",
+    "unescape",
+]
+
+NAME_BYTES_MAX = 255
+"""Longest lock name in UTF-8 bytes: what the narrowest backend, a ``VARBINARY(255)`` column, can hold."""
+
+TTL_MAX = 1e9
+"""A ttl is below this many seconds (31 years): in microseconds, added to the time of day, it stays within 64 bits."""
+
+METADATA_BYTES_MAX = 4096
+"""Longest metadata text in bytes. It travels with every acquisition, so a larger limit would slow down all of them."""
+
+_SHOWN_CHARS_MAX = 60
+
+_encode = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
+_encode_unicode = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode
+
+
+def lock_name(value: object) -> str:
+    """
+    Check a lock name.
+
+    Args:
+        value: 1 to 255 UTF-8 bytes without NUL. Nothing is normalised: names that differ in a byte are two locks.
+
+    Returns:
+        The name, as a plain `str` also when a subclass (a ``StrEnum``) was given.
+
+    Raises:
+        ConfigurationError: It is anything else.
+    """
+    # In ASCII a character is a byte, so nothing needs to be encoded to be counted.
+    if type(value) is str and value.isascii() and 0 < len(value) <= NAME_BYTES_MAX and "\0" not in value:
+        return value
+    return _unusual_name(value)
+
+
+def _unusual_name(value: object) -> str:
+    if not isinstance(value, str):
+        message = f"lock name must be a str, not {_kind(value)}: give one such as 'seat:12A'"
+        raise ConfigurationError(message)
+    # Not str(value): an Enum with a str base would give "Colour.RED" instead of its value.
+    name = str.__str__(value)
+    try:
+        size = len(name.encode())
+    except UnicodeEncodeError:
+        message = (
+            f"lock name {shown(name)} cannot be written as UTF-8 (it has a lone surrogate): "
+            "decode the bytes it came from with the right encoding"
+        )
+        raise ConfigurationError(message, name=name) from None
+    if size == 0:
+        message = "lock name must not be empty: give 1 to 255 UTF-8 bytes"
+        raise ConfigurationError(message, name=name)
+    if size > NAME_BYTES_MAX:
+        message = (
+            f"lock name {shown(name)} must have at most {NAME_BYTES_MAX} UTF-8 bytes, not {size}: "
+            "shorten it, or use a hash of its long part"
+        )
+        raise ConfigurationError(message, name=name)
+    if "\0" in name:
+        message = f"lock name {shown(name)} must not have a NUL character, which most backends cannot store: remove it"
+        raise ConfigurationError(message, name=name)
+    return name
+
+
+def seconds(value: object, what: str, *, minimum: float = 0.0, exclusive: bool = False) -> float:
+    """
+    Check a time span.
+
+    Args:
+        value: Seconds as int or float, or a `datetime.timedelta`. Finite.
+        what: What it is called, for the message.
+        minimum: The least value that is accepted, seconds.
+        exclusive: `minimum` itself is not accepted.
+
+    Returns:
+        Seconds.
+
+    Raises:
+        ConfigurationError: It is not a finite time span, or too short.
+    """
+    number = _number(value)
+    if number is None:
+        message = f"{what} must be seconds (int, float or timedelta), not {_kind(value)}"
+        raise ConfigurationError(message)
+    if not math.isfinite(number):
+        message = f"{what} must be a finite number of seconds, not {shown(value)}"
+        raise ConfigurationError(message)
+    if number < minimum or (exclusive and number == minimum):
+        least = f"more than {minimum:g}" if exclusive else f"{minimum:g} or more"
+        message = f"{what} must be {least} seconds, not {shown(value)}"
+        raise ConfigurationError(message)
+    return number
+
+
+def ttl(value: object, min_ttl: float, *, name: str | None = None) -> float:
+    """
+    Check how long a backend is to keep a lock that nobody renews.
+
+    Args:
+        value: Seconds, or a `datetime.timedelta`.
+        min_ttl: The backend's ``capabilities.min_ttl``, seconds.
+        name: The lock, for the error.
+
+    Returns:
+        Seconds.
+
+    Raises:
+        ConfigurationError: Not finite, not above 0, below `min_ttl`, or not below `TTL_MAX`.
+    """
+    if (type(value) is float or type(value) is int) and min_ttl <= value < TTL_MAX and value > 0:
+        return float(value)
+    number = _number(value)
+    if number is None:
+        message = f"ttl must be seconds (int, float or timedelta), not {_kind(value)}: no lock is kept for ever"
+        raise ConfigurationError(message, name=name)
+    # Also false for NaN.
+    if not 0 < number < TTL_MAX:
+        message = (
+            f"ttl must be more than 0 and less than {TTL_MAX:g} seconds, not {shown(value)}: no lock is kept for ever. "
+            "lockkit renews it while you hold the lock, so 30 suits most uses"
+        )
+        raise ConfigurationError(message, name=name)
+    if number < min_ttl:
+        message = f"ttl must be {min_ttl:g} or more seconds on this backend (capabilities.min_ttl), not {shown(value)}"
+        raise ConfigurationError(message, name=name)
+    return number
+
+
+def timeout(value: object, *, name: str | None = None, backend: str | None = None) -> float | None:
+    """
+    Check how long a caller is willing to wait.
+
+    Args:
+        value: Seconds or a `datetime.timedelta`, at least 0 (0 tries once); None waits without limit.
+        name: The lock, for the error.
+        backend: URL of its backend without the password, for the error.
+
+    Returns:
+        Seconds, or None.
+
+    Raises:
+        ConfigurationError: Negative, not finite, or not a number.
+    """
+    if value is None or (type(value) is float and 0.0 <= value < math.inf):
+        return value
+    number = _number(value)
+    if number is None:
+        message = (
+            f"timeout must be seconds (int, float or timedelta) or None, not {_kind(value)}: "
+            "0 tries once, None waits without limit"
+        )
+        raise ConfigurationError(message, name=name, backend=backend)
+    if not 0.0 <= number < math.inf:
+        wanted = "0 or more seconds" if number < 0 else "a finite number of seconds"
+        message = f"timeout must be {wanted}, not {shown(value)}: 0 tries once, None waits without limit"
+        raise ConfigurationError(message, name=name, backend=backend)
+    return number
+
+
+def metadata(value: object, base: Mapping[str, object], *, name: str | None = None) -> str:
+    """
+    Write what is stored beside a lock, so that people see who holds it.
+
+    Args:
+        value: What the application adds: a mapping that JSON can hold, or a text, which becomes ``{"text": …}``.
+        base: What lockkit says about the holder (``host``, ``pid``, ``started``); its keys cannot be replaced.
+        name: The lock, for the error.
+
+    Returns:
+        A JSON object in ASCII, at most `METADATA_BYTES_MAX` long.
+
+    Raises:
+        ConfigurationError: JSON cannot hold it, it replaces a key of `base`, or it is too long.
+    """
+    if value is None:
+        return _encode(base)
+    if isinstance(value, str):
+        value = {"text": value}
+    elif not isinstance(value, Mapping):
+        message = f"metadata must be a str, a mapping or None, not {_kind(value)}"
+        raise ConfigurationError(message, name=name)
+    taken = [key for key in value if key in base]
+    if taken:
+        message = f"metadata must not have the keys {', '.join(map(repr, taken))}: lockkit sets them. Use other keys"
+        raise ConfigurationError(message, name=name)
+    merged = {**base, **value}
+    try:
+        text = _encode(merged)
+        # The ASCII form would hide a lone surrogate as an escape, for the reader to stumble upon.
+        _encode_unicode(merged).encode()
+        _check_keys(merged)
+    except (TypeError, ValueError, RecursionError) as error:
+        message = f"metadata cannot be stored as JSON: {error}. Use str keys, and str, finite numbers, bool, None, list"
+        raise ConfigurationError(message, name=name) from error
+    if len(text) > METADATA_BYTES_MAX:
+        message = (
+            f"metadata must have at most {METADATA_BYTES_MAX} bytes as JSON, not {len(text)}: "
+            "store the data elsewhere and put a reference here"
+        )
+        raise ConfigurationError(message, name=name)
+    return text
+
+
+def on_lost(value: object, *, name: str | None = None) -> Callable[..., object] | None:
+    """
+    Check what is to be called when a lease is lost.
+
+    Args:
+        value: A callable that takes a lease and a reason, or None.
+        name: The lock, for the error.
+
+    Raises:
+        ConfigurationError: It is neither.
+    """
+    if value is None or callable(value):
+        return value
+    message = f"on_lost must be callable as on_lost(lease, reason), or None, not {_kind(value)}"
+    raise ConfigurationError(message, name=name)
+
+
+def _check_keys(value: object) -> None:
+    """Refuse keys that JSON would turn into a str in silence (``{1: …}`` would come back as ``{"1": …}``)."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                message = f"the key {shown(key)} is not a str"
+                raise TypeError(message)
+            _check_keys(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            _check_keys(item)
+
+
+def escape(name: str, special: str | frozenset[str]) -> str:
+    """
+    Percent-encode the characters of a name that mean something to a store.
+
+    Each of `special`, and ``%`` itself, becomes its UTF-8 bytes as ``%XX`` in capitals; all others stay.
+    Different names stay different, and `unescape` gives the name back.
+
+    Args:
+        name: A lock name.
+        special: The characters to encode.
+    """
+    return _escaper(special)(name)
+
+
+@lru_cache(maxsize=64)
+def _escaper(special: str | frozenset[str]) -> Callable[[str], str]:
+    # A pattern that finds nothing takes a third of the time of str.translate.
+    pattern = re.compile(f"[{re.escape(''.join({*special, '%'}))}]")
+    return partial(pattern.sub, _percent)
+
+
+def _percent(match: re.Match[str]) -> str:
+    return "".join(f"%{byte:02X}" for byte in match[0].encode())
+
+
+def unescape(text: str) -> str:
+    """
+    Give back the name that `escape` was given.
+
+    Raises:
+        ConfigurationError: `escape` did not write this: a ``%`` without two hexadecimal digits, or bytes that are not
+            UTF-8. A listing of a store may have such names, made by other programs.
+    """
+    try:
+        return percent_decode(text, strict=True)
+    except ValueError as error:
+        message = f"{shown(text)} is not an escaped lock name: {error}"
+        raise ConfigurationError(message) from None
+
+
+def percent_decode(text: str, *, strict: bool = False) -> str:
+    """
+    Decode ``%XX`` sequences as UTF-8.
+
+    Args:
+        text: What to decode.
+        strict: Refuse a ``%`` without two hexadecimal digits after it; otherwise it stays as it is, as in
+            `urllib.parse.unquote` (which is not used because importing it costs more than this).
+
+    Raises:
+        ValueError: The bytes are not UTF-8, or see `strict`. The message does not show the text.
+    """
+    if "%" not in text:
+        return text
+    head, *parts = text.split("%")
+    result = bytearray(head.encode())
+    for part in parts:
+        digits = part[:2]
+        if len(digits) == 2 and all(digit in "0123456789abcdefABCDEF" for digit in digits):  # noqa: PLR2004 - as in %XX
+            result.append(int(digits, 16))
+            result += part[2:].encode()
+        elif strict:
+            message = "a % without two hexadecimal digits after it"
+            raise ValueError(message)
+        else:
+            result += f"%{part}".encode()
+    with suppress(UnicodeDecodeError):
+        return result.decode()
+    # Raised here and not where it was caught: that error, which has the text, would stay its context.
+    message = "percent-encoded bytes that are not UTF-8"
+    raise ValueError(message)
+
+
+def parse_seconds(value: object) -> float:
+    """
+    Parse an option: 0 or more seconds, as text, number or `datetime.timedelta`.
+
+    Raises:
+        ValueError: It is anything else, or not finite.
+    """
+    number = _number(_float(value) if isinstance(value, str) else value)
+    if number is None or not 0.0 <= number < math.inf:
+        message = "must be 0 or more seconds"
+        raise ValueError(message)
+    return number
+
+
+def parse_ttl(value: object) -> float:
+    """
+    Parse an option: a ttl in seconds, as text, number or `datetime.timedelta`.
+
+    Raises:
+        ValueError: It is anything else, not above 0, or not below `TTL_MAX`.
+    """
+    number = _number(_float(value) if isinstance(value, str) else value)
+    if number is None or not 0.0 < number < TTL_MAX:
+        message = f"must be more than 0 and less than {TTL_MAX:g} seconds"
+        raise ValueError(message)
+    return number
+
+
+def parse_bool(value: object) -> bool:
+    """
+    Parse an option: a switch, as a bool, 0 or 1, or one of the usual words.
+
+    Raises:
+        ValueError: It is anything else.
+    """
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, (str, int)):
+        text = str(value).lower()
+        if text in {"1", "true", "yes", "on"}:
+            return True
+        if text in {"0", "false", "no", "off"}:
+            return False
+    message = "must be 1, true, yes or on; or 0, false, no or off"
+    raise ValueError(message)
+
+
+def parse_int(minimum: int, maximum: int | None = None) -> Callable[[object], int]:
+    """
+    Make a parser for an option that is a whole number.
+
+    Args:
+        minimum: The least value that is accepted.
+        maximum: The greatest, or None.
+
+    Returns:
+        A function that takes text or an int and raises `ValueError` for anything else.
+    """
+    accepted = (
+        f"must be a whole number, {minimum} or more"
+        if maximum is None
+        else f"must be a whole number from {minimum} to {maximum}"
+    )
+
+    def parse(value: object) -> int:
+        number = value
+        if isinstance(value, str):
+            # Python refuses to convert thousands of digits; no option has more than a 64-bit number.
+            digits = value.removeprefix("-")
+            number = int(value) if digits.isascii() and digits.isdigit() and len(digits) < 20 else None  # noqa: PLR2004
+        if (
+            not isinstance(number, int)
+            or isinstance(number, bool)
+            or number < minimum
+            or (maximum is not None and number > maximum)
+        ):
+            raise ValueError(accepted)
+        return number
+
+    return parse
+
+
+def parse_choice(*choices: str) -> Callable[[object], str]:
+    """
+    Make a parser for an option that is one of a few words.
+
+    Returns:
+        A function that raises `ValueError` for anything else.
+    """
+
+    def parse(value: object) -> str:
+        if isinstance(value, str) and value in choices:
+            return value
+        message = f"must be one of {', '.join(choices)}{nearest(value, choices)}"
+        raise ValueError(message)
+
+    return parse
+
+
+def parse_text(value: object) -> str:
+    """
+    Parse an option: a non-empty string.
+
+    Raises:
+        ValueError: It is empty, or not a string.
+    """
+    if not isinstance(value, str) or not value:
+        message = "must be a non-empty string"
+        raise ValueError(message)
+    return value
+
+
+def nearest(given: object, known: tuple[str, ...] | list[str]) -> str:
+    """Suggest the known word that looks most like the given one, as the end of a sentence; empty if none does."""
+    if not isinstance(given, str):
+        return ""
+    import difflib  # noqa: PLC0415 - only in error messages: `import lockkit` stays light
+
+    found = difflib.get_close_matches(given.lower(), known, n=1)
+    return f" (did you mean {found[0]!r}?)" if found else ""
+
+
+def shown(value: object) -> str:
+    """Show a value in a message: its repr, cut where it gets long. Never give this a password."""
+    text = repr(value)
+    return text if len(text) <= _SHOWN_CHARS_MAX else f"{text[: _SHOWN_CHARS_MAX - 1]}…"
+
+
+def _kind(value: object) -> str:
+    return f"{type(value).__name__} ({shown(value)})"
+
+
+def _float(text: str) -> float | None:
+    """Read a plain number. `float` alone would take "1_0", " 1", Arabic digits and "nan" too."""
+    if not text or not set(text) <= set("0123456789.eE+-"):
+        return None
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _number(value: object) -> float | None:
+    """Give seconds, or None if it is not a time span. A bool is not: ``timeout=True`` mistakes the parameter."""
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, (int, float)):
+        try:
+            return float(value)
+        except OverflowError:  # an int beyond the floats
+            return math.inf if value > 0 else -math.inf
+    from datetime import timedelta  # noqa: PLC0415 - `import lockkit` stays light
+
+    return value.total_seconds() if isinstance(value, timedelta) else None

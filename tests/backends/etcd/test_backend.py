@@ -1,0 +1,763 @@
+"""Locks on etcd: keys, sessions, options, logins, and the neighbours that lock in the same place."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import threading
+import time
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import etcd3gw
+import grpc
+import grpc.aio
+import pyetcd
+import pytest
+
+import lockkit
+import lockkit.aio
+from lockkit.backends.etcd.cluster import Login, settled
+from lockkit.engine.lease import drift
+from lockkit.runtime import AsyncioRuntime, BlockingRuntime
+from lockkit.testing.processes import Worker
+from lockkit.testing.servers import EtcdServer, FaultProxy, require, wait_until
+from lockkit.testing.servers.binaries import find_program
+from lockkit.testing.target import Target
+from tests.backends.etcd.support import leases_of, queue_of, session_of, until_waiting
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import Any, TypeAlias
+
+    from lockkit.sync import Client, Lease
+
+    Connect: TypeAlias = Callable[..., Client]
+
+TTL = 3.0
+LONG = 120.0
+PATIENCE = 30.0
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[EtcdServer]:
+    """One member for all tests."""
+    require("etcd", local=True)
+    with EtcdServer() as member:
+        yield member
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[EtcdServer]:
+    """A member that asks for a login, and forgets it after two seconds."""
+    require("etcd", local=True)
+    with EtcdServer(settings={"auth-token-ttl": "2"}) as member:
+        member.enable_auth("se cret")
+        yield member
+
+
+@pytest.fixture
+def connect(server: EtcdServer) -> Iterator[Connect]:
+    """Makes clients, closed at the end."""
+    with ExitStack() as clients:
+
+        def make(url: str | None = None, **options: Any) -> Client:
+            return clients.enter_context(lockkit.connect(url or server.url, **options))
+
+        yield make
+
+
+class TestKeys:
+    """What lies in etcd."""
+
+    def test_layout_is_that_of_etcdctl(self, server: EtcdServer, connect: Connect) -> None:
+        """Prefix, escaped name, id of the lease in hexadecimal; the token is the create_revision."""
+        client = connect(prefix="app/locks")
+
+        with client.lock("a/b%é", ttl=LONG) as lease:
+            (key,) = queue_of(server, "app/locks/")
+
+            assert key == f"app/locks/a%2Fb%25é/{session_of(server, key):x}"
+            assert lease.token == int(server.status()["header"]["revision"])
+        assert queue_of(server, "app/locks/") == []
+
+    def test_locks_of_one_ttl_share_a_lease(self, server: EtcdServer, connect: Connect) -> None:
+        """And another ttl has another one; closing the client leaves none."""
+        before = leases_of(server)
+        client = connect(prefix="shared ttl")
+        leases = [client.lock(name, ttl=LONG).acquire() for name in ("a", "b", "c")]
+        leases.append(client.lock("d", ttl=LONG + 1).acquire())
+
+        assert len(leases_of(server) - before) == 2
+
+        client.close()
+        assert leases_of(server) - before == set()
+        assert queue_of(server, "shared ttl/") == []
+        assert not any(lease.held for lease in leases)
+
+    def test_acquiring_again_and_again_needs_one_lease(self, server: EtcdServer, connect: Connect) -> None:
+        """Tries that fail need none of their own either: a lease for every attempt piles up at the server."""
+        before = leases_of(server)
+        client, other = connect(), connect()
+        with client.lock("x", ttl=LONG):
+            for _ in range(20):
+                assert other.lock("x", ttl=LONG).try_acquire() is None
+        for _ in range(20):
+            with other.lock("x", ttl=LONG):
+                pass
+
+        assert len(leases_of(server) - before) == 2
+
+    def test_client_that_waits_behind_itself(self, connect: Connect) -> None:
+        """The key is named after the lease, so the second contender of a client has a second one."""
+        client = connect()
+        lease = client.lock("self", ttl=LONG).acquire()
+        got: list[Lease] = []
+        thread = threading.Thread(target=lambda: got.append(client.lock("self", ttl=LONG).acquire(PATIENCE)))
+        thread.start()
+        until_waiting(client, "self")
+
+        lease.release()
+
+        thread.join(PATIENCE)
+        assert got[0].token > lease.token
+        got[0].release()
+
+    def test_extension_to_another_ttl_keeps_key_and_token(self, server: EtcdServer, connect: Connect) -> None:
+        """The key moves to another lease."""
+        client = connect()
+        lease = client.lock("moved", ttl=LONG).acquire()
+        (key,) = queue_of(server, "lockkit/moved/")
+        before = session_of(server, key)
+
+        lease.extend(LONG * 2)
+
+        assert queue_of(server, "lockkit/moved/") == [key]
+        assert session_of(server, key) != before
+        assert [holder.token for holder in client.holders("moved")] == [lease.token]
+        lease.release()
+        assert queue_of(server, "lockkit/moved/") == []
+
+    def test_two_hundred_leases_are_renewed_in_batches(self, connect: Connect) -> None:
+        """More than one transaction may have operations."""
+        client = connect()
+        leases = [client.lock(f"many {number}", ttl=TTL).acquire() for number in range(200)]
+        time.sleep(TTL * 1.2)
+
+        assert all(lease.held for lease in leases)
+        assert leases[-1].confirm()
+        client.close()
+
+    def test_short_ttl_that_the_cluster_raises_is_warned_of(self, caplog: pytest.LogCaptureFixture) -> None:
+        """Its shortest lease is one and a half election timeouts."""
+        settings = {"heartbeat-interval": "200", "election-timeout": "2000"}
+        with EtcdServer(settings=settings) as member, lockkit.connect(member.url) as client:
+            lease = client.lock("x", ttl=1).acquire()
+
+            assert lease.ttl == 3
+            client.lock("y", ttl=1).acquire().release()
+            lease.release()
+        assert [record.levelname for record in caplog.records if "keeps locks for 3 s" in record.getMessage()] == [
+            "WARNING"
+        ]
+
+    def test_idle_waiters_send_nothing_but_heartbeats(self, server: EtcdServer, connect: Connect) -> None:
+        """A hundred clients' worth of waiters in one client: nothing within two seconds, counted at the server."""
+        holder, waiter = connect(), connect()
+        leases = [holder.lock(f"idle {number}", ttl=LONG).acquire() for number in range(30)]
+
+        def pass_through(number: int) -> None:
+            with waiter.lock(f"idle {number}", ttl=LONG, timeout=PATIENCE):
+                pass
+
+        threads = [threading.Thread(target=pass_through, args=(number,)) for number in range(30)]
+        for thread in threads:
+            thread.start()
+        for number in range(30):
+            until_waiting(holder, f"idle {number}")
+        time.sleep(1)
+
+        before = calls_of(server)
+        time.sleep(2)
+        assert calls_of(server) == before
+
+        for lease in leases:
+            lease.release()
+        for thread in threads:
+            thread.join(PATIENCE)
+            assert not thread.is_alive()
+
+    def test_release_wakes_one_waiter(self, server: EtcdServer, connect: Connect) -> None:
+        """No herd: what a release costs the server does not depend on how many wait."""
+        holder = connect()
+        lease = holder.lock("herd", ttl=LONG).acquire()
+        got: list[Lease] = []
+
+        def acquire(client: Client) -> None:
+            got.append(client.lock("herd", ttl=LONG).acquire(PATIENCE))
+
+        threads = []
+        for number in range(6):
+            client = connect()
+            threads.append(threading.Thread(target=acquire, args=(client,)))
+            threads[-1].start()
+            until_waiting(holder, "herd", number + 1)
+        time.sleep(0.5)
+        before = calls_of(server)
+
+        lease.release()
+
+        until_more_than(got, 0)
+        time.sleep(0.5)
+        # The deletion, and the look of the one that was woken.
+        assert calls_of(server) - before <= 2
+        for number in range(6):
+            until_more_than(got, number)
+            got[number].release()
+        for thread in threads:
+            thread.join(PATIENCE)
+
+
+def until_more_than(got: list[Lease], count: int) -> None:
+    """Return once so many and one more had the lock."""
+    wait_until(lambda: None if len(got) > count else f"only {count} had the lock")
+
+
+def calls_of(server: EtcdServer) -> int:
+    """Count the calls of clients that the member has begun."""
+    return sum(
+        int(float(value))
+        for name, value in server.metrics().items()
+        if name.startswith("grpc_server_started_total") and 'grpc_type="unary"' in name
+    )
+
+
+class TestDeadlines:
+    """What the client believes about the time that is left."""
+
+    def test_lease_of_a_session_that_was_kept_alive_before_has_the_rest(self, connect: Connect) -> None:
+        """A second lock of the same ttl shares the session, whose ttl began with the first."""
+        client = connect()
+        first = client.lock("anchor 1", ttl=60).acquire()
+        time.sleep(2)
+        second = client.lock("anchor 2", ttl=60).acquire()
+
+        assert second.remaining() < 60 - 2
+        assert second.remaining() - first.remaining() < 0.1
+        first.release()
+        second.release()
+
+    def test_old_session_is_kept_alive_before_it_grants(self, server: EtcdServer, connect: Connect) -> None:
+        """To one who acquires at once, and to one who has waited."""
+        client, other = connect(), connect()
+        first = client.lock("old 1", ttl=12, renew=False).acquire()
+        busy = other.lock("old 3", ttl=LONG).acquire()
+        got: list[Lease] = []
+        thread = threading.Thread(target=lambda: got.append(client.lock("old 3", ttl=12).acquire(PATIENCE)))
+        thread.start()
+        until_waiting(other, "old 3")
+        time.sleep(2.5)
+
+        second = client.lock("old 2", ttl=12).acquire()
+        assert second.remaining() > 12 - 1.5
+        (session,) = {session_of(server, f"{queue_of(server, f'lockkit/old {number}/')[0]}") for number in (1, 2)}
+        assert session
+
+        time.sleep(2.5)
+        busy.release()
+        thread.join(PATIENCE)
+        assert got[0].remaining() > 12 - 1.5
+        for lease in (first, second, got[0]):
+            lease.release()
+
+    def test_renewal_counts_from_before_it_was_sent(self, server: EtcdServer, connect: Connect) -> None:
+        """Its answers come a second late each: that of the heartbeat, and that of the look at the key."""
+        with FaultProxy(server.host, server.port) as proxy:
+            client = connect(f"etcd://{proxy.address}")
+            lease = client.lock("late answers", ttl=LONG).acquire()
+            proxy.delay(to_client=0.8)
+
+            lease.extend()
+
+            assert lease.remaining() <= LONG - drift(LONG) - 1.6
+            proxy.heal()
+            lease.release()
+
+    def test_end_of_a_session_is_told_to_all_its_leases(self, server: EtcdServer, connect: Connect) -> None:
+        """As soon as another lock's request hears of it, long before their next renewal."""
+        client = connect()
+        before = leases_of(server)
+        leases = [client.lock(f"told {number}", ttl=LONG).acquire() for number in range(3)]
+        (session,) = leases_of(server) - before
+        reasons: list[str] = []
+        for lease in leases:
+            lease.on_lost(lambda _, reason: reasons.append(reason))
+
+        server.etcdctl("lease", "revoke", f"{session:x}")
+        client.lock("told another", ttl=LONG).acquire().release()
+
+        assert all(lease.wait_lost(LONG / 6) for lease in leases)
+        wait_until(lambda: None if reasons == ["session"] * 3 else f"told {reasons}")
+
+
+EXITS = {
+    "thread": "client = lockkit.connect(url); leases = [client.lock(f'{n}', ttl=60).acquire() for n in numbers]",
+    "sys.exit in the loop": """
+async def main():
+    client = await lockkit.aio.connect(url)
+    leases = [await client.lock(f'{n}', ttl=60).acquire() for n in numbers]
+    sys.exit(0)
+asyncio.run(main())
+""",
+    "loop left behind": """
+async def main():
+    global client, leases
+    client = await lockkit.aio.connect(url)
+    leases = [await client.lock(f'{n}', ttl=60).acquire() for n in numbers]
+asyncio.new_event_loop().run_until_complete(main())
+""",
+}
+
+
+class TestEnding:
+    """A client is closed, or its interpreter ends."""
+
+    @pytest.mark.parametrize("how", EXITS)
+    def test_exit_releases_a_thousand_locks(self, server: EtcdServer, how: str) -> None:
+        """All at once: there is one second for everything."""
+        code = "import asyncio, sys, lockkit, lockkit.aio; url = sys.argv[1]; numbers = range(1000)\n" + EXITS[how]
+
+        url = f"{server.url}?prefix=exits"
+        subprocess.run([sys.executable, "-W", "ignore", "-c", code, url], check=True, timeout=4 * PATIENCE)
+
+        assert queue_of(server, "exits/") == []
+
+    def test_close_ends_all_sessions_with_one_call_each(self, server: EtcdServer, connect: Connect) -> None:
+        """However many locks are in them, and though one is waited for in the same session."""
+        client, other = connect(), connect()
+        leases = [client.lock(f"many {number}", ttl=LONG + number % 2).acquire() for number in range(300)]
+        before = calls_of(server)
+
+        client.close()
+
+        assert calls_of(server) - before == 2
+        assert not any(lease.held for lease in leases)
+        with other.lock("many 0", ttl=LONG, timeout=0):
+            pass
+
+    @pytest.mark.parametrize("face", ["sync", "asyncio"])
+    def test_close_of_a_client_whose_server_hangs_is_bounded(self, face: str) -> None:
+        """Once for all leases and sessions, not for each."""
+
+        async def scenario(member: EtcdServer) -> float:
+            client = await lockkit.aio.connect(member.url)
+            held = [await client.lock(f"hung {number}", ttl=LONG + number).acquire() for number in range(6)]
+            member.pause()
+            began = time.monotonic()
+            await client.close()
+            assert not any(lease.held for lease in held)
+            return time.monotonic() - began
+
+        with EtcdServer() as member:
+            if face == "asyncio":
+                took = asyncio.run(scenario(member))
+            else:
+                client = lockkit.connect(member.url)
+                held = [client.lock(f"hung {number}", ttl=LONG + number).acquire() for number in range(6)]
+                member.pause()
+                began = time.monotonic()
+                client.close()
+                took = time.monotonic() - began
+                assert not any(lease.held for lease in held)
+            member.resume()
+        assert took < 5.5
+
+
+class TestNeighbours:
+    """Others who lock on the same keys."""
+
+    def test_etcdctl_waits_for_lockkit_and_lockkit_for_etcdctl(self, server: EtcdServer, connect: Connect) -> None:
+        """One line, in the order of arrival: lockkit, etcdctl, lockkit, etcdctl."""
+        client, behind = connect(), connect()
+        lease = client.lock("shared", ttl=LONG).acquire()
+        order: list[str] = []
+        with etcdctl_lock(server, "lockkit/shared") as first:
+            until_waiting(client, "shared", 1)
+            got: list[Lease] = []
+            thread = threading.Thread(target=lambda: got.append(behind.lock("shared", ttl=LONG).acquire(PATIENCE)))
+            thread.start()
+            until_waiting(client, "shared", 2)
+            with etcdctl_lock(server, "lockkit/shared") as second:
+                until_waiting(client, "shared", 3)
+
+                lease.release()
+                key = first.stdout.readline().strip()
+                order.append(key)
+                assert not got
+                (holder,) = client.holders("shared")
+                assert (holder.owner, holder.waiters) == (key.rpartition("/")[2], 2)
+                assert holder.token is not None
+                assert holder.token > lease.token
+                first.terminate()
+                thread.join(PATIENCE)
+                assert got[0].token > holder.token
+                got[0].release()
+                assert second.stdout.readline().startswith("lockkit/shared/")
+                second.terminate()
+
+    def test_lock_of_etcdctl_is_broken(self, server: EtcdServer, connect: Connect) -> None:
+        """By force, as one of our own."""
+        client = connect()
+        with etcdctl_lock(server, "lockkit/broken") as other:
+            assert other.stdout.readline()
+            assert client.lock("broken", ttl=LONG).try_acquire() is None
+
+            assert client.break_lock("broken")
+
+            client.lock("broken", ttl=LONG).acquire(PATIENCE).release()
+
+    def test_channel_and_clients_of_others_are_used(self, server: EtcdServer) -> None:
+        """Beside those libraries in one process; what they brought stays open."""
+        with grpc.insecure_channel(server.address) as channel:
+            theirs = pyetcd.client(host=server.host, port=server.port)
+            gateway = etcd3gw.client(host=server.host, port=server.port)
+            for brought in (channel, theirs, gateway):
+                with lockkit.from_client(brought) as client:
+                    assert server.address in client.url
+                    with client.lock("brought", ttl=LONG):
+                        assert len(queue_of(server, "lockkit/brought/")) == 1
+            assert theirs.get("nothing")[0] is None
+            with lockkit.from_client(channel) as client:
+                client.ping()
+            theirs.close()
+
+    def test_channel_of_the_other_face_is_refused(self, server: EtcdServer) -> None:
+        """With the name of the right one."""
+
+        async def scenario() -> None:
+            async with grpc.aio.insecure_channel(server.address) as channel:
+                async with lockkit.aio.from_client(channel) as client, client.lock("aio", ttl=LONG):
+                    pass
+                with pytest.raises(lockkit.ConfigurationError, match=r"lockkit\.from_client needs a channel of grpc"):
+                    lockkit.from_client(channel)
+            with (
+                grpc.insecure_channel(server.address) as channel,
+                pytest.raises(lockkit.ConfigurationError, match=r"grpc\.aio"),
+            ):
+                lockkit.aio.from_client(channel)
+
+        asyncio.run(scenario())
+
+    def test_channel_that_the_application_closes_is_an_outage(self, server: EtcdServer) -> None:
+        """On both faces; on asyncio its calls are cancelled, which must not look like a cancelled task."""
+        with lockkit.from_client(channel := grpc.insecure_channel(server.address)) as client:
+            client.ping()
+            channel.close()
+            with pytest.raises(lockkit.BackendUnavailable):
+                client.ping()
+
+        async def scenario() -> None:
+            channel = grpc.aio.insecure_channel(server.address)
+            async with lockkit.aio.from_client(channel) as client:
+                server.pause()
+                asking = asyncio.create_task(client.ping())
+                await asyncio.sleep(0.2)
+                await channel.close()
+                server.resume()
+                for task in (asking, client.ping()):
+                    with pytest.raises(lockkit.BackendUnavailable):
+                        await task
+
+        asyncio.run(scenario())
+
+
+class etcdctl_lock:  # noqa: N801 - reads as a call
+    """`etcdctl lock` as a process."""
+
+    def __init__(self, server: EtcdServer, name: str) -> None:
+        """Start it."""
+        self.process = subprocess.Popen(
+            [str(find_program("etcdctl")), f"--endpoints={server.endpoint}", "lock", name],
+            env={"ETCDCTL_API": "3"},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def __enter__(self) -> Any:  # noqa: ANN401 - a process whose output is there
+        return self.process
+
+    def __exit__(self, *_: object) -> None:
+        # In order, so that it takes its key along.
+        self.process.terminate()
+        self.process.communicate(timeout=PATIENCE)
+
+
+class TestWatch:
+    """The stream that tells waiters, and who reads it."""
+
+    def test_watch_that_is_cancelled_before_it_began(self, server: EtcdServer) -> None:
+        """By code that cancels the tasks of its loop: the waiter notices, and watches anew."""
+
+        async def scenario() -> None:
+            async with lockkit.aio.connect(server.url) as holder, lockkit.aio.connect(server.url) as client:
+                lease = await holder.lock("cancelled watch", ttl=LONG).acquire()
+                waiting = asyncio.create_task(client.lock("cancelled watch", ttl=LONG).acquire())
+                # In the turn of the loop in which it was made, so that it has not run yet.
+                found: list[asyncio.Task[Any]] = []
+                for _ in range(100_000):
+                    found = [task for task in asyncio.all_tasks() if task.get_name() == "lockkit-etcd-watch"]
+                    if found:
+                        break
+                    await asyncio.sleep(0)
+                found[0].cancel()
+                await asyncio.sleep(0.5)
+
+                await lease.release()
+
+                async with asyncio.timeout(PATIENCE):
+                    await (await waiting).release()
+
+        asyncio.run(scenario())
+
+    def test_waiter_without_a_thread_to_spare(
+        self, connect: Connect, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """It looks again and again, says so in the log, and watches as soon as there is one."""
+        holder, client = connect(), connect()
+        lease = holder.lock("no thread", ttl=LONG).acquire()
+        refused = threading.Event()
+        start = threading.Thread.start
+
+        def refuse(thread: threading.Thread) -> None:
+            if thread.name == "lockkit-etcd-watch" and not refused.is_set():
+                refused.set()
+                message = "can't start new thread"
+                raise RuntimeError(message)
+            start(thread)
+
+        monkeypatch.setattr(threading.Thread, "start", refuse)
+        got: list[Lease] = []
+        waiting = threading.Thread(target=lambda: got.append(client.lock("no thread", ttl=LONG).acquire(PATIENCE)))
+        waiting.start()
+        assert refused.wait(PATIENCE)
+
+        lease.release()
+
+        waiting.join(PATIENCE)
+        got[0].release()
+        assert any("can't start new thread" in record.getMessage() for record in caplog.records)
+
+    def test_work_that_does_not_end_in_time_is_an_outage(self) -> None:
+        """And no exception of asyncio's."""
+
+        async def scenario() -> None:
+            runtime = AsyncioRuntime()
+            with pytest.raises(lockkit.BackendUnavailable):
+                await settled(runtime, asyncio.sleep(PATIENCE), runtime.now() + 0.05)
+
+        asyncio.run(scenario())
+
+
+class TestLogin:
+    """User, password and certificates."""
+
+    def test_token_that_ran_out_is_renewed(self, guarded: EtcdServer, connect: Connect) -> None:
+        """For calls and for the watch; a lease outlives its login."""
+        url = f"etcd://root:se%20cret@{guarded.address}"
+        holder, waiter = connect(url), connect(url)
+        lease = holder.lock("x", ttl=TTL).acquire()
+        got: list[Lease] = []
+        thread = threading.Thread(target=lambda: got.append(waiter.lock("x", ttl=TTL).acquire(PATIENCE)))
+        thread.start()
+        time.sleep(5)
+
+        assert lease.confirm()
+        assert not got
+        lease.release()
+        thread.join(PATIENCE)
+        assert got[0].held
+        got[0].release()
+
+    def test_wrong_login_is_an_error_of_configuration(self, guarded: EtcdServer, connect: Connect) -> None:
+        """At once, and no password is shown."""
+        for user, problem in (("root:wr0ng@", "user name or password is wrong"), ("", "wants a user name")):
+            client = connect(f"etcd://{user}{guarded.address}")
+            with pytest.raises(lockkit.ConfigurationError, match=problem) as caught:
+                client.lock("x").acquire(PATIENCE)
+            assert "wr0ng" not in f"{caught.value} {caught.value.backend} {caught.value.__cause__!r} {client!r}"
+
+    def test_changed_user_costs_one_login_and_no_lease(self) -> None:
+        """Forty threads find that their token is not good any more: one logs in, the others wait for that."""
+        with EtcdServer() as member, ExitStack() as ends:
+            member.enable_auth("secret")
+            client = ends.enter_context(lockkit.connect(f"etcd://root:secret@{member.address}"))
+            held = [client.lock(f"held {number}", ttl=TTL).acquire() for number in range(20)]
+            enough = threading.Event()
+            counts = [0] * 40
+
+            def work(number: int) -> None:
+                while not enough.is_set():
+                    with client.lock(f"work {number}", ttl=TTL):
+                        counts[number] += 1
+
+            threads = [threading.Thread(target=work, args=(number,)) for number in range(40)]
+            for thread in threads:
+                thread.start()
+                ends.callback(thread.join, PATIENCE)
+            ends.callback(enough.set)
+            wait_until(lambda: None if all(counts) else "not all have worked")
+            before = logins_of(member)
+
+            change_password(member, "secret")
+
+            done = [*counts]
+            wait_until(lambda: None if all(n > m + 2 for n, m in zip(counts, done, strict=True)) else "not yet")
+            # One of etcdctl, which changed it.
+            assert logins_of(member) - before <= 4
+            time.sleep(TTL)
+            assert all(lease.confirm() for lease in held)
+            for lease in held:
+                lease.release()
+
+    def test_only_the_token_that_failed_is_forgotten(self) -> None:
+        """An answer that comes late says nothing of the login that was made since."""
+        login = Login(BlockingRuntime(), "root", "secret")
+        old, new = (("token", "old"),), (("token", "new"),)
+        login.metadata = new
+
+        login.forget(old)
+        assert login.metadata == new
+        login.forget(new)
+        assert login.metadata is None
+
+    def test_login_where_nobody_asks_for_one(self, server: EtcdServer, connect: Connect) -> None:
+        """Is no error."""
+        with connect(f"etcd://root:pw@{server.address}").lock("x", ttl=LONG):
+            pass
+
+    def test_tls_with_a_client_certificate(self) -> None:
+        """On both faces; without the certificate nothing goes."""
+        with EtcdServer(tls=True) as member:
+            with lockkit.connect(member.url) as client, client.lock("x", ttl=LONG) as lease:
+                assert lease.confirm()
+
+            async def scenario() -> None:
+                async with lockkit.aio.connect(member.url) as client, client.lock("x", ttl=LONG) as lease:
+                    assert await lease.confirm()
+
+            asyncio.run(scenario())
+            ca = member.certificates.ca
+            with (
+                lockkit.connect(f"etcds://{member.address}?ca={ca}") as client,
+                pytest.raises(lockkit.BackendUnavailable, match=member.address),
+            ):
+                client.ping()
+
+
+def logins_of(server: EtcdServer) -> int:
+    """Count the logins that the member has begun."""
+    return sum(
+        int(float(value))
+        for name, value in server.metrics().items()
+        if name.startswith("grpc_server_started_total") and 'grpc_method="Authenticate"' in name
+    )
+
+
+def change_password(server: EtcdServer, password: str) -> None:
+    """Set the password of root, which ends all its logins; to the same, so that clients can log in again."""
+    subprocess.run(
+        [str(find_program("etcdctl")), f"--endpoints={server.endpoint}", f"--user=root:{password}",
+         "user", "passwd", "root", "--interactive=false"],
+        env={"ETCDCTL_API": "3"}, input=f"{password}\n", text=True, check=True, capture_output=True,
+    )  # fmt: skip
+
+
+class TestOptions:
+    """What a URL may have."""
+
+    @pytest.mark.parametrize(
+        ("url", "problem"),
+        [
+            ("etcd:///x", "name the members"),
+            ("etcd://h/path", "has no path"),
+            ("etcd://user@h", "no password"),
+            ("etcd://a:b@h1,c:d@h2", "one list of users"),
+            ("etcd://h,h:2379", "twice"),
+            ("etcd://h?ca=/x", "etcds"),
+            ("etcds://h?cert=/x", "belong together"),
+            ("etcds://h?ca=/does/not/exist", "cannot be read"),
+            ("etcd://h?prefix=a/", "slash"),
+            ("etcd://h?prefx=a", "prefix"),
+        ],
+    )
+    def test_wrong_urls_are_refused(self, url: str, problem: str) -> None:
+        """When connecting, before anything is sent."""
+        with pytest.raises(lockkit.ConfigurationError, match=problem):
+            lockkit.connect(url)
+
+    def test_nobody_listens_at_the_port(self, connect: Connect) -> None:
+        """The address is in the message, and all of several."""
+        with EtcdServer() as member:
+            address = member.address
+        with pytest.raises(lockkit.BackendUnavailable, match=address):
+            connect(f"etcd://{address}").ping()
+
+    def test_calls_do_not_depend_on_the_wall_clock_of_python(
+        self, connect: Connect, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Frozen, as in an application's tests."""
+        client = connect()
+        with monkeypatch.context() as patch:
+            patch.setattr(time, "time", lambda: 0.0)
+            client.ping()
+            with client.lock("frozen", ttl=LONG):
+                pass
+
+    def test_fork_support_is_asked_for(self) -> None:
+        """Before grpc is imported."""
+        assert os.environ["GRPC_ENABLE_FORK_SUPPORT"]
+
+
+class TestGivingUp:
+    """Nothing is left behind."""
+
+    def test_five_hundred_cancellations_leave_nothing(self, server: EtcdServer) -> None:
+        """Whenever an asyncio acquisition is cancelled, no key is left, and the sessions do not multiply."""
+        before = leases_of(server)
+
+        async def scenario() -> None:
+            async with lockkit.aio.connect(server.url) as holder, lockkit.aio.connect(server.url) as client:
+                held = await holder.lock("cancel held", ttl=LONG).acquire()
+                for number in range(500):
+                    name = "cancel held" if number % 3 else "cancel free"
+                    task = asyncio.create_task(client.lock(name, ttl=LONG).acquire())
+                    await asyncio.sleep(0.0002 * (number % 12))
+                    task.cancel()
+                    try:
+                        lease = await task
+                    except asyncio.CancelledError:
+                        continue
+                    await lease.release()
+                assert [one.waiters for one in await holder.holders("cancel held")] == [0]
+                assert len(leases_of(server) - before) <= 3
+                await held.release()
+
+        asyncio.run(scenario())
+
+        assert queue_of(server, "lockkit/cancel held/") == queue_of(server, "lockkit/cancel free/") == []
+        assert leases_of(server) - before == set()
+
+    def test_asyncio_client_in_a_forked_child_uses_the_blocking_stack(self, server: EtcdServer) -> None:
+        """As grpc.aio does not work there; the parent's goes on."""
+        worker = Worker(Target(server.url), "asyncio")
+        try:
+            held = worker.acquire("forked", ttl=LONG)
+            found = worker.ask("fork", number=held.number, name="of the child")
+
+            assert found["own_owners"] is True
+            assert worker.ask("confirm", number=held.number)
+            worker.release(held)
+        finally:
+            worker.close()

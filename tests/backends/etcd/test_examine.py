@@ -1,0 +1,212 @@
+"""The doctor on etcd clusters, each with one thing set wrongly."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+
+import lockkit
+from lockkit.backends.etcd import examine as etcd_examine
+from lockkit.backends.etcd.protobuf import decode
+from lockkit.doctor import examine
+from lockkit.testing.servers import EtcdCluster, EtcdServer, wait_until
+from tests.doctor.support import SECRET, complaints, found
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+
+def url_of(members: Sequence[EtcdServer], *, user: str = "root") -> str:
+    """The URL of a client that logs in."""
+    return f"etcd://{user}:{SECRET}@{','.join(one.address for one in members)}"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[EtcdServer]:
+    """A member alone, where everybody may do everything, with slow elections."""
+    with EtcdServer(settings={"election-timeout": "2000"}) as made:
+        yield made
+
+
+def test_cluster() -> None:
+    """Silent while all of three members serve; then one is named alone, one is down, and two are."""
+    with EtcdCluster() as cluster:
+        cluster.members[0].enable_auth(SECRET)
+        diagnosis = examine(url_of(cluster.members))
+        assert complaints(diagnosis) == []
+        assert diagnosis.facts["members"] == "3"
+        assert SECRET not in repr(diagnosis)
+
+        assert set(found(url_of(cluster.members[:1]))) == {"etcd-one-named"}
+
+        cluster.followers[0].kill()
+        assert "etcd-member-down" in found(url_of(cluster.members))
+        cluster.leader.kill()
+        left = next(member for member in cluster.members if member.running)
+        wait_until(lambda: None if left.metrics()["etcd_server_has_leader"] == "0" else "it believes in its leader")
+        assert "etcd-no-leader" in found(f"etcd://{left.address}")
+
+
+def test_member_alone_where_everybody_may_do_everything(server: EtcdServer) -> None:
+    """What a test server has."""
+    assert set(found(server.url)) == {"etcd-alone", "etcd-no-auth"}
+    # Whoever gives a password is not asked for it.
+    assert set(found(url_of([server]))) == {"etcd-alone", "etcd-no-auth"}
+
+
+def test_two_members(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No better than one; and an even number is no better than one less."""
+    with EtcdCluster(2) as cluster:
+        assert "etcd-few-members" in found(cluster.url)
+
+        monkeypatch.setattr(etcd_examine, "MEMBERS_MIN", 2)
+        assert "etcd-even-members" in found(cluster.url)
+
+
+def test_old_version(server: EtcdServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Below what lockkit needs, were that more."""
+    monkeypatch.setattr(etcd_examine, "VERSION_MIN", (99, 0))
+
+    assert "etcd-version" in found(server.url)
+
+
+def test_corrupt_member() -> None:
+    """The alarm that members raise when their data differ."""
+    with EtcdServer() as server:
+        member = server.status()["header"]["member_id"]
+        server.call("/v3/maintenance/alarm", action="ACTIVATE", memberID=member, alarm="CORRUPT")
+
+        assert "CORRUPT" in found(server.url)["etcd-corrupt"].seen
+
+
+def test_restored_cluster(tmp_path: Path) -> None:
+    """Its tokens go back to where the backup was made; after a mere restart nothing is said."""
+    with EtcdServer() as server, lockkit.connect(server.url) as client:
+        for _ in range(30):
+            client.lock("x").acquire().release()
+        server.restart()
+        assert "etcd-restored" not in found(server.url)
+        backup = str(tmp_path / "backup")
+        server.etcdctl("snapshot", "save", backup)
+        server.stop()
+        shutil.rmtree(server.data)
+        address = f"--initial-advertise-peer-urls={server.peer_url}"
+        server.etcdctl(
+            "snapshot", "restore", backup, f"--data-dir={server.directory / 'data'}", f"--name={server.name}",
+            f"--initial-cluster={server.name}={server.peer_url}", "--initial-cluster-token=lockkit", address,
+        )  # fmt: skip
+        server.start()
+
+        assert "restored" in found(server.url)["etcd-restored"].seen
+
+
+def test_changes_nothing(server: EtcdServer) -> None:
+    """Neither keys nor their revision; and no lease stays."""
+    before = server.etcdctl("get", "", "--prefix", "--write-out=fields")
+
+    examine(server.url)
+
+    after = server.etcdctl("get", "", "--prefix", "--write-out=fields")
+    assert [line for line in after.splitlines() if "Raft" not in line] == [
+        line for line in before.splitlines() if "Raft" not in line
+    ]
+    assert server.etcdctl("lease", "list").split()[1] == "0"
+
+
+def test_ttl_below_the_shortest_lease(server: EtcdServer) -> None:
+    """The lock of a dead holder stays longer than asked for."""
+    finding = found(server.url, ttl=2)["etcd-ttl-raised"]
+
+    assert "2 s" in finding.seen
+    assert "3 s at least" in finding.seen
+
+
+def test_quota_and_alarm() -> None:
+    """Nearly used up; then used up, and the alarm is on."""
+    with EtcdServer() as server:
+        for number in range(10):
+            put(server, number)
+        # What was written is in the file when the server has ended.
+        server.restart()
+        used = int(float(server.metrics()["etcd_mvcc_db_total_size_in_bytes"]))
+        server.settings["quota-backend-bytes"] = str(int(used / 0.9))
+        server.restart()
+
+        assert "% of the quota" in found(server.url)["etcd-quota"].seen
+
+        with pytest.raises(ConnectionError, match="space exceeded"):
+            put_for_ever(server)
+        wait_until(lambda: None if "NOSPACE" in server.etcdctl("alarm", "list") else "no alarm")
+        assert "NOSPACE" in found(server.url)["etcd-no-space"].seen
+
+
+def put_for_ever(server: EtcdServer) -> None:
+    """Writes until that fails."""
+    for number in itertools.count(10):
+        put(server, number)
+
+
+def put(server: EtcdServer, number: int) -> None:
+    """Writes a hundred kilobytes under a new key."""
+    key = base64.b64encode(b"%d" % number).decode()
+    server.call("/v3/kv/put", key=key, value=base64.b64encode(b"x" * 100_000).decode())
+
+
+def test_rights_missing() -> None:
+    """A user who may only read, and one who may read and write."""
+    with EtcdServer() as server:
+        server.enable_auth(SECRET)
+        as_root = f"--user=root:{SECRET}"
+        server.etcdctl(as_root, "role", "add", "app")
+        server.etcdctl(as_root, "user", "add", f"app:{SECRET}")
+        server.etcdctl(as_root, "user", "grant-role", "app", "app")
+        server.etcdctl(as_root, "role", "grant-permission", "app", "read", "lockkit/", "--prefix=true")
+
+        assert "lockkit/" in found(url_of([server], user="app"))["etcd-rights"].seen
+
+        server.etcdctl(as_root, "role", "grant-permission", "app", "readwrite", "lockkit/", "--prefix=true")
+        assert set(found(url_of([server], user="app"))) == {"etcd-alone"}
+
+        with pytest.raises(lockkit.ConfigurationError):
+            examine(url_of([server], user="nobody"))
+
+
+def test_tls(server: EtcdServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Absent towards an address that is not this machine's own; a client's certificate is a login."""
+    monkeypatch.setattr(etcd_examine, "is_loopback", lambda host: False)  # noqa: ARG005
+
+    assert found(server.url)["etcd-no-tls"].where == (server.address,)
+    with EtcdServer(tls=True) as safe:
+        assert set(found(safe.url)) == {"etcd-alone"}
+
+
+def test_nobody_answers(server: EtcdServer) -> None:
+    """That is an error as everywhere, and not a finding."""
+    with pytest.raises(lockkit.BackendUnavailable):
+        examine(f"etcd://127.0.0.1:{server.port_for('nobody')}")
+
+
+@pytest.mark.parametrize(
+    ("data", "fields"),
+    [
+        ("", {}),
+        ("08 96 01", {1: [150]}),
+        ("12 02 68 69 12 00", {2: [b"hi", b""]}),
+        ("0d 01 00 00 00 11 02 00 00 00 00 00 00 00", {1: [1], 2: [2]}),
+    ],
+)
+def test_messages_are_read_without_their_description(data: str, fields: dict[int, list[object]]) -> None:
+    """The examples of the documentation of the encoding, and numbers of fixed width."""
+    assert decode(bytes.fromhex(data)) == fields
+
+
+@pytest.mark.parametrize("data", ["08", "08 96", "12 02 68", "0d 01", "0b", "0f"])
+def test_what_is_no_message_is_refused(data: str) -> None:
+    """Cut off, or of a kind that is no more in use."""
+    with pytest.raises(ValueError, match="no protocol buffer"):
+        decode(bytes.fromhex(data))

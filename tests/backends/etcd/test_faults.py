@@ -1,0 +1,519 @@
+"""Locks on etcd while the world behaves badly: real members are killed, stopped, cut off, filled and compacted."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import pytest
+
+import lockkit
+from lockkit.testing.servers import EtcdCluster, EtcdServer, FaultProxy, http2_call_ended, require, wait_until
+from tests.backends.etcd.support import interrupted, leases_of, queue_of, session_of, until_waiting
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import TypeAlias
+
+    from lockkit.sync import Client, Lease
+
+    Connect: TypeAlias = Callable[..., Client]
+
+pytestmark = pytest.mark.timeout(120)
+
+TTL = 3.0
+PATIENCE = 30.0
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _etcd() -> None:
+    require("etcd", local=True)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[EtcdServer]:
+    """One member, for tests that leave it as it was."""
+    with EtcdServer() as member:
+        yield member
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[EtcdCluster]:
+    """Three members, for tests that leave all of them running."""
+    with EtcdCluster() as members:
+        yield members
+
+
+@pytest.fixture
+def proxy(server: EtcdServer) -> Iterator[FaultProxy]:
+    """Stands between client and member."""
+    with FaultProxy(server.host, server.port) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def connect() -> Iterator[Connect]:
+    """Makes clients, closed at the end."""
+    with ExitStack() as clients:
+        yield lambda url, **options: clients.enter_context(lockkit.connect(url, **options))
+
+
+class Waiter:
+    """A thread that waits for a lock."""
+
+    def __init__(self, client: Client, name: str, ttl: float) -> None:
+        """Start it."""
+        self._got: list[Lease] = []
+        self._thread = threading.Thread(
+            target=lambda: self._got.append(client.lock(name, ttl=ttl).acquire(2 * PATIENCE))
+        )
+        self._thread.start()
+
+    @property
+    def waits(self) -> bool:
+        """It does not have it yet."""
+        return self._thread.is_alive()
+
+    def lease(self) -> Lease:
+        """Wait until it has it."""
+        self._thread.join(PATIENCE)
+        assert self._got, "the waiter did not get the lock"
+        return self._got[0]
+
+
+def confirmed(lease: Lease) -> bool:
+    """Ask whether the lease is held, through an election."""
+    try:
+        return lease.confirm()
+    except lockkit.BackendUnavailable:
+        return False
+
+
+class TestOneMember:
+    """``etcd://`` with one host."""
+
+    @pytest.mark.parametrize("fault", ["kill", "pause"])
+    def test_dead_or_frozen_member_ends_the_lease_by_its_deadline(self, connect: Connect, fault: str) -> None:
+        """Loss is told in time though nothing answers, calls end with a clear error, and the client recovers."""
+        with EtcdServer() as member:
+            client = connect(member.url)
+            lease = client.lock("x", ttl=TTL).acquire()
+            getattr(member, fault)()
+            struck = time.monotonic()
+
+            with pytest.raises(lockkit.BackendUnavailable, match=r"127\.0\.0\.1"):
+                client.lock("y").acquire(timeout=0)
+            assert time.monotonic() - struck < 12
+            assert lease.wait_lost(PATIENCE)
+            assert time.monotonic() - struck < 12
+
+            member.start() if fault == "kill" else member.resume()
+            again = client.lock("x", ttl=TTL).acquire(PATIENCE)
+            assert again.token > lease.token
+            again.release()
+
+    def test_full_database_is_said_to_be_full(self, connect: Connect) -> None:
+        """With the alarm NOSPACE nothing is granted, and the message says why; a release still works."""
+        with EtcdServer(settings={"quota-backend-bytes": str(2 * 1024 * 1024)}) as member:
+            client = connect(member.url)
+            lease = client.lock("x", ttl=30).acquire()
+            for _ in range(20):
+                try:
+                    member.call("/v3/kv/put", key="QQ==", value="QUFB" * 100_000)
+                except OSError:
+                    break
+
+            with pytest.raises(lockkit.BackendUnavailable, match=r"NOSPACE.*alarm disarm"):
+                client.lock("y", ttl=30).acquire(timeout=0)
+
+            lease.extend()
+            lease.release()
+
+    def test_member_that_comes_back_empty_ends_the_session(self, connect: Connect) -> None:
+        """The holder is told by its next renewal."""
+        with EtcdServer() as member:
+            client = connect(member.url)
+            lease = client.lock("x", ttl=6).acquire()
+            reasons: list[str] = []
+            lease.on_lost(lambda _, reason: reasons.append(reason))
+
+            member.restart(keep_data=False, crash=True)
+
+            assert lease.wait_lost(PATIENCE)
+            client.lock("x", ttl=6).acquire(PATIENCE).release()
+
+
+class TestLoss:
+    """Somebody takes the lock away at the server."""
+
+    def test_revoked_lease_is_told(self, server: EtcdServer, connect: Connect) -> None:
+        """`etcdctl lease revoke` ends all locks of the session, with the reason; the next lock has a fresh one."""
+        client = connect(server.url)
+        before = leases_of(server)
+        leases = [client.lock(name, ttl=TTL).acquire() for name in ("a", "b")]
+        reasons: list[str] = []
+        for lease in leases:
+            lease.on_lost(lambda _, reason: reasons.append(reason))
+        (session,) = leases_of(server) - before
+
+        server.etcdctl("lease", "revoke", f"{session:x}")
+
+        assert all(lease.wait_lost(PATIENCE) for lease in leases)
+        wait_until(lambda: None if reasons == ["session"] * 2 else f"told {reasons}")
+        after = client.lock("a", ttl=TTL).acquire(timeout=0)
+        assert after.token > leases[0].token
+        after.release()
+
+    def test_revoked_lease_of_a_waiter_puts_it_at_the_end_of_the_line(
+        self, server: EtcdServer, connect: Connect
+    ) -> None:
+        """It looks, finds its key gone, and makes another one."""
+        holder, waiter = connect(server.url), connect(server.url)
+        lease = holder.lock("revoked waiter", ttl=30).acquire()
+        before = leases_of(server)
+        waiting = Waiter(waiter, "revoked waiter", ttl=TTL)
+        until_waiting(holder, "revoked waiter")
+        (session,) = leases_of(server) - before
+
+        server.etcdctl("lease", "revoke", f"{session:x}")
+        wait_until(lambda: None if leases_of(server) - before - {session} else "no other session yet")
+        until_waiting(holder, "revoked waiter")
+
+        lease.release()
+        waiting.lease().release()
+
+    def test_deleted_key_is_told(self, server: EtcdServer, connect: Connect) -> None:
+        """An operator deletes it: the next renewal says that nobody holds the lock; others of the session stay."""
+        client = connect(server.url)
+        lease, other = (client.lock(name, ttl=TTL).acquire() for name in ("deleted", "stays"))
+        reasons: list[str] = []
+        lease.on_lost(lambda _, reason: reasons.append(reason))
+
+        server.etcdctl("del", "--prefix", "lockkit/deleted/")
+
+        assert lease.wait_lost(PATIENCE)
+        wait_until(lambda: None if reasons == ["gone"] else f"told {reasons}")
+        assert other.confirm()
+        other.release()
+
+    def test_lock_that_is_not_renewed_goes_beside_one_that_is(self, server: EtcdServer, connect: Connect) -> None:
+        """Both hang on the session that the second keeps alive; the first goes all the same."""
+        client, other = connect(server.url), connect(server.url)
+        kept = client.lock("kept", ttl=TTL).acquire()
+        dropped = client.lock("not kept", ttl=TTL, renew=False).acquire()
+
+        after = other.lock("not kept", ttl=TTL).acquire(PATIENCE)
+
+        assert after.token > dropped.token
+        assert not dropped.held
+        assert kept.confirm()
+        kept.release()
+        after.release()
+
+
+class TestLostAnswers:
+    """The request was carried out, and its answer never came."""
+
+    def test_grant_is_had_all_the_same(self, server: EtcdServer, proxy: FaultProxy, connect: Connect) -> None:
+        """Asked again, the member finds the key of the first request."""
+        client = connect(f"etcd://{proxy.address}")
+        client.lock("lost grant", ttl=TTL).acquire().release()
+        dropped = proxy.drop_next_reply(match=b"lockkit/lost grant", until=http2_call_ended)
+
+        lease = client.lock("lost grant", ttl=TTL).acquire(timeout=0)
+
+        assert dropped.wait(PATIENCE)
+        (key,) = queue_of(server, "lockkit/lost grant/")
+        assert [holder.token for holder in client.holders("lost grant")] == [lease.token]
+        # The lease stays where it is; what comes later does not rely on that session.
+        lease.extend()
+        assert lease.confirm()
+        assert queue_of(server, "lockkit/lost grant/") == [key]
+        assert f"{session_of(server, key):x}" == key.rpartition("/")[2]
+        with client.lock("after lost grant", ttl=TTL):
+            (after,) = queue_of(server, "lockkit/after lost grant/")
+            assert session_of(server, after) != session_of(server, key)
+        lease.release()
+        assert queue_of(server, "lockkit/lost grant/") == []
+
+    def test_key_of_a_client_that_was_cut_off_is_gone_within_a_ttl(
+        self, server: EtcdServer, proxy: FaultProxy, connect: Connect
+    ) -> None:
+        """It cannot undo the grant that it never heard of: its session is not kept alive, also not by other locks."""
+        client, other = connect(f"etcd://{proxy.address}"), connect(server.url)
+        kept = client.lock("kept here", ttl=TTL).acquire()
+        proxy.blackhole(to_server=False)
+
+        with pytest.raises(lockkit.BackendUnavailable):
+            client.lock("cut off", ttl=TTL).acquire(timeout=0)
+        proxy.heal()
+
+        lease = other.lock("cut off", ttl=TTL).acquire(PATIENCE)
+        assert [key.count("/") for key in queue_of(server, "lockkit/cut off/")] == [2]
+        lease.release()
+        # The other one has never been in danger.
+        assert kept.confirm()
+        kept.release()
+
+    def test_release_can_be_called_again(self, server: EtcdServer, proxy: FaultProxy, connect: Connect) -> None:
+        """A release whose answer was lost raises; the second one touches nobody else's lock."""
+        client, other = connect(f"etcd://{proxy.address}"), connect(server.url)
+        lease = client.lock("lost release", ttl=30).acquire()
+        dropped = proxy.drop_next_reply(match=b"lockkit/lost release", until=http2_call_ended)
+
+        with pytest.raises(lockkit.BackendUnavailable):
+            lease.release()
+
+        assert dropped.wait(PATIENCE)
+        newer = other.lock("lost release", ttl=30).acquire(timeout=0)
+        lease.release()
+        assert newer.confirm()
+        newer.release()
+
+    def test_waiter_survives_cut_connections(self, server: EtcdServer, proxy: FaultProxy, connect: Connect) -> None:
+        """It keeps its place, watches anew, and is told when its turn comes."""
+        holder, waiter, third = connect(server.url), connect(f"etcd://{proxy.address}"), connect(server.url)
+        lease = holder.lock("cut waiter", ttl=120).acquire()
+        first = Waiter(waiter, "cut waiter", ttl=120)
+        until_waiting(holder, "cut waiter")
+        second = Waiter(third, "cut waiter", ttl=120)
+        until_waiting(holder, "cut waiter", 2)
+        for _ in range(3):
+            proxy.cut(reset=True)
+            time.sleep(0.3)
+
+        lease.release()
+
+        got = first.lease()
+        assert second.waits
+        got.release()
+        second.lease().release()
+
+    def test_compaction_does_not_reach_a_waiter(self, server: EtcdServer, connect: Connect) -> None:
+        """Neither one that waits already, nor one that comes later."""
+        holder, waiter, later = connect(server.url), connect(server.url), connect(server.url)
+        lease = holder.lock("compacted", ttl=30).acquire()
+        first = Waiter(waiter, "compacted", ttl=30)
+        until_waiting(holder, "compacted")
+
+        revision = server.status()["header"]["revision"]
+        server.etcdctl("compact", str(revision))
+        second = Waiter(later, "compacted", ttl=30)
+        until_waiting(holder, "compacted", 2)
+
+        lease.release()
+        first.lease().release()
+        second.lease().release()
+
+
+class TestDoubt:
+    """A request of one lock was interrupted or not answered: what is held of others does not depend on it."""
+
+    def test_interrupted_acquire_leaves_the_session_that_a_lease_is_being_moved_to(
+        self, server: EtcdServer, proxy: FaultProxy, connect: Connect
+    ) -> None:
+        """Ctrl-C while the answer to an extension to the same ttl is on its way."""
+        client, other = connect(f"etcd://{proxy.address}"), connect(server.url)
+        lease = client.lock("extended", ttl=6).acquire()
+        (key,) = queue_of(server, "lockkit/extended/")
+        home = session_of(server, key)
+        proxy.delay(to_client=0.5)
+        extending = threading.Thread(target=lease.extend, args=(12,))
+        extending.start()
+        wait_until(lambda: None if session_of(server, key) != home else "not moved yet")
+
+        with interrupted(0.2), pytest.raises(KeyboardInterrupt):
+            client.lock("interrupted", ttl=12).acquire()
+
+        extending.join(PATIENCE)
+        proxy.heal()
+        assert other.lock("extended", ttl=6).try_acquire() is None
+        assert lease.confirm()
+        lease.release()
+
+    # An interrupt may strike after a coroutine was made and before it is awaited.
+    @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
+    def test_storm_of_interrupts_loses_no_lease(self, server: EtcdServer, proxy: FaultProxy, connect: Connect) -> None:
+        """Two hundred acquisitions are interrupted at any instant, while others are held and renewed."""
+        client, other = connect(f"etcd://{proxy.address}"), connect(server.url)
+        proxy.delay(to_client=0.01)
+        held = [client.lock(f"held {number}", ttl=TTL).acquire() for number in range(5)]
+
+        for number in range(200):
+            try:
+                with interrupted(0.0005 * (number % 60)):
+                    client.lock("stormy", ttl=TTL).acquire().release()
+            except KeyboardInterrupt:
+                pass
+
+        proxy.heal()
+        assert [other.lock(lease.name, ttl=TTL).try_acquire() for lease in held] == [None] * 5
+        assert all(lease.confirm() for lease in held)
+        for lease in held:
+            lease.release()
+        with other.lock("stormy", ttl=TTL, timeout=PATIENCE):
+            pass
+
+    def test_unanswered_acquire_leaves_held_leases_where_they_are(
+        self, server: EtcdServer, proxy: FaultProxy, connect: Connect
+    ) -> None:
+        """Their session lives on, takes nothing new, and with each heartbeat deletes what may have been created."""
+        client = connect(f"etcd://{proxy.address}")
+        held = client.lock("stays", ttl=6).acquire()
+        (key,) = queue_of(server, "lockkit/stays/")
+        session = session_of(server, key)
+        proxy.blackhole(to_server=False)
+        ghost = f"lockkit/unanswered/{session:x}"
+        with ThreadPoolExecutor() as pool:
+            acquiring = pool.submit(client.lock("unanswered", ttl=6).acquire, 0)
+            wait_until(lambda: None if queue_of(server, "lockkit/unanswered/") else "not created yet")
+            value = server.etcdctl("get", "--print-value-only", ghost).strip()
+            with pytest.raises(lockkit.BackendUnavailable):
+                acquiring.result()
+        proxy.heal()
+        wait_until(lambda: "not undone" if queue_of(server, "lockkit/unanswered/") else None)
+
+        # As a member that hung would, when it goes on.
+        server.etcdctl("put", f"--lease={session:x}", ghost, value)
+
+        held.extend()
+        assert queue_of(server, "lockkit/unanswered/") == []
+        assert session_of(server, key) == session
+        held.release()
+
+    def test_extension_that_was_not_answered_is_settled_by_the_next(
+        self, server: EtcdServer, proxy: FaultProxy, connect: Connect
+    ) -> None:
+        """The key hung on one lease or on the other; then surely on one, and the other may go."""
+        client = connect(f"etcd://{proxy.address}")
+        lease = client.lock("unsettled", ttl=30).acquire()
+        (key,) = queue_of(server, "lockkit/unsettled/")
+        home = session_of(server, key)
+        proxy.delay(to_client=0.5)
+        with ThreadPoolExecutor() as pool:
+            extending = pool.submit(lease.extend, 40)
+            wait_until(lambda: None if session_of(server, key) != home else "not moved yet")
+            proxy.blackhole(to_server=False)
+            with pytest.raises(lockkit.BackendUnavailable):
+                extending.result()
+        proxy.heal()
+        other = session_of(server, key)
+        wait_until(lambda: None if confirmed(lease) else "not connected again yet")
+
+        lease.extend(30)
+
+        assert session_of(server, key) == home
+        server.etcdctl("lease", "revoke", f"{other:x}")
+        lease.extend(30)
+        assert lease.confirm()
+        lease.release()
+
+    def test_renewal_says_gone_of_keys_that_are_gone(self, server: EtcdServer, connect: Connect) -> None:
+        """Whether they stay in their session or are moved to another."""
+        client = connect(server.url)
+        for ttl in (30, 40):
+            lease = client.lock("no key", ttl=30).acquire()
+            (key,) = queue_of(server, "lockkit/no key/")
+            server.etcdctl("del", key)
+
+            with pytest.raises(lockkit.LockLost):
+                lease.extend(ttl)
+            assert not lease.held
+
+    def test_more_leases_run_out_than_a_transaction_takes(self, server: EtcdServer, connect: Connect) -> None:
+        """One heartbeat deletes them all: they do not live on beside one that is held."""
+        client = connect(server.url)
+        kept = client.lock("kept beside many", ttl=2).acquire()
+        dropped = [client.lock(f"not kept {number}", ttl=2, renew=False).acquire() for number in range(150)]
+        wait_until(lambda: "some are left" if queue_of(server, "lockkit/not kept ") else None)
+        assert not any(lease.held for lease in dropped)
+        assert kept.confirm()
+        kept.release()
+
+
+class TestThreeMembers:
+    """A cluster."""
+
+    def test_leader_dies_while_held_and_while_waiting(self, connect: Connect, cluster: EtcdCluster) -> None:
+        """The lease goes on, the waiter keeps its place."""
+        holder, waiter = connect(cluster.url), connect(cluster.url)
+        lease = holder.lock("x", ttl=15).acquire()
+        waiting = Waiter(waiter, "x", ttl=15)
+        until_waiting(holder, "x")
+
+        leader = cluster.leader
+        leader.kill()
+
+        wait_until(lambda: None if confirmed(lease) else "not confirmed yet", timeout=PATIENCE)
+        lease.extend()
+        assert waiting.waits
+        lease.release()
+        after = waiting.lease()
+        assert after.token > lease.token
+        after.release()
+        leader.start()
+
+    def test_stopped_member_is_left(self, connect: Connect, cluster: EtcdCluster) -> None:
+        """Connected to it or not: another one is asked within the same call, and what it does late does not stay."""
+        clients = [connect(cluster.url) for _ in range(6)]
+        for client in clients:
+            client.ping()
+        stopped = cluster.followers[0]
+        stopped.pause()
+        try:
+            for number, client in enumerate(clients):
+                client.lock(f"stopped {number}", ttl=5).acquire(timeout=PATIENCE).release()
+        finally:
+            stopped.resume()
+
+        # A request that it kept may create a key now: in a session that nobody keeps alive.
+        running = cluster.leader
+        wait_until(lambda: None if not queue_of(running, "lockkit/") else "a key is left", timeout=PATIENCE)
+
+    def test_waiter_leaves_a_frozen_member(self, connect: Connect, cluster: EtcdCluster) -> None:
+        """It is told nothing there; its pings are not answered, so it watches at another one: long before its ttl."""
+        frozen = cluster.followers[0]
+        others = [member for member in cluster.members if member is not frozen]
+        holder = connect("etcd://" + ",".join(member.address for member in others))
+        leases = [holder.lock(f"frozen {number}", ttl=120).acquire() for number in range(6)]
+        # Half of them, or some, are at the member that freezes.
+        url = f"etcd://{frozen.address},{others[0].address}"
+        waiting = [Waiter(connect(url), lease.name, ttl=120) for lease in leases]
+        for lease in leases:
+            until_waiting(holder, lease.name)
+        time.sleep(0.5)
+
+        frozen.pause()
+        try:
+            struck = time.monotonic()
+            for lease in leases:
+                lease.release()
+            got = [one.lease() for one in waiting]
+            took = time.monotonic() - struck
+        finally:
+            frozen.resume()
+        assert took < 15
+        for lease in got:
+            lease.release()
+
+    def test_lost_majority_is_an_outage_and_ends_the_lease(self, connect: Connect, cluster: EtcdCluster) -> None:
+        """A bounded clear error, loss by the deadline, and recovery when the members are back."""
+        client = connect(cluster.url)
+        lease = client.lock("majority", ttl=TTL).acquire()
+        killed = cluster.members[:2]
+        for member in killed:
+            member.kill()
+        struck = time.monotonic()
+
+        with pytest.raises(lockkit.BackendUnavailable, match=r"majority|did not answer|reached"):
+            client.lock("y", ttl=TTL).acquire(timeout=0)
+        assert lease.wait_lost(PATIENCE)
+        assert time.monotonic() - struck < 15
+
+        cluster.start()
+        again = client.lock("majority", ttl=TTL).acquire(PATIENCE)
+        assert again.token > lease.token
+        again.release()

@@ -1,0 +1,116 @@
+"""What is special about the lock itself on ``file://``; the conformance suite has what all backends share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lockkit.backend import Busy, Gone, Grant, Renewed
+from lockkit.backends.file import backend as file
+from lockkit.runtime import drive
+from tests.backends.file.support import Connect, tick
+from tests.backends.support import StubHost, granted
+
+if TYPE_CHECKING:
+    import pytest
+
+
+def test_clients_exclude_each_other(connect: Connect, frozen: StubHost) -> None:
+    """Two clients, one lock: grant, busy, holders, release, a higher token."""
+    first, second = connect(frozen), connect(frozen)
+    grant = granted(drive(first.try_acquire(frozen.request(ttl=7.0))))
+    tick(frozen, 1.0)
+
+    assert drive(second.try_acquire(frozen.request(queue=False))) == Busy(6.0, owner=grant.owner)
+    (holder,) = drive(second.holders("x"))
+    assert (holder.owner, holder.token, holder.remaining, holder.waiters) == (grant.owner, grant.token, 6.0, 0)
+    assert holder.metadata == {"pid": 1}
+    assert drive(first.renew([grant])) == [Renewed()]
+    assert drive(first.release(grant))
+    assert not drive(first.release(grant))
+    assert drive(second.holders("x")) == []
+
+    assert granted(drive(second.try_acquire(frozen.request()))).token > grant.token
+
+
+def test_unusual_names_are_different_locks(connect: Connect, host: StubHost) -> None:
+    """Whatever the file system makes of their characters."""
+    backend = connect(host)
+    names = ["a", "A", "a ", "é", "e\u0301", ".", "..", "a/b", "/a", "%61", "clients", "x" * 255, "X" * 255, "\n"]
+
+    for name in names:
+        grant = granted(drive(backend.try_acquire(host.request(name))))
+        assert [holder.owner for holder in drive(backend.holders(name))] == [grant.owner]
+
+
+def test_expired_lease_is_neither_renewed_nor_released(connect: Connect, frozen: StubHost) -> None:
+    """Past its ttl a lease is nobody's."""
+    backend = connect(frozen)
+    grant = granted(drive(backend.try_acquire(frozen.request(ttl=10.0))))
+    tick(frozen, 10.0)
+
+    assert drive(backend.holders("x")) == []
+    assert drive(backend.renew([grant])) == [Gone("expired")]
+    other = granted(drive(connect(frozen).try_acquire(frozen.request())))
+    assert drive(backend.renew([grant])) == [Gone("taken")]
+    assert not drive(backend.release(grant))
+    assert [holder.owner for holder in drive(backend.holders("x"))] == [other.owner]
+
+
+def test_broken_holder_is_told(connect: Connect, frozen: StubHost) -> None:
+    """Also when somebody else holds the lock meanwhile, with a higher token."""
+    first, second = connect(frozen), connect(frozen)
+    grant = granted(drive(first.try_acquire(frozen.request())))
+
+    assert drive(second.break_lock("x"))
+    assert not drive(second.break_lock("x"))
+    assert not drive(second.break_lock("never seen"))
+
+    assert granted(drive(second.try_acquire(frozen.request()))).token > grant.token
+    assert drive(first.renew([grant])) == [Gone("broken")]
+
+
+def test_queue_is_first_come_first_served_between_clients(connect: Connect, frozen: StubHost) -> None:
+    """And a releaser that comes straight back stands behind those who wait."""
+    clients = [connect(frozen) for _ in range(5)]
+    requests = [frozen.request(owner=f"{index}") for index in range(5)]
+    grant = granted(drive(clients[0].try_acquire(requests[0])))
+    for client, request in zip(clients[1:], requests[1:], strict=True):
+        assert isinstance(drive(client.try_acquire(request)), Busy)
+    (holder,) = drive(clients[0].holders("x"))
+    assert holder.waiters == 4
+
+    for turn in range(1, 5):
+        assert drive(clients[turn - 1].release(grant))
+        for index in (0, 4, 3, 2, 1):
+            outcome = drive(clients[index].try_acquire(requests[index])) if index != turn else None
+            assert not isinstance(outcome, Grant)
+        grant = granted(drive(clients[turn].try_acquire(requests[turn])))
+        requests[turn - 1] = frozen.request()
+
+
+def test_uncertain_grant_is_undone(connect: Connect, host: StubHost) -> None:
+    """A request that was interrupted after its grant leaves nothing behind."""
+    backend = connect(host)
+    request = host.request()
+    granted(drive(backend.try_acquire(request)))
+    request.uncertain = True
+
+    drive(backend.abandon(request))
+    drive(backend.abandon(request))
+
+    assert drive(backend.holders("x")) == []
+
+
+def test_token_grows_though_the_clock_is_set_back(
+    connect: Connect, host: StubHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The record remembers the last token; without it the wall clock is the floor."""
+    backend = connect(host)
+    tokens = []
+    for wall_ns in (5_000_000, 5_000_000, 1_000, 9_000_000):
+        monkeypatch.setattr(file, "wall_clock_ns", lambda value=wall_ns: value)
+        grant = granted(drive(backend.try_acquire(host.request())))
+        drive(backend.release(grant))
+        tokens.append(grant.token)
+
+    assert tokens == [5000, 5001, 5002, 9000]

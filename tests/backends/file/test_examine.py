@@ -1,0 +1,130 @@
+"""The doctor on backends without a server: memory and file."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+import lockkit
+from lockkit.backends.file import examine as file_examine
+from lockkit.backends.file.inotify import Inotify
+from lockkit.doctor import Severity, examine
+from tests.doctor.support import found
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """A directory as lockkit makes it."""
+    path = tmp_path / "locks"
+    path.mkdir(mode=0o700)
+    return path
+
+
+def test_memory_is_for_one_process() -> None:
+    """Nothing can be wrong with it, but one thing is to be known."""
+    findings = found("memory://")
+
+    assert set(findings) == {"memory-process-only"}
+    assert findings["memory-process-only"].check.severity is Severity.INFO
+
+
+def test_silent_on_a_good_directory(directory: Path) -> None:
+    """Nothing is found, and nothing is made."""
+    assert found(f"file:{directory}") == {}
+    assert list(directory.iterdir()) == []
+
+
+def test_default_directory_is_examined() -> None:
+    """Without a URL it is where ``connect()`` would put its locks."""
+    assert examine().backend == "file:"
+
+
+def test_missing_directory_is_not_made(directory: Path) -> None:
+    """It is said that it will be."""
+    assert set(found(f"file:{directory}/a/b")) == {"file-missing"}
+    assert list(directory.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("mode", "query", "ids"),
+    [
+        (0o777, "", {"file-writable-by-others"}),
+        (0o770, "", {"file-writable-by-others"}),
+        (0o770, "?group=1", set()),
+        (0o1777, "", set()),
+    ],
+)
+def test_directory_that_others_may_write_to(directory: Path, mode: int, query: str, ids: set[str]) -> None:
+    """The doctor and the backend are of one opinion."""
+    directory.chmod(mode)
+    url = f"file:{directory}{query}"
+
+    assert set(found(url)) == ids
+
+    with lockkit.connect(url) as client:
+        if ids:
+            with pytest.raises(lockkit.ConfigurationError, match="may be written to"):
+                client.ping()
+        else:
+            client.ping()
+
+
+def test_folder_of_clients_that_others_may_write_to(directory: Path) -> None:
+    """Of one opinion with the backend here too."""
+    (directory / "clients").mkdir()
+    (directory / "clients").chmod(0o777)
+
+    assert set(found(f"file:{directory}")) == {"file-writable-by-others"}
+
+    with lockkit.connect(f"file:{directory}") as client, pytest.raises(lockkit.ConfigurationError, match="clients may"):
+        client.ping()
+
+
+def test_something_else_in_the_place_of_the_directory(directory: Path) -> None:
+    """At its place, or on the way to it."""
+    (directory / "file").touch()
+
+    for path in (directory / "file", directory / "file" / "locks"):
+        assert f"{directory}/file is no directory" in found(f"file:{path}")["file-unusable"].seen
+
+
+def test_directory_that_nobody_can_make() -> None:
+    """Not even root: the kernel takes no new directories there."""
+    assert "may not write to /proc/self" in found("file:/proc/self/locks")["file-unusable"].seen
+
+
+def test_network_file_system(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By what the kernel calls it."""
+    monkeypatch.setattr(file_examine, "kind_of_file_system", lambda device: "nfs4")  # noqa: ARG005
+
+    assert "nfs4" in found(f"file:{directory}")["file-network"].seen
+
+
+def test_kind_of_file_system_is_that_of_the_kernel(directory: Path) -> None:
+    """The one that holds the directory has a name."""
+    assert file_examine.kind_of_file_system(Path("/proc").stat().st_dev) == "proc"
+    assert file_examine.kind_of_file_system(directory.stat().st_dev) not in {"", "proc"}
+
+
+def test_no_inotify_left(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when another program of this user has them all."""
+
+    def refuse(self: Inotify) -> None:  # noqa: ARG001
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(Inotify, "__init__", refuse)
+
+    assert "max_user_instances" in found(f"file:{directory}")["file-no-inotify"].mend
+
+
+def test_wrong_url_is_no_finding(directory: Path) -> None:
+    """It is an error as everywhere."""
+    for url in (f"file://{directory.name}/x", "file:?grup=1", "fiel:"):
+        with pytest.raises(lockkit.ConfigurationError):
+            examine(url)
+    for ttl in (0, -1, float("nan"), float("inf")):
+        with pytest.raises(lockkit.ConfigurationError, match="ttl"):
+            examine("memory://", ttl=ttl)

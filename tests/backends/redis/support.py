@@ -1,0 +1,130 @@
+"""Servers, faces and looks behind the scenes for the tests of the Redis backends."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from lockkit.backends.redis.backend import RedisBackend
+from lockkit.configuration.registry import split_options
+from lockkit.runtime import AsyncioRuntime, BlockingRuntime, drive
+from lockkit.url import parse
+from tests.backends.support import StubHost
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Coroutine
+
+    from lockkit.testing.servers import RedisServer
+
+T = TypeVar("T")
+
+
+class Face:
+    """One of the two faces: runs a coroutine function of a host."""
+
+    def __init__(self, name: str) -> None:
+        """Take ``sync`` or ``asyncio``."""
+        self.name = name
+
+    def run(self, scenario: Callable[[StubHost], Coroutine[Any, Any, T]]) -> T:
+        """Run it to its end, as this face does."""
+        if self.name == "sync":
+            return drive(scenario(StubHost(BlockingRuntime())))
+        return asyncio.run(scenario(StubHost(AsyncioRuntime())))
+
+
+def open_backend(url: str, host: StubHost, **given: object) -> RedisBackend:
+    """Open a backend as the registry does."""
+    parsed = parse(url)
+    _, options = split_options(RedisBackend, parsed, given)
+    return RedisBackend.open(parsed, options, host)
+
+
+@asynccontextmanager
+async def backend_at(url: str, host: StubHost, **given: object) -> AsyncIterator[RedisBackend]:
+    """Open a backend and close it at the end."""
+    backend = open_backend(url, host, **given)
+    try:
+        yield backend
+    finally:
+        await backend.close()
+
+
+class Nat:
+    """
+    Stands between clients and a server, and can forget subscriptions.
+
+    As a NAT does with connections that were idle for long: what comes is dropped, and neither side is told.
+    """
+
+    def __init__(self, server: RedisServer) -> None:
+        """Accept connections from now on."""
+        self._target = (server.host, server.port)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self._links: list[_Link] = []
+        threading.Thread(target=self._accept, name="nat", daemon=True).start()
+
+    def _accept(self) -> None:
+        with suppress(OSError):  # closed
+            while True:
+                client, _ = self._listener.accept()
+                self._links.append(_Link(client, socket.create_connection(self._target)))
+
+    def forget_subscriptions(self) -> int:
+        """Drop from now on what comes on the connections that subscribe; tell how many there are."""
+        found = [link for link in self._links if link.subscribes and not link.forgotten]
+        for link in found:
+            link.forgotten = True
+        return len(found)
+
+    def close(self) -> None:
+        """End all connections."""
+        self._listener.close()
+        for link in self._links:
+            link.close()
+
+
+class _Link:
+    """One connection through a `Nat`."""
+
+    def __init__(self, client: socket.socket, server: socket.socket) -> None:
+        self.subscribes = self.forgotten = False
+        self._ends = client, server
+        for source, sink in ((client, server), (server, client)):
+            threading.Thread(target=self._pass_on, args=(source, sink), name="nat", daemon=True).start()
+
+    def _pass_on(self, source: socket.socket, sink: socket.socket) -> None:
+        with suppress(OSError):  # closed
+            while data := source.recv(65536):
+                self.subscribes |= b"SUBSCRIBE" in data
+                if not self.forgotten:
+                    sink.sendall(data)
+        if not self.forgotten:
+            self.close()
+
+    def close(self) -> None:
+        for end in self._ends:
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+            end.close()
+
+
+class Keyspace:
+    """What is at the server, seen by somebody else's connection."""
+
+    def __init__(self, server: RedisServer) -> None:
+        """Connect at each question: the server may have been restarted."""
+        self._server = server
+
+    def __call__(self, *command: str | int | bytes) -> Any:  # noqa: ANN401 - whatever the server says
+        """Run a command."""
+        with self._server.connect() as connection:
+            return connection.call(*command)
+
+    def keys(self) -> set[str]:
+        """Every key there is."""
+        return set(self("KEYS", "*"))

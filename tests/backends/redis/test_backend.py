@@ -1,0 +1,797 @@
+"""What is special about locks on Redis; what they share with the other backends is in the conformance suite."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from lockkit.backend import Busy, Gone, Grant, Renewed, Unknown
+from lockkit.backends.redis.backend import KNOWN_NAMES_MAX
+from lockkit.backends.redis.script import lock_key
+from lockkit.errors import BackendUnavailable, ConfigurationError
+from lockkit.testing.servers import RedisServer, require, wait_until
+from tests.backends.redis.support import Face, Keyspace, backend_at
+from tests.backends.support import StubHost, granted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from lockkit.backend import Request
+    from lockkit.backends.redis.backend import RedisBackend
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RedisServer]:
+    """One node for all tests of this module."""
+    require("redis", local=True)
+    with RedisServer() as node:
+        yield node
+
+
+@pytest.fixture
+def redis(server: RedisServer) -> Keyspace:
+    """The server's keys, none at first."""
+    keyspace = Keyspace(server)
+    keyspace("FLUSHALL")
+    keyspace("SCRIPT", "FLUSH")
+    return keyspace
+
+
+@pytest.fixture(params=["sync", "asyncio"])
+def face(request: pytest.FixtureRequest) -> Face:
+    """Each face in turn."""
+    return Face(request.param)
+
+
+async def busy_at(backend: RedisBackend, request: Request) -> Busy:
+    """Look, and find the lock busy."""
+    outcome = await backend.try_acquire(request)
+    assert isinstance(outcome, Busy), outcome
+    return outcome
+
+
+async def queue_up(backend: RedisBackend, request: Request) -> None:
+    """Look, and take a place in the queue."""
+    await busy_at(backend, request)
+    assert request.place is not None
+
+
+async def woken(request: Request) -> bool:
+    """Wait for a wake-up, generously."""
+    return await request.wake.wait(10.0)
+
+
+def test_keys_are_as_documented(server: RedisServer, redis: Keyspace, face: Face) -> None:
+    """A lock is a plain string with its owner and ttl, which other clients understand; the rest lies beside it."""
+
+    async def scenario(host: StubHost) -> None:
+        async with backend_at(server.url, host) as backend:
+            request = host.request("seat:{12}%", ttl=30.0)
+            grant = granted(await backend.try_acquire(request))
+            key = "lockkit:seat:%7B12%7D%25"
+            side = f"{{{key}}}:"
+
+            assert redis("GET", key) == request.owner
+            assert 29_000 < redis("PTTL", key) <= 30_000
+            assert redis("GET", f"{side}fence") == str(grant.token)
+            assert redis("PTTL", f"{side}fence") > 86_000_000
+            owner, _, metadata = redis("GET", f"{side}meta").partition(" ")
+            assert owner == request.owner
+            assert json.loads(metadata) == {"pid": 1}
+            assert redis.keys() == {key, f"{side}fence", f"{side}meta"}
+
+            assert await backend.release(grant)
+            assert redis.keys() == {f"{side}fence"}
+
+    face.run(scenario)
+
+
+def test_prefix_separates_applications(server: RedisServer, redis: Keyspace, face: Face) -> None:
+    """The same name under two prefixes is two locks."""
+
+    async def scenario(host: StubHost) -> None:
+        async with (
+            backend_at(server.url, host, prefix="app:one") as one,
+            backend_at(server.url, host, prefix="app:two") as two,
+        ):
+            granted(await one.try_acquire(host.request()))
+            granted(await two.try_acquire(host.request()))
+
+            assert {"app:one:x", "app:two:x"} <= redis.keys()
+
+    face.run(scenario)
+
+
+def test_token_is_the_server_s_time_and_never_goes_back(server: RedisServer, redis: Keyspace, face: Face) -> None:
+    """At least the server's time in µs, and above the last one, also when that is in the future or gone."""
+
+    async def scenario(host: StubHost) -> None:
+        async with backend_at(server.url, host) as backend:
+
+            async def token() -> int:
+                grant = granted(await backend.try_acquire(host.request()))
+                await backend.release(grant)
+                return grant.token
+
+            seconds, micros = (int(part) for part in redis("TIME"))
+            first = await token()
+            redis("FLUSHALL")
+            second = await token()
+            redis("SET", "{lockkit:x}:fence", str(4 * 10**15))
+            third = await token()
+
+            assert seconds * 10**6 + micros <= first < second < third == 4 * 10**15 + 1
+            assert redis("GET", "{lockkit:x}:fence") == str(4 * 10**15 + 1)
+
+    face.run(scenario)
+
+
+def test_token_has_six_digits_of_micros(server: RedisServer, redis: Keyspace, face: Face) -> None:
+    """A time such as 1.000042 s is not written as 142: tried in the first tenth of a second, without a last token."""
+
+    async def scenario(host: StubHost) -> None:
+        async with backend_at(server.url, host) as backend:
+            await backend.ping()
+            _, micros = redis("TIME")
+            await host.runtime.sleep((1_000_000 - int(micros)) / 1e6)
+            for _ in range(10):
+                redis("FLUSHALL")
+                before = [int(part) for part in redis("TIME")]
+                grant = granted(await backend.try_acquire(host.request()))
+                after = [int(part) for part in redis("TIME")]
+
+                assert before[0] * 10**6 + before[1] <= grant.token <= after[0] * 10**6 + after[1]
+
+    face.run(scenario)
+
+
+def test_waiters_are_served_in_order_and_only_the_next_is_told(
+    server: RedisServer, redis: Keyspace, face: Face
+) -> None:
+    """A release offers the lock to the first waiter; who comes straight back stands behind the others."""
+
+    async def scenario(host: StubHost) -> None:
+        async with backend_at(server.url, host) as backend, backend_at(server.url, StubHost(host.runtime)) as other:
+            grant = granted(await backend.try_acquire(host.request()))
+            first, second = host.request(), host.request()
+            await queue_up(other, first)
+            await queue_up(backend, second)
+
+            assert await backend.release(grant)
+
+            assert await woken(first)
+            assert not second.wake.is_set()
+            assert redis("GET", "lockkit:x") == f"next:{first.owner}"
+            barging = host.request(queue=False)
+            assert (await busy_at(backend, barging)).retry_after == pytest.approx(1.0, abs=0.5)
+            assert await backend.holders("x") == []
+            grant = granted(await other.try_acquire(first))
+            assert await other.release(grant)
+            assert await woken(second)
+            assert await backend.release(granted(await backend.try_acquire(second)))
+            assert redis.keys() == {"{lockkit:x}:fence"}
+
+    face.run(scenario)
+
+
+def test_waiter_that_died_is_passed_over(server: RedisServer, redis: Keyspace, face: Face) -> None:
+    """Nobody listens on its channel any more, so the lock goes to the next at once."""
+
+    async def scenario(host: StubHost) -> None:
+        async with backend_at(server.url, host) as backend, backend_at(server.url, StubHost(host.runtime)) as dying:
+            grant = granted(await backend.try_acquire(host.request()))
+            dead, living = host.request(), host.request()
+            await queue_up(dying, dead)
+            await queue_up(backend, living)
+            await dying.close()
+            wait_until(lambda: None if redis("PUBSUB", "NUMSUB", dead.place.channel)[1] == 0 else "still there")
+
+            assert [holder.waiters for holder in await backend.holders("x")] == [1]
+            assert await backend.release(grant)
+
+            assert await woken(living)
+            granted(await backend.try_acquire(living))
+
+    face.run(scenario)
+
+
+def test_stopped_waiter_holds_up_the_others_for_its_offer_only(
+    server: RedisServer, redis: Keyspace, face: Face
+) -> None:
+    """A waiter that is told and does not come loses its turn after half of its ttl."""
+
+    async def scenario(host: StubHost) -> None:
+        async with backend_at(server.url, host) as backend:
+            grant = granted(await backend.try_acquire(host.request()))
+            stopped, other = host.request(ttl=0.4), host.request()
+            await queue_up(backend, stopped)
+            await queue_up(backend, other)
+            assert await backend.release(grant)
+            assert redis("GET", "lockkit:x") == f"next:{stopped.owner}"
+
+            busy = await busy_at(backend, other)
+            assert busy.retry_after is not None
+            assert busy.retry_after <= 0.2
+            await host.runtime.sleep(busy.retry_after + 0.01)
+
+            granted(await backend.try_acquire(other))
+            await busy_at(backend, stopped)
+
+    face.run(scenario)
+
+
+def test_waiter_behind_a_stopped_one_is_woken_when_its_offer_ends(
+    server: RedisServer, redis: Keyspace, face: Face
+) -> None:
+    """It does not sleep until the former holder's ttl would have been over."""
+
+    async def scenario(host: StubHost) -> None:
+        async with backend_at(server.url, host) as backend:
+            grant = granted(await backend.try_acquire(host.request(ttl=600.0)))
+            stopped, other = host.request(), host.request()
+            await queue_up(backend, stopped)
+            await queue_up(backend, other)
+
+            assert await backend.release(grant)
+
+            assert redis("GET", "lockkit:x") == f"next:{stopped.owner}"
+            assert await woken(other)
+            granted(await backend.try_acquire(other))
+
+    face.run(scenario)
+
+
+def test_flushed_lock_is_its_waiter_s_as_soon_as_its_holder_knows(
+    server: RedisServer, redis: Keyspace, face: Face
+) -> None:
+    """FLUSHALL takes the queue away too, and tells nobody: whoever finds the lock gone tells those who wait for it."""
+
+    async def scenario(host: StubHost) -> None:
+        async with backend_at(server.url, host) as backend, backend_at(server.url, host) as other:
+            for find in ("renew", "release"):
+                grant = granted(await backend.try_acquire(host.request("x", ttl=600.0)))
+                elsewhere = granted(await backend.try_acquire(host.request("y", ttl=600.0)))
+                waiter, uninvolved = host.request("x"), host.request("y")
+                await queue_up(other, waiter)
+                await queue_up(other, uninvolved)
+                redis("DEL", "lockkit:x", "{lockkit:x}:queue")
+
+                if find == "renew":
+                    assert await backend.renew([grant, elsewhere]) == [Gone("gone"), Renewed()]
+                else:
+                    assert not await backend.release(grant)
+
+                assert await woken(waiter)
+                assert not uninvolved.wake.is_set()
+                redis("FLUSHALL")
+
+    face.run(scenario)
+
+
+def test_anything_on_the_channel_is_survived(server: RedisServer, redis: Keyspace, face: Face) -> None:
+    """Whoever may publish there does not end the listening."""
+
+    async def scenario(host: StubHost) -> None:
+        async with backend_at(server.url, host) as backend:
+            grant = granted(await backend.try_acquire(host.request(ttl=600.0)))
+            waiter = host.request()
+            await queue_up(backend, waiter)
+            channel = waiter.place.channel
+            for text in (
+                b"\xff\xfe",
+                b"",
+                b"nobody",
+                b" ",
+                b"%b x" % waiter.owner.encode()[:5],
+                b"a 99999999999999999",
+            ):
+                redis("PUBLISH", channel, text)
+                redis("PUBLISH", "lockkit:wake:gone", text)
+            await host.runtime.sleep(0.2)
+            assert not waiter.wake.is_set()
+            assert waiter.place.ears.channel == channel
+
+            assert await backend.release(grant)
+
+            assert await woken(waiter)
+
+    face.run(scenario)
+
+
+def test_queue_has_an_expiry(server: RedisServer, redis: Keyspace, face: Face) -> None:
+    """A queue in which nobody waits any more goes, but not before those who wait have looked again."""
+
+    async def scenario(host: StubHost) -> None:
+        async with backend_at(server.url, host) as backend:
+            granted(await backend.try_acquire(host.request(ttl=40.0)))
+            await queue_up(backend, host.request(ttl=20.0))
+            assert 40_000 < redis("PTTL", "{lockkit:x}:queue") <= 50_100
+            await queue_up(backend, host.request(ttl=60.0))
+            assert 60_000 < redis("PTTL", "{lockkit:x}:queue") <= 70_100
+
+    face.run(scenario)
+
+
+def test_expired_holder_does_not_release_the_lock_of_the_next(server: RedisServer, redis: Keyspace, face: Face) -> None:
+    """Release, renewal and undoing compare the owner at the server, one by one and together."""
+
+    async def scenario(host: StubHost) -> None:
+        async with backend_at(server.url, host) as backend:
+            expired = host.request(ttl=0.05)
+            first = granted(await backend.try_acquire(expired))
+            await host.runtime.sleep(0.1)
+            second = granted(await backend.try_acquire(host.request()))
+
+            assert not await backend.release(first)
+            await backend.release_all([first], host.runtime.now() + 5.0)
+            expired.uncertain = True
+            await backend.abandon(expired)
+            assert await backend.renew([first]) == [Gone("taken")]
+
+            assert redis("GET", "lockkit:x") == second.owner
+            assert redis("GET", "{lockkit:x}:meta").startswith(second.owner)
+            assert await backend.release(second)
+
+    face.run(scenario)
+
+
+def test_expired_lock_is_the_first_waiter_s(server: RedisServer, redis: Keyspace, face: Face) -> None:
+    """When a holder dies, whoever looks first hands the lock to the head of the queue."""
+
+    async def scenario(host: StubHost) -> None:
+        async with backend_at(server.url, host) as backend:
+            granted(await backend.try_acquire(host.request()))
+            head, other = host.request(), host.request()
+            await queue_up(backend, head)
+            await queue_up(backend, other)
+            redis("DEL", "lockkit:x")
+
+            assert not (await busy_at(backend, other)).poll
+
+            assert await woken(head)
+            granted(await backend.try_acquire(head))
+
+    face.run(scenario)
+
+
+def test_dead_waiters_do_not_pile_up(server: RedisServer, redis: Keyspace, face: Face) -> None:
+    """Behind a lease that is renewed for days, crashed waiters are removed as new ones come."""
+
+    async def scenario(host: StubHost) -> None:
+        async with backend_at(server.url, host) as backend:
+            granted(await backend.try_acquire(host.request()))
+            redis("RPUSH", "{lockkit:x}:queue", *(f"owner{index} 1000 nobody:{index}" for index in range(100)))
+            for _ in range(16):
+                await queue_up(backend, host.request())
+
+            assert redis("LLEN", "{lockkit:x}:queue") <= 32
+
+    face.run(scenario)
+
+
+def test_abandoned_waiter_leaves_nothing_and_passes_an_offer_on(
+    server: RedisServer, redis: Keyspace, face: Face
+) -> None:
+    """A waiter that gives up, also just when it is its turn, costs the others nothing."""
+
+    async def scenario(host: StubHost) -> None:
+        async with backend_at(server.url, host) as backend:
+            grant = granted(await backend.try_acquire(host.request()))
+            first, second, third = host.request(), host.request(), host.request()
+            for request in (first, second, third):
+                await queue_up(backend, request)
+            await backend.abandon(second)
+            assert await backend.release(grant)
+            assert await woken(first)
+
+            await backend.abandon(first)
+            await backend.abandon(first)
+
+            assert await woken(third)
+            await backend.abandon(third)
+            assert redis.keys() == {"{lockkit:x}:fence"}
+
+    face.run(scenario)
+
+
+def test_grant_that_was_not_heard_of_is_undone_or_repeated(server: RedisServer, redis: Keyspace, face: Face) -> None:
+    """A request that is sent again is granted again, with a new token; an uncertain one is undone by owner."""
+
+    async def scenario(host: StubHost) -> None:
+        async with backend_at(server.url, host) as backend:
+            request = host.request()
+            lost = granted(await backend.try_acquire(request))
+            again = granted(await backend.try_acquire(request))
+            assert again.token > lost.token
+
+            request.uncertain = True
+            await backend.abandon(request)
+
+            assert redis.keys() == {"{lockkit:x}:fence"}
+
+    face.run(scenario)
+
+
+def test_foreign_holder_is_polled(server: RedisServer, redis: Keyspace, face: Face) -> None:
+    """Somebody else's client wakes nobody: the engine looks again and again, and its ttl is known if it has one."""
+
+    async def scenario(host: StubHost) -> None:
+        async with backend_at(server.url, host) as backend:
+            redis("SET", "lockkit:x", "theirs", "PX", "20000")
+            busy = await busy_at(backend, host.request())
+            assert (busy.poll, busy.owner) == (True, "theirs")
+            assert busy.retry_after == pytest.approx(20.0, abs=2.0)
+            (holder,) = await backend.holders("x")
+            assert (holder.owner, holder.token, holder.metadata) == ("theirs", None, {})
+
+            redis("SET", "lockkit:x", "for ever")
+            busy = await busy_at(backend, host.request())
+            assert (busy.poll, busy.retry_after) == (True, None)
+            assert [holder.remaining for holder in await backend.holders("x")] == [None]
+
+    face.run(scenario)
+
+
+def test_key_of_another_type_is_named(server: RedisServer, redis: Keyspace, face: Face) -> None:
+    """Waiting cannot mend it, so it is an error of configuration; a holder has lost its lock."""
+
+    async def scenario(host: StubHost) -> None:
+        async with backend_at(server.url, host) as backend:
+            grant = granted(await backend.try_acquire(host.request()))
+            redis("DEL", "lockkit:x")
+            redis("LPUSH", "lockkit:x", "not a lock")
+
+            with pytest.raises(ConfigurationError, match=r"the key lockkit:x holds no string.*|.*prefix="):
+                await backend.try_acquire(host.request())
+            with pytest.raises(ConfigurationError, match="lockkit:x"):
+                await backend.holders("x")
+            assert await backend.renew([grant]) == [Gone("taken")]
+            assert not await backend.release(grant)
+
+            with pytest.raises(ConfigurationError, match="lockkit:x"):
+                await backend.break_lock("x")
+            assert redis("LRANGE", "lockkit:x", 0, -1) == ["not a lock"]
+
+    face.run(scenario)
+
+
+def test_renewal_sets_the_time_left_and_tells_how_a_lease_was_lost(
+    server: RedisServer, redis: Keyspace, face: Face
+) -> None:
+    """Never adds, never creates; one answer for each, in order."""
+
+    async def scenario(host: StubHost) -> None:
+        async with backend_at(server.url, host) as backend:
+            names = ("kept", "gone", "taken", "broken")
+            grants = [granted(await backend.try_acquire(host.request(name, ttl=60.0))) for name in names]
+            redis("DEL", "lockkit:gone", "lockkit:taken")
+            granted(await backend.try_acquire(host.request("taken")))
+            assert await backend.break_lock("broken")
+            grants[0].ttl = 5.0
+
+            outcomes = await backend.renew(grants)
+
+            assert outcomes == [Renewed(), Gone("gone"), Gone("taken"), Gone("broken")]
+            assert 0 < redis("PTTL", "lockkit:kept") <= 5000
+            assert 0 < redis("PTTL", "{lockkit:kept}:meta") <= 5000
+            assert redis("GET", "lockkit:gone") is None
+
+    face.run(scenario)
+
+
+def test_broken_lock_goes_to_the_first_waiter_with_a_higher_token(
+    server: RedisServer, redis: Keyspace, face: Face
+) -> None:
+    """Its former holder neither renews nor releases the new one."""
+
+    async def scenario(host: StubHost) -> None:
+        async with backend_at(server.url, host) as backend:
+            assert not await backend.break_lock("x")
+            redis("SET", "{lockkit:x}:fence", str(4 * 10**15))
+            grant = granted(await backend.try_acquire(host.request()))
+            waiter = host.request()
+            await queue_up(backend, waiter)
+
+            assert await backend.break_lock("x")
+
+            assert await woken(waiter)
+            assert not await backend.break_lock("x")  # it is only offered
+            again = granted(await backend.try_acquire(waiter))
+            assert again.token > grant.token + 1
+            assert await backend.renew([grant, again]) == [Gone("broken"), Renewed()]
+            assert not await backend.release(grant)
+            assert [holder.owner for holder in await backend.holders("x")] == [waiter.owner]
+
+    face.run(scenario)
+
+
+def test_holders_show_token_metadata_and_living_waiters(server: RedisServer, redis: Keyspace, face: Face) -> None:
+    """As in `lockkit holders`."""
+
+    async def scenario(host: StubHost) -> None:
+        async with backend_at(server.url, host) as backend:
+            assert await backend.holders("x") == []
+            grant = granted(await backend.try_acquire(host.request(ttl=60.0)))
+            await queue_up(backend, host.request())
+
+            (holder,) = await backend.holders("x")
+
+            assert (holder.owner, holder.token, holder.metadata) == (grant.owner, grant.token, {"pid": 1})
+            assert holder.waiters == 1
+            assert holder.remaining == pytest.approx(60.0, abs=5.0)
+
+    del redis
+    face.run(scenario)
+
+
+def test_lost_subscription_lets_everybody_look_again(server: RedisServer, redis: Keyspace, face: Face) -> None:
+    """What was told while nobody listened is not missed: the waiters look, subscribe anew, and are told again."""
+
+    async def scenario(host: StubHost) -> None:
+        async with backend_at(server.url, host) as backend:
+            grant = granted(await backend.try_acquire(host.request()))
+            waiter = host.request()
+            await queue_up(backend, waiter)
+            former = waiter.place.channel
+
+            redis("CLIENT", "KILL", "TYPE", "pubsub")
+
+            assert await woken(waiter)
+            waiter.wake.clear()
+            await backend.wait(waiter, Busy(), host.runtime.now() + 60.0)  # returns at once
+            await queue_up(backend, waiter)
+            assert waiter.place.channel != former
+            assert await backend.release(grant)
+            assert await woken(waiter)
+
+    face.run(scenario)
+
+
+def test_cancelled_background_task_is_replaced(server: RedisServer, redis: Keyspace) -> None:
+    """An application that cancels ``asyncio.all_tasks()`` ends neither calls nor waits for good."""
+    del redis
+
+    async def scenario(host: StubHost) -> None:
+        async with backend_at(server.url, host) as backend:
+            grant = granted(await backend.try_acquire(host.request(ttl=600.0)))
+            waiter = host.request()
+            await queue_up(backend, waiter)
+            await cancel_tasks("lockkit-redis")
+            assert await woken(waiter)
+            waiter.wake.clear()
+            await queue_up(backend, waiter)
+            assert await backend.release(grant)
+            assert await woken(waiter)
+
+        async with backend_at(server.url, host) as backend:
+            asking = asyncio.create_task(backend.holders("x"))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            assert await cancel_tasks("lockkit-redis-connect") == 1
+            with pytest.raises(BackendUnavailable, match="cancelled"):
+                await asking
+            await backend.holders("x")
+
+    Face("asyncio").run(scenario)
+
+
+async def cancel_tasks(name: str) -> int:
+    """Cancel the tasks whose names begin so, and wait for their end; tell how many there were."""
+    tasks = [task for task in asyncio.all_tasks() if task.get_name().startswith(name)]
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+    return len(tasks)
+
+
+def test_client_that_gets_no_thread_can_be_used_later(
+    server: RedisServer, redis: Keyspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It cannot wait then, which is no answer and not a bare `RuntimeError`; nobody believes that it listens."""
+
+    async def scenario(host: StubHost) -> None:
+        def spawn(*_: object) -> None:
+            message = "can't start new thread"
+            raise RuntimeError(message)
+
+        async with backend_at(server.url, host) as backend:
+            grant = granted(await backend.try_acquire(host.request()))
+            with monkeypatch.context() as exhausted:
+                exhausted.setattr(host.runtime, "spawn", spawn)
+                with pytest.raises(BackendUnavailable, match="can't start new thread"):
+                    await backend.try_acquire(host.request())
+            assert redis("PUBSUB", "CHANNELS", "lockkit:wake:*") == []
+            waiter = host.request()
+            await queue_up(backend, waiter)
+            assert await backend.release(grant)
+            assert await woken(waiter)
+
+    Face("sync").run(scenario)
+
+
+def test_one_subscription_serves_all_waiters(server: RedisServer, redis: Keyspace, face: Face) -> None:
+    """The number of connections does not grow with the number of waiters or locks."""
+
+    async def scenario(host: StubHost) -> None:
+        async with backend_at(server.url, host) as backend:
+            for index in range(50):
+                granted(await backend.try_acquire(host.request(f"lock {index}")))
+                await queue_up(backend, host.request(f"lock {index}"))
+
+            assert len(redis("PUBSUB", "CHANNELS", "lockkit:wake:[0-9a-f]*")) == 1
+            assert len(redis("CLIENT", "LIST", "TYPE", "normal").splitlines()) <= 2
+
+    face.run(scenario)
+
+
+def test_listening_thread_ends_when_nobody_waits(
+    server: RedisServer, redis: Keyspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client that waited once does not keep a thread and a connection for ever; it subscribes anew when needed."""
+    monkeypatch.setattr("lockkit.backends.redis.wakeup.LINGER", 0.1)
+
+    async def scenario(host: StubHost) -> None:
+        async with backend_at(server.url, host) as backend:
+            grant = granted(await backend.try_acquire(host.request()))
+            waiter = host.request()
+            await queue_up(backend, waiter)
+            await host.runtime.sleep(0.5)
+            assert len(redis("PUBSUB", "CHANNELS", "lockkit:wake:[0-9a-f]*")) == 1
+
+            await backend.abandon(waiter)
+
+            wait_until(
+                lambda: None if redis("PUBSUB", "CHANNELS", "lockkit:wake:[0-9a-f]*") == [] else "still subscribed"
+            )
+            again = host.request()
+            await queue_up(backend, again)
+            assert await backend.release(grant)
+            assert await woken(again)
+            await backend.abandon(again)
+
+    Face("sync").run(scenario)
+
+
+def test_concurrent_waiters_subscribe_once(server: RedisServer, redis: Keyspace) -> None:
+    """Threads that begin to wait in the same instant share one subscription."""
+    host = StubHost()
+
+    async def wait(backend: RedisBackend, index: int) -> None:
+        await queue_up(backend, host.request(f"lock {index}"))
+
+    async def scenario(_: StubHost) -> None:
+        async with backend_at(server.url, host) as backend:
+            for index in range(10):
+                granted(await backend.try_acquire(host.request(f"lock {index}")))
+            threads = [
+                threading.Thread(target=lambda index=index: wait(backend, index).send(None)) for index in range(10)
+            ]
+            errors: list[BaseException | None] = []
+            threading.excepthook, former = (
+                lambda hook: errors.append(hook.exc_value) if not isinstance(hook.exc_value, StopIteration) else None,
+                threading.excepthook,
+            )
+            try:
+                for thread in threads:
+                    thread.start()
+                for thread in threads:
+                    thread.join(30)
+            finally:
+                threading.excepthook = former
+
+            assert errors == []
+            assert len(redis("PUBSUB", "CHANNELS", "lockkit:wake:[0-9a-f]*")) == 1
+
+    Face("sync").run(scenario)
+
+
+def test_forgotten_scripts_are_loaded_again(server: RedisServer, redis: Keyspace, face: Face) -> None:
+    """SCRIPT FLUSH between any two operations is not noticed, in a pipeline neither."""
+
+    async def scenario(host: StubHost) -> None:
+        async with backend_at(server.url, host) as backend:
+            grants = [granted(await backend.try_acquire(host.request(f"lock {index}"))) for index in range(300)]
+            redis("SCRIPT", "FLUSH")
+            assert await backend.renew(grants) == [Renewed()] * 300
+            redis("SCRIPT", "FLUSH")
+            granted(await backend.try_acquire(host.request()))
+            redis("SCRIPT", "FLUSH")
+            assert await backend.release(grants[0])
+
+    face.run(scenario)
+
+
+def test_leases_that_cannot_be_asked_are_unknown(redis: Keyspace, face: Face) -> None:
+    """A dead server is no answer, and no loss yet."""
+
+    async def scenario(host: StubHost) -> None:
+        with RedisServer() as node:
+            async with backend_at(node.url, host) as backend:
+                grants = [granted(await backend.try_acquire(host.request(f"lock {index}"))) for index in range(3)]
+                node.kill()
+
+                outcomes = await backend.renew(grants)
+
+                assert [type(outcome) for outcome in outcomes] == [Unknown] * 3
+
+    del redis
+    face.run(scenario)
+
+
+def test_packed_names_are_not_kept_without_limit(server: RedisServer, redis: Keyspace) -> None:
+    """A million names used once need no memory in the client."""
+
+    async def scenario(host: StubHost) -> None:
+        async with backend_at(server.url, host) as backend:
+            for index in range(KNOWN_NAMES_MAX + 10):
+                assert await backend.holders(f"lock {index}") == []
+            assert len(backend._names) <= KNOWN_NAMES_MAX
+
+    del redis
+    Face("sync").run(scenario)
+
+
+def test_cancelled_calls_leave_the_connection_usable(server: RedisServer, redis: Keyspace) -> None:
+    """A task that is cancelled in the middle of a call leaves no half reply to the next."""
+
+    async def scenario(host: StubHost) -> None:
+        async with backend_at(server.url, host) as backend:
+            granted(await backend.try_acquire(host.request()))
+            for index in range(500):
+                request = host.request(f"lock {index % 7}")
+                request.uncertain = True
+                task = asyncio.create_task(backend.try_acquire(request))
+                for _ in range(index % 5):
+                    await asyncio.sleep(0)
+                task.cancel()
+                await asyncio.wait([task])
+                await backend.abandon(request)
+                assert [holder.remaining is not None for holder in await backend.holders("x")] == [True]
+
+            assert not any(key.startswith("lockkit:lock") for key in sorted(redis.keys()))
+            assert len(redis("CLIENT", "LIST", "TYPE", "normal").splitlines()) <= 2
+
+    Face("asyncio").run(scenario)
+
+
+@pytest.mark.parametrize("name", ["a", "a:b", "{a}", "a}b{", "%7B", "ä", " ", "x" * 255])
+def test_all_keys_of_a_lock_are_in_one_cluster_slot(name: str) -> None:
+    """Whatever the name: no brace of it takes part in the choice of the slot."""
+    seen: set[bytes] = set()
+
+    async def scenario(host: StubHost) -> None:
+        async with backend_at("redis://localhost", host) as backend:
+            keys = backend._keys(name)
+            seen.update(part.split(b"\r\n", 1)[1][:-2] for part in keys._parts)
+
+    Face("sync").run(scenario)
+
+    assert lock_key("lockkit", name).encode() in seen
+    assert len({hash_tag(key) for key in seen}) == 1
+
+
+def hash_tag(key: bytes) -> bytes:
+    """What of a key decides its slot (Redis Cluster specification, hash tags)."""
+    start = key.find(b"{")
+    end = key.find(b"}", start + 1)
+    return key[start + 1 : end] if start >= 0 and end > start + 1 else key
+
+
+def test_grant_is_a_grant(server: RedisServer, redis: Keyspace, face: Face) -> None:
+    """A ttl that is no whole number of milliseconds is rounded up, and said so."""
+
+    async def scenario(host: StubHost) -> None:
+        async with backend_at(server.url, host) as backend:
+            outcome = await backend.try_acquire(host.request(ttl=1.2345678))
+
+            assert isinstance(outcome, Grant)
+            assert outcome.ttl == 1.235
+            assert await backend.release(outcome)
+            assert granted(await backend.try_acquire(host.request(ttl=0.1 * 3))).ttl == 0.3
+
+    del redis
+    face.run(scenario)

@@ -1,0 +1,686 @@
+"""Locks on Redis while the world behaves badly: real servers are killed, stopped, emptied, filled and failed over."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from contextlib import ExitStack, closing, contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+import lockkit
+import lockkit.aio
+from lockkit.backend import Busy, Gone, Renewed
+from lockkit.testing.servers import FaultProxy, RedisCluster, RedisSentinels, RedisServer, require, wait_until
+from tests.backends.redis.support import Face, Nat, backend_at
+from tests.backends.support import granted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import TypeAlias
+
+    from lockkit.sync import Client, Lease
+    from tests.backends.support import StubHost
+
+    Connect: TypeAlias = Callable[..., Client]
+
+pytestmark = pytest.mark.timeout(180)
+
+TTL = 2.0
+PATIENCE = 60.0
+
+
+@pytest.fixture(autouse=True)
+def _redis() -> None:
+    require("redis", local=True)
+
+
+@pytest.fixture
+def server() -> Iterator[RedisServer]:
+    """A node of this test's own, to be ill-treated."""
+    with RedisServer() as node:
+        yield node
+
+
+@pytest.fixture
+def connect() -> Iterator[Connect]:
+    """Makes clients, closed at the end."""
+    with ExitStack() as clients:
+        yield lambda url, **options: clients.enter_context(lockkit.connect(url, **options))
+
+
+def eventually_acquired(client: Client, name: str = "x", ttl: float = 30.0) -> Lease:
+    """Acquire through an outage that is about to end."""
+    return client.lock(name, ttl=ttl).acquire(timeout=PATIENCE)
+
+
+class TestOneNode:
+    """``redis://``."""
+
+    @pytest.mark.parametrize("fault", ["kill", "pause"])
+    def test_dead_or_frozen_server_ends_the_lease_by_its_deadline(
+        self, server: RedisServer, connect: Connect, fault: str
+    ) -> None:
+        """Loss is told in time though nothing answers, and the client recovers by itself."""
+        client = connect(server.url, socket_timeout=0.5)
+        lease = client.lock("x", ttl=TTL).acquire()
+        reasons: list[str] = []
+        lease.on_lost(lambda _, reason: reasons.append(reason))
+        getattr(server, fault)()
+        struck = time.monotonic()
+
+        assert lease.wait_lost(PATIENCE)
+
+        assert time.monotonic() - struck <= TTL + 0.5
+        wait_until(lambda: None if reasons == ["expired"] else f"told {reasons}")
+        with pytest.raises(lockkit.BackendUnavailable, match=r"127\.0\.0\.1"):
+            client.lock("y").acquire(timeout=0)
+        server.start() if fault == "kill" else server.resume()
+        again = eventually_acquired(client)
+        assert again.token > lease.token
+        again.release()
+
+    def test_call_to_a_frozen_server_is_bounded(self, server: RedisServer, connect: Connect) -> None:
+        """The default time limits end a call within five seconds."""
+        client = connect(server.url)
+        client.ping()
+        server.pause()
+        began = time.monotonic()
+
+        with pytest.raises(lockkit.BackendUnavailable, match="did not answer in time"):
+            client.holders("x")
+
+        assert time.monotonic() - began < 5.5
+        server.resume()
+        client.ping()
+
+    def test_server_that_comes_back_empty_gives_a_higher_token(self, server: RedisServer, connect: Connect) -> None:
+        """Without persistence a restart forgets the lock: the holder is told at its next renewal, tokens go on."""
+        holder, other = connect(server.url), connect(server.url)
+        lease = holder.lock("x", ttl=TTL).acquire()
+
+        server.restart(crash=True)
+
+        second = eventually_acquired(other)
+        assert second.token > lease.token
+        assert lease.wait_lost(PATIENCE)
+        assert not lease.held
+        second.release()
+
+    def test_restart_is_noticed_and_all_leases_are_asked_for(self, server: RedisServer, connect: Connect) -> None:
+        """The first new connection sees another server, long before the renewals are due."""
+        client = connect(server.url)
+        leases = [client.lock(f"lock {index}", ttl=600).acquire() for index in range(5)]
+        server.restart(crash=True)
+
+        client.ping()
+
+        assert all(lease.wait_lost(PATIENCE) for lease in leases)
+
+    def test_append_only_file_keeps_a_lease_over_a_crash(self, connect: Connect) -> None:
+        """With ``appendfsync always`` the lock is there after the restart, and nobody else gets it meanwhile."""
+        with RedisServer(appendonly=True, appendfsync="always") as server:
+            holder, other = connect(server.url), connect(server.url)
+            lease = holder.lock("x", ttl=20).acquire()
+
+            server.restart(crash=True)
+
+            assert lease.confirm()
+            assert other.lock("x").try_acquire() is None
+            lease.extend()
+            lease.release()
+
+    def test_output_that_is_paused_is_waited_for(self, server: RedisServer, connect: Connect) -> None:
+        """CLIENT PAUSE delays; the deadline counts from before the request."""
+        client = connect(server.url)
+        client.ping()
+        with server.connect() as connection:
+            connection.call("CLIENT", "PAUSE", 600)
+        began = time.monotonic()
+
+        lease = client.lock("x", ttl=TTL).acquire()
+
+        waited = time.monotonic() - began
+        assert waited >= 0.4
+        assert lease.remaining() <= TTL - waited + 0.05
+        lease.release()
+
+    def test_flushed_keys_and_scripts_in_the_middle(self, server: RedisServer, connect: Connect) -> None:
+        """FLUSHALL takes the lock away and its waiters get it; SCRIPT FLUSH is not noticed at all."""
+        holder, waiter = connect(server.url), connect(server.url)
+        lease = holder.lock("x", ttl=TTL).acquire()
+        got: list[Lease] = []
+        thread = threading.Thread(target=lambda: got.append(eventually_acquired(waiter)))
+        thread.start()
+        wait_until(lambda: None if [one.waiters for one in holder.holders("x")] == [1] else "nobody waits yet")
+
+        with server.connect() as connection:
+            connection.call("FLUSHALL")
+            connection.call("SCRIPT", "FLUSH")
+
+        thread.join(PATIENCE)
+        assert got[0].token > lease.token
+        assert lease.wait_lost(PATIENCE)
+        got[0].release()
+
+    def test_full_memory_is_said_to_be_full(self, connect: Connect) -> None:
+        """With noeviction a full server grants nothing and says why; freeing still works, also by force."""
+        with RedisServer() as server:
+            client = connect(server.url)
+            lease = client.lock("x").acquire()
+            broken = client.lock("z", ttl=TTL).acquire()
+            with server.connect() as connection:
+                connection.call("CONFIG", "SET", "maxmemory", "1")
+                connection.call("CONFIG", "SET", "maxmemory-policy", "noeviction")
+
+            with pytest.raises(lockkit.BackendUnavailable, match="maxmemory"):
+                client.lock("y").acquire(timeout=0)
+            assert connect(server.url).break_lock("z")
+            assert broken.wait_lost(PATIENCE)
+
+            with server.connect() as connection:
+                connection.call("CONFIG", "SET", "maxmemory", "0")
+            lease.release()
+            client.lock("y").acquire().release()
+
+    def test_policy_that_may_evict_locks_is_warned_of_once(
+        self, connect: Connect, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Locks have an expiry, so also a volatile policy removes them."""
+        with RedisServer(maxmemory="100mb", settings={"maxmemory-policy": "volatile-lru"}) as server:
+            client = connect(server.url)
+            with caplog.at_level(logging.WARNING, logger="lockkit"):
+                client.ping()
+                client.lock("x").acquire().release()
+                server.restart()
+                client.ping()
+
+        warnings = [record.getMessage() for record in caplog.records if "evict" in record.getMessage()]
+        assert len(warnings) == 1
+        assert "volatile-lru" in warnings[0]
+
+    def test_wrong_password_is_not_retried_and_not_shown(self, connect: Connect) -> None:
+        """It is an error of configuration, at once."""
+        with RedisServer(password="right one") as server:  # noqa: S106 - of a throw-away server
+            url = f"redis://:wr%6Fng-secret@{server.address}/0"
+            began = time.monotonic()
+            for client in (connect(url), connect(f"{url}?protocol=3"), connect(f"redis://{server.address}/0")):
+                with pytest.raises(lockkit.ConfigurationError, match="refuses the login") as caught:
+                    client.lock("x").acquire(timeout=PATIENCE)
+                shown = f"{caught.value} {caught.value.backend} {caught.value.__cause__!r}"
+                assert "secret" not in shown
+            assert time.monotonic() - began < PATIENCE / 2
+
+    def test_missing_rights_are_an_error_of_configuration(self, connect: Connect) -> None:
+        """Retrying cannot mend them."""
+        users = {"app": "on >secret ~other:* &* +@all"}
+        with RedisServer(users=users, login=("app", "secret")) as server:
+            client = connect(server.url)
+
+            with pytest.raises(lockkit.ConfigurationError, match="denies this user a right"):
+                client.lock("x").acquire(timeout=PATIENCE)
+
+    def test_replica_given_as_the_master_is_recognised(self, server: RedisServer, connect: Connect) -> None:
+        """A write to it is refused; the message says what to give instead."""
+        with RedisServer(replica_of=server) as replica:
+            client = connect(replica.url)
+
+            with pytest.raises(lockkit.BackendUnavailable, match=r"read-only replica: give the address of the master"):
+                client.lock("x").acquire(timeout=0.2)
+
+    def test_nobody_listens_at_the_port(self, connect: Connect) -> None:
+        """The address is in the message."""
+        with RedisServer() as server:
+            address = server.address
+        client = connect(f"redis://{address}")
+
+        with pytest.raises(lockkit.BackendUnavailable, match=address):
+            client.ping()
+
+
+class TestLostAnswers:
+    """The request was carried out, and its answer never came."""
+
+    @pytest.fixture
+    def proxy(self, server: RedisServer) -> Iterator[FaultProxy]:
+        """Stands between client and server."""
+        with FaultProxy(server.host, server.port, count_commands=True) as proxy:
+            yield proxy
+
+    def test_grant_is_had_all_the_same(self, server: RedisServer, proxy: FaultProxy, connect: Connect) -> None:
+        """Asked again under the same owner, on a new connection."""
+        client = connect(f"redis://{proxy.address}")
+        client.lock("x").acquire().release()
+        dropped = proxy.drop_next_reply(match=b"EVALSHA")
+
+        lease = client.lock("x").acquire(timeout=0)
+
+        assert dropped.wait(PATIENCE)
+        with server.connect() as connection:
+            assert connection.call("GET", "lockkit:x") == lease.owner
+            assert connection.call("GET", "{lockkit:x}:fence") == str(lease.token)
+        lease.release()
+
+    def test_grant_to_a_client_that_is_cut_off_is_undone(
+        self, server: RedisServer, proxy: FaultProxy, connect: Connect
+    ) -> None:
+        """Nothing blocks the others once the client reaches the server again."""
+        client, other = connect(f"redis://{proxy.address}", socket_timeout=0.3), connect(server.url)
+        client.ping()
+        proxy.blackhole(to_server=False)
+
+        with pytest.raises(lockkit.BackendUnavailable):
+            client.lock("x", ttl=600).acquire(timeout=0)
+
+        # The undoing got through, though its answer did not either.
+        other.lock("x").acquire(timeout=PATIENCE).release()
+
+    def test_release_is_sent_once_and_can_be_called_again(
+        self, server: RedisServer, proxy: FaultProxy, connect: Connect
+    ) -> None:
+        """A release whose answer was lost raises; nobody else's lock is touched by the second one."""
+        client, other = connect(f"redis://{proxy.address}"), connect(server.url)
+        client.lock("x").acquire().release()  # the server knows the scripts
+        lease = client.lock("x").acquire()
+        proxy.reset_counts()
+        dropped = proxy.drop_next_reply(match=b"EVALSHA")
+
+        with pytest.raises(lockkit.BackendUnavailable):
+            lease.release()
+
+        assert dropped.wait(PATIENCE)
+        assert proxy.counts.commands["EVALSHA"] == 1
+        newer = other.lock("x").acquire(timeout=0)
+        lease.release()
+        assert newer.confirm()
+        newer.release()
+
+    def test_kept_connection_that_the_server_closed_is_replaced(
+        self, server: RedisServer, proxy: FaultProxy, connect: Connect
+    ) -> None:
+        """An idle connection that was cut on the way is no error, not even for a single try."""
+        client = connect(f"redis://{proxy.address}")
+        lock = client.lock("x")
+        for _ in range(5):
+            lock.acquire(timeout=0).release()
+            proxy.cut(reset=True)
+            lease = lock.acquire(timeout=0)
+            proxy.cut()
+            time.sleep(0.05)
+            lease.release()
+        assert server.running
+
+    def test_waiter_survives_cut_connections(self, server: RedisServer, proxy: FaultProxy, connect: Connect) -> None:
+        """It looks again, subscribes anew, and is told when its turn comes."""
+        holder, waiter = connect(server.url), connect(f"redis://{proxy.address}")
+        lease = holder.lock("x", ttl=600).acquire()
+        got: list[Lease] = []
+        thread = threading.Thread(target=lambda: got.append(waiter.lock("x").acquire(timeout=PATIENCE)))
+        thread.start()
+        for _ in range(3):
+            wait_until(lambda: None if [one.waiters for one in holder.holders("x")] == [1] else "nobody waits")
+            proxy.cut(reset=True)
+            time.sleep(0.2)
+        wait_until(lambda: None if [one.waiters for one in holder.holders("x")] == [1] else "nobody waits")
+
+        lease.release()
+
+        thread.join(10)
+        assert not thread.is_alive()
+        got[0].release()
+
+    @pytest.mark.parametrize("protocol", [2, 3])
+    def test_forgotten_subscription_is_noticed_while_waiting(
+        self, server: RedisServer, connect: Connect, protocol: int
+    ) -> None:
+        """A connection that a NAT has dropped ends without a word: the waiter asks it for an answer now and then."""
+        with closing(Nat(server)) as nat:
+            holder, waiter = connect(server.url), connect(f"redis://{nat.address}?protocol={protocol}")
+            lease = holder.lock("x", ttl=600).acquire()
+            got: list[Lease] = []
+            thread = threading.Thread(target=lambda: got.append(waiter.lock("x", ttl=600).acquire(timeout=PATIENCE)))
+            thread.start()
+            wait_until(lambda: None if [one.waiters for one in holder.holders("x")] == [1] else "nobody waits")
+            assert nat.forget_subscriptions() == 1
+
+            lease.release()
+
+            thread.join(PATIENCE / 2)
+            assert not thread.is_alive()
+            got[0].release()
+
+    @pytest.mark.parametrize("protocol", [2, 3])
+    def test_forgotten_subscription_is_noticed_while_a_task_waits(self, server: RedisServer, protocol: int) -> None:
+        """The same on asyncio."""
+
+        async def scenario(nat: Nat) -> None:
+            async with (
+                lockkit.aio.connect(server.url) as holder,
+                lockkit.aio.connect(f"redis://{nat.address}?protocol={protocol}") as waiter,
+            ):
+                lease = await holder.lock("x", ttl=600).acquire()
+                waiting = asyncio.create_task(waiter.lock("x", ttl=600).acquire(timeout=PATIENCE))
+                while [one.waiters for one in await holder.holders("x")] != [1]:  # noqa: ASYNC110 - the server changes
+                    await asyncio.sleep(0.01)
+                assert nat.forget_subscriptions() == 1
+
+                await lease.release()
+
+                async with asyncio.timeout(PATIENCE / 2):
+                    await (await waiting).release()
+
+        with closing(Nat(server)) as nat:
+            asyncio.run(scenario(nat))
+
+    def test_living_subscription_is_kept(self, server: RedisServer, connect: Connect) -> None:
+        """A server that answers is not left, however long nothing else is heard from it."""
+        holder, waiter = connect(server.url), connect(server.url)
+        lease = holder.lock("x", ttl=600).acquire()
+        thread = threading.Thread(target=lambda: waiter.lock("x").acquire(timeout=PATIENCE).release())
+        thread.start()
+        wait_until(lambda: None if [one.waiters for one in holder.holders("x")] == [1] else "nobody waits")
+        with server.connect() as connection:
+            before = connection.call_list("PUBSUB", "CHANNELS", "lockkit:wake:*")
+            time.sleep(10)
+            assert connection.call_list("PUBSUB", "CHANNELS", "lockkit:wake:*") == before
+
+        lease.release()
+        thread.join(PATIENCE)
+
+    def test_two_thousand_cancellations_leave_nothing(self, server: RedisServer, proxy: FaultProxy) -> None:
+        """Whenever an asyncio acquisition is cancelled, no key, no place in a queue and no connection is left."""
+
+        async def scenario() -> None:
+            async with lockkit.aio.connect(f"redis://{proxy.address}") as client:
+                held = await client.lock("held", ttl=600).acquire()
+                for number in range(2000):
+                    # While it subscribes, in the queue, at the grant, before anything is sent: at any of 12 moments.
+                    name = "held" if number % 3 else "free"
+                    task = asyncio.create_task(client.lock(name, ttl=600).acquire())
+                    for _ in range(number % 12):
+                        await asyncio.sleep(0)
+                    task.cancel()
+                    try:
+                        lease = await task
+                    except asyncio.CancelledError:
+                        continue
+                    await lease.release()
+                assert [one.waiters for one in await client.holders("held")] == [0]
+                await held.release()
+
+        asyncio.run(scenario())
+
+        with server.connect() as connection:
+            assert set(connection.call_list("KEYS", "*")) == {"{lockkit:free}:fence", "{lockkit:held}:fence"}
+
+
+class TestReplicas:
+    """``?replicas=1``."""
+
+    def test_grant_counts_only_when_a_replica_has_it(self, server: RedisServer, connect: Connect) -> None:
+        """Without an acknowledgement the grant is undone, and counts as busy."""
+        with RedisServer(replica_of=server) as replica:
+            client = connect(f"{server.url}?replicas=1")
+            client.lock("x").acquire().release()
+            lease = client.lock("kept", ttl=20).acquire()
+            lease.extend()
+
+            replica.pause()
+            with pytest.raises(lockkit.LockTimeout):
+                client.lock("y").acquire(timeout=0)
+            with pytest.raises(lockkit.BackendUnavailable, match="0 of 1 replicas"):
+                lease.extend()
+
+            with server.connect() as connection:
+                assert connection.call("GET", "lockkit:y") is None
+            replica.resume()
+            eventually_acquired(client, "y").release()
+            lease.extend()
+            lease.release()
+
+    def test_promoted_replica_knows_an_acknowledged_lock(self, connect: Connect) -> None:
+        """What was acknowledged survives the master."""
+        with RedisSentinels() as group:
+            holder = connect(f"{group.url}?replicas=1")
+            lease = holder.lock("x", ttl=60).acquire()
+            group.failover()
+            other = connect(group.url)
+
+            outcome = None
+            with pytest.raises(lockkit.LockTimeout):
+                outcome = other.lock("x").acquire(timeout=3)
+
+            assert outcome is None
+            assert lease.confirm()
+            lease.release()
+
+
+class TestSentinel:
+    """A master, a replica, three Sentinels."""
+
+    def test_failover_while_held_and_while_waiting(self, connect: Connect) -> None:
+        """Both go on at the promoted replica, which had the data."""
+        with RedisSentinels() as group:
+            holder, waiter = connect(group.url), connect(group.url)
+            lease = holder.lock("x", ttl=20).acquire()
+            (replica,) = group.replicas
+            with replica.connect() as connection:
+                wait_until(lambda: None if connection.call("GET", "lockkit:x") else "not copied yet")
+            got: list[Lease] = []
+            thread = threading.Thread(target=lambda: got.append(waiter.lock("x").acquire(timeout=PATIENCE)))
+            thread.start()
+            wait_until(lambda: None if [one.waiters for one in holder.holders("x")] == [1] else "nobody waits yet")
+
+            group.failover()
+
+            wait_until(lambda: None if confirmed(lease) else "not confirmed yet")
+            assert got == []
+            lease.release()
+            thread.join(PATIENCE)
+            assert got[0].token > lease.token
+            got[0].release()
+
+    def test_lock_that_no_replica_knew_is_given_twice_and_the_token_tells(self, connect: Connect) -> None:
+        """The honest demonstration: replication is asynchronous. The second token is higher, so storage can refuse."""
+        with RedisSentinels() as group:
+            (replica,) = group.replicas
+            first_client, second_client = connect(group.url), connect(group.url)
+            first_client.ping()
+            replica.pause()
+            with group.master.connect() as connection:
+                # What has been sent would wait at the paused replica; so nothing more is sent.
+                connection.call("CLIENT", "KILL", "TYPE", "replica")
+            first = first_client.lock("x", ttl=60).acquire()
+            group.master.kill()
+            replica.resume()
+
+            second = eventually_acquired(second_client)
+
+            assert second.token > first.token
+            # The first holder learns of it when it reaches the new master.
+            assert first.wait_lost(PATIENCE)
+            second.release()
+
+    @pytest.mark.parametrize("face", ["sync", "asyncio"])
+    def test_master_that_was_demoted_is_not_believed(self, face: str) -> None:
+        """Sentinels still name it for a while. A replica tells what its master had, so it is not asked."""
+
+        async def scenario(host: StubHost) -> None:
+            async with backend_at(group.url, host) as backend:
+                assert await backend.holders("x") == []
+            (replica,) = group.replicas
+            with group.master.connect() as connection:
+                connection.call("REPLICAOF", replica.host, replica.port)
+            async with backend_at(group.url, host) as backend:
+                with pytest.raises(lockkit.BackendUnavailable, match="it is a replica now"):
+                    await backend.holders("x")
+
+        # So long, that the Sentinels do not put it right while this test runs.
+        with RedisSentinels(down_after_ms=60_000) as group:
+            Face(face).run(scenario)
+
+    def test_sentinels_that_are_down_are_passed_over(self, connect: Connect) -> None:
+        """One that answers is enough; none is an outage, an unknown master a mistake."""
+        with RedisSentinels() as group:
+            for sentinel in group.sentinels[:2]:
+                sentinel.kill()
+            client = connect(group.url)
+            client.lock("x").acquire(timeout=0).release()
+            with pytest.raises(lockkit.ConfigurationError, match="knows no master 'other'"):
+                connect(f"redis+sentinel://{group.sentinels[2].address}/other").ping()
+            group.sentinels[2].kill()
+            with pytest.raises(lockkit.BackendUnavailable, match="no Sentinel names the master 'mymaster'"):
+                connect(group.url).ping()
+
+
+def confirmed(lease: Lease) -> bool:
+    """Ask whether the lease is held, through a failover."""
+    try:
+        return lease.confirm()
+    except lockkit.BackendUnavailable:
+        return False
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[RedisCluster]:
+    """For all tests that leave it whole."""
+    require("redis", local=True)
+    with RedisCluster() as group:
+        yield group
+
+
+@contextmanager
+def move_called_off(slot: int, *nodes: RedisServer) -> Iterator[None]:
+    """Call the move of a slot off."""
+    try:
+        yield
+    finally:
+        for node in nodes:
+            with node.connect() as connection:
+                connection.call("CLUSTER", "SETSLOT", slot, "STABLE")
+                connection.call("FLUSHALL")
+
+
+class TestCluster:
+    """Three masters."""
+
+    def test_slot_that_moves_is_followed_while_held_and_while_waiting(
+        self, cluster: RedisCluster, connect: Connect
+    ) -> None:
+        """The lease goes on, and the waiter is told at the new node."""
+        holder, waiter = connect(cluster.url), connect(cluster.url)
+        lease = holder.lock("x", ttl=20).acquire()
+        got: list[Lease] = []
+        thread = threading.Thread(target=lambda: got.append(waiter.lock("x").acquire(timeout=PATIENCE)))
+        thread.start()
+        wait_until(lambda: None if [one.waiters for one in holder.holders("x")] == [1] else "nobody waits yet")
+        slot = cluster.slot_of("lockkit:x")
+        source = cluster.owner_of(slot)
+        target = next(node for node in cluster.nodes if node is not source)
+
+        cluster.move_slot(slot, target)
+
+        lease.extend()
+        assert lease.confirm()
+        lease.release()
+        thread.join(PATIENCE)
+        assert got[0].token > lease.token
+        got[0].release()
+        cluster.move_slot(slot, source)
+
+    def test_lock_in_a_slot_that_is_moving(self, cluster: RedisCluster, connect: Connect) -> None:
+        """Scripts with several keys are refused meanwhile (TRYAGAIN): a held lease is not lost, a new one waits."""
+        client = connect(cluster.url)
+        lease = client.lock("moving", ttl=20).acquire()
+        slot = cluster.slot_of("lockkit:moving")
+        source = cluster.owner_of(slot)
+        target = next(node for node in cluster.nodes if node is not source)
+        cluster.begin_move(slot, source, target)
+        with pytest.raises(lockkit.BackendUnavailable, match="moving this slot"):
+            client.lock("moving").acquire(timeout=0)
+        got: list[Lease] = []
+        thread = threading.Thread(target=lambda: got.append(client.lock("moving").acquire(timeout=PATIENCE)))
+        thread.start()
+
+        cluster.move_slot(slot, target)
+
+        lease.extend()
+        lease.release()
+        thread.join(PATIENCE)
+        assert got[0].token > lease.token
+        got[0].release()
+        cluster.move_slot(slot, source)
+
+    @pytest.mark.parametrize("moved", ["nothing", "beside", "all"])
+    @pytest.mark.parametrize("face", ["sync", "asyncio"])
+    def test_lease_outlives_a_slot_that_moves_for_long(self, cluster: RedisCluster, face: str, moved: str) -> None:
+        """Renewal and release need the lock's key alone, wherever the others are: at the old node, at the new one."""
+        slot = cluster.slot_of("lockkit:slow")
+        source = cluster.owner_of(slot)
+        target = next(node for node in cluster.nodes if node is not source)
+
+        async def scenario(host: StubHost) -> None:
+            async with backend_at(cluster.url, host) as backend, backend_at(cluster.url, host) as other:
+                requests = [host.request("slow", ttl=60.0) for _ in range(3)]
+                first = granted(await backend.try_acquire(requests[0]))
+                for waiter in requests[1:]:
+                    assert isinstance(await other.try_acquire(waiter), Busy)
+                cluster.begin_move(slot, source, target)
+                keys = ["{lockkit:slow}:fence", "{lockkit:slow}:meta", "{lockkit:slow}:queue", "lockkit:slow"]
+                with source.connect() as connection:
+                    for key in {"nothing": [], "beside": keys[:2], "all": keys}[moved]:
+                        connection.call("MIGRATE", target.host, target.port, key, 0, 5000)
+
+                assert await backend.renew([first] * 3) == [Renewed()] * 3
+                assert await backend.release(first)
+                if moved != "all":  # there the queue can be looked into, and it was offered
+                    assert await requests[1].wake.wait(PATIENCE)
+                await other.abandon(requests[1])
+                await other.abandon(requests[2])
+                assert not await backend.release(first)
+                assert await backend.renew([first]) == [Gone("gone")]
+
+        with move_called_off(slot, source, target):
+            Face(face).run(scenario)
+
+    def test_lease_is_renewed_in_the_background_while_its_slot_moves(
+        self, cluster: RedisCluster, connect: Connect
+    ) -> None:
+        """For several ttl."""
+        lease = connect(cluster.url).lock("moving", ttl=1.5).acquire()
+        slot = cluster.slot_of("lockkit:moving")
+        source = cluster.owner_of(slot)
+        target = next(node for node in cluster.nodes if node is not source)
+        with move_called_off(slot, source, target):
+            cluster.begin_move(slot, source, target)
+
+            assert not lease.wait_lost(5.0)
+
+            lease.release()
+
+    def test_renewals_of_many_slots_travel_by_node(self, cluster: RedisCluster, connect: Connect) -> None:
+        """300 leases on three nodes are renewed and released."""
+        client = connect(cluster.url)
+        leases = [client.lock(f"lock {index}", ttl=1.5).acquire() for index in range(300)]
+        time.sleep(2.5)
+
+        assert all(lease.held for lease in leases)
+        for lease in leases:
+            lease.release()
+
+    def test_replica_takes_over_while_held(self, connect: Connect) -> None:
+        """After a failover the lease is confirmed at the new master."""
+        with RedisCluster(replicas=1) as group:
+            client = connect(f"{group.url}?replicas=1")
+            failing = group.owner_of(0)
+            names = (f"lock {index}" for index in range(1000))
+            name = next(name for name in names if group.owner_of(group.slot_of(f"lockkit:{name}")) is failing)
+            lease = client.lock(name, ttl=30).acquire()
+
+            group.failover()
+
+            wait_until(lambda: None if confirmed(lease) else "not confirmed yet")
+            lease.release()

@@ -1,0 +1,110 @@
+"""The protocol of Redis: every kind of reply, however it is cut."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lockkit.backends.redis.resp import NOTHING, Parser, Push, ServerSaid, bulk, pack
+
+if TYPE_CHECKING:
+    from lockkit.backends.redis.resp import Reply
+
+REPLIES: list[tuple[bytes, Reply]] = [
+    (b"+OK\r\n", b"OK"),
+    (b":-12\r\n", -12),
+    (b"$3\r\na\r\n\r\n", b"a\r\n"),
+    (b"$0\r\n\r\n", b""),
+    (b"$-1\r\n", None),
+    (b"*-1\r\n", None),
+    (b"*0\r\n", []),
+    (b"*3\r\n:1\r\n$1\r\nx\r\n*1\r\n+y\r\n", [1, b"x", [b"y"]]),
+    (b"_\r\n", None),
+    (b"#t\r\n", True),
+    (b"#f\r\n", False),
+    (b",1.5\r\n", 1.5),
+    (b",inf\r\n", math.inf),
+    (b"(123456789012345678901234567890\r\n", 123456789012345678901234567890),
+    (b"=7\r\ntxt:abc\r\n", b"abc"),
+    (b"%2\r\n+a\r\n:1\r\n+b\r\n:2\r\n", [b"a", 1, b"b", 2]),
+    (b"~2\r\n:1\r\n:2\r\n", [1, 2]),
+    (b"|1\r\n+about\r\n:9\r\n:5\r\n", 5),
+]
+
+
+def same(reply: object, expected: object) -> bool:
+    """Equal, also in type: True is not 1 here."""
+    return reply == expected and type(reply) is type(expected)
+
+
+@pytest.mark.parametrize(("data", "expected"), REPLIES)
+def test_reply_is_read_however_it_is_cut(data: bytes, expected: Reply) -> None:
+    """Nothing comes out before the last byte, and then just the reply."""
+    for cut in range(len(data)):
+        parser = Parser()
+        parser.feed(data[:cut])
+        assert parser.take() is NOTHING
+        parser.feed(data[cut:])
+        assert same(parser.take(), expected)
+        assert parser.empty
+
+
+@pytest.mark.parametrize("data", [b"-ERR bad\r\n", b"!7\r\nERR bad\r\n"])
+def test_error_is_a_value(data: bytes) -> None:
+    """With its code."""
+    parser = Parser()
+    parser.feed(data)
+
+    reply = parser.take()
+
+    assert isinstance(reply, ServerSaid)
+    assert (reply.code, reply.text) == ("ERR", "ERR bad")
+
+
+def test_push_is_told_from_a_reply() -> None:
+    """Messages out of turn have a type of their own."""
+    parser = Parser()
+    parser.feed(b">2\r\n+message\r\n:1\r\n:5\r\n")
+
+    push, reply = parser.take_all()
+
+    assert isinstance(push, Push)
+    assert list(push) == [b"message", 1]
+    assert reply == 5
+
+
+def test_many_replies_at_once_and_a_piece_of_the_next() -> None:
+    """Complete ones come out, the rest waits."""
+    parser = Parser()
+    parser.feed(b":1\r\n:2\r\n$5\r\nab")
+
+    assert parser.take_all() == [1, 2]
+    parser.feed(b"cde\r\n")
+    assert parser.take_all() == [b"abcde"]
+    assert parser.take() is NOTHING
+
+
+@pytest.mark.parametrize("data", [b"HTTP/1.1 400 Bad Request\r\n", b"\r\n", b"?\r\n"])
+def test_another_protocol_is_refused(data: bytes) -> None:
+    """A web server behind the port, say."""
+    parser = Parser()
+    parser.feed(data)
+
+    with pytest.raises(ConnectionError, match="not the Redis protocol"):
+        parser.take()
+
+
+@given(st.lists(st.one_of(st.binary(max_size=50), st.text(max_size=20), st.integers()), min_size=1, max_size=5))
+def test_packed_commands_are_arrays_of_their_arguments(arguments: list[bytes | str | int]) -> None:
+    """What is packed is read back as bytes."""
+    parser = Parser()
+    parser.feed(pack(*arguments))
+
+    expected = [one if isinstance(one, bytes) else str(one).encode() for one in arguments]
+
+    assert parser.take() == expected
+    assert pack(*arguments).endswith(b"".join(map(bulk, arguments)))

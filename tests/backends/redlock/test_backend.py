@@ -1,0 +1,1596 @@
+"""What is special about locks on several independent nodes; what all backends share is in the conformance suite."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import gc
+import logging
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, nullcontext, suppress
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+import redis
+import redis.asyncio
+
+import lockkit
+import lockkit.aio
+from lockkit.backend import Busy, Gone, Grant, Renewed, Request, Unknown
+from lockkit.backends.redis.node import AsyncioWire, BlockingWire
+from lockkit.backends.redis.resp import ServerSaid, bulk
+from lockkit.backends.redlock import connections
+from lockkit.backends.redlock.backend import FENCE_MS_MIN, RedlockBackend
+from lockkit.backends.redlock.delayed_restart import FORGOTTEN_MS
+from lockkit.backends.redlock.nodes import ACQUIRE, FENCE, RENEW, UNDO
+from lockkit.configuration.registry import split_options
+from lockkit.errors import BackendUnavailable, ConfigurationError, NoQuorum
+from lockkit.runtime import drive
+from lockkit.testing.servers import RedisNodes, RedisServer, require, wait_until
+from lockkit.url import parse
+from tests.backends.redis.support import Face, Keyspace
+from tests.backends.support import StubHost, granted
+
+if TYPE_CHECKING:
+    from lockkit.backends.redlock.connections import WirePanel
+    from lockkit.backends.redlock.nodes import Answer, Op
+    from lockkit.testing.servers.base import Server
+
+MARK = "{lockkit}:redlock"
+LOCK = "lockkit:x"
+
+
+@pytest.fixture(scope="module")
+def five() -> Iterator[RedisNodes]:
+    """Five nodes for all tests of this module."""
+    require("redis", local=True)
+    with RedisNodes(5) as nodes:
+        yield nodes
+
+
+@pytest.fixture
+def nodes(five: RedisNodes) -> Iterator[RedisNodes]:
+    """All up, and without any data, also without marks."""
+    for node in five.nodes:
+        node.start()
+        on(node)("FLUSHALL")
+    yield five
+    for node in five.nodes:
+        if node.running:
+            node.resume()
+
+
+@pytest.fixture(params=["sync", "asyncio"])
+def face(request: pytest.FixtureRequest) -> Face:
+    """Each face in turn."""
+    return Face(request.param)
+
+
+def on(node: Server) -> Keyspace:
+    """Look at one node's keys."""
+    assert isinstance(node, RedisServer)
+    return Keyspace(node)
+
+
+def open_redlock(url: str, host: StubHost, **given: object) -> RedlockBackend:
+    """Open a backend as the registry does."""
+    parsed = parse(url)
+    _, options = split_options(RedlockBackend, parsed, given)
+    return RedlockBackend.open(parsed, options, host)
+
+
+@asynccontextmanager
+async def redlock(nodes: RedisNodes, host: StubHost, **given: object) -> AsyncIterator[RedlockBackend]:
+    """Open a backend and close it at the end."""
+    backend = open_redlock(nodes.url, host, **given)
+    try:
+        yield backend
+    finally:
+        await backend.close()
+
+
+def panel_of(backend: RedlockBackend) -> WirePanel:
+    """The connections of a backend."""
+    return cast("WirePanel", backend._panel)
+
+
+def restart_empty(*nodes: RedisServer) -> None:
+    """Kill and start again: without persistence all is lost."""
+    for node in nodes:
+        node.restart(crash=True)
+
+
+def has_lock(node: RedisServer, key: str = LOCK) -> bool:
+    """Tell whether a node has the key of the lock."""
+    return bool(on(node)("EXISTS", key))
+
+
+def age_marks(*nodes: RedisServer) -> None:
+    """Let the first start be long ago."""
+    for node in nodes:
+        on(node)("HSET", MARK, "since_us", 1)
+
+
+async def until(host: StubHost, condition: Callable[[], bool]) -> None:
+    """Wait for something that another thread or task does, generously."""
+    deadline = host.runtime.now() + 20.0
+    while not condition():
+        assert host.runtime.now() < deadline
+        await host.runtime.sleep(0.01)
+
+
+# -- what lies at the nodes --------------------------------------------------------------------------------------------
+
+
+def test_every_node_has_the_lock_and_the_token(nodes: RedisNodes, face: Face) -> None:
+    """The lock is a plain string on each node; the token stands beside it, and a release leaves only that."""
+
+    async def scenario(host: StubHost) -> None:
+        async with redlock(nodes, host) as backend:
+            request = host.request(ttl=30.0)
+            grant = granted(await backend.try_acquire(request))
+            for node in nodes.nodes:
+                assert on(node)("GET", LOCK) == request.owner
+                assert 29_000 < on(node)("PTTL", LOCK) <= 30_000
+                assert on(node)("GET", f"{{{LOCK}}}:fence") == str(grant.token)
+
+            assert await backend.release(grant)
+            assert all(on(node).keys() == {MARK, f"{{{LOCK}}}:fence"} for node in nodes.nodes)
+            assert not await backend.release(grant)
+
+    face.run(scenario)
+
+
+def test_token_is_above_the_highest_of_a_majority(nodes: RedisNodes, face: Face) -> None:
+    """One node with a high counter raises all, also when that node's own clock is behind."""
+
+    async def scenario(host: StubHost) -> None:
+        async with redlock(nodes, host) as backend:
+            grant = granted(await backend.try_acquire(host.request()))
+            await backend.release(grant)
+            ahead = grant.token + 10**9
+            on(nodes.nodes[4])("SET", f"{{{LOCK}}}:fence", ahead)
+
+            assert granted(await backend.try_acquire(host.request())).token == ahead + 1
+            assert on(nodes.nodes[0])("GET", f"{{{LOCK}}}:fence") == str(ahead + 1)
+
+    face.run(scenario)
+
+
+def test_late_token_does_not_lower_a_newer_one(nodes: RedisNodes, face: Face) -> None:
+    """Round two of an old attempt that arrives late changes nothing."""
+
+    async def scenario(host: StubHost) -> None:
+        async with redlock(nodes, host) as backend:
+            grant = granted(await backend.try_acquire(host.request()))
+            held = cast("Any", grant.state)
+            answers = await backend._panel.ask(FENCE, held.keys, (held.value, grant.token - 5, 1000))
+
+            assert answers == [1] * 5
+            assert on(nodes.nodes[0])("GET", f"{{{LOCK}}}:fence") == str(grant.token)
+            assert await backend._panel.ask(FENCE, held.keys, ("another", grant.token + 5, 1000)) == [0] * 5
+
+    face.run(scenario)
+
+
+def test_grant_needs_a_majority_in_round_two(nodes: RedisNodes, face: Face, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who loses the keys between the rounds is not granted, and leaves nothing behind."""
+
+    async def scenario(host: StubHost) -> None:
+        async with redlock(nodes, host) as backend:
+            granted(await backend.try_acquire(host.request("warm")))
+            ask = backend._panel.ask
+
+            async def lose_before_fence(op: Op, *arguments: Any, **options: Any) -> list[Answer]:
+                if op is FENCE:
+                    for node in nodes.nodes[:3]:
+                        on(node)("DEL", LOCK)
+                return await ask(op, *arguments, **options)
+
+            monkeypatch.setattr(backend._panel, "ask", lose_before_fence)
+            assert isinstance(await backend.try_acquire(host.request()), Busy)
+            assert not any(has_lock(node) for node in nodes.nodes)
+
+    face.run(scenario)
+
+
+def test_one_round_without_fencing(nodes: RedisNodes, face: Face, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``fencing=off`` saves the second round; the token is still a number above 0."""
+
+    async def scenario(host: StubHost) -> None:
+        async with redlock(nodes, host, fencing="off") as backend:
+            asked = []
+            ask = backend._panel.ask
+
+            async def count(op: Op, *arguments: Any, **options: Any) -> list[Answer]:
+                asked.append(op)
+                return await ask(op, *arguments, **options)
+
+            granted(await backend.try_acquire(host.request("warm")))
+            monkeypatch.setattr(backend._panel, "ask", count)
+            assert granted(await backend.try_acquire(host.request())).token > 0
+            assert asked == [ACQUIRE]
+
+    face.run(scenario)
+
+
+def test_late_release_of_an_earlier_attempt_frees_nothing(nodes: RedisNodes, face: Face) -> None:
+    """Each attempt has a value of its own: what is still under way of a former one finds nothing."""
+
+    async def scenario(host: StubHost) -> None:
+        async with redlock(nodes, host) as backend:
+            await backend.release(granted(await backend.try_acquire(host.request())))
+            for node in nodes.nodes[:3]:
+                on(node)("SET", LOCK, "somebody else")
+            request = host.request()
+            assert isinstance(await backend.try_acquire(request), Busy)
+            for node in nodes.nodes[:3]:
+                on(node)("DEL", LOCK)
+            grant = granted(await backend.try_acquire(request))
+
+            assert await backend._panel.ask(UNDO, grant.state.keys, (request.owner,)) == [0] * 5
+            (holder,) = await backend.holders("x")
+            assert (holder.owner, holder.token) == (request.owner, grant.token)
+
+    face.run(scenario)
+
+
+# -- nodes that fail ---------------------------------------------------------------------------------------------------
+
+
+def test_two_of_five_down(nodes: RedisNodes, face: Face) -> None:
+    """A majority is enough, and who is down is told of the release when it is back."""
+
+    async def scenario(host: StubHost) -> None:
+        async with redlock(nodes, host) as backend:
+            granted(await backend.try_acquire(host.request("warm")))
+            for node in nodes.nodes[:2]:
+                node.kill()
+            for _ in range(3):
+                grant = granted(await backend.try_acquire(host.request()))
+                assert await backend.renew([grant]) == [Renewed()]
+                assert await backend.release(grant)
+            assert [voter.up for voter in panel_of(backend).voters] == [False, False, True, True, True]
+
+    face.run(scenario)
+
+
+def test_three_of_five_down(nodes: RedisNodes, face: Face) -> None:
+    """The error names the nodes and comes at once, and the votes of the others are given back."""
+
+    async def scenario(host: StubHost) -> None:
+        async with redlock(nodes, host) as backend:
+            granted(await backend.try_acquire(host.request("warm")))
+            for node in nodes.nodes[:3]:
+                node.kill()
+            started = host.runtime.now()
+            with pytest.raises(NoQuorum) as caught:
+                await backend.try_acquire(host.request())
+
+            assert host.runtime.now() - started < 5.0
+            assert all(node.address in str(caught.value) for node in nodes.nodes[:3])
+            assert "2 of 5 nodes answered" in str(caught.value)
+            assert not any(has_lock(node) for node in nodes.nodes[3:])
+            for question in (backend.ping(), backend.holders("x"), backend.break_lock("x")):
+                with pytest.raises(NoQuorum):
+                    await question
+
+    face.run(scenario)
+
+
+def test_nodes_that_come_back_are_found(nodes: RedisNodes, face: Face) -> None:
+    """No restart of the client is needed."""
+
+    async def scenario(host: StubHost) -> None:
+        async with redlock(nodes, host, durable=True) as backend:
+            await backend.release(granted(await backend.try_acquire(host.request())))
+            for node in nodes.nodes:
+                node.kill()
+            with pytest.raises(NoQuorum):
+                await backend.try_acquire(host.request())
+            for node in nodes.nodes:
+                node.start()
+            await until(host, lambda: all(voter.up for voter in panel_of(backend).voters))
+
+            granted(await backend.try_acquire(host.request()))
+
+    face.run(scenario)
+
+
+def test_all_connections_closed_at_once(nodes: RedisNodes, face: Face) -> None:
+    """Idle connections that were cut are replaced within the call."""
+
+    async def scenario(host: StubHost) -> None:
+        async with redlock(nodes, host) as backend:
+            await backend.release(granted(await backend.try_acquire(host.request())))
+            for node in nodes.nodes:
+                on(node)("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+            await host.runtime.sleep(0.05)
+
+            granted(await backend.try_acquire(host.request()))
+
+    face.run(scenario)
+
+
+def test_hanging_node_is_waited_for_once(nodes: RedisNodes, face: Face) -> None:
+    """A stopped node takes connections and answers nothing: after the first time it is not asked until it answers."""
+
+    async def scenario(host: StubHost) -> None:
+        async with redlock(nodes, host, node_timeout=0.3) as backend:
+            granted(await backend.try_acquire(host.request("warm")))
+            voter = panel_of(backend).voters[1]
+            nodes.nodes[1].pause()
+            grant = granted(await backend.try_acquire(host.request()))
+            assert not voter.up
+            assert await backend.release(grant)
+            await host.runtime.sleep(0.5)  # several tries to connect
+            assert not voter.up
+            started = host.runtime.now()
+            for _ in range(30):
+                await backend.release(granted(await backend.try_acquire(host.request())))
+            assert host.runtime.now() - started < 30 * 0.3  # not even one in thirty waited for it
+
+            nodes.nodes[1].resume()
+            await until(host, lambda: voter.up)
+            # What it had taken in before it was stopped has been done by now, and undone.
+            wait_until(lambda: "key left" if has_lock(nodes.nodes[1]) else None)
+
+    face.run(scenario)
+
+
+def test_two_hanging_nodes_share_one_deadline(nodes: RedisNodes, face: Face) -> None:
+    """Their time limits do not add up."""
+
+    async def scenario(host: StubHost) -> None:
+        async with redlock(nodes, host, node_timeout=1.0) as backend:
+            granted(await backend.try_acquire(host.request("warm")))
+            for node in nodes.nodes[:2]:
+                node.pause()
+            started = host.runtime.now()
+            granted(await backend.try_acquire(host.request()))
+
+            assert host.runtime.now() - started < 1.9
+
+    face.run(scenario)
+
+
+def test_release_is_owed_to_a_node_that_hangs(nodes: RedisNodes, face: Face) -> None:
+    """A key on a node that could not be told is removed when it is back, not only by its ttl."""
+
+    async def scenario(host: StubHost) -> None:
+        async with redlock(nodes, host, node_timeout=0.3) as backend:
+            grant = granted(await backend.try_acquire(host.request(ttl=600.0)))
+            nodes.nodes[2].pause()
+            assert await backend.release(grant)
+            nodes.nodes[2].resume()
+
+            # Not wait_until, which would stop the event loop that is to pay the debt.
+            for _ in range(600):
+                if not has_lock(nodes.nodes[2]):
+                    break
+                await host.runtime.sleep(0.1)
+            assert not has_lock(nodes.nodes[2])
+
+    face.run(scenario)
+
+
+def test_release_is_owed_until_the_node_confirms_it(nodes: RedisNodes, face: Face) -> None:
+    """An error in place of an answer leaves it owed."""
+
+    async def scenario(host: StubHost) -> None:
+        async with redlock(nodes, host, node_timeout=0.3) as backend:
+            grant = granted(await backend.try_acquire(host.request(ttl=600.0)))
+            node = nodes.nodes[2]
+            on(node)("ACL", "SETUSER", "default", "-del")
+            try:
+                node.pause()
+                assert await backend.release(grant)
+                node.resume()
+                voter = panel_of(backend).voters[2]
+                # What it is owed does not keep it from being of use otherwise.
+                await until(host, lambda: voter.up)
+                assert has_lock(node)
+            finally:
+                on(node)("ACL", "SETUSER", "default", "+del")
+            await until(host, lambda: not has_lock(node))
+
+    face.run(scenario)
+
+
+def test_what_is_owed_is_paid_though_nobody_asks_any_more(
+    nodes: RedisNodes, face: Face, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client that has nothing else to do goes on looking for the node."""
+    monkeypatch.setattr(connections, "RECONNECT_LINGER", 0.0)
+
+    async def scenario(host: StubHost) -> None:
+        async with redlock(nodes, host, node_timeout=0.2) as backend:
+            grant = granted(await backend.try_acquire(host.request(ttl=600.0)))
+            nodes.nodes[2].pause()
+            panel_of(backend).voters[2].lost(TimeoutError())  # so that the release is not even sent
+            assert await backend.release(grant)
+            await host.runtime.sleep(1.0)  # some tries to connect
+            nodes.nodes[2].resume()
+            await until(host, lambda: not has_lock(nodes.nodes[2]))
+
+    face.run(scenario)
+
+
+def test_waiter_that_gives_up_leaves_the_queue_of_a_node_that_hangs(nodes: RedisNodes, face: Face) -> None:
+    """Its channel lives on with its client: the node would tell it, and nobody else, of the next release."""
+
+    async def scenario(host: StubHost) -> None:
+        async with redlock(nodes, host, node_timeout=0.3) as backend:
+            granted(await backend.try_acquire(host.request()))
+            waiter = host.request()
+            await queue_up(backend, waiter)
+            node = nodes.nodes[2]
+            assert on(node)("LLEN", f"{{{LOCK}}}:queue") == 1
+            node.pause()
+            panel_of(backend).voters[2].lost(TimeoutError())  # so that it is not even sent
+            await backend.abandon(waiter)
+            node.resume()
+            await until(host, lambda: on(node)("LLEN", f"{{{LOCK}}}:queue") == 0)
+
+    face.run(scenario)
+
+
+def test_failed_release_frees_the_lock_when_the_nodes_are_back(nodes: RedisNodes) -> None:
+    """Leaving ``with`` while a majority hangs: logged, and not left to the ttl."""
+    url = f"{nodes.url}?node_timeout=0.3"
+    with lockkit.connect(url) as client, lockkit.connect(url) as other:
+        with client.lock("x", ttl=600):
+            for node in nodes.nodes[:3]:
+                node.pause()
+        assert not any(has_lock(node) for node in nodes.nodes[3:])
+        for node in nodes.nodes[:3]:
+            node.resume()
+        other.lock("x", ttl=600).acquire(timeout=20.0).release()
+
+
+@pytest.mark.parametrize("warm", [True, False], ids=["connected", "not connected"])
+@pytest.mark.parametrize("hanging", [2, 3, 5])
+def test_hanging_nodes_leave_the_caller_its_time(nodes: RedisNodes, face: Face, *, hanging: int, warm: bool) -> None:
+    """Whatever the nodes are allowed, the call is back when its caller wants it; and a majority is enough."""
+
+    async def scenario(host: StubHost) -> None:
+        now = host.runtime.now
+
+        def by() -> float:
+            return now() + 1.0
+
+        async with redlock(nodes, host) as first:
+            await first.release(granted(await first.try_acquire(host.request())))
+        async with redlock(nodes, host, node_timeout=15.0) as backend:
+            held = []
+            if warm:
+                held = [granted(await backend.try_acquire(host.request(f"{number}"))) for number in range(3)]
+            for node in nodes.nodes[:hanging]:
+                node.pause()
+            started, request = now(), host.request()
+            request.answer_by = by()
+            if hanging < 3:
+                grant = granted(await backend.try_acquire(request))
+                assert await backend.release(grant, by())
+            else:
+                with pytest.raises(NoQuorum):
+                    await backend.try_acquire(request)
+            request.answer_by = by()
+            await backend.abandon(request)
+            if held:
+                await release_in_time(backend, held, by, hanging)
+            assert now() < started + 10.0  # three or four calls of a second each
+            for node in nodes.nodes:
+                node.resume()
+            await until(host, lambda: not any(has_lock(node) for node in nodes.nodes))
+
+    face.run(scenario)
+
+
+async def release_in_time(backend: RedlockBackend, held: list[Grant], by: Callable[[], float], hanging: int) -> None:
+    """Release one lease, then the others together; what answers is free, and too few of those are an error."""
+    free = pytest.raises(NoQuorum) if hanging >= 3 else nullcontext()
+    with free:
+        await backend.release(held[0], by())
+    with free:
+        await backend.release_all(held[1:], by())
+
+
+def test_all_leases_are_released_together(nodes: RedisNodes, face: Face) -> None:
+    """In batches, also by nodes that must be taught the script, while others hang."""
+
+    async def scenario(host: StubHost) -> None:
+        async with redlock(nodes, host, node_timeout=0.5) as backend:
+            grants = [granted(await backend.try_acquire(host.request(f"{number}"))) for number in range(600)]
+            on(nodes.nodes[4])("SCRIPT", "FLUSH")
+            nodes.nodes[0].pause()
+            await backend.release_all(grants, host.runtime.now() + 5.0)
+            for node in nodes.nodes[1:]:
+                assert on(node)("KEYS", "lockkit:*") == []
+            nodes.nodes[1].pause()
+            nodes.nodes[2].pause()
+            with pytest.raises(NoQuorum):
+                await backend.release_all(grants, host.runtime.now() + 5.0)
+
+    face.run(scenario)
+
+
+def test_time_that_is_over_ends_a_release_of_many(nodes: RedisNodes, face: Face) -> None:
+    """Those that were not reached are said to be held still."""
+
+    async def scenario(host: StubHost) -> None:
+        async with redlock(nodes, host) as backend:
+            grants = [granted(await backend.try_acquire(host.request(f"{number}"))) for number in range(3)]
+            with pytest.raises(NoQuorum, match="3 of 3 locks"):
+                await backend.release_all(grants, host.runtime.now() - 1.0)
+            assert has_lock(nodes.nodes[0], "lockkit:0")
+
+    face.run(scenario)
+
+
+def test_connecting_goes_on_after_everything_was_cancelled(nodes: RedisNodes) -> None:
+    """A program that cancels all tasks of its event loop takes lockkit's with it: they are started anew."""
+
+    async def scenario() -> None:
+        async with await lockkit.aio.connect(nodes.url, durable=True) as client:
+            await (await client.lock("x").acquire(5.0)).release()
+            for node in nodes.nodes[:3]:
+                node.kill()
+            with pytest.raises(NoQuorum):
+                await client.lock("x").acquire(0.5)
+            for task in asyncio.all_tasks() - {asyncio.current_task()}:
+                task.cancel()
+            for node in nodes.nodes[:3]:
+                node.start()
+            await (await client.lock("x").acquire(20.0)).release()
+
+    asyncio.run(scenario())
+
+
+def test_connection_that_ended_while_it_was_opened_is_not_used(nodes: RedisNodes) -> None:
+    """Nobody would be told of its end any more: the node would seem to be up for ever."""
+
+    async def scenario(host: StubHost) -> None:
+        async with redlock(nodes, host) as backend:
+            voter = panel_of(backend).voters[0]
+            line = await voter._open_line()
+            line.wire.close()
+            with pytest.raises(ConnectionError):
+                voter._keep(line)
+            assert not voter.up
+            granted(await backend.try_acquire(host.request()))
+            assert voter.up
+
+    Face("asyncio").run(scenario)
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # a client that nobody closed
+def test_event_loop_that_ends_takes_everything_with_it(nodes: RedisNodes, caplog: pytest.LogCaptureFixture) -> None:
+    """A program that ends without closing its client, while a node hangs: nothing is begun that nobody would end."""
+
+    async def main() -> None:
+        client = await lockkit.aio.connect(nodes.url)
+        lease = await client.lock("x", ttl=600).acquire(5.0)
+        nodes.nodes[0].pause()
+        await asyncio.sleep(0.2)
+        assert lease.held
+        raise SystemExit
+
+    with pytest.raises(SystemExit):
+        asyncio.run(main())
+    gc.collect()
+
+    assert [record.getMessage() for record in caplog.records if record.name == "asyncio"] == []
+    assert not any(has_lock(node) for node in nodes.nodes[1:])
+
+
+# -- delayed restart ---------------------------------------------------------------------------------------------------
+
+
+async def hold_on_last_three(backend: RedlockBackend, host: StubHost, nodes: RedisNodes, ttl: float) -> Grant:
+    """Acquire while the first two nodes hang, so that only the last three have the lock."""
+    await backend.release(granted(await backend.try_acquire(host.request())))
+    for node in nodes.nodes[:2]:
+        node.pause()
+    grant = granted(await backend.try_acquire(host.request(ttl=ttl)))
+    # What they were sent in their sleep must not be found there when they wake up.
+    for voter in panel_of(backend).voters[:2]:
+        voter.owe(60.0, UNDO.script.loading_command(grant.state.keys.packed(UNDO) + bulk(grant.owner)))
+    assert [has_lock(node) for node in nodes.nodes[2:]] == [True] * 3
+    return grant
+
+
+async def refused(backend: RedlockBackend, request: Request) -> str:
+    """Try, and get no lock."""
+    try:
+        outcome = await backend.try_acquire(request)
+    except NoQuorum as error:
+        return str(error)
+    assert isinstance(outcome, Busy), "a second holder"
+    return ""
+
+
+@pytest.mark.parametrize("fresh", [False, True], ids=["same client", "new client"])
+def test_node_restarted_empty_makes_no_second_holder(nodes: RedisNodes, face: Face, *, fresh: bool) -> None:
+    """A holds 3, 4 and 5. If 3 loses its data, 1, 2 and 3 are a majority without the lock: so 3 does not vote."""
+
+    async def scenario(host: StubHost) -> None:
+        async with redlock(nodes, host) as backend, redlock(nodes, host) as other:
+            if not fresh:
+                await backend.release(granted(await other.try_acquire(host.request())))
+            grant = await hold_on_last_three(backend, host, nodes, ttl=30.0)
+            for node in nodes.nodes[:2]:
+                node.resume()
+            age_marks(*nodes.nodes)
+            restart_empty(nodes.nodes[2])
+
+            for _ in range(3):
+                await refused(other, host.request())
+            assert isinstance((await backend.renew([grant]))[0], (Gone, Unknown))
+
+    face.run(scenario)
+
+
+def test_three_nodes_restarted_empty_while_two_are_down(nodes: RedisNodes, face: Face) -> None:
+    """None of those that answer has a mark, but not all answer: that is no first start."""
+
+    async def scenario(host: StubHost) -> None:
+        async with redlock(nodes, host) as backend:
+            await hold_on_last_three(backend, host, nodes, ttl=5.0)
+            for node in nodes.nodes[:2]:
+                node.kill()
+            restart_empty(*nodes.nodes[2:])
+        async with redlock(nodes, host) as other:
+            message = await refused(other, host.request())
+
+            assert message.count("lost its data") == 3
+            for node in nodes.nodes[2:]:
+                waits_us = int(on(node)("HGET", MARK, "until_us")) - int(on(node)("HGET", MARK, "since_us"))
+                assert waits_us >= FORGOTTEN_MS * 1000
+            assert "votes again in" in await refused(other, host.request())
+
+    face.run(scenario)
+
+
+def test_restarted_node_votes_after_the_longest_ttl(nodes: RedisNodes, face: Face) -> None:
+    """The longest that any node has voted for, not that of the client that notices."""
+
+    async def scenario(host: StubHost) -> None:
+        async with redlock(nodes, host) as backend:
+            await backend.release(granted(await backend.try_acquire(host.request(ttl=1.5))))
+        age_marks(*nodes.nodes)
+        restart_empty(nodes.nodes[0])
+        async with redlock(nodes, host) as other:
+            first = nodes.nodes[0]
+            await other.release(granted(await other.try_acquire(host.request("y", ttl=0.5))))
+            await until(host, lambda: on(first)("EXISTS", MARK) == 1)
+            waits_us = int(on(first)("HGET", MARK, "until_us")) - int(on(first)("HGET", MARK, "since_us"))
+            assert 1_500_000 <= waits_us < 1_600_000
+
+            started = host.runtime.now()
+            while not has_lock(first, f"{{{LOCK}}}:fence"):
+                assert host.runtime.now() < started + 20.0
+                await other.release(granted(await other.try_acquire(host.request(ttl=0.5))))
+                await host.runtime.sleep(0.05)
+
+    face.run(scenario)
+
+
+def test_nodes_that_are_back_tell_the_longest_ttl(
+    nodes: RedisNodes, face: Face, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also a client that would find them only later asks them: it does not take them for such that cannot be asked."""
+    monkeypatch.setattr(connections, "RECONNECT_PAUSE_MIN", 120.0)
+    monkeypatch.setattr(connections, "RECONNECT_PAUSE_MAX", 120.0)
+
+    async def scenario(host: StubHost) -> None:
+        async with redlock(nodes, host, node_timeout=0.2) as backend:
+            await backend.release(granted(await backend.try_acquire(host.request(ttl=1.5))))
+            age_marks(*nodes.nodes)
+            away, last = panel_of(backend).voters[:2], nodes.nodes[4]
+            for node in nodes.nodes[:2]:
+                node.pause()
+            await backend.release(granted(await backend.try_acquire(host.request(ttl=1.5))))
+            await until(host, lambda: not any(voter.up for voter in away))
+            await host.runtime.sleep(1.0)  # what was tried meanwhile has failed, and the next try is far away
+            for node in nodes.nodes[:2]:
+                node.resume()
+            restart_empty(last)
+            assert not any(voter.up for voter in away)
+
+            with suppress(NoQuorum):  # asyncio learns only now that the connection to the last one has ended
+                await backend.try_acquire(host.request("y", ttl=0.5))
+            await backend.release(granted(await backend.try_acquire(host.request(ttl=0.5))))
+            await until(host, lambda: on(last)("EXISTS", MARK) == 1)
+            waits_us = int(on(last)("HGET", MARK, "until_us")) - int(on(last)("HGET", MARK, "since_us"))
+            assert 1_500_000 <= waits_us < 1_600_000
+
+    face.run(scenario)
+
+
+def test_first_look_waits_for_connections_that_are_being_made(
+    nodes: RedisNodes, face: Face, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new client whose caller has little time lets a restarted node wait for the longest ttl, and no longer."""
+    open_line = connections.Voter._open_line
+
+    async def open_late(voter: connections.Voter) -> connections.Line:
+        if voter.index < 4:
+            await voter._runtime.sleep(0.3)
+        return await open_line(voter)
+
+    async def scenario(host: StubHost) -> None:
+        async with redlock(nodes, host) as backend:
+            await backend.release(granted(await backend.try_acquire(host.request(ttl=1.5))))
+        age_marks(*nodes.nodes)
+        last = nodes.nodes[4]
+        restart_empty(last)
+        monkeypatch.setattr(connections.Voter, "_open_line", open_late)
+        async with redlock(nodes, host) as other:
+            request = host.request(ttl=0.5)
+            request.answer_by = host.runtime.now() + 0.4
+            with suppress(NoQuorum):
+                await other.try_acquire(request)
+            await until(host, lambda: on(last)("EXISTS", MARK) == 1)
+            waits_us = int(on(last)("HGET", MARK, "until_us")) - int(on(last)("HGET", MARK, "since_us"))
+            assert 1_500_000 <= waits_us < 1_600_000
+
+    face.run(scenario)
+
+
+def test_flushed_node_does_not_vote(nodes: RedisNodes, face: Face) -> None:
+    """No connection ended, so only the vote itself can notice that the data are gone."""
+
+    async def scenario(host: StubHost) -> None:
+        async with redlock(nodes, host) as backend:
+            grant = granted(await backend.try_acquire(host.request()))
+            await backend.release(grant)
+            on(nodes.nodes[0])("FLUSHALL")
+            granted(await backend.try_acquire(host.request()))
+
+            assert not has_lock(nodes.nodes[0])
+
+    face.run(scenario)
+
+
+def test_restart_with_data_waits_too_unless_durable() -> None:
+    """The file may lack the last writes; ``durable=1`` says that it does not."""
+    require("redis", local=True)
+    face = Face("sync")
+    with RedisNodes(3, make=lambda: RedisServer(appendonly=True, appendfsync="always")) as nodes:
+
+        async def waiting(host: StubHost) -> None:
+            async with redlock(nodes, host) as backend:
+                await backend.release(granted(await backend.try_acquire(host.request(ttl=600.0))))
+                age_marks(*nodes.nodes)
+                nodes.nodes[0].restart()
+                await until(host, lambda: panel_of(backend).voters[0].up or not panel_of(backend).voters[0].opening)
+                await backend.release(granted(await backend.try_acquire(host.request())))
+                await until(host, lambda: int(on(nodes.nodes[0])("HGET", MARK, "until_us")) > 0)
+                granted(await backend.try_acquire(host.request()))
+                assert not has_lock(nodes.nodes[0])
+
+        async def durable(host: StubHost) -> None:
+            async with redlock(nodes, host, durable="yes") as backend:
+                await backend.release(granted(await backend.try_acquire(host.request("y"))))
+                nodes.nodes[1].restart()
+                nodes.nodes[2].restart()
+                granted(await backend.try_acquire(host.request("y")))
+                assert [has_lock(node, "lockkit:y") for node in nodes.nodes[1:]] == [True, True]
+
+        face.run(waiting)
+        face.run(durable)
+
+
+WITHOUT_INFO = "on >secret ~* &* +@all -@dangerous"
+
+
+def snapshots(rights: str) -> RedisServer:
+    """A node that keeps what SAVE wrote, and nothing since; with a user."""
+    return RedisServer(password="admin", users={"app": rights}, settings={"dbfilename": "dump.rdb"})  # noqa: S106
+
+
+def as_app(nodes: RedisNodes) -> str:
+    """The URL for the user of `snapshots`."""
+    return f"redlock://{','.join(f'app:secret@{node.address}' for node in nodes.nodes)}"
+
+
+@pytest.mark.parametrize("rights", [WITHOUT_INFO, f"{WITHOUT_INFO} +info"], ids=["without INFO", "with INFO"])
+def test_old_snapshot_makes_no_second_holder(face: Face, rights: str) -> None:
+    """
+    A holds 1 and 2. Node 2 comes back with a snapshot from before that: with its mark, and without A's lock.
+
+    By its run the mark is known to be old. Who may not ask for the run could not tell, and gets no lock at all.
+    """
+    require("redis", local=True)
+
+    async def scenario(host: StubHost) -> None:
+        holder, other = (open_redlock(as_app(own), host, node_timeout=1.0) for _ in range(2))
+        try:
+            await holder.release(granted(await holder.try_acquire(host.request("warm"))))
+            age_marks(*own.nodes)
+            for node in own.nodes:
+                on(node)("SAVE")
+            own.nodes[2].pause()
+            granted(await holder.try_acquire(host.request(ttl=60.0)))
+            own.nodes[1].restart(crash=True)
+            own.nodes[2].resume()
+            await until(host, lambda: not has_lock(own.nodes[2]) or not on(own.nodes[2])("DEL", LOCK))
+            assert on(own.nodes[1])("EXISTS", MARK)
+            assert not has_lock(own.nodes[1])
+
+            for _ in range(3):
+                await refused(other, host.request())
+        finally:
+            await holder.close()
+            await other.close()
+
+    with RedisNodes(3, make=lambda: snapshots(rights)) as own:
+        if rights == WITHOUT_INFO:
+            with pytest.raises(ConfigurationError, match=r"\+info.*durable"):
+                face.run(scenario)
+        else:
+            face.run(scenario)
+
+
+def test_durable_nodes_need_no_info(face: Face) -> None:
+    """Where nothing is forgotten it does not matter whether a node was restarted."""
+    require("redis", local=True)
+
+    async def scenario(host: StubHost) -> None:
+        backend = open_redlock(as_app(own), host, durable=True)
+        grant = granted(await backend.try_acquire(host.request()))
+        assert await backend.release(grant)
+        await backend.close()
+
+    with RedisNodes(3, make=lambda: snapshots(WITHOUT_INFO)) as own:
+        face.run(scenario)
+
+
+def test_one_node_without_info_does_not_vote(face: Face) -> None:
+    """The others are a majority that can tell."""
+    require("redis", local=True)
+    rights = iter([WITHOUT_INFO, f"{WITHOUT_INFO} +info", f"{WITHOUT_INFO} +info"])
+
+    async def scenario(host: StubHost) -> None:
+        async with redlock(own, host) as warm:
+            await warm.release(granted(await warm.try_acquire(host.request())))
+        backend = open_redlock(as_app(own), host)
+        granted(await backend.try_acquire(host.request()))
+        await backend.close()
+        assert [has_lock(node) for node in own.nodes] == [False, True, True]
+
+    with RedisNodes(3, make=lambda: snapshots(next(rights))) as own:
+        face.run(scenario)
+
+
+def test_node_that_is_too_busy_to_introduce_itself_does_not_vote(
+    nodes: RedisNodes, face: Face, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error in place of the run id, whatever it is, is no proof that the server kept running."""
+    busy = ServerSaid("BUSY Redis is busy running a script")
+
+    async def scenario(host: StubHost) -> None:
+        async with redlock(nodes, host) as backend:
+            voter = panel_of(backend).voters[0]
+            monkeypatch.setattr(BlockingWire, "call", lambda *_: busy)
+            monkeypatch.setattr(AsyncioWire, "call", lambda *_: busy)
+            with pytest.raises(BackendUnavailable, match="long script"):
+                await voter._open_line()
+
+    face.run(scenario)
+
+
+def test_first_start_by_many_clients_at_once(nodes: RedisNodes) -> None:
+    """A fresh set of nodes works at once, whoever comes first."""
+    errors: list[BaseException] = []
+
+    def use(number: int) -> None:
+        async def scenario() -> None:
+            host = StubHost()
+            async with redlock(nodes, host) as backend:
+                granted(await backend.try_acquire(host.request(f"lock {number}")))
+
+        try:
+            drive(scenario())
+        except BaseException as error:  # noqa: BLE001 - shown by the assertion below
+            errors.append(error)
+
+    threads = [threading.Thread(target=use, args=[number]) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert errors == []
+    assert all(
+        int(on(node)("HGET", MARK, "until_us")) <= int(on(node)("HGET", MARK, "since_us")) for node in nodes.nodes
+    )
+
+
+def test_first_start_with_a_missing_node_waits(nodes: RedisNodes, face: Face) -> None:
+    """It cannot be told from four nodes that lost their data."""
+
+    async def scenario(host: StubHost) -> None:
+        nodes.nodes[0].kill()
+        async with redlock(nodes, host) as backend:
+            assert "votes again in" in await refused(backend, host.request())
+
+    face.run(scenario)
+
+
+def test_late_first_start_does_not_shorten_a_wait(nodes: RedisNodes, face: Face) -> None:
+    """Of two clients that decide at the same time the first one's decision stands."""
+
+    async def scenario(host: StubHost) -> None:
+        async with redlock(nodes, host) as backend:
+            admission = backend._admission
+            looks = await admission._look()
+            on(nodes.nodes[0])(
+                *("HSET", MARK, "run", _run_id(nodes.nodes[0]), "ttl_ms", 1, "since_us", 1, "until_us", 10**16)
+            )
+            await admission._mark(list(looks), looks)
+
+            assert on(nodes.nodes[0])("HGET", MARK, "until_us") == str(10**16)
+            assert on(nodes.nodes[1])("EXISTS", MARK) == 1
+
+    face.run(scenario)
+
+
+def _run_id(node: RedisServer) -> str:
+    info = str(on(node)("INFO", "server"))
+    return next(line.partition(":")[2] for line in info.splitlines() if line.startswith("run_id:"))
+
+
+# -- renewal -----------------------------------------------------------------------------------------------------------
+
+
+def test_renewal_by_majority_of_where_it_is_owned(nodes: RedisNodes, face: Face) -> None:
+    """A node that lost the key is not given it again; without a majority it is gone."""
+
+    async def scenario(host: StubHost) -> None:
+        async with redlock(nodes, host) as backend:
+            grant, other = [granted(await backend.try_acquire(host.request(name))) for name in ("x", "y")]
+            for node in nodes.nodes[:2]:
+                on(node)("DEL", LOCK)
+            assert await backend.renew([grant, other]) == [Renewed(), Renewed()]
+            assert [has_lock(node) for node in nodes.nodes] == [False, False, True, True, True]
+
+            on(nodes.nodes[2])("DEL", LOCK)
+            assert await backend.renew([grant, other]) == [Gone("gone"), Renewed()]
+
+    face.run(scenario)
+
+
+def test_renewal_without_enough_answers_is_unknown(nodes: RedisNodes, face: Face) -> None:
+    """Two yes, two down, one lost: it may still be held by a majority, but nobody knows."""
+
+    async def scenario(host: StubHost) -> None:
+        async with redlock(nodes, host) as backend:
+            grant = granted(await backend.try_acquire(host.request()))
+            on(nodes.nodes[0])("DEL", LOCK)
+            for node in nodes.nodes[1:3]:
+                node.kill()
+
+            (outcome,) = await backend.renew([grant])
+            assert isinstance(outcome, Unknown)
+            assert isinstance(outcome.error, NoQuorum)
+
+    face.run(scenario)
+
+
+def test_renewal_tells_who_took_it(nodes: RedisNodes, face: Face) -> None:
+    """Taken by another owner, or freed by force."""
+
+    async def scenario(host: StubHost) -> None:
+        async with redlock(nodes, host) as backend:
+            taken, broken = [granted(await backend.try_acquire(host.request(name))) for name in ("x", "y")]
+            for node in nodes.nodes[:3]:
+                on(node)("SET", LOCK, "somebody else")
+            assert await backend.break_lock("y")
+            assert not await backend.break_lock("z")
+
+            assert await backend.renew([taken, broken]) == [Gone("taken"), Gone("broken")]
+
+    face.run(scenario)
+
+
+def test_confirmation_needs_the_votes_of_a_majority(nodes: RedisNodes, face: Face) -> None:
+    """Who does not answer is counted for nobody: neither is the lease confirmed then, nor is it lost."""
+
+    async def scenario(host: StubHost) -> None:
+        async with redlock(nodes, host) as backend:
+            grant, taken = [granted(await backend.try_acquire(host.request(name))) for name in ("x", "y")]
+            on(nodes.nodes[0])("DEL", LOCK)
+            assert await backend.confirm(grant) is None
+            for node in nodes.nodes[:3]:
+                on(node)("SET", LOCK.replace("x", "y"), "somebody else")
+            assert await backend.confirm(taken) == Gone("taken")
+
+            for node in nodes.nodes[1:3]:
+                node.kill()
+
+            with pytest.raises(NoQuorum):
+                await backend.confirm(grant)
+            assert [holder.owner for holder in await backend.holders("x")] == [grant.owner]
+            for node in nodes.nodes[3:]:
+                on(node)("DEL", LOCK)
+            assert await backend.confirm(grant) == Gone("gone")
+
+    face.run(scenario)
+
+
+def test_renewals_of_many_leases(nodes: RedisNodes, face: Face) -> None:
+    """More than go into one batch, also when the nodes have forgotten the script."""
+
+    async def scenario(host: StubHost) -> None:
+        async with redlock(nodes, host) as backend:
+            grants = [granted(await backend.try_acquire(host.request(f"{number}"))) for number in range(600)]
+            on(nodes.nodes[3])("SCRIPT", "FLUSH")
+            on(nodes.nodes[4])("DEL", *(f"lockkit:{number}" for number in range(600)))
+            assert await backend.renew(grants) == [Renewed()] * 600
+
+    face.run(scenario)
+
+
+def test_renewal_keeps_counter_and_metadata(nodes: RedisNodes, face: Face) -> None:
+    """A lease that is renewed for longer than idle counters are kept must not outlive its own."""
+
+    async def scenario(host: StubHost) -> None:
+        async with redlock(nodes, host) as backend:
+            grant = granted(await backend.try_acquire(host.request(ttl=30.0)))
+            for node in nodes.nodes:
+                for key in (f"{{{LOCK}}}:fence", f"{{{LOCK}}}:meta", LOCK):
+                    on(node)("PEXPIRE", key, 20_000)
+            assert await backend.renew([grant]) == [Renewed()]
+            for node in nodes.nodes:
+                assert on(node)("PTTL", f"{{{LOCK}}}:fence") > FENCE_MS_MIN - 60_000
+                assert on(node)("PTTL", f"{{{LOCK}}}:meta") > 20_000
+                assert on(node)("PTTL", LOCK) > 20_000
+
+    face.run(scenario)
+
+
+def test_votes_and_renewals_note_the_longest_ttl(nodes: RedisNodes, face: Face) -> None:
+    """On every node that voted, before anybody relies on it: a node that is lost later must wait for that long."""
+
+    def longest(node: RedisServer) -> int:
+        return int(on(node)("HGET", MARK, "ttl_ms"))
+
+    async def scenario(host: StubHost) -> None:
+        async with redlock(nodes, host) as first:
+            await first.release(granted(await first.try_acquire(host.request(ttl=1.0))))
+            assert [longest(node) for node in nodes.nodes] == [1000] * 5
+        async with redlock(nodes, host) as backend:
+            grant = granted(await backend.try_acquire(host.request(ttl=50.0)))
+            assert [longest(node) for node in nodes.nodes] == [50_000] * 5
+            assert await backend.renew([dataclasses.replace(grant, ttl=70.0)]) == [Renewed()]
+            assert [longest(node) for node in nodes.nodes] == [70_000] * 5
+            assert await backend.renew([grant]) == [Renewed()]
+            assert [longest(node) for node in nodes.nodes] == [70_000] * 5
+
+    face.run(scenario)
+
+
+def test_node_that_voted_unheard_is_a_voter(nodes: RedisNodes, face: Face, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two have lost it, one is silent that had voted in silence: nobody knows, so the lease goes on."""
+
+    async def scenario(host: StubHost) -> None:
+        async with redlock(nodes, host) as backend:
+            granted(await backend.try_acquire(host.request("warm")))
+            unheard(monkeypatch, backend, ACQUIRE, 4)
+            grant = granted(await backend.try_acquire(host.request()))
+            monkeypatch.undo()
+            assert has_lock(nodes.nodes[4])
+            for node in nodes.nodes[:2]:
+                on(node)("DEL", LOCK)
+            nodes.nodes[4].kill()
+
+            (outcome,) = await backend.renew([grant])
+            assert isinstance(outcome, Unknown)
+            with pytest.raises(NoQuorum):
+                await backend.confirm(grant)
+
+    face.run(scenario)
+
+
+def unheard(monkeypatch: pytest.MonkeyPatch, backend: RedlockBackend, op: Op, *indexes: int) -> None:
+    """Lose the answers of some nodes to one question: they do it, and nobody hears."""
+    ask = backend._panel.ask
+
+    async def lose(asked: Op, *arguments: Any, **options: Any) -> list[Answer]:
+        answers = await ask(asked, *arguments, **options)
+        if asked is op:
+            for index in indexes:
+                answers[index] = BackendUnavailable("no answer")
+        return answers
+
+    monkeypatch.setattr(backend._panel, "ask", lose)
+
+
+def test_votes_that_were_not_heard_of_are_taken_back(
+    nodes: RedisNodes, face: Face, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They would stand in everybody's way for a ttl, ours too."""
+
+    async def scenario(host: StubHost) -> None:
+        async with redlock(nodes, host) as backend:
+            granted(await backend.try_acquire(host.request("warm")))
+            for node in nodes.nodes[:3]:
+                on(node)("SET", LOCK, "somebody else", "PX", 60_000)
+            unheard(monkeypatch, backend, ACQUIRE, 4)
+            assert isinstance(await backend.try_acquire(host.request(ttl=600.0)), Busy)
+            assert [has_lock(node) for node in nodes.nodes[3:]] == [False, False]
+
+    face.run(scenario)
+
+
+@pytest.mark.parametrize("op", [ACQUIRE, FENCE], ids=["round one", "round two"])
+def test_too_few_answers_are_no_answer(nodes: RedisNodes, face: Face, monkeypatch: pytest.MonkeyPatch, op: Op) -> None:
+    """Two of five say something, and be it "busy": that is an outage, of which the caller hears, and no holder."""
+
+    async def scenario(host: StubHost) -> None:
+        async with redlock(nodes, host) as backend:
+            granted(await backend.try_acquire(host.request("warm")))
+            if op is ACQUIRE:
+                for node in nodes.nodes[3:]:
+                    on(node)("SET", LOCK, "somebody else", "PX", 60_000)
+            unheard(monkeypatch, backend, op, 0, 1, 2)
+            with pytest.raises(NoQuorum, match="2 of 5"):
+                await backend.try_acquire(host.request(ttl=600.0))
+            assert not any(has_lock(node) for node in nodes.nodes[:3])
+
+    face.run(scenario)
+
+
+@pytest.mark.parametrize("slow", [ACQUIRE, FENCE, RENEW], ids=["round one", "round two", "renewal"])
+def test_validity_counts_from_before_anything_was_sent(
+    nodes: RedisNodes, face: Face, monkeypatch: pytest.MonkeyPatch, slow: Op
+) -> None:
+    """However long the rounds take."""
+
+    async def scenario(host: StubHost) -> None:
+        async with redlock(nodes, host) as backend:
+            granted(await backend.try_acquire(host.request("warm")))
+            panel, now = backend._panel, host.runtime.now
+            ask, ask_many = panel.ask, panel.ask_many
+
+            async def slow_ask(op: Op, *arguments: Any, **options: Any) -> list[Answer]:
+                answers = await ask(op, *arguments, **options)
+                await host.runtime.sleep(0.2 if op is slow else 0.0)
+                return answers
+
+            async def slow_ask_many(op: Op, *arguments: Any, **options: Any) -> list[list[Answer]]:
+                answers = await ask_many(op, *arguments, **options)
+                await host.runtime.sleep(0.2 if op is slow else 0.0)
+                return answers
+
+            monkeypatch.setattr(panel, "ask", slow_ask)
+            monkeypatch.setattr(panel, "ask_many", slow_ask_many)
+            started = now()
+            grant = granted(await backend.try_acquire(host.request(ttl=30.0)))
+            # None: the engine takes the time before the call.
+            assert grant.anchor is None or grant.anchor <= started + 0.1
+            assert grant.ttl == 30.0
+            started = now()
+            (renewed,) = await backend.renew([grant])
+            assert isinstance(renewed, Renewed)
+            assert renewed.anchor is None or renewed.anchor <= started + 0.1
+            assert renewed.ttl in {None, 30.0}
+
+    face.run(scenario)
+
+
+# -- waiting -----------------------------------------------------------------------------------------------------------
+
+
+async def queue_up(backend: RedlockBackend, request: Request) -> None:
+    """Look, subscribe, look again: then it stands in the queues."""
+    busy = await backend.try_acquire(request)
+    assert isinstance(busy, Busy)
+    await backend.wait(request, busy, request._runtime.now() + 10.0)
+    assert isinstance(await backend.try_acquire(request), Busy)
+
+
+def test_release_tells_the_first_waiter(nodes: RedisNodes, face: Face) -> None:
+    """One waiter is told, and only one."""
+
+    async def scenario(host: StubHost) -> None:
+        async with redlock(nodes, host) as backend, redlock(nodes, host) as other:
+            grant = granted(await backend.try_acquire(host.request()))
+            first, second = host.request(), host.request()
+            await queue_up(backend, first)
+            await queue_up(other, second)
+            (holder,) = await backend.holders("x")
+            assert holder.waiters == 2
+
+            await backend.release(grant)
+            assert await first.wake.wait(10.0)
+            granted(await backend.try_acquire(first))
+            assert not second.wake.is_set()
+
+    face.run(scenario)
+
+
+def test_waiter_that_gives_up_tells_the_next(nodes: RedisNodes, face: Face) -> None:
+    """A wake-up is not lost with the one that it was for."""
+
+    async def scenario(host: StubHost) -> None:
+        async with redlock(nodes, host) as backend:
+            grant = granted(await backend.try_acquire(host.request()))
+            first, second = host.request(), host.request()
+            await queue_up(backend, first)
+            await queue_up(backend, second)
+            await backend.release(grant)
+            assert await first.wake.wait(10.0)
+            await backend.abandon(first)
+
+            assert await second.wake.wait(10.0)
+
+    face.run(scenario)
+
+
+def test_stale_waiters_are_passed_over(nodes: RedisNodes, face: Face) -> None:
+    """Who died while waiting is not told in place of one that lives."""
+
+    async def scenario(host: StubHost) -> None:
+        async with redlock(nodes, host) as backend:
+            grant = granted(await backend.try_acquire(host.request()))
+            for node in nodes.nodes:
+                on(node)("RPUSH", f"{{{LOCK}}}:queue", "dead 0 lockkit:wake:nobody")
+            request = host.request()
+            await queue_up(backend, request)
+            await backend.release(grant)
+
+            assert await request.wake.wait(10.0)
+
+    face.run(scenario)
+
+
+def test_waiter_looks_again_within_half_the_ttl(nodes: RedisNodes, face: Face) -> None:
+    """Whatever keeps a wake-up from it; and not ever more often when the holder has died."""
+
+    async def scenario(host: StubHost) -> None:
+        async with redlock(nodes, host) as backend:
+            granted(await backend.try_acquire(host.request(ttl=60.0)))
+            waiter = host.request(ttl=60.0)
+            await queue_up(backend, waiter)
+            looks = []
+            for left in (60, 40, 25, 15, 1):
+                for node in nodes.nodes:
+                    on(node)("PEXPIRE", LOCK, left * 1000)
+                busy = await backend.try_acquire(waiter)
+                assert isinstance(busy, Busy)
+                assert busy.retry_after is not None
+                looks.append(round(busy.retry_after))
+            assert looks == [30, 20, 20, 15, 1]
+
+    face.run(scenario)
+
+
+def test_first_waiter_that_is_stopped_does_not_keep_the_second_waiting(nodes: RedisNodes, face: Face) -> None:
+    """It is told and does nothing, as a process after SIGSTOP: the second has the lock after half the ttl at most."""
+
+    async def scenario(host: StubHost) -> None:
+        ttl = 8.0
+        async with redlock(nodes, host) as backend, redlock(nodes, host) as other:
+            grant = granted(await backend.try_acquire(host.request(ttl=ttl)))
+            stopped, second = host.request(ttl=ttl), host.request(ttl=ttl)
+            await queue_up(backend, stopped)
+            await queue_up(other, second)
+            busy = await other.try_acquire(second)
+            assert isinstance(busy, Busy)
+            await backend.release(grant)
+            released = host.runtime.now()
+            while isinstance(busy, Busy):
+                assert busy.retry_after is not None
+                await other.wait(second, busy, host.runtime.now() + busy.retry_after)
+                busy = await other.try_acquire(second)
+            assert host.runtime.now() < released + ttl / 2 + 1.5
+            assert stopped.wake.is_set()
+
+    face.run(scenario)
+
+
+def test_second_waiter_is_told_to_look_a_little_later(nodes: RedisNodes, face: Face) -> None:
+    """The first may be stopped."""
+
+    async def scenario(host: StubHost) -> None:
+        async with redlock(nodes, host) as backend:
+            grant = granted(await backend.try_acquire(host.request()))
+            with redis.Redis(host=nodes.nodes[0].host, port=nodes.nodes[0].port) as client, client.pubsub() as channel:
+                channel.subscribe("lockkit:wake:them")
+                assert channel.get_message(timeout=10.0)["type"] == "subscribe"
+                for place in ("first 0 lockkit:wake:them", "second 0 lockkit:wake:them", "third 0 lockkit:wake:them"):
+                    on(nodes.nodes[0])("RPUSH", f"{{{LOCK}}}:queue", place)
+                await backend.release(grant)
+
+                told = [channel.get_message(timeout=10.0)["data"] for _ in range(2)]
+                assert told == [b"first", b"second 500"]
+                assert on(nodes.nodes[0])("LLEN", f"{{{LOCK}}}:queue") == 2
+                assert channel.get_message(timeout=0.2) is None
+
+    face.run(scenario)
+
+
+def test_waiter_after_all_nodes_were_flushed(nodes: RedisNodes, face: Face) -> None:
+    """Its place is gone with the lock, and nobody will tell it: it looks by itself."""
+
+    async def scenario(host: StubHost) -> None:
+        ttl = 8.0
+        async with redlock(nodes, host) as backend:
+            granted(await backend.try_acquire(host.request(ttl=ttl)))
+            waiter = host.request(ttl=ttl)
+            await queue_up(backend, waiter)
+            busy = await backend.try_acquire(waiter)
+            flushed = host.runtime.now()
+            for node in nodes.nodes:
+                on(node)("FLUSHALL")
+            while isinstance(busy, Busy):
+                assert busy.retry_after is not None
+                await backend.wait(waiter, busy, host.runtime.now() + busy.retry_after)
+                busy = await backend.try_acquire(waiter)
+            assert host.runtime.now() < flushed + ttl / 2 + 1.5
+
+    face.run(scenario)
+
+
+def test_split_votes_come_apart(nodes: RedisNodes, face: Face) -> None:
+    """Two contenders that have two and three nodes each, neither a majority that may be granted: both try again."""
+
+    async def scenario(host: StubHost) -> None:
+        async with redlock(nodes, host) as backend:
+            await backend.release(granted(await backend.try_acquire(host.request())))
+            for index, node in enumerate(nodes.nodes[:4]):
+                on(node)("SET", LOCK, f"attempt {index % 2}", "PX", 60_000)
+            outcomes = [await backend.try_acquire(host.request()) for _ in range(3)]
+
+            assert all(isinstance(outcome, Busy) and outcome.retry_after is not None for outcome in outcomes)
+            assert all(cast("Busy", outcome).retry_after < 1.0 for outcome in outcomes)  # type: ignore[operator]
+            assert not has_lock(nodes.nodes[4])
+
+    face.run(scenario)
+
+
+# -- other clients on the same key -------------------------------------------------------------------------------------
+
+
+def test_redis_py_lock_on_a_majority_excludes(nodes: RedisNodes, face: Face) -> None:
+    """On one node it costs a vote, on three it holds; and while we hold it cannot be had on any."""
+
+    async def scenario(host: StubHost) -> None:
+        clients = [redis.Redis(host=node.host, port=node.port) for node in nodes.nodes]
+        async with redlock(nodes, host) as backend:
+            locks = [client.lock(LOCK, timeout=30, blocking=False) for client in clients]
+            assert locks[0].acquire()
+            grant = granted(await backend.try_acquire(host.request()))
+            assert not any(lock.acquire() for lock in locks[1:])
+            await backend.release(grant)
+
+            assert all(lock.acquire() for lock in locks[1:3])
+            busy = await backend.try_acquire(host.request())
+            assert isinstance(busy, Busy)
+            for lock in locks[:3]:
+                lock.release()
+        for client in clients:
+            client.close()
+
+    face.run(scenario)
+
+
+def test_redlock_py_excludes_both_ways(nodes: RedisNodes) -> None:
+    """Who holds by redlock-py's Redlock holds, and the other way round."""
+    redlock_py = pytest.importorskip("redlock")
+    theirs = redlock_py.Redlock([{"host": node.host, "port": node.port} for node in nodes.nodes], retry_count=1)
+    with lockkit.connect(nodes.url) as client:
+        lock = client.lock("x")
+        held = theirs.lock(LOCK, 30_000)
+        assert held
+        assert lock.try_acquire() is None
+        theirs.unlock(held)
+
+        with lock:
+            assert not theirs.lock(LOCK, 30_000)
+        held = theirs.lock(LOCK, 30_000)
+        assert held
+        theirs.unlock(held)
+
+
+def test_foreign_majority_is_polled(nodes: RedisNodes, face: Face) -> None:
+    """Who does not tell waiters is looked at."""
+
+    async def scenario(host: StubHost) -> None:
+        async with redlock(nodes, host) as backend:
+            await backend.release(granted(await backend.try_acquire(host.request())))
+            for node in nodes.nodes[1:]:
+                on(node)("SET", LOCK, "foreign", "PX", 60_000)
+            busy = await backend.try_acquire(host.request())
+
+            assert isinstance(busy, Busy)
+            assert (busy.poll, busy.owner) == (True, "foreign")
+            (holder,) = await backend.holders("x")
+            assert (holder.owner, holder.token) == ("foreign", None)
+
+    face.run(scenario)
+
+
+# -- opening -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("url", "part"),
+    [
+        ("redlock:///0", "0 nodes"),
+        ("redlock://" + ",".join(f"h{number}" for number in range(10)), "10 nodes"),
+        ("redlock://a,b,a:6379", "a:6379 stands there twice"),
+        ("redlock://a,b,c/zero", "number of a database"),
+        ("redlock://a,b,c/1?db=2", "different databases"),
+    ],
+)
+def test_urls_that_are_wrong(url: str, part: str) -> None:
+    """Said at once, without asking anybody."""
+    with pytest.raises(ConfigurationError, match=part):
+        lockkit.connect(url)
+
+
+def test_node_timeout_is_the_only_limit() -> None:
+    """The driver's own limits are not accepted beside it."""
+    with pytest.raises(ConfigurationError, match="socket_timeout"):
+        lockkit.connect("redlock://a,b,c", socket_timeout=1)
+
+
+@pytest.mark.parametrize(
+    ("count", "part"), [(1, "stands still"), (2, "stands still"), (4, "use 3 or 5"), (3, ""), (5, "")]
+)
+def test_numbers_of_nodes_that_are_unwise(count: int, part: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A warning says why."""
+    with caplog.at_level(logging.WARNING, "lockkit"):
+        lockkit.connect("redlock://" + ",".join(f"h{number}" for number in range(count))).close()
+
+    assert part in caplog.text
+    assert bool(caplog.text) == bool(part)
+
+
+def test_same_server_by_two_names_votes_once(nodes: RedisNodes, face: Face) -> None:
+    """``localhost`` and ``127.0.0.1`` are one vote."""
+    first, second, *_ = nodes.nodes
+    url = f"redlock://127.0.0.1:{first.port},localhost:{first.port},127.0.0.1:{second.port}"
+
+    async def scenario(host: StubHost) -> None:
+        backend = open_redlock(url, host, durable=True)
+        granted(await backend.try_acquire(host.request()))
+        up = [voter.up for voter in panel_of(backend).voters]
+        errors = [str(voter.error) for voter in panel_of(backend).voters if not voter.up]
+        await backend.close()
+
+        assert sorted(up[:2]) == [False, True]
+        assert "same server" in errors[0]
+
+    face.run(scenario)
+
+
+def test_wrong_password_on_most_nodes(face: Face) -> None:
+    """Nothing that retrying could mend."""
+    require("redis", local=True)
+    with RedisNodes(3, make=lambda: RedisServer(password="right")) as nodes:  # noqa: S106
+
+        async def scenario(host: StubHost) -> None:
+            backend = open_redlock(nodes.url.replace("right", "wrong"), host)
+            with pytest.raises(ConfigurationError, match="password is wrong") as caught:
+                await backend.try_acquire(host.request())
+            await backend.close()
+            assert "wrong@" not in str(caught.value)
+            async with redlock(nodes, host) as good:
+                granted(await good.try_acquire(host.request()))
+
+        face.run(scenario)
+
+
+RIGHTS = (
+    # The documented ones but client|setinfo, which is no command before Redis 7.2, and an ACL may not name it there.
+    "on >secret ~lockkit:* ~{lockkit* &lockkit:wake:* +ping +hello +select +client|setname +eval +evalsha +set +get "
+    "+getrange +psetex +exists +del +pexpire +pttl +time +rpush +lpop +lpos +lrange +lrem +publish +subscribe "
+    "+pubsub|numsub +hmget +hget +hset +info"
+)
+
+
+def test_user_with_few_rights(face: Face) -> None:
+    """What the documentation lists is enough."""
+    require("redis", local=True)
+
+    async def scenario(host: StubHost) -> None:
+        backend = open_redlock(f"redlock://{','.join(f'app:secret@{node.address}' for node in own.nodes)}", host)
+        try:
+            grant = granted(await backend.try_acquire(host.request()))
+            waiter = host.request()
+            await queue_up(backend, waiter)
+            assert await backend.renew([grant]) == [Renewed()]
+            assert len(await backend.holders("x")) == 1
+            await backend.release(grant)
+            assert await waiter.wake.wait(10.0)
+            assert await backend.release(granted(await backend.try_acquire(waiter)))
+            on(own.nodes[0])("FLUSHALL")
+            granted(await backend.try_acquire(host.request()))
+            assert await backend.break_lock("x")
+        finally:
+            await backend.close()
+
+    def node() -> RedisServer:
+        return RedisServer(password="admin", users={"app": RIGHTS})  # noqa: S106
+
+    with RedisNodes(3, make=node) as own:
+        face.run(scenario)
+
+
+def test_tls() -> None:
+    """``redlocks://`` talks TLS to every node."""
+    require("redis", local=True)
+    with RedisServer(tls=True) as first:
+        certificates = first.certificates
+        with RedisNodes(2, make=lambda: RedisServer(tls=True, certificates=certificates)) as others:
+            hosts = ",".join(node.address for node in [first, *others.nodes])
+            url = f"redlocks://{hosts}/0?{first.tls_query}"
+            with lockkit.connect(url) as client, client.lock("x", timeout=5) as lease:
+                assert lease.confirm()
+                assert client.lock("x").try_acquire() is None
+
+
+def test_from_client(nodes: RedisNodes) -> None:
+    """A list of redis-py's clients; they stay open and are not used up."""
+    clients = [redis.Redis(host=node.host, port=node.port, decode_responses=True) for node in nodes.nodes[:3]]
+    with lockkit.from_client(clients) as client:
+        assert client.url.startswith("redlock://127.0.0.1:")
+        with client.lock("x", timeout=5) as lease:
+            assert clients[0].get(LOCK) == lease.owner
+    assert clients[0].ping()
+    with pytest.raises(ConfigurationError, match="other face"):
+        lockkit.aio.from_client(clients)
+    for one in clients:
+        one.close()
+
+
+def test_from_client_asyncio(nodes: RedisNodes) -> None:
+    """The same with their asyncio form."""
+
+    async def scenario() -> None:
+        clients = [redis.asyncio.Redis(host=node.host, port=node.port) for node in nodes.nodes[:3]]
+        async with lockkit.aio.from_client(clients) as client:
+            lease = await client.lock("x").acquire(5)
+            await lease.release()
+        for one in clients:
+            await one.aclose()
+
+    asyncio.run(scenario())
+
+
+def test_scripts_are_taught_again(nodes: RedisNodes, face: Face) -> None:
+    """``SCRIPT FLUSH`` in the middle is not noticed."""
+
+    async def scenario(host: StubHost) -> None:
+        async with redlock(nodes, host) as backend:
+            await backend.release(granted(await backend.try_acquire(host.request())))
+            for node in nodes.nodes:
+                on(node)("SCRIPT", "FLUSH")
+            grant = granted(await backend.try_acquire(host.request()))
+            for node in nodes.nodes[:2]:
+                on(node)("SCRIPT", "FLUSH")
+            assert await backend.release(grant)
+
+    face.run(scenario)
+
+
+def test_wrong_type_on_a_majority(nodes: RedisNodes, face: Face) -> None:
+    """Somebody else's data under the key is named, not removed."""
+
+    async def scenario(host: StubHost) -> None:
+        async with redlock(nodes, host) as backend:
+            granted(await backend.try_acquire(host.request("warm")))
+            for node in nodes.nodes[:3]:
+                on(node)("RPUSH", LOCK, "a list")
+            with pytest.raises(ConfigurationError, match="something else than a lock"):
+                await backend.try_acquire(host.request())
+            assert on(nodes.nodes[0])("TYPE", LOCK) == "list"
+            assert not has_lock(nodes.nodes[4])
+
+    face.run(scenario)

@@ -1,0 +1,111 @@
+"""Waiters on several nodes whose subscriptions stop working without a word, and ports that speak otherwise."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, closing, suppress
+from typing import TYPE_CHECKING
+
+import pytest
+import redis
+
+import lockkit
+from lockkit.testing.servers import RedisNodes, RedisServer, require
+from tests.backends.redis.support import Face, Nat
+from tests.backends.redlock.test_backend import open_redlock, panel_of, queue_up, redlock, until
+from tests.backends.support import granted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.backends.support import StubHost
+
+TTL = 600.0
+"""Far longer than any test: a waiter that gets the lock was told, or has noticed."""
+
+
+@pytest.fixture
+def nodes() -> Iterator[RedisNodes]:
+    """Nodes of this test's own."""
+    require("redis", local=True)
+    with RedisNodes(3) as made:
+        yield made
+
+
+@pytest.fixture(params=["sync", "asyncio"])
+def face(request: pytest.FixtureRequest) -> Face:
+    """Each face in turn."""
+    return Face(request.param)
+
+
+def test_forgotten_subscriptions_are_noticed(nodes: RedisNodes, face: Face) -> None:
+    """A NAT drops them on all nodes: the waiter asks them for an answer now and then, and looks again."""
+
+    async def scenario(host: StubHost) -> None:
+        with ExitStack() as opened:
+            nats = [opened.enter_context(closing(Nat(node))) for node in nodes.nodes]
+            waiting = open_redlock(f"redlock://{','.join(nat.address for nat in nats)}", host)
+            try:
+                async with redlock(nodes, host) as holder:
+                    grant = granted(await holder.try_acquire(host.request(ttl=TTL)))
+                    waiter = host.request(ttl=TTL)
+                    await queue_up(waiting, waiter)
+                    assert [nat.forget_subscriptions() for nat in nats] == [1, 1, 1]
+                    await holder.release(grant)
+
+                    assert await waiter.wake.wait(30.0)
+                    granted(await waiting.try_acquire(waiter))
+            finally:
+                await waiting.close()
+
+    face.run(scenario)
+
+
+@pytest.mark.parametrize("rubbish", [b"\xff\xfe", b"", b" ", b"nobody 12", b"nobody x"])
+def test_rubbish_on_the_channel_keeps_nobody_from_being_told(nodes: RedisNodes, face: Face, rubbish: bytes) -> None:
+    """Anybody may publish there: no bytes end the listening."""
+
+    async def scenario(host: StubHost) -> None:
+        async with redlock(nodes, host) as backend:
+            grant = granted(await backend.try_acquire(host.request(ttl=TTL)))
+            waiter = host.request(ttl=TTL)
+            await queue_up(backend, waiter)
+            channels = [voter.ears.channel for voter in panel_of(backend).voters]
+            for node, channel in zip(nodes.nodes, channels, strict=True):
+                assert channel is not None
+                with redis.Redis(host=node.host, port=node.port) as client:
+                    assert client.publish(channel, rubbish) == 1
+            await backend.release(grant)
+
+            assert await waiter.wake.wait(20.0)
+            assert [voter.ears.channel for voter in panel_of(backend).voters] == channels
+
+    face.run(scenario)
+
+
+@pytest.mark.parametrize("tls", [False, True], ids=["plain port", "TLS port"])
+def test_scheme_that_the_ports_do_not_speak(face: Face, *, tls: bool) -> None:
+    """No outage to be waited for: the URL is wrong, and the error says how."""
+    require("redis", local=True)
+    with RedisServer(tls=True) as first:
+        certificates = first.certificates
+
+        def make() -> RedisServer:
+            return RedisServer(tls=tls, certificates=certificates if tls else None)
+
+        async def scenario(host: StubHost) -> None:
+            hosts = ",".join(node.address for node in own.nodes)
+            url = f"redlock://{hosts}" if tls else f"redlocks://{hosts}/0?{first.tls_query}"
+            backend = open_redlock(url, host)
+            voters = panel_of(backend).voters
+            try:
+                # The first try may end before all ports were asked.
+                with suppress(lockkit.LockError):
+                    await backend.try_acquire(host.request())
+                await until(host, lambda: all(isinstance(voter.error, lockkit.ConfigurationError) for voter in voters))
+                with pytest.raises(lockkit.ConfigurationError, match=f"Use {'redlocks' if tls else 'redlock'}://"):
+                    await backend.try_acquire(host.request())
+            finally:
+                await backend.close()
+
+        with RedisNodes(3, make=make) as own:
+            face.run(scenario)

@@ -1,0 +1,323 @@
+"""The doctor on SQL databases, each with one thing set wrongly."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sqlite3
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import psycopg
+import pytest
+
+import lockkit
+from lockkit.backends.sql.examine import postgresql, sqlite
+from lockkit.doctor import Severity, examine, timing
+from lockkit.testing.servers import MariaServer, PgBouncer, PostgresServer, wait_until
+from tests.doctor.support import SECRET, complaints, found
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+def lock_once(url: str) -> None:
+    """Makes the table, as the first lock does."""
+    with lockkit.connect(url) as client, client.lock("a", timeout=10):
+        pass
+
+
+def as_user(url: str, user: str) -> str:
+    """The same server for somebody else with the same password."""
+    return url.replace(f"{urlsplit(url).username}:", f"{user}:", 1)
+
+
+class Standby(PostgresServer):
+    """A copy of a server that follows it."""
+
+    def __init__(self, primary: PostgresServer) -> None:
+        super().__init__(password=primary.password, durable=True, settings=primary.settings)
+        self._primary = primary
+
+    def _make_cluster(self) -> None:
+        primary = self._primary
+        where = ("-h", primary.host, "-p", str(primary.port), "-U", "postgres")
+        copy = str(self._program("pg_basebackup"))
+        self.run(
+            *(copy, *where, "-D", str(self.data), "--write-recovery-conf", "--checkpoint=fast", "--no-sync"),
+            PGPASSWORD=primary.password or "",
+        )
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[PostgresServer]:
+    """A server that is set up well."""
+    with PostgresServer(password=SECRET, durable=True, settings={"max_connections": "40"}) as server:
+        lock_once(server.url)
+        yield server
+
+
+@contextmanager
+def altered(server: PostgresServer, name: str, value: str) -> Iterator[None]:
+    """A setting for a while."""
+    server.execute(f"ALTER SYSTEM SET {name} = {value}")
+    server.execute("SELECT pg_reload_conf()")
+    # New sessions have it when the postmaster has read it, which a query of one of them tells.
+    wait_until(lambda: None if server.execute(f"SHOW {name}") == value.strip("'") else "not read yet")
+    try:
+        yield
+    finally:
+        server.execute(f"ALTER SYSTEM RESET {name}")
+        server.execute("SELECT pg_reload_conf()")
+        wait_until(lambda: None if server.execute(f"SHOW {name}") != value.strip("'") else "not read yet")
+
+
+def test_silent_on_a_good_postgresql(postgres: PostgresServer) -> None:
+    """Nothing at all is found where all is well."""
+    diagnosis = examine(postgres.url)
+
+    assert diagnosis.findings == ()
+    assert diagnosis.facts["version"].startswith("PostgreSQL ")
+    assert SECRET not in repr(diagnosis)
+
+
+@pytest.mark.parametrize("mode", ["table", "row", "advisory"])
+def test_silent_in_every_mode(postgres: PostgresServer, maria: MariaServer, mode: str) -> None:
+    """Each has tables of its own."""
+    for url in (f"{postgres.url}?mode={mode}", f"{maria.url}?mode={mode}"):
+        lock_once(url)
+
+        assert found(url) == {}
+
+
+def test_postgresql_fsync_off(postgres: PostgresServer) -> None:
+    """As only test servers have it."""
+    with altered(postgres, "fsync", "off"):
+        assert found(postgres.url)["postgresql-fsync-off"].check.severity is Severity.ERROR
+
+
+def test_postgresql_read_only(postgres: PostgresServer) -> None:
+    """By the default of the user."""
+    with altered(postgres, "default_transaction_read_only", "on"):
+        findings = found(postgres.url)
+    assert set(findings) == {"sql-read-only"}
+
+
+def test_postgresql_connections_nearly_used_up(postgres: PostgresServer) -> None:
+    """Above nine tenths of max_connections."""
+    with ExitStack() as stack:
+        for _ in range(36):
+            stack.enter_context(psycopg.connect(postgres.url))
+        assert "of 40 connections" in found(postgres.url)["sql-connections"].seen
+
+
+def test_postgresql_rights_missing(postgres: PostgresServer) -> None:
+    """Names what is missing, and the command that gives it."""
+    postgres.execute(f"CREATE ROLE few LOGIN PASSWORD '{SECRET}'; GRANT SELECT ON lockkit_locks TO few")
+    url = as_user(postgres.url, "few")
+
+    finding = found(url)["sql-rights"]
+    assert "INSERT, UPDATE, DELETE" in finding.seen
+    postgres.execute(finding.mend)
+    assert found(url) == {}
+
+    postgres.execute("REVOKE CREATE ON SCHEMA public FROM public")
+    assert "may not make it" in found(f"{url}?table=another")["sql-table-missing"].seen
+
+
+def test_postgresql_table_missing(postgres: PostgresServer) -> None:
+    """Made by the first lock, unless that is forbidden; the doctor makes none."""
+    url = f"{postgres.url}?table=another"
+
+    assert set(found(url)) == {"sql-table-to-be-made"}
+    assert "auto_create is off" in found(f"{url}&auto_create=off")["sql-table-missing"].seen
+    assert postgres.execute("SELECT to_regclass('another') IS NULL") == "t"
+
+
+def test_postgresql_table_of_another_version(postgres: PostgresServer) -> None:
+    """Without a column that lockkit needs."""
+    postgres.execute("CREATE TABLE old AS SELECT name, owner, token FROM lockkit_locks")
+
+    finding = found(f"{postgres.url}?table=old")["sql-columns-missing"]
+
+    assert "expires_at_us" in finding.seen
+    assert "lockkit migrate" in finding.mend
+
+
+def test_postgresql_without_password() -> None:
+    """Trust in pg_hba.conf, and a server that does not flush: what a test server has."""
+    with PostgresServer() as server:
+        assert set(found(server.url)) == {"postgresql-fsync-off", "sql-no-password", "sql-table-to-be-made"}
+
+
+def test_postgresql_behind_a_pooler(postgres: PostgresServer) -> None:
+    """It is told, and what cannot be set through it is looked at."""
+    with PgBouncer(postgres, pool_mode="transaction") as pooler:
+        assert set(found(pooler.url)) == {"postgresql-pooled", "sql-no-password"}
+
+        for mode in ("row", "advisory"):
+            assert "postgresql-pooled-session" in found(f"{pooler.url}?mode={mode}")
+
+        with altered(postgres, "synchronous_commit", "off"):
+            assert "postgresql-synchronous-commit-off" in found(pooler.url)
+            # There lockkit sets it on for its own sessions.
+            assert found(postgres.url) == {}
+
+
+def test_postgresql_standby(postgres: PostgresServer) -> None:
+    """A standby is no place for locks, and one that need not confirm may lack the newest."""
+    with Standby(postgres) as standby:
+        wait_until(
+            lambda: None if postgres.execute("SELECT state FROM pg_stat_replication") == "streaming" else "it copies"
+        )
+        assert set(found(standby.url)) == {"postgresql-standby"}
+        assert "server: 1;" in found(postgres.url)["postgresql-asynchronous-standby"].seen
+
+        with altered(postgres, "synchronous_standby_names", "'ANY 1 (*)'"):
+            assert found(postgres.url) == {}
+
+
+def test_postgresql_tls_absent_across_a_network(postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of an address that is not this machine's own."""
+    monkeypatch.setattr(postgresql, "is_loopback", lambda host: False)  # noqa: ARG005
+
+    assert set(found(postgres.url)) == {"sql-no-tls"}
+    with PostgresServer(password=SECRET, durable=True, tls=True) as safe:
+        assert complaints(examine(safe.url)) == []
+
+
+def test_postgresql_clock(postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An hour between client and server."""
+    right = timing.wall_clock
+    monkeypatch.setattr(timing, "wall_clock", lambda: right() + 3600)
+
+    assert "behind this machine's" in found(postgres.url)["clock-differs"].seen
+
+
+def test_postgresql_that_cannot_be_asked(postgres: PostgresServer) -> None:
+    """Errors as everywhere, and no findings."""
+    with pytest.raises(lockkit.ConfigurationError, match="password"):
+        examine(as_user(postgres.url, "nobody"))
+    with pytest.raises(lockkit.BackendUnavailable):
+        examine(f"postgresql://postgres:{SECRET}@127.0.0.1:{postgres.port_for('nobody')}/postgres")
+
+
+@pytest.fixture(scope="module")
+def maria() -> Iterator[MariaServer]:
+    """A server that is set up well."""
+    with MariaServer(password=SECRET, durable=True) as server:
+        lock_once(server.url)
+        yield server
+
+
+def test_silent_on_a_good_mariadb(maria: MariaServer) -> None:
+    """Nothing at all is found where all is well."""
+    diagnosis = examine(maria.url)
+
+    assert diagnosis.findings == ()
+    assert "MariaDB" in diagnosis.facts["version"]
+    assert SECRET not in repr(diagnosis)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "good", "id_"),
+    [
+        ("innodb_flush_log_at_trx_commit", 2, 1, "mysql-not-flushed"),
+        ("innodb_flush_log_at_trx_commit", 0, 1, "mysql-not-flushed"),
+        ("read_only", 1, 0, "sql-read-only"),
+    ],
+)
+def test_mariadb_settings(maria: MariaServer, name: str, value: int, good: int, id_: str) -> None:
+    """One wrong setting is one finding."""
+    maria.execute(f"SET GLOBAL {name} = {value}")
+    try:
+        assert set(found(maria.url)) == {id_}
+    finally:
+        maria.execute(f"SET GLOBAL {name} = {good}")
+
+
+def test_mariadb_connections_nearly_used_up(maria: MariaServer) -> None:
+    """Above nine tenths of max_connections."""
+    maria.execute("SET GLOBAL max_connections = 20")
+    try:
+        with ExitStack() as stack:
+            for _ in range(18):
+                # As a client that is about to log in: the server counts it from its greeting on.
+                made = stack.enter_context(socket.create_connection((maria.host, maria.port)))
+                assert made.recv(1)
+            assert "of 20 connections" in found(maria.url)["sql-connections"].seen
+    finally:
+        maria.execute("SET GLOBAL max_connections = 200")
+
+
+def test_mariadb_rights_missing(maria: MariaServer) -> None:
+    """Names what is missing, and the command that gives it."""
+    maria.execute(f"CREATE USER few IDENTIFIED BY '{SECRET}'; GRANT SELECT, INSERT ON lockkit.lockkit_locks TO few")
+    url = as_user(maria.url, "few")
+
+    finding = found(url)["sql-rights"]
+    assert "no right to UPDATE, DELETE on" in finding.seen
+    maria.execute(finding.mend)
+    assert found(url) == {}
+
+    assert "may not make it" in found(f"{url}?table=another")["sql-table-missing"].seen
+    assert set(found(f"{maria.url}?table=another")) == {"sql-table-to-be-made"}
+    assert maria.execute("SHOW TABLES LIKE 'another'") == ""
+
+
+def test_mariadb_without_password(maria: MariaServer) -> None:
+    """A user whom anybody may be."""
+    maria.execute("CREATE USER anybody; GRANT ALL ON lockkit.* TO anybody")
+
+    finding = found(f"mariadb://anybody@{maria.address}/lockkit")["sql-no-password"]
+
+    assert finding.mend.startswith("ALTER USER 'anybody'@'%'")
+
+
+def test_silent_on_a_good_sqlite_file(tmp_path: Path) -> None:
+    """Nothing at all is found where all is well, and nothing is changed."""
+    path = tmp_path / "locks.db"
+    url = f"sqlite:///{path}"
+
+    assert set(found(url)) == {"sqlite-missing"}
+    assert not path.exists()
+
+    lock_once(url)
+    content = path.read_bytes()
+    assert found(url) == {}
+    assert path.read_bytes() == content
+
+
+def test_sqlite_in_a_wrong_place(tmp_path: Path) -> None:
+    """No directory, or a directory in the place of the file."""
+    assert "no directory" in found(f"sqlite:///{tmp_path}/a/locks.db")["sqlite-unusable"].seen
+    assert "is a directory" in found(f"sqlite:///{tmp_path}")["sqlite-unusable"].seen
+    assert "may not write" in found("sqlite:////proc/self/locks.db")["sqlite-unusable"].seen
+    assert os.listdir(tmp_path) == []  # noqa: PTH208
+
+
+def test_sqlite_that_others_may_write_to(tmp_path: Path) -> None:
+    """By its mode."""
+    url = f"sqlite:///{tmp_path}/locks.db"
+    lock_once(url)
+    (tmp_path / "locks.db").chmod(0o666)
+
+    assert set(found(url)) == {"sqlite-writable-by-others"}
+
+
+def test_sqlite_on_a_network_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By what the kernel calls it."""
+    monkeypatch.setattr(sqlite, "kind_of_file_system", lambda device: "cifs")  # noqa: ARG005
+
+    assert "cifs" in found(f"sqlite:///{tmp_path}/locks.db")["sqlite-network"].seen
+
+
+def test_sqlite_file_with_another_table(tmp_path: Path) -> None:
+    """A table of that name that is none of lockkit's."""
+    with sqlite3.connect(tmp_path / "app.db") as connection:
+        connection.execute("CREATE TABLE lockkit_locks (name TEXT)")
+    connection.close()
+
+    assert "expires_at_us" in found(f"sqlite:///{tmp_path}/app.db")["sql-columns-missing"].seen

@@ -1,0 +1,120 @@
+"""The pure parts below the SQL backends: spelling of statements, reading of errors."""
+
+from __future__ import annotations
+
+import sqlite3
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from lockkit.backends.sql.errors import mysql_kind, postgresql_kind, sqlite_kind, translate
+from lockkit.backends.sql.postgresql import _pack
+from lockkit.backends.sql.statement import Statement
+from lockkit.errors import BackendUnavailable, ConfigurationError
+
+
+@pytest.mark.parametrize(
+    ("paramstyle", "text", "parameters"),
+    [
+        ("qmark", "SELECT ?, ?, strftime('%s', ?)", ("b", "a", "b")),
+        ("format", "SELECT %s, %s, strftime('%%s', %s)", ("b", "a", "b")),
+        ("pyformat", "SELECT %s, %s, strftime('%%s', %s)", ("b", "a", "b")),
+        ("numeric_dollar", "SELECT $2, $1, strftime('%s', $2)", ("a", "b")),
+    ],
+)
+def test_statement_is_spelled_as_the_driver_wants_it(paramstyle: str, text: str, parameters: tuple[str, ...]) -> None:
+    """Each parameter as often as it stands there; a percent sign that is none stays one."""
+    statement = Statement("SELECT $2, $1, strftime('%s', $2)")
+
+    spelled, order = statement.spelled(paramstyle)
+
+    assert spelled == text
+    assert tuple(order(("a", "b"))) == parameters
+    assert statement.spelled(paramstyle)[0] is spelled
+
+
+def test_more_than_nine_parameters_are_told_apart() -> None:
+    """``$12`` is not ``$1`` and a 2."""
+    text, order = Statement(" ".join(f"${number}" for number in range(12, 0, -1))).spelled("qmark")
+
+    assert text == " ".join("?" * 12)
+    assert list(order(range(1, 13))) == list(range(12, 0, -1))
+
+
+def test_parameters_are_packed_for_postgresql() -> None:
+    """Arrays keep quotes, backslashes, commas, braces and empty text apart; subclasses of str are text."""
+
+    class Name(str):
+        __slots__ = ()
+
+    assert _pack(["ä", 7, None, b"x", Name("n")]) == ["ä".encode(), b"7", None, b"x", b"n"]
+    assert _pack([["a,b", 'c"d', "e\\f", "", "{}", "NULL"]]) == [rb'{"a,b","c\"d","e\\f","","{}","NULL"}']
+
+
+def failure(**attributes: object) -> Any:  # noqa: ANN401 - an exception with attributes that no class declares
+    """Make an exception as a driver does."""
+    made = type("Failure", (Exception,), attributes)
+    return made(attributes.get("text", ""))
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (failure(sqlstate="40001"), "conflict"),
+        (failure(pgcode="40P01"), "conflict"),
+        (failure(sqlstate="0A000", text="cached plan must not change result type"), "conflict"),
+        (failure(sqlstate="0A000", text="not supported by this server"), "other"),
+        (failure(sqlstate="28P01"), "login"),
+        (failure(sqlstate="57P01"), "connection"),
+        (failure(sqlstate="57014"), "timeout"),
+        (failure(sqlstate="22003"), "other"),
+        (failure(text='FATAL:  password authentication failed for user "x"'), "login"),
+        (failure(text='FATAL:  database "nosuch" does not exist'), "no database"),
+        (failure(text="FATAL:  sorry, too many clients already"), "crowded"),
+        (failure(text="connection refused"), "connection"),
+        (Exception({"C": "42P01"}), "no table"),
+        (TimeoutError(), "timeout"),
+    ],
+)
+def test_postgresql_errors_are_read(error: BaseException, kind: str) -> None:
+    """By code where there is one, by text where the connection was refused."""
+    assert postgresql_kind(error) == kind
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (Exception(1213, "Deadlock found"), "conflict"),
+        (Exception(1146, "no table"), "no table"),
+        (Exception(1290, "--read-only"), "read-only"),
+        (Exception(2006, "server has gone away"), "connection"),
+        (Exception(2013, "Lost connection (timed out)"), "timeout"),
+        (Exception(1064, "syntax"), "other"),
+        (Exception("no number"), "connection"),
+    ],
+)
+def test_mysql_errors_are_read(error: BaseException, kind: str) -> None:
+    """By number; from 2000 on they are the client's."""
+    assert mysql_kind(error) == kind
+
+
+def test_sqlite_errors_are_read() -> None:
+    """By the name of their code, else by their text."""
+    connection = sqlite3.connect(":memory:")
+    with pytest.raises(sqlite3.OperationalError) as caught:
+        connection.execute("SELECT * FROM nosuch")
+    assert sqlite_kind(caught.value) == "no table"
+    connection.close()
+    full = cast("BaseException", SimpleNamespace(sqlite_errorname="SQLITE_FULL"))
+    assert sqlite_kind(full) == "full"
+    assert sqlite_kind(TimeoutError()) == "timeout"
+
+
+def test_errors_say_where_and_what_to_do() -> None:
+    """What may mend itself is unavailable, what somebody must mend is configuration."""
+    unavailable, wrong = translate("full", "disk", "h:1/db"), translate("denied", "permission", "h:1/db")
+
+    assert isinstance(unavailable, BackendUnavailable)
+    assert isinstance(wrong, ConfigurationError)
+    assert str(unavailable) == "h:1/db has no space left on its disk: nothing can be locked until there is some (disk)"

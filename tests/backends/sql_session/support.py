@@ -1,0 +1,120 @@
+"""What the tests of mode=row and mode=advisory share: their servers, and looks behind the scenes."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from lockkit import url
+from lockkit.configuration import registry
+from lockkit.testing.servers import MariaServer, PostgresServer, wait_until
+from tests.backends.sql_table.support import Look
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from lockkit import aio
+    from lockkit.backends.sql_session.backend import SessionBackend
+    from lockkit.sync import Client, Lease
+    from tests.backends.support import StubHost
+
+__all__ = ["MODES", "Place", "pid_of", "place_backend", "running", "until_waiting", "waiting_pid"]
+
+MODES = ["row", "advisory"]
+PATIENCE = 60.0
+
+
+@dataclass
+class Place:
+    """
+    A server in one of the two modes.
+
+    Attributes:
+        server: It.
+        mode: Which.
+    """
+
+    server: PostgresServer | MariaServer
+    mode: str
+
+    @property
+    def url(self) -> str:
+        """Of the backend."""
+        return f"{self.server.url}?mode={self.mode}"
+
+    @property
+    def is_postgresql(self) -> bool:
+        """Whether it is PostgreSQL."""
+        return isinstance(self.server, PostgresServer)
+
+    @property
+    def leases(self) -> str:
+        """Name of the table of leases."""
+        return "lockkit_rows_leases" if self.mode == "row" else "lockkit_advisory"
+
+    def look(self) -> Look:
+        """See the database as somebody else does."""
+        return Look(self.server.url)
+
+    def end(self, pid: int) -> None:
+        """End a session, as an administrator does."""
+        self.server.execute(f"SELECT pg_terminate_backend({pid})" if self.is_postgresql else f"KILL {pid}")
+
+    def has_session(self, pid: int) -> bool:
+        """Whether the server still has a session."""
+        where = f"pg_stat_activity WHERE pid = {pid}" if self.is_postgresql else f"processlist WHERE id = {pid}"
+        schema = "pg_catalog" if self.is_postgresql else "information_schema"
+        return self.server.execute(f"SELECT count(*) FROM {schema}.{where}") != "0"  # noqa: S608 - ours
+
+    def sessions_count(self) -> int:
+        """How many sessions there are, this one excepted."""
+        question = (
+            "SELECT count(*) FROM information_schema.processlist WHERE user = 'lockkit' AND id <> CONNECTION_ID()"
+        )
+        if self.is_postgresql:
+            others = "backend_type = 'client backend' AND pid <> pg_backend_pid()"
+            question = f"SELECT count(*) FROM pg_stat_activity WHERE {others}"  # noqa: S608 - ours
+        return int(self.server.execute(question))
+
+
+@contextmanager
+def running(function: Callable[[], object]) -> Iterator[list[Any]]:
+    """Run a function in a thread meanwhile; what it returns is in the list afterwards."""
+    got: list[Any] = []
+    thread = threading.Thread(target=lambda: got.append(function()), daemon=True)
+    thread.start()
+    yield got
+    thread.join(PATIENCE)
+    assert not thread.is_alive()
+
+
+def pid_of(lease: Lease | aio.Lease) -> int:
+    """Give the server's number of the session that is this lease."""
+    session = lease._hold.grant.state.session
+    assert session is not None
+    return int(session.pid)
+
+
+def waiting_pid(client: Client, name: str) -> int:
+    """Give the server's number of the session in which this client waits."""
+    (request,) = [request for request in client._engine.waiting if request.name == name]
+    return int(request.place.session.pid)
+
+
+def place_backend(place: Place, host: StubHost) -> SessionBackend:
+    """Make the backend itself, without an engine around it."""
+    backend, _ = registry.open_backend(url.parse(place.url), {}, host)
+    return backend  # type: ignore[return-value]
+
+
+def until_waiting(client: Client | aio.Client, name: str, count: int = 1) -> None:
+    """Return once so many acquisitions of this client wait for the lock, at the backend or behind one that does."""
+
+    def ask() -> str | None:
+        at_backend = [r for r in list(client._engine.waiting) if r.name == name and r.place and r.place.queued]
+        waiting = len(at_backend) + client._engine.lines.behind(name) if at_backend else 0
+        return None if waiting >= count else f"{waiting} wait"
+
+    wait_until(ask)

@@ -1,0 +1,800 @@
+"""mode=row and mode=advisory on real servers, that are killed, stopped, cut off, and asked for what they refuse."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+import time
+from contextlib import ExitStack, suppress
+from functools import partial
+from math import inf
+from typing import TYPE_CHECKING, Any, Literal
+
+import psycopg
+import pytest
+import sqlalchemy
+from sqlalchemy.ext.asyncio import create_async_engine
+
+import lockkit
+import lockkit.aio
+from lockkit.backend import Busy
+from lockkit.backends.sql.statement import Statement
+from lockkit.backends.sql_session import dialects
+from lockkit.backends.sql_session.postgresql import PqSession
+from lockkit.backends.sql_session.session import Session
+from lockkit.runtime import drive
+from lockkit.testing.servers import FaultProxy, MariaServer, PooledPostgres, PostgresServer, require, wait_until
+from lockkit.testing.witness import Witness
+from tests.backends.sql_session.support import MODES, Place, pid_of, place_backend, running, until_waiting, waiting_pid
+from tests.backends.sql_table.support import ASYNC_DRIVERS, DRIVERS, counted, with_driver
+from tests.backends.support import StubHost, granted
+from tests.interrupts import OpcodeStrike
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+    from typing import TypeAlias
+
+    from lockkit.backend import Request
+    from lockkit.backends.sql.statement import Parameter
+    from lockkit.backends.sql_session.backend import Key, SessionBackend, _Place
+    from lockkit.sync import Client, Lease
+
+    Connect: TypeAlias = Callable[..., Client]
+
+pytestmark = pytest.mark.timeout(180)
+
+TTL = 3.0
+LONG = 120.0
+PATIENCE = 60.0
+
+
+@pytest.fixture(scope="module")
+def postgresql() -> Iterator[PostgresServer]:
+    """Strict by default: what lockkit needs it must ask for."""
+    require("postgresql", local=True)
+    with PostgresServer(settings={"default_transaction_isolation": "'serializable'"}) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def mariadb() -> Iterator[MariaServer]:
+    """Strict by default, too."""
+    require("mariadb", local=True)
+    with MariaServer(settings={"transaction-isolation": "SERIALIZABLE"}) as server:
+        yield server
+
+
+@pytest.fixture(params=[f"{kind}-{mode}" for kind in ("postgresql", "mariadb") for mode in MODES])
+def place(request: pytest.FixtureRequest) -> Place:
+    """Each kind of server in each mode."""
+    kind, _, mode = request.param.partition("-")
+    return Place(request.getfixturevalue(kind), mode)
+
+
+@pytest.fixture(params=MODES)
+def on_postgresql(request: pytest.FixtureRequest, postgresql: PostgresServer) -> Place:
+    """PostgreSQL in each mode."""
+    return Place(postgresql, request.param)
+
+
+@pytest.fixture
+def connect() -> Iterator[Connect]:
+    """Makes clients, closed at the end."""
+    with ExitStack() as clients:
+        yield lambda url, **options: clients.enter_context(lockkit.connect(url, **options))
+
+
+def sent_from_now_on(monkeypatch: pytest.MonkeyPatch) -> list[Statement]:
+    """Collect what is sent in the sessions of locks."""
+    sent: list[Statement] = []
+    send = Session.send
+
+    def collecting(self: Session, statement: Statement, parameters: Sequence[Parameter] = ()) -> None:
+        sent.append(statement)
+        send(self, statement, parameters)
+
+    monkeypatch.setattr(Session, "send", collecting)
+    return sent
+
+
+class TestConnections:
+    """A connection is the lock."""
+
+    def test_holder_whose_connection_is_ended_is_told_and_replaced(self, place: Place, connect: Connect) -> None:
+        """By whomever: the waiter has the lock at once, the holder is told by its next renewal."""
+        client, other = connect(place.url), connect(place.url)
+        lease = client.lock("ended", ttl=TTL).acquire()
+        reasons: list[str] = []
+        lease.on_lost(lambda _, reason: reasons.append(reason))
+        with running(lambda: other.lock("ended", ttl=LONG).acquire(PATIENCE)) as got:
+            until_waiting(other, "ended")
+
+            place.end(pid_of(lease))
+
+        assert got[0].token > lease.token
+        assert lease.wait_lost(PATIENCE)
+        wait_until(lambda: None if reasons == ["session"] else f"told {reasons}")
+        with pytest.raises(lockkit.LockLost):
+            lease.release()
+        assert got[0].confirm()
+        got[0].release()
+
+    def test_release_of_a_lease_whose_connection_was_ended_says_so(self, place: Place, connect: Connect) -> None:
+        """Before any renewal has noticed: the work was not protected to its end."""
+        client = connect(place.url)
+        lease = client.lock("unnoticed", ttl=LONG).acquire()
+        place.end(pid_of(lease))
+        wait_until(lambda: None if client.holders("unnoticed") == [] else "not ended yet")
+
+        with pytest.raises(lockkit.LockLost):
+            lease.release()
+
+    def test_transaction_that_an_error_has_ended_is_no_lock(self, postgresql: PostgresServer, connect: Connect) -> None:
+        """Of a row. PostgreSQL frees what it had locked at once; its COMMIT would not tell."""
+        client, other = connect(postgresql.url, mode="row"), connect(postgresql.url, mode="row")
+        lease = client.lock("aborted", ttl=LONG).acquire()
+        session = lease._hold.grant.state.session
+        with pytest.raises(psycopg.errors.DivisionByZero):
+            drive(session.run(Statement("SELECT 1/0")))
+
+        with other.lock("aborted", ttl=LONG, timeout=PATIENCE) as after, pytest.raises(lockkit.LockLost):
+            lease.release()
+        assert after.token > lease.token
+
+    def test_advisory_lock_outlives_an_error_and_a_cancelled_attempt(
+        self, postgresql: PostgresServer, connect: Connect
+    ) -> None:
+        """It is the session's: an error frees nothing, so what is given up or released is freed by name."""
+        client, other = connect(postgresql.url, mode="advisory"), connect(postgresql.url, mode="advisory")
+        lock = client.lock("kept", ttl=LONG)
+        for give_up in (False, True):
+            lease = lock.acquire(PATIENCE)
+            place: _Place = lease._hold.grant.state
+            assert place.session is not None
+            with pytest.raises(psycopg.errors.DivisionByZero):
+                drive(place.session.run(Statement("SELECT 1/0")))
+
+            assert other.lock("kept", ttl=LONG).try_acquire() is None
+            if give_up:
+                backend: Any = client._engine._backend
+                drive(backend._give_up(place, inf))
+            else:
+                lease.release()
+            other.lock("kept", ttl=LONG).acquire(0).release()
+            if give_up:
+                with pytest.raises(lockkit.LockLost):
+                    lease.release()
+
+    @pytest.mark.parametrize("forgetful", ["client", "server"])
+    def test_statement_that_was_planned_otherwise_than_believed(
+        self, on_postgresql: Place, connect: Connect, forgetful: str
+    ) -> None:
+        """A pool has dropped it, or the text that plans it was cancelled halfway: it is planned anew."""
+        client = connect(on_postgresql.url)
+        lease = client.lock("planned", ttl=LONG).acquire()
+        session = lease._hold.grant.state.session
+        lease.release()
+        if forgetful == "server":
+            drive(session.run(Statement("DEALLOCATE ALL")))
+        else:
+            session.planned = False
+
+        again = client.lock("planned", ttl=LONG).acquire(TTL)
+
+        assert again._hold.grant.state.session is session
+        again.release()
+
+    def test_waiter_whose_connection_is_ended_waits_on(self, place: Place, connect: Connect) -> None:
+        """It joins the queue anew, and has the lock when it is free."""
+        client, other = connect(place.url), connect(place.url)
+        lease = client.lock("waiter", ttl=LONG).acquire()
+        with running(lambda: other.lock("waiter", ttl=LONG).acquire(PATIENCE)) as got:
+            until_waiting(other, "waiter")
+            first = waiting_pid(other, "waiter")
+
+            place.end(first)
+
+            def ask() -> str | None:
+                until_waiting(other, "waiter")
+                return None if waiting_pid(other, "waiter") != first else "still the same session"
+
+            wait_until(ask)
+            assert got == []
+            lease.release()
+        assert got[0].token > lease.token
+        got[0].release()
+
+    def test_waiter_whose_statement_is_cancelled_waits_on(self, place: Place, connect: Connect) -> None:
+        """An administrator's cancel, or a limit of the server's, is no grant."""
+        client, other = connect(place.url), connect(place.url)
+        lease = client.lock("cancelled", ttl=LONG).acquire()
+        with running(lambda: other.lock("cancelled", ttl=LONG).acquire(PATIENCE)) as got:
+            until_waiting(other, "cancelled")
+            pid = waiting_pid(other, "cancelled")
+
+            place.server.execute(f"SELECT pg_cancel_backend({pid})" if place.is_postgresql else f"KILL QUERY {pid}")
+
+            time.sleep(0.2)
+            assert got == []
+            assert [holder.owner for holder in client.holders("cancelled")] == [lease.owner]
+            until_waiting(other, "cancelled")
+            lease.release()
+        assert got[0].token > lease.token
+        got[0].release()
+
+    @pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
+    def test_free_advisory_lock_is_one_round_trip_each(
+        self, kind: str, request: pytest.FixtureRequest, connect: Connect, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The lease is written where the lock is taken, and others see it."""
+        client = connect(request.getfixturevalue(kind).url, mode="advisory")
+        client.lock("trips", ttl=LONG).acquire().release()
+        sent = sent_from_now_on(monkeypatch)
+
+        with counted(monkeypatch) as beside:
+            lease = client.lock("trips", ttl=LONG).acquire()
+            assert (len(sent), beside) == (1, [])
+            lease.release()
+            assert (len(sent), beside) == (2, [])
+            lease = client.lock("trips", ttl=LONG).acquire()
+        (holder,) = client.holders("trips")
+        assert (holder.owner, holder.token) == (lease.owner, lease.token)
+        assert holder.metadata["pid"] == os.getpid()
+        lease.release()
+
+    @pytest.mark.parametrize(("version", "release_count"), [("VERSION()", 1), ("'8.0.40'", 2)])
+    def test_row_of_mariadb_is_freed_in_one_message(
+        self, version: str, release_count: int, mariadb: MariaServer, connect: Connect, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """In two where the server says that it is MySQL, which has no blocks; in either case nothing stays locked."""
+        look = Statement(f"SELECT CONNECTION_ID(), {version}")
+        monkeypatch.setattr(dialects, "_MYSQL_LOOK", look)
+        client, other = connect(mariadb.url, mode="row"), connect(mariadb.url, mode="row")
+        client.lock("freed", ttl=LONG).acquire().release()
+        sent = sent_from_now_on(monkeypatch)
+
+        lease = client.lock("freed", ttl=LONG).acquire()
+        assert len(sent) == 1
+        lease.release()
+        assert len(sent) == 1 + release_count
+
+        assert client.holders("freed") == []
+        other.lock("freed", ttl=LONG).acquire(0).release()
+
+    def test_pool_that_is_used_up_says_so(self, place: Place) -> None:
+        """Of an application's engine; when a lock is released there is room again."""
+        engine = sqlalchemy.create_engine(with_driver(place.server.url, DRIVERS), pool_size=3, max_overflow=2)
+        with lockkit.from_client(engine, mode=place.mode) as client:
+            leases = [client.lock(f"pool {number}", ttl=LONG).acquire(PATIENCE) for number in range(5)]
+
+            with pytest.raises(lockkit.BackendUnavailable, match=r"pool of 5 connections .* is used up.*mode=table"):
+                client.lock("pool 5", ttl=LONG).acquire(0)
+
+            leases.pop().release()
+            client.lock("pool 5", ttl=LONG).acquire(0).release()
+            for lease in leases:
+                lease.release()
+        engine.dispose()
+
+    def test_pool_size_can_be_given(self, place: Place, connect: Connect) -> None:
+        """Without it a client has as many connections as the server takes."""
+        unlimited, limited = connect(place.url), connect(place.url, pool_size=1)
+        leases = [unlimited.lock(f"many {number}", ttl=LONG).acquire(PATIENCE) for number in range(12)]
+
+        with limited.lock("few", ttl=LONG), pytest.raises(lockkit.BackendUnavailable, match="pool_size"):
+            limited.lock("many more", ttl=LONG).acquire(0.1)
+
+        for lease in leases:
+            lease.release()
+
+    def test_thousand_waiters_use_one_connection(self, place: Place) -> None:
+        """They stand in line in the client; their first alone waits at the database."""
+
+        async def run() -> int:
+            async with lockkit.aio.connect(place.url) as client, lockkit.aio.connect(place.url) as other:
+                lease = await client.lock("crowd", ttl=LONG).acquire()
+                before = await asyncio.to_thread(place.sessions_count)
+                lock = other.lock("crowd", ttl=LONG)
+                waiting = [asyncio.create_task(lock.acquire()) for _ in range(1000)]
+                await asyncio.to_thread(until_waiting, other, "crowd", 1000)
+                after = await asyncio.to_thread(place.sessions_count)
+                for task in waiting:
+                    task.cancel()
+                await asyncio.wait(waiting)
+                await lease.release()
+                return after - before
+
+        # The one that waits, and one for statements.
+        assert asyncio.run(run()) <= 2
+
+    def test_asyncio_engine_is_adopted(self, place: Place) -> None:
+        """With its asyncio driver."""
+
+        async def run() -> None:
+            engine = create_async_engine(with_driver(place.server.url, ASYNC_DRIVERS))
+            async with lockkit.aio.from_client(engine, mode=place.mode) as client:
+                async with client.lock("adopted", ttl=LONG) as lease:
+                    await lease.extend()
+                    assert [holder.owner for holder in await client.holders("adopted")] == [lease.owner]
+                assert await client.holders("adopted") == []
+            await engine.dispose()
+
+        asyncio.run(run())
+
+    def test_fresh_lock_after_a_long_idle_time(self, place: Place, connect: Connect) -> None:
+        """A kept connection that the server has ended meanwhile is replaced without anybody's noticing."""
+        client = connect(place.url)
+        client.lock("idle", ttl=LONG).acquire().release()
+        (session,) = client._engine._backend._sessions._idle  # type: ignore[union-attr]
+        place.end(session.pid)
+        wait_until(lambda: None if session.ended else "not ended yet")
+
+        client.lock("idle", ttl=LONG).acquire(0).release()
+
+    def test_interrupt_anywhere_in_sending_leaves_no_waiter(self, on_postgresql: Place, connect: Connect) -> None:
+        """PostgreSQL does not notice that the client of a session has gone while that waits for a lock."""
+        holder, client = connect(on_postgresql.url), connect(on_postgresql.url)
+        lease = holder.lock("interrupted", ttl=LONG).acquire()
+        number = 0
+        while True:
+            strike = OpcodeStrike(number, Session.send.__code__, PqSession._send.__code__)
+            with suppress(lockkit.LockTimeout):
+                strike.during(partial(client.lock("interrupted", ttl=LONG).acquire, 0.2))
+
+            wait_until(lambda: None if holder.holders("interrupted")[0].waiters == 0 else "somebody waits")
+            if not strike.struck:
+                break
+            number += 1
+        assert number > 10
+        lease.release()
+
+
+class TestServers:
+    """Servers that die, hang, or are cut off."""
+
+    def test_crashed_server_ends_the_lease_and_tokens_go_on(self, place: Place, connect: Connect) -> None:
+        """The holder is told; the client recovers by itself."""
+        client = connect(place.url)
+        lease = client.lock("crash", ttl=TTL).acquire()
+        place.server.kill()
+
+        assert lease.wait_lost(PATIENCE)
+        with pytest.raises(lockkit.BackendUnavailable, match=r"127\.0\.0\.1"):
+            client.lock("crash").acquire(timeout=0)
+        place.server.start()
+
+        with client.lock("crash", ttl=LONG, timeout=PATIENCE) as again:
+            assert again.token > lease.token
+
+    def test_server_that_hangs_shorter_than_the_ttl_ends_nothing(self, place: Place, connect: Connect) -> None:
+        """A renewal without an answer is no end of the connection that is the lock."""
+        client = connect(place.url)
+        lease = client.lock("hang", ttl=24.0).acquire()
+        backend: SessionBackend = client._engine._backend  # type: ignore[assignment]
+        place.server.pause()
+        try:
+            with pytest.raises(lockkit.BackendUnavailable, match="did not answer in time"):
+                lease.extend()
+        finally:
+            place.server.resume()
+
+        def ask() -> str | None:
+            try:
+                lease.extend()
+            except lockkit.BackendUnavailable as error:
+                return str(error)
+            return None
+
+        wait_until(ask)
+        assert lease.held
+        assert [holder.owner for holder in client.holders("hang")] == [lease.owner]
+        assert len(backend._sessions._all) == 1
+        lease.release()
+
+    def test_server_that_hangs_longer_ends_the_lease_by_its_deadline(self, place: Place, connect: Connect) -> None:
+        """Loss is told in time though nothing answers, and calls end within five seconds."""
+        client = connect(place.url)
+        client.ping()
+        lease = client.lock("freeze", ttl=TTL).acquire()
+        place.server.pause()
+        try:
+            struck = time.monotonic()
+            assert lease.wait_lost(PATIENCE)
+            assert time.monotonic() - struck <= TTL + 1.0
+            began = time.monotonic()
+            with pytest.raises(lockkit.BackendUnavailable, match="did not answer in time"):
+                client.holders("freeze")
+            assert time.monotonic() - began < 8
+        finally:
+            place.server.resume()
+
+        with client.lock("freeze", ttl=LONG, timeout=PATIENCE) as again:
+            assert again.token > lease.token
+
+    def test_release_whose_answer_was_lost_is_neither_success_nor_loss(
+        self, on_postgresql: Place, connect: Connect
+    ) -> None:
+        """The lock is free, but whether the release did that nobody can know; calling again is harmless."""
+        server = on_postgresql.server
+        assert isinstance(server, PostgresServer)
+        with FaultProxy(server.host, server.port) as proxy:
+            client = connect(f"{server.url_at(proxy.address)}?mode={on_postgresql.mode}")
+            other = connect(on_postgresql.url)
+            lease = client.lock("answer", ttl=LONG).acquire()
+            dropped = proxy.drop_next_reply(match=b"COMMIT")
+
+            with pytest.raises(lockkit.BackendUnavailable):
+                lease.release()
+
+            assert dropped.is_set()
+            with other.lock("answer", ttl=LONG, timeout=PATIENCE) as after:
+                lease.release()
+                assert after.confirm()
+
+    def test_partition_ends_the_lease_on_both_sides(self, on_postgresql: Place, connect: Connect) -> None:
+        """Connections that stay open and carry nothing: the holder gives up, then the server throws it out."""
+        server = on_postgresql.server
+        assert isinstance(server, PostgresServer)
+        with FaultProxy(server.host, server.port) as proxy:
+            client = connect(f"{server.url_at(proxy.address)}?mode={on_postgresql.mode}")
+            other = connect(on_postgresql.url)
+            lease = client.lock("partition", ttl=TTL).acquire()
+            proxy.blackhole()
+
+            with other.lock("partition", ttl=LONG, timeout=PATIENCE) as after:
+                assert lease.lost
+                assert after.token > lease.token
+            proxy.heal()
+            proxy.cut()
+
+
+class TestGrants:
+    """When a grant counts, and what is written."""
+
+    @pytest.mark.parametrize("where", ["postgresql-row", "mariadb-row", "postgresql-advisory"])
+    def test_lease_is_not_written_by_who_was_thrown_out_meanwhile(
+        self, where: str, request: pytest.FixtureRequest, connect: Connect, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """
+        Between the database's grant and our writing of it. In mode=advisory that is two things behind a pooler only.
+
+        A is granted the lock, and is stopped. A is thrown out. B is granted it, and writes its lease.
+        A wakes: it must neither believe that it holds, nor write over B's lease.
+        """
+        kind, _, mode = where.partition("-")
+        place = Place(request.getfixturevalue(kind), mode)
+        monkeypatch.setattr(Session, "pooled", mode == "advisory")
+        host = StubHost()
+        slow: SessionBackend = place_backend(place, host)
+        other = connect(place.url)
+        write = slow._write
+        theirs: list[Lease] = []
+
+        async def stopped(wanted: Request, at: _Place, identity: int) -> int | None:
+            if not theirs:
+                assert at.session is not None
+                place.end(at.session.pid)
+                theirs.append(other.lock("thrown out", ttl=LONG).acquire(PATIENCE))
+            return await write(wanted, at, identity)
+
+        slow._write = stopped  # type: ignore[method-assign, assignment]
+        wanted = host.request("thrown out", ttl=LONG)
+        with other.lock("thrown out", ttl=LONG):
+            assert isinstance(drive(slow.try_acquire(wanted)), Busy)
+        wait_until(lambda: None if wanted.place.session.answered else "not granted yet")
+
+        outcome = drive(slow.try_acquire(wanted))
+
+        assert isinstance(outcome, Busy)
+        assert theirs[0].confirm()
+        (holder,) = other.holders("thrown out")
+        assert (holder.owner, holder.token) == (theirs[0].owner, theirs[0].token)
+        theirs[0].release()
+        drive(slow.abandon(wanted))
+        drive(slow.close())
+
+    def test_grant_that_was_found_late_is_not_believed(self, place: Place, connect: Connect) -> None:
+        """
+        A waiter that was stopped in the queue: the server granted it the lock, and threw it out after its ttl.
+
+        What the queue's answer says was true once. The session must answer again, and it has ended.
+        """
+        host = StubHost()
+        waiter: SessionBackend = place_backend(place, host)
+        other = connect(place.url)
+        lease = other.lock("late", ttl=LONG).acquire()
+        request = host.request("late", ttl=1.0)
+        assert isinstance(drive(waiter.try_acquire(request)), Busy)
+        pid = request.place.session.pid
+
+        lease.release()
+        wait_until(lambda: None if request.place.session.answered else "not granted yet")
+        after = other.lock("late", ttl=LONG).acquire(PATIENCE)  # once the server has thrown the waiter out
+
+        with pytest.raises(lockkit.BackendUnavailable):
+            drive(waiter.try_acquire(request))
+        assert after.confirm()
+        drive(waiter.abandon(request))
+        again = host.request("late", ttl=1.0, queue=False)
+        assert isinstance(drive(waiter.try_acquire(again)), Busy)
+        after.release()
+        grant = granted(drive(waiter.try_acquire(host.request("late", ttl=30.0, queue=False))))
+        assert grant.token > after.token
+        assert grant.state.session.pid != pid
+        assert drive(waiter.release(grant))
+        drive(waiter.close())
+
+    def test_silent_holder_is_thrown_out_also_after_a_busy_attempt(self, place: Place, connect: Connect) -> None:
+        """What a session was told in a transaction that was rolled back is told again."""
+        client, other = connect(place.url), connect(place.url)
+        with other.lock("told", ttl=LONG):
+            assert client.lock("told", ttl=2.0).try_acquire() is None
+
+        lease = client.lock("told", ttl=2.0, renew=False).acquire(PATIENCE)
+
+        with other.lock("told", ttl=LONG, timeout=PATIENCE) as after:
+            assert lease.lost
+            assert after.token > lease.token
+
+    def test_waiter_that_leaves_before_the_server_has_begun_leaves_nothing(
+        self, on_postgresql: Place, connect: Connect
+    ) -> None:
+        """A cancel that comes before the statement is forgotten by the server; it must come again."""
+        host = StubHost()
+        waiter: SessionBackend = place_backend(on_postgresql, host)
+        other = connect(on_postgresql.url)
+        request = host.request("early", ttl=LONG)
+        enqueue = waiter._enqueue
+
+        async def stop_first(session: Session, key: Key, limit: int) -> None:
+            os.kill(session.pid, signal.SIGSTOP)
+            await enqueue(session, key, limit)
+
+        waiter._enqueue = stop_first  # type: ignore[method-assign]
+        with other.lock("early", ttl=LONG):
+            assert isinstance(drive(waiter.try_acquire(request)), Busy)
+            going_on = threading.Timer(0.3, os.kill, (request.place.session.pid, signal.SIGCONT))
+            going_on.start()
+
+            drive(waiter.abandon(request))
+
+            going_on.join()
+            assert [holder.waiters for holder in other.holders("early")] == [0]
+        drive(waiter.close())
+
+    def test_ttl_of_a_grant_from_the_queue_counts_from_our_look(self, place: Place, connect: Connect) -> None:
+        """Not from when we joined the queue (too early to be of use), nor from when the answer was read."""
+        host = StubHost()
+        waiter: SessionBackend = place_backend(place, host)
+        other = connect(place.url)
+        lease = other.lock("look", ttl=LONG).acquire()
+        request = host.request("look", ttl=30.0)
+        assert isinstance(drive(waiter.try_acquire(request)), Busy)
+        lease.release()
+        wait_until(lambda: None if request.place.session.answered else "not granted yet")
+
+        before = host.runtime.now()
+        grant = granted(drive(waiter.try_acquire(request)))
+
+        assert grant.anchor is not None
+        assert before <= grant.anchor <= host.runtime.now()
+        assert drive(waiter.release(grant))
+        drive(waiter.close())
+
+    def test_token_is_above_the_last_though_the_clock_is_behind_it(self, place: Place, connect: Connect) -> None:
+        """As after a clock that was set back, and also when the holder's connection was ended."""
+        client = connect(place.url)
+        client.lock("clock", ttl=LONG).acquire().release()
+        ahead = 4_102_444_800_000_000  # 2100
+        name = "'clock'" if place.is_postgresql else "CAST('clock' AS BINARY)"
+        place.server.execute(f"UPDATE {place.leases} SET token = {ahead} WHERE name = {name}")  # noqa: S608 - ours
+
+        lease = client.lock("clock", ttl=LONG).acquire(0)
+        assert lease.token == ahead + 1
+        place.end(pid_of(lease))
+
+        with client.lock("clock", ttl=LONG, timeout=PATIENCE) as after:
+            assert after.token == ahead + 2
+        with pytest.raises(lockkit.LockLost):
+            lease.release()
+
+    @pytest.mark.parametrize("level", ["SERIALIZABLE", "REPEATABLE READ", "READ COMMITTED"])
+    def test_exclusion_at_any_isolation_level(self, place: Place, level: str, tmp_path: Path) -> None:
+        """Of the database and of an engine: lockkit's own sessions are at READ COMMITTED."""
+        engine = sqlalchemy.create_engine(with_driver(place.server.url, DRIVERS), isolation_level=level)
+        witness = Witness(tmp_path)
+        rounds, contenders = 15, 4
+
+        def contend(who: str) -> None:
+            with lockkit.from_client(engine, mode=place.mode) as client:
+                for _ in range(rounds):
+                    with client.lock("level", ttl=LONG, timeout=PATIENCE) as lease:
+                        witness.enter(who, lease.token)
+                        witness.leave(who, lease.token)
+
+        threads = [threading.Thread(target=contend, args=(f"client{number}",)) for number in range(contenders)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(PATIENCE)
+
+        witness.report().expect_exclusion(rounds * contenders)
+        engine.dispose()
+
+
+class TestTables:
+    """Tables that are missing, dropped, or not ours to make."""
+
+    def test_table_of_leases_dropped_while_held(self, place: Place, connect: Connect) -> None:
+        """The session is the lock: it stays held. The table is made anew, and tokens go on."""
+        client, other = connect(place.url), connect(place.url)
+        lease = client.lock("dropped", ttl=LONG).acquire()
+
+        place.server.execute(f"DROP TABLE {place.leases}")
+
+        lease.extend()
+        assert other.lock("dropped", ttl=LONG).try_acquire(0.1) is None
+        lease.release()
+        with other.lock("dropped", ttl=LONG, timeout=PATIENCE) as after:
+            assert after.token > lease.token
+
+    def test_table_of_leases_dropped_while_somebody_waits(self, place: Place, connect: Connect) -> None:
+        """It is made anew by whoever is granted the lock next."""
+        client, other = connect(place.url), connect(place.url)
+        lease = client.lock("dropped too", ttl=LONG).acquire()
+        with running(lambda: other.lock("dropped too", ttl=LONG).acquire(PATIENCE)) as got:
+            until_waiting(other, "dropped too")
+            place.server.execute(f"DROP TABLE {place.leases}")
+            lease.release()
+
+        assert got[0].token > lease.token
+        got[0].release()
+
+    @pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
+    def test_table_of_rows_is_dropped_when_the_last_has_released(
+        self, kind: str, request: pytest.FixtureRequest, connect: Connect
+    ) -> None:
+        """The database itself keeps it while a row is locked."""
+        place = Place(request.getfixturevalue(kind), "row")
+        client = connect(f"{place.url}&table=doomed")
+        lease = client.lock("x", ttl=LONG).acquire()
+        with running(lambda: place.server.execute("DROP TABLE doomed")) as dropped:
+            time.sleep(0.3)
+            assert dropped == []
+            lease.extend()
+            lease.release()
+
+        with client.lock("x", ttl=LONG, timeout=PATIENCE) as after:
+            assert after.token > lease.token
+
+    def test_row_that_was_deleted_is_made_again(self, place: Place, connect: Connect) -> None:
+        """Whoever tidies up may delete rows of names that are not in use."""
+        client = connect(place.url)
+        client.lock("deleted", ttl=LONG).acquire().release()
+        for table in {place.leases, "lockkit_rows"} if place.mode == "row" else {place.leases}:
+            place.server.execute(f"DELETE FROM {table}")  # noqa: S608 - ours
+
+        client.lock("deleted", ttl=LONG).acquire(0).release()
+
+    def test_tables_that_are_not_to_be_made_are_asked_for(self, place: Place, connect: Connect) -> None:
+        """With auto_create=off; the error says what to run."""
+        client = connect(f"{place.url}&table=absent&auto_create=off")
+
+        with pytest.raises(lockkit.ConfigurationError, match=r"absent.*lockkit migrate"):
+            client.lock("x", ttl=LONG).acquire(PATIENCE)
+
+        assert client.holders("x") == []
+
+    def test_clients_with_different_tables_do_not_share_locks(self, place: Place, connect: Connect) -> None:
+        """The table's name is in the hash."""
+        with (
+            connect(f"{place.url}&table=mine_{place.mode}").lock("x", ttl=LONG),
+            connect(f"{place.url}&table=yours_{place.mode}").lock("x", ttl=LONG, timeout=0),
+        ):
+            pass
+
+    def test_table_with_a_long_name_is_refused(self, place: Place) -> None:
+        """PostgreSQL would cut the name of the one beside it."""
+        with pytest.raises(lockkit.ConfigurationError, match="at most 56"):
+            lockkit.connect(f"{place.url}&table={'x' * 57}")
+
+
+class TestRights:
+    """What another login may not do."""
+
+    def test_breaking_without_the_right_says_which(self, place: Place, connect: Connect) -> None:
+        """The holder keeps its lock."""
+        make_user(place)
+        holder = connect(place.url)
+        lease = holder.lock("rights", ttl=LONG).acquire()
+        scheme, _, rest = place.server.url.partition("://")
+        stranger = connect(f"{scheme}://stranger:pw-secret@{rest.partition('@')[2]}?mode={place.mode}")
+
+        with pytest.raises(lockkit.Unsupported, match=r"pg_signal_backend|CONNECTION.ADMIN") as caught:
+            stranger.break_lock("rights")
+
+        assert "pw-secret" not in str(caught.value)
+        assert lease.confirm()
+        lease.release()
+
+    def test_table_that_may_not_be_written_is_an_error_of_configuration(self, place: Place, connect: Connect) -> None:
+        """And nothing is left locked."""
+        make_user(place, write=False)
+        holder = connect(place.url)
+        holder.lock("unwritten", ttl=LONG).acquire().release()
+        scheme, _, rest = place.server.url.partition("://")
+        reader = connect(f"{scheme}://reader:pw-secret@{rest.partition('@')[2]}?mode={place.mode}")
+
+        with pytest.raises(lockkit.ConfigurationError, match="denies this user a right"):
+            reader.lock("unwritten", ttl=LONG).acquire(PATIENCE)
+
+        holder.lock("unwritten", ttl=LONG).acquire(PATIENCE).release()
+
+    @pytest.mark.parametrize("mode", MODES)
+    def test_sqlite_names_the_alternative(self, mode: str) -> None:
+        """It has one writer at a time, and no sessions."""
+        with pytest.raises(lockkit.ConfigurationError, match="mode=table"):
+            lockkit.connect(f"sqlite:///x.db?mode={mode}")
+
+
+class TestPooler:
+    """pgbouncer in front of PostgreSQL."""
+
+    @pytest.mark.parametrize("pool_mode", ["transaction", "session"])
+    def test_locks_work_behind_a_pooler(self, pool_mode: Literal["transaction", "session"], connect: Connect) -> None:
+        """Everything is set for the transaction alone: nothing lands on another client's connection."""
+        require("pgbouncer", local=True)
+        with PooledPostgres(pool_mode=pool_mode, pool_size=8) as pooled:
+            for mode in MODES:
+                client, other = connect(f"{pooled.url}?mode={mode}"), connect(f"{pooled.server.url}?mode={mode}")
+                lease = client.lock("pooled", ttl=TTL).acquire()
+                assert other.lock("pooled", ttl=LONG).try_acquire(TTL * 1.3) is None
+                lease.check()
+                with running(partial(other.lock("pooled", ttl=LONG).acquire, PATIENCE)) as got:
+                    until_waiting(other, "pooled")
+                    lease.release()
+                with running(partial(client.lock("pooled", ttl=LONG).acquire, PATIENCE)) as back:
+                    until_waiting(client, "pooled")
+                    with client.lock("pooled 2", ttl=LONG, timeout=0):
+                        got[0].release()
+                back[0].release()
+                gone = client.lock("pooled", ttl=1.0, renew=False).acquire(PATIENCE)
+                with other.lock("pooled", ttl=LONG, timeout=PATIENCE) as after:
+                    assert gone.lost
+                    assert after.token > gone.token
+            assert pooled.server.execute("SHOW idle_in_transaction_session_timeout") == "0"
+
+    def test_pooler_that_lends_single_statements_is_refused(self, connect: Connect) -> None:
+        """A transaction cannot stay open there."""
+        require("pgbouncer", local=True)
+        with PooledPostgres(pool_mode="statement") as pooled:
+            for mode in MODES:
+                with pytest.raises(lockkit.LockError, match="statement pooling"):
+                    connect(f"{pooled.url}?mode={mode}").lock("x", ttl=LONG).acquire(0)
+
+
+def make_user(place: Place, *, write: bool = True) -> None:
+    """Make a login that may use the tables, but do nothing else; or only read them."""
+    name = "stranger" if write else "reader"
+    rights = "SELECT, INSERT, UPDATE" if write else "SELECT"
+    tables = [place.leases, *(["lockkit_rows"] if place.mode == "row" else [])]
+    with lockkit.connect(place.url) as client:
+        client.lock("tables", ttl=LONG).acquire().release()
+    if place.is_postgresql:
+        place.server.execute(
+            f"DO $$ BEGIN CREATE ROLE {name} LOGIN PASSWORD 'pw-secret';"
+            " EXCEPTION WHEN duplicate_object THEN NULL; END $$"
+        )
+        for table in tables:
+            place.server.execute(f"GRANT {rights} ON {table} TO {name}")
+            if not write and table == "lockkit_rows":
+                place.server.execute(f"GRANT UPDATE ON {table} TO {name}")
+    else:
+        place.server.execute(f"CREATE USER IF NOT EXISTS '{name}'@'%' IDENTIFIED BY 'pw-secret'")
+        for table in tables:
+            place.server.execute(f"GRANT {rights} ON lockkit.{table} TO '{name}'@'%'")
+            if not write and table == "lockkit_rows":
+                place.server.execute(f"GRANT UPDATE ON lockkit.{table} TO '{name}'@'%'")

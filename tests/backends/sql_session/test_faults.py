@@ -1,0 +1,528 @@
+"""mode=row and mode=advisory when something goes wrong: servers hang, waiters stop, sessions are ended."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import ExitStack, suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+
+import lockkit
+import lockkit.aio
+from lockkit.backend import Busy, Gone
+from lockkit.backends.sql.postgresql import PqLink
+from lockkit.backends.sql.statement import Statement
+from lockkit.backends.sql_session.watch import HangUps
+from lockkit.runtime import BlockingRuntime, drive
+from lockkit.testing.servers import MariaServer, PostgresServer, require, wait_until
+from tests.backends.sql_session.support import MODES, Place, pid_of, place_backend, running, until_waiting, waiting_pid
+from tests.backends.support import StubHost, granted
+from tests.interrupts import OpcodeStrike
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator
+    from typing import TypeAlias
+
+    from lockkit.sync import Client
+
+    Connect: TypeAlias = Callable[..., Client]
+
+pytestmark = pytest.mark.timeout(180)
+
+TTL = 3.0
+LONG = 120.0
+PATIENCE = 60.0
+SLACK = 1.0  # for a busy machine
+CRASHING = """
+import asyncio
+import builtins
+import sys
+
+import lockkit.aio
+
+
+async def main():
+    global kept
+    client = await lockkit.aio.connect(sys.argv[1])
+    kept = client, await client.lock("crashed", ttl=120).acquire()
+    raise getattr(builtins, sys.argv[2])(1)
+
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture(scope="module")
+def postgresql() -> Iterator[PostgresServer]:
+    """A server of this module's own: it is stopped and killed here."""
+    require("postgresql", local=True)
+    with PostgresServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def mariadb() -> Iterator[MariaServer]:
+    """The same."""
+    require("mariadb", local=True)
+    with MariaServer() as server:
+        yield server
+
+
+@pytest.fixture(params=[f"{kind}-{mode}" for kind in ("postgresql", "mariadb") for mode in MODES])
+def place(request: pytest.FixtureRequest) -> Place:
+    """Each kind of server in each mode."""
+    kind, _, mode = request.param.partition("-")
+    return Place(request.getfixturevalue(kind), mode)
+
+
+@pytest.fixture(params=MODES)
+def on_postgresql(request: pytest.FixtureRequest, postgresql: PostgresServer) -> Place:
+    """PostgreSQL in each mode."""
+    return Place(postgresql, request.param)
+
+
+@pytest.fixture
+def connect() -> Iterator[Connect]:
+    """Makes clients, closed at the end."""
+    with ExitStack() as clients:
+        yield lambda url, **options: clients.enter_context(lockkit.connect(url, **options))
+
+
+class TestSpellings:
+    """One table, named in several ways."""
+
+    def test_clients_that_spell_one_table_differently_exclude_each_other(self, place: Place, connect: Connect) -> None:
+        """With and without its schema; and each sees who holds."""
+        name, schema = f"spelled_{place.mode}", "public" if place.is_postgresql else "lockkit"
+        plain, qualified = (connect(place.url, table=table) for table in (name, f"{schema}.{name}"))
+        for one, other in ((plain, qualified), (qualified, plain)):
+            with one.lock("x", ttl=LONG) as lease:
+                assert other.lock("x", ttl=LONG).try_acquire() is None
+                assert [holder.owner for holder in other.holders("x")] == [lease.owner]
+
+    def test_tables_of_one_name_in_two_schemas_do_not_share_locks(self, place: Place, connect: Connect) -> None:
+        """Of two databases on MariaDB, whose user locks are the server's."""
+        place.server.execute(f"CREATE {'SCHEMA' if place.is_postgresql else 'DATABASE'} IF NOT EXISTS elsewhere")
+        here, there = (connect(place.url, table=f"{prefix}twice_{place.mode}") for prefix in ("", "elsewhere."))
+        there.lock("connected", ttl=LONG).acquire(PATIENCE).release()
+        with here.lock("x", ttl=LONG) as one, there.lock("x", ttl=LONG, timeout=0) as two:
+            assert [holder.owner for holder in here.holders("x")] == [one.owner]
+            assert [holder.owner for holder in there.holders("x")] == [two.owner]
+
+    def test_search_path_decides_which_table_is_meant(self, postgresql: PostgresServer, connect: Connect) -> None:
+        """Of PostgreSQL: two logins may mean two tables by one name, or one table by two."""
+        postgresql.execute("DO $$ BEGIN CREATE ROLE tenant LOGIN SUPERUSER; END $$")
+        postgresql.execute("CREATE SCHEMA tenant")
+        place = Place(postgresql, "advisory")
+        tenant = connect(place.url.replace("postgres@", "tenant@"), table="found")
+        everybody = connect(place.url, table="found")
+        spelled = connect(place.url, table="tenant.found")
+        spelled.lock("x", ttl=LONG).acquire().release()  # makes the table
+        with everybody.lock("x", ttl=LONG), tenant.lock("x", ttl=LONG, timeout=0):
+            assert spelled.lock("x", ttl=LONG).try_acquire() is None
+
+
+class TestDrivers:
+    """What goes wrong in a driver does not leave lockkit as the driver's exception."""
+
+    def test_waiter_outlives_the_crash_of_its_server(self, place: Place, connect: Connect) -> None:
+        """It waits on, to the end of its timeout, and asks again where the server is back."""
+        holder, client = connect(place.url), connect(place.url)
+        lease = holder.lock("crash", ttl=LONG).acquire()
+        with running(lambda: client.lock("crash", ttl=LONG).acquire(PATIENCE)) as got:
+            until_waiting(client, "crash")
+            place.server.kill()
+            place.server.start()
+
+        got[0].release()
+        with pytest.raises(lockkit.LockLost):
+            lease.release()
+
+    def test_asyncio_waiter_outlives_the_crash_of_its_server(self, place: Place) -> None:
+        """The same."""
+
+        async def run() -> None:
+            async with lockkit.aio.connect(place.url) as holder, lockkit.aio.connect(place.url) as client:
+                lease = await holder.lock("crash", ttl=LONG).acquire()
+                waiting = asyncio.create_task(client.lock("crash", ttl=LONG).acquire(PATIENCE))
+                await asyncio.to_thread(until_waiting, client, "crash")
+                place.server.kill()
+                await asyncio.to_thread(place.server.start)
+
+                await (await waiting).release()
+                with pytest.raises(lockkit.LockLost):
+                    await lease.release()
+
+        asyncio.run(run())
+
+    def test_interrupt_anywhere_in_an_answer_is_no_failed_assertion(self, postgresql: PostgresServer) -> None:
+        """Of PostgreSQL: what was interrupted is heard out, or the connection is of no more use."""
+
+        def ask(link: PqLink) -> None:
+            drive(link.run(Statement("SELECT 1")))
+
+        number = 0
+        while True:
+            with psycopg.connect(postgresql.url, autocommit=True) as connection:
+                link = PqLink(connection, BlockingRuntime())
+                strike = OpcodeStrike(number, PqLink._answer.__code__)
+                strike.during(partial(ask, link))
+                if not strike.struck:
+                    break
+                try:
+                    drive(link.finish(PATIENCE))
+                    assert drive(link.run(Statement("SELECT 2"))).rows == [(2,)]
+                except psycopg.OperationalError:
+                    link.terminate()
+            number += 1
+        assert number > 10
+
+
+class TestWaiters:
+    """Who waits holds up others no longer than it must."""
+
+    def test_first_waiter_that_stops_holds_up_the_second_for_half_a_ttl(self, place: Place, connect: Connect) -> None:
+        """
+        It is granted the lock in the queue, and is thrown out by the server because it does not use it.
+
+        To the server a waiter that nobody looks after is the same as one that is stopped.
+        """
+        ttl = 8.0
+        host = StubHost()
+        stopped = place_backend(place, host)
+        client, other = connect(place.url), connect(place.url)
+        lease = client.lock("stopped", ttl=LONG).acquire()
+        request = host.request("stopped", ttl=ttl)
+        assert isinstance(drive(stopped.try_acquire(request)), Busy)
+        with running(lambda: (other.lock("stopped", ttl=ttl).acquire(PATIENCE), time.monotonic())) as got:
+            until_waiting(other, "stopped")
+            released = time.monotonic()
+            lease.release()
+
+        after, at = got[0]
+        assert at - released < ttl * 0.8
+        after.release()
+        drive(stopped.close())
+
+    def test_waiter_whose_connection_is_gone_leaves_the_queue(self, on_postgresql: Place, connect: Connect) -> None:
+        """PostgreSQL does not look for that by itself. The lock is held all the time."""
+        holder, client = connect(on_postgresql.url), connect(on_postgresql.url)
+        lease = holder.lock("gone", ttl=LONG).acquire()
+        with running(lambda: client.lock("gone", ttl=LONG).acquire(PATIENCE)) as got:
+            until_waiting(client, "gone")
+            first = waiting_pid(client, "gone")
+            (request,) = list(client._engine.waiting)
+            with socket.socket(fileno=os.dup(request.place.session.link.fileno())) as connection:
+                connection.shutdown(socket.SHUT_RDWR)
+
+            def ask() -> str | None:
+                until_waiting(client, "gone")
+                if waiting_pid(client, "gone") == first:
+                    return "it has not joined the queue anew"
+                waiters = holder.holders("gone")[0].waiters
+                return None if waiters == 1 else f"{waiters} wait"
+
+            wait_until(ask)
+            assert got == []
+            lease.release()
+        got[0].release()
+
+    def test_index_is_built_concurrently_under_the_lock(self, on_postgresql: Place, connect: Connect) -> None:
+        """
+        Though a waiter's statement is older: it makes way when it looks again, once in its ttl.
+
+        Without that: the holder waits for CREATE INDEX, that waits for the waiter, and that for the holder.
+        """
+        holder, client = connect(on_postgresql.url), connect(on_postgresql.url)
+        table = f"indexed_{on_postgresql.mode}"
+        on_postgresql.server.execute(f"CREATE TABLE {table} (n int)")
+        lease = holder.lock("index", ttl=LONG).acquire()
+        with running(lambda: client.lock("index", ttl=TTL).acquire(PATIENCE)) as got:
+            until_waiting(client, "index")
+            with psycopg.connect(on_postgresql.server.url, autocommit=True) as connection:
+                connection.execute("SET statement_timeout = '30s'")
+                connection.execute(f"CREATE INDEX CONCURRENTLY ON {table} (n)".encode())
+            assert got == []
+            lease.release()
+        got[0].release()
+
+    def test_session_that_was_left_waiting_at_a_hung_server_is_ended_later(
+        self, place: Place, connect: Connect
+    ) -> None:
+        """No ttl ends a waiter. The client remembers it until the server has confirmed its end."""
+        host = StubHost()
+        waiter = place_backend(place, host)
+        lease = connect(place.url).lock("left", ttl=LONG).acquire()
+        request = host.request("left", ttl=LONG)
+        assert isinstance(drive(waiter.try_acquire(request)), Busy)
+        pid = request.place.session.pid
+        place.server.pause()
+        try:
+            request.answer_by = host.runtime.now() + 0.5
+            with pytest.raises(lockkit.BackendUnavailable):
+                drive(waiter.abandon(request))
+        finally:
+            place.server.resume()
+
+        grant = granted(drive(waiter.try_acquire(host.request("another"))))
+
+        wait_until(lambda: "it still waits" if place.has_session(pid) else None)
+        assert drive(waiter.release(grant))
+        lease.release()
+        drive(waiter.close())
+
+
+class TestEndedConnections:
+    """A connection that the server has closed is a lock that is lost."""
+
+    def test_holder_is_told_at_once(self, place: Place, connect: Connect) -> None:
+        """Not by its next renewal, which is due after a third of its ttl."""
+        lease = connect(place.url).lock("told", ttl=10 * PATIENCE).acquire()
+        reasons: list[str] = []
+        lease.on_lost(lambda _, reason: reasons.append(reason))
+
+        place.end(pid_of(lease))
+
+        assert lease.wait_lost(PATIENCE)
+        wait_until(lambda: None if reasons == ["session"] else f"told {reasons}")
+        with pytest.raises(lockkit.LockLost):
+            lease.release()
+
+    def test_asyncio_holder_is_told_at_once(self, place: Place) -> None:
+        """The same, also of the second of two leases, after the first was released."""
+
+        async def run() -> None:
+            async with lockkit.aio.connect(place.url) as client:
+                await (await client.lock("told first", ttl=10 * PATIENCE).acquire()).release()
+                lease = await client.lock("told", ttl=10 * PATIENCE).acquire()
+                await lease.extend()
+
+                await asyncio.to_thread(place.end, pid_of(lease))
+
+                assert await lease.wait_lost(PATIENCE)
+                with pytest.raises(lockkit.LockLost):
+                    await lease.release()
+
+        asyncio.run(run())
+
+    def test_all_holders_are_told_when_the_server_is_killed(self, place: Place, connect: Connect) -> None:
+        """Each of them."""
+        client = connect(place.url)
+        leases = [client.lock(f"killed {number}", ttl=10 * PATIENCE).acquire() for number in range(5)]
+        place.server.kill()
+        try:
+            assert all(lease.wait_lost(PATIENCE) for lease in leases)
+        finally:
+            place.server.start()
+        for lease in leases:
+            with pytest.raises(lockkit.LockLost):
+                lease.release()
+
+    def test_watch_that_failed_is_started_again(
+        self, on_postgresql: Place, connect: Connect, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """It says so in the log, and the next lease has it again."""
+        client = connect(on_postgresql.url)
+        look = HangUps._look
+        failed = threading.Event()
+
+        def fail(self: HangUps, epoll: select.epoll, seconds: float) -> None:
+            if failed.is_set():
+                look(self, epoll, seconds)
+            else:
+                failed.set()
+                raise MemoryError
+
+        monkeypatch.setattr(HangUps, "_look", fail)
+        monkeypatch.setattr(threading, "excepthook", lambda _: None)
+        first = client.lock("unwatched", ttl=10 * PATIENCE).acquire()
+        wait_until(lambda: None if "watching for ended connections failed" in caplog.text else "not logged yet")
+
+        second = client.lock("watched", ttl=10 * PATIENCE).acquire()
+        for lease in (first, second):
+            on_postgresql.end(pid_of(lease))
+
+        for lease in (first, second):
+            assert lease.wait_lost(PATIENCE)
+            with pytest.raises(lockkit.LockLost):
+                lease.release()
+
+
+class TestHungServers:
+    """A server that is stopped: its port and its connections stay open, and nothing is answered."""
+
+    def test_calls_are_back_in_time(self, place: Place, connect: Connect) -> None:
+        """Acquiring within its timeout and half a second, leaving and closing within five."""
+        client, other, fresh = connect(place.url), connect(place.url), connect(place.url)
+        lock = client.lock("hung", ttl=LONG)
+        lock.acquire().release()
+        lease = client.lock("left", ttl=LONG).acquire()
+        kept = [other.lock(f"closed {number}", ttl=LONG).acquire() for number in range(8)]
+        times: dict[str, float] = {}
+
+        def measure(what: str, call: Callable[[], object]) -> None:
+            began = time.monotonic()
+            with suppress(lockkit.BackendUnavailable):
+                call()
+            times[what] = time.monotonic() - began
+
+        with running(lambda: measure("waiter", partial(fresh.lock("left", ttl=LONG).try_acquire, 3.0))):
+            until_waiting(fresh, "left")
+            place.server.pause()
+            try:
+                for timeout in (0.0, 1.0):
+                    measure(f"acquire {timeout}", partial(lock.acquire, timeout))
+                    measure(f"connect and acquire {timeout}", partial(connect(place.url).lock("x").acquire, timeout))
+                measure("release", lease.release)
+                measure("close", other.close)
+            finally:
+                place.server.resume()
+
+        limits = {"acquire 0.0": 0, "connect and acquire 0.0": 0, "acquire 1.0": 1, "connect and acquire 1.0": 1}
+        assert {what: took for what, took in times.items() if took > limits.get(what, 4.5) + 0.5 + SLACK} == {}
+        assert times["waiter"] < 3.0 + 0.5 + SLACK
+        # What they left behind frees itself.
+        for name in ("hung", "left", *(one.name for one in kept)):
+            fresh.lock(name, ttl=LONG).acquire(PATIENCE).release()
+
+    def test_asyncio_calls_are_back_in_time(self, place: Place) -> None:
+        """The same."""
+
+        async def run() -> dict[str, float]:
+            times: dict[str, float] = {}
+
+            async def measure(what: str, call: Awaitable[object]) -> None:
+                began = time.monotonic()
+                with suppress(lockkit.BackendUnavailable):
+                    await call
+                times[what] = time.monotonic() - began
+
+            async with lockkit.aio.connect(place.url) as client, lockkit.aio.connect(place.url) as other:
+                lock = client.lock("hung", ttl=LONG)
+                await (await lock.acquire()).release()
+                lease = await client.lock("left", ttl=LONG).acquire()
+                kept = [await other.lock(f"closed {number}", ttl=LONG).acquire() for number in range(8)]
+                place.server.pause()
+                try:
+                    await measure("acquire 0", lock.acquire(0))
+                    async with lockkit.aio.connect(place.url) as fresh:
+                        await measure("connect and acquire 0", fresh.lock("x").acquire(0))
+                    await measure("release", lease.release())
+                    await measure("close", other.close())
+                finally:
+                    place.server.resume()
+                for name in ("hung", "left", *(lease.name for lease in kept)):
+                    await (await client.lock(name, ttl=LONG).acquire(PATIENCE)).release()
+            return times
+
+        times = asyncio.run(run())
+        limits = {"acquire 0": 0, "connect and acquire 0": 0}
+        assert {what: took for what, took in times.items() if took > limits.get(what, 4.5) + 0.5 + SLACK} == {}
+
+    def test_leaving_while_a_renewal_hangs_is_back_in_time(self, place: Place, connect: Connect) -> None:
+        """It has the session when the release wants it."""
+        lease = connect(place.url).lock("renewed", ttl=9.0).acquire()
+        session = lease._hold.grant.state.session
+        place.server.pause()
+        try:
+            wait_until(lambda: None if session.unheard else "no renewal yet")
+            began = time.monotonic()
+            with pytest.raises(lockkit.LockError):
+                lease.release()
+            assert time.monotonic() - began < 4.5 + SLACK
+        finally:
+            place.server.resume()
+
+    def test_renewal_that_waits_for_its_turn_leaves_a_released_session_alone(
+        self, place: Place, connect: Connect
+    ) -> None:
+        """The session may be another lock's by then, whose answers it would take."""
+        client = connect(place.url)
+        lease = client.lock("turn", ttl=LONG).acquire()
+        grant = lease._hold.grant
+        session, backend = grant.state.session, client._engine._backend
+        assert backend is not None
+        outcomes: list[Any] = []
+        assert session.turn.take_now()  # a release is under way
+        renewal = threading.Thread(target=lambda: outcomes.extend(drive(backend.renew([grant]))))
+        renewal.start()
+        wait_until(lambda: None if session.turn._free._sleepers else "it does not wait for its turn yet")
+        grant.state.session = None  # released
+        session.turn.give()
+        renewal.join(PATIENCE)
+
+        assert outcomes == [Gone("session")]
+        assert not session.unheard
+        grant.state.session = session
+        lease.release()
+
+    def test_attempt_behind_a_locked_table_is_back_in_time(self, on_postgresql: Place, connect: Connect) -> None:
+        """And nothing of it stays at the server."""
+        client = connect(on_postgresql.url)
+        client.lock("behind", ttl=LONG).acquire().release()
+        table = "lockkit_rows" if on_postgresql.mode == "row" else "lockkit_advisory"
+        with psycopg.connect(on_postgresql.server.url) as locker:
+            locker.execute(f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE".encode())
+            began = time.monotonic()
+            with pytest.raises(lockkit.BackendUnavailable):
+                client.lock("behind", ttl=LONG).acquire(0)
+            assert time.monotonic() - began < 0.5 + SLACK
+        with client.lock("behind", ttl=LONG, timeout=PATIENCE):
+            pass
+
+    def test_close_releases_all_in_one_trip(self, place: Place, connect: Connect) -> None:
+        """And when it returns they are free."""
+        client, other = connect(place.url), connect(place.url)
+        other.lock("connected", ttl=LONG).acquire(PATIENCE).release()
+        names = [f"all {number}" for number in range(12)]
+        leases = [client.lock(name, ttl=LONG).acquire() for name in names]
+
+        client.close()
+
+        for name in names:
+            other.lock(name, ttl=LONG).acquire(0).release()
+        assert not any(lease.held for lease in leases)
+
+
+class TestExit:
+    """The end of a process that holds."""
+
+    @pytest.mark.parametrize("mode", MODES)
+    @pytest.mark.parametrize("end", ["SystemExit", "RuntimeError"])
+    def test_asyncio_program_that_crashes_frees_its_lock_without_noise(
+        self, mode: str, end: str, postgresql: PostgresServer, connect: Connect
+    ) -> None:
+        """Its event loop has ended: nothing can be awaited, and nothing of that is printed."""
+        place = Place(postgresql, mode)
+        done = subprocess.run(
+            [sys.executable, "-c", CRASHING, place.url, end], capture_output=True, check=False, text=True, timeout=60
+        )
+
+        assert done.returncode == 1, done.stderr
+        for noise in ("Event loop is closed", "never awaited", "Exception ignored"):
+            assert noise not in done.stderr
+        connect(place.url).lock("crashed", ttl=LONG).acquire(PATIENCE).release()
+
+
+class TestBinaryLog:
+    """A MariaDB server that logs statements, as for replication."""
+
+    @pytest.mark.parametrize("mode", MODES)
+    def test_new_names_are_locked_with_a_log_of_statements(self, mode: str) -> None:
+        """InnoDB locks gaps then, and lockkit's own INSERT must not wait for its own lock."""
+        require("mariadb", local=True)
+        settings = {"log-bin": "binlog", "binlog-format": "STATEMENT", "server-id": "1"}
+        with MariaServer(settings=settings) as server, lockkit.connect(f"{server.url}?mode={mode}") as client:
+            for number in range(3):
+                with client.lock(f"new {number}", ttl=LONG, timeout=3.0):
+                    pass

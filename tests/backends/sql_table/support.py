@@ -1,0 +1,83 @@
+"""Servers, tables and looks behind the scenes for the tests of the lock table."""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import sqlalchemy
+from sqlalchemy import NullPool, text
+
+from lockkit.backends.sql.database import Database
+from lockkit.backends.sql_table import backend as sql_table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import pytest
+
+    from lockkit.backends.sql.connection import Link
+    from lockkit.backends.sql.statement import Parameter, Result, Statement
+    from lockkit.sync import Client
+
+DRIVERS = {"postgresql": "psycopg", "mariadb": "pymysql", "sqlite": "pysqlite"}
+ASYNC_DRIVERS = {"postgresql": "psycopg", "mariadb": "aiomysql", "sqlite": "aiosqlite"}
+
+
+def with_driver(url: str, drivers: dict[str, str]) -> str:
+    """Write a URL as SQLAlchemy wants it."""
+    scheme, _, rest = url.partition(":")
+    return f"{scheme}+{drivers[scheme]}:{rest}"
+
+
+class Look:
+    """What is in a database, seen by somebody else: a plain connection for each question."""
+
+    def __init__(self, url: str) -> None:
+        self._engine = sqlalchemy.create_engine(with_driver(url, DRIVERS), poolclass=NullPool)
+
+    def run(self, statement: str, **parameters: Any) -> list[tuple[Any, ...]]:
+        """Run a statement, committed; give its rows."""
+        with self._engine.begin() as connection:
+            result = connection.execute(text(statement), parameters)
+            return [tuple(row) for row in result] if result.returns_rows else []
+
+    def row(self, name: str, table: str = "lockkit_locks") -> tuple[str | None, int, int]:
+        """Give owner, token and expires_at_us of a lock."""
+        ((owner, token, expires_at_us),) = self.run(
+            f"SELECT owner, token, expires_at_us FROM {table} WHERE name = :name",  # noqa: S608 - a test's own name
+            name=name,
+        )
+        return owner.decode() if isinstance(owner, bytes) else owner, token, expires_at_us
+
+
+@contextmanager
+def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Take down the statements that go to the database meanwhile: their first words."""
+    seen: list[str] = []
+    run = Database._run_on
+
+    async def counting(
+        self: Database, link: Link, statement: Statement, parameters: Sequence[Parameter], until: float
+    ) -> Result:
+        seen.append(statement.text)
+        return await run(self, link, statement, parameters, until)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sql_table, "REAP_SHARE", 0.0)
+        patch.setattr(Database, "_run_on", counting)
+        yield seen
+
+
+def waits(client: Client, name: str) -> bool:
+    """Tell whether an acquisition of this client waits at the backend."""
+    return any(request.name == name for request in list(client._engine.waiting))
+
+
+def now_us() -> int:
+    """Wall clock of this machine, which is the servers' too."""
+    return time.time_ns() // 1000
+
+
+__all__ = ["ASYNC_DRIVERS", "DRIVERS", "Look", "counted", "now_us", "waits", "with_driver"]

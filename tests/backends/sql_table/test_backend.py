@@ -1,0 +1,593 @@
+"""The lock table: what is in it, who else may write to it, and what it costs."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+import sqlalchemy
+from sqlalchemy import NullPool, QueuePool
+from sqlalchemy.ext.asyncio import create_async_engine
+
+import lockkit
+import lockkit.aio
+from lockkit.backend import Renewed
+from lockkit.backends.sql_table import backend as sql_table
+from lockkit.backends.sql_table.statements import PostgresqlTexts, SqliteTexts
+from lockkit.configuration import registry
+from lockkit.runtime import drive
+from lockkit.testing.servers import MariaServer, PostgresServer, require, wait_until
+from tests.backends.sql_table.support import ASYNC_DRIVERS, DRIVERS, Look, counted, now_us, waits, with_driver
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+    from typing import TypeAlias
+
+    from lockkit.sync import Client, Lease
+
+    Connect: TypeAlias = Callable[..., Client]
+
+pytestmark = pytest.mark.timeout(120)
+
+PATIENCE = 60.0
+HOUR_US = 3_600_000_000
+
+
+@pytest.fixture(scope="module")
+def postgresql() -> Iterator[PostgresServer]:
+    """In Tokyo, where it is never the time that UTC says, and strict by default."""
+    require("postgresql", local=True)
+    settings = {"timezone": "'Asia/Tokyo'", "default_transaction_isolation": "'serializable'"}
+    with PostgresServer(settings=settings) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def mariadb() -> Iterator[MariaServer]:
+    """In Tokyo, too."""
+    require("mariadb", local=True)
+    with MariaServer(settings={"default-time-zone": "+09:00"}) as server:
+        yield server
+
+
+@pytest.fixture(params=["postgresql", "mariadb", "sqlite"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """A database of each kind, without a table."""
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path}/locks.db"
+        return
+    server: PostgresServer | MariaServer = request.getfixturevalue(request.param)
+    server.execute("DROP TABLE IF EXISTS lockkit_locks")  # others leave theirs
+    yield server.url
+    server.execute("DROP TABLE IF EXISTS lockkit_locks")
+
+
+@pytest.fixture
+def postgresql_url(postgresql: PostgresServer) -> Iterator[str]:
+    """PostgreSQL alone."""
+    postgresql.execute("DROP TABLE IF EXISTS lockkit_locks")  # others leave theirs
+    yield postgresql.url
+    postgresql.execute("DROP TABLE IF EXISTS lockkit_locks")
+
+
+@pytest.fixture
+def connect() -> Iterator[Connect]:
+    """Makes clients, closed at the end."""
+    with ExitStack() as clients:
+        yield lambda url, **options: clients.enter_context(lockkit.connect(url, **options))
+
+
+class TestRow:
+    """The columns that are a contract."""
+
+    def test_row_says_who_holds_until_when(self, url: str, connect: Connect) -> None:
+        """By UTC, whatever time zone the server is in; a release leaves the token."""
+        client, look = connect(url), Look(url)
+
+        lease = client.lock("ä b ", ttl=30).acquire()
+
+        owner, token, expires_at_us = look.row("ä b ")
+        assert (owner, token) == (lease.owner, lease.token)
+        assert abs(expires_at_us - now_us() - 30e6) < 10e6
+        assert abs(token - now_us()) < 10e6
+        lease.release()
+        assert look.row("ä b ") == (None, token, 0)
+
+    def test_foreign_writer_holds_the_lock(self, url: str, connect: Connect) -> None:
+        """Whoever sets owner and expires_at_us; waiters find out by themselves that it ended."""
+        client, look = connect(url), Look(url)
+        first = client.lock("x").acquire()
+        first.release()
+        look.run(
+            "UPDATE lockkit_locks SET owner = 'cron', expires_at_us = :until WHERE name = 'x'",
+            until=now_us() + 600_000_000,
+        )
+
+        assert client.lock("x").try_acquire() is None
+        (holder,) = client.holders("x")
+        assert (holder.owner, holder.token, dict(holder.metadata)) == ("cron", None, {})
+        assert 500 < (holder.remaining or 0) <= 600
+        got: list[Lease] = []
+        waiter = threading.Thread(target=lambda: got.append(client.lock("x").acquire(timeout=PATIENCE)))
+        waiter.start()
+        wait_until(lambda: None if waits(client, "x") else "nobody waits")
+        look.run("UPDATE lockkit_locks SET owner = NULL, expires_at_us = 0 WHERE name = 'x'")
+        waiter.join(PATIENCE)
+        assert got[0].token > first.token
+        got[0].release()
+
+    def test_foreign_writer_that_knows_only_the_contract(self, url: str, connect: Connect) -> None:
+        """The other columns have defaults."""
+        client, look = connect(url), Look(url)
+        client.lock("y").acquire().release()
+        look.run(
+            "INSERT INTO lockkit_locks (name, owner, token, expires_at_us) VALUES ('x', 'cron', 7, :until)",
+            until=now_us() + 600_000_000,
+        )
+
+        assert client.lock("x").try_acquire() is None
+        assert client.break_lock("x")
+        lease = client.lock("x").acquire(timeout=PATIENCE)
+        assert lease.token > 7
+        lease.release()
+
+    @pytest.mark.parametrize("damage", ["DELETE FROM lockkit_locks", "DROP TABLE lockkit_locks"])
+    def test_lost_rows_are_told_and_tokens_go_on(self, url: str, connect: Connect, damage: str) -> None:
+        """A table that is emptied or dropped while locks are held is made anew; the holder hears of it."""
+        client, other, look = connect(url), connect(url), Look(url)
+        lease = client.lock("x", ttl=2).acquire()
+        reasons: list[str] = []
+        lease.on_lost(lambda _, reason: reasons.append(reason))
+
+        look.run(damage)
+        second = other.lock("x").acquire(timeout=PATIENCE)
+
+        assert second.token > lease.token
+        assert lease.wait_lost(PATIENCE)
+        wait_until(lambda: None if reasons else "not told yet")
+        assert reasons[0] in {"taken", "gone"}
+        second.release()
+
+    def test_dropped_table_frees_everything(self, url: str, connect: Connect) -> None:
+        """Without anybody who makes it anew there is nobody who holds anything, and no error."""
+        client, look = connect(url), Look(url)
+        lease = client.lock("x", ttl=600, renew=False).acquire()
+        look.run("DROP TABLE lockkit_locks")
+
+        assert client.holders("x") == []
+        assert not client.break_lock("x")
+        assert not lease.confirm()
+        assert lease.lost
+
+    def test_renewal_says_why_a_lease_is_gone(self, url: str, connect: Connect) -> None:
+        """Broken by force, taken by another, or run out."""
+        client, look = connect(url), Look(url)
+        reasons: dict[str, str] = {}
+        leases = {name: client.lock(name, ttl=600).acquire() for name in ("broken", "taken", "gone", "kept")}
+        for name, lease in leases.items():
+            lease.on_lost(lambda lease, reason: reasons.update({lease.name: reason}))
+            assert name == lease.name
+
+        client.break_lock("broken")
+        look.run("UPDATE lockkit_locks SET owner = 'cron' WHERE name = 'taken'")
+        look.run("UPDATE lockkit_locks SET expires_at_us = 5 WHERE name = 'gone'")
+
+        for name in ("broken", "taken", "gone"):
+            with pytest.raises(lockkit.LockLost):
+                leases[name].extend()
+        leases["kept"].extend()
+        wait_until(lambda: None if len(reasons) == 3 else f"told {reasons}")
+        assert reasons == {"broken": "broken", "taken": "taken", "gone": "gone"}
+        leases["kept"].release()
+
+    def test_idle_rows_are_removed_and_others_stay(
+        self, url: str, connect: Connect, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """After a day; a removed row's next token is higher all the same."""
+        monkeypatch.setattr(sql_table, "REAP_SHARE", 1.0)
+        client, look = connect(url), Look(url)
+        client.lock("new").acquire().release()
+        day_us = 86_400_000_000
+        for name, age_us, expires_at_us in (
+            ("idle", day_us + HOUR_US, 0),
+            ("dead", day_us + HOUR_US, now_us() - day_us - HOUR_US),
+            ("held for days", 9 * day_us, now_us() + HOUR_US),
+            ("recent", day_us - HOUR_US, 0),
+        ):
+            look.run(
+                "INSERT INTO lockkit_locks (name, owner, token, expires_at_us) VALUES (:name, 'o', :token, :until)",
+                name=name, token=now_us() - age_us, until=expires_at_us,
+            )  # fmt: skip
+
+        other = connect(url)
+        other.lock("new").acquire().release()
+
+        def names() -> set[str]:
+            found = (name for (name,) in look.run("SELECT name FROM lockkit_locks"))
+            return {name.decode() if isinstance(name, bytes) else name for name in found}
+
+        expected = {"new", "held for days", "recent"}
+        wait_until(lambda: None if names() == expected else f"there are {names()}")
+
+    def test_database_clock_that_was_set_back_gives_no_second_holder(self, url: str, connect: Connect) -> None:
+        """By an hour: others wait for longer, tokens go on increasing, renewals hold."""
+        client, other = connect(url), connect(url)
+        lease = client.lock("x", ttl=3).acquire()
+        for one in (client, other):
+            backend: Any = one._engine._backend
+            now = backend.database.dialect.now_us
+            backend._texts = type(backend._texts)("lockkit_locks", f"({now} - {HOUR_US})")
+
+        assert other.lock("x").try_acquire() is None
+        assert lease.confirm()
+        lease.release()
+        second = other.lock("x").acquire(timeout=PATIENCE)
+        assert second.token == lease.token + 1
+        assert client.lock("x").try_acquire() is None
+        second.release()
+
+
+class TestCost:
+    """Round trips and connections."""
+
+    def test_acquire_and_release_are_one_statement_each(
+        self, url: str, connect: Connect, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Also a first acquisition of a name, and a try that finds it held on PostgreSQL."""
+        client, other = connect(url), connect(url)
+        client.lock("first").acquire().release()
+        other.ping()
+
+        with counted(monkeypatch) as statements:
+            lease = client.lock("x").acquire()
+            assert len(statements) == 1
+            lease.release()
+            assert len(statements) == 2
+            lease = client.lock("x").acquire()
+            assert len(statements) == 3
+            assert other.lock("x").try_acquire() is None
+            assert len(statements) == (4 if url.startswith("postgresql") else 5)
+        lease.release()
+
+    def test_thousand_leases_are_renewed_by_one_statement(
+        self, url: str, connect: Connect, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Per batch; and each has its own outcome."""
+        client = connect(url)
+        leases = [client.lock(f"lock {index}", ttl=600).acquire() for index in range(1000)]
+        backend: Any = client._engine._backend
+        grants = [lease._hold.grant for lease in leases]
+        client.break_lock("lock 7")
+
+        with counted(monkeypatch) as statements:
+            outcomes = drive(backend.renew(grants))
+
+        assert len([text for text in statements if text.startswith("UPDATE")]) == 1
+        assert len(statements) <= 3
+        assert [index for index, outcome in enumerate(outcomes) if outcome != Renewed()] == [7]
+        look = Look(url)
+        ((soonest,),) = look.run("SELECT min(expires_at_us) FROM lockkit_locks WHERE owner IS NOT NULL")
+        assert soonest > now_us() + 500_000_000
+        client.close()
+
+    def test_fifty_threads_use_few_connections(self, postgresql_url: str, connect: Connect) -> None:
+        """Statements wait for one another, not for the server's last connection."""
+        client = connect(postgresql_url)
+        failures: list[BaseException] = []
+
+        def work(number: int) -> None:
+            try:
+                for _ in range(5):
+                    client.lock(f"lock {number}").acquire(timeout=PATIENCE).release()
+            except BaseException as error:  # noqa: BLE001 - shown below
+                failures.append(error)
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(50)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(PATIENCE)
+
+        assert failures == []
+        ((count,),) = Look(postgresql_url).run("SELECT count(*) FROM pg_stat_activity WHERE query LIKE '%lockkit%'")
+        assert count <= 5
+
+    def test_release_that_nobody_waits_for_tells_nobody(self, postgresql_url: str, connect: Connect) -> None:
+        """NOTIFY serialises the commits of all who use it; so it is sent to waiters only."""
+        client, other = connect(postgresql_url), connect(postgresql_url)
+        with psycopg.connect(postgresql_url, autocommit=True) as listener:
+            listener.execute('LISTEN "lockkit_locks"')
+            for _ in range(3):
+                client.lock("x").acquire().release()
+            lease = client.lock("x").acquire()
+            assert other.lock("x").try_acquire() is None
+            lease.release()
+            assert list(listener.notifies(timeout=0.2)) == []
+
+
+class TestTable:
+    """How the table comes to be there."""
+
+    def test_many_clients_make_it_at_once(self, url: str, connect: Connect) -> None:
+        """All succeed, and exclude one another from the first acquisition on."""
+        clients = [connect(url) for _ in range(8)]
+        tokens: list[int] = []
+        failures: list[BaseException] = []
+        start = threading.Barrier(len(clients))
+
+        def work(client: Client) -> None:
+            try:
+                start.wait(PATIENCE)
+                with client.lock("x", timeout=PATIENCE) as lease:
+                    tokens.append(lease.token)
+            except BaseException as error:  # noqa: BLE001 - shown below
+                failures.append(error)
+
+        threads = [threading.Thread(target=work, args=(client,)) for client in clients]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(PATIENCE)
+
+        assert failures == []
+        assert len(tokens) == 8
+        assert tokens == sorted(set(tokens))
+
+    def test_without_auto_create_it_says_what_to_do(self, url: str, connect: Connect) -> None:
+        """And makes nothing."""
+        client = connect(f"{url}?auto_create=0")
+
+        with pytest.raises(lockkit.ConfigurationError, match=r"no such table.*lockkit migrate"):
+            client.lock("x").acquire(timeout=PATIENCE)
+
+    def test_table_of_another_name_is_another_lock(self, url: str, connect: Connect) -> None:
+        """With the same name they exclude, with another they do not."""
+        client, other = connect(f"{url}?table=Other_Locks"), connect(url)
+        try:
+            lease = client.lock("x").acquire()
+            other.lock("x").acquire(timeout=0).release()
+            assert connect(url, table="Other_Locks").lock("x").try_acquire() is None
+            lease.release()
+        finally:
+            quote = "`" if url.startswith("mariadb") else '"'
+            Look(url).run(f"DROP TABLE {quote}Other_Locks{quote}")
+
+    def test_table_in_a_schema(self, postgresql_url: str, connect: Connect) -> None:
+        """Where it cannot be made the message names it; where it can, waiters are woken."""
+        look = Look(postgresql_url)
+        client, other = (connect(f"{postgresql_url}?table=tools.locks") for _ in range(2))
+        with pytest.raises(lockkit.ConfigurationError, match=r"no table tools\.locks, and it cannot be made"):
+            client.lock("x").acquire(timeout=PATIENCE)
+        look.run("CREATE SCHEMA tools")
+        try:
+            lease = client.lock("x", ttl=600).acquire()
+            assert look.row("x", "tools.locks")[0] == lease.owner
+            got: list[Lease] = []
+            waiter = threading.Thread(target=lambda: got.append(other.lock("x").acquire(timeout=PATIENCE)))
+            waiter.start()
+            wait_until(lambda: None if waits(other, "x") else "nobody waits")
+            lease.release()
+            waiter.join(20)
+            got[0].release()
+        finally:
+            look.run("DROP SCHEMA tools CASCADE")
+
+    def test_postgresql_stores_it_as_a_table_that_changes_all_the_time(self, postgresql_url: str) -> None:
+        """However it is made: by lockkit, or by the application with its own tables."""
+        look = Look(postgresql_url)
+        options = "SELECT reloptions FROM pg_class WHERE relname = 'lockkit_locks'"
+        metadata = sqlalchemy.MetaData()
+        table = sql_table.lock_table(metadata)
+        engine = sqlalchemy.create_engine(with_driver(postgresql_url, DRIVERS), poolclass=NullPool)
+
+        metadata.create_all(engine)
+        ((theirs,),) = look.run(options)
+        table.drop(engine)
+        with lockkit.connect(postgresql_url) as client, client.lock("x"):
+            ((ours,),) = look.run(options)
+
+        assert ours == theirs
+        assert "fillfactor=50" in ours
+
+    def test_table_that_lacks_a_column_is_an_error_of_configuration(self, url: str, connect: Connect) -> None:
+        """A table of this name that is somebody else's is not touched."""
+        Look(url).run("CREATE TABLE lockkit_locks (name VARCHAR(9) PRIMARY KEY, owner VARCHAR(9))")
+        client = connect(url)
+
+        with pytest.raises(lockkit.ConfigurationError, match="lacks a column: run lockkit migrate"):
+            client.lock("x").acquire(timeout=PATIENCE)
+
+
+class TestEngines:
+    """``from_client`` with an engine of the application's."""
+
+    def test_engine_whose_pool_is_used_up(self, url: str) -> None:
+        """50 locks are taken and released while the application holds all five connections of its pool."""
+        engine = sqlalchemy.create_engine(with_driver(url, DRIVERS), pool_size=5, max_overflow=0, pool_timeout=1)
+        held = [engine.connect() for _ in range(5)]
+        try:
+            with lockkit.from_client(engine) as client:
+                leases = [client.lock(f"lock {index}", ttl=600).acquire() for index in range(50)]
+                for lease in leases:
+                    lease.release()
+        finally:
+            for connection in held:
+                connection.close()
+        with engine.connect() as connection:
+            assert connection.execute(sqlalchemy.text("SELECT 1")).scalar() == 1
+        engine.dispose()
+
+    def test_async_engine(self, url: str) -> None:
+        """The same on asyncio; it is left open."""
+
+        async def scenario() -> None:
+            engine = create_async_engine(with_driver(url, ASYNC_DRIVERS))
+            async with lockkit.aio.from_client(engine) as client, lockkit.aio.from_client(engine) as other:
+                lease = await client.lock("x", ttl=600).acquire()
+                waiting = asyncio.create_task(other.lock("x").acquire(timeout=PATIENCE))
+                await asyncio.sleep(0.3)
+                assert not waiting.done()
+                await lease.release()
+                await (await waiting).release()
+            async with engine.connect() as connection:
+                assert (await connection.execute(sqlalchemy.text("SELECT 1"))).scalar() == 1
+            await engine.dispose()
+
+        asyncio.run(scenario())
+
+    @pytest.mark.parametrize("driver", ["postgresql+psycopg2", "postgresql+pg8000"])
+    def test_engine_of_another_driver(self, postgresql_url: str, driver: str) -> None:
+        """Waiters look now and then."""
+        engine = sqlalchemy.create_engine(postgresql_url.replace("postgresql", driver, 1))
+        with lockkit.from_client(engine) as client, lockkit.from_client(engine) as other:
+            assert client.capabilities.wakeup == "poll"
+            tokens = contended([client, other], rounds=5)
+        assert len(tokens) == 10
+        assert tokens == sorted(set(tokens))
+        engine.dispose()
+
+    @pytest.mark.parametrize("driver", ["postgresql+asyncpg", "mariadb+asyncmy"])
+    def test_url_with_another_asyncio_driver(
+        self, postgresql: PostgresServer, mariadb: MariaServer, driver: str
+    ) -> None:
+        """The URL says which."""
+        scheme = driver.partition("+")[0]
+        url = (postgresql if scheme == "postgresql" else mariadb).url.replace(scheme, driver, 1)
+
+        async def scenario() -> None:
+            async with lockkit.aio.connect(url) as client, lockkit.aio.connect(url) as other:
+                lease = await client.lock("x", ttl=600).acquire()
+                waiting = asyncio.create_task(other.lock("x").acquire(timeout=PATIENCE))
+                await asyncio.sleep(0.2)
+                await lease.extend()
+                await lease.release()
+                await (await waiting).release()
+                assert await client.holders("x") == []
+
+        asyncio.run(scenario())
+
+    def test_engine_at_another_isolation_level(self, postgresql_url: str) -> None:
+        """Its own statements are as the application wants them, lockkit's are not: all share one table."""
+        with ExitStack() as stack:
+            clients = [stack.enter_context(lockkit.connect(postgresql_url))]
+            for level in ("SERIALIZABLE", "REPEATABLE READ", "READ COMMITTED"):
+                for pool in (QueuePool, NullPool):
+                    url = with_driver(postgresql_url, DRIVERS)
+                    engine = sqlalchemy.create_engine(url, isolation_level=level, poolclass=pool)
+                    stack.callback(engine.dispose)
+                    clients.append(stack.enter_context(lockkit.from_client(engine)))
+
+            tokens = contended(clients, rounds=10)
+
+        assert len(tokens) == 70
+        assert tokens == sorted(set(tokens))
+
+    @pytest.mark.parametrize(("face", "make"), [("lockkit", create_async_engine), ("aio", sqlalchemy.create_engine)])
+    def test_engine_of_the_other_face_is_refused(self, tmp_path: Path, face: str, make: Callable[..., Any]) -> None:
+        """With the name of what is wanted."""
+        drivers = ASYNC_DRIVERS if face == "lockkit" else DRIVERS
+        engine = make(with_driver(f"sqlite:///{tmp_path}/x.db", drivers))
+        from_client = lockkit.from_client if face == "lockkit" else lockkit.aio.from_client
+
+        with pytest.raises(lockkit.ConfigurationError, match=r"needs an (Async)?Engine"):
+            from_client(engine)
+
+    def test_engine_of_a_database_in_memory_is_refused(self) -> None:
+        """Another connection would not see the lock."""
+        engine = sqlalchemy.create_engine("sqlite://")
+
+        with pytest.raises(lockkit.ConfigurationError, match="in memory"):
+            lockkit.from_client(engine)
+
+
+def contended(clients: list[Client], rounds: int) -> list[int]:
+    """Have all clients acquire one lock again and again; give the tokens in the order of the grants."""
+    tokens: list[int] = []
+    failures: list[BaseException] = []
+
+    def work(client: Client) -> None:
+        try:
+            for _ in range(rounds):
+                with client.lock("x", timeout=PATIENCE) as lease:
+                    tokens.append(lease.token)
+        except BaseException as error:  # noqa: BLE001 - shown below
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(client,)) for client in clients]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert failures == []
+    return tokens
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("sqlite://", "in memory"),
+        ("sqlite:///:memory:", "in memory"),
+        ("sqlite://host/x.db", "three or four slashes"),
+        ("sqlite:///x.db?mode=row", r"no mode='row'.*mode=table"),
+        ("sqlite:///x.db?mode=advisory", r"no mode='advisory'.*mode=table"),
+        ("postgresql://h/db?mode=tabel", r"no mode='tabel' \(did you mean 'table'\?\)"),
+        ("postgresql://h/db?table=a.b.c", "schema.name"),
+        ("postgresql://h/db?table=x;drop", "schema.name"),
+        ("postgresql://h/a/b", "the name of a database"),
+        ("postgresql://h/db?auto_creat=1", r"in mode=table \(did you mean 'auto_create'\?\)"),
+        ("postgresql://h/db?unix_socket=/x", "the driver psycopg does not take it"),
+        ("postgresql://h/db?sslmod=require", r"did you mean 'sslmode'"),
+        ("mariadb://h/db?sslmode=require", "the driver pymysql does not take it"),
+        ("mariadb://h1,h2/db", "name one server"),
+        ("mariadb://h/db?read_timeout=0", "above 0 seconds"),
+        ("mysql+aiomysql://h/db", "is one for lockkit.aio"),
+        ("mysql+nosuch://h/db", "nosuch"),
+        ("postgresql://u:hunter2@h1,v:hunter3@h2/db", "the same user and password"),
+    ],
+)
+def test_url_that_is_wrong(url: str, message: str) -> None:
+    """Refused when it is given, without a connection, and without its password."""
+    with pytest.raises(lockkit.ConfigurationError, match=message) as caught:
+        lockkit.connect(url)
+    assert "hunter" not in str(caught.value)
+
+
+def test_blocking_driver_is_refused_on_asyncio() -> None:
+    """It would block the event loop."""
+    with pytest.raises(lockkit.ConfigurationError, match=r"is one for lockkit, not for lockkit\.aio"):
+        lockkit.aio.connect("mysql+pymysql://h/db")
+
+
+def test_each_mode_is_a_backend_of_its_own() -> None:
+    """The registry tells them apart; SQLite has one."""
+    assert registry.modes("sqlite") == ["table"]
+    assert registry.modes("redis") == [None]
+    assert registry.find("postgresql+psycopg", "table") is sql_table.PostgresqlTable
+    assert registry.find("mariadb") is registry.find("mysql") is sql_table.MysqlTable
+
+
+def test_statements_read_the_clock_of_the_database_only() -> None:
+    """No parameter of a statement is a time of the client's."""
+    for texts in (PostgresqlTexts("t", "NOW"), SqliteTexts("t", "NOW")):
+        for statement in (texts.acquire, texts.look, texts.renew(1), texts.break_lock):
+            assert "NOW" in statement.text
+
+
+def test_wait_is_ended_by_a_release_and_not_by_a_look(postgresql_url: str, connect: Connect) -> None:
+    """On PostgreSQL, through psycopg: long before the holder's ttl."""
+    client, other = connect(postgresql_url), connect(postgresql_url)
+    for _ in range(3):
+        lease = client.lock("x", ttl=600).acquire()
+        got: list[Lease] = []
+        waiter = threading.Thread(target=lambda got=got: got.append(other.lock("x", ttl=600).acquire(PATIENCE)))
+        waiter.start()
+        wait_until(lambda: None if waits(other, "x") else "nobody waits")
+        lease.release()
+        waiter.join(20)
+        assert got[0].token > lease.token
+        got[0].release()

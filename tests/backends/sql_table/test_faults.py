@@ -1,0 +1,673 @@
+"""The lock table while the world behaves badly: real servers are killed, stopped, cut off, read-only and full."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from contextlib import ExitStack, closing, suppress
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+import sqlalchemy
+from sqlalchemy import event
+from sqlalchemy.ext.asyncio import create_async_engine
+
+import lockkit
+import lockkit.aio
+from lockkit.testing.servers import FaultProxy, MariaServer, PooledPostgres, PostgresServer, require, wait_until
+from tests.backends.sql_table.support import DRIVERS, Look, counted, waits, with_driver
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+    from typing import TypeAlias
+
+    from lockkit.sync import Client, Lease
+
+    Connect: TypeAlias = Callable[..., Client]
+
+pytestmark = pytest.mark.timeout(180)
+
+TTL = 3.0
+PATIENCE = 60.0
+
+
+@pytest.fixture(scope="module")
+def postgresql() -> Iterator[PostgresServer]:
+    """For tests that leave it in good order."""
+    require("postgresql", local=True)
+    with PostgresServer(password="right one") as server:  # noqa: S106 - of a throw-away server
+        yield server
+
+
+@pytest.fixture(params=["postgresql", "mariadb"])
+def server(request: pytest.FixtureRequest) -> Iterator[PostgresServer | MariaServer]:
+    """A server of this test's own, to be ill-treated."""
+    require(request.param, local=True)
+    with PostgresServer() if request.param == "postgresql" else MariaServer() as made:
+        yield made
+
+
+@pytest.fixture(scope="module", params=["postgresql", "mariadb"])
+def kept(request: pytest.FixtureRequest) -> Iterator[PostgresServer | MariaServer]:
+    """A server for tests that end connections only."""
+    require(request.param, local=True)
+    with PostgresServer() if request.param == "postgresql" else MariaServer() as made:
+        yield made
+
+
+@pytest.fixture
+def connect() -> Iterator[Connect]:
+    """Makes clients, closed at the end."""
+    with ExitStack() as clients:
+        yield lambda url, **options: clients.enter_context(lockkit.connect(url, **options))
+
+
+def in_background(client: Client, name: str = "x") -> tuple[threading.Thread, list[Lease]]:
+    """Wait for a lock in a thread; return once it waits at the backend."""
+    got: list[Lease] = []
+    thread = threading.Thread(target=lambda: got.append(client.lock(name, ttl=600).acquire(timeout=PATIENCE)))
+    thread.start()
+    wait_until(lambda: None if waits(client, name) else "nobody waits")
+    return thread, got
+
+
+@pytest.mark.parametrize("fault", ["kill", "pause"])
+def test_dead_or_frozen_server_ends_the_lease_by_its_deadline(
+    server: PostgresServer | MariaServer, connect: Connect, fault: str
+) -> None:
+    """Loss is told in time though nothing answers, a call is bounded, and the client recovers by itself."""
+    client = connect(server.url)
+    lease = client.lock("x", ttl=TTL).acquire()
+    reasons: list[str] = []
+    lease.on_lost(lambda _, reason: reasons.append(reason))
+    getattr(server, fault)()
+    struck = time.monotonic()
+
+    with pytest.raises(lockkit.BackendUnavailable):
+        client.lock("y").acquire(timeout=0)
+    assert time.monotonic() - struck < 30  # each of its waits has a limit; the machine may be busy
+    assert lease.wait_lost(PATIENCE)
+    wait_until(lambda: None if reasons == ["expired"] else f"told {reasons}")
+
+    server.start() if fault == "kill" else server.resume()
+    again = client.lock("x", ttl=600).acquire(timeout=PATIENCE)
+    assert again.token > lease.token
+    again.release()
+
+
+def test_lease_outlives_a_restart_of_the_server(server: PostgresServer | MariaServer, connect: Connect) -> None:
+    """The row is there after a crash; the holder goes on, and a waiter gets the lock when it is released."""
+    client, other = connect(server.url), connect(server.url)
+    lease = client.lock("x", ttl=30).acquire()
+    thread, got = in_background(other)
+
+    server.restart(crash=True)
+
+    assert lease.confirm()
+    lease.extend()
+    assert got == []
+    lease.release()
+    thread.join(PATIENCE)
+    assert got[0].token > lease.token
+    got[0].release()
+
+
+def test_ended_connections_of_holder_and_waiter(kept: PostgresServer | MariaServer, connect: Connect) -> None:
+    """An administrator ends all sessions: nothing is lost, no wake-up either."""
+    client, other = connect(kept.url), connect(kept.url)
+    lease = client.lock("x", ttl=600).acquire()
+    thread, got = in_background(other)
+    for _ in range(3):
+        if isinstance(kept, PostgresServer):
+            kept.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()"
+                " AND backend_type = 'client backend'"
+            )
+        else:
+            for number in kept.execute(
+                "SELECT id FROM information_schema.processlist WHERE id <> CONNECTION_ID() AND user = 'lockkit'"
+            ).split():
+                kept.execute(f"KILL {number}")
+        time.sleep(0.3)
+    wait_until(lambda: None if waits(other, "x") else "nobody waits")
+
+    assert lease.confirm()
+    lease.release()
+    thread.join(20)
+    assert got[0].token > lease.token
+    got[0].release()
+
+
+def test_release_and_renewal_outlive_an_idle_cut(kept: PostgresServer | MariaServer, connect: Connect) -> None:
+    """A kept connection that something on the way has cut is replaced, also for what is sent once."""
+    with FaultProxy(kept.host, kept.port) as proxy:
+        client = connect(kept.url.replace(kept.address, proxy.address))
+        lock = client.lock("x", ttl=600)
+        for reset in (True, False):
+            lease = lock.acquire(timeout=PATIENCE)
+            proxy.cut(reset=reset)
+            time.sleep(0.1)
+            lease.release()
+            proxy.cut(reset=reset)
+            time.sleep(0.1)
+
+
+SLACK = 1.5
+"""Seconds that a busy machine may take beyond what is promised."""
+
+
+def took(call: Callable[[], object]) -> float:
+    """Tell how long a call took that the database did not answer."""
+    began = time.monotonic()
+    with pytest.raises(lockkit.BackendUnavailable):
+        call()
+    return time.monotonic() - began
+
+
+class TestNoAnswer:
+    """The caller's time is over while the database says nothing: the call is back."""
+
+    @pytest.mark.parametrize(
+        ("kind", "driver"),
+        [("postgresql", "psycopg"), ("postgresql", "psycopg2"), ("postgresql", "pg8000"), ("mariadb", "pymysql")],
+    )
+    def test_frozen_server(self, kind: str, driver: str) -> None:
+        """Any driver, with an engine of the application's that has no limits of its own."""
+        require(kind, local=True)
+        with PostgresServer() if kind == "postgresql" else MariaServer() as server:
+            engine = sqlalchemy.create_engine(with_driver(server.url, {kind: driver}))
+            with lockkit.from_client(engine) as client:
+                client.lock("x").acquire().release()
+                server.pause()
+                # On the connection that is kept, then while connecting.
+                assert took(lambda: client.lock("x").acquire(timeout=0)) < 0.5 + SLACK
+                assert took(lambda: client.lock("x").acquire(timeout=0)) < 0.5 + SLACK
+                assert took(lambda: client.lock("x").try_acquire(timeout=0.2)) < 0.7 + SLACK
+                server.resume()
+                client.lock("x").acquire(timeout=PATIENCE).release()
+            engine.dispose()
+
+    @pytest.mark.parametrize(
+        ("kind", "driver"),
+        [("postgresql", "psycopg"), ("postgresql", "asyncpg"), ("mariadb", "aiomysql"), ("mariadb", "asyncmy")],
+    )
+    def test_frozen_server_with_asyncio(self, kind: str, driver: str) -> None:
+        """The same."""
+        require(kind, local=True)
+
+        async def main(server: PostgresServer | MariaServer) -> None:
+            async with lockkit.aio.connect(with_driver(server.url, {kind: driver})) as client:
+                lock = client.lock("x")
+                await (await lock.acquire()).release()
+                await asyncio.to_thread(server.pause)
+                for timeout in (0, 0, 0.2):
+                    began = time.monotonic()
+                    with pytest.raises(lockkit.BackendUnavailable):
+                        await lock.acquire(timeout=timeout)
+                    assert time.monotonic() - began < timeout + 0.5 + SLACK
+                await asyncio.to_thread(server.resume)
+                await (await lock.acquire(timeout=PATIENCE)).release()
+
+        with PostgresServer() if kind == "postgresql" else MariaServer() as server:
+            asyncio.run(main(server))
+
+    def test_table_that_somebody_has_locked(self, kept: PostgresServer | MariaServer, connect: Connect) -> None:
+        """The server waits no longer than the caller; a longer wait goes on until the table is free."""
+        client = connect(kept.url)
+        client.lock("locked").acquire().release()
+        lock_table = (
+            "LOCK TABLE lockkit_locks" if isinstance(kept, PostgresServer) else "LOCK TABLES lockkit_locks WRITE"
+        )
+        engine = sqlalchemy.create_engine(with_driver(kept.url, DRIVERS))
+        with engine.connect() as connection:
+            connection.execute(sqlalchemy.text(lock_table))
+            assert took(lambda: client.lock("locked").acquire(timeout=0)) < 0.5 + SLACK
+            waiter = threading.Thread(target=lambda: client.lock("locked").acquire(timeout=PATIENCE).release())
+            waiter.start()
+            time.sleep(1.5)
+            assert waiter.is_alive()
+            connection.invalidate()
+        waiter.join(PATIENCE)
+        assert not waiter.is_alive()
+        engine.dispose()
+
+    @pytest.mark.parametrize("scheme", ["postgresql", "mariadb", "postgresql+psycopg2"])
+    def test_port_that_says_nothing(self, scheme: str, connect: Connect) -> None:
+        """It accepts connections and never answers."""
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            url = f"{scheme}://user:word@127.0.0.1:{silent.getsockname()[1]}/x"
+            client = connect(url)
+            assert took(lambda: client.lock("x").acquire(timeout=0)) < 0.5 + SLACK
+            if "+" in scheme:
+                return
+
+            async def main() -> float:
+                async with lockkit.aio.connect(url) as client:
+                    began = time.monotonic()
+                    with pytest.raises(lockkit.BackendUnavailable):
+                        await client.lock("x").acquire(timeout=0)
+                    return time.monotonic() - began
+
+            assert asyncio.run(main()) < 0.5 + SLACK
+
+
+@pytest.mark.parametrize("kind", ["postgresql", "mariadb", "sqlite"])
+def test_closing_releases_a_thousand_leases_with_one_statement(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And whoever waits for one of them gets it."""
+    with ExitStack() as stack:
+        url = f"sqlite:///{tmp_path}/locks.db"
+        if kind != "sqlite":
+            require(kind, local=True)
+            url = stack.enter_context(PostgresServer() if kind == "postgresql" else MariaServer()).url
+        client, other = lockkit.connect(url, ttl=600), stack.enter_context(lockkit.connect(url))
+        leases = [client.lock(f"name {number}").acquire() for number in range(1200)]
+        thread, got = in_background(other, "name 700")
+        with counted(monkeypatch) as seen:
+            client.close()
+        assert len([text for text in seen if "owner = NULL" in text]) == 2
+        thread.join(20)
+        got[0].release()
+        assert Look(url).run("SELECT count(*) FROM lockkit_locks WHERE owner IS NOT NULL") == [(0,)]
+        assert not any(lease.held for lease in leases)
+
+
+@pytest.mark.parametrize("kind", ["postgresql", "mariadb", "sqlite"])
+@pytest.mark.parametrize("end", ["sys.exit(3)", "asyncio.get_running_loop().stop()"])
+def test_exit_inside_the_event_loop_releases(kind: str, end: str, tmp_path: Path) -> None:
+    """The loop ends, or is left as it is, before the interpreter does: what is left to do needs none."""
+    program = (
+        "import asyncio, sys, lockkit.aio\n"
+        "async def main():\n"
+        "    global client, lease\n"
+        "    client = lockkit.aio.connect(sys.argv[1])\n"
+        "    lease = await client.lock('x', ttl=600).acquire()\n"
+        f"    {end}\n"
+        "    await asyncio.sleep(600)\n"
+        "try:\n"
+        "    asyncio.run(main())\n"
+        "except RuntimeError as error:\n"
+        "    sys.exit(3)\n"
+    )
+    with ExitStack() as stack:
+        url = f"sqlite:///{tmp_path}/locks.db"
+        if kind != "sqlite":
+            require(kind, local=True)
+            url = stack.enter_context(PostgresServer() if kind == "postgresql" else MariaServer()).url
+        command = [sys.executable, "-c", program, url]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+        assert done.returncode == 3, done.stderr
+        # aiomysql itself complains of the loop when its connections are collected.
+        assert kind == "mariadb" or "Event loop is closed" not in done.stderr
+        assert "never awaited" not in done.stderr
+        with lockkit.connect(url) as client:
+            assert client.holders("x") == []
+
+
+class TestLostAnswers:
+    """The statement was carried out, and its answer never came."""
+
+    @pytest.fixture
+    def proxy(self, postgresql: PostgresServer) -> Iterator[FaultProxy]:
+        """Stands between client and server."""
+        with FaultProxy(postgresql.host, postgresql.port) as proxy:
+            yield proxy
+
+    def test_grant_is_had_all_the_same(self, postgresql: PostgresServer, proxy: FaultProxy, connect: Connect) -> None:
+        """Asked again under the same owner, on a new connection."""
+        client = connect(postgresql.url_at(proxy.address))
+        client.lock("lost").acquire().release()
+        dropped = proxy.drop_next_reply(match=b"lockkit_locks")
+
+        lease = client.lock("lost").acquire(timeout=0)
+
+        assert dropped.wait(PATIENCE)
+        owner, token, _ = Look(postgresql.url).row("lost")
+        assert (owner, token) == (lease.owner, lease.token)
+        lease.release()
+
+    def test_grant_to_a_client_that_is_cut_off_is_undone(
+        self, postgresql: PostgresServer, proxy: FaultProxy, connect: Connect
+    ) -> None:
+        """Nobody waits for its ttl, once the client reaches the server again."""
+        client, other = connect(postgresql.url_at(proxy.address)), connect(postgresql.url)
+        client.lock("cut").acquire().release()
+        proxy.blackhole(to_server=False)
+
+        with pytest.raises(lockkit.BackendUnavailable):
+            client.lock("cut", ttl=600).acquire(timeout=0)
+
+        proxy.heal()
+        proxy.cut()
+        other.lock("cut").acquire(timeout=PATIENCE).release()
+
+    def test_release_is_sent_once_and_can_be_called_again(
+        self, postgresql: PostgresServer, proxy: FaultProxy, connect: Connect
+    ) -> None:
+        """A release whose answer was lost raises; the second one touches nobody else's lock."""
+        client, other = connect(postgresql.url_at(proxy.address)), connect(postgresql.url)
+        lease = client.lock("once").acquire()
+        dropped = proxy.drop_next_reply(match=b"freed")
+
+        with pytest.raises(lockkit.BackendUnavailable):
+            lease.release()
+
+        assert dropped.wait(PATIENCE)
+        newer = other.lock("once").acquire(timeout=0)
+        lease.release()
+        assert newer.confirm()
+        newer.release()
+
+    def test_cancellations_leave_nothing(self, postgresql: PostgresServer) -> None:
+        """Whenever an asyncio acquisition is cancelled, no row is held and no connection lost."""
+
+        async def scenario() -> None:
+            async with lockkit.aio.connect(postgresql.url) as client:
+                await client.ping()
+                for number in range(300):
+                    task = asyncio.create_task(client.lock("cancelled", ttl=600).acquire())
+                    await asyncio.sleep(0.0001 * (number % 20))
+                    task.cancel()
+                    with suppress(asyncio.CancelledError):
+                        await (await task).release()
+                lease = await client.lock("cancelled").acquire(timeout=10)
+                await lease.release()
+
+        asyncio.run(scenario())
+        assert Look(postgresql.url).row("cancelled")[0] is None
+
+
+class TestRefused:
+    """What retrying cannot mend is said at once, without a password."""
+
+    def refusal(self, client: Client) -> str:
+        """Acquire, and give the message of the refusal."""
+        began = time.monotonic()
+        with pytest.raises(lockkit.ConfigurationError) as caught:
+            client.lock("x").acquire(timeout=PATIENCE)
+        assert time.monotonic() - began < PATIENCE / 2
+        shown = f"{caught.value} {caught.value.backend} {caught.value.__cause__!r}"
+        assert "right one" not in shown
+        assert "wrong" not in shown
+        return str(caught.value)
+
+    def test_wrong_password(self, postgresql: PostgresServer, connect: Connect) -> None:
+        """The same for a user who is not there."""
+        for user in ("postgres:wr%6Fng", "nobody:wr%6Fng"):
+            url = f"postgresql://{user}@{postgresql.address}/postgres"
+            assert "refuses the login" in self.refusal(connect(url))
+
+    def test_database_that_is_not_there(self, postgresql: PostgresServer, connect: Connect) -> None:
+        """By its name."""
+        url = postgresql.url.removesuffix("/postgres") + "/nosuch"
+        assert "nosuch" in self.refusal(connect(url))
+
+    def test_missing_rights(self, postgresql: PostgresServer, connect: Connect) -> None:
+        """To the table, and to make it."""
+        look = Look(postgresql.url)
+        look.run("CREATE ROLE poor LOGIN PASSWORD 'right one'")
+        connect(postgresql.url).lock("x").acquire().release()
+        url = f"postgresql://poor:right%20one@{postgresql.address}/postgres"
+
+        assert "denies this user a right" in self.refusal(connect(url))
+        look.run("CREATE SCHEMA closed")
+        message = self.refusal(connect(url, table="closed.locks"))
+        assert "no table closed.locks, and it cannot be made" in message or "denies this user a right" in message
+
+    def test_read_only_database(self, postgresql: PostgresServer, connect: Connect) -> None:
+        """As on a replica."""
+        Look(postgresql.url).run("CREATE ROLE reader LOGIN SUPERUSER PASSWORD 'right one'")
+        Look(postgresql.url).run("ALTER ROLE reader SET default_transaction_read_only = on")
+        url = f"postgresql://reader:right%20one@{postgresql.address}/postgres"
+
+        assert "read-only" in self.refusal(connect(url))
+        assert "read-only" in self.refusal(connect(url, table="not_there"))
+
+    def test_nobody_listens_at_the_port(self, connect: Connect) -> None:
+        """That is no error of configuration: it may come."""
+        for scheme in ("postgresql", "mariadb"):
+            with pytest.raises(lockkit.BackendUnavailable, match=r"127\.0\.0\.1:9"):
+                connect(f"{scheme}://127.0.0.1:9/x").ping()
+
+
+class TestPooler:
+    """PostgreSQL behind pgbouncer."""
+
+    @pytest.fixture(params=["transaction", "session", "statement"])
+    def pooled(self, request: pytest.FixtureRequest) -> Iterator[PooledPostgres]:
+        """In each of its modes."""
+        require("postgresql", "pgbouncer", local=True)
+        with PooledPostgres(pool_mode=request.param, pool_size=4) as group:
+            yield group
+
+    def test_locks_are_held_and_handed_over(self, pooled: PooledPostgres, connect: Connect) -> None:
+        """Waiters look now and then; nothing is set for sessions that others get next."""
+        client, other = connect(pooled.url), connect(pooled.url)
+        for _ in range(10):  # beyond the number from which statements are prepared
+            client.lock("x").acquire().release()
+        lease = client.lock("x", ttl=600).acquire()
+        thread, got = in_background(other)
+        lease.extend()
+        lease.release()
+        thread.join(20)
+        assert got[0].token > lease.token
+        got[0].release()
+        client.close()
+        other.close()
+
+        with psycopg.connect(pooled.url, autocommit=True, prepare_threshold=None) as next_one:
+            for name in ("statement_timeout", "lock_timeout"):
+                assert next_one.execute(f"SHOW {name}".encode()).fetchone() == ("0",)
+
+
+class TestSqlite:
+    """A file."""
+
+    def engine(self, path: Path, *pragmas: str, query: str = "") -> sqlalchemy.Engine:
+        """Make an engine whose connections begin with these."""
+        engine = sqlalchemy.create_engine(f"sqlite:///file:{path}?uri=true{query}")
+
+        @event.listens_for(engine, "connect")
+        def begin(connection: sqlite3.Connection, record: object) -> None:
+            del record
+            for pragma in pragmas:
+                connection.execute(f"PRAGMA {pragma}")
+
+        return engine
+
+    def test_read_only_file(self, tmp_path: Path) -> None:
+        """Said to be so, whether the table is there or not."""
+        path = tmp_path / "locks.db"
+        sqlalchemy.create_engine(f"sqlite:///{path}").connect().close()
+        engine = self.engine(path, query="&mode=ro")
+        with (
+            lockkit.from_client(engine) as client,
+            pytest.raises(lockkit.ConfigurationError, match="read-only"),
+        ):
+            client.lock("x").acquire(timeout=PATIENCE)
+        with lockkit.connect(f"sqlite:///{path}") as writer:
+            writer.lock("x").acquire().release()
+        with (
+            lockkit.from_client(engine) as client,
+            pytest.raises(lockkit.ConfigurationError, match="read-only"),
+        ):
+            client.lock("x").acquire(timeout=PATIENCE)
+
+    def test_full_disk(self, tmp_path: Path) -> None:
+        """Nothing is granted, and why is said; it may get better, so it is no error of configuration."""
+        path = tmp_path / "locks.db"
+        with lockkit.connect(f"sqlite:///{path}") as writer:
+            writer.lock("x").acquire().release()
+        with lockkit.from_client(self.engine(path, "max_page_count = 1")) as client:
+            client.lock("x").acquire().release()
+
+            def fill() -> None:
+                for number in range(2000):
+                    client.lock(f"{'long name ' * 20} {number}").acquire(timeout=0).release()
+
+            with pytest.raises(lockkit.BackendUnavailable, match="no space left"):
+                fill()
+
+    def test_directory_that_is_not_there(self, tmp_path: Path, connect: Connect) -> None:
+        """Is not made."""
+        with pytest.raises(lockkit.ConfigurationError, match="cannot be opened"):
+            connect(f"sqlite:///{tmp_path}/nosuch/locks.db").ping()
+
+    def test_somebody_elses_long_transaction(self, tmp_path: Path, connect: Connect) -> None:
+        """While another writer holds the file nothing is granted, and a wait goes on until it is over."""
+        client = connect(f"sqlite:///{tmp_path}/locks.db")
+        client.lock("x").acquire().release()
+        with sqlalchemy.create_engine(f"sqlite:///{tmp_path}/locks.db").connect() as connection:
+            connection.exec_driver_sql("BEGIN IMMEDIATE")
+            with pytest.raises(lockkit.BackendUnavailable, match="is locked by another transaction"):
+                client.lock("x").acquire(timeout=0)
+            connection.rollback()
+        client.lock("x").acquire(timeout=PATIENCE).release()
+
+    @pytest.mark.parametrize("journal", ["WAL", "DELETE"])
+    @pytest.mark.parametrize("replaced", [False, True])
+    def test_file_that_is_removed_or_replaced(self, tmp_path: Path, journal: str, *, replaced: bool) -> None:
+        """The locks in it are gone for all: nobody goes on in a file without a name."""
+        path = tmp_path / "locks.db"
+        make_file(path, journal)
+        with lockkit.connect(f"sqlite:///{path}") as client, lockkit.connect(f"sqlite:///{path}") as other:
+            lease = client.lock("x", ttl=600, raise_on_lost=False).acquire()
+            free = client.lock("free").acquire()
+            assert lease.confirm()
+            remove_files(tmp_path)
+            if replaced:
+                make_file(path, journal)
+            second = other.lock("x", ttl=600).acquire(timeout=0)
+
+            assert not lease.confirm()
+            with pytest.raises(lockkit.LockLost):
+                free.release()
+            assert client.lock("x").try_acquire() is None
+            second.release()
+            newest = client.lock("x").acquire(timeout=0)
+            assert newest.token > second.token > lease.token
+            newest.release()
+
+    def test_file_that_is_removed_with_asyncio(self, tmp_path: Path) -> None:
+        """Also when the application's engine opens it, by a URI."""
+        path = tmp_path / "locks.db"
+        make_file(path, "WAL")
+
+        async def main() -> None:
+            engine = create_async_engine(f"sqlite+aiosqlite:///file:{path}?uri=true")
+            async with lockkit.aio.from_client(engine) as client:
+                lease = await client.lock("x", ttl=600, raise_on_lost=False).acquire()
+                remove_files(tmp_path)
+                with lockkit.connect(f"sqlite:///{path}") as other:
+                    second = other.lock("x", ttl=600).acquire(timeout=0)
+                    with pytest.raises(lockkit.LockLost):
+                        await lease.extend()
+                    assert not lease.held
+                    second.release()
+            await engine.dispose()
+
+        asyncio.run(main())
+
+    @pytest.mark.parametrize("face", ["blocking", "asyncio"])
+    def test_renewals_go_before_acquisitions(self, tmp_path: Path, face: str) -> None:
+        """Many leases are kept while the same client, and another process, write all the time."""
+        url = f"sqlite:///{tmp_path}/locks.db"
+        program = (
+            "import sys, lockkit\n"
+            "with lockkit.connect(sys.argv[1]) as client:\n"
+            "    while True:\n"
+            "        client.lock('other', ttl=600).acquire().release()\n"
+        )
+        with lockkit.connect(url) as client:
+            client.lock("x").acquire().release()
+        process = subprocess.Popen([sys.executable, "-c", program, url])
+        try:
+            lost = keep_busy(url) if face == "blocking" else asyncio.run(keep_busy_asyncio(url))
+        finally:
+            process.kill()
+            process.wait()
+        assert lost == 0
+
+    @pytest.mark.slow
+    def test_sixteen_processes_on_one_file(self, tmp_path: Path) -> None:
+        """Nobody is told that the database is locked, and nobody's update is lost."""
+        program = (
+            "import sys, pathlib, lockkit\n"
+            "file = pathlib.Path(sys.argv[2])\n"
+            "with lockkit.connect(sys.argv[1], ttl=60) as client:\n"
+            "    for _ in range(3):\n"
+            f"        with client.lock('x', timeout={PATIENCE}) as lease:\n"
+            "            number, token = map(int, file.read_text().split())\n"
+            "            assert lease.token > token\n"
+            "            file.write_text(f'{number + 1} {lease.token}')\n"
+        )
+        counter = tmp_path / "counter"
+        counter.write_text("0 0")
+        command = [sys.executable, "-c", program, f"sqlite:///{tmp_path}/locks.db", str(counter)]
+        processes = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(16)]
+        failures = [process.communicate(timeout=150)[1] for process in processes]
+
+        assert [failure for failure in failures if failure] == []
+        assert counter.read_text().split()[0] == "48"
+
+
+LEASES, BUSY_SECONDS, THREADS = 100, 8.0, 6
+
+
+def keep_busy(url: str) -> int:
+    """Hold leases while threads acquire and release others; tell how many were lost."""
+    with lockkit.connect(url, unavailable_after=PATIENCE) as client:
+        leases = [client.lock(f"held {number}", ttl=600, raise_on_lost=False).acquire() for number in range(LEASES)]
+        for lease in leases:
+            lease.extend(ttl=TTL)
+        until = time.monotonic() + BUSY_SECONDS
+
+        def write(number: int) -> None:
+            while time.monotonic() < until:
+                client.lock(f"busy {number}", ttl=600).acquire().release()
+
+        threads = [threading.Thread(target=write, args=(number,)) for number in range(THREADS)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(PATIENCE)
+        return sum(lease.lost for lease in leases)
+
+
+async def keep_busy_asyncio(url: str) -> int:
+    """The same with tasks."""
+    async with lockkit.aio.connect(url, unavailable_after=PATIENCE) as client:
+        leases = [
+            await client.lock(f"held {number}", ttl=600, raise_on_lost=False).acquire() for number in range(LEASES)
+        ]
+        for lease in leases:
+            await lease.extend(ttl=TTL)
+        until = time.monotonic() + BUSY_SECONDS
+
+        async def write(number: int) -> None:
+            while time.monotonic() < until:
+                await (await client.lock(f"busy {number}", ttl=600).acquire()).release()
+
+        await asyncio.gather(*(write(number) for number in range(THREADS)))
+        return sum(lease.lost for lease in leases)
+
+
+def remove_files(directory: Path) -> None:
+    """Remove a database and what SQLite keeps beside it."""
+    for file in directory.iterdir():
+        file.unlink()
+
+
+def make_file(path: Path, journal: str) -> None:
+    """Make an empty database in this mode."""
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute(f"PRAGMA journal_mode = {journal}")
+        connection.execute("VACUUM")

@@ -1,0 +1,116 @@
+"""What the tests of ZooKeeper have in common: a look at the tree that is not lockkit's, and waiting."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from kazoo.client import KazooClient
+from kazoo.exceptions import NoNodeError
+
+from lockkit.backends.zookeeper.backend import ZooKeeperBackend
+from lockkit.testing.servers import ZooKeeperServer, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from lockkit import aio
+    from lockkit.backends.zookeeper.session import Session
+    from lockkit.sync import Client
+
+PATIENCE = 60.0
+
+
+@contextmanager
+def kazoo_client(address: str, **options: Any) -> Iterator[KazooClient]:
+    """A client of kazoo's, as an operator or another program has it."""
+    client = KazooClient(address, **options)
+    client.start(PATIENCE)
+    try:
+        yield client
+    finally:
+        client.stop()
+        client.close()
+
+
+def backend_of(client: Client | aio.Client) -> ZooKeeperBackend:
+    """What a client asks."""
+    backend = client._engine._backend
+    assert isinstance(backend, ZooKeeperBackend)
+    return backend
+
+
+def sessions_of(client: Client | aio.Client) -> list[Session]:
+    """The sessions that a client has."""
+    return [session for session in backend_of(client)._sessions.all() if not session.failed]
+
+
+class Tree:
+    """What is at the server, seen by somebody else."""
+
+    def __init__(self, client: KazooClient) -> None:
+        """Look through a client."""
+        self.client = client
+
+    def nodes(self, directory: str) -> list[str]:
+        """The children of a node; none if there is no such node."""
+        try:
+            return sorted(self.client.get_children(directory))
+        except NoNodeError:
+            return []
+
+    def until_empty(self, directory: str, within: float = PATIENCE) -> None:
+        """Wait until nobody stands in line."""
+
+        def problem() -> str | None:
+            found = self.nodes(directory)
+            return f"{found} are left" if found else None
+
+        wait_until(problem, timeout=within)
+
+    def until_waiting(self, directory: str, count: int) -> None:
+        """Wait until so many stand in line, the holder among them."""
+
+        def problem() -> str | None:
+            found = len(self.nodes(directory))
+            return None if found == count else f"{found} and not {count} are in line"
+
+        wait_until(problem, timeout=PATIENCE)
+
+
+class Line:
+    """Threads that wait for a lock one after the other, each with a client of its own."""
+
+    def __init__(self, tree: Tree, directory: str) -> None:
+        """Be empty."""
+        self._tree = tree
+        self._directory = directory
+        self._threads: list[threading.Thread] = []
+        self.order: list[int] = []
+
+    def join(self, client: Client, name: str, ttl: float, present: int) -> None:
+        """Add a waiter, and return when it stands behind the `present` others."""
+        number = len(self._threads)
+
+        def wait() -> None:
+            with client.lock(name, ttl=ttl, timeout=PATIENCE):
+                self.order.append(number)
+
+        thread = threading.Thread(target=wait, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+        self._tree.until_waiting(self._directory, present + len(self._threads))
+
+    def end(self) -> list[int]:
+        """Wait until all had the lock; give the order in which they did."""
+        for thread in self._threads:
+            thread.join(PATIENCE)
+            assert not thread.is_alive(), f"only {self.order} had the lock"
+        return self.order
+
+
+def packets_count(server: ZooKeeperServer) -> int:
+    """How many packets the server has received from clients, this question not counted."""
+    lines = (line.split("\t") for line in server.four_letters("mntr").splitlines())
+    return int(dict(lines)["zk_packets_received"])

@@ -1,0 +1,527 @@
+"""Locks on one ZooKeeper server: layout, options, logins, sessions of the application's, and what is cleaned up."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from kazoo.client import KazooClient
+from kazoo.security import make_digest_acl
+
+import lockkit
+import lockkit.aio
+from lockkit.backends.zookeeper.backend import ZooKeeperBackend, _Place
+from lockkit.backends.zookeeper.path import contenders, escape_name
+from lockkit.configuration.registry import split_options
+from lockkit.runtime import drive
+from lockkit.testing.servers import ZooKeeperServer, require, wait_until
+from lockkit.url import parse
+from tests.backends.support import StubHost
+from tests.backends.zookeeper.support import PATIENCE, Tree, backend_of, kazoo_client, sessions_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+    from typing import TypeAlias
+
+    from lockkit.backend import Busy, Request
+    from lockkit.sync import Client
+
+    Connect: TypeAlias = Callable[..., Client]
+
+LONG = 60.0
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ZooKeeperServer]:
+    """One server, with container nodes that go quickly."""
+    require("zookeeper", local=True)
+    properties = {"znode.container.checkIntervalMs": "200"}
+    with ZooKeeperServer(properties=properties, settings={"maxSessionTimeout": "60000"}) as running:
+        yield running
+
+
+@pytest.fixture
+def tree(server: ZooKeeperServer) -> Iterator[Tree]:
+    """What the server has."""
+    with kazoo_client(server.address) as client:
+        yield Tree(client)
+
+
+@pytest.fixture
+def connect() -> Iterator[Connect]:
+    """Makes clients, closed at the end."""
+    with ExitStack() as clients:
+        yield lambda url, **options: clients.enter_context(lockkit.connect(url, **options))
+
+
+class TestLayout:
+    """Where a lock lies, and who holds it."""
+
+    def test_node_is_laid_out_as_kazoo_does(self, server: ZooKeeperServer, tree: Tree, connect: Connect) -> None:
+        """The owner, kazoo's word and ZooKeeper's number; the token is the transaction that created it."""
+        with connect(server.url).lock("seat/12A", ttl=LONG, metadata="here") as lease:
+            (node,) = tree.nodes("/lockkit/seat%2F12A")
+            assert node == f"{lease.owner}__lock__{node[-10:]}"
+            data, stat = tree.client.get(f"/lockkit/seat%2F12A/{node}")
+            assert stat.czxid == lease.token
+            assert stat.ephemeralOwner
+            assert b'"here"' in data
+
+    @pytest.mark.parametrize(
+        ("name", "node"),
+        [
+            ("a/b", "a%2Fb"),
+            ("%", "%25"),
+            (".", "%2E"),
+            ("..", "%2E%2E"),
+            ("...", "..."),
+            ("\n\x7f", "%0A%7F"),
+            ("\U0001f512", "%F0%9F%94%92"),
+            ("\ue000\ufffd", "%EE%80%80%EF%BF%BD"),
+            ("é 漢", "é 漢"),
+        ],
+    )
+    def test_names_are_escaped_as_zookeeper_needs_it(self, name: str, node: str) -> None:
+        """Only what it refuses, so that people can read the others."""
+        assert escape_name(name) == node
+
+    def test_line_is_ordered_across_the_end_of_zookeeper_s_numbers(self) -> None:
+        """They have 32 bits with a sign; strangers are left out, kazoo's readers are not."""
+        children = [
+            "b__lock__-2147483648",
+            "a__lock__2147483647",
+            "not-a-lock",
+            "c__rlock__-2147483647",
+            "lease-0000000001",
+        ]
+
+        assert [one.owner for one in contenders(children)] == ["a", "b", "c"]
+
+    def test_chroot_and_prefix_say_where(self, server: ZooKeeperServer, tree: Tree, connect: Connect) -> None:
+        """Missing directories are made; other places are other locks."""
+        client = connect(f"{server.url}/team/a?prefix=deep/locks")
+        with client.lock("x", ttl=LONG):
+            assert len(tree.nodes("/team/a/deep/locks/x")) == 1
+            with connect(server.url).lock("x", ttl=LONG, timeout=0):
+                pass
+
+    def test_break_lock_frees_a_lock_of_anybody(self, server: ZooKeeperServer, tree: Tree, connect: Connect) -> None:
+        """Also kazoo's; the next token is higher."""
+        client = connect(server.url)
+        theirs = tree.client.Lock("/lockkit/broken", "somebody")
+        theirs.acquire()
+        (holder,) = client.holders("broken")
+        assert holder.metadata == {"text": "somebody"}
+
+        assert client.break_lock("broken")
+
+        assert not client.break_lock("broken")
+        with client.lock("broken", ttl=LONG, timeout=PATIENCE) as lease:
+            assert holder.token is not None
+            assert lease.token > holder.token
+
+    def test_single_try_creates_nothing_while_the_lock_is_busy(
+        self, server: ZooKeeperServer, tree: Tree, connect: Connect
+    ) -> None:
+        """A look is cheap, a node is a transaction of the whole ensemble."""
+        client, other = connect(server.url), connect(server.url)
+        with client.lock("busy", ttl=LONG):
+            before = tree.client.exists("/lockkit/busy").cversion
+
+            assert other.lock("busy", ttl=LONG).try_acquire() is None
+
+            assert tree.client.exists("/lockkit/busy").cversion == before
+
+
+class TestWoken:
+    """A waiter whose turn has come."""
+
+    def test_time_between_question_and_answer_is_not_part_of_the_lease(
+        self, server: ZooKeeperServer, connect: Connect, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The process may have been stopped, and the session have ended, after kazoo's thread asked for the waiter."""
+        holder, waiter = connect(server.url), connect(server.url)
+        backend = backend_of(waiter)
+        wait, stopped = backend.wait, threading.Event()
+
+        async def wait_and_stop(request: Request, busy: Busy, until: float) -> None:
+            await wait(request, busy, until)
+            session = request.place.session
+            wait_until(lambda: None if request in session._asked else "not asked yet", timeout=PATIENCE)
+            threading.Event().wait(2.0)
+            stopped.set()
+
+        monkeypatch.setattr(backend, "wait", wait_and_stop)
+        lease = holder.lock("stopped", ttl=LONG).acquire(0)
+        threading.Timer(0.5, lease.release).start()
+
+        with waiter.lock("stopped", ttl=LONG, timeout=PATIENCE) as later:
+            assert stopped.is_set()
+            assert later.remaining() <= LONG - 2.0
+
+
+class TestCleanUp:
+    """Nothing is left, and nothing is missing."""
+
+    def test_directory_of_an_unused_lock_goes_and_comes_again(
+        self, server: ZooKeeperServer, tree: Tree, connect: Connect
+    ) -> None:
+        """The ensemble removes the container; the next acquisition makes it anew."""
+        client = connect(server.url)
+        for _ in range(2):
+            with client.lock("container", ttl=LONG):
+                pass
+            wait_until(lambda: "still there" if tree.client.exists("/lockkit/container") else None, timeout=PATIENCE)
+
+    def test_without_cleanup_the_directory_stays(self, server: ZooKeeperServer, tree: Tree, connect: Connect) -> None:
+        """An old Lock object of kazoo's takes it for granted."""
+        with connect(f"{server.url}?cleanup=off&prefix=kept").lock("x", ttl=LONG):
+            pass
+        with connect(f"{server.url}?prefix=kept").lock("y", ttl=LONG):
+            pass
+        wait_until(lambda: "still there" if tree.client.exists("/kept/y") else None, timeout=PATIENCE)
+
+        assert tree.client.exists("/kept/x")
+
+    def test_where_there_are_no_containers_empty_directories_are_deleted(
+        self, server: ZooKeeperServer, tree: Tree, connect: Connect
+    ) -> None:
+        """Contenders that come and go at once never meet a missing directory."""
+        clients = [connect(f"{server.url}?prefix=plain") for _ in range(4)]
+        for client in clients:
+            backend_of(client)._tree.containers = False
+        held: list[int] = []
+
+        def work(client: Client) -> None:
+            for _ in range(25):
+                with client.lock("x", ttl=LONG, timeout=PATIENCE) as lease:
+                    held.append(lease.token)
+
+        threads = [threading.Thread(target=work, args=(client,)) for client in clients]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(PATIENCE)
+
+        assert len(held) == 100
+        assert held == sorted(held)
+        wait_until(lambda: "still there" if tree.client.exists("/plain/x") else None, timeout=PATIENCE)
+
+    @pytest.mark.parametrize("face", ["blocking", "asyncio"])
+    def test_lease_that_nobody_renews_ends_although_the_session_lives(
+        self, server: ZooKeeperServer, tree: Tree, connect: Connect, face: str
+    ) -> None:
+        """The client removes the node: another lease of the session keeps that alive."""
+        name = f"unrenewed-{face}"
+
+        async def scenario() -> None:
+            async with lockkit.aio.connect(server.url) as client, client.lock("beside", ttl=2):
+                lease = await client.lock(name, ttl=2, renew=False).acquire(0)
+                assert await lease.wait_lost(PATIENCE)
+                await asyncio.to_thread(tree.until_empty, f"/lockkit/{name}")
+
+        if face == "asyncio":
+            asyncio.run(scenario())
+            return
+        client = connect(server.url)
+        with client.lock("beside", ttl=2):
+            assert client.lock(name, ttl=2, renew=False).acquire(0).wait_lost(PATIENCE)
+            tree.until_empty(f"/lockkit/{name}")
+
+    def test_node_that_is_created_after_it_was_looked_for_is_removed(self, server: ZooKeeperServer, tree: Tree) -> None:
+        """The creation hung in the network when its request was given up; here an operator plays the network."""
+        host = StubHost()
+        url = parse(server.url)
+        backend = ZooKeeperBackend.open(url, split_options(ZooKeeperBackend, url, {})[1], host)
+        request = host.request("hung", ttl=1.0)
+        session = drive(backend._sessions.get(1.0, host.runtime.now() + PATIENCE))
+        request.place, request.uncertain = _Place(session, session.id, "/lockkit/hung"), True
+        drive(backend.abandon(request))
+
+        tree.client.create(f"/lockkit/hung/{request.owner}__lock__", sequence=True, makepath=True)
+
+        tree.until_empty("/lockkit/hung")
+        drive(backend.close())
+
+
+class TestSessionTimeout:
+    """The server bounds what a session may last."""
+
+    def test_longer_ttl_than_the_server_allows_is_cut_with_a_warning(
+        self, server: ZooKeeperServer, connect: Connect, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Once; and the lease says what it has."""
+        client = connect(server.url)
+        for _ in range(2):
+            with client.lock("long", ttl=600) as lease:
+                assert lease.ttl == 60
+                assert 50 < lease.remaining() < 60
+
+        (record,) = [record for record in caplog.records if "maxSessionTimeout" in record.message]
+        assert record.levelno == logging.WARNING
+
+    def test_shorter_ttl_than_the_server_allows_is_kept_by_the_client(
+        self, connect: Connect, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """With a warning that a crash takes longer."""
+        require("zookeeper", local=True)
+        with ZooKeeperServer(settings={"minSessionTimeout": "20000"}) as slow:
+            client, other = connect(slow.url), connect(slow.url)
+            lease = client.lock("short", ttl=2, renew=False).acquire(0)
+            assert lease.ttl == 2
+
+            with other.lock("short", ttl=20, timeout=15):
+                assert lease.lost
+
+            assert [record.message for record in caplog.records if "minSessionTimeout" in record.message]
+            client.close()
+            other.close()
+
+    def test_session_of_a_ttl_that_is_used_no_more_is_ended(
+        self, server: ZooKeeperServer, connect: Connect, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A program that computes its ttls keeps no session for each; what is held or waited for stays."""
+        client, other = connect(server.url), connect(server.url)
+        tokens: list[int] = []
+
+        def wait() -> None:
+            with client.lock("awaited", ttl=21, timeout=PATIENCE) as later:
+                tokens.append(later.token)
+
+        waiter = threading.Thread(target=wait)
+        with client.lock("kept", ttl=20) as lease, other.lock("awaited", ttl=LONG):
+            waiter.start()
+            wait_until(lambda: None if other.holders("awaited")[0].waiters else "nobody waits", timeout=PATIENCE)
+            for ttl in (1, 1.5, 2):
+                client.lock("computed", ttl=ttl).acquire().release()
+            monkeypatch.setattr("lockkit.backends.zookeeper.sessions.IDLE_SECONDS", 0.0)
+            ended = [session for session in sessions_of(client) if session.asked < 20]
+
+            client.lock("computed", ttl=5).acquire().release()
+
+            assert len(ended) == 3
+            assert sorted(session.asked for session in sessions_of(client)) == [5, 20, 25]
+            wait_until(lambda: "not ended" if any(one.id for one in ended) else None, timeout=PATIENCE)
+            assert lease.confirm()
+        waiter.join(PATIENCE)
+        assert tokens
+
+    def test_extending_beyond_the_session_is_unsupported(self, server: ZooKeeperServer, connect: Connect) -> None:
+        """A node cannot move to another session; the lease stays as it was."""
+        client = connect(server.url)
+        lease = client.lock("extended", ttl=20, renew=False).acquire(0)
+
+        with pytest.raises(lockkit.Unsupported, match=r"'extended'.*40 s.*20 s"):
+            lease.extend(40)
+
+        assert 10 < lease.remaining() < 20
+        lease.release()
+
+
+class TestAdopted:
+    """``from_client``."""
+
+    def test_session_stays_the_application_s(self, server: ZooKeeperServer, tree: Tree) -> None:
+        """All ttls share it; closing leaves it open, and nothing of ours in it."""
+        with kazoo_client(server.address, timeout=20) as theirs:
+            client = lockkit.from_client(theirs)
+            with client.lock("a", ttl=5) as short, client.lock("b", ttl=600) as long:
+                assert (short.ttl, long.ttl) == (5, 20)
+                (node,) = tree.nodes("/lockkit/a")
+                assert tree.client.exists(f"/lockkit/a/{node}").ephemeralOwner == theirs.client_id[0]
+            client.close()
+            assert theirs.connected
+            assert tree.nodes("/lockkit/a") == tree.nodes("/lockkit/b") == []
+            assert not theirs.state_listeners
+
+    def test_asyncio_takes_it_too(self, server: ZooKeeperServer, tree: Tree) -> None:
+        """There is one form of kazoo's client for both faces."""
+        tree.client.ensure_path("/below")
+
+        async def scenario() -> None:
+            with kazoo_client(f"{server.address}/below") as theirs:
+                async with lockkit.aio.from_client(theirs) as client, client.lock("x", ttl=5) as lease:
+                    assert await lease.confirm()
+                    assert len(theirs.get_children("/lockkit/x")) == 1
+
+        asyncio.run(scenario())
+
+    def test_short_lease_in_a_long_session_ends_by_itself(self, server: ZooKeeperServer, tree: Tree) -> None:
+        """The session would keep the node."""
+        with kazoo_client(server.address, timeout=60) as theirs, lockkit.from_client(theirs) as client:
+            assert client.lock("short", ttl=1, renew=False).acquire(0).wait_lost(PATIENCE)
+            tree.until_empty("/lockkit/short")
+
+    def test_client_must_be_started_and_have_threads(self, server: ZooKeeperServer) -> None:
+        """What cannot work says why."""
+        theirs = KazooClient(server.address)
+        with lockkit.from_client(theirs) as client, pytest.raises(lockkit.ConfigurationError, match=r"start\(\)"):
+            client.ping()
+        theirs.handler.name = "sequential_gevent_handler"
+        with pytest.raises(lockkit.ConfigurationError, match="gevent"):
+            lockkit.from_client(theirs)
+
+    def test_forked_child_is_told_to_make_its_own(self, server: ZooKeeperServer) -> None:
+        """Kazoo's threads stay in the parent."""
+        with kazoo_client(server.address) as theirs, lockkit.from_client(theirs) as client:
+            lease = client.lock("forked", ttl=20).acquire(0)
+            read, write = os.pipe()
+            child = os.fork()
+            if child == 0:
+                try:
+                    client.ping()
+                except lockkit.ConfigurationError as error:
+                    os.write(write, str(error).encode())
+                finally:
+                    os._exit(0)
+            os.close(write)
+            with os.fdopen(read, "rb") as told:
+                assert b"belongs to the parent process" in told.read()
+            os.waitpid(child, 0)
+            assert lease.confirm()
+            lease.release()
+
+
+class TestAccess:
+    """Logins, rights and TLS."""
+
+    def test_creator_s_nodes_are_closed_to_others(self, server: ZooKeeperServer, connect: Connect) -> None:
+        """With the same login the lock is shared; without, the error says what is missing, and no password."""
+        url = f"zookeeper://ada:s3cret@{server.address}?prefix=closed&acl=creator"
+        stranger = f"zookeeper://bob:0ther@{server.address}?prefix=closed"
+        with connect(url).lock("x", ttl=LONG):
+            assert connect(url).lock("x", ttl=LONG).try_acquire() is None
+            refused = connect(stranger)
+            with pytest.raises(lockkit.ConfigurationError, match="denies this user") as raised:
+                refused.lock("x", ttl=LONG).acquire(timeout=5)
+            assert not backend_of(refused)._caretaker._due  # nothing was created, so nothing has to be removed
+        assert "0ther" not in f"{raised.value!r} {raised.value.__cause__!r}"
+
+    def test_list_of_rights(self, server: ZooKeeperServer, connect: Connect) -> None:
+        """As text in the URL, or kazoo's objects."""
+        digest = make_digest_acl("ada", "s3cret", all=True)
+        text = f"digest:{digest.id.id.replace('+', '%2B').replace('/', '%2F').replace('=', '%3D')}:cdrwa"
+        login = f"zookeeper://ada:s3cret@{server.address}"
+        clients = connect(f"{login}?prefix=list0&acl={text}"), connect(f"{login}?prefix=list1", acl=[digest])
+        with kazoo_client(server.address, auth_data=[("digest", "ada:s3cret")]) as operator:
+            for number, client in enumerate(clients):
+                with client.lock("x", ttl=LONG):
+                    assert operator.get_acls(f"/list{number}/x")[0] == [digest]
+
+    def test_login_by_sasl(self, tmp_path: Path, connect: Connect) -> None:
+        """DIGEST-MD5; a wrong password is a ConfigurationError, at once, and without the password."""
+        require("zookeeper", local=True)
+        login = tmp_path / "jaas.conf"
+        module = "org.apache.zookeeper.server.auth.DigestLoginModule"
+        login.write_text(f'Server {{ {module} required user_ada="s3cret"; }};\n')
+        properties = {
+            "java.security.auth.login.config": str(login),
+            "zookeeper.authProvider.1": "org.apache.zookeeper.server.auth.SASLAuthenticationProvider",
+        }
+        with ZooKeeperServer(properties=properties) as guarded:
+            client = connect(f"zookeeper://ada:s3cret@{guarded.address}?auth=sasl&acl=creator")
+            with client.lock("x", ttl=20) as lease:
+                assert lease.confirm()
+            wrong = connect(f"zookeeper://ada:wr0ng@{guarded.address}?auth=sasl")
+            with pytest.raises(lockkit.ConfigurationError, match="login") as raised:
+                wrong.lock("x", ttl=20).acquire(timeout=10)
+            assert "wr0ng" not in str(raised.value)
+            client.close()
+
+    def test_tls_with_a_client_certificate(self, connect: Connect) -> None:
+        """The files are named in the URL; without the authority the error says so."""
+        require("zookeeper", local=True)
+        with ZooKeeperServer(tls=True) as secure:
+            client = connect(secure.url)
+            with client.lock("x", ttl=20) as lease:
+                assert lease.confirm()
+            distrustful = connect(f"zookeeper://{secure.host}:{secure.port_for('tls')}?use_ssl=on")
+            with pytest.raises(lockkit.BackendUnavailable, match="not trusted"):
+                distrustful.ping()
+            distrustful.close()
+            client.close()
+
+    def test_no_password_in_any_log(
+        self, server: ZooKeeperServer, connect: Connect, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Kazoo logs requests at DEBUG, the login among them."""
+        caplog.set_level(1)
+        with connect(f"zookeeper://ada:s3cret@{server.address}").lock("x", ttl=LONG):
+            pass
+
+        assert caplog.records
+        assert not [record for record in caplog.records if "s3cret" in record.getMessage()]
+
+
+class TestBadInput:
+    """What is wrong is said where it was given."""
+
+    @pytest.mark.parametrize(
+        ("url", "problem"),
+        [
+            ("zookeeper:", "write zookeeper://"),
+            ("zookeeper://h/a/../b", "none of ZooKeeper's"),
+            ("zookeeper://ada@h", "user and a password"),
+            ("zookeeper://ada:p@h1,bob:p@h2", "one ensemble"),
+            ("zookeeper://h?prefix=/", "path such as"),
+            ("zookeeper://h?prefix=a/./b", "path such as"),
+            ("zookeeper://h?prefix=zookeeper", "path such as"),
+            ("zookeeper://h?acl=nobody", "creator"),
+            ("zookeeper://h?acl=digest:a:b:x", "creator"),
+            ("zookeeper://h?auth=magic", "digest, sasl"),
+            ("zookeeper://h?auth=sasl", "user and password"),
+            ("zookeeper://h?timeout=5", "timeout"),
+            ("zookeeper://h?randomize_hosts=perhaps", "true"),
+            ("zookeeper://h?verify_certs=0&check_hostname=maybe", "true"),
+        ],
+    )
+    def test_refused_url(self, url: str, problem: str) -> None:
+        """Nothing is sent."""
+        with pytest.raises(lockkit.ConfigurationError, match=problem):
+            lockkit.connect(url)
+
+    def test_wrong_type_of_rights(self) -> None:
+        """Neither a text nor a list."""
+        with pytest.raises(lockkit.ConfigurationError, match="creator"):
+            lockkit.connect("zookeeper://h", acl=5)
+
+    def test_ttl_below_kazoo_s_heartbeats(self, server: ZooKeeperServer, connect: Connect) -> None:
+        """At the call."""
+        with pytest.raises(lockkit.ConfigurationError, match="ttl"):
+            connect(server.url).lock("x", ttl=0.5)
+
+    def test_nobody_listens(self, connect: Connect) -> None:
+        """Told at once, with the address and the reason."""
+        with ZooKeeperServer() as server:
+            url = server.url
+        with pytest.raises(lockkit.BackendUnavailable, match="refused") as raised:
+            connect(url).lock("x").acquire(timeout=0)
+        assert raised.value.backend == url
+
+    def test_directory_that_is_an_ephemeral_node(self, server: ZooKeeperServer, tree: Tree, connect: Connect) -> None:
+        """Somebody else's node stands where the lock should be."""
+        tree.client.ensure_path("/odd")
+        tree.client.create("/odd/x", ephemeral=True)
+
+        with pytest.raises(lockkit.ConfigurationError, match="ephemeral"):
+            connect(f"{server.url}?prefix=odd").lock("x", ttl=LONG).acquire(timeout=5)
+
+
+def test_several_hosts_are_an_ensemble() -> None:
+    """Of which it may lose one; a single server is none."""
+    with lockkit.connect("zookeeper://h1,h2,h3") as ensemble, lockkit.connect("zk://h1") as single:
+        assert ensemble.capabilities.survives_node_loss
+        assert not single.capabilities.survives_node_loss
+
+
+def test_chroot_of_an_application_s_client_is_in_the_url(server: ZooKeeperServer) -> None:
+    """Messages say where."""
+    client: Any = KazooClient(f"{server.address}/below")
+    with lockkit.from_client(client) as ours:
+        assert ours.url == f"zookeeper://{server.address}/below"

@@ -1,0 +1,126 @@
+"""The doctor on ZooKeeper ensembles, each with one thing set wrongly."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+import lockkit
+from lockkit.backends.zookeeper import examine as zookeeper_examine
+from lockkit.doctor import examine
+from lockkit.testing.servers import ZooKeeperEnsemble, ZooKeeperServer, wait_until
+from tests.doctor.support import SECRET, complaints, found
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+SESSION_LIMITS = {"minSessionTimeout": "4000", "maxSessionTimeout": "40000"}
+
+
+def url_of(members: Sequence[ZooKeeperServer], *, user: str = "app", prefix: str = "lockkit") -> str:
+    """The URL of a careful client."""
+    return f"zookeeper://{user}:{SECRET}@{','.join(one.address for one in members)}?acl=creator&prefix={prefix}"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ZooKeeperServer]:
+    """A server alone."""
+    with ZooKeeperServer(settings=SESSION_LIMITS) as made:
+        yield made
+
+
+def test_ensemble() -> None:
+    """Silent while all of three members serve; then one is named alone, and one is down."""
+    with ZooKeeperEnsemble(settings=SESSION_LIMITS) as ensemble:
+        diagnosis = examine(url_of(ensemble.members))
+        assert complaints(diagnosis) == []
+        assert diagnosis.facts["members"] == "3"
+        assert SECRET not in repr(diagnosis)
+
+        assert set(found(url_of(ensemble.members[:1]))) == {"zookeeper-one-named"}
+
+        down = ensemble.followers[0]
+        down.kill()
+        finding = found(url_of(ensemble.members))["zookeeper-member-down"]
+        assert finding.where == (down.address,)
+
+
+def test_member_without_a_majority() -> None:
+    """It answers, and says that it does not serve."""
+    with ZooKeeperEnsemble(settings=SESSION_LIMITS) as ensemble, ZooKeeperServer(settings=SESSION_LIMITS) as other:
+        for member in ensemble.members[:2]:
+            member.kill()
+        left = ensemble.members[2]
+        wait_until(lambda: None if not left.mode() else "it has not noticed yet")
+
+        finding = found(url_of([other, left]))["zookeeper-member-down"]
+        assert finding.where == (left.address,)
+        assert "majority" in finding.seen
+
+
+def test_two_members(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No better than one; and an even number is no better than one less."""
+    with ZooKeeperEnsemble(2, settings=SESSION_LIMITS) as ensemble:
+        assert set(found(url_of(ensemble.members))) == {"zookeeper-few-members"}
+
+        monkeypatch.setattr(zookeeper_examine, "MEMBERS_MIN", 2)
+        assert set(found(url_of(ensemble.members))) == {"zookeeper-even-members"}
+
+
+def test_old_version(server: ZooKeeperServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Below what lockkit needs, were that more."""
+    monkeypatch.setattr(zookeeper_examine, "VERSION_MIN", (99, 0))
+
+    assert "zookeeper-version" in found(url_of([server]))
+
+
+def test_server_alone(server: ZooKeeperServer) -> None:
+    """Nobody stands in for it."""
+    assert set(found(url_of([server]))) == {"zookeeper-alone"}
+
+
+def test_open_access_rights(server: ZooKeeperServer) -> None:
+    """What lockkit does unless it is told otherwise, also with a login."""
+    assert set(found(server.url)) == {"zookeeper-alone", "zookeeper-open-acl"}
+    assert "acl=creator" in found(f"zookeeper://app:{SECRET}@{server.address}")["zookeeper-open-acl"].mend
+
+
+def test_ttl_above_the_longest_session(server: ZooKeeperServer) -> None:
+    """The lease is shorter than asked for."""
+    finding = found(url_of([server]), ttl=60)["zookeeper-session-shortened"]
+
+    assert "60 s" in finding.seen
+    assert "40 s at most" in finding.seen
+    assert "maxSessionTimeout=60000" in finding.mend
+
+
+def test_ttl_below_the_shortest_session(server: ZooKeeperServer) -> None:
+    """The lock of a dead holder stays longer than asked for."""
+    finding = found(url_of([server]), ttl=2)["zookeeper-session-lengthened"]
+
+    assert "4 s at least" in finding.seen
+    assert "minSessionTimeout=2000" in finding.mend
+
+
+def test_rights_missing(server: ZooKeeperServer) -> None:
+    """The directory of the locks belongs to another login."""
+    url = url_of([server], prefix="theirs")
+    with lockkit.connect(url) as client, client.lock("a", timeout=10):
+        pass
+
+    assert "zookeeper-rights" not in found(url)
+    assert "/theirs" in found(url_of([server], user="other", prefix="theirs"))["zookeeper-rights"].seen
+
+
+def test_tls_absent_across_a_network(server: ZooKeeperServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of an address that is not this machine's own."""
+    monkeypatch.setattr(zookeeper_examine, "is_loopback", lambda host: False)  # noqa: ARG005
+
+    assert found(url_of([server]))["zookeeper-no-tls"].where == (server.address,)
+
+
+def test_nobody_answers(server: ZooKeeperServer) -> None:
+    """That is an error as everywhere, and not a finding."""
+    with pytest.raises(lockkit.BackendUnavailable):
+        examine(f"zookeeper://127.0.0.1:{server.port_for('nobody')}")

@@ -1,0 +1,424 @@
+"""Locks on ZooKeeper while the world behaves badly: servers are killed and stopped, connections cut, sessions ended."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import pytest
+from kazoo.client import KazooClient
+
+import lockkit
+import lockkit.aio
+from lockkit.testing.servers import FaultProxy, ZooKeeperEnsemble, ZooKeeperServer, require, wait_until
+from tests.backends.zookeeper.support import PATIENCE, Line, Tree, kazoo_client, packets_count, sessions_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import TypeAlias
+
+    from lockkit.sync import Client
+
+    Connect: TypeAlias = Callable[..., Client]
+
+pytestmark = pytest.mark.timeout(240)
+
+TTL = 3.0
+LONG = 60.0
+LONGEST = 120.0
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ZooKeeperServer]:
+    """One server, which goes on."""
+    require("zookeeper", local=True)
+    with ZooKeeperServer() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def ensemble() -> Iterator[ZooKeeperEnsemble]:
+    """Three servers. Who harms one mends it."""
+    require("zookeeper-ensemble", local=True)
+    with ZooKeeperEnsemble() as running:
+        yield running
+
+
+@pytest.fixture
+def tree(server: ZooKeeperServer) -> Iterator[Tree]:
+    """What the server has."""
+    with kazoo_client(server.address) as client:
+        yield Tree(client)
+
+
+@pytest.fixture
+def proxy(server: ZooKeeperServer) -> Iterator[FaultProxy]:
+    """A way to the server that can be disturbed."""
+    with FaultProxy(server.host, server.port) as running:
+        yield running
+
+
+@pytest.fixture
+def connect() -> Iterator[Connect]:
+    """Makes clients, closed at the end."""
+    with ExitStack() as clients:
+        yield lambda url, **options: clients.enter_context(lockkit.connect(url, **options))
+
+
+def by(proxy: FaultProxy) -> str:
+    """The URL that leads through a proxy."""
+    return f"zookeeper://{proxy.address}"
+
+
+class TestLostAnswers:
+    """The server did it, and the client cannot know."""
+
+    def test_creation_whose_answer_was_lost_is_found_by_its_owner(
+        self, server: ZooKeeperServer, tree: Tree, proxy: FaultProxy, connect: Connect
+    ) -> None:
+        """One node, which holds; nobody else does; nothing is left after the release."""
+        client, other = connect(by(proxy)), connect(server.url)
+        client.ping()
+        dropped = proxy.drop_next_reply(match=b"__lock__")
+
+        lease = client.lock("created", ttl=LONG).acquire(timeout=PATIENCE)
+
+        assert dropped.wait(PATIENCE)
+        (node,) = tree.nodes("/lockkit/created")
+        assert node.startswith(lease.owner)
+        assert other.lock("created", ttl=LONG).try_acquire() is None
+        lease.release()
+        assert tree.nodes("/lockkit/created") == []
+
+    def test_the_same_with_asyncio(self, tree: Tree, proxy: FaultProxy) -> None:
+        """The two faces share the algorithm, and not the way in which answers are waited for."""
+
+        async def scenario() -> None:
+            async with lockkit.aio.connect(by(proxy)) as client:
+                await client.ping()
+                dropped = proxy.drop_next_reply(match=b"__lock__")
+                async with client.lock("created-aio", ttl=LONG, timeout=PATIENCE) as lease:
+                    assert dropped.is_set()
+                    (node,) = tree.nodes("/lockkit/created-aio")
+                    assert node.startswith(lease.owner)
+
+        asyncio.run(scenario())
+        assert tree.nodes("/lockkit/created-aio") == []
+
+    def test_creation_that_arrives_late_is_removed(
+        self, server: ZooKeeperServer, tree: Tree, proxy: FaultProxy, connect: Connect
+    ) -> None:
+        """It was given up while the network kept it; then the network delivers it."""
+        client, other = connect(by(proxy)), connect(server.url)
+        with client.lock("late", ttl=TTL):
+            pass  # the session is there, and the directory
+        proxy.blackhole()
+
+        with pytest.raises(lockkit.BackendUnavailable):
+            client.lock("late", ttl=TTL).acquire(timeout=0.5)
+        proxy.heal()
+
+        with other.lock("late", ttl=LONG, timeout=PATIENCE):
+            pass
+        tree.until_empty("/lockkit/late")
+
+    def test_release_whose_answer_was_lost_frees_nobody_else_s_lock(
+        self, server: ZooKeeperServer, proxy: FaultProxy, connect: Connect
+    ) -> None:
+        """It can be called again, and says nothing of a loss: the lock was ours until then."""
+        client, other = connect(by(proxy)), connect(server.url)
+        lease = client.lock("released", ttl=LONG).acquire(0)
+        dropped = proxy.drop_next_reply(match=b"/lockkit/released/")
+
+        with pytest.raises(lockkit.BackendUnavailable):
+            lease.release()
+        assert dropped.wait(PATIENCE)
+        after = other.lock("released", ttl=LONG).acquire(timeout=PATIENCE)
+        lease.release()
+
+        assert after.confirm()
+        after.release()
+
+    def test_lease_released_in_vain_is_removed_when_the_server_is_back(
+        self, tree: Tree, proxy: FaultProxy, connect: Connect
+    ) -> None:
+        """The session is kept alive through the outage, so nothing else would free the lock."""
+        client = connect(by(proxy))
+        with client.lock("in-vain", ttl=LONG):
+            proxy.refuse()
+            proxy.cut()
+        assert tree.nodes("/lockkit/in-vain")
+
+        proxy.heal()
+
+        tree.until_empty("/lockkit/in-vain", within=LONG / 2)
+
+
+class TestSessions:
+    """What ends with a session, and what survives a connection."""
+
+    def test_client_that_is_cut_off_loses_its_lease_by_the_deadline(
+        self, server: ZooKeeperServer, proxy: FaultProxy, connect: Connect
+    ) -> None:
+        """Nobody is granted the lock before; and the session that the server ended makes no trouble."""
+        client, other = connect(by(proxy)), connect(server.url)
+        lease = client.lock("cut-off", ttl=TTL).acquire(0)
+        proxy.blackhole()
+
+        after = other.lock("cut-off", ttl=LONG).acquire(timeout=PATIENCE)
+
+        assert lease.lost
+        assert after.token > lease.token
+        after.release()
+        proxy.heal()
+        client.lock("cut-off", ttl=TTL).acquire(timeout=PATIENCE).release()
+
+    def test_expired_session_is_told_at_once_and_the_next_one_is_fresh(
+        self, server: ZooKeeperServer, connect: Connect
+    ) -> None:
+        """The server ends the session long before the deadline; the holder need not wait for that."""
+        client, other = connect(server.url), connect(server.url)
+        reasons: list[str] = []
+        told = threading.Event()
+
+        def on_lost(_: object, reason: str) -> None:
+            reasons.append(reason)
+            told.set()
+
+        lease = client.lock("expired", ttl=LONG, renew=False, on_lost=on_lost).acquire(0)
+
+        end_session(server, client)
+
+        assert told.wait(PATIENCE)
+        assert reasons == ["session"]
+        with other.lock("expired", ttl=LONG, timeout=PATIENCE) as after:
+            assert after.token > lease.token
+        with pytest.raises(lockkit.LockLost):
+            lease.release()
+        client.lock("expired", ttl=LONG).acquire(timeout=PATIENCE).release()
+
+    def test_waiter_whose_session_expired_stands_in_line_again(
+        self, server: ZooKeeperServer, tree: Tree, connect: Connect
+    ) -> None:
+        """Its node is gone with the session; it gets another one, and then the lock."""
+        holder, waiter = connect(server.url), connect(server.url)
+        line = Line(tree, "/lockkit/again")
+        with holder.lock("again", ttl=LONG):
+            line.join(waiter, "again", LONG, 1)
+            before = tree.nodes("/lockkit/again")
+
+            end_session(server, waiter)
+
+            wait_until(lambda: None if changed(before, tree) else "the waiter has not come back", timeout=PATIENCE)
+        assert line.end() == [0]
+
+    def test_node_that_an_operator_deletes_is_a_lost_lease(self, server: ZooKeeperServer, connect: Connect) -> None:
+        """Told by the first renewal at the latest, and after that at once."""
+        client = connect(server.url)
+        lease = client.lock("deleted", ttl=TTL).acquire(0)
+
+        with kazoo_client(server.address) as operator:
+            operator.delete("/lockkit/deleted", recursive=True)
+
+        assert lease.wait_lost(PATIENCE)
+        assert lease.remaining() == 0
+        client.lock("deleted", ttl=TTL).acquire(timeout=PATIENCE).release()
+
+    def test_watched_node_that_goes_is_told_at_once(
+        self, server: ZooKeeperServer, proxy: FaultProxy, connect: Connect
+    ) -> None:
+        """Long before the next renewal is due; also after a reconnect, over which kazoo forgets its watches."""
+        client, other = connect(by(proxy)), connect(server.url)
+        lease = client.lock("watched", ttl=LONG).acquire(0)
+        for _ in range(3):
+            proxy.cut()
+            assert lease.confirm()  # over the next connection
+            lease.extend()
+
+        assert other.break_lock("watched")
+
+        assert lease.wait_lost(LONG / 4)
+
+    def test_places_in_line_survive_fifty_reconnects(
+        self, tree: Tree, proxy: FaultProxy, server: ZooKeeperServer, connect: Connect
+    ) -> None:
+        """Twenty waiters keep their order, and the holder its lock."""
+        holder = connect(server.url)
+        line = Line(tree, "/lockkit/storm")
+        with holder.lock("storm", ttl=LONG) as lease:
+            for _ in range(20):
+                line.join(connect(by(proxy)), "storm", LONG, 1)
+            nodes = tree.nodes("/lockkit/storm")
+
+            for _ in range(50):
+                proxy.cut()
+                time.sleep(0.05)
+
+            assert lease.confirm()
+            assert tree.nodes("/lockkit/storm") == nodes
+        assert line.end() == [*range(20)]
+        tree.until_empty("/lockkit/storm")
+
+
+class TestCrowds:
+    """What the server is asked for, counted by itself."""
+
+    def test_release_wakes_one_waiter(self, server: ZooKeeperServer, tree: Tree, connect: Connect) -> None:
+        """No herd: a hand-over is a handful of requests, however long the line is."""
+        clients = [connect(server.url) for _ in range(20)]
+        line = Line(tree, "/lockkit/herd")
+        entered, leave = threading.Event(), threading.Event()
+
+        def second() -> None:
+            with clients[1].lock("herd", ttl=LONG, timeout=PATIENCE):
+                entered.set()
+                leave.wait(PATIENCE)
+
+        first = clients[0].lock("herd", ttl=LONG).acquire(0)
+        thread = threading.Thread(target=second, daemon=True)
+        thread.start()
+        tree.until_waiting("/lockkit/herd", 2)
+        for client in clients[2:]:
+            line.join(client, "herd", LONG, 2)
+        before = packets_count(server)
+
+        first.release()
+        assert entered.wait(PATIENCE)
+        asked = packets_count(server) - before
+
+        # delete; sync and get_children of the one that was woken. Room for a heartbeat; 18 others would ask 54 times.
+        assert 3 <= asked <= 8
+        leave.set()
+        thread.join(PATIENCE)
+        assert line.end() == [*range(18)]
+
+    def test_renewals_of_many_leases_are_one_request(self, server: ZooKeeperServer, connect: Connect) -> None:
+        """
+        The server tells when a node goes away, so one heartbeat of their session does for all that are due.
+
+        They were acquired one after the other and are due in some batches; asked for one by one it would be 300.
+        """
+        client = connect(server.url)
+        leases = [client.lock(f"many-{number}", ttl=TTL).acquire(0) for number in range(100)]
+        time.sleep(TTL)
+        before = packets_count(server)
+
+        time.sleep(TTL)
+
+        assert packets_count(server) - before <= 100
+        for lease in leases:
+            lease.check()
+            lease.release()
+
+    def test_a_hundred_idle_waiters_ask_nothing(self, server: ZooKeeperServer, tree: Tree) -> None:
+        """In five seconds there is no request at all: the first heartbeat of a session is due after forty."""
+
+        async def wait(client: lockkit.aio.Client) -> None:
+            async with client.lock("idle", ttl=LONGEST):
+                pass
+
+        async def scenario() -> int:
+            clients = [lockkit.aio.connect(server.url) for _ in range(101)]
+            lease = await clients[0].lock("idle", ttl=LONGEST, renew=False).acquire(0)
+            waiting = [asyncio.create_task(wait(client)) for client in clients[1:]]
+            await asyncio.to_thread(tree.until_waiting, "/lockkit/idle", 101)
+            await asyncio.sleep(1)  # the last one sets its watch
+            before = packets_count(server)
+            await asyncio.sleep(5)
+            asked = packets_count(server) - before
+            await lease.release()
+            await asyncio.gather(*waiting)
+            await asyncio.gather(*(client.close() for client in clients))
+            return asked
+
+        assert asyncio.run(scenario()) <= 5  # of the client that looks at the tree
+
+
+class TestEnsemble:
+    """Three servers, of which a majority decides."""
+
+    def test_leases_and_places_survive_the_death_of_the_leader(
+        self, ensemble: ZooKeeperEnsemble, connect: Connect
+    ) -> None:
+        """The sessions move to the members that are left; tokens go on."""
+        client, other = connect(ensemble.url), connect(ensemble.url)
+        lease = client.lock("election", ttl=20).acquire(0)
+        entered: list[int] = []
+        thread = threading.Thread(target=lambda: enter(other, "election", entered), daemon=True)
+        thread.start()
+        old = ensemble.leader
+
+        old.kill()
+        try:
+            wait_until(lambda: None if holds(lease) else "nobody confirms", timeout=PATIENCE)
+            assert not entered
+            lease.release()
+            thread.join(PATIENCE)
+            assert entered[0] > lease.token
+        finally:
+            old.start()
+
+    def test_without_a_majority_nobody_is_granted_a_lock(self, ensemble: ZooKeeperEnsemble, connect: Connect) -> None:
+        """A bounded, clear error; the holder is told by its deadline; afterwards everything goes on."""
+        client, other = connect(ensemble.url), connect(ensemble.url)
+        lease = client.lock("majority", ttl=TTL).acquire(0)
+        for member in ensemble.members[:2]:
+            member.kill()
+        try:
+            began = time.monotonic()
+            with pytest.raises(lockkit.BackendUnavailable, match="majority"):
+                other.lock("majority", ttl=TTL).acquire(timeout=2)
+            assert time.monotonic() - began < 20
+            assert lease.wait_lost(PATIENCE)
+        finally:
+            ensemble.start()
+
+        with other.lock("majority", ttl=TTL, timeout=PATIENCE) as after:
+            assert after.token > lease.token
+
+    def test_member_that_hangs_costs_no_lease(self, ensemble: ZooKeeperEnsemble, connect: Connect) -> None:
+        """Its clients leave it after the first question that it does not answer."""
+        follower, *_ = ensemble.followers
+        hosts = sorted((member.address for member in ensemble.members), key=lambda address: address != follower.address)
+        client = connect(f"zookeeper://{','.join(hosts)}", randomize_hosts=False)
+        lease = client.lock("hangs", ttl=20).acquire(0)
+
+        follower.pause()
+        try:
+            client.lock("another", ttl=20).acquire(timeout=PATIENCE).release()
+            assert lease.confirm()
+            lease.release()
+        finally:
+            follower.resume()
+
+
+def end_session(server: ZooKeeperServer, client: Client) -> None:
+    """Have the server end the session of a client, as it does when it has not heard of it."""
+    (session,) = sessions_of(client)
+    twin = KazooClient(server.address, client_id=session.client.client_id)
+    twin.start(PATIENCE)
+    twin.stop()
+    twin.close()
+
+
+def changed(before: list[str], tree: Tree) -> bool:
+    """Whether the second in line is another one, or stands there anew."""
+    after = tree.nodes("/lockkit/again")
+    return len(after) == 2 and set(after) != set(before)
+
+
+def enter(client: Client, name: str, tokens: list[int]) -> None:
+    """Wait for a lock, and take down its token."""
+    with client.lock(name, ttl=20, timeout=PATIENCE) as lease:
+        tokens.append(lease.token)
+
+
+def holds(lease: lockkit.Lease) -> bool:
+    """Ask through an election."""
+    try:
+        return lease.confirm()
+    except lockkit.BackendUnavailable:
+        return False

@@ -1,0 +1,120 @@
+"""On the same path kazoo's ``Lock`` and lockkit keep each other out, first come, first served, in both directions."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import lockkit
+from lockkit.testing.servers import ZooKeeperServer, require
+from tests.backends.zookeeper.support import PATIENCE, Tree, kazoo_client
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from kazoo.client import KazooClient
+
+    from lockkit.sync import Client
+
+LONG = 60.0
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ZooKeeperServer]:
+    """One server for all tests of this module."""
+    require("zookeeper", local=True)
+    with ZooKeeperServer() as running:
+        yield running
+
+
+@pytest.fixture
+def ours(server: ZooKeeperServer) -> Iterator[Client]:
+    """A client of lockkit's."""
+    with lockkit.connect(server.url) as client:
+        yield client
+
+
+@pytest.fixture
+def theirs(server: ZooKeeperServer) -> Iterator[KazooClient]:
+    """A client of kazoo's."""
+    with kazoo_client(server.address) as client:
+        yield client
+
+
+def test_their_lock_keeps_us_out(ours: Client, theirs: KazooClient) -> None:
+    """And its release wakes us: it deletes its node, which we watch."""
+    lock = theirs.Lock("/lockkit/x", "their identifier")
+    assert lock.acquire()
+    assert ours.lock("x", ttl=LONG).try_acquire() is None
+    (holder,) = ours.holders("x")
+    assert holder.metadata == {"text": "their identifier"}
+    got: list[lockkit.Lease] = []
+    thread = threading.Thread(target=lambda: got.append(ours.lock("x", ttl=LONG).acquire(timeout=PATIENCE)))
+    thread.start()
+    Tree(theirs).until_waiting("/lockkit/x", 2)
+    assert got == []
+
+    lock.release()
+
+    thread.join(PATIENCE)
+    assert holder.token is not None
+    assert got[0].token > holder.token
+    got[0].release()
+
+
+def test_our_lock_keeps_them_out(ours: Client, theirs: KazooClient) -> None:
+    """Kazoo sees our metadata as the identifier of a contender."""
+    lease = ours.lock("x", ttl=LONG).acquire(0)
+    lock = theirs.Lock("/lockkit/x")
+    assert not lock.acquire(blocking=False)
+    assert '"pid"' in lock.contenders()[0]
+
+    lease.release()
+
+    assert lock.acquire(timeout=PATIENCE)
+    assert ours.lock("x", ttl=LONG).try_acquire() is None
+    lock.release()
+
+
+def test_one_line_for_both(server: ZooKeeperServer, theirs: KazooClient, ours: Client) -> None:
+    """Ours and theirs are served in the order in which they came."""
+    tree, order, threads = Tree(theirs), list[int](), list[threading.Thread]()
+    clients = [lockkit.connect(server.url) for _ in range(3)]
+    contenders: list[Any] = []
+    for client in clients:
+        contenders += [client.lock("line", ttl=LONG, timeout=PATIENCE), theirs.Lock("/lockkit/line")]
+
+    def enter(number: int, lock: Any) -> None:  # noqa: ANN401 - either library's
+        with lock:
+            order.append(number)
+
+    with ours.lock("line", ttl=LONG):
+        for number, lock in enumerate(contenders):
+            threads.append(threading.Thread(target=enter, args=(number, lock)))
+            threads[-1].start()
+            tree.until_waiting("/lockkit/line", number + 2)
+    for thread in threads:
+        thread.join(PATIENCE)
+
+    assert order == [*range(6)]
+    for client in clients:
+        client.close()
+
+
+def test_readers_of_theirs_keep_us_out(ours: Client, theirs: KazooClient) -> None:
+    """As they keep out kazoo's WriteLock."""
+    lock = theirs.ReadLock("/lockkit/read")
+    assert lock.acquire()
+
+    assert ours.lock("read", ttl=LONG).try_acquire(0.2) is None
+
+    lock.release()
+    ours.lock("read", ttl=LONG).acquire(timeout=PATIENCE).release()
+
+
+def test_names_lead_to_the_same_path(ours: Client, theirs: KazooClient) -> None:
+    """Kazoo takes a path, lockkit a name: ``/`` and ``%`` are escaped."""
+    with theirs.Lock("/lockkit/seat%2F12A"):
+        assert ours.lock("seat/12A", ttl=LONG).try_acquire() is None

@@ -1,0 +1,708 @@
+"""What ZooKeeper's clients leave behind, and how long they take, when servers hang, come back, or come back empty."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+from contextlib import ExitStack, suppress
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from kazoo.exceptions import ConnectionLoss
+from kazoo.handlers.threading import SequentialThreadingHandler
+
+import lockkit
+import lockkit.aio
+from lockkit.backend import Gone, Grant
+from lockkit.backends.zookeeper.backend import ZooKeeperBackend
+from lockkit.backends.zookeeper.connection import outcome
+from lockkit.backends.zookeeper.sessions import SESSIONS_MAX, session_timeout
+from lockkit.backends.zookeeper.short_leases import Caretaker, Leftover
+from lockkit.configuration.registry import split_options
+from lockkit.runtime import BlockingRuntime, drive, monotonic
+from lockkit.testing.face_driver import FACES, AsyncioStage, BlockingStage
+from lockkit.testing.servers import FaultProxy, ZooKeeperEnsemble, ZooKeeperServer, require, wait_until
+from lockkit.testing.target import Target
+from lockkit.url import parse
+from tests.backends.support import StubHost, granted
+from tests.backends.zookeeper.support import PATIENCE, Tree, kazoo_client, packets_count, sessions_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Iterator
+    from pathlib import Path
+
+    from lockkit import aio
+    from lockkit.backend import Request
+    from lockkit.testing.face_driver import Face, Stage
+
+pytestmark = pytest.mark.timeout(240)
+
+LONG = 60.0
+TTL = 4.0
+
+PROMISED = 0.5
+"""How much later than its timeout a call is back, seconds."""
+
+BUSY = 1.5
+"""What a busy machine may add to that, seconds. Each of the calls took 4 to 12 s before they knew their time."""
+
+CLOSING = 5.0 + BUSY
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ZooKeeperServer]:
+    """One server, which every test leaves as it was."""
+    require("zookeeper", local=True)
+    with ZooKeeperServer() as running:
+        yield running
+
+
+@pytest.fixture
+def fresh() -> Iterator[ZooKeeperServer]:
+    """A server of its own for each test."""
+    require("zookeeper", local=True)
+    with ZooKeeperServer() as running:
+        yield running
+
+
+@pytest.fixture
+def tree(server: ZooKeeperServer) -> Iterator[Tree]:
+    """What the server has."""
+    with kazoo_client(server.address) as client:
+        yield Tree(client)
+
+
+def play(face: Face, url: str, body: Callable[[Stage], Coroutine[Any, Any, None]]) -> None:
+    """Run a body with clients of one face."""
+    kind = BlockingStage if face == "blocking" else AsyncioStage
+    stage = kind(Target(url), ZooKeeperBackend.capabilities)
+    stage.run(body(stage))
+
+
+async def takes(stage: Stage, seconds: float, call: Coroutine[Any, Any, object]) -> None:
+    """Check that a call that cannot succeed says so in time."""
+    began = stage.now()
+    with pytest.raises(lockkit.BackendUnavailable):
+        await call
+    assert stage.now() - began < seconds + PROMISED + BUSY
+
+
+@pytest.mark.parametrize("face", FACES)
+class TestHungServer:
+    """It takes connections and bytes, and answers nothing."""
+
+    def test_acquiring_ends_in_time(self, server: ZooKeeperServer, face: Face) -> None:
+        """Over a connection that worked a moment ago, and while one is being made."""
+
+        async def body(stage: Stage) -> None:
+            for connected in (True, False):
+                client = await stage.connect()
+                held = await client.lock("warm", ttl=LONG).acquire() if connected else None
+                server.pause()
+                try:
+                    await takes(stage, 0, client.lock("a", ttl=LONG).acquire(0))
+                    await takes(stage, 1, client.lock("b", ttl=LONG).acquire(1))
+                    await takes(stage, 0.5, client.lock("c", ttl=LONG).try_acquire(0.5))
+                    await takes(stage, 0.5, client.lock("d", ttl=LONG / 2).acquire(0.5))
+                    await takes(stage, CLOSING, client.ping())
+                finally:
+                    server.resume()
+                if held is not None:
+                    await held.release()
+
+        play(face, server.url, body)
+
+    def test_acquiring_ends_in_time_without_a_connection(self, server: ZooKeeperServer, face: Face) -> None:
+        """The connection broke, and a new one gets no answer."""
+
+        async def body(stage: Stage) -> None:
+            client = await stage.connect()
+            lease = await client.lock("broken", ttl=LONG).acquire()
+            proxy.blackhole()
+            proxy.cut()
+            await takes(stage, 0, client.lock("a", ttl=LONG).acquire(0))
+            await takes(stage, 1, client.lock("b", ttl=LONG).acquire(1))
+            await takes(stage, 0.5, client.lock("c", ttl=LONG).try_acquire(0.5))
+            lease.check()
+            proxy.heal()
+            await client.close()
+            assert not lease.held
+
+        with FaultProxy(server.host, server.port) as proxy:
+            play(face, f"zookeeper://{proxy.address}", body)
+
+    def test_closing_has_one_bound_for_all_leases(self, server: ZooKeeperServer, face: Face) -> None:
+        """In several sessions."""
+
+        async def body(stage: Stage) -> None:
+            client = await stage.connect()
+            leases = [await client.lock(stage.name(), ttl=LONG + 10 * number).acquire() for number in range(10)]
+            server.pause()
+            try:
+                began = stage.now()
+                await client.close()
+                assert stage.now() - began < CLOSING
+                assert not any(lease.held for lease in leases)
+            finally:
+                server.resume()
+
+        play(face, server.url, body)
+
+
+class TestLeftBehind:
+    """Nothing but the server's word ends the duty to remove a node."""
+
+    @pytest.mark.parametrize("face", FACES)
+    def test_place_of_a_waiter_that_gave_up_in_an_outage_goes(self, fresh: ZooKeeperServer, face: Face) -> None:
+        """
+        The session survives the outage, which is longer than the ttl: the server has its nodes when it is back.
+
+        Nobody would ever take the lock when the turn of such a node had come.
+        """
+
+        async def body(stage: Stage) -> None:
+            holder, waiter = await stage.connect(), await stage.connect()
+            lease = await holder.lock("x", ttl=LONG).acquire()
+            waiting = stage.spawn(waiter.lock("x", ttl=TTL).try_acquire(2))
+            await stage.until_waiting(waiter, "x")
+            (session,) = sessions_of(inner(waiter))
+            before = session.id
+
+            await stage.call(fresh.kill)
+            with pytest.raises(lockkit.LockError):
+                await waiting.result(PATIENCE)
+            await stage.sleep(3 * TTL)
+            await stage.call(fresh.start)
+
+            await stage.eventually(lambda: session.usable, "the waiter is connected", PATIENCE)
+            assert session.id == before
+            await lease.release()
+            async with holder.lock("x", ttl=LONG, timeout=PATIENCE):
+                pass
+
+        play(face, fresh.url, body)
+
+    def test_place_in_an_application_s_session_goes_though_the_client_is_closed(self, fresh: ZooKeeperServer) -> None:
+        """The session goes on after `close()`, and would keep the node."""
+        with kazoo_client(fresh.address, timeout=LONG) as theirs, lockkit.connect(fresh.url) as other:
+            client = lockkit.from_client(theirs)
+            lease = other.lock("x", ttl=LONG).acquire()
+            thread = threading.Thread(target=lambda: give_up(client, 2), daemon=True)
+            thread.start()
+            wait_until(lambda: None if other.holders("x")[0].waiters else "nobody waits", timeout=PATIENCE)
+            fresh.kill()
+            thread.join(PATIENCE)
+            client.close()
+            fresh.start()
+
+            wait_until(lambda: None if connected(other) else "not connected", timeout=PATIENCE)
+            lease.release()
+
+            with other.lock("x", ttl=LONG, timeout=PATIENCE):
+                pass
+            wait_until(lambda: "listens" if theirs.state_listeners else None, timeout=PATIENCE)
+
+    def test_exit_frees_thousands_of_locks(self, server: ZooKeeperServer, tree: Tree) -> None:
+        """Within the second that it has: the sessions end, and their nodes with them."""
+        program = (
+            "import lockkit, sys\n"
+            f"client = lockkit.connect({server.url!r} + '?prefix=exit&ttl={LONG}')\n"
+            "leases = [client.lock(str(number), metadata='x').acquire() for number in range(5000)]\n"
+            "print('held')\n"
+        )
+        found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+        assert found.stdout == "held\n", found.stderr
+
+        def problem() -> str | None:
+            sessions = server.four_letters("dump")
+            left = sessions.count("/exit/")
+            return f"{left} nodes are left" if left else None
+
+        wait_until(problem, timeout=LONG / 3)
+        assert len(tree.nodes("/exit")) > 0
+
+    @pytest.mark.parametrize("face", FACES)
+    def test_close_frees_all_locks_in_a_few_requests(self, server: ZooKeeperServer, tree: Tree, face: Face) -> None:
+        """Those of three sessions, and the places of waiters."""
+
+        async def body(stage: Stage) -> None:
+            client, other = await stage.connect(), await stage.connect()
+            leases = [
+                await client.lock(f"close-{face}-{number}", ttl=(10, 20, 30)[number % 3]).acquire()
+                for number in range(100)
+            ]
+            before = await stage.call(packets_count, server)
+            await client.close()
+            assert await stage.call(packets_count, server) - before <= 20  # one for each lease would be 100
+            assert not any(lease.held for lease in leases)
+            for number in range(100):
+                assert await stage.call(tree.nodes, f"/lockkit/close-{face}-{number}") == []
+            async with other.lock(f"close-{face}-0", ttl=LONG, timeout=PATIENCE):
+                pass
+
+        play(face, server.url, body)
+
+
+class TestCaretaker:
+    """What removes nodes later goes on, whatever strikes it."""
+
+    def test_cancelled_task_is_started_again_on_demand(self, server: ZooKeeperServer, tree: Tree) -> None:
+        """A program may cancel all tasks of its loop."""
+
+        async def scenario() -> None:
+            async with lockkit.aio.connect(server.url) as client, client.lock("beside", ttl=2):
+                first = await client.lock("cancelled", ttl=2, renew=False).acquire(0)
+                (care,) = [task for task in asyncio.all_tasks() if task.get_name() == "lockkit-zookeeper-care"]
+                care.cancel()
+                await asyncio.wait([care])
+                second = await client.lock("started", ttl=2, renew=False).acquire(0)
+                for lease in (first, second):
+                    assert await lease.wait_lost(PATIENCE)
+                for name in ("cancelled", "started"):
+                    await asyncio.to_thread(tree.until_empty, f"/lockkit/{name}")
+
+        asyncio.run(scenario())
+
+    def test_error_of_one_node_is_logged_and_keeps_no_other(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Each is tried again."""
+        monkeypatch.setattr("lockkit.backends.zookeeper.short_leases.REFUSED_PAUSE", 0.01)
+        session: Any = SimpleNamespace(id=1, over=False)
+        removed: list[str] = []
+        done = threading.Event()
+        failures = iter([RuntimeError("odd"), lockkit.ConfigurationError("no right")])
+
+        async def remove(due: Leftover) -> bool:
+            if due.owner == "a" and (failure := next(failures, None)) is not None:
+                raise failure
+            removed.append(due.owner)
+            return True
+
+        caretaker = Caretaker(BlockingRuntime(), remove, done.set)
+        for owner in ("a", "b"):
+            caretaker.hasten(Leftover(owner, session, 1, "/x", "n"))
+
+        wait_until(lambda: None if len(removed) == 2 else f"{removed}", timeout=PATIENCE)
+        assert sorted(removed) == ["a", "b"]
+        assert "odd" in caplog.text
+        caretaker.close(lambda _: True)
+        assert done.wait(PATIENCE)
+
+
+class TestManySessions:
+    """A program that computes its ttls."""
+
+    def test_timeout_of_a_session_is_at_most_a_third_longer_than_the_ttl(self) -> None:
+        """And usual ttls have their own."""
+        for tenths in range(10, 40_000, 7):
+            ttl = tenths / 10
+            assert ttl <= session_timeout(ttl) <= ttl * 4 / 3 + 0.001
+        for ttl in (1, 1.5, 2, 5, 10, 20, 30, 60, 120, 600):
+            assert session_timeout(ttl) == ttl
+        assert len({session_timeout(4 + number / 100) for number in range(3600)}) == 11
+
+    def test_two_hundred_ttls_fit_into_the_connections_of_a_host(self) -> None:
+        """ZooKeeper takes 60 from one host by default, and other programs need theirs."""
+        require("zookeeper", local=True)
+        with (
+            ZooKeeperServer(settings={"maxClientCnxns": "60"}) as limited,
+            lockkit.connect(limited.url) as client,
+        ):
+            leases = [client.lock(f"x{number}", ttl=4 + number / 7).acquire(PATIENCE) for number in range(200)]
+
+            assert len(sessions_of(client)) <= SESSIONS_MAX
+            with kazoo_client(limited.address) as other:
+                assert other.exists("/lockkit")
+            for number, lease in enumerate(leases):
+                assert lease.ttl == pytest.approx(4 + number / 7)
+                assert lease.confirm()
+
+    def test_ttls_outside_of_the_server_s_bounds_share_a_session(self) -> None:
+        """It would give each the same timeout."""
+        require("zookeeper", local=True)
+        bounds = {"minSessionTimeout": "4000", "maxSessionTimeout": "40000"}
+        with ZooKeeperServer(settings=bounds) as server, lockkit.connect(server.url) as client:
+            leases = [client.lock(f"x{ttl}", ttl=ttl).acquire(PATIENCE) for ttl in (1, 1.5, 2, 4, 60, 50, 100, 40)]
+
+            assert [session.seconds for session in sessions_of(client)] == [4, 40]
+            assert [lease.ttl for lease in leases] == [1, 1.5, 2, 4, 40, 40, 40, 40]
+
+    def test_more_ttls_than_sessions_lie_in_the_next_longer_one(
+        self, server: ZooKeeperServer, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Or, if there is none, in the longest: then the lease is shorter, and says so. Idle ones make room."""
+        with lockkit.connect(server.url) as client:
+            ttls = [100, 80, 60, 50, 40, 30, 25, 20, 15, 12, 10, 8]
+            leases = [client.lock(f"held-{ttl}", ttl=ttl).acquire(PATIENCE) for ttl in ttls]
+            short = client.lock("short", ttl=5).acquire(PATIENCE)
+            long = client.lock("long", ttl=110).acquire(PATIENCE)
+
+            assert len(sessions_of(client)) == SESSIONS_MAX == len(ttls)
+            assert (short.ttl, long.ttl) == (5, 100)
+            assert len([record for record in caplog.records if "all are in use" in record.message]) == 2
+            for lease in (*leases, short, long):
+                assert lease.confirm()
+
+
+def inner(client: aio.Client) -> aio.Client:
+    """The client itself, of which a stage may have handed out an adapter."""
+    found: aio.Client = getattr(client, "inner", client)
+    return found
+
+
+def give_up(client: lockkit.Client, timeout: float) -> None:
+    """Wait in vain."""
+    with suppress(lockkit.LockError):
+        client.lock("x", ttl=TTL).acquire(timeout=timeout)
+
+
+def connected(client: lockkit.Client) -> bool:
+    """Whether the server answers."""
+    try:
+        client.ping()
+    except lockkit.BackendUnavailable:
+        return False
+    return True
+
+
+class TestOlderData:
+    """The ensemble comes back without what its clients have seen: it refuses them for ever."""
+
+    @pytest.mark.parametrize("face", FACES)
+    @pytest.mark.parametrize("restored", ["empty", "snapshot"])
+    def test_clients_go_on_in_new_sessions(
+        self, fresh: ZooKeeperServer, tmp_path: Path, face: Face, restored: str
+    ) -> None:
+        """The holder is told that its session has ended, long before its deadline; waiters stand in line again."""
+
+        async def body(stage: Stage) -> None:
+            first = await stage.connect()
+            await (await first.lock("before", ttl=LONG).acquire()).release()
+            if restored == "snapshot":
+                await stage.call(fresh.stop)
+                shutil.copytree(fresh.data, tmp_path / "copy")
+                await stage.call(fresh.start)
+            holder, waiter = await stage.connect(), await stage.connect()
+            lease = await holder.lock("x", ttl=LONG).acquire(PATIENCE)
+            waiting = stage.spawn(waiter.lock("x", ttl=LONG).acquire())
+            await stage.until_waiting(waiter, "x")
+            for number in range(20):
+                await (await first.lock(f"later-{number}", ttl=LONG).acquire(PATIENCE)).release()
+
+            await stage.call(fresh.stop)
+            await stage.call(fresh.erase)
+            if restored == "snapshot":
+                shutil.copytree(tmp_path / "copy", fresh.data, dirs_exist_ok=True)
+            await stage.call(fresh.start)
+
+            assert await lease.wait_lost(LONG / 3)
+            await (await waiting.result(LONG / 3)).release()
+            for client in (first, holder, waiter):
+                await (await client.lock("after", ttl=LONG).acquire(PATIENCE)).release()
+
+        play(face, fresh.url, body)
+
+
+class TestKazoosThreads:
+    """They send heartbeats and wake waiters: nothing may hold them up, and one that dies is replaced."""
+
+    def test_handler_of_the_log_may_use_a_lock_of_the_client(self, server: ZooKeeperServer) -> None:
+        """When a lease is lost with its session, the log says so."""
+        found: list[object] = []
+
+        class Handler(logging.Handler):
+            def emit(self, record: logging.LogRecord) -> None:
+                if "lost lock 'told'" in record.getMessage():
+                    found.append(client.lock("by-handler", ttl=LONG).try_acquire(PATIENCE))
+
+        handler = Handler()
+        logging.getLogger("lockkit").addHandler(handler)
+        try:
+            with lockkit.connect(server.url) as client:
+                lease = client.lock("told", ttl=LONG).acquire()
+                began = monotonic()
+                end_session(server, client)
+                assert lease.wait_lost(PATIENCE)
+                wait_until(lambda: None if found else "the handler is at it", timeout=PATIENCE)
+                assert found[0] is not None
+                assert monotonic() - began < PATIENCE / 2
+        finally:
+            logging.getLogger("lockkit").removeHandler(handler)
+
+    @pytest.mark.parametrize("face", FACES)
+    def test_thread_that_died_costs_its_leases_and_no_more(self, server: ZooKeeperServer, face: Face) -> None:
+        """They are told, and the client goes on in another session."""
+
+        async def body(stage: Stage) -> None:
+            client = await stage.connect()
+            lease = await client.lock(stage.name(), ttl=LONG).acquire()
+            (session,) = sessions_of(inner(client))
+
+            session.client._queue.append((None, None))  # what kazoo cannot send
+            session.client._connection._write_sock.send(b"x")
+
+            assert await lease.wait_lost(LONG / 4)
+            async with client.lock(stage.name(), ttl=LONG, timeout=PATIENCE) as after:
+                assert await after.confirm()
+
+        play(face, server.url, body)
+
+    def test_thread_that_stands_still_in_a_name_look_up_holds_nobody_up(
+        self, server: ZooKeeperServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Neither a call, nor the handing over of thousands of requests, nor `close()`; they are answered later."""
+        look_up, go_on, asked = socket.getaddrinfo, threading.Event(), threading.Event()
+        stuck = False
+
+        def slow(*arguments: Any, **keywords: Any) -> object:
+            if stuck:
+                asked.set()
+                assert go_on.wait(PATIENCE)
+            return look_up(*arguments, **keywords)
+
+        monkeypatch.setattr(socket, "getaddrinfo", slow)
+        with FaultProxy(server.host, server.port) as proxy:
+            url = f"zookeeper://{proxy.address}"
+            client, closed = lockkit.connect(url), lockkit.connect(url)
+            client.ping()
+            closed.ping()
+            (session,) = sessions_of(client)
+            stuck = True
+            proxy.cut()
+            assert asked.wait(PATIENCE)
+            results: list[Any] = []
+            asking = threading.Thread(target=lambda: results.extend(session.sync() for _ in range(2000)), daemon=True)
+            asking.start()
+            began = monotonic()
+            with pytest.raises(lockkit.BackendUnavailable):
+                client.lock("x", ttl=LONG).acquire(0)
+            closed.close()
+            assert monotonic() - began < CLOSING
+            asking.join(PATIENCE)
+            assert not asking.is_alive()
+            go_on.set()
+            for result in results:
+                result.get(timeout=PATIENCE)
+            client.close()
+
+    def test_unknown_host_is_an_error_that_says_so(self) -> None:
+        """Also a name that cannot be one, which ends kazoo's thread."""
+        for host in ("no-such-host.invalid", "a..b"):
+            with lockkit.connect(f"zookeeper://{host}") as client:
+                for _ in range(2):
+                    with pytest.raises(lockkit.BackendUnavailable, match=r"name|label") as raised:
+                        client.lock("x").acquire(timeout=1)
+                    assert "did not answer" not in str(raised.value)
+
+    def test_whatever_kazoo_hands_over_is_one_of_its_errors(self) -> None:
+        """An answer that it cannot read ends in any exception."""
+        result = SequentialThreadingHandler().async_result()
+        result.set_exception(RuntimeError("xids do not match"))
+
+        with pytest.raises(ConnectionLoss, match="xids"):
+            drive(outcome(BlockingRuntime(), result))
+
+
+class Backend:
+    """A backend of its own, without an engine, and what the engine would do with it."""
+
+    def __init__(self, url: str) -> None:
+        """Open it; nothing is sent."""
+        self.host = StubHost()
+        parsed = parse(url)
+        self.backend = ZooKeeperBackend.open(parsed, split_options(ZooKeeperBackend, parsed, {})[1], self.host)
+
+    def request(self, name: str, ttl: float = LONG) -> Request:
+        """Make a request that may take some seconds."""
+        return self.host.request(name, ttl=ttl)
+
+    def ask(self, request: Request) -> object:
+        """Try once, in the time that a call without a deadline has."""
+        return drive(self.backend.try_acquire(request))
+
+    def acquire(self, name: str, ttl: float = LONG) -> Grant:
+        """Try once, with success."""
+        return granted(self.ask(self.request(name, ttl)))
+
+    def not_asked_for(self, count: int) -> Callable[[], str | None]:
+        """Give a question for `wait_until`: was the engine asked for so many confirmations?"""
+        return lambda: None if self.host.confirmations >= count else f"{self.host.confirmations} confirmations"
+
+    def close(self) -> None:
+        """End it."""
+        drive(self.backend.close())
+
+
+@pytest.fixture
+def opened() -> Iterator[Callable[[str], Backend]]:
+    """Opens backends, closed at the end."""
+    with ExitStack() as backends:
+
+        def make(url: str) -> Backend:
+            made = Backend(url)
+            backends.callback(made.close)
+            return made
+
+        yield make
+
+
+class TestWhatAnswersProve:
+    """Answers that must not be taken for more than they are."""
+
+    def test_node_of_another_session_is_not_ours(
+        self, server: ZooKeeperServer, tree: Tree, opened: Callable[[str], Backend]
+    ) -> None:
+        """
+        A creation stayed unanswered, and a node with our owner is found: but not of the session that we have now.
+
+        It is about to vanish with its own, whatever its name says.
+        """
+        with FaultProxy(server.host, server.port) as proxy:
+            ours = opened(f"zookeeper://{proxy.address}")
+            ours.acquire("warm")
+            request = ours.request("theirs")
+            tree.client.ensure_path("/lockkit/theirs")
+            tree.client.create(f"/lockkit/theirs/{request.owner}__lock__", sequence=True)
+            proxy.blackhole()  # what is sent now never arrives
+            threading.Timer(0.5, lambda: heal(proxy)).start()
+
+            with pytest.raises(lockkit.BackendUnavailable, match="session"):
+                ours.ask(request)
+
+    def test_node_that_somebody_else_made_in_our_place_is_no_renewal(
+        self, tree: Tree, server: ZooKeeperServer, opened: Callable[[str], Backend]
+    ) -> None:
+        """Of the same name, and still not ours."""
+        ours = opened(server.url)
+        grant = ours.acquire("replaced")
+        (node,) = tree.nodes("/lockkit/replaced")
+        tree.client.delete(f"/lockkit/replaced/{node}")
+        tree.client.create(f"/lockkit/replaced/{node}")
+
+        assert list(drive(ours.backend.renew([grant]))) == [Gone("taken")]
+
+    def test_lease_is_asked_for_when_the_connection_broke_and_when_it_is_back(
+        self, server: ZooKeeperServer, opened: Callable[[str], Backend]
+    ) -> None:
+        """Nobody knows what happened meanwhile."""
+        with FaultProxy(server.host, server.port) as proxy:
+            ours = opened(f"zookeeper://{proxy.address}")
+            ours.acquire("flap")
+            for number in (1, 2, 3):
+                proxy.cut()
+                wait_until(ours.not_asked_for(2 * number), timeout=PATIENCE)
+
+    def test_loss_during_an_outage_is_known_soon_after_it(self, server: ZooKeeperServer) -> None:
+        """And not at the next renewal, which is due after a third of the ttl."""
+        with (
+            FaultProxy(server.host, server.port) as proxy,
+            lockkit.connect(server.url) as other,
+            lockkit.connect(f"zookeeper://{proxy.address}") as client,
+        ):
+            lease = client.lock("gone", ttl=120).acquire()
+            proxy.refuse()
+            proxy.cut()
+            assert other.break_lock("gone")
+            proxy.heal()
+            assert lease.wait_lost(20)
+
+
+@pytest.fixture(scope="module")
+def ensemble() -> Iterator[ZooKeeperEnsemble]:
+    """Three servers that are patient with each other: a follower serves on for ten seconds without its leader."""
+    require("zookeeper-ensemble", local=True)
+    with ZooKeeperEnsemble(settings={"syncLimit": "50"}) as running:
+        yield running
+
+
+class TestFollowerWithoutLeader:
+    """It answers reads from what it has, and the leader counts the sessions meanwhile."""
+
+    @pytest.fixture
+    def cut_off(self, ensemble: ZooKeeperEnsemble) -> Iterator[tuple[ZooKeeperServer, Callable[[], None]]]:
+        """A follower, and what stops the two others."""
+        wait_until(lambda: None if len(ensemble.followers) == 2 else "no followers", timeout=PATIENCE)
+        follower, *_ = ensemble.followers
+        others = [member for member in ensemble.members if member is not follower]
+
+        def stop_others() -> None:
+            for member in others:
+                member.pause()
+
+        yield follower, stop_others
+        for member in others:
+            member.resume()
+        wait_until(lambda: None if len(ensemble.followers) == 2 else "no followers", timeout=PATIENCE)
+
+    def test_it_renews_no_lease(
+        self, cut_off: tuple[ZooKeeperServer, Callable[[], None]], opened: Callable[[str], Backend]
+    ) -> None:
+        """Neither the first time, when the node is asked for, nor later, when its watch is there."""
+        follower, stop_others = cut_off
+        ours = opened(follower.url)
+        fresh, watched = ours.acquire("fresh"), ours.acquire("watched")
+        drive(ours.backend.renew([watched]))
+        stop_others()
+        assert follower.mode() == "follower"
+
+        for outcome_of in drive(ours.backend.renew([fresh, watched])):
+            assert not isinstance(outcome_of, Gone)
+            assert isinstance(getattr(outcome_of, "error", None), lockkit.BackendUnavailable), outcome_of
+
+    def test_it_hands_no_lock_over(
+        self, cut_off: tuple[ZooKeeperServer, Callable[[], None]], opened: Callable[[str], Backend]
+    ) -> None:
+        """The waiter is the first that it knows of: the leader may have ended the waiter's session."""
+        follower, stop_others = cut_off
+        holder, waiter = opened(follower.url), opened(follower.url)
+        grant = holder.acquire("handed")
+        request = waiter.request("handed")
+        assert not isinstance(waiter.ask(request), Grant)
+        assert drive(holder.backend.release(grant))
+        session = request.place.session
+        wait_until(lambda: None if request in session._asked else "not woken", timeout=PATIENCE)
+        session._asked.pop(request)[1].get(timeout=PATIENCE)  # the waiter was woken, and asks again only now
+        stop_others()
+        assert follower.mode() == "follower"
+
+        with pytest.raises(lockkit.BackendUnavailable):
+            waiter.ask(request)
+
+
+def test_deadline_of_a_grant_counts_from_before_the_question(
+    server: ZooKeeperServer, opened: Callable[[str], Backend]
+) -> None:
+    """Kazoo's thread has asked for the waiter before `try_acquire` began."""
+    holder, waiter = opened(server.url), opened(server.url)
+    grant = holder.acquire("anchored")
+    request = waiter.request("anchored")
+    waiter.ask(request)
+    assert drive(holder.backend.release(grant))
+    session = request.place.session
+    wait_until(lambda: None if request in session._asked else "not woken", timeout=PATIENCE)
+    asked_by = monotonic()
+
+    after = granted(waiter.ask(request))
+
+    assert after.anchor is not None
+    assert after.anchor <= asked_by
+
+
+def heal(proxy: FaultProxy) -> None:
+    """Drop what is on its way, and let the rest through."""
+    proxy.cut()
+    proxy.heal()
+
+
+def end_session(server: ZooKeeperServer, client: lockkit.Client) -> None:
+    """Have the server end the only session of a client."""
+    (session,) = sessions_of(client)
+    with kazoo_client(server.address, client_id=session.client.client_id):
+        pass

@@ -1,0 +1,110 @@
+"""Servers that the command starts for itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+import lockkit
+from lockkit.bench import throwaway_servers
+from lockkit.bench.throwaway_servers import SPECS, Fleet, Spec
+from lockkit.bench.worker_pool import environment
+from lockkit.configuration import registry
+from lockkit.testing.servers import kinds
+from lockkit.testing.servers.kinds import KINDS, Kind, Need
+from lockkit.url import parse
+from tests.bench.test_command import report
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def start(*, docker: bool = False) -> Fleet:
+    """A fleet that has not been entered."""
+    return Fleet(docker=docker, several=True, tell=lambda _: None)
+
+
+def test_servers_run_while_they_are_needed_and_leave_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the backends that need no server beside them."""
+    monkeypatch.setattr(throwaway_servers, "SPECS", (Spec("redis"), Spec("redlock", {"count": 3})))
+
+    with start() as servers:
+        urls = servers.urls
+        for url in urls:
+            with lockkit.connect(url) as client:
+                client.ping()
+        assert servers.missing == {}
+
+    assert {"memory", "file", "sqlite", "redis", "redlock"} <= {parse(url).scheme for url in urls}
+    gone = next(url for url in urls if url.startswith("redis:"))
+    with lockkit.connect(gone) as client, pytest.raises(lockkit.BackendUnavailable):
+        client.ping()
+
+
+def test_server_that_cannot_be_had_or_does_not_start_is_told_and_the_others_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The reason stands in the report."""
+    absent = Kind("absent", "Nothing", "nowhere:Nothing", (Need(("no-such-program-here",)),), ())
+    monkeypatch.setitem(KINDS, "absent", absent)
+    wrong = Spec("redis", {"settings": {"no-such-directive": "1"}})
+    monkeypatch.setattr(throwaway_servers, "SPECS", (Spec("absent"), wrong, Spec("redlock", {"count": 3})))
+
+    few = ["--workload", "pair", "--face", "blocking", "--no-peers", "--rounds", "1", "--seconds", "0.05"]
+    found = report("--servers", "local", *few)
+
+    assert "no-such-program-here" in found["not_started"]["absent"]
+    assert "ended with status" in found["not_started"]["redis"]
+    measured = {row["subject"].partition(" at ")[2].partition(":")[0] for row in found["workloads"][0]["results"]}
+    assert {"memory", "file", "redlock"} <= measured
+    assert "redis" not in measured
+
+
+def test_without_docker_the_reason_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what needs no server is measured all the same."""
+    monkeypatch.setattr(kinds, "docker_has", lambda _: False)
+
+    with start(docker=True) as servers:
+        assert all("Docker daemon" in reason for reason in servers.missing.values())
+        assert servers.missing.keys() == {spec.kind for spec in SPECS}
+        assert "memory://" in servers.urls
+
+
+def test_every_backend_is_measured_on_some_server() -> None:
+    """A backend that is registered and has no server here would be missed without a word."""
+    schemes = {"memory", "file", "sqlite", *(spec.kind.partition("-")[0] for spec in SPECS)}
+
+    measured = {registry.find(scheme, mode) for scheme in schemes for mode in registry.modes(scheme)}
+
+    registered = {registry.find(scheme, mode) for scheme in registry.BUILTIN for mode in registry.modes(scheme)}
+    assert registered <= measured
+
+
+def test_ctrl_c_ends_the_servers_too(tmp_path: Path) -> None:
+    """The report of what there is, and every file of theirs gone."""
+    program = (
+        "from lockkit.bench import fleet\nfleet.SPECS = (fleet.Spec('redis'),)\nfrom lockkit.cli import main\nmain()"
+    )
+    arguments = ["bench", "--servers", "local", "--workload", "pair", "--rounds", "1000", "--seconds", "0.05", "--json"]
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-c", program, *arguments],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**environment(), "TMPDIR": str(tmp_path)},
+    )
+    # A worker's complaints go to a file without a name, so the server's directory is how far it has come.
+    while not any(tmp_path.glob("lockkit-redis-*/server.log")):
+        assert process.poll() is None
+
+    os.kill(process.pid, signal.SIGINT)
+    text, _ = process.communicate(timeout=60)
+
+    assert process.returncode == 130
+    assert not text or json.loads(text)["interrupted"] is True
+    assert not [path for path in tmp_path.iterdir() if "ports" not in path.name]  # those are all servers' together

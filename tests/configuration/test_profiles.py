@@ -1,0 +1,409 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lockkit.configuration import profiles
+from lockkit.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+PROFILES = """
+[profiles.dev]
+url = "memory://dev"
+
+[profiles.prod]
+url = "redis://:${PW}@h/0?ttl=7"
+ttl = 20
+prefix = "p:"
+durable = true
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A directory with settings, and one below it."""
+    (tmp_path / "lockkit.toml").write_text(PROFILES)
+    (tmp_path / "below" / "it").mkdir(parents=True)
+    return tmp_path
+
+
+def resolve(
+    url: str | None = None,
+    profile: str | None = None,
+    *,
+    directory: Path,
+    environ: Mapping[str, str] | None = None,
+    **options: object,
+) -> profiles.Settings:
+    """Resolve without the settings of the machine that runs the test."""
+    return profiles.resolve(url, profile, options, environ=environ or {}, directory=directory)
+
+
+def write(directory: Path, text: str, *, name: str = "lockkit.toml") -> Path:
+    """Write a file of settings."""
+    path = directory / name
+    path.write_text(text)
+    return path
+
+
+# -- the order -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environ", "wanted", "source"),
+    [
+        (("memory://a", "dev"), {"LOCKKIT_URL": "memory://b", "LOCKKIT_ENV": "prod"}, "memory://a", "the given url"),
+        ((None, "dev"), {"LOCKKIT_URL": "memory://b", "LOCKKIT_ENV": "prod"}, "memory://dev", "profile 'dev' in "),
+        ((None, None), {"LOCKKIT_URL": "memory://b", "LOCKKIT_ENV": "dev"}, "memory://b", "LOCKKIT_URL"),
+        ((None, None), {"LOCKKIT_ENV": "dev"}, "memory://dev", "profile 'dev' in "),
+        ((None, None), {}, "file:", "the default"),
+    ],
+)
+def test_the_first_that_says_something_decides(
+    project: Path, arguments: tuple[str | None, str | None], environ: dict[str, str], wanted: str, source: str
+) -> None:
+    """The order is url, profile, LOCKKIT_URL, LOCKKIT_ENV, the embedded default."""
+    settings = resolve(*arguments, directory=project, environ=environ)
+
+    assert settings.url.text == wanted
+    assert settings.source.startswith(source)
+
+
+def test_files_are_not_read_unless_a_profile_is_wanted(tmp_path: Path) -> None:
+    """A broken file of somebody else's does not stop who never asked for it."""
+    write(tmp_path, "this is no TOML")
+
+    assert resolve(directory=tmp_path).url.text == "file:"
+    assert resolve("memory://", directory=tmp_path).url.text == "memory://"
+
+
+def test_process_environment_and_working_directory_are_the_default(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `connect` uses it."""
+    monkeypatch.chdir(project / "below")
+    monkeypatch.setenv("LOCKKIT_ENV", "dev")
+
+    assert profiles.resolve(None, None, {}).source == f"profile 'dev' in {project / 'lockkit.toml'}"
+
+
+# -- options -------------------------------------------------------------------------------------------------------
+
+
+def test_given_options_win_over_the_profiles(project: Path) -> None:
+    """None counts as not given; the types of TOML are kept; `url` is no option."""
+    settings = resolve(profile="prod", directory=project, environ={"PW": "x"}, ttl=5, prefix=None, mode=None)
+
+    assert settings.options == {"ttl": 5, "prefix": "p:", "durable": True}
+    assert dict(settings.url.query) == {"ttl": "7"}
+
+
+def test_options_without_profile_are_those_given(tmp_path: Path) -> None:
+    """Without the Nones."""
+    assert resolve("memory://", directory=tmp_path, ttl=5, prefix=None).options == {"ttl": 5}
+
+
+def test_settings_show_no_password(project: Path) -> None:
+    """Neither of the URL nor of the options."""
+    settings = resolve(profile="prod", directory=project, environ={"PW": "hunter2"}, password="hunter2")  # noqa: S106
+
+    assert settings.url.password == "hunter2"  # noqa: S105
+    assert "hunter2" not in repr(settings)
+
+
+# -- the search ----------------------------------------------------------------------------------------------------
+
+
+def test_search_goes_upwards(project: Path) -> None:
+    """From the working directory to the root."""
+    assert resolve(profile="dev", directory=project / "below" / "it").url.text == "memory://dev"
+
+
+def test_nearest_file_wins_and_is_the_only_one_read(project: Path) -> None:
+    """Profiles of a directory above are not mixed in."""
+    write(project / "below", '[profiles.other]\nurl = "memory://other"')
+
+    with pytest.raises(ConfigurationError, match=r"does not have. Its profiles are other"):
+        resolve(profile="dev", directory=project / "below" / "it")
+
+
+def test_lockkit_toml_wins_in_one_directory(project: Path) -> None:
+    """Over [tool.lockkit] of pyproject.toml."""
+    write(project, '[tool.lockkit.profiles.dev]\nurl = "memory://py"', name="pyproject.toml")
+
+    assert resolve(profile="dev", directory=project).url.text == "memory://dev"
+
+
+def test_pyproject_with_a_table_of_ours_is_used(project: Path) -> None:
+    """And nearer than a lockkit.toml above it."""
+    write(project / "below", '[tool.lockkit.profiles.dev]\nurl = "memory://py"\nttl = 3', name="pyproject.toml")
+
+    settings = resolve(profile="dev", directory=project / "below" / "it")
+
+    assert settings.url.text == "memory://py"
+    assert settings.options == {"ttl": 3}
+    assert settings.source == f"profile 'dev' in {project / 'below' / 'pyproject.toml'}"
+
+
+@pytest.mark.parametrize("text", ["", "[tool.other]\nx = 1", "[project]\nname = 'x'", "tool = 1"])
+def test_pyproject_without_a_table_of_ours_does_not_end_the_search(project: Path, text: str) -> None:
+    """A package inside a monorepo uses the settings above it."""
+    write(project / "below", text, name="pyproject.toml")
+
+    assert resolve(profile="dev", directory=project / "below").url.text == "memory://dev"
+
+
+# -- references ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "expanded"),
+    [
+        ("${A}", "1"),
+        ("x${A}y${B_2}z", "x1y2z"),
+        ("${E}", ""),
+        ("$A", "$A"),
+        ("$$A $", "$$A $"),
+        ("$${A}", "${A}"),
+        ("$$${A}", "$${A}"),
+        ("$${${A}}", "${1}"),
+        ("${N}", "${A}"),
+    ],
+)
+def test_references_are_replaced_once(text: str, expanded: str) -> None:
+    """What a variable holds is not looked through again; only ``$${`` is an escape."""
+    environ = {"A": "1", "B_2": "2", "E": "", "N": "${A}"}
+
+    assert profiles._expand("key", text, "profile", environ) == expanded
+
+
+@given(st.text())
+def test_what_a_variable_holds_is_put_in_as_it_is(value: str) -> None:
+    """Also with backslashes and references in it."""
+    assert profiles._expand("key", "<${A}>", "profile", {"A": value}) == f"<{value}>"
+
+
+@given(st.text(st.sampled_from("${}A\\ ")))
+def test_every_text_can_be_written(text: str) -> None:
+    """Doubling the dollar of each ``${`` is enough."""
+    assert profiles._expand("key", text.replace("${", "$${"), "profile", {}) == text
+
+
+def test_missing_variable_is_named(project: Path) -> None:
+    """With the profile, its file and the key."""
+    with pytest.raises(ConfigurationError) as caught:
+        resolve(profile="prod", directory=project, environ={"PX": "hunter2"})
+
+    message = f"profile 'prod' in {project / 'lockkit.toml'}: url needs the environment variable PW, which is not set"
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("text", ["${", "${A", "${}", "${A B}", "${1}", "${A:-hunter2}", "x${é}"])
+def test_malformed_reference_is_refused_without_showing_it(tmp_path: Path, text: str) -> None:
+    """A default after ``:-`` may be a password."""
+    path = write(tmp_path, f'[profiles.a]\nurl = "redis://:hunter2{text}@h"')
+
+    with pytest.raises(ConfigurationError, match="without the name of a variable") as caught:
+        resolve(profile="a", directory=tmp_path, environ={"A": "x"})
+
+    assert str(path) in str(caught.value)
+    assert "hunter2" not in str(caught.value)
+
+
+def test_reference_that_is_not_closed_is_refused() -> None:
+    """Also at the end of a text, and though the variable is set."""
+    with pytest.raises(ConfigurationError, match="without the name of a variable and a }"):
+        profiles._expand("key", "x${A", "profile", {"A": "1"})
+
+
+def test_malformed_url_from_a_variable_is_not_shown(tmp_path: Path) -> None:
+    """The message says which profile of which file, and nothing of the value."""
+    path = write(tmp_path, '[profiles.a]\nurl = "redis://:${PW}@h"')
+
+    with pytest.raises(ConfigurationError) as caught:
+        resolve(profile="a", directory=tmp_path, environ={"PW": "hun/ter2"})
+
+    assert str(caught.value).startswith(f"profile 'a' in {path}: the backend URL (redis:…) ")
+    assert "hun" not in f"{caught.value!r}{caught.value.__cause__!r}"
+
+
+# -- errors --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("environ", "part"),
+    [
+        ({"LOCKKIT_URL": ""}, "LOCKKIT_URL is set but empty"),
+        ({"LOCKKIT_ENV": ""}, "LOCKKIT_ENV is set but empty"),
+        ({"LOCKKIT_URL": "localhost:hunter2"}, "LOCKKIT_URL: the backend URL"),
+    ],
+)
+def test_environment_that_is_wrong_never_falls_back(tmp_path: Path, environ: dict[str, str], part: str) -> None:
+    """A lock of this machine alone where the others use a server would exclude nobody."""
+    with pytest.raises(ConfigurationError, match=part) as caught:
+        resolve(directory=tmp_path, environ=environ)
+
+    assert "hunter2" not in str(caught.value)
+
+
+def test_lockkit_env_without_any_file_is_an_error(tmp_path: Path) -> None:
+    """It says where was looked, and what to write."""
+    with pytest.raises(ConfigurationError) as caught:
+        resolve(directory=tmp_path, environ={"LOCKKIT_ENV": "prod"})
+
+    assert "LOCKKIT_ENV asks for the profile 'prod'" in str(caught.value)
+    assert str(tmp_path) in str(caught.value)
+    assert "[profiles.prod]" in str(caught.value)
+
+
+def test_unknown_profile_suggests_the_nearest(project: Path) -> None:
+    """And lists those that there are."""
+    with pytest.raises(ConfigurationError, match=r"'prdo'.*\(did you mean 'prod'\?\)\. Its profiles are dev, prod"):
+        resolve(profile="prdo", directory=project)
+
+
+@pytest.mark.parametrize("profile", ["", 1, b"dev", ["dev"]])
+def test_profile_must_be_a_name(project: Path, profile: Any) -> None:  # noqa: ANN401 - wrong on purpose
+    """Whatever else was given."""
+    with pytest.raises(ConfigurationError, match="profile must be the name"):
+        resolve(profile=profile, directory=project)
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("[profiles.a\nurl = 1", "line 1"),
+        ("\n\nx = ", "line 3"),
+        ("profiles = 1", "a profile must be a table"),
+        ("[profiles]\na = 1", "a profile must be a table"),
+        ("[profils.a]\nurl = 'memory:'", r"unknown key 'profils' \(did you mean 'profiles'\?\)"),
+        ("url = 'memory:'", "unknown key 'url'"),
+        ("[profiles.a]\nttl = 1", "url is missing or not a string"),
+        ("[profiles.a]\nurl = 1", "url is missing or not a string"),
+        ("[profiles.a]\nurl = ''", "the backend URL is empty"),
+        ("[profiles.a]\nurl = 'memory:'\nx = [1]", "x must be a string, a number, true or false, not list"),
+        ("[profiles.a]\nurl = 'memory:'\nx.y = 1", "x must be a string, a number, true or false, not dict"),
+        ("[profiles.a]\nurl = 'memory:'\nx = 2020-01-01", "not date"),
+    ],
+)
+def test_file_of_settings_that_is_wrong(tmp_path: Path, text: str, part: str) -> None:
+    """The message names the file, and where TOML is wrong, the line."""
+    path = write(tmp_path, text)
+
+    with pytest.raises(ConfigurationError, match=part) as caught:
+        resolve(profile="a", directory=tmp_path)
+
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("[tool]\nlockkit = 1", r"tool.lockkit must be a table with \[tool.lockkit.profiles.NAME\]"),
+        ("[tool.lockkit]\nurl = 'memory:'", r"\[tool.lockkit.profiles.NAME\]"),
+    ],
+)
+def test_pyproject_that_is_wrong(tmp_path: Path, text: str, part: str) -> None:
+    """What the message proposes stands below tool.lockkit."""
+    write(tmp_path, text, name="pyproject.toml")
+
+    with pytest.raises(ConfigurationError, match=part):
+        resolve(profile="a", directory=tmp_path)
+
+
+def test_file_that_cannot_be_read(tmp_path: Path) -> None:
+    """A directory of that name, or bytes that are no UTF-8, are not passed over."""
+    (tmp_path / "one" / "lockkit.toml").mkdir(parents=True)
+    (tmp_path / "two").mkdir()
+    (tmp_path / "two" / "lockkit.toml").write_bytes(b"\xff\xfe")
+
+    for name in ("one", "two"):
+        with pytest.raises(ConfigurationError, match=f"cannot read .*{name}/lockkit.toml"):
+            resolve(profile="a", directory=tmp_path / name)
+
+
+# -- the default directory -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("platform", "environ", "wanted"),
+    [
+        ("linux", {"HOME": "/home/u"}, "/home/u/.local/state/lockkit"),
+        ("linux", {"HOME": "/home/u", "XDG_STATE_HOME": "/state"}, "/state/lockkit"),
+        ("linux", {"HOME": "/home/u", "XDG_STATE_HOME": "relative"}, "/home/u/.local/state/lockkit"),
+        ("linux", {"HOME": "/home/u", "XDG_STATE_HOME": ""}, "/home/u/.local/state/lockkit"),
+        ("linux", {"XDG_STATE_HOME": "/state", "LOCKKIT_STATE_DIR": "/locks"}, "/locks"),
+        ("darwin", {"HOME": "/Users/u", "XDG_STATE_HOME": "/state"}, "/Users/u/Library/Application Support/lockkit"),
+        ("darwin", {"HOME": "/Users/u", "LOCKKIT_STATE_DIR": "/locks"}, "/locks"),
+    ],
+)
+def test_default_directory(
+    monkeypatch: pytest.MonkeyPatch, platform: str, environ: dict[str, str], wanted: str
+) -> None:
+    """By the customs of the platform, unless LOCKKIT_STATE_DIR says otherwise."""
+    monkeypatch.setattr(sys, "platform", platform)
+
+    assert profiles.default_directory(environ) == Path(wanted)
+
+
+def test_default_directory_without_home_asks_the_user_database(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cron and some service managers set no HOME."""
+    monkeypatch.delenv("HOME", raising=False)
+
+    assert profiles.default_directory({}).parent.is_absolute()
+
+
+def test_no_home_at_all_says_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user id without an entry in the user database, as containers have it."""
+
+    def no_home() -> Path:
+        raise RuntimeError
+
+    monkeypatch.setattr(Path, "home", no_home)
+
+    with pytest.raises(ConfigurationError, match="set LOCKKIT_STATE_DIR"):
+        profiles.default_directory({})
+
+
+@pytest.mark.parametrize("value", ["", "relative", "~/locks"])
+def test_state_directory_must_be_absolute(value: str) -> None:
+    """A relative one would be another set of locks for each working directory."""
+    with pytest.raises(ConfigurationError, match="LOCKKIT_STATE_DIR"):
+        profiles.default_directory({"LOCKKIT_STATE_DIR": value, "HOME": "/home/u"})
+
+
+@pytest.mark.parametrize(
+    "url", ["redis://${HOST}/0", "redis://:${PASSWORD}@h", "${LOCK_URL}", "file:/${DIR", "redis://h/0?ttl=${T}"]
+)
+def test_variable_that_nobody_expanded_is_refused(tmp_path: Path, url: str) -> None:
+    """A URL is not a profile: its host would be looked for under the name ``${HOST}``."""
+    environ = {"HOST": "h", "PASSWORD": "p", "LOCK_URL": "memory:", "T": "5"}
+    with pytest.raises(ConfigurationError, match=r"the given url has a .* only a profile expands"):
+        resolve(url, directory=tmp_path, environ=environ)
+    with pytest.raises(ConfigurationError, match=r"LOCKKIT_URL has a .* only a profile expands"):
+        resolve(directory=tmp_path, environ={**environ, "LOCKKIT_URL": url})
+
+
+def test_literal_may_look_like_a_variable(tmp_path: Path) -> None:
+    """Written so on purpose: with ``$${`` in a profile, percent-encoded in a URL."""
+    write(tmp_path, "[profiles.a]\nurl = 'redis://:$${x}@h'")
+
+    for settings in (resolve(None, "a", directory=tmp_path), resolve("redis://:%24%7Bx}@h", directory=tmp_path)):
+        assert settings.url.hosts[0].password == "${x}"  # noqa: S105 - it is not a secret
+
+
+def test_url_in_place_of_a_profile_is_not_shown(tmp_path: Path) -> None:
+    """It may have a password."""
+    for wrong in ("redis://:hunter2@h", "hunter2@h"):
+        with pytest.raises(ConfigurationError, match="looks like a URL: give it as url") as given:
+            resolve(None, wrong, directory=tmp_path)
+        with pytest.raises(ConfigurationError, match="looks like a URL: give it as LOCKKIT_URL") as named:
+            resolve(directory=tmp_path, environ={"LOCKKIT_ENV": wrong})
+        assert "hunter2" not in f"{given.value!r}{named.value!r}"

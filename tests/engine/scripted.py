@@ -1,0 +1,126 @@
+"""A backend that does what a test tells it to, over the memory backend; and an engine on it."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Sequence
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+from lockkit import aio, sync
+from lockkit.backends.memory.backend import MemoryBackend
+from lockkit.engine.engine import Engine
+from lockkit.runtime import AsyncioRuntime, BlockingRuntime, Runtime
+
+if TYPE_CHECKING:
+    from lockkit.backend import Busy, Grant, Host, Renewal, Request
+
+_spaces = itertools.count()
+
+
+class ScriptedBackend(MemoryBackend):
+    """
+    The memory backend, with a hook before and after each operation, and a log of what was called.
+
+    A hook may raise (no answer), sleep (a slow answer) or look. After-hooks run when the operation has happened:
+    raising there is an answer that was lost.
+    """
+
+    def __init__(self, space: str, host: Host) -> None:
+        """Start without hooks."""
+        super().__init__(space, host)
+        self.calls: list[str] = []
+        self.before: dict[str, Callable[[], None]] = {}
+        self.after: dict[str, Callable[[], None]] = {}
+        self.contenders = 0
+        self.contenders_max = 0
+        self._count = threading.Lock()
+
+    def _enter(self, what: str) -> None:
+        self.calls.append(what)
+        self.before.get(what, _nothing)()
+
+    async def try_acquire(self, request: Request) -> Grant | Busy:
+        """See `LockBackend.try_acquire`."""
+        self._enter("try_acquire")
+        with self._count:
+            self.contenders += 1
+            self.contenders_max = max(self.contenders, self.contenders_max)
+        try:
+            outcome = await super().try_acquire(request)
+        finally:
+            with self._count:
+                self.contenders -= 1
+        self.after.get("try_acquire", _nothing)()
+        return outcome
+
+    async def wait(self, request: Request, busy: Busy, until: float) -> None:
+        """See `LockBackend.wait`."""
+        self._enter("wait")
+        await super().wait(request, busy, until)
+
+    async def abandon(self, request: Request) -> None:
+        """See `LockBackend.abandon`."""
+        self._enter("abandon")
+        await super().abandon(request)
+
+    async def renew(self, grants: Sequence[Grant]) -> Sequence[Renewal]:
+        """See `LockBackend.renew`."""
+        self._enter("renew")
+        outcomes = await super().renew(grants)
+        self.after.get("renew", _nothing)()
+        return outcomes
+
+    async def release(self, grant: Grant, answer_by: float = inf) -> bool:
+        """See `LockBackend.release`."""
+        self._enter("release")
+        ours = await super().release(grant, answer_by)
+        self.after.get("release", _nothing)()
+        return ours
+
+
+def _nothing() -> None:
+    """No hook."""
+
+
+def fail(error: BaseException) -> Callable[[], None]:
+    """Make a hook that raises."""
+
+    def hook() -> None:
+        raise error
+
+    return hook
+
+
+def once(hook: Callable[[], None]) -> Callable[[], None]:
+    """Make a hook that acts only the first time."""
+    left = [hook]
+
+    def first() -> None:
+        if left:
+            left.pop()()
+
+    return first
+
+
+def scripted(runtime: Runtime | None = None, space: str | None = None, **options: Any) -> tuple[Any, ScriptedBackend]:
+    """
+    Make a client on a scripted backend.
+
+    Args:
+        runtime: Decides the face; blocking if none is given.
+        space: Clients of one space share their locks; one of its own if not given.
+        **options: The engine's options.
+    """
+    made: list[ScriptedBackend] = []
+    space = f"scripted{next(_spaces)}" if space is None else space
+
+    def open_backend(host: Host) -> tuple[ScriptedBackend, dict[str, Any]]:
+        made.append(ScriptedBackend(space, host))
+        return made[-1], options
+
+    runtime = BlockingRuntime() if runtime is None else runtime
+    if isinstance(runtime, AsyncioRuntime):
+        return aio.Client(Engine(open_backend, runtime, aio.Lease)), made[0]
+    return sync.Client(Engine(open_backend, runtime, sync.Lease)), made[0]

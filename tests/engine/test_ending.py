@@ -1,0 +1,295 @@
+"""The end of a client, of an event loop and of the interpreter: nothing stays held, no body goes on unprotected."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from typing import Any
+
+import pytest
+
+import lockkit
+import lockkit.aio
+from lockkit.errors import BackendUnavailable, LockError, LockLost
+from lockkit.runtime import AsyncioRuntime
+from lockkit.testing.servers import RedisServer
+from tests.engine.scripted import fail, scripted
+
+LONG = 30.0
+
+
+# -- close -------------------------------------------------------------------------------------------------------------
+
+
+def test_body_whose_client_is_closed_by_another_thread_raises_lock_lost() -> None:
+    """It was not protected to its end; it was told so at once."""
+    client = lockkit.connect("memory://closed-by-another")
+    told: list[str] = []
+    inside, closed = threading.Event(), threading.Event()
+    raised: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            with client.lock("x", ttl=LONG, on_lost=lambda _, reason: told.append(reason)) as lease:
+                inside.set()
+                assert lease.wait_lost(10)
+                assert closed.wait(10)
+                assert not lease.held
+        except LockLost as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert inside.wait(10)
+    client.close()
+    closed.set()
+    thread.join(10)
+
+    assert len(raised) == 1
+    assert told == ["session"]
+    with lockkit.connect("memory://closed-by-another") as other:
+        assert other.holders("x") == []
+
+
+def test_lease_without_a_body_is_released_by_close() -> None:
+    """Nothing runs under it that could be unprotected."""
+    client = lockkit.connect("memory://closed")
+    lease = client.lock("x", ttl=LONG).acquire()
+
+    client.close()
+
+    assert not lease.held
+    assert not lease.lost
+    lease.release()
+
+
+def test_close_that_was_cancelled_can_be_finished() -> None:
+    """The second call goes on where the first was cut short."""
+    client, backend = scripted(AsyncioRuntime())
+    ended: list[str] = []
+    close, release_all = backend.close, backend.release_all
+    hang = [True]
+
+    async def slow_release_all(grants: Any, answer_by: float) -> None:  # noqa: ANN401 - a sequence
+        if hang.pop():
+            hang.append(False)
+            await asyncio.sleep(60)
+        await release_all(grants, answer_by)
+
+    async def noted_close() -> None:
+        ended.append("closed")
+        await close()
+
+    backend.release_all = slow_release_all  # type: ignore[method-assign]
+    backend.close = noted_close  # type: ignore[method-assign]
+
+    async def run() -> None:
+        lease = await client.lock("x", ttl=LONG).acquire()
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(client.close(), 0.1)
+        assert ended == []
+        assert not lease.held
+        with pytest.raises(LockError, match="closed"):
+            client.lock("y")
+        await client.close()
+        await client.close()
+
+    asyncio.run(run())
+
+    assert ended == ["closed"]
+    other, _ = scripted(space=backend.url.removeprefix("memory://"))
+    assert other.holders("x") == []
+
+
+def test_close_gives_the_backend_all_leases_and_one_deadline() -> None:
+    """So that a server can end them together; the bound counts once, not for each."""
+    client, backend = scripted()
+    calls: list[tuple[int, float]] = []
+
+    async def release_all(grants: Any, answer_by: float) -> None:  # noqa: ANN401 - a sequence
+        calls.append((len(grants), answer_by - client._engine.runtime.now()))
+        raise BackendUnavailable("hangs")
+
+    backend.release_all = release_all  # type: ignore[method-assign]
+    leases = [client.lock(f"y{number}", ttl=LONG).acquire() for number in range(100)]
+
+    client.close()
+
+    ((count, seconds),) = calls
+    assert count == len(leases)
+    assert 0.0 < seconds < 5.0
+
+
+# -- leaving a block ---------------------------------------------------------------------------------------------------
+
+
+def test_release_that_failed_at_the_end_of_a_block_is_repeated() -> None:
+    """The next holder need not wait for the ttl: the comparison of the owner makes repeating safe."""
+    client, backend = scripted()
+    backend.before["release"] = fail(BackendUnavailable("away for a moment"))
+
+    with client.lock("x", ttl=600):
+        pass
+    del backend.before["release"]
+
+    client.lock("x", ttl=LONG, timeout=20).acquire().release()
+    client.close()
+
+
+# -- the end of an event loop ------------------------------------------------------------------------------------------
+
+
+def test_bodies_that_clean_up_while_the_loop_ends_keep_their_leases() -> None:
+    """asyncio.run cancels all tasks together: the background work too, which goes on as long as a body runs."""
+    space = "memory://ends"
+    overlaps: list[str] = []
+
+    async def body(client: lockkit.aio.Client, entered: asyncio.Event) -> None:
+        async with client.lock("x", ttl=0.4) as lease:
+            entered.set()
+            try:
+                await asyncio.sleep(60)
+            finally:
+                with lockkit.connect(space) as other:
+                    for _ in range(12):  # three times the ttl: without renewals it would be free long before the end
+                        await asyncio.sleep(0.1)
+                        if (found := other.lock("x", ttl=1).try_acquire()) is not None:
+                            overlaps.append(f"held={lease.held} lost={lease.lost}")
+                            found.release()
+
+    async def main() -> None:
+        client = await lockkit.aio.connect(space)
+        entered = asyncio.Event()
+        main.task = asyncio.create_task(body(client, entered))  # type: ignore[attr-defined]
+        await entered.wait()
+
+    asyncio.run(main())
+
+    assert overlaps == []
+    with lockkit.connect(space) as other:
+        assert other.holders("x") == []
+
+
+def test_lease_that_nobody_releases_is_free_when_the_loop_has_ended() -> None:
+    """At once, not at its ttl; it is not held any more."""
+    space = "memory://loop"
+
+    async def main() -> lockkit.aio.Lease:
+        client = await lockkit.aio.connect(space)
+        return await client.lock("x", ttl=600).acquire()
+
+    lease = asyncio.run(main())
+
+    assert not lease.held
+    with lockkit.connect(space) as other:
+        assert other.holders("x") == []
+
+
+def test_loop_that_ends_before_the_watch_has_begun_releases() -> None:
+    """A task that is cancelled before its first step runs nothing: the lock stayed for its ttl."""
+    space = "memory://begun"
+
+    async def main() -> lockkit.aio.Lease:
+        client = await lockkit.aio.connect(space)
+        lease = await client.lock("x", ttl=600).acquire()
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+        return lease
+
+    lease = asyncio.run(main())
+
+    assert not lease.held
+    with lockkit.connect(space) as other:
+        assert other.holders("x") == []
+
+
+# -- the end of the interpreter ----------------------------------------------------------------------------------------
+
+
+def python(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a script in a process of its own."""
+    command = [sys.executable, "-c", textwrap.dedent(script), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_exit_releases_what_is_held_at_a_server() -> None:
+    """On every Python: since 3.12 no thread can be started then. The process's death frees nothing at Redis."""
+    with RedisServer() as server:
+        run = python(
+            """
+            import sys, lockkit
+            clients = [lockkit.connect(sys.argv[1]) for _ in range(3)]
+            leases = [client.lock(f"{number}:{name}", ttl=600).acquire()
+                      for number, client in enumerate(clients) for name in range(5)]
+            """,
+            server.url,
+        )
+        assert run.returncode == 0, run.stderr
+        assert run.stderr == ""
+        with lockkit.connect(server.url) as other:
+            held = [f"{number}:{name}" for number in range(3) for name in range(5) if other.holders(f"{number}:{name}")]
+    assert held == []
+
+
+def test_exit_of_many_clients_takes_one_bound_for_all() -> None:
+    """A server that hangs holds up the exit once, not for each client; the bound here is a generous one."""
+    run = python(
+        """
+        import atexit, time, lockkit
+        from lockkit.backends.memory.backend import MemoryBackend
+
+        async def hang(self, *arguments):
+            time.sleep(20)
+
+        started = []
+        atexit.register(lambda: print(time.monotonic() - started[0]))  # runs after lockkit's own
+        import lockkit.engine.engine
+        atexit.unregister(lockkit.engine.engine._at_exit)
+        atexit.register(lockkit.engine.engine._at_exit)
+        MemoryBackend.release = hang
+        clients = [lockkit.connect(f"memory://{number}") for number in range(8)]
+        leases = [client.lock("x", ttl=600).acquire() for client in clients]
+        started.append(time.monotonic())
+        """
+    )
+    assert run.returncode == 0, run.stderr
+    assert float(run.stdout) < 4.0
+
+
+def test_sys_exit_within_a_loop_releases(tmp_path: Any) -> None:  # noqa: ANN401 - a path
+    """``SystemExit`` ends the loop at once; what is held is free all the same."""
+    url = f"sqlite:///{tmp_path}/locks.db"
+    run = python(
+        """
+        import asyncio, sys, lockkit.aio
+
+        async def main():
+            client = await lockkit.aio.connect(sys.argv[1])
+            lease = await client.lock("x", ttl=600).acquire()
+            async def other():
+                async with client.lock("y", ttl=600):
+                    await asyncio.sleep(60)
+            task = asyncio.create_task(other())
+            await asyncio.sleep(0.2)
+            sys.exit(3)
+
+        asyncio.run(main())
+        """,
+        url,
+    )
+    assert run.returncode == 3, run.stderr
+    with lockkit.connect(url) as client:
+        assert client.holders("x") == []
+        assert client.holders("y") == []
+
+
+def test_dropped_leases_do_not_hold_up_the_exit() -> None:
+    """Time passes for nobody when nothing is held."""
+    started = time.monotonic()
+    run = python("import lockkit; lockkit.connect('memory://').lock('x').acquire().release()")
+    assert run.returncode == 0, run.stderr
+    assert time.monotonic() - started < 20

@@ -1,0 +1,1232 @@
+"""The rules of the engine, each with the world behaving badly in its own way."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lockkit
+import lockkit.aio
+from lockkit.backend import Grant, Renewed
+from lockkit.errors import BackendUnavailable, LockError, LockLost, LockTimeout
+from lockkit.runtime import AsyncioRuntime, BlockingRuntime, monotonic
+from tests.engine.scripted import fail, once, scripted
+
+DOWN = BackendUnavailable("connection refused")
+
+
+class MovableClock(BlockingRuntime):
+    """Real time plus what a test adds: as if the process had been paused."""
+
+    added = 0.0
+
+    def now(self) -> float:
+        """See `Runtime.now`."""
+        return monotonic() + self.added
+
+
+def waiting(client: Any, count: int) -> bool:  # noqa: ANN401 - a client of either face
+    """Tell whether `count` stand in the client's line for ``x`` behind its head."""
+    return bool(client._engine.lines.behind("x") == count)
+
+
+def wait_for(event: threading.Event) -> Callable[[], None]:
+    """Make a hook that hangs until the event is set."""
+
+    def hook() -> None:
+        event.wait(60)
+
+    return hook
+
+
+def eventually(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    """Wait until the condition holds; fail after a generous bound."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "did not come true"
+        time.sleep(0.005)
+
+
+# -- rule 1 and 7: the clock -----------------------------------------------------------------------------------------
+
+
+def test_deadline_counts_from_before_the_request() -> None:
+    """A slow answer shortens the time left: the server's ttl began when the request arrived."""
+    clock = MovableClock()
+    client, backend = scripted(clock)
+
+    def slow() -> None:
+        clock.added += 3.0
+
+    backend.after["try_acquire"] = slow
+    lease = client.lock("x", ttl=10, renew=False).acquire()
+
+    assert lease.remaining() <= 10 - 3 - 0.102
+    assert lease.remaining() > 5
+    lease.release()
+
+
+def test_grant_that_came_too_late_is_never_returned() -> None:
+    """An answer that took longer than the ttl is undone and asked for again."""
+    clock = MovableClock()
+    client, backend = scripted(clock)
+
+    def too_slow() -> None:
+        clock.added += 11.0
+
+    backend.after["try_acquire"] = once(too_slow)
+    lease = client.lock("x", ttl=10).acquire(timeout=60)
+
+    assert backend.calls == ["try_acquire", "abandon", "try_acquire"]
+    assert lease.remaining() > 9
+    lease.release()
+
+
+def test_single_try_whose_grant_came_too_late_says_so() -> None:
+    """Nobody else had the lock: "busy" would send its reader looking for a holder."""
+    clock = MovableClock()
+    client, backend = scripted(clock)
+
+    def too_slow() -> None:
+        clock.added += 11.0
+
+    backend.after["try_acquire"] = once(too_slow)
+
+    with pytest.raises(LockTimeout, match=r"'x'.*the answer took longer than its ttl of 10 s"):
+        client.lock("x", ttl=10).acquire(timeout=0)
+
+    assert client.holders("x") == []
+
+
+def test_paused_holder_sees_the_clock_first() -> None:
+    """After a pause everything that looks says lost, before any thread of ours has run."""
+    clock = MovableClock()
+    client, _ = scripted(clock)
+    lease = client.lock("x", ttl=5).acquire()
+
+    clock.added += 6
+
+    assert not lease.held
+    assert lease.lost
+    assert lease.remaining() == 0.0
+    with pytest.raises(LockLost, match="deadline passed"):
+        lease.check()
+    with pytest.raises(LockLost):
+        lease.extend()
+    with pytest.raises(LockLost):
+        lease.release()
+
+
+# -- rule 3: answers that never came ---------------------------------------------------------------------------------
+
+
+def test_lost_answer_is_undone_by_owner_and_never_handed_out() -> None:
+    """The first request was granted, but its answer was lost: the lease returned is another one."""
+    client, backend = scripted()
+    owners: list[str] = []
+
+    def lose_answer() -> None:
+        owners.extend(holder.owner for holder in client.holders("x"))
+        raise DOWN
+
+    backend.after["try_acquire"] = once(lose_answer)
+    lease = client.lock("x").acquire(timeout=10)
+
+    assert len(owners) == 1
+    assert lease.owner != owners[0]
+    assert [holder.owner for holder in client.holders("x")] == [lease.owner]
+    lease.release()
+
+
+def test_undo_is_repeated_until_it_succeeds() -> None:
+    """The backend is away when the request is to be undone: the renewer undoes it later, long before its ttl."""
+    client, backend = scripted()
+    backend.after["try_acquire"] = once(fail(DOWN))
+    backend.before["abandon"] = once(fail(DOWN))
+
+    with pytest.raises(BackendUnavailable):
+        client.lock("x", ttl=300).acquire(timeout=0)
+
+    eventually(lambda: not client.lock("x").locked())
+    assert backend.calls.count("abandon") == 2
+
+
+def test_interrupt_after_the_grant_leaves_nothing() -> None:
+    """Ctrl-C strikes when the server has granted and the caller has nothing in hand yet."""
+    client, backend = scripted()
+    backend.after["try_acquire"] = once(fail(KeyboardInterrupt()))
+
+    with pytest.raises(KeyboardInterrupt):
+        client.lock("x").acquire()
+
+    assert client.holders("x") == []
+    client.lock("x").acquire(timeout=0).release()
+
+
+def test_interrupt_while_waiting_leaves_no_place_in_the_queue() -> None:
+    """Neither in the line of the process nor at the backend."""
+    client, backend = scripted()
+    other, _ = scripted(space=backend.url.removeprefix("memory://"))
+    backend.before["wait"] = fail(KeyboardInterrupt())
+
+    with other.lock("x"):
+        with pytest.raises(KeyboardInterrupt):
+            client.lock("x").acquire()
+        assert other.holders("x")[0].waiters == 0
+
+    del backend.before["wait"]
+    client.lock("x").acquire(timeout=0).release()
+
+
+# -- rule 4 and 5: waiting -------------------------------------------------------------------------------------------
+
+
+def test_one_contender_whatever_the_number_of_threads() -> None:
+    """50 threads want the lock; at most one of them is at the backend at a time, and all get it."""
+    client, backend = scripted()
+    served: list[int] = []
+
+    def work(index: int) -> None:
+        with client.lock("x", timeout=60):
+            served.append(index)
+
+    with client.lock("x"):
+        threads = [threading.Thread(target=work, args=(index,)) for index in range(50)]
+        for thread in threads:
+            thread.start()
+        eventually(lambda: waiting(client, 49))
+        calls = len(backend.calls)
+    for thread in threads:
+        thread.join()
+
+    assert sorted(served) == list(range(50))
+    assert backend.contenders_max == 1
+    assert calls <= 6
+
+
+def test_line_is_first_come_first_served() -> None:
+    """Waiters of one client are served in the order in which they came."""
+    client, _ = scripted()
+    served: list[int] = []
+
+    def work(index: int) -> None:
+        with client.lock("x"):
+            served.append(index)
+
+    threads = []
+    with client.lock("x"):
+        for index in range(8):
+            threads.append(threading.Thread(target=work, args=(index,)))
+            threads[-1].start()
+            eventually(functools.partial(waiting, client, index))
+    for thread in threads:
+        thread.join()
+
+    assert served == list(range(8))
+
+
+def test_long_wait_is_logged_once_with_the_holder(caplog: pytest.LogCaptureFixture) -> None:
+    """A wait longer than the ttl says who holds the lock; also for a waiter that is not at the head of the line."""
+    client, backend = scripted()
+    other, _ = scripted(space=backend.url.removeprefix("memory://"))
+    with other.lock("x", metadata="nightly report"), caplog.at_level(logging.WARNING, "lockkit"):
+        threads = [
+            threading.Thread(target=lambda: client.lock("x", ttl=0.05).try_acquire(0.5)) for _ in range(2)
+        ]  # fmt: skip
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    messages = [record.getMessage() for record in caplog.records if "waiting for lock" in record.getMessage()]
+    assert len(messages) == 2
+    assert any("nightly report" in message and "pid=" in message for message in messages)
+    assert any("this same client" in message for message in messages)
+
+
+def test_timeout_is_one_deadline_for_the_call() -> None:
+    """Woken again and again for nothing, the wait still ends at its timeout."""
+    client, backend = scripted()
+    other, _ = scripted(space=backend.url.removeprefix("memory://"))
+
+    async def wake_for_nothing(*_: object) -> None:
+        await client._engine.runtime.sleep(0.01)
+
+    backend.wait = wake_for_nothing  # type: ignore[method-assign, assignment]
+    with other.lock("x"):
+        started = time.monotonic()
+        with pytest.raises(LockTimeout) as caught:
+            client.lock("x").acquire(timeout=0.3)
+
+    assert 0.29 <= time.monotonic() - started < 10
+    assert backend.calls.count("try_acquire") > 2
+    assert caught.value.name == "x"
+    assert caught.value.backend == backend.url
+    assert "holders()" in str(caught.value)
+
+
+# -- rule 10: outages ------------------------------------------------------------------------------------------------
+
+
+def test_outage_with_timeout_zero_is_told_at_once() -> None:
+    """No retry, and not a timeout: nobody said that the lock is busy."""
+    client, backend = scripted()
+    backend.before["try_acquire"] = fail(DOWN)
+
+    with pytest.raises(
+        BackendUnavailable, match=r"could not acquire lock 'x' at memory://.*connection refused"
+    ) as caught:
+        client.lock("x").acquire(timeout=0)
+
+    assert not isinstance(caught.value, LockTimeout)
+    assert caught.value.name == "x"
+    assert caught.value.__cause__ is DOWN
+
+
+def test_outage_to_the_end_of_a_timed_wait_is_unavailable() -> None:
+    """Tried more than once, then `BackendUnavailable`."""
+    client, backend = scripted()
+    backend.before["try_acquire"] = fail(DOWN)
+
+    with pytest.raises(BackendUnavailable):
+        client.lock("x").acquire(timeout=0.3)
+
+    assert backend.calls.count("try_acquire") > 2
+
+
+def test_outage_that_ends_is_waited_out() -> None:
+    """The backend comes back within the timeout: the lock is acquired."""
+    client, backend = scripted()
+    left = iter(range(3))
+
+    def away() -> None:
+        if next(left, None) is not None:
+            raise DOWN
+
+    backend.before["try_acquire"] = away
+    client.lock("x").acquire(timeout=30).release()
+
+    assert backend.calls.count("try_acquire") == 4
+
+
+def test_outage_without_timeout_ends_after_unavailable_after() -> None:
+    """A wait without limit does not wait for a dead backend without limit."""
+    client, backend = scripted(unavailable_after=0.3)
+    backend.before["try_acquire"] = fail(DOWN)
+
+    started = time.monotonic()
+    with pytest.raises(BackendUnavailable):
+        client.lock("x").acquire()
+
+    assert 0.29 <= time.monotonic() - started < 10
+
+
+def test_waiters_in_line_learn_of_the_outage_together() -> None:
+    """They do not each wait ``unavailable_after`` anew once they get to the head."""
+    client, backend = scripted(unavailable_after=0.5)
+    backend.before["try_acquire"] = fail(DOWN)
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            client.lock("x").acquire()
+        except BackendUnavailable as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(20)]
+    started = time.monotonic()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert len(errors) == 20
+    assert time.monotonic() - started < 0.5 * 20
+
+
+# -- rule 6: renewal and loss ----------------------------------------------------------------------------------------
+
+
+def test_renewal_keeps_the_lease_beyond_its_ttl() -> None:
+    """Held for several ttls, in few renewals."""
+    client, backend = scripted()
+    with client.lock("x", ttl=1.5) as lease:
+        time.sleep(3.5)
+        assert lease.held
+    assert 3 <= backend.calls.count("renew") <= 10
+
+
+def test_hanging_renewal_does_not_hide_the_deadline() -> None:
+    """The renewal never comes back; the lease is lost at its deadline all the same."""
+    client, backend = scripted()
+    hang = threading.Event()
+    backend.before["renew"] = wait_for(hang)
+    told: list[str] = []
+    lease = client.lock("x", ttl=0.5, on_lost=lambda _, reason: told.append(reason)).acquire()
+
+    assert lease.wait_lost(timeout=10)
+    eventually(lambda: told == ["expired"])
+    hang.set()
+
+
+def test_late_answer_does_not_revive_a_lost_lease() -> None:
+    """Lost is final, also when the renewal turns out to have succeeded."""
+    client, backend = scripted()
+    hang = threading.Event()
+    backend.before["renew"] = wait_for(hang)
+    lease = client.lock("x", ttl=0.3).acquire()
+    assert lease.wait_lost(timeout=10)
+
+    hang.set()
+    eventually(lambda: "release" in backend.calls)  # what the late renewal kept is freed again
+
+    assert lease.lost
+    eventually(lambda: client.holders("x") == [])
+
+
+def test_failing_renewal_is_retried_until_the_deadline(caplog: pytest.LogCaptureFixture) -> None:
+    """Every error, also one that no backend should raise; lost once, at the deadline; one warning for the jeopardy."""
+    client, backend = scripted()
+    backend.before["renew"] = fail(RuntimeError("a driver's bug"))
+    told: list[str] = []
+    with caplog.at_level(logging.WARNING, "lockkit"):
+        lease = client.lock("x", ttl=1.5, on_lost=lambda _, reason: told.append(reason)).acquire()
+        assert lease.wait_lost(timeout=10)
+        eventually(lambda: told == ["expired"])
+        eventually(lambda: any("lost lock" in record.getMessage() for record in caplog.records))
+
+    assert backend.calls.count("renew") > 2
+    assert sum("lockkit retries" in record.getMessage() for record in caplog.records) == 1
+    assert sum("lost lock" in record.getMessage() for record in caplog.records) == 1
+
+
+def test_renewal_that_recovers_ends_the_jeopardy() -> None:
+    """One failure does not end renewal."""
+    client, backend = scripted()
+    backend.before["renew"] = once(fail(DOWN))
+    with client.lock("x", ttl=1.5) as lease:
+        time.sleep(2.0)
+        assert lease.held
+        assert not lease._hold.in_jeopardy
+
+
+def test_lost_renewal_answer_is_no_loss() -> None:
+    """The renewal happened, its answer was lost: asked again, still ours."""
+    client, backend = scripted()
+    backend.after["renew"] = once(fail(DOWN))
+    with client.lock("x", ttl=1.5) as lease:
+        time.sleep(2.0)
+        assert lease.held
+
+
+def test_max_hold_ends_renewal() -> None:
+    """A stuck holder loses the lock."""
+    client, _ = scripted()
+    lease = client.lock("x", ttl=0.2, max_hold=0.3).acquire()
+
+    assert lease.wait_lost(timeout=10)
+    client.lock("x").acquire(timeout=5).release()
+
+
+def test_broken_lock_is_told_once_and_callback_errors_are_contained(caplog: pytest.LogCaptureFixture) -> None:
+    """The first callback raises; the second is called all the same, once."""
+    client, _ = scripted()
+    told: list[tuple[object, str]] = []
+    lease = client.lock("x", ttl=0.6, on_lost=lambda *_: 1 // 0).acquire()
+    lease.on_lost(lambda lost, reason: told.append((lost, reason)))
+
+    assert client.break_lock("x")
+    assert lease.wait_lost(timeout=10)
+    eventually(lambda: len(told) == 1 and "ZeroDivisionError" in caplog.text)
+
+    assert told == [(lease, "broken")]
+    late: list[str] = []
+    lease.on_lost(lambda _, reason: late.append(reason))
+    eventually(lambda: late == ["broken"])
+
+
+def test_reentering_a_lost_lease_says_so() -> None:
+    """The inner block must not run on a fresh lease while the outer one has lost the lock."""
+    client, _ = scripted()
+    lock = client.lock("x", ttl=0.3, reentrant=True)
+    with pytest.raises(LockLost), lock as outer:  # noqa: PT012 - the body is the point
+        client.break_lock("x")
+        assert outer.wait_lost(timeout=10)
+        with pytest.raises(LockLost, match="freed by force"):
+            lock.acquire()
+    with lock as lease:
+        assert lease.held
+
+
+# -- release ---------------------------------------------------------------------------------------------------------
+
+
+def test_release_without_answer_can_be_called_again() -> None:
+    """The owner is not forgotten; the second call frees the lock."""
+    client, backend = scripted()
+    lease = client.lock("x", ttl=60).acquire()
+    backend.before["release"] = once(fail(DOWN))
+
+    with pytest.raises(BackendUnavailable, match="could not release lock 'x'"):
+        lease.release()
+    assert client.lock("x").locked()
+    lease.release()
+
+    assert not client.lock("x").locked()
+    lease.release()
+    assert backend.calls.count("release") == 2
+
+
+def test_release_whose_answer_was_lost_is_no_loss_the_second_time() -> None:
+    """The first release did free the lock; the second finds nothing, which is what was wanted."""
+    client, backend = scripted()
+    lease = client.lock("x", ttl=60).acquire()
+    backend.after["release"] = once(fail(DOWN))
+
+    with pytest.raises(BackendUnavailable):
+        lease.release()
+    with client.lock("x") as newer:
+        lease.release()
+        assert newer.held
+        assert newer.confirm()
+    assert not lease.lost
+
+
+def test_interrupted_release_still_frees() -> None:
+    """Ctrl-C in the middle of a release: sent again, then raised."""
+    client, backend = scripted()
+    lease = client.lock("x", ttl=60).acquire()
+    backend.before["release"] = once(fail(KeyboardInterrupt()))
+
+    with pytest.raises(KeyboardInterrupt):
+        lease.release()
+
+    assert not client.lock("x").locked()
+
+
+def test_release_of_a_broken_lease_raises_and_frees_nobody_else() -> None:
+    """Broken and taken by another before our renewal could notice."""
+    client, _ = scripted()
+    lease = client.lock("x", ttl=60).acquire()
+    client.break_lock("x")
+    with client.lock("x") as newer:
+        with pytest.raises(LockLost):
+            lease.release()
+        assert newer.confirm()
+    assert lease.lost
+
+
+def test_unreachable_at_the_end_of_a_good_body_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """The work was protected: not raised."""
+    client, backend = scripted()
+    with caplog.at_level(logging.WARNING, "lockkit"), client.lock("x"):
+        backend.before["release"] = fail(DOWN)
+
+    assert "could not release lock 'x'" in caplog.text
+
+
+@pytest.mark.parametrize("failure", ["lost", "unreachable"])
+def test_release_error_never_hides_the_bodys(failure: str) -> None:
+    """The body's exception goes on unchanged, with a note that says what happened at the end."""
+    client, backend = scripted()
+    with pytest.raises(KeyError, match="the body's") as caught, client.lock("x"):  # noqa: PT012 - the body is the point
+        if failure == "lost":
+            client.break_lock("x")
+        else:
+            backend.before["release"] = fail(DOWN)
+        raise KeyError("the body's")
+
+    assert any("lockkit" in note for note in caught.value.__notes__)
+
+
+# -- extend ----------------------------------------------------------------------------------------------------------
+
+
+def test_extend_waits_for_the_renewal_in_flight() -> None:
+    """Else the server could run the older, shorter renewal last."""
+    client, backend = scripted()
+    hang, sent = threading.Event(), threading.Event()
+
+    def slow() -> None:
+        sent.set()
+        hang.wait(60)
+
+    backend.before["renew"] = once(slow)
+    lease = client.lock("x", ttl=3).acquire()
+    assert sent.wait(10)
+    extending = threading.Thread(target=lease.extend, args=(50,))
+    extending.start()
+    time.sleep(0.1)
+    assert backend.calls.count("renew") == 1
+
+    hang.set()
+    extending.join(10)
+
+    assert lease.remaining() > 40
+    assert lease.ttl == 50
+    lease.release()
+
+
+def test_extend_does_not_wait_for_a_renewal_that_release_made_pointless() -> None:
+    """The renewal of a lease is queued behind one that hangs; the lease is released: `LockLost`, and at once."""
+    client, backend = scripted()
+    hang, sent = threading.Event(), threading.Event()
+
+    def slow() -> None:
+        sent.set()
+        hang.wait(60)
+
+    backend.before["renew"] = slow
+    first = client.lock("first", ttl=200).acquire()
+    lease = client.lock("x", ttl=300).acquire()
+    client._engine.confirm_soon()
+    assert sent.wait(10)
+    errors: list[LockError] = []
+
+    def extend() -> None:
+        try:
+            lease.extend(400)
+        except LockError as error:
+            errors.append(error)
+
+    lease._hold.in_flight = True  # whichever of the two batches it is in
+    extending = threading.Thread(target=extend)
+    extending.start()
+    eventually(lambda: lease._hold.settled is not None)
+    lease.release()
+    extending.join(30)
+
+    assert [type(error) for error in errors] == [LockLost]
+    hang.set()
+    first.release()
+
+
+def test_extend_without_answer_believes_the_earlier_end() -> None:
+    """A shorter ttl may have been set at the server though its answer was lost."""
+    client, backend = scripted()
+    lease = client.lock("x", ttl=100, renew=False).acquire()
+    backend.after["renew"] = fail(DOWN)
+
+    with pytest.raises(BackendUnavailable, match="could not extend"):
+        lease.extend(5)
+
+    assert lease.remaining() < 5
+    assert lease.held
+    lease.release()
+
+
+# -- rule 8 and 9: the process ---------------------------------------------------------------------------------------
+
+
+def test_forked_child_owns_nothing() -> None:
+    """Its copies are lost, it frees nothing of the parent's, and can use the client anew."""
+    client, backend = scripted()
+    with client.lock("x") as lease:
+        calls = len(backend.calls)
+        pid = os.fork()
+        if pid == 0:
+            try:
+                assert lease.lost
+                assert not lease.held
+                with pytest.raises(LockLost, match="process"):
+                    lease.release()
+                client.lock("x").acquire(timeout=0).release()
+                assert len(backend.calls) == calls
+            except BaseException:  # noqa: BLE001 - the parent reads the status
+                os._exit(1)
+            os._exit(0)
+        _, status = os.waitpid(pid, 0)
+        assert status == 0
+        assert lease.held
+
+
+@pytest.mark.parametrize("face", ["sync", "aio"])
+def test_exit_releases_what_is_held(face: str, tmp_path: Path) -> None:
+    """A script that ends without releasing leaves the lock free for the next process at once."""
+    url = f"file://{tmp_path}"
+    script = {
+        "sync": """
+            import lockkit
+            lease = lockkit.connect(URL).lock("x", ttl=600).acquire()
+        """,
+        "aio": """
+            import asyncio, lockkit
+            leases = []
+            async def main():
+                leases.append(await lockkit.aio.connect(URL).lock("x", ttl=600).acquire())
+            asyncio.run(main())
+        """,
+    }[face]
+    code = textwrap.dedent(script).replace("URL", repr(url))
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=60)
+
+    with lockkit.connect(url) as client:
+        assert client.holders("x") == []
+
+
+def test_event_loop_that_ends_releases_what_is_held() -> None:
+    """``asyncio.run`` cancels what is left; the watch takes the leases back before it goes."""
+    leases: list[Any] = []
+
+    async def main() -> None:
+        client, _ = scripted(AsyncioRuntime(), space="loop-end")
+        leases.append(await client.lock("x", ttl=600).acquire())
+
+    asyncio.run(main())
+
+    other, _ = scripted(space="loop-end")
+    assert other.holders("x") == []
+
+
+# -- closing ---------------------------------------------------------------------------------------------------------
+
+
+def test_close_ends_waits_and_leaves_nothing() -> None:
+    """Waiters at the head and in line get a `LockError`; held leases are free; no place is left in the queue."""
+    client, backend = scripted()
+    other, _ = scripted(space=backend.url.removeprefix("memory://"))
+    errors: list[LockError] = []
+
+    def work() -> None:
+        try:
+            client.lock("x").acquire()
+        except LockError as error:
+            errors.append(error)
+
+    with other.lock("x"):
+        held = client.lock("y").acquire()
+        threads = [threading.Thread(target=work) for _ in range(5)]
+        for thread in threads:
+            thread.start()
+        eventually(lambda: waiting(client, 4) and other.holders("x")[0].waiters == 1)
+        client.close()
+        client.close()
+        for thread in threads:
+            thread.join(10)
+        assert other.holders("x")[0].waiters == 0
+
+    assert [type(error) for error in errors] == [LockError] * 5
+    assert not held.held
+    assert not held.lost
+    assert other.holders("y") == []
+    with pytest.raises(LockError, match="closed"):
+        client.lock("x")
+    with pytest.raises(LockError, match="closed"):
+        client.ping()
+
+
+def test_idle_threads_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The watch and the renewer go when they have had nothing to do for a while, and come back when needed."""
+    monkeypatch.setattr("lockkit.engine.renewal.LINGER", 0.05)
+    client, _ = scripted()
+
+    keeper = client._engine.keeper
+
+    with client.lock("x", ttl=0.2):
+        eventually(lambda: keeper._watching.running and keeper._renewing.running)
+    eventually(lambda: not keeper._watching.running and not keeper._renewing.running)
+    with client.lock("x", ttl=1.5) as lease:
+        time.sleep(2.0)
+        assert lease.held
+
+
+def test_asyncio_client_belongs_to_its_loop() -> None:
+    """From another loop a clear error, and nothing is sent."""
+    client, backend = scripted(AsyncioRuntime())
+
+    async def use() -> None:
+        async with client.lock("x"):
+            pass
+
+    asyncio.run(use())
+    calls = list(backend.calls)
+    with pytest.raises(LockError, match="one client per event loop"):
+        asyncio.run(use())
+    assert backend.calls == calls
+
+
+# -- several that use one lease --------------------------------------------------------------------------------------
+
+
+def test_two_threads_that_release_one_lease_are_both_right() -> None:
+    """The second asked the backend after the first, was told that the lease was not its own, and raised LockLost."""
+    client, backend = scripted()
+    lease = client.lock("x", ttl=30).acquire()
+    first_is_there, go_on = threading.Event(), threading.Event()
+
+    def hook() -> None:
+        if not first_is_there.is_set():
+            first_is_there.set()
+            go_on.wait(20)
+
+    backend.before["release"] = hook
+    errors: list[BaseException] = []
+
+    def release() -> None:
+        try:
+            lease.release()
+        except LockError as error:
+            errors.append(error)
+
+    first = threading.Thread(target=release)
+    first.start()
+    assert first_is_there.wait(10)
+    second = threading.Thread(target=release)
+    second.start()
+    second.join(0.3)
+    go_on.set()
+    first.join(10)
+    second.join(10)
+
+    assert errors == []
+    assert backend.calls.count("release") == 1
+    assert client.holders("x") == []
+
+
+def test_second_release_asks_again_when_the_first_had_no_answer() -> None:
+    """Who waits for the outcome of a release that fails has to try itself."""
+    client, backend = scripted()
+    lease = client.lock("x", ttl=30).acquire()
+    entered, go_on = threading.Event(), threading.Event()
+
+    def hook() -> None:
+        if not entered.is_set():
+            entered.set()
+            go_on.wait(20)
+            raise DOWN
+
+    backend.before["release"] = hook
+    failed: list[bool] = []
+
+    def release() -> None:
+        try:
+            lease.release()
+            failed.append(False)
+        except BackendUnavailable:
+            failed.append(True)
+
+    threads = [threading.Thread(target=release) for _ in range(2)]
+    threads[0].start()
+    assert entered.wait(10)
+    threads[1].start()
+    threads[1].join(0.2)
+    go_on.set()
+    for thread in threads:
+        thread.join(10)
+
+    assert sorted(failed) == [False, True]
+    assert client.holders("x") == []
+
+
+def test_re_entry_never_gives_a_released_lease() -> None:
+    """The lease was handed over, and is released there in the instant of the re-entry."""
+    client, _ = scripted()
+    engine = client._engine
+    lock = client.lock("x", ttl=30, reentrant=True)
+    lease = lock.acquire()
+    check = engine.check
+
+    def released_meanwhile(hold: Any) -> None:  # noqa: ANN401 - the engine's record
+        check(hold)
+        thread = threading.Thread(target=lease.release)
+        thread.start()
+        thread.join(10)
+
+    engine.check = released_meanwhile
+    again = lock.acquire()
+    engine.check = check
+
+    assert again is not lease
+    assert again.held
+    again.release()
+
+
+# -- the time that a lease has ---------------------------------------------------------------------------------------
+
+
+def test_renewal_after_an_outage_stays_within_max_hold() -> None:
+    """Retries of a failed renewal do not go on past the end that was asked for."""
+    client, backend = scripted()
+    hanging, go_on = threading.Event(), threading.Event()
+
+    def hang() -> None:
+        hanging.set()
+        go_on.wait(20)
+        raise DOWN
+
+    backend.before["renew"] = hang
+    lease = client.lock("x", ttl=3.0, max_hold=1.2).acquire()
+    assert hanging.wait(10)
+    time.sleep(0.5)  # 1.5 s after the start: the renewal that failed may not be repeated
+    go_on.set()
+    del backend.before["renew"]
+
+    assert lease.wait_lost(10)
+    assert backend.calls.count("renew") == 1
+
+
+def test_unanswered_short_extension_does_not_cap_the_lease_for_ever() -> None:
+    """It does for as long as the request may still be on its way to the server."""
+    runtime = MovableClock()
+    client, backend = scripted(runtime)
+    lease = client.lock("x", ttl=600).acquire()
+    backend.before["renew"] = fail(DOWN)
+    with pytest.raises(BackendUnavailable):
+        lease.extend(2.0)
+    del backend.before["renew"]
+
+    lease.extend(600)
+    assert lease.remaining() <= 2.0
+    eventually(lambda: lease._hold.renew_at != 0.0)
+
+    runtime.added += 0.1
+    lease._hold.unanswered_until = runtime.now()  # two minutes later; nobody keeps a lease of 2 s for so long here
+    lease.extend(600)
+    assert lease.remaining() > 500
+    lease.release()
+
+
+# -- who is told what --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("renew", [True, False])
+def test_breaking_a_lock_in_memory_tells_its_holder_at_once(renew: bool) -> None:  # noqa: FBT001 - a parameter
+    """Not at the next renewal, ten seconds later at the default ttl."""
+    client, other = lockkit.connect("memory://break"), lockkit.connect("memory://break")
+    told: list[str] = []
+    lease = client.lock("x", ttl=600, renew=renew, on_lost=lambda _, reason: told.append(reason)).acquire()
+
+    assert other.break_lock("x")
+
+    assert lease.wait_lost(10)
+    eventually(lambda: told == ["broken"])
+    assert other.holders("x") == []
+    client.close()
+    other.close()
+
+
+def test_breaking_tells_an_asyncio_holder_in_its_loop() -> None:
+    """The one who breaks is another thread, which must not touch the loop."""
+
+    async def run() -> None:
+        loop_thread = threading.get_ident()
+        told: asyncio.Queue[tuple[str, int]] = asyncio.Queue()
+
+        def tell(_: object, reason: str) -> None:
+            told.put_nowait((reason, threading.get_ident()))
+
+        async with lockkit.aio.connect("memory://break-aio") as client:
+            lease = await client.lock("x", ttl=600, renew=False, on_lost=tell).acquire()
+            with lockkit.connect("memory://break-aio") as other:
+                await asyncio.to_thread(other.break_lock, "x")
+            assert await lease.wait_lost(10)
+            assert await asyncio.wait_for(told.get(), 10) == ("broken", loop_thread)
+
+    asyncio.run(run())
+
+
+def test_metadata_of_a_lease_is_read_only() -> None:
+    """Changes would be lost, silently."""
+    with lockkit.connect("memory://metadata") as client, client.lock("x", metadata={"job": 1}) as lease:
+        with pytest.raises(TypeError):
+            lease.metadata["job"] = 2  # type: ignore[index]
+        assert lease.metadata["job"] == 1
+
+
+def test_callback_that_is_none_is_refused_where_it_was_given() -> None:
+    """Not when the lease is lost, in the background."""
+    with lockkit.connect("memory://callback") as client:
+        with pytest.raises(lockkit.ConfigurationError, match="on_lost") as caught:
+            client.lock("x", on_lost=3)  # type: ignore[arg-type]
+        assert (caught.value.name, caught.value.backend) == ("x", "memory://callback")
+        with client.lock("x") as lease, pytest.raises(lockkit.ConfigurationError, match="on_lost"):
+            lease.on_lost("nothing")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"ttl": 0}, {"ttl": float("nan")}, {"timeout": -1}, {"max_hold": 0}, {"metadata": 3}]
+)
+def test_errors_of_arguments_say_which_lock_and_where(wrong: dict[str, Any]) -> None:
+    """As attributes, for programs."""
+    with lockkit.connect("memory://wrong") as client:
+        with pytest.raises(lockkit.ConfigurationError) as caught:
+            client.lock("x", **wrong)
+        assert (caught.value.name, caught.value.backend) == ("x", "memory://wrong")
+        with pytest.raises(lockkit.ConfigurationError) as caught:
+            client.lock(7)  # type: ignore[arg-type]
+        assert (caught.value.name, caught.value.backend) == (None, "memory://wrong")
+
+
+# -- waits that cannot end ---------------------------------------------------------------------------------------------
+
+
+def test_waiting_for_oneself_names_reentrant(caplog: pytest.LogCaptureFixture) -> None:
+    """In the error of a wait that ends, and as a warning at the beginning of one that may not."""
+    with lockkit.connect("memory://self") as client, client.lock("x", ttl=30):
+        with pytest.raises(LockTimeout, match="reentrant=True"):
+            client.lock("x").acquire(0)
+        with caplog.at_level(logging.WARNING, "lockkit"), pytest.raises(LockTimeout, match="reentrant=True"):
+            client.lock("x").acquire(0.1)
+        assert sum("this same thread holds" in record.getMessage() for record in caplog.records) == 1
+
+        caplog.clear()
+        thread = threading.Thread(target=client.lock("x").try_acquire, args=(0.1,))
+        thread.start()
+        thread.join(10)
+        assert "same thread" not in caplog.text
+
+
+def test_blocking_wait_that_stops_its_own_event_loop_is_refused() -> None:
+    """The holder cannot release: its event loop waits for the lock."""
+
+    async def run() -> None:
+        with lockkit.connect("memory://loop") as client:
+            with client.lock("free"):
+                pass  # nobody waits: as in a notebook, where a loop always runs
+            lease = client.lock("x", ttl=30).acquire()
+            with pytest.raises(LockError, match="this same task, which would wait for itself"):
+                client.lock("x").acquire()
+            assert client.lock("x").try_acquire() is None
+            lease.release()
+
+    asyncio.run(run())
+
+
+def test_blocking_wait_in_an_event_loop_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    """Another program holds the lock: it will end, but nothing runs in the loop until then."""
+
+    async def run() -> None:
+        with (
+            lockkit.connect("memory://loop2") as client,
+            lockkit.connect("memory://loop2") as other,
+            other.lock("x", ttl=30),
+            pytest.raises(LockTimeout),
+        ):
+            client.lock("x").acquire(0.1)
+
+    with caplog.at_level(logging.WARNING, "lockkit"):
+        asyncio.run(run())
+
+    assert "lockkit.aio" in caplog.text
+
+
+def test_warning_of_a_long_wait_does_not_make_it_longer() -> None:
+    """Who holds the lock is asked in the background: that call may hang beyond the timeout."""
+    client, backend = scripted()
+    other, _ = scripted(space=backend.url.removeprefix("memory://"))
+    asked, go_on = threading.Event(), threading.Event()
+
+    def hang() -> None:
+        asked.set()
+        go_on.wait(30)
+
+    async def holders(name: str) -> list[Any]:
+        del name
+        hang()
+        return []
+
+    backend.holders = holders  # type: ignore[method-assign]
+    with other.lock("x", ttl=30):
+        with pytest.raises(LockTimeout):
+            client.lock("x", ttl=0.1).acquire(0.5)
+        assert asked.is_set()
+        assert not go_on.is_set()
+    go_on.set()
+
+
+# -- what a backend says, and what the engine makes of it --------------------------------------------------------------
+
+
+def test_deadline_counts_from_the_anchor_of_the_grant() -> None:
+    """A session's last heartbeat may be older than the request."""
+    client, backend = scripted()
+    real = backend.try_acquire
+
+    async def anchored(request: Any) -> Any:  # noqa: ANN401 - of the backend
+        grant = await real(request)
+        assert isinstance(grant, Grant)
+        grant.anchor = monotonic() - 5.0
+        return grant
+
+    backend.try_acquire = anchored  # type: ignore[method-assign]
+    with client.lock("x", ttl=30, renew=False) as lease:
+        assert lease.remaining() < 25.0
+
+
+def test_deadline_counts_from_the_anchor_and_ttl_of_the_renewal() -> None:
+    """A server may keep a lease for less than was asked for, and from earlier on."""
+    client, backend = scripted()
+
+    async def renew(grants: Any) -> list[Renewed]:  # noqa: ANN401 - a sequence
+        return [Renewed(anchor=monotonic() - 5.0, ttl=15.0) for _ in grants]
+
+    with client.lock("x", ttl=30) as lease:
+        backend.renew = renew  # type: ignore[method-assign]
+        lease.extend()
+        assert lease.remaining() < 10.0
+        client._engine.confirm_soon()
+        eventually(lambda: lease.ttl == 15.0)
+        assert lease.remaining() < 10.0
+
+
+def test_loss_that_the_backend_tells_is_told_at_once() -> None:
+    """`Host.lost`: a session has expired. Unknown owners are nobody's loss."""
+    client, _ = scripted()
+    told: list[str] = []
+    lease = client.lock("x", ttl=600, on_lost=lambda _, reason: told.append(reason)).acquire()
+
+    client._engine.lost("0" * 32, "session")
+    assert lease.held
+    client._engine.lost(lease.owner, "session")
+
+    assert lease.lost
+    eventually(lambda: told == ["session"])
+    with pytest.raises(LockLost):
+        lease.release()
+
+
+def test_loss_that_comes_before_the_grant_was_handed_out_is_told() -> None:
+    """The session expired in the instant of the grant: without renewals nobody would notice until the deadline."""
+    client, backend = scripted()
+    owners: list[str] = []
+    real = backend.try_acquire
+
+    async def try_acquire(request: Any) -> Any:  # noqa: ANN401 - of the backend
+        outcome = await real(request)
+        owners.append(request.owner)
+        for number in range(50):
+            client._engine.lost(f"{number:032x}", "session")  # of nobody here
+        client._engine.lost(request.owner, "session")
+        return outcome
+
+    backend.try_acquire = try_acquire  # type: ignore[method-assign]
+    told: list[str] = []
+    lease = client.lock("x", ttl=600, renew=False, on_lost=lambda _, reason: told.append(reason)).acquire()
+
+    assert owners == [lease.owner]
+    assert lease.lost
+    eventually(lambda: told == ["session"])
+
+
+def test_too_few_outcomes_count_as_no_answer(caplog: pytest.LogCaptureFixture) -> None:
+    """Nobody can tell which lease they are of: none is renewed by them, and none lost before its deadline."""
+    client, backend = scripted()
+
+    async def renew(grants: Any) -> list[Renewed]:  # noqa: ANN401 - a sequence
+        return [Renewed() for _ in grants][1:]
+
+    backend.renew = renew  # type: ignore[method-assign]
+    with caplog.at_level(logging.WARNING, "lockkit"):
+        lease = client.lock("x", ttl=0.6).acquire()
+        assert lease.wait_lost(10)
+    assert "0 outcomes for 1 grants" in caplog.text
+
+
+def test_renewal_is_planned_at_a_third_of_the_ttl() -> None:
+    """So that two may fail before the deadline comes near."""
+    client, _ = scripted()
+    before = monotonic()
+    with client.lock("x", ttl=30) as lease:
+        after = monotonic()
+        assert before + 10.0 <= lease._hold.renew_at <= after + 10.0
+        lease.extend(60)
+        assert after + 20.0 <= lease._hold.renew_at <= monotonic() + 20.0
+
+
+def test_released_lease_is_not_renewed() -> None:
+    """Neither later, nor in the batch that waited behind a renewal that hung."""
+    client, backend = scripted()
+    renewed: list[str] = []
+    hanging, go_on = threading.Event(), threading.Event()
+    real = backend.renew
+
+    async def renew(grants: Any) -> Any:  # noqa: ANN401 - of the backend
+        renewed.extend(grant.owner for grant in grants)
+        if not hanging.is_set():
+            hanging.set()
+            go_on.wait(20)
+        return await real(grants)
+
+    backend.renew = renew  # type: ignore[method-assign]
+    first = client.lock("first", ttl=0.6).acquire()
+    assert hanging.wait(10)
+    second = client.lock("second", ttl=0.6).acquire()
+    eventually(lambda: second._hold.in_flight)
+    second.release()
+    go_on.set()
+    third = client.lock("third", ttl=0.6).acquire()
+    eventually(lambda: third.owner in renewed)
+
+    assert second.owner not in renewed
+    third.release()
+    count = renewed.count(third.owner)
+    time.sleep(0.6)
+    assert renewed.count(third.owner) == count
+    assert first.lost or first.held
+    client.close()
+
+
+def test_child_of_a_fork_renews_its_own_leases() -> None:
+    """The parent's watch does not run there, whatever the copied flag says."""
+    script = """
+        import os, time, lockkit
+        client = lockkit.connect("memory://")
+        lease = client.lock("x", ttl=0.4).acquire()
+        time.sleep(0.5)  # the watch and the renewer run
+        pid = os.fork()
+        if pid == 0:
+            mine = client.lock("y", ttl=0.4).acquire()
+            time.sleep(1.2)
+            os._exit(0 if mine.held and not lease.held else 1)
+        _, status = os.waitpid(pid, 0)
+        assert lease.held
+        lease.release()
+        raise SystemExit(os.waitstatus_to_exitcode(status))
+    """
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", textwrap.dedent(script)]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert run.returncode == 0, run.stderr
+
+
+def test_cancellation_by_others_is_not_turned_into_a_loss() -> None:
+    """``cancel_on_lost`` cancels the body; if its task is cancelled by somebody else too, that goes on."""
+
+    async def run() -> None:
+        inside = asyncio.Event()
+
+        async def body(client: lockkit.aio.Client) -> None:
+            async with client.lock("x", ttl=600, cancel_on_lost=True) as lease:
+                lease.on_lost(lambda *_: inside.set())
+                inside.set()
+                await asyncio.sleep(60)
+
+        async with lockkit.aio.connect("memory://foreign-cancel") as client:
+            task = asyncio.create_task(body(client))
+            await inside.wait()
+            inside.clear()
+            await client.break_lock("x")
+            task.cancel()  # before the body sees the loss
+            await inside.wait()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+            task = asyncio.create_task(body(client))
+            inside.clear()
+            await inside.wait()
+            await client.break_lock("x")
+            with pytest.raises(LockLost):
+                await task
+
+    asyncio.run(run())

@@ -1,0 +1,173 @@
+"""The line of one client for one lock: in order, nobody forgotten, nobody blocked by who is gone."""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+from math import inf
+
+import pytest
+
+from lockkit.engine.local_queue import Lines, Place
+from lockkit.runtime import BlockingRuntime, _BlockingEvent, drive
+from lockkit.testing.servers import wait_until
+from tests.interrupts import CallStrike
+
+
+def lines(monkeypatch: pytest.MonkeyPatch) -> Lines:
+    """Make an empty set of lines that looks often whether a head is gone."""
+    monkeypatch.setattr("lockkit.engine.local_queue.LOOK_SECONDS", 0.05)
+    return Lines(BlockingRuntime())
+
+
+def nobody() -> None:
+    """Warn of nothing."""
+
+
+def wait(line: Lines, name: str, place: Place, seconds: float = 10.0) -> bool:
+    """Wait for one's turn."""
+    return drive(line.turn(name, place, BlockingRuntime().now() + seconds, inf, nobody))
+
+
+def test_turns_come_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """First come, first served."""
+    line = lines(monkeypatch)
+    places = [Place() for _ in range(3)]
+    assert [line.enter("x", place, wait=True) for place in places] == [True, False, False]
+    assert line.behind("x") == 2
+
+    assert not wait(line, "x", places[2], 0.0)
+    line.leave("x", places[0])
+    assert wait(line, "x", places[1], 0.0)
+    line.leave("x", places[1])
+    assert wait(line, "x", places[2], 0.0)
+    line.leave("x", places[2])
+
+    assert line.enter("x", Place(), wait=False)
+
+
+def test_next_in_line_is_woken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It need not look by itself."""
+    line = lines(monkeypatch)
+    monkeypatch.setattr("lockkit.engine.local_queue.LOOK_SECONDS", 60.0)
+    head, second = Place(), Place()
+    line.enter("x", head, wait=True)
+    line.enter("x", second, wait=True)
+    came = threading.Event()
+
+    def stand() -> None:
+        if wait(line, "x", second, 100.0):
+            came.set()
+
+    waiter = threading.Thread(target=stand, daemon=True)
+    waiter.start()
+    turn = second.turn
+    assert isinstance(turn, _BlockingEvent)
+    wait_until(lambda: None if turn._sleepers else "it does not sleep yet")
+    line.leave("x", head)
+
+    assert came.wait(20)
+
+
+def test_other_names_have_lines_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for another lock."""
+    line, first, second = lines(monkeypatch), Place(), Place()
+    assert line.enter("x", first, wait=True)
+    assert line.enter("y", second, wait=True)
+
+
+def test_head_that_gives_up_at_once_passes_its_turn_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was made the head in the instant in which it gave up."""
+    line = lines(monkeypatch)
+    head, second, third = Place(), Place(), Place()
+    for place in (head, second, third):
+        line.enter("x", place, wait=True)
+    line.leave("x", head)  # `second` is the head now, and does not know it yet
+
+    line.leave("x", second)
+
+    assert wait(line, "x", third)
+
+
+def test_leaving_twice_takes_nobodys_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is called again after an interrupt."""
+    line = lines(monkeypatch)
+    first, second, third = Place(), Place(), Place()
+    for place in (first, second, third):
+        line.enter("x", place, wait=True)
+
+    line.leave("x", first)
+    line.leave("x", first)
+
+    assert wait(line, "x", second)
+    assert not wait(line, "x", third, 0.0)
+
+
+def test_head_that_is_gone_without_leaving_blocks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An exception from a signal handler may strike before its call could note that it must leave."""
+    line = lines(monkeypatch)
+    head, second, third = Place(), Place(), Place()
+    for place in (head, second, third):
+        line.enter("x", place, wait=True)
+    del head
+
+    assert wait(line, "x", second)
+    del place, second  # also one that waited
+    assert wait(line, "x", third)
+    del third
+    assert line.enter("x", Place(), wait=False)
+
+
+def acquire(line: Lines, head: Place, second: Place) -> None:
+    """Stand in line as an acquisition does; somebody comes behind it."""
+    try:
+        line.enter("x", head, wait=True)
+        line.enter("x", second, wait=True)
+    finally:
+        try:
+            line.leave("x", head)
+        except BaseException:
+            line.leave("x", head)
+            raise
+
+
+@pytest.mark.parametrize("where", ["enter", "leave"])
+def test_interrupt_anywhere_leaves_no_name_without_a_head(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At each instant: afterwards the next in line has its turn, and a newcomer after that."""
+    number, struck = 0, True
+    while struck:
+        line = lines(monkeypatch)
+        head, second, third = Place(), Place(), Place()
+        strike = CallStrike(number, getattr(Lines, where).__code__)
+
+        strike.during(partial(acquire, line, head, second))
+
+        if not line.enter("x", third, wait=True):
+            assert wait(line, "x", second), number  # it came in before the interrupt
+            line.leave("x", second)
+            assert wait(line, "x", third), number
+        struck = strike.struck
+        number += 1
+
+
+def test_close_sends_everybody_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that wait are told; it waits until the head has left."""
+    line = lines(monkeypatch)
+    head, second = Place(), Place()
+    line.enter("x", head, wait=True)
+    line.enter("x", second, wait=True)
+    came: list[bool] = []
+
+    def stand() -> None:
+        came.append(wait(line, "x", second, 20.0))
+        line.leave("x", second)
+
+    waiter = threading.Thread(target=stand)
+    waiter.start()
+    leaver = threading.Timer(0.1, line.leave, ("x", head))
+    leaver.start()
+    drive(line.close(20.0))
+    waiter.join(10)
+    leaver.join(10)
+
+    assert came == [False]

@@ -1,0 +1,364 @@
+"""Optimistic updates lose nothing and end: in Redis on a real server."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import redis
+import redis.asyncio
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+import lockkit
+from lockkit.optimistic import DELETE, with_retry, with_retry_async
+from lockkit.testing.servers import FaultProxy, RedisServer, require
+from tests.storage.redis import support
+from tests.storage.redis.support import Face
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RedisServer]:
+    """One node for all tests of this module."""
+    require("redis", local=True)
+    with RedisServer() as node:
+        yield node
+
+
+@pytest.fixture
+def data(server: RedisServer) -> Iterator[redis.Redis]:
+    """What is at the server, nothing at first."""
+    with redis.Redis(port=server.port, decode_responses=True) as client:
+        client.flushall()
+        yield client
+
+
+@pytest.fixture(params=["sync", "sync-decoded", "sync-resp3", "asyncio", "asyncio-decoded"])
+def face(request: pytest.FixtureRequest, server: RedisServer) -> Face:
+    """Each face in turn, with the settings of a client that change what it answers."""
+    name, _, setting = request.param.partition("-")
+    options: dict[str, dict[str, Any]] = {"decoded": {"decode_responses": True}, "resp3": {"protocol": 3}}
+    return Face(name, server.port, options.get(setting, {}))
+
+
+class Rival:
+    """A function that changes the value itself, the first few times that it is asked."""
+
+    def __init__(self, data: redis.Redis, times: int) -> None:
+        """Interfere so often."""
+        self._data = data
+        self._times = times
+        self.asked: list[Any] = []
+
+    def __call__(self, now: Any) -> str:  # noqa: ANN401 - bytes or str
+        """Give the value with a letter more."""
+        self.asked.append(now)
+        if len(self.asked) <= self._times:
+            self._data.append("x", "r")
+        return f"{now.decode() if isinstance(now, bytes) else now}m"
+
+
+def test_function_gets_the_value_and_gives_the_next(face: Face, data: redis.Redis) -> None:
+    """None where there is nothing; the form that the client gives."""
+    seen: list[Any] = []
+
+    def add(now: Any) -> int:  # noqa: ANN401 - bytes or str
+        seen.append(now)
+        return int(now or 0) + 5
+
+    assert face.update("x", add) == 5
+    assert face.update("x", add) == 10
+
+    assert seen == [None, "5" if "decode_responses" in face.options else b"5"]
+    assert data.get("x") == "10"
+
+
+def test_asyncio_function_may_be_async(server: RedisServer, data: redis.Redis) -> None:
+    """It is awaited between reading and writing."""
+
+    async def slowly(now: bytes | None) -> bytes:
+        await asyncio.sleep(0)
+        return (now or b"") + b"!"
+
+    async def main() -> bytes:
+        async with redis.asyncio.Redis(port=server.port) as client:
+            return await with_retry_async(client, "x", slowly)
+
+    assert asyncio.run(main()) == b"!"
+    assert data.get("x") == "!"
+
+
+def test_none_leaves_the_value_and_delete_removes_it(face: Face, data: redis.Redis) -> None:
+    """The two answers that are no value."""
+    data.set("x", "1")
+
+    assert face.update("x", lambda _: None) is None
+    assert data.get("x") == "1"
+    assert face.update("x", lambda _: DELETE) is DELETE
+    assert data.exists("x") == 0
+
+
+def test_expiry_is_kept_unless_told(face: Face, data: redis.Redis) -> None:
+    """An update of a session does not make it eternal."""
+    data.set("x", "1", px=60_000)
+    face.update("x", lambda _: "2")
+    assert 30_000 < int(data.pttl("x")) <= 60_000
+
+    face.update("x", lambda _: "3", ttl=0.5)
+    assert 0 < int(data.pttl("x")) <= 500
+    face.update("new", lambda _: "1")
+    assert data.pttl("new") == -1
+
+
+def test_change_in_between_is_seen_by_the_next_try(face: Face, data: redis.Redis) -> None:
+    """Nothing of the rival's is overwritten."""
+    data.set("x", "")
+    rival = Rival(data, times=3)
+
+    assert face.update("x", rival) == "rrrm"
+    assert len(rival.asked) == 4
+    assert data.get("x") == "rrrm"
+
+
+@pytest.mark.parametrize("change", ["same value", "deleted and made again", "expired"])
+def test_any_touch_of_the_key_counts_as_a_change(face: Face, data: redis.Redis, change: str) -> None:
+    """Also one that leaves the value as it was, and one that no client made."""
+    data.set("x", "1", px=3000 if change == "expired" else None)
+    asked = 0
+
+    def once_more(now: object) -> str:
+        nonlocal asked
+        asked += 1
+        if asked == 1:
+            if change == "same value":
+                data.set("x", "1")
+            elif change == "expired":
+                while data.exists("x"):
+                    pass
+            else:
+                data.delete("x")
+                data.set("x", "1")
+        return "none" if now is None else "some"
+
+    assert face.update("x", once_more) == ("none" if change == "expired" else "some")
+    assert asked == 2
+
+
+def test_attempts_bound_the_tries(face: Face, data: redis.Redis) -> None:
+    """LockTimeout names the key, and nothing of ours was written."""
+    rival = Rival(data, times=100)
+
+    with pytest.raises(lockkit.LockTimeout, match=r"'x' at .*: others were quicker in all of 3 tries") as caught:
+        face.update("x", rival, attempts=3, timeout=None)
+
+    assert isinstance(caught.value, TimeoutError)
+    assert caught.value.name == "x"
+    assert len(rival.asked) == 3
+    assert data.get("x") == "rrr"
+
+
+def test_timeout_bounds_the_tries(face: Face, data: redis.Redis) -> None:
+    """A new try begins before it only; 0 tries once."""
+    rival = Rival(data, times=10**9)
+    with pytest.raises(lockkit.LockTimeout, match="all of 1 tries"):
+        face.update("x", rival, timeout=0)
+
+    with pytest.raises(lockkit.LockTimeout):
+        face.update("x", rival, attempts=None, timeout=0.3)
+    assert len(rival.asked) > 2
+
+
+def test_pauses_grow_and_are_random(server: RedisServer, data: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Losers do not come back together, and long conflicts cost few tries."""
+    pauses: list[float] = []
+
+    async def no_sleep(_: object, seconds: float) -> None:
+        pauses.append(seconds)
+
+    monkeypatch.setattr("lockkit.runtime.BlockingRuntime.sleep", no_sleep)
+    with redis.Redis(port=server.port) as client, pytest.raises(lockkit.LockTimeout):
+        with_retry(client, "x", Rival(data, times=1000), attempts=60, timeout=None)
+
+    assert len(set(pauses)) == 59
+    assert max(pauses) <= lockkit.optimistic.PAUSE_MAX
+    assert sum(pauses[:5]) < sum(pauses[-5:])
+
+
+def test_exception_of_the_function_changes_nothing(face: Face, data: redis.Redis) -> None:
+    """It comes as it is, also if it is one of the driver's, and the connection watches nothing afterwards."""
+    data.set("x", "1")
+
+    def fail(_: object) -> str:
+        raise redis.ConnectionError("mine")
+
+    with pytest.raises(redis.ConnectionError, match="mine"):
+        face.update("x", fail)
+    assert data.get("x") == "1"
+
+
+def test_connection_goes_back_to_the_pool_unwatched(server: RedisServer, data: redis.Redis) -> None:
+    """An application's pipeline on the same connection is not disturbed by what we watched."""
+    with redis.Redis(port=server.port, max_connections=1) as client:
+        with pytest.raises(ZeroDivisionError) as caught:
+            with_retry(client, "x", lambda _: 1 // 0)
+        with_retry(client, "x", lambda _: None)
+        data.set("x", "changed")
+
+        with client.pipeline() as pipe:
+            assert pipe.set("y", "1").execute() == [True]
+    # Kept until here: what the traceback refers to is not collected, and so not given back by that.
+    assert caught.tb is not None
+
+
+@pytest.mark.parametrize("retries", [0, 3])
+@pytest.mark.parametrize("name", ["sync", "asyncio"])
+def test_lost_answer_is_not_tried_again(server: RedisServer, data: redis.Redis, name: str, retries: int) -> None:
+    """
+    The change may have been made, so a second try could make it twice.
+
+    redis-py reports a lost answer to EXEC as a conflict, with which others start anew.
+    """
+    with FaultProxy(server.host, server.port) as proxy:
+        face = Face(name, proxy.port, {"retry": _retry(name, retries), "socket_timeout": 5})
+        dropped = proxy.drop_next_reply(match=b"EXEC")
+
+        with pytest.raises(lockkit.BackendUnavailable, match="may have been made or not") as caught:
+            face.update("x", lambda now: int(now or 0) + 1)
+
+    assert dropped.is_set()
+    assert caught.value.name == "x"
+    assert data.get("x") == "1"
+
+
+@pytest.mark.parametrize("name", ["sync", "asyncio"])
+def test_connection_lost_before_the_write_is_tried_again(server: RedisServer, data: redis.Redis, name: str) -> None:
+    """Nothing was sent that could have been carried out."""
+    with FaultProxy(server.host, server.port) as proxy:
+        face = Face(name, proxy.port, {"retry": _retry(name, 3), "socket_timeout": 5})
+        dropped = proxy.drop_next_reply(match=b"GET")
+
+        assert face.update("x", lambda now: int(now or 0) + 1) == 1
+
+    assert dropped.is_set()
+    assert data.get("x") == "1"
+
+
+def _retry(name: str, retries: int) -> Any:  # noqa: ANN401 - two classes
+    return (redis.asyncio.retry.Retry if name == "asyncio" else Retry)(NoBackoff(), retries)
+
+
+def test_server_that_does_not_answer_is_unavailable(face: Face) -> None:
+    """As for locks; the function is not asked."""
+    gone = Face(face.name, 1, {**face.options, "retry": None})
+
+    with pytest.raises(lockkit.BackendUnavailable, match="localhost:1"):
+        gone.update("x", pytest.fail)
+
+
+def test_full_server_refuses_before_anything_is_written(face: Face, data: redis.Redis) -> None:
+    """The message says what is the matter, and not that the change may have been made."""
+    data.set("x", "1")
+    data.config_set("maxmemory", "1")
+    try:
+        with pytest.raises(lockkit.BackendUnavailable, match="out of memory"):
+            face.update("x", lambda _: "2")
+    finally:
+        data.config_set("maxmemory", "0")
+    assert data.get("x") == "1"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"key": ""}, "key must be"),
+        ({"key": None}, "key must be"),
+        ({"fn": "no function"}, "fn must be a function"),
+        ({"fn": lambda _: True}, "fn returned True"),
+        ({"fn": lambda _: {"a": 1}}, "fn returned {'a': 1}"),
+        ({"attempts": 0}, "attempts=0"),
+        ({"attempts": 1.5}, r"attempts=1\.5"),
+        ({"attempts": True}, "attempts=True"),
+        ({"attempts": None, "timeout": None}, "give attempts or timeout"),
+        ({"timeout": -1}, "timeout must be 0 or more seconds, not -1"),
+        ({"ttl": 0}, "ttl=0"),
+        ({"key": "a list"}, "something else than a string at 'a list'"),
+    ],
+)
+def test_bad_input_is_named(face: Face, data: redis.Redis, arguments: dict[str, Any], message: str) -> None:
+    """Wrong calls tell what is right, and change nothing."""
+    data.rpush("a list", "1")
+
+    with pytest.raises(lockkit.ConfigurationError, match=message):
+        face.update(**{"key": "x", "fn": lambda _: "1", **arguments})
+    assert data.keys() == ["a list"]
+
+
+@pytest.mark.parametrize(
+    ("client", "message"),
+    [
+        (redis.asyncio.Redis(), r"is asyncio: use lockkit\.optimistic\.with_retry_async"),
+        (redis.Redis().pipeline(), "not a pipeline"),
+        ("redis://localhost", r"must be a redis\.Redis or redis\.RedisCluster, not str"),
+    ],
+)
+def test_client_of_another_kind_is_refused(client: Any, message: str) -> None:  # noqa: ANN401 - wrong on purpose
+    """The message names what is for it."""
+    with pytest.raises(lockkit.ConfigurationError, match=message):
+        with_retry(client, "x", lambda _: None)
+
+
+def test_asyncio_cluster_is_unsupported_with_the_reason() -> None:
+    """Its transactions would not be safe, and nothing is sent."""
+
+    async def main() -> None:
+        client = redis.asyncio.RedisCluster("localhost", 1)
+        with pytest.raises(lockkit.Unsupported, match="without its WATCH"):
+            await with_retry_async(client, "x", lambda _: "1")
+        await client.aclose()
+
+    asyncio.run(main())
+
+
+def test_eight_processes_lose_no_update(server: RedisServer, data: redis.Redis) -> None:
+    """What eight processes added is what is there, though they got in one another's way."""
+    asked = support.all_done([support.start("count", server.port, "x", 100) for _ in range(8)])
+
+    assert data.get("x") == "800"
+    # Some were asked again: otherwise the processes never met, and this shows nothing.
+    assert sum(map(int, asked)) > 800
+
+
+def test_many_tasks_lose_no_update(server: RedisServer, data: redis.Redis) -> None:
+    """Fifty tasks of one client, each with a connection of its own while it tries."""
+
+    async def main() -> None:
+        async with redis.asyncio.Redis(port=server.port) as client:
+            updates = [
+                with_retry_async(client, "x", lambda now: int(now or 0) + 1, attempts=None, timeout=60)
+                for _ in range(50)
+            ]
+            await asyncio.gather(*updates)
+
+    asyncio.run(main())
+    assert data.get("x") == "50"
+
+
+def test_cancelled_update_leaves_the_client_usable(server: RedisServer, data: redis.Redis) -> None:
+    """A connection with half an answer does not go back to the pool."""
+
+    async def main() -> None:
+        async with redis.asyncio.Redis(port=server.port) as client:
+            for steps in range(40):
+                update = asyncio.ensure_future(with_retry_async(client, "x", lambda now: int(now or 0) + 1))
+                for _ in range(steps):
+                    await asyncio.sleep(0)
+                update.cancel()
+                await asyncio.gather(update, return_exceptions=True)
+                assert await client.echo(str(steps)) == str(steps).encode()
+
+    asyncio.run(main())
+    assert int(str(data.get("x") or 0)) <= 40

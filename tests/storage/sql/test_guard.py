@@ -1,0 +1,391 @@
+"""Guards let no stale holder write to a database: on real ones, on both faces."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy import exc, orm
+from sqlalchemy.ext.asyncio import AsyncSession
+
+import lockkit
+import lockkit.sql
+from lockkit.fencing import TOKEN_MAX, AsyncSqlGuard, FenceMixin, SqlGuard, fenced
+from tests.storage.sql import support
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.storage.sql.support import Base
+
+KINDS = ["postgresql", "mariadb", "sqlite"]
+
+
+class Model(orm.DeclarativeBase):
+    """The application's classes."""
+
+
+class Seat(FenceMixin, Model):
+    """A row that is guarded by itself."""
+
+    __tablename__ = "seat"
+
+    name: orm.Mapped[str] = orm.mapped_column(sa.String(20), primary_key=True)
+    customer: orm.Mapped[str | None] = orm.mapped_column(sa.String(20))
+
+
+class Plain(Model):
+    """One that has no column for the token."""
+
+    __tablename__ = "plain"
+
+    name: orm.Mapped[str] = orm.mapped_column(sa.String(20), primary_key=True)
+
+
+OLD = sa.Table(
+    "old", sa.MetaData(), sa.Column("name", sa.String(20), primary_key=True), sa.Column("seen", sa.BigInteger)
+)
+
+
+@pytest.fixture(params=KINDS)
+def base(request: pytest.FixtureRequest, bases: dict[str, Base]) -> Base:
+    """Each kind in turn, with two seats that nobody has."""
+    base = bases[request.param]
+    with base.engine() as engine:
+        for metadata in (Model.metadata, OLD.metadata):
+            metadata.drop_all(engine)
+            metadata.create_all(engine)
+        with orm.Session(engine) as session, session.begin():
+            session.add_all([Seat(name="12A"), Seat(name="12B"), Plain(name="x")])
+            session.execute(sa.insert(OLD).values(name="x"))
+    base.rows("DROP TABLE IF EXISTS lockkit_fences")
+    return base
+
+
+@pytest.fixture(params=["sync", "asyncio"])
+def guard(request: pytest.FixtureRequest, base: Base) -> Callable[[Callable[[Any], Any]], Any]:
+    """Ask a guard of each face something, in a session whose transaction commits if nothing was raised."""
+
+    def blocking(ask: Callable[[Any], Any]) -> Any:  # noqa: ANN401 - what is asked
+        with base.engine() as engine, orm.Session(engine) as session, session.begin():
+            return ask(SqlGuard(session))
+
+    def asynchronous(ask: Callable[[Any], Any]) -> Any:  # noqa: ANN401 - see above
+        async def main(engine: Any) -> Any:  # noqa: ANN401 - an AsyncEngine
+            async with AsyncSession(engine) as session, session.begin():
+                return await ask(AsyncSqlGuard(session))
+
+        return base.aio(main)
+
+    return blocking if request.param == "sync" else asynchronous
+
+
+def customers(base: Base) -> dict[str, tuple[str | None, int]]:
+    """What is in the table."""
+    return {name: (customer, fence) for name, customer, fence in base.rows("SELECT name, customer, fence FROM seat")}
+
+
+def book(name: str, customer: str) -> sa.Update:
+    """Write to a seat."""
+    return sa.update(Seat).where(Seat.name == name).values(customer=customer)
+
+
+def test_newer_and_equal_tokens_write_and_older_ones_are_refused(guard: Any, base: Base) -> None:  # noqa: ANN401 - a fixture
+    """The newest token decides, and a refusal leaves everything as it was."""
+    assert guard(lambda guard: guard.execute(book("12A", "first"), token=41)) == 1
+    assert guard(lambda guard: guard.execute(book("12A", "again"), token=41)) == 1
+    assert guard(lambda guard: guard.execute(book("12A", "newer"), token=42)) == 1
+
+    with pytest.raises(lockkit.StaleToken, match=r"to 'seat' at .* token 42 .* this one, 41") as refusal:
+        guard(lambda guard: guard.execute(book("12A", "late"), token=41))
+    with pytest.raises(lockkit.StaleToken):
+        guard(lambda guard: guard.execute(sa.delete(Seat).where(Seat.name == "12A"), token=1))
+
+    assert base.kind in str(refusal.value.backend)
+    assert customers(base)["12A"] == ("newer", 42)
+    assert guard(lambda guard: guard.execute(sa.delete(Seat).where(Seat.name == "12A"), token=42)) == 1
+
+
+def test_no_row_is_no_refusal(guard: Any) -> None:  # noqa: ANN401 - a fixture
+    """What is not there has no newer holder."""
+    assert guard(lambda guard: guard.execute(book("99Z", "Ada"), token=1)) == 0
+
+
+def test_one_stale_row_refuses_all(guard: Any, base: Base) -> None:  # noqa: ANN401 - a fixture
+    """Nothing is written in part, even if the refusal is caught and the transaction commits."""
+    guard(lambda guard: guard.execute(book("12B", "Ben"), token=9))
+
+    def all_of_them(guard: Any) -> Any:  # noqa: ANN401 - of either face
+        return guard.execute(sa.update(Seat).values(customer="Ada"), token=8)
+
+    with (
+        base.engine() as engine,
+        orm.Session(engine) as session,
+        session.begin(),
+        pytest.raises(lockkit.StaleToken),
+    ):
+        all_of_them(SqlGuard(session))
+    with pytest.raises(lockkit.StaleToken):
+        guard(all_of_them)
+
+    assert customers(base) == {"12A": (None, 0), "12B": ("Ben", 9)}
+
+
+def test_column_of_another_name_that_may_be_null(guard: Any, base: Base) -> None:  # noqa: ANN401 - a fixture
+    """NULL is no token; the largest one fits."""
+    statement = sa.update(OLD).where(OLD.c.name == "x").values(name="x")
+
+    assert guard(lambda guard: guard.execute(statement, token=1, fence=OLD.c.seen)) == 1
+    assert guard(lambda guard: guard.execute(statement, token=TOKEN_MAX, fence=OLD.c.seen)) == 1
+    with pytest.raises(lockkit.StaleToken):
+        guard(lambda guard: guard.execute(statement, token=TOKEN_MAX - 1, fence=OLD.c.seen))
+    assert base.rows("SELECT seen FROM old") == [(TOKEN_MAX,)]
+
+
+def test_condition_alone_for_core_and_orm(base: Base) -> None:
+    """`fenced` is for a statement that the application runs itself: one round trip."""
+    with base.engine() as engine, engine.begin() as connection, orm.Session(connection) as session:
+        table: Any = Seat.__table__
+        core = table.update().where(table.c.name == "12A").values(customer="Ada")
+
+        changed = [
+            connection.execute(fenced(core, 5)).rowcount,
+            connection.execute(fenced(core, 4)).rowcount,
+            session.execute(fenced(book("12A", "Ben"), 6)).rowcount,  # type: ignore[attr-defined]
+            session.execute(fenced(book("12A", "Cat"), 5, fence=Seat.fence)).rowcount,  # type: ignore[attr-defined,arg-type]
+            connection.execute(fenced(sa.delete(Seat).where(Seat.name == "12A"), 5)).rowcount,
+        ]
+    assert changed == [1, 0, 1, 0, 0]
+    assert customers(base)["12A"] == ("Ben", 6)
+
+
+def test_object_is_read_again_and_flushed_under_its_row(base: Base) -> None:
+    """What is decided by its values is decided by the newest ones."""
+    with base.engine() as engine, orm.Session(engine) as session, session.begin():
+        seat = session.get_one(Seat, "12A")
+        if base.kind == "sqlite":
+            session.execute(book("12A", "Zoe"), execution_options={"synchronize_session": False})
+        else:
+            with engine.begin() as other:
+                other.execute(book("12A", "Zoe"))
+        SqlGuard(session).accept_object(seat, token=7)
+        SqlGuard(session).accept_object(seat, token=7)
+        assert (seat.customer, seat.fence) == ("Zoe", 7)
+        seat.customer = "Ada"
+    assert customers(base)["12A"] == ("Ada", 7)
+
+    async def main(engine: Any) -> None:  # noqa: ANN401 - an AsyncEngine
+        async with AsyncSession(engine) as session, session.begin():
+            seat = await session.get_one(Seat, "12A")
+            await AsyncSqlGuard(session).accept_object(seat, token=7)
+            seat.customer = "Ben"
+        async with AsyncSession(engine) as session, session.begin():
+            seat = await session.get_one(Seat, "12A")
+            with pytest.raises(lockkit.StaleToken, match=r"to .Seat \('12A',\). at .* token 7 .* this one, 6"):
+                await AsyncSqlGuard(session).accept_object(seat, token=6)
+
+    base.aio(main)
+    assert customers(base)["12A"] == ("Ben", 7)
+
+
+def test_object_that_cannot_be_guarded_is_named(base: Base) -> None:
+    """Each with what to do."""
+    with base.engine() as engine, orm.Session(engine) as session:
+        guard = SqlGuard(session)
+        changed = session.get_one(Seat, "12A")
+        changed.customer = "Ada"
+        with pytest.raises(lockkit.ConfigurationError, match="has changes already: accept the token first"):
+            guard.accept_object(changed, token=1)
+        session.rollback()
+        wrong: list[tuple[object, str]] = [
+            (session.get_one(Plain, "x"), "has no column 'fence'"),
+            (Seat(name="new"), "not in the database yet"),
+            ("12A", "give an object of a mapped class, not '12A'"),
+        ]
+        for instance, message in wrong:
+            with pytest.raises(lockkit.ConfigurationError, match=message):
+                guard.accept_object(instance, token=1)
+        with orm.Session(engine) as other, pytest.raises(lockkit.ConfigurationError, match="session of this guard"):
+            SqlGuard(other).accept_object(changed, token=1)
+        session.rollback()
+
+        gone = session.get_one(Seat, "12B")
+        session.execute(sa.text("DELETE FROM seat WHERE name = '12B'"))
+        with pytest.raises(orm.exc.StaleDataError, match="is gone"):
+            guard.accept_object(gone, token=1)
+        session.rollback()
+
+
+def test_scope_keeps_its_newest_token(guard: Any) -> None:  # noqa: ANN401 - a fixture
+    """Names are compared as bytes, and the table makes itself."""
+    assert guard(lambda guard: guard.last("seat:12A")) is None
+    guard(lambda guard: guard.accept("seat:12A", token=5))
+    guard(lambda guard: guard.accept("seat:12A", token=5))
+    guard(lambda guard: guard.accept("SEAT:12a ", token=3))
+
+    with pytest.raises(lockkit.StaleToken, match=r"to 'seat:12A' at .* token 5 .* this one, 4") as refusal:
+        guard(lambda guard: guard.accept("seat:12A", token=4))
+    guard(lambda guard: guard.accept("seat:12A", token=TOKEN_MAX))
+
+    assert refusal.value.name == "seat:12A"
+    assert guard(lambda guard: guard.last("seat:12A")) == TOKEN_MAX
+    assert guard(lambda guard: guard.last("SEAT:12a ")) == 3
+
+
+def test_token_goes_with_a_rollback(base: Base) -> None:
+    """What was not committed was not written."""
+    with base.engine() as engine, engine.connect() as connection:
+        SqlGuard(connection).accept("x", token=5)
+        connection.commit()
+        SqlGuard(connection).accept("x", token=9)
+        connection.rollback()
+
+        assert SqlGuard(connection).last("x") == 5
+        SqlGuard(connection).accept("x", token=6)
+
+
+@pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
+@pytest.mark.parametrize("what", ["scope", "row"])
+def test_stale_writer_that_came_first_is_waited_for_and_a_later_one_refused(
+    bases: dict[str, Base], kind: str, what: str
+) -> None:
+    """The row stays locked until the transaction ends, so nobody writes between comparison and commit."""
+    base = bases[kind]
+    with base.engine() as engine:
+        Model.metadata.drop_all(engine)
+        Model.metadata.create_all(engine)
+    base.rows("INSERT INTO seat (name) VALUES ('12A')")
+    base.rows("DROP TABLE IF EXISTS lockkit_fences")
+
+    def change(connection: sa.Connection, token: int) -> None:
+        guard = SqlGuard(connection)
+        if what == "scope":
+            guard.accept("s", token=token)
+        else:
+            guard.execute(book("12A", f"by {token}"), token=token)
+
+    with base.engine() as engine, engine.connect() as older, engine.connect() as newer:
+        change(newer, 1)
+        newer.commit()
+        change(older, 5)
+        thread = threading.Thread(target=change, args=(newer, 6))
+        thread.start()
+        thread.join(0.3)
+        assert thread.is_alive()
+        older.commit()
+        thread.join(support.PATIENCE)
+        newer.commit()
+
+        with pytest.raises(lockkit.StaleToken):
+            change(older, 5)
+
+
+def test_statement_s_own_error_is_the_application_s(guard: Any) -> None:  # noqa: ANN401 - a fixture
+    """It comes as SQLAlchemy's."""
+    statement = sa.update(Seat).where(Seat.name == "12A").values(name="12B")
+
+    with pytest.raises(exc.IntegrityError):
+        guard(lambda guard: guard.execute(statement, token=1))
+
+
+@pytest.mark.parametrize(
+    ("ask", "message"),
+    [
+        (lambda guard: guard.accept("", token=1), "scope"),
+        (lambda guard: guard.accept(None, token=1), "scope must be a str"),
+        (lambda guard: guard.accept("s", token=0), "token=0 is not a fencing token"),
+        (lambda guard: guard.accept("s", token=True), "token=True"),
+        (lambda guard: guard.execute(book("12A", "Ada"), token="5"), "token='5'"),  # noqa: S106 - a number
+        (lambda guard: guard.execute(sa.update(Plain).values(name="y"), token=1), "plain has no column 'fence'"),
+        (lambda guard: guard.execute(sa.select(Seat), token=1), "an UPDATE or a DELETE"),
+        (lambda guard: guard.execute("UPDATE seat", token=1), "an UPDATE or a DELETE"),
+    ],
+)
+def test_bad_input_is_named(bases: dict[str, Base], ask: Callable[[SqlGuard], Any], message: str) -> None:
+    """Wrong calls tell what is right."""
+    with (
+        bases["sqlite"].engine() as engine,
+        engine.connect() as connection,
+        pytest.raises(lockkit.ConfigurationError, match=message),
+    ):
+        ask(SqlGuard(connection))
+
+
+def test_targets_of_another_kind_are_refused(bases: dict[str, Base]) -> None:
+    """The message names what is for it."""
+    with bases["sqlite"].engine() as engine, engine.connect() as connection:
+        wrong: Any = connection
+        with pytest.raises(lockkit.ConfigurationError, match=r"Connection is for lockkit\.fencing\.SqlGuard"):
+            AsyncSqlGuard(wrong)
+        wrong = engine
+        with pytest.raises(lockkit.ConfigurationError, match="it has no transaction"):
+            SqlGuard(wrong)
+        with pytest.raises(lockkit.ConfigurationError, match="table='a b' is not understood"):
+            SqlGuard(connection, table="a b")
+    with (
+        bases["postgresql"].engine(isolation_level="AUTOCOMMIT") as engine,
+        engine.connect() as connection,
+        pytest.raises(lockkit.ConfigurationError, match="is in autocommit"),
+    ):
+        SqlGuard(connection).accept("s", token=1)
+
+
+def test_missing_table_of_scopes_is_named_if_it_is_not_to_be_made(base: Base) -> None:
+    """And `create_tables` makes it."""
+    with base.engine() as engine:
+        with (
+            engine.connect() as connection,
+            pytest.raises(lockkit.ConfigurationError, match=r"create_tables\(engine\)"),
+        ):
+            SqlGuard(connection, table="fences_own", auto_create=False).accept("s", token=1)
+        lockkit.sql.create_tables(engine, locks=None, fences="fences_own")
+        with engine.begin() as connection:
+            SqlGuard(connection, table="fences_own", auto_create=False).accept("s", token=1)
+    base.rows("DROP TABLE fences_own")
+
+
+@pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
+def test_eight_processes_write_in_the_order_of_their_tokens(bases: dict[str, Base], kind: str, tmp_path: Any) -> None:  # noqa: ANN401 - a Path
+    """Whoever is late is refused: the order of writes is that of the tokens."""
+    base = bases[kind]
+    base.rows("DROP TABLE IF EXISTS lockkit_fences")
+    journal = tmp_path / "tokens"
+
+    accepted = support.all_done([support.start("write", base.url, journal, 15) for _ in range(8)])
+
+    tokens = [int(line) for line in journal.read_text().split()]
+    assert tokens == sorted(tokens)
+    assert sum(map(int, accepted)) <= len(tokens)
+    # Some were refused: otherwise the processes never met, and this shows nothing.
+    assert sum(map(int, accepted)) < 8 * 15
+
+
+@pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
+def test_execute_locks_the_rows_that_it_looks_at(bases: dict[str, Base], kind: str) -> None:
+    """From the look at the tokens on nobody else comes between: otherwise half of the rows could be changed."""
+    base = bases[kind]
+    seats = sa.Table("looked_at", sa.MetaData(), sa.Column("name", sa.String(20), primary_key=True), fence_column())
+    refused: list[str] = []
+    with base.engine() as engine, base.engine() as others:
+        seats.drop(engine, checkfirst=True)
+        seats.create(engine)
+        with engine.begin() as connection:
+            connection.execute(sa.insert(seats), [{"name": "a", "fence": 1}, {"name": "b", "fence": 1}])
+
+        @sa.event.listens_for(engine, "after_cursor_execute")
+        def come_between(*given: Any) -> None:
+            if given[2].startswith("SELECT") and "looked_at" in given[2]:
+                with others.connect() as other, pytest.raises(sa.exc.OperationalError) as caught:
+                    other.execute(sa.select(seats).where(seats.c.name == "b").with_for_update(nowait=True))
+                refused.append(str(caught.value.orig))
+
+        with engine.begin() as connection:
+            assert lockkit.fencing.SqlGuard(connection).execute(sa.update(seats).values(fence=2), token=2) == 2
+    assert len(refused) == 1
+
+
+def fence_column() -> sa.Column[int]:
+    """The column of the guard."""
+    return sa.Column("fence", sa.BigInteger, nullable=False, server_default="0")

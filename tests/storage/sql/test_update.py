@@ -1,0 +1,432 @@
+"""Optimistic transactions and row updates lose nothing and end: on real databases, on both faces."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy import exc, orm
+from sqlalchemy.ext.asyncio import async_sessionmaker
+
+import lockkit
+from lockkit.optimistic import DELETE, transact, transact_async, update_row, update_row_async, versioned
+from lockkit.sql import lock_in
+from lockkit.testing.servers import FaultProxy
+from tests.storage.sql import support
+from tests.storage.sql.support import COUNTERS, Base
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+KINDS = ["postgresql", "mariadb", "sqlite"]
+
+
+class Model(orm.DeclarativeBase):
+    """The application's classes."""
+
+
+class Product(Model):
+    """With the count of versions that SQLAlchemy keeps."""
+
+    __tablename__ = "product"
+
+    name: orm.Mapped[str] = orm.mapped_column(sa.String(20), primary_key=True)
+    stock: orm.Mapped[int]
+    version: orm.Mapped[int] = orm.mapped_column(nullable=False)
+
+    __mapper_args__ = {"version_id_col": version}  # noqa: RUF012 - as SQLAlchemy wants it
+
+
+def prepared(base: Base) -> Base:
+    """The same, with one product and no counter."""
+    with base.engine() as engine:
+        for metadata in (Model.metadata, COUNTERS.metadata):
+            metadata.drop_all(engine)
+            metadata.create_all(engine)
+        with orm.Session(engine) as session, session.begin():
+            session.add(Product(name="x", stock=10))
+    return base
+
+
+@pytest.fixture(params=KINDS)
+def base(request: pytest.FixtureRequest, bases: dict[str, Base]) -> Base:
+    """Each kind in turn."""
+    return prepared(bases[request.param])
+
+
+@pytest.fixture(params=["sync", "asyncio"])
+def change(request: pytest.FixtureRequest, base: Base) -> Callable[..., Any]:
+    """Change a row by a function, on each face."""
+
+    def blocking(table: Any, key: Any, fn: Any, **given: Any) -> Any:  # noqa: ANN401 - also what is wrong
+        with base.engine() as engine:
+            return update_row(engine, table, key, fn, **given)
+
+    def asynchronous(table: Any, key: Any, fn: Any, **given: Any) -> Any:  # noqa: ANN401 - see above
+        return base.aio(lambda engine: update_row_async(engine, table, key, fn, **given))
+
+    return blocking if request.param == "sync" else asynchronous
+
+
+def stock(base: Base) -> tuple[Any, ...]:
+    """What is in the table."""
+    return base.rows("SELECT stock, version FROM product")[0]
+
+
+def test_row_is_changed_inserted_and_deleted(change: Any, base: Base) -> None:  # noqa: ANN401 - a fixture
+    """None where there is nothing; a version more for each change."""
+    seen: list[Any] = []
+
+    def less(row: Any) -> dict[str, int]:  # noqa: ANN401 - a row
+        seen.append(dict(row))
+        return {"stock": row["stock"] - 1}
+
+    assert change(Product, "x", less) == {"stock": 9}
+    assert change(Product.__table__, ("x",), less) == {"stock": 8}
+    assert stock(base) == (8, 3)
+    assert seen[0] == {"name": "x", "stock": 10, "version": 1}
+
+    assert change(Product, "x", lambda _: None) is None
+    assert stock(base) == (8, 3)
+    assert change(Product, "new", lambda row: {"stock": 1 if row is None else 0}) == {"stock": 1}
+    assert base.rows("SELECT stock, version FROM product WHERE name = 'new'") == [(1, 1)]
+    assert change(Product, "new", lambda _: DELETE) is DELETE
+    assert change(Product, "new", lambda _: DELETE) is DELETE
+    assert base.rows("SELECT name FROM product") == [("x",)]
+
+
+def test_function_of_a_row_may_be_async(base: Base) -> None:
+    """It is awaited between reading and writing."""
+
+    async def slowly(row: Any) -> dict[str, int]:  # noqa: ANN401 - a row
+        await asyncio.sleep(0)
+        return {"stock": row["stock"] - 1}
+
+    base.aio(lambda engine: update_row_async(engine, Product, "x", slowly))
+    assert stock(base) == (9, 2)
+
+
+@pytest.mark.parametrize("isolation", ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"])
+def test_change_in_between_is_seen_by_the_next_try(bases: dict[str, Base], isolation: str) -> None:
+    """Nothing of the rival's is overwritten, at any isolation level of PostgreSQL."""
+    base = prepared(bases["postgresql"])
+    asked = 0
+
+    def less(row: Any) -> dict[str, int]:  # noqa: ANN401 - a row
+        nonlocal asked
+        asked += 1
+        if asked <= 2:
+            base.rows("UPDATE product SET stock = stock - 3, version = version + 1")
+        return {"stock": row["stock"] - 1}
+
+    with base.engine(isolation_level=isolation) as engine:
+        update_row(engine, Product, "x", less)
+    assert asked == 3
+    assert stock(base) == (3, 4)
+
+
+def test_attempts_and_timeout_bound_the_tries(bases: dict[str, Base]) -> None:
+    """LockTimeout names the row, and nothing of ours was written."""
+    base = prepared(bases["postgresql"])
+
+    def rival(row: Any) -> dict[str, int]:  # noqa: ANN401 - a row
+        base.rows("UPDATE product SET version = version + 1")
+        return {"stock": row["stock"] - 1}
+
+    with base.engine() as engine:
+        with pytest.raises(lockkit.LockTimeout, match=r"'product x' at .* not changed: .* all of 3 tries") as caught:
+            update_row(engine, Product, "x", rival, attempts=3, timeout=None)
+        with pytest.raises(lockkit.LockTimeout, match="all of 1 tries"):
+            update_row(engine, Product, "x", rival, timeout=0)
+    assert caught.value.name == "product x"
+    assert stock(base) == (10, 5)
+
+
+def test_insert_of_two_at_once_is_tried_again(change: Any, base: Base) -> None:  # noqa: ANN401 - a fixture
+    """The second finds the row of the first."""
+    asked: list[Any] = []
+
+    def first(row: Any) -> dict[str, int]:  # noqa: ANN401 - a row
+        asked.append(row)
+        if len(asked) == 1:
+            base.rows("INSERT INTO counters (name, value, version) VALUES ('x', 5, 1)")
+        return {"value": 1 if row is None else row["value"] + 1}
+
+    assert change(COUNTERS, "x", first) == {"value": 6}
+    assert len(asked) == 2
+
+
+def test_insert_that_is_refused_for_another_reason_is_the_application_s_error(change: Any) -> None:  # noqa: ANN401 - a fixture
+    """It is not tried for ever."""
+    with pytest.raises(exc.IntegrityError):
+        change(COUNTERS, "x", lambda _: {"value": None})
+
+
+def test_session_with_a_version_id_col_is_tried_again(base: Base) -> None:
+    """SQLAlchemy's StaleDataError is a conflict like others."""
+    if base.kind == "sqlite":
+        base.rows("PRAGMA journal_mode = WAL")  # or the rival would wait for the reader
+    asked = 0
+
+    def sell(session: orm.Session) -> int:
+        nonlocal asked
+        asked += 1
+        product = session.get_one(Product, "x")
+        if asked == 1:
+            base.rows("UPDATE product SET stock = stock - 3, version = version + 1")
+        product.stock -= 1
+        return product.stock
+
+    with base.engine() as engine:
+        assert transact(orm.sessionmaker(engine), sell) == 6
+    assert asked == 2
+
+    async def sell_async(session: Any) -> int:  # noqa: ANN401 - an AsyncSession
+        nonlocal asked
+        asked += 1
+        product = await session.get_one(Product, "x")
+        if asked == 3:
+            base.rows("UPDATE product SET stock = stock - 3, version = version + 1")
+        product.stock -= 1
+        return int(product.stock)
+
+    assert base.aio(lambda engine: transact_async(async_sessionmaker(engine), sell_async)) == 2
+    assert asked == 4
+    assert stock(base) == (2, 5)
+
+
+@pytest.mark.parametrize("face", ["sync", "asyncio"])
+def test_serialization_failure_is_tried_again(bases: dict[str, Base], face: str) -> None:
+    """Also one that comes with COMMIT: write skew, which no version sees."""
+    base = prepared(bases["postgresql"])
+    base.rows("INSERT INTO product VALUES ('y', 10, 1)")
+    asked = 0
+    read, write = sa.text("SELECT sum(stock) FROM product"), sa.text("UPDATE product SET stock = 0 WHERE name = 'x'")
+
+    def rival() -> None:
+        with base.engine(isolation_level="SERIALIZABLE") as engine, engine.begin() as connection:
+            connection.execute(read)
+            connection.execute(sa.text("UPDATE product SET stock = 0 WHERE name = 'y'"))
+
+    def close_one(connection: sa.Connection) -> int:
+        nonlocal asked
+        asked += 1
+        left = int(connection.execute(read).scalar_one())
+        connection.execute(write)
+        if asked == 1:
+            rival()
+        return left
+
+    async def close_one_async(connection: Any) -> int:  # noqa: ANN401 - an AsyncConnection
+        return int(await connection.run_sync(close_one))
+
+    if face == "sync":
+        with base.engine(isolation_level="SERIALIZABLE") as engine:
+            assert transact(engine, close_one) == 10
+    else:
+        assert base.aio(lambda engine: transact_async(engine, close_one_async), isolation_level="SERIALIZABLE") == 10
+    assert asked == 2
+
+
+@pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
+def test_deadlock_is_tried_again(bases: dict[str, Base], kind: str) -> None:
+    """Both get through, of rows and of `lock_in`."""
+    base = prepared(bases[kind])
+    meeting = threading.Barrier(2)
+    asked = 0
+
+    def both(first: str, second: str) -> Callable[[sa.Connection], None]:
+        tried = 0
+
+        def lock(connection: sa.Connection) -> None:
+            nonlocal asked, tried
+            asked += 1
+            tried += 1
+            lock_in(connection, first)
+            if tried == 1:
+                meeting.wait(support.PATIENCE)
+            lock_in(connection, second)
+
+        return lock
+
+    with base.engine() as engine:
+        given = [("a", "b"), ("b", "a")]
+        threads = [threading.Thread(target=transact, args=(engine, both(*names))) for names in given]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(support.PATIENCE)
+        assert not any(thread.is_alive() for thread in threads)
+    assert asked == 3
+
+
+def test_exception_of_the_function_rolls_back(base: Base) -> None:
+    """It comes as it is, and so does what the database says to the application's statement."""
+
+    def fail(connection: sa.Connection) -> None:
+        connection.execute(sa.text("UPDATE product SET stock = 0"))
+        raise ZeroDivisionError
+
+    with base.engine() as engine:
+        with pytest.raises(ZeroDivisionError):
+            transact(engine, fail)
+        with pytest.raises(exc.DBAPIError, match="nowhere"):
+            transact(engine, lambda connection: connection.execute(sa.text("SELECT 1 FROM nowhere")))
+    assert stock(base) == (10, 1)
+
+
+def test_refusal_at_commit_is_the_application_s_error(bases: dict[str, Base]) -> None:
+    """A constraint that is looked at by COMMIT; it is neither tried again nor called an outage."""
+    base = bases["postgresql"]
+    base.rows("DROP TABLE IF EXISTS late")
+    base.rows("CREATE TABLE late (i int UNIQUE DEFERRABLE INITIALLY DEFERRED)")
+
+    def twice(connection: sa.Connection) -> None:
+        connection.execute(sa.text("INSERT INTO late VALUES (1), (1)"))
+
+    with base.engine() as engine, pytest.raises(exc.IntegrityError):
+        transact(engine, twice)
+
+
+@pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
+@pytest.mark.parametrize("face", ["sync", "asyncio"])
+def test_lost_answer_to_commit_is_not_tried_again(bases: dict[str, Base], kind: str, face: str) -> None:
+    """The change may have been made, so a second try could make it twice."""
+    base = prepared(bases[kind])
+    host, _, port = base.place.partition("@")[2].partition("/")[0].partition(":")
+    with FaultProxy(host, int(port)) as proxy:
+        through = Base(kind, base.place.replace(f"{host}:{port}", proxy.address))
+        # A MariaDB connection begins with SET AUTOCOMMIT; \x03 is the start of a query of its own.
+        dropped = proxy.drop_next_reply(match=b"COMMIT" if kind == "postgresql" else b"\x03COMMIT")
+
+        def sell() -> None:
+            if face == "sync":
+                with through.engine() as engine:
+                    update_row(engine, Product, "x", lambda _: {"stock": 9})
+            else:
+                through.aio(lambda engine: update_row_async(engine, Product, "x", lambda _: {"stock": 9}))
+
+        with pytest.raises(lockkit.BackendUnavailable, match="may have been made or not"):
+            sell()
+        assert dropped.is_set()
+    assert stock(base) == (9, 2)
+
+
+@pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
+def test_connection_lost_before_the_commit_is_tried_again(bases: dict[str, Base], kind: str) -> None:
+    """The database has rolled back."""
+    base = prepared(bases[kind])
+    ended = {
+        "postgresql": "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'victim'",
+        "mariadb": "KILL {}",
+    }[kind]
+    asked = 0
+
+    def sell(connection: sa.Connection) -> None:
+        nonlocal asked
+        asked += 1
+        if kind == "postgresql":
+            connection.execute(sa.text("SET application_name = 'victim'"))
+        if asked == 1:
+            number = connection.execute(sa.text("SELECT CONNECTION_ID()")).scalar() if kind == "mariadb" else 0
+            base.rows(ended.format(number))
+        connection.execute(sa.text("UPDATE product SET stock = stock - 1"))
+
+    with base.engine() as engine:
+        transact(engine, sell)
+    assert asked == 2
+    assert stock(base)[0] == 9
+
+
+def test_database_that_cannot_be_reached_is_unavailable() -> None:
+    """The function is not asked, on either face."""
+
+    def unasked(_: object) -> None:
+        pytest.fail("asked")
+
+    gone = Base("postgresql", "postgres:s3cret@127.0.0.1:1/postgres")
+    with gone.engine() as engine, pytest.raises(lockkit.BackendUnavailable, match=r"127\.0\.0\.1:1/") as caught:
+        update_row(engine, Product, "x", unasked)
+    assert "s3cret" not in f"{caught.value}{caught.value.backend}"
+    with pytest.raises(lockkit.BackendUnavailable):
+        gone.aio(lambda engine: update_row_async(engine, Product, "x", unasked))
+
+
+def test_condition_alone(base: Base) -> None:
+    """`versioned` is for a statement that the application runs itself."""
+    with base.engine() as engine, orm.Session(engine) as session, session.begin():
+        changed = [
+            session.execute(versioned(sa.update(Product).values(stock=5), version)).rowcount  # type: ignore[attr-defined]
+            for version in (1, 1, 2)
+        ]
+        table: Any = Product.__table__
+        gone = session.execute(versioned(sa.delete(table), 2, version=table.c.version)).rowcount  # type: ignore[attr-defined]
+    assert (changed, gone) == ([1, 0, 1], 0)
+    assert stock(base) == (5, 3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"source": "sqlite://"}, "give a SQLAlchemy Engine or sessionmaker, .* not str"),
+        ({"fn": "no function"}, "fn must be a function"),
+        ({"fn": lambda _: 5}, "fn returned 5: it must return a mapping"),
+        ({"fn": "coroutine"}, "is a coroutine function: use the function that ends in _async"),
+        ({"table": "product"}, "give a SQLAlchemy Table or a mapped class, not 'product'"),
+        ({"key": ("x", 1)}, "1 columns in its primary key"),
+        ({"version": "count"}, "has no column 'count'"),
+        ({"attempts": 0}, "attempts=0"),
+        ({"attempts": None, "timeout": None}, "give attempts or timeout"),
+        ({"timeout": -1}, "timeout must be 0 or more seconds, not -1"),
+    ],
+)
+def test_bad_input_is_named(bases: dict[str, Base], arguments: dict[str, Any], message: str) -> None:
+    """Wrong calls tell what is right, and change nothing."""
+    base = prepared(bases["sqlite"])
+
+    async def coroutine(_: object) -> None:
+        """Never run."""
+
+    if arguments.get("fn") == "coroutine":
+        arguments = {"fn": coroutine}
+    with base.engine() as engine:
+        given: dict[str, Any] = {
+            "source": engine,
+            "table": Product,
+            "key": "x",
+            "fn": lambda _: {"stock": 1},
+            **arguments,
+        }
+        with pytest.raises(lockkit.ConfigurationError, match=message):
+            update_row(**given)
+    assert stock(base) == (10, 1)
+
+
+def test_other_face_is_refused(bases: dict[str, Base]) -> None:
+    """The message names what is for it."""
+    base = prepared(bases["sqlite"])
+
+    async def main(engine: Any) -> None:  # noqa: ANN401 - an AsyncEngine
+        with pytest.raises(lockkit.ConfigurationError, match="AsyncEngine is asyncio: use the function that ends in"):
+            transact(engine, lambda _: None)
+        with base.engine() as blocking:
+            wrong: Any = blocking
+            with pytest.raises(lockkit.ConfigurationError, match="Engine is blocking: use the function without _async"):
+                await transact_async(wrong, main)
+
+    base.aio(main)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_eight_processes_lose_no_update(bases: dict[str, Base], kind: str) -> None:
+    """What eight processes added is what is there, though they got in one another's way."""
+    base = prepared(bases[kind])
+
+    asked = support.all_done([support.start("count", base.url, 10) for _ in range(8)])
+
+    assert base.rows("SELECT value, version FROM counters") == [(8 * 10, 8 * 10)]
+    # Some were asked again: otherwise the processes never met, and this shows nothing.
+    assert sum(map(int, asked)) > 8 * 10

@@ -1,0 +1,374 @@
+"""Is this connection usable for locks? Real drivers, in autocommit of their own, and in encodings of their own."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session, sessionmaker
+
+import lockkit
+import lockkit.aio
+from lockkit.backends.sql.statement import Statement
+from lockkit.fencing import AsyncSqlGuard, SqlGuard
+from lockkit.runtime import drive
+from lockkit.sql import lock_in
+from tests.storage.sql.support import Base, Bases
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+pytestmark = pytest.mark.timeout(180)
+
+ACCOUNTS = sa.Table(
+    "accounts",
+    sa.MetaData(),
+    sa.Column("name", sa.String(20), primary_key=True),
+    sa.Column("balance", sa.Integer, nullable=False),
+    sa.Column("fence", sa.BigInteger, nullable=False, server_default="0"),
+)
+
+BLOCKING = [
+    ("postgresql", "postgresql+psycopg", {"autocommit": True}),
+    ("postgresql", "postgresql+psycopg2", None),
+    ("postgresql", "postgresql+pg8000", None),
+    ("mariadb", "mariadb+pymysql", {"autocommit": True}),
+    ("sqlite", "sqlite+pysqlite", {"isolation_level": None}),
+]
+ASYNCIO = [
+    ("postgresql", "postgresql+psycopg", {"autocommit": True}),
+    ("mariadb", "mariadb+aiomysql", {"autocommit": True}),
+    ("mariadb", "mariadb+asyncmy", {"autocommit": True}),
+    ("sqlite", "sqlite+aiosqlite", {"isolation_level": None}),
+]
+
+
+@pytest.fixture(scope="module")
+def bases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bases]:
+    """Databases by kind."""
+    with ExitStack() as stack:
+        yield Bases(tmp_path_factory.mktemp("usable"), stack)
+
+
+def money(base: Base) -> int:
+    """Tell what an account has."""
+    ((balance,),) = base.rows("SELECT balance FROM accounts WHERE name = 'a'")
+    return int(balance)
+
+
+@pytest.fixture
+def base(bases: Bases, request: pytest.FixtureRequest) -> Base:
+    """The database of the case, with one account."""
+    base = bases[request.param]
+    with base.engine() as engine:
+        ACCOUNTS.drop(engine, checkfirst=True)
+        ACCOUNTS.create(engine)
+        with engine.begin() as connection:
+            connection.execute(sa.insert(ACCOUNTS).values(name="a", balance=10))
+            for table in ("lockkit_tx", "lockkit_fences"):
+                connection.execute(sa.text(f"DROP TABLE IF EXISTS {table}"))
+    return base
+
+
+def driver_autocommit(engine: Any, arguments: dict[str, Any] | None) -> None:  # noqa: ANN401 - of either face
+    """Have the driver commit each statement, without a word to SQLAlchemy, if no argument of its does it."""
+    if arguments is None:
+
+        @sa.event.listens_for(engine, "connect")
+        def switch(connection: Any, _: object) -> None:  # noqa: ANN401 - any driver's
+            connection.autocommit = True
+
+
+def nothing_written(base: Base) -> bool:
+    """Tell whether neither the application's data nor a table of lockkit's was written."""
+    rows = 0
+    with base.engine() as engine:
+        inspector = sa.inspect(engine)
+        for table in ("lockkit_tx", "lockkit_fences"):
+            if inspector.has_table(table):
+                rows += len(base.rows(f"SELECT * FROM {table}"))  # noqa: S608 - a test's own name
+    return money(base) == 10 and rows == 0
+
+
+CHANGE = sa.update(ACCOUNTS).where(ACCOUNTS.c.name == "a").values(balance=ACCOUNTS.c.balance - 1)
+
+USES: dict[str, Callable[[Any], object]] = {
+    "lock_in": lambda target: lock_in(target, "x"),
+    "accept": lambda target: SqlGuard(target).accept("x", token=5),
+    "execute": lambda target: SqlGuard(target).execute(CHANGE, token=5),
+}
+ASYNC_USES: dict[str, Callable[[Any], Any]] = {
+    "lock_in": lambda target: lock_in(target, "x"),
+    "accept": lambda target: AsyncSqlGuard(target).accept("x", token=5),
+    "execute": lambda target: AsyncSqlGuard(target).execute(CHANGE, token=5),
+}
+
+
+class TestAutocommitOfTheDriver:
+    """SQLAlchemy knows nothing of it: no lock would last, and half of a transaction could be kept."""
+
+    @pytest.mark.parametrize("use", USES)
+    @pytest.mark.parametrize(("base", "driver", "arguments"), BLOCKING, indirect=["base"])
+    def test_is_refused_in_the_applications_transaction(
+        self, base: Base, driver: str, arguments: dict[str, Any] | None, use: str
+    ) -> None:
+        """On a connection and in a session, before anything is written."""
+        engine = sa.create_engine(f"{driver}://{base.place}", connect_args=arguments or {})
+        driver_autocommit(engine, arguments)
+        with engine.connect() as connection, pytest.raises(lockkit.ConfigurationError, match="is in autocommit"):
+            USES[use](connection)
+        with Session(engine) as session, pytest.raises(lockkit.ConfigurationError, match="is in autocommit"):
+            USES[use](session)
+        engine.dispose()
+
+        assert nothing_written(base)
+
+    @pytest.mark.parametrize("use", ASYNC_USES)
+    @pytest.mark.parametrize(("base", "driver", "arguments"), ASYNCIO, indirect=["base"])
+    def test_is_refused_with_asyncio(self, base: Base, driver: str, arguments: dict[str, Any], use: str) -> None:
+        """The same."""
+
+        async def main(engine: Any) -> None:  # noqa: ANN401 - an AsyncEngine
+            async with engine.connect() as connection:
+                with pytest.raises(lockkit.ConfigurationError, match="is in autocommit"):
+                    await ASYNC_USES[use](connection)
+            async with AsyncSession(engine) as session:
+                with pytest.raises(lockkit.ConfigurationError, match="is in autocommit"):
+                    await ASYNC_USES[use](session)
+
+        base.aio(main, driver=driver, connect_args=arguments)
+        assert nothing_written(base)
+
+    @pytest.mark.parametrize(("base", "driver", "arguments"), BLOCKING, indirect=["base"])
+    def test_transact_is_refused(self, base: Base, driver: str, arguments: dict[str, Any] | None) -> None:
+        """What a first try did would stay, and the next try would do it again."""
+        engine = sa.create_engine(f"{driver}://{base.place}", connect_args=arguments or {})
+        driver_autocommit(engine, arguments)
+        for source in (engine, sessionmaker(engine)):
+            with pytest.raises(lockkit.ConfigurationError, match="is in autocommit"):
+                lockkit.optimistic.transact(source, lambda place: place.execute(CHANGE))
+        engine.dispose()
+
+        assert nothing_written(base)
+
+
+@pytest.mark.parametrize("base", ["postgresql", "mariadb", "sqlite"], indirect=True)
+def test_transact_on_an_engine_in_autocommit_applies_nothing_twice(base: Base) -> None:
+    """A transfer whose first try meets a conflict after its first half."""
+    tries = 0
+
+    def transfer(place: Any) -> None:  # noqa: ANN401 - a session or connection
+        nonlocal tries
+        place.execute(CHANGE)
+        tries += 1
+        if tries == 1:
+            raise sa.orm.exc.StaleDataError
+
+    with base.engine() as engine:
+        lockkit.optimistic.transact(engine, transfer)
+    assert money(base) == 9
+
+    with base.engine(isolation_level="AUTOCOMMIT") as engine:
+        for source in (engine, sessionmaker(engine)):
+            tries = 0
+            with pytest.raises(lockkit.ConfigurationError, match="is in autocommit"):
+                lockkit.optimistic.transact(source, transfer)
+            assert money(base) == 9
+
+    async def main(engine: Any) -> None:  # noqa: ANN401 - an AsyncEngine
+        async def half(place: Any) -> None:  # noqa: ANN401 - see above
+            await place.execute(CHANGE)
+
+        for source in (engine, sa.ext.asyncio.async_sessionmaker(engine)):
+            with pytest.raises(lockkit.ConfigurationError, match="is in autocommit"):
+                await lockkit.optimistic.transact_async(source, half)
+
+    base.aio(main, isolation_level="AUTOCOMMIT")
+    assert money(base) == 9
+
+
+NAME = "café4"
+
+
+@pytest.fixture(scope="module")
+def latin(bases: Bases) -> Base:
+    """A database in LATIN1 beside the one in UTF-8."""
+    return made(bases, "latin", "LATIN1")
+
+
+@pytest.fixture(scope="module")
+def plain(bases: Bases) -> Base:
+    """A database that converts nothing."""
+    return made(bases, "plain", "SQL_ASCII")
+
+
+def made(bases: Bases, name: str, encoding: str) -> Base:
+    """Make a database."""
+    with bases["postgresql"].engine(isolation_level="AUTOCOMMIT") as engine, engine.connect() as connection:
+        connection.exec_driver_sql(
+            f"CREATE DATABASE {name} ENCODING '{encoding}' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0"
+        )
+    return Base("postgresql", f"{bases['postgresql'].place.rpartition('/')[0]}/{name}")
+
+
+class TestEncoding:
+    """PostgreSQL converts what a client sends from the encoding that the client has named."""
+
+    @pytest.mark.parametrize(
+        ("mode", "driver"), [("table", "psycopg"), ("table", "psycopg2"), ("table", "pg8000"), ("row", "psycopg")]
+    )
+    def test_engine_in_another_encoding_excludes_the_others(self, bases: Bases, mode: str, driver: str) -> None:
+        """The name is the same whatever encoding the application's engine has."""
+        url = f"postgresql+{driver}://{bases['postgresql'].place}"
+        engine = sa.create_engine(url)
+        sa.event.listen(engine, "connect", in_latin1)
+        with (
+            lockkit.connect(f"{bases['postgresql'].url}?mode={mode}") as plain,
+            lockkit.from_client(engine, mode=mode) as adopted,
+        ):
+            for one, other in ((plain, adopted), (adopted, plain)):
+                with one.lock(NAME, ttl=60) as lease:
+                    assert other.lock(NAME).try_acquire() is None
+                    assert [holder.owner for holder in other.holders(NAME)] == [lease.owner]
+        engine.dispose()
+
+    @pytest.mark.parametrize("mode", ["table", "row"])
+    def test_role_with_another_encoding_excludes_the_others(self, bases: Bases, mode: str) -> None:
+        """With asyncio, and where the role has it."""
+        base = bases["postgresql"]
+        if not base.rows("SELECT 1 FROM pg_roles WHERE rolname = 'latin'"):
+            base.rows("CREATE ROLE latin SUPERUSER LOGIN")
+            base.rows("ALTER ROLE latin SET client_encoding = 'LATIN1'")
+        place = f"latin@{base.place.partition('@')[2] or base.place}"
+
+        async def main(engine: Any) -> None:  # noqa: ANN401 - an AsyncEngine
+            async with lockkit.aio.from_client(engine, mode=mode) as client:
+                assert await client.lock(NAME).try_acquire() is None
+
+        with lockkit.connect(f"{base.url}?mode={mode}") as plain, plain.lock(NAME, ttl=60):
+            Base("postgresql", place).aio(main)
+
+    @pytest.mark.parametrize("mode", ["table", "row"])
+    def test_name_that_the_database_cannot_store_is_refused(self, latin: Base, mode: str) -> None:
+        """At the call, and not retried until the server may have another encoding."""
+        with lockkit.connect(f"{latin.url}?mode={mode}") as client:
+            with client.lock(NAME):
+                pass
+            with pytest.raises(lockkit.ConfigurationError, match="in the database's encoding"):
+                client.lock("席位").acquire()
+
+    @pytest.mark.parametrize("encodings", [("UTF8", "LATIN1"), ("LATIN1", "UTF8")])
+    def test_lock_in_and_guards_know_one_name_in_all_encodings(self, plain: Base, encodings: tuple[str, str]) -> None:
+        """Also in a database that stores what it gets."""
+        first, second = (
+            sa.create_engine(plain.url, connect_args={"client_encoding": encoding}) for encoding in encodings
+        )
+        with first.begin() as connection, second.begin() as other:
+            token = lock_in(connection, NAME).token
+            SqlGuard(connection).accept(NAME, token=token)
+            with pytest.raises(lockkit.LockTimeout):
+                lock_in(other, NAME, timeout=0)
+        with second.begin() as other, pytest.raises(lockkit.StaleToken):
+            SqlGuard(other).accept(NAME, token=1)
+        first.dispose()
+        second.dispose()
+
+    def test_lock_in_takes_names_that_the_connection_cannot_send(self, bases: Bases, latin: Base) -> None:
+        """The database decides what it can store."""
+        arguments = {"client_encoding": "LATIN1"}
+        with bases["postgresql"].engine(connect_args=arguments) as engine, engine.begin() as connection:
+            assert lock_in(connection, "席位").token
+        with (
+            latin.engine(connect_args=arguments) as engine,
+            engine.connect() as connection,
+            pytest.raises(lockkit.ConfigurationError, match="in the database's encoding"),
+        ):
+            lock_in(connection, "席位")
+
+    def test_charset_that_converts_names_is_refused_by_mariadb(self, bases: Bases) -> None:
+        """A connection's charset stands between the client's and the column."""
+
+        def convert(connection: Any, _: object) -> None:  # noqa: ANN401 - the driver's
+            connection.cursor().execute("SET character_set_connection = latin1")
+
+        with bases["mariadb"].engine() as engine:
+            sa.event.listen(engine, "connect", convert)
+            with (
+                lockkit.from_client(engine) as client,
+                pytest.raises(lockkit.ConfigurationError, match="charset latin1"),
+            ):
+                client.lock(NAME).acquire(timeout=0)
+
+
+def in_latin1(connection: Any, _: object) -> None:  # noqa: ANN401 - any driver's
+    """Speak LATIN1 from now on."""
+    change = getattr(connection, "set_client_encoding", None)
+    if change is not None:
+        change("LATIN1")
+    else:
+        connection.cursor().execute("SET client_encoding = 'LATIN1'")
+    connection.commit()
+
+
+class TestKindOfServer:
+    """CockroachDB speaks PostgreSQL's protocol; its advisory locks do nothing."""
+
+    @pytest.fixture
+    def cockroach(self, bases: Bases) -> str:
+        """A server that says it is one."""
+        base = bases["postgresql"]
+        base.rows("CREATE SCHEMA IF NOT EXISTS roach")
+        base.rows(
+            "CREATE OR REPLACE FUNCTION roach.version() RETURNS text LANGUAGE sql AS "
+            "$$ SELECT 'CockroachDB CCL v23.1.11 (x86_64-pc-linux-gnu, built 2023/09/27, go1.19.10)' $$"
+        )
+        # Temporary, so that it is found before pg_catalog: for this role only.
+        if not base.rows("SELECT 1 FROM pg_roles WHERE rolname = 'roach'"):
+            base.rows("CREATE ROLE roach SUPERUSER LOGIN")
+            base.rows("ALTER ROLE roach SET search_path = roach, pg_catalog, public")
+        return f"roach@{base.place.partition('@')[2] or base.place}"
+
+    def test_advisory_locks_are_refused(self, cockroach: str, bases: Bases) -> None:
+        """By both faces; elsewhere they are granted, and other modes are there, too."""
+        with (
+            lockkit.connect(f"postgresql://{cockroach}?mode=advisory") as client,
+            pytest.raises(lockkit.ConfigurationError, match=r"is CockroachDB .* use mode=table"),
+        ):
+            client.lock("x").acquire()
+
+        async def main() -> None:
+            async with lockkit.aio.connect(f"postgresql://{cockroach}?mode=advisory") as client:
+                with pytest.raises(lockkit.ConfigurationError, match="is CockroachDB"):
+                    await client.lock("x").acquire()
+
+        asyncio.run(main())
+        for url in (f"postgresql://{cockroach}", f"{bases['postgresql'].url}?mode=advisory"):
+            with lockkit.connect(url.replace("+psycopg", "")) as client, client.lock("x"):
+                pass
+
+
+def test_connections_are_at_read_committed_whatever_the_role_says(bases: Bases) -> None:
+    """Otherwise PostgreSQL would give up statements that wait for one another, again and again."""
+    base = bases["postgresql"]
+    if not base.rows("SELECT 1 FROM pg_roles WHERE rolname = 'strict'"):
+        base.rows("CREATE ROLE strict SUPERUSER LOGIN")
+        base.rows("ALTER ROLE strict SET default_transaction_isolation = 'serializable'")
+    place = f"strict@{base.place.partition('@')[2] or base.place}"
+    assert Base("postgresql", place).rows("SHOW transaction_isolation") == [("serializable",)]
+    show = Statement("SHOW transaction_isolation")
+    with lockkit.connect(f"postgresql://{place}") as client:
+        client.ping()
+        backend: Any = client._engine._backend
+        assert drive(backend.database.run(show)).rows == [("read committed",)]
+
+    async def main() -> None:
+        async with lockkit.aio.connect(f"postgresql://{place}") as client:
+            await client.ping()
+            backend: Any = client._engine._backend
+            assert (await backend.database.run(show)).rows == [("read committed",)]
+
+    asyncio.run(main())

@@ -1,0 +1,438 @@
+from __future__ import annotations
+
+import json
+import math
+from datetime import timedelta
+from enum import Enum, StrEnum
+from types import MappingProxyType
+from urllib.parse import unquote
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from lockkit import validation
+from lockkit.errors import ConfigurationError
+
+BASE = {"host": "h", "pid": 7, "started": 1.5}
+SPECIALS = ["", "{}", "/", "/.\x00 ", "%", "]^-\\[", frozenset("é/😀")]
+
+
+class Seat(StrEnum):
+    """Names as an application may keep them."""
+
+    WINDOW = "seat:12A"
+
+
+class Mixed(str, Enum):  # noqa: UP042 - the older form is what applications have
+    """An enumeration whose str() is not its value."""
+
+    RED = "red"
+
+
+# -- lock_name -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["a", "seat:12A", " ", "a ", "é", "e\u0301", "a/b", "{}", "%2F", "..", "\n", "x" * 255, "é" * 127, "😀" * 63],
+)
+def test_lock_name_keeps_every_valid_name_as_it_is(name: str) -> None:
+    """Nothing is stripped, folded or normalised."""
+    assert validation.lock_name(name) == name
+
+
+@pytest.mark.parametrize(("given_name", "name"), [(Seat.WINDOW, "seat:12A"), (Mixed.RED, "red")])
+def test_lock_name_of_str_subclass_is_plain_str(given_name: str, name: str) -> None:
+    """What goes inwards has no surprising methods."""
+    result = validation.lock_name(given_name)
+
+    assert result == name
+    assert type(result) is str
+
+
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        ("", "empty"),
+        ("x" * 256, "at most 255 UTF-8 bytes, not 256"),
+        ("é" * 128, "at most 255 UTF-8 bytes, not 256"),
+        ("a\0b", "NUL"),
+        ("é\0", "NUL"),
+        ("\ud800", "surrogate"),
+        (b"seat", "bytes"),
+        (None, "NoneType"),
+        (12, "int"),
+        (["seat"], "list"),
+    ],
+)
+def test_lock_name_refuses_everything_else(name: object, part: str) -> None:
+    """The message says what was wrong; the name is on the error where it is one."""
+    with pytest.raises(ConfigurationError, match=part) as caught:
+        validation.lock_name(name)
+
+    assert caught.value.name == (name if isinstance(name, str) else None)
+
+
+@given(st.text(st.characters(codec=None)))
+def test_lock_name_accepts_exactly_the_contract(name: str) -> None:
+    """1 to 255 UTF-8 bytes without NUL."""
+    try:
+        valid = 1 <= len(name.encode()) <= 255 and "\0" not in name
+    except UnicodeEncodeError:
+        valid = False
+
+    if valid:
+        assert validation.lock_name(name) == name
+    else:
+        with pytest.raises(ConfigurationError):
+            validation.lock_name(name)
+
+
+def test_message_about_long_name_is_short() -> None:
+    """A megabyte given as a name does not land in the log."""
+    with pytest.raises(ConfigurationError) as caught:
+        validation.lock_name("x" * 1_000_000)
+
+    assert len(str(caught.value)) < 250
+
+
+# -- seconds, ttl, timeout -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [True, False, "1", None, b"1", [1], 1j, timedelta])
+def test_time_spans_must_be_numbers(value: object) -> None:
+    """A bool is a mistake for another parameter, a text one for an option of a URL."""
+    with pytest.raises(ConfigurationError, match="max_hold must be seconds"):
+        validation.seconds(value, "max_hold")
+    with pytest.raises(ConfigurationError, match="ttl must be seconds"):
+        validation.ttl(value, 0.01)
+    if value is not None:
+        with pytest.raises(ConfigurationError, match="timeout must be seconds"):
+            validation.timeout(value)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 10**400, -(10**400)])
+def test_time_spans_must_be_finite(value: float) -> None:
+    """Also an int that no float can hold."""
+    with pytest.raises(ConfigurationError, match="finite"):
+        validation.seconds(value, "max_hold")
+    with pytest.raises(ConfigurationError, match="ttl must be"):
+        validation.ttl(value, 0.01)
+    with pytest.raises(ConfigurationError, match=r"timeout must be .*None waits"):
+        validation.timeout(value)
+
+
+@pytest.mark.parametrize(("value", "number"), [(2, 2.0), (0.5, 0.5), (timedelta(minutes=1), 60.0)])
+def test_time_spans_become_float_seconds(value: object, number: float) -> None:
+    """Int, float and timedelta mean the same."""
+    for result in (validation.seconds(value, "x"), validation.ttl(value, 0.01), validation.timeout(value)):
+        assert result == number
+        assert type(result) is float
+
+
+def test_seconds_has_a_minimum() -> None:
+    """Inclusive or exclusive."""
+    assert validation.seconds(1, "x", minimum=1) == 1.0
+
+    with pytest.raises(ConfigurationError, match="1 or more seconds"):
+        validation.seconds(0.999, "x", minimum=1)
+    with pytest.raises(ConfigurationError, match="x must be more than 1 seconds, not 1"):
+        validation.seconds(1, "x", minimum=1, exclusive=True)
+
+
+@pytest.mark.parametrize("value", [0, 0.0, -1, -0.0, 1e9, 2_000_000_000, timedelta(0)])
+def test_ttl_out_of_range_is_refused(value: object) -> None:
+    """No lock is immortal: 0 is an error, also where the backend has no minimum."""
+    with pytest.raises(ConfigurationError, match="more than 0 and less than 1e\\+09"):
+        validation.ttl(value, 0.0)
+
+
+def test_ttl_below_the_backends_minimum_is_refused() -> None:
+    """The message says the minimum; the minimum itself is accepted."""
+    assert validation.ttl(1, 1.0) == validation.ttl(timedelta(seconds=1), 1.0) == 1.0
+
+    with pytest.raises(ConfigurationError, match="1 or more seconds on this backend") as caught:
+        validation.ttl(0.9, 1.0, name="seat")
+    assert caught.value.name == "seat"
+
+
+@given(st.floats() | st.integers(), st.floats(0.001, 10))
+def test_ttl_accepts_exactly_the_contract(value: float, min_ttl: float) -> None:
+    """Finite, at least the minimum, below the maximum."""
+    if min_ttl <= value < validation.TTL_MAX:
+        assert validation.ttl(value, min_ttl) == value
+    else:
+        with pytest.raises(ConfigurationError):
+            validation.ttl(value, min_ttl)
+
+
+def test_timeout_none_is_without_limit_and_zero_tries_once() -> None:
+    """The two ends of the scale."""
+    assert validation.timeout(None) is None
+    assert validation.timeout(0) == 0.0
+
+
+@pytest.mark.parametrize("value", [-1, -0.001, timedelta(seconds=-1)])
+def test_negative_timeout_is_refused_and_none_is_named(value: object) -> None:
+    """In `threading` -1 waits without limit: the message names what does here."""
+    with pytest.raises(ConfigurationError, match=r"0 or more seconds, not .*None waits without limit"):
+        validation.timeout(value)
+
+
+# -- metadata ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "added"),
+    [
+        (None, {}),
+        ("free text", {"text": "free text"}),
+        ({}, {}),
+        ({"job": "é", "n": [1, 2.5, None, True, {"k": "v"}]}, {"job": "é", "n": [1, 2.5, None, True, {"k": "v"}]}),
+        (MappingProxyType({"job": "x"}), {"job": "x"}),
+    ],
+)
+def test_metadata_is_an_ascii_json_object_with_the_base(value: object, added: dict[str, object]) -> None:
+    """Read back, it is the base and what the application added."""
+    text = validation.metadata(value, BASE)
+
+    assert text.isascii()
+    assert json.loads(text) == {**BASE, **added}
+
+
+@pytest.mark.parametrize(
+    ("value", "part"),
+    [
+        ({"host": "other"}, "must not have the keys 'host'"),
+        ({"pid": 1, "started": 2}, "'pid', 'started'"),
+        ({1: "x"}, "the key 1 is not a str"),
+        ({"a": [{"b": {None: 1}}]}, "the key None is not a str"),
+        ({("a",): 1}, "JSON"),
+        ({"a": {1, 2}}, "JSON"),
+        ({"a": object()}, "JSON"),
+        ({"a": math.nan}, "JSON"),
+        ({"a": "\ud800"}, "JSON"),
+        ("\udc80", "JSON"),
+        (b"bytes", "not bytes"),
+        (12, "not int"),
+        ([("a", 1)], "not list"),
+        ("x" * 5000, "at most 4096"),
+        ({"a": "é" * 700}, "at most 4096"),
+    ],
+)
+def test_metadata_that_cannot_be_kept_is_refused(value: object, part: str) -> None:
+    """Nothing is dropped, replaced or converted in silence."""
+    with pytest.raises(ConfigurationError, match=part) as caught:
+        validation.metadata(value, BASE, name="seat")
+
+    assert caught.value.name == "seat"
+
+
+def test_metadata_that_contains_itself_is_refused() -> None:
+    """As is what is nested too deeply to be written."""
+    circular: dict[str, object] = {}
+    circular["self"] = circular
+    deep: list[object] = []
+    for _ in range(100_000):
+        deep = [deep]
+
+    for value in (circular, {"deep": deep}):
+        with pytest.raises(ConfigurationError, match="JSON"):
+            validation.metadata(value, BASE)
+
+
+def test_metadata_limit_is_inclusive() -> None:
+    """4096 bytes fit, 4097 do not."""
+    room = validation.METADATA_BYTES_MAX - len(validation.metadata("", BASE))
+
+    assert len(validation.metadata("x" * room, BASE)) == validation.METADATA_BYTES_MAX
+    with pytest.raises(ConfigurationError, match="not 4097"):
+        validation.metadata("x" * (room + 1), BASE)
+
+
+_json = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**53), 2**53)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda children: st.lists(children, max_size=3) | st.dictionaries(st.text(), children, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(st.text().filter(lambda key: key not in BASE), _json, max_size=4))
+def test_metadata_comes_back_as_it_was_given(value: dict[str, object]) -> None:
+    """For everything that JSON can hold, within the limit."""
+    try:
+        text = validation.metadata(value, BASE)
+    except ConfigurationError:
+        assert len(json.dumps({**BASE, **value}, separators=(",", ":"))) > validation.METADATA_BYTES_MAX
+    else:
+        assert json.loads(text) == {**BASE, **value}
+
+
+# -- escape --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "special", "escaped"),
+    [
+        ("seat:12A", "{}", "seat:12A"),
+        ("a{b}", "{}", "a%7Bb%7D"),
+        ("a/b", "/", "a%2Fb"),
+        ("100%", "", "100%25"),
+        ("%2F", "/", "%252F"),
+        ("é/", "é", "%C3%A9/"),
+        ("a]b^c-d\\e", "]^-\\", "a%5Db%5Ec%2Dd%5Ce"),
+        ("\n\0", "\n\0", "%0A%00"),
+    ],
+)
+def test_escape_writes_utf8_bytes_in_capitals(name: str, special: str, escaped: str) -> None:
+    """The form that other clients of the store rely on."""
+    assert validation.escape(name, special) == escaped
+    assert validation.escape(name, frozenset(special)) == escaped
+
+
+@given(st.text(), st.sampled_from(SPECIALS))
+@example("%2F", "/")
+def test_escape_is_undone_by_unescape(name: str, special: str | frozenset[str]) -> None:
+    """So no two names share an escaped form; and no special character is left."""
+    escaped = validation.escape(name, special)
+
+    assert validation.unescape(escaped) == name
+    assert not set(escaped) & (set(special) - {"%"})
+
+
+@given(st.text(st.sampled_from("a%/{2F5é"), max_size=6), st.text(st.sampled_from("a%/{2F5é"), max_size=6))
+def test_escape_keeps_different_names_different(one: str, other: str) -> None:
+    """Lock ``a/b`` never meets lock ``a%2Fb``."""
+    assert (validation.escape(one, "/{") == validation.escape(other, "/{")) == (one == other)
+
+
+@pytest.mark.parametrize("text", ["%", "a%2", "%zz", "%é0", "%-1", "%ff", "%C3", "%+2"])
+def test_unescape_refuses_what_escape_never_writes(text: str) -> None:
+    """A foreign client's key is told from an escaped name."""
+    with pytest.raises(ConfigurationError, match="not an escaped lock name"):
+        validation.unescape(text)
+
+
+@given(st.text(st.sampled_from("a%2Fé0:"), max_size=12))
+def test_percent_decode_agrees_with_the_standard_library(text: str) -> None:
+    """Where the bytes are UTF-8, and with a lone percent sign left alone."""
+    try:
+        expected = unquote(text, errors="strict")
+    except UnicodeDecodeError:
+        with pytest.raises(ValueError, match="UTF-8"):
+            validation.percent_decode(text)
+    else:
+        assert validation.percent_decode(text) == expected
+
+
+# -- options -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "number"),
+    [("30", 30.0), ("0", 0.0), ("1.5", 1.5), (".5", 0.5), ("1e3", 1000.0), (2, 2.0), (timedelta(seconds=3), 3.0)],
+)
+def test_parse_seconds_takes_text_and_numbers(value: object, number: float) -> None:
+    """The same option may stand in a URL and in a call."""
+    assert validation.parse_seconds(value) == number
+
+
+@pytest.mark.parametrize(
+    "value", ["", "-1", "nan", "inf", "1e999", "30s", " 1", "1_0", "٣", "1.2.3", None, True, -1, [1]]
+)
+def test_parse_seconds_refuses_the_rest(value: object) -> None:
+    """What `float` alone would take is refused too."""
+    with pytest.raises(ValueError, match="must be 0 or more seconds"):
+        validation.parse_seconds(value)
+    with pytest.raises(ValueError, match="more than 0"):
+        validation.parse_ttl(value)
+
+
+def test_parse_ttl_refuses_zero_and_forever() -> None:
+    """No lock is immortal."""
+    assert validation.parse_ttl("0.5") == 0.5
+
+    for value in ("0", 0, "1e9", 1e9):
+        with pytest.raises(ValueError, match="more than 0 and less than 1e\\+09"):
+            validation.parse_ttl(value)
+
+
+@pytest.mark.parametrize("value", [True, 1, "1", "true", "True", "YES", "on"])
+def test_parse_bool_true(value: object) -> None:
+    """Every usual word."""
+    assert validation.parse_bool(value) is True
+
+
+@pytest.mark.parametrize("value", [False, 0, "0", "false", "No", "off"])
+def test_parse_bool_false(value: object) -> None:
+    """Every usual word."""
+    assert validation.parse_bool(value) is False
+
+
+@pytest.mark.parametrize("value", ["", "2", 2, "ja", None, 1.0, []])
+def test_parse_bool_refuses_the_rest(value: object) -> None:
+    """Truthiness decides nothing: ``"no way"`` is not true."""
+    with pytest.raises(ValueError, match="1, true, yes or on"):
+        validation.parse_bool(value)
+
+
+def test_parse_int_has_bounds() -> None:
+    """Both are inclusive."""
+    parse = validation.parse_int(-1, 9)
+
+    assert [parse(value) for value in ("-1", "0", "9", 9, -1)] == [-1, 0, 9, 9, -1]
+    for value in ("10", "-2", 10, "", "--1", "1.0", 1.0, "²", "٣", True, None, "9" * 5000):
+        with pytest.raises(ValueError, match="a whole number from -1 to 9"):
+            parse(value)
+
+
+def test_parse_int_without_maximum() -> None:
+    """The message then has one bound."""
+    parse = validation.parse_int(1)
+
+    assert parse("1000000") == 1_000_000
+    with pytest.raises(ValueError, match="a whole number, 1 or more"):
+        parse(0)
+
+
+def test_parse_choice_suggests_the_nearest() -> None:
+    """One of a few words, as they are."""
+    parse = validation.parse_choice("table", "row", "advisory")
+
+    assert parse("row") == "row"
+    with pytest.raises(ValueError, match="one of table, row, advisory \\(did you mean 'advisory'\\?\\)"):
+        parse("advisroy")
+    with pytest.raises(ValueError, match=r"one of table, row, advisory$"):
+        parse(None)
+
+
+def test_parse_text_refuses_the_empty_text() -> None:
+    """An empty prefix is more likely a missing variable."""
+    assert validation.parse_text("a") == "a"
+
+    for value in ("", None, 1):
+        with pytest.raises(ValueError, match="non-empty"):
+            validation.parse_text(value)
+
+
+def test_on_lost_is_callable_or_none() -> None:
+    """Anything else would be noticed only at the loss."""
+    assert validation.on_lost(None) is None
+    assert validation.on_lost(print) is print
+    for wrong in (3, "print", object()):
+        with pytest.raises(ConfigurationError, match="on_lost must be callable") as caught:
+            validation.on_lost(wrong, name="seat")
+        assert caught.value.name == "seat"
+
+
+def test_error_of_a_timeout_names_lock_and_backend() -> None:
+    """Programs may want to know."""
+    for wrong in ("5", -1, math.nan):
+        with pytest.raises(ConfigurationError) as caught:
+            validation.timeout(wrong, name="seat", backend="memory://")
+        assert (caught.value.name, caught.value.backend) == ("seat", "memory://")

@@ -1,0 +1,281 @@
+"""Where servers come from, and what is said when they come from nowhere."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from lockkit.testing.servers import (
+    RedisServer,
+    ServerMissing,
+    Unmanaged,
+    docker,
+    docker_groups,
+    install,
+    kinds,
+    locate,
+    provide,
+    require,
+)
+from lockkit.testing.servers.__main__ import main
+from lockkit.testing.servers.kinds import KINDS, Kind, Need
+from lockkit.testing.servers.provisioning import look
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+# One that no machine has.
+GHOST = Kind(
+    "ghost",
+    "A server that does not exist",
+    "lockkit.testing.servers.redis:RedisServer",
+    (Need(("lockkit-no-such-program",)),),
+    ("lockkit-no-such-package",),
+)
+
+
+@pytest.fixture
+def ghost(monkeypatch: pytest.MonkeyPatch) -> Kind:
+    """A kind that is missing on a machine where nothing can be installed."""
+    monkeypatch.setitem(KINDS, GHOST.name, GHOST)
+    monkeypatch.setattr(install, "can_install", lambda: False)
+    monkeypatch.delenv("CI", raising=False)
+    return GHOST
+
+
+@pytest.fixture
+def no_docker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine without a Docker daemon."""
+    monkeypatch.setattr(kinds, "docker_has", lambda _: False)
+
+
+def test_url_of_the_environment_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is used as it is, and cannot be killed or emptied."""
+    monkeypatch.setenv("LOCKKIT_TEST_REDIS_URL", "redis://elsewhere:6379/3")
+
+    with provide("redis") as server:
+        assert server.url == "redis://elsewhere:6379/3"
+        assert not server.managed
+        with pytest.raises(Unmanaged, match="LOCKKIT_TEST_REDIS_URL"):
+            server.kill()
+        with pytest.raises(Unmanaged):
+            server.restart()
+
+
+def test_server_with_options_is_a_local_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A foreign server cannot be given a password."""
+    require("redis", local=True)
+    monkeypatch.setenv("LOCKKIT_TEST_REDIS_URL", "redis://elsewhere:6379/3")
+
+    server = provide("redis", password="one")  # noqa: S106 - of a throw-away server
+
+    assert isinstance(server, RedisServer)
+    assert server.password == "one"  # noqa: S105 - as above
+
+
+@pytest.mark.usefixtures("no_docker")
+def test_local_program_is_used_without_docker() -> None:
+    """The usual case on a developer's machine."""
+    require("redis", local=True)
+
+    assert locate("redis").origin == "local"
+    assert isinstance(provide("redis"), RedisServer)
+
+
+def test_docker_comes_before_local_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """But only where there is an image, and not when a local process is asked for."""
+    require("redis", local=True)
+    monkeypatch.setattr(kinds, "docker_has", lambda _: True)
+
+    assert locate("redis").origin == "docker"
+    assert isinstance(provide("redis"), docker.ContainerServer)
+    assert isinstance(provide("redis-cluster"), docker_groups.ContainerGroup)
+    assert locate("redis", local=True).origin == "local"
+    assert look(KINDS["pgbouncer"]) == look(KINDS["pgbouncer"], local=True)
+
+
+def test_containers_can_be_ruled_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a variable, where Docker is there and slow."""
+    require("redis", local=True)
+    monkeypatch.setattr(kinds, "docker_has", lambda _: True)
+    monkeypatch.setenv("LOCKKIT_TEST_SERVERS", "local")
+
+    assert locate("redis").origin == "local"
+
+
+@pytest.mark.usefixtures("no_docker")
+def test_containers_can_be_insisted_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then a local program does not pass for one, save where the test asks for it."""
+    require("redis", local=True)
+    monkeypatch.setenv("LOCKKIT_TEST_SERVERS", "docker")
+
+    with pytest.raises(ServerMissing, match=r"redis:7.*pip install testcontainers"):
+        provide("redis")
+    with pytest.raises(ServerMissing, match="no form in containers"):
+        provide("pgbouncer")
+    assert locate("redis", local=True).origin == "local"
+
+
+def test_choice_that_is_none_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A typing error must not choose something."""
+    monkeypatch.setenv("LOCKKIT_TEST_SERVERS", "podman")
+
+    with pytest.raises(ValueError, match="takes docker or local"):
+        locate("redis")
+
+
+def test_unknown_kind_is_named() -> None:
+    """A typing error is told from a missing server."""
+    with pytest.raises(ValueError, match=r"'radis'.*redis-cluster"):
+        provide("radis")
+
+
+def test_missing_server_says_what_to_do(ghost: Kind) -> None:
+    """Program, package and variable are in the message."""
+    with pytest.raises(
+        ServerMissing,
+        match=r"lockkit-no-such-program.*lockkit-no-such-package.*LOCKKIT_TEST_GHOST_URL",
+    ):
+        provide(ghost.name)
+
+
+def test_missing_server_skips_the_test_of_a_developer(ghost: Kind) -> None:
+    """Not everybody has every server."""
+    with pytest.raises(pytest.skip.Exception, match="lockkit-no-such-program"):
+        require(ghost.name)
+
+
+def test_missing_server_fails_the_test_in_ci(ghost: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In CI a backend that nobody tested is a failure."""
+    monkeypatch.setenv("CI", "true")
+
+    with pytest.raises(pytest.fail.Exception, match="lockkit-no-such-program"):
+        require(ghost.name)
+
+
+class TestCommandLine:
+    """``python -m lockkit.testing.servers``."""
+
+    def test_list_shows_every_kind(self, capsys: pytest.CaptureFixture[str]) -> None:
+        """One line each."""
+        assert main(["list"]) == 0
+
+        lines = capsys.readouterr().out.splitlines()
+        assert [line.split()[0] for line in lines] == list(KINDS)
+
+    def test_install_of_what_is_here_tells_where(self, capsys: pytest.CaptureFixture[str]) -> None:
+        """Nothing is done, and that is success."""
+        require("redis", local=True)
+
+        assert main(["install", "redis"]) == 0
+
+        assert "redis" in capsys.readouterr().out
+
+    def test_missing_server_is_told_and_no_error(self, ghost: Kind, capsys: pytest.CaptureFixture[str]) -> None:
+        """On a developer's machine the tests go on without it."""
+        assert main(["install", ghost.name]) == 0
+
+        assert "lockkit-no-such-package" in capsys.readouterr().out
+
+    def test_missing_server_is_an_error_in_ci(self, ghost: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+        """CI must not go on without it."""
+        monkeypatch.setenv("CI", "true")
+
+        assert main(["install", ghost.name]) == 1
+
+    def test_unknown_kind_is_a_usage_error(self, capsys: pytest.CaptureFixture[str]) -> None:
+        """With the kinds that there are."""
+        with pytest.raises(SystemExit) as stopped:
+            main(["install", "radis"])
+
+        assert stopped.value.code == 2
+        assert "redis-sentinel" in capsys.readouterr().err
+
+
+class Apt:
+    """Stands for apt-get: remembers calls, may fail, and looks at the policy meanwhile."""
+
+    def __init__(self, policy: Path, failures: int = 0) -> None:
+        self.calls: list[tuple[str, ...]] = []
+        self.policies: list[str] = []
+        self.installed = False
+        self._policy = policy
+        self._failures = failures
+
+    def __call__(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """One run of apt-get."""
+        self.calls.append(arguments)
+        self.policies.append(self._policy.read_text())
+        if arguments[0] == "install":
+            self._failures -= 1
+            self.installed = self._failures < 0
+        status = 0 if self.installed or arguments[0] == "update" else 100
+        return subprocess.CompletedProcess(arguments, status, "E: Unable to locate package")
+
+
+class TestInstall:
+    """apt-get, replaced by a stand-in; the real one ran when these servers were installed."""
+
+    @pytest.fixture(autouse=True)
+    def _machine(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.policy = tmp_path / "policy-rc.d"
+        self.told: list[str] = []
+        monkeypatch.setattr(install, "POLICY", self.policy)
+        monkeypatch.setattr(install, "can_install", lambda: True)
+        self.monkeypatch = monkeypatch
+
+    def use(self, apt: Apt) -> None:
+        """Puts the stand-in in place; what it installs is present afterwards."""
+        self.monkeypatch.setattr(install, "_apt_get", apt)
+        self.monkeypatch.setattr(kinds, "look_for", lambda *_: "/usr/bin/ghost" if apt.installed else None)
+
+    def run(self, *wanted: Kind) -> Sequence[str]:
+        """Installs and gives what was told."""
+        install.install(wanted, tell=self.told.append)
+        return self.told
+
+    def test_services_are_forbidden_meanwhile_only(self) -> None:
+        """Packages are refused to start servers; afterwards there is no policy, as before."""
+        apt = Apt(self.policy)
+        self.use(apt)
+
+        told = self.run(GHOST)
+
+        assert [text.splitlines()[-1] for text in apt.policies] == ["exit 101"]
+        assert not self.policy.exists()
+        assert told == ["installed lockkit-no-such-package"]
+
+    def test_administrator_s_policy_comes_back(self) -> None:
+        """Content and mode, also when apt-get fails."""
+        self.policy.write_text("#!/bin/sh\nexit 104\n")
+        self.policy.chmod(0o751)
+        self.use(Apt(self.policy, failures=9))
+
+        with pytest.raises(ServerMissing, match="Unable to locate"):
+            self.run(GHOST)
+
+        assert self.policy.read_text() == "#!/bin/sh\nexit 104\n"
+        assert self.policy.stat().st_mode & 0o777 == 0o751
+
+    def test_lists_are_fetched_only_if_needed(self) -> None:
+        """An install that works needs no `apt-get update`; one that fails is tried again."""
+        quick, stale = Apt(self.policy), Apt(self.policy, failures=1)
+        for apt in (quick, stale):
+            self.use(apt)
+            self.run(GHOST)
+
+        assert [call[0] for call in quick.calls] == ["install"]
+        assert [call[0] for call in stale.calls] == ["install", "update", "install"]
+
+    def test_package_without_the_program_is_told(self) -> None:
+        """A package that does not bring what it should is not taken for success."""
+        self.use(Apt(self.policy))
+        other = replace(GHOST, name="other")
+        self.monkeypatch.setattr(kinds, "look_for", lambda *_: None)
+
+        with pytest.raises(ServerMissing, match="still missing: other"):
+            self.run(other)

@@ -124,11 +124,11 @@ class Request:
             `LockBackend.abandon`) must have returned or raised `BackendUnavailable`. The engine sets it before each;
             ``inf`` leaves `CALL_SECONDS`.
         uncertain: A `try_acquire` of this request ended without an answer: the lock may have been granted to it.
-        place: The backend's own: its place in the queue, a connection, a subscription. None at first.
+        state: The backend's own: its place in the queue, a connection, a subscription. None at first.
         wake: Set to end a `LockBackend.wait` early, from any thread. Made on first use.
     """
 
-    __slots__ = ("_runtime", "_wake", "answer_by", "metadata", "name", "owner", "place", "queue", "ttl", "uncertain")
+    __slots__ = ("_runtime", "_wake", "answer_by", "metadata", "name", "owner", "queue", "state", "ttl", "uncertain")
 
     def __init__(self, name: str, owner: str, ttl: float, metadata: str, *, queue: bool, runtime: Runtime) -> None:
         """Keep the values; nothing else is made until it is needed."""
@@ -139,7 +139,7 @@ class Request:
         self.queue = queue
         self.answer_by = inf
         self.uncertain = False
-        self.place: Any = None
+        self.state: Any = None
         self._runtime = runtime
         self._wake: Event | None = None
 
@@ -378,7 +378,7 @@ class LockBackend(ABC):
         One attempt, decided atomically at the server.
 
         Grant only if nobody holds the lock; never wait for a holder. With ``request.queue`` a place in the server's
-        queue may be taken and kept in ``request.place``; it must survive until the next `try_acquire` or `abandon`.
+        queue may be taken and kept in ``request.state``; it must survive until the next `try_acquire` or `abandon`.
         When it raises, the engine calls `abandon` and never uses this request (its owner) again.
         """
 

@@ -224,7 +224,7 @@ class Acquisition(Generic[L]):
         If the backend cannot be reached now, the client retries in the background.
         """
         engine, backend, request = self._engine, self._backend, self._request
-        if request.place is None and not request.uncertain:
+        if request.state is None and not request.uncertain:
             return
         now = self._runtime.now()
         request.answer_by = min(now + UNDO_SECONDS, max(min(self._answer_by, engine.close_by), now + UNDO_SECONDS_MIN))

@@ -105,7 +105,7 @@ class SimulatedBackend(LockBackend):
         wake = None
         if request.queue:
             # The place may have been taken even if the answer never comes.
-            request.place = wake = request.wake.set
+            request.state = wake = request.wake.set
         server, process = self._server, self._process
         anchor, ttl = process.now() - self._age, min(request.ttl, self._ttl_max)
         outcome = await self._call(
@@ -115,14 +115,14 @@ class SimulatedBackend(LockBackend):
             request.answer_by,
         )
         if isinstance(outcome, int):
-            request.place = None
+            request.state = None
             return Grant(request.name, request.owner, outcome, ttl, anchor if self._age else None)
         return Busy(outcome.retry_after, owner=outcome.owner)
 
     async def abandon(self, request: Request) -> None:
         """See `LockBackend.abandon`."""
         await self._call(lambda: self._server.abandon(request.name, request.owner), request.answer_by)
-        request.place = None
+        request.state = None
 
     async def renew(self, grants: Sequence[Grant]) -> Sequence[Renewal]:
         """See `LockBackend.renew`."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from lockkit import aio
-    from lockkit.testing.face_driver import Actor, Stage
+    from lockkit.testing.face_driver import BackgroundCall, FaceDriver
 
 
 _HOUR = 3600.0  # without limit: the other side knows how long it is willing to wait
@@ -28,17 +28,17 @@ _HOUR = 3600.0  # without limit: the other side knows how long it is willing to 
 class Orders:
     """What a worker can be told to do; each public method is an order, its parameters are the arguments."""
 
-    def __init__(self, stage: Stage, client: aio.Client, pipe: Connection) -> None:
-        self._stage = stage
+    def __init__(self, driver: FaceDriver, client: aio.Client, pipe: Connection) -> None:
+        self._driver = driver
         self._client = client
         self._pipe = pipe
         self._leases: list[aio.Lease] = []
-        self._acquiring: list[Actor[aio.Lease]] = []
+        self._acquiring: list[BackgroundCall[aio.Lease]] = []
 
     async def serve(self, until: str) -> None:
         """Do what is told, until the order `until` comes."""
         while True:
-            what, arguments = await self._stage.call(self._pipe.recv)
+            what, arguments = await self._driver.call(self._pipe.recv)
             if what == until:
                 return
             order: Callable[..., Coroutine[Any, Any, Any]] = getattr(self, what)
@@ -66,8 +66,8 @@ class Orders:
 
     async def start_acquire(self, name: str, lock: dict[str, Any]) -> None:
         """Begin to acquire a lock, and return when that waits."""
-        self._acquiring.append(self._stage.spawn(self._client.lock(name, **lock).acquire()))
-        await self._stage.until_waiting(self._client, name)
+        self._acquiring.append(self._driver.spawn(self._client.lock(name, **lock).acquire()))
+        await self._driver.until_waiting(self._client, name)
 
     async def finish_acquire(self) -> tuple[int, str, int]:
         """Wait for what `start_acquire` began."""
@@ -105,7 +105,7 @@ class Orders:
             async with self._client.lock(name, **lock) as lease:
                 witness.enter(who, lease.token)
                 # Sometimes long enough for the others to run into it.
-                await self._stage.sleep(0.001 if number % 4 == 0 else 0)
+                await self._driver.sleep(0.001 if number % 4 == 0 else 0)
                 witness.leave(who, lease.token)
             number += 1
         return number
@@ -121,7 +121,7 @@ class Orders:
         if pid == 0:
             status = 1
             try:
-                found = self._stage.run_bare(self._as_child(lease, name))
+                found = self._driver.run_bare(self._as_child(lease, name))
                 os.write(writable, pickle.dumps(found))
                 status = 0
             except BaseException:  # noqa: BLE001 - nothing may run on in the copy of this program
@@ -130,8 +130,8 @@ class Orders:
                 os._exit(status)
         os.close(writable)
         with open(readable, "rb") as pipe:  # noqa: PTH123, ASYNC230 - a descriptor; the child is short
-            found_there = await self._stage.call(pipe.read)
-        await self._stage.call(os.waitpid, pid, 0)
+            found_there = await self._driver.call(pipe.read)
+        await self._driver.call(os.waitpid, pid, 0)
         report: dict[str, object] = pickle.loads(found_there)  # noqa: S301 - our own child's
         return report
 
@@ -157,9 +157,9 @@ class Orders:
         lease.check()
 
 
-async def main(stage: Stage, pipe: Connection, options: dict[str, Any]) -> Orders:
+async def main(driver: FaceDriver, pipe: Connection, options: dict[str, Any]) -> Orders:
     """Connect, say so, and take orders until told to exit or nobody is there any more. Give the orders back."""
-    orders = Orders(stage, stage.make_client(**options), pipe)
+    orders = Orders(driver, driver.make_client(**options), pipe)
     pipe.send((None, None))
     try:
         await orders.serve("exit")

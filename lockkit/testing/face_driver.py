@@ -1,19 +1,19 @@
 """
 One test body for both faces.
 
-A body is an ``async def`` written against `lockkit.aio`'s interface, with a `Stage` for what differs:
+A body is an ``async def`` written against `lockkit.aio`'s interface, with a `FaceDriver` for what differs:
 
 ================================ ================================== ==============================
-in the body                      on the `BlockingStage`             on the `AsyncioStage`
+in the body                      on the `SyncDriver`             on the `AsyncDriver`
 ================================ ================================== ==============================
-``await stage.connect()``        `lockkit.connect`                  `lockkit.aio.connect`
+``await driver.connect()``        `lockkit.connect`                  `lockkit.aio.connect`
 ``await lock.acquire()``         blocks this thread in the call     awaits the coroutine
-``stage.spawn(body())``          a new thread                       a new task
-``stage.run(body())``            in this thread, no event loop      in a new event loop
-``await stage.call(function)``   calls it                           calls it in a thread
+``driver.spawn(body())``          a new thread                       a new task
+``driver.run(body())``            in this thread, no event loop      in a new event loop
+``await driver.call(function)``   calls it                           calls it in a thread
 ================================ ================================== ==============================
 
-On the blocking stage there is no event loop anywhere: an ``await`` is a blocking call of the real blocking client, and
+On the blocking driver there is no event loop anywhere: an ``await`` is a blocking call of the real blocking client, and
 a body that suspended would be an error. It is the same idea as in `lockkit.runtime`.
 """
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from lockkit.testing.processes import Worker
     from lockkit.testing.target import Target
 
-__all__ = ["FACES", "PATIENCE", "Actor", "AsyncioStage", "BlockingStage", "Face", "Signal", "Stage", "Timing"]
+__all__ = ["FACES", "PATIENCE", "AsyncDriver", "BackgroundCall", "Face", "FaceDriver", "Signal", "SyncDriver", "Timing"]
 
 T = TypeVar("T")
 P = TypeVar("P")
@@ -91,7 +91,7 @@ def _round_up(ttl: float, capabilities: Capabilities) -> float:
 
 
 class Signal(ABC):
-    """A flag to wait for, between the actors of one stage."""
+    """A flag to wait for, between the calls of one driver."""
 
     @abstractmethod
     def set(self) -> None:
@@ -115,7 +115,7 @@ class Signal(ABC):
         """Wait until it is up, at most `seconds`; tell whether it is."""
 
 
-class Actor(ABC, Generic[T]):
+class BackgroundCall(ABC, Generic[T]):
     """A body that runs beside the case: a thread, or a task."""
 
     @property
@@ -141,9 +141,9 @@ class Actor(ABC, Generic[T]):
         """Have it end, the case being over."""
 
 
-class Stage(ABC):
+class FaceDriver(ABC):
     """
-    Where a case plays: one face of one backend.
+    Runs the body of a case against one face of one backend.
 
     Attributes:
         face: Of the clients that `connect` makes.
@@ -159,11 +159,11 @@ class Stage(ABC):
         self.capabilities = capabilities
         self.timing = Timing.of(capabilities)
         self._exit = AsyncExitStack()
-        self._actors: list[Actor[Any]] = []
+        self._calls: list[BackgroundCall[Any]] = []
 
     @abstractmethod
     def run(self, body: Coroutine[Any, Any, T]) -> T:
-        """Run a case; afterwards close its clients, end its actors and processes."""
+        """Run a case; afterwards close its clients, end its calls and processes."""
 
     @abstractmethod
     def run_bare(self, body: Coroutine[Any, Any, T]) -> T:
@@ -171,17 +171,17 @@ class Stage(ABC):
 
     async def _play(self, body: Coroutine[Any, Any, T]) -> T:
         async with self._exit:
-            self._exit.push_async_callback(self._end_actors)
+            self._exit.push_async_callback(self._end_calls)
             result = await body
-            for actor in self._actors:
-                error = actor.unseen_error()
+            for call in self._calls:
+                error = call.unseen_error()
                 if error is not None:
                     raise error
         return result
 
-    async def _end_actors(self) -> None:
-        for actor in self._actors:
-            await actor.end()
+    async def _end_calls(self) -> None:
+        for call in self._calls:
+            await call.end()
 
     # -- what differs ----------------------------------------------------------------------------------------------
 
@@ -195,14 +195,14 @@ class Stage(ABC):
     def make_client(self, **options: Any) -> aio.Client:
         """Make a client that the caller closes."""
 
-    def spawn(self, body: Coroutine[Any, Any, T]) -> Actor[T]:
+    def spawn(self, body: Coroutine[Any, Any, T]) -> BackgroundCall[T]:
         """Run a body beside this one."""
-        actor = self._spawn(body)
-        self._actors.append(actor)
-        return actor
+        call = self._spawn(body)
+        self._calls.append(call)
+        return call
 
     @abstractmethod
-    def _spawn(self, body: Coroutine[Any, Any, T]) -> Actor[T]:
+    def _spawn(self, body: Coroutine[Any, Any, T]) -> BackgroundCall[T]:
         """Start a thread or task."""
 
     @abstractmethod
@@ -266,37 +266,37 @@ def waiting_count(client: aio.Client, name: str) -> int:
 # -- blocking ----------------------------------------------------------------------------------------------------------
 
 
-class BlockingStage(Stage):
+class SyncDriver(FaceDriver):
     """Threads and `lockkit.connect`."""
 
     face: Face = "blocking"
 
     def run(self, body: Coroutine[Any, Any, T]) -> T:
-        """See `Stage.run`."""
+        """See `FaceDriver.run`."""
         return drive(self._play(body))
 
     def run_bare(self, body: Coroutine[Any, Any, T]) -> T:
-        """See `Stage.run_bare`."""
+        """See `FaceDriver.run_bare`."""
         return drive(body)
 
     def make_client(self, **options: Any) -> aio.Client:
-        """See `Stage.make_client`."""
+        """See `FaceDriver.make_client`."""
         # The adapter has the interface of aio.Client; each of its coroutines is one blocking call.
         return cast("aio.Client", _Client(self.target.connect(**options)))
 
-    def _spawn(self, body: Coroutine[Any, Any, T]) -> Actor[T]:
-        return _ThreadActor(body)
+    def _spawn(self, body: Coroutine[Any, Any, T]) -> BackgroundCall[T]:
+        return _ThreadCall(body)
 
     def signal(self) -> Signal:
-        """See `Stage.signal`."""
+        """See `FaceDriver.signal`."""
         return _ThreadSignal()
 
     async def sleep(self, seconds: float) -> None:
-        """See `Stage.sleep`."""
+        """See `FaceDriver.sleep`."""
         time.sleep(seconds)  # noqa: ASYNC251 - there is no event loop: to block is what this face does
 
     async def call(self, function: Callable[..., T], *arguments: Any) -> T:
-        """See `Stage.call`."""
+        """See `FaceDriver.call`."""
         return function(*arguments)
 
 
@@ -314,13 +314,13 @@ class _ThreadSignal(Signal):
         return self._event.wait(seconds)
 
 
-class _ThreadActor(Actor[T]):
+class _ThreadCall(BackgroundCall[T]):
     def __init__(self, body: Coroutine[Any, Any, T]) -> None:
         self._body = body
         self._returned: T
         self._error: BaseException | None = None
         self._seen = False
-        self._thread = threading.Thread(target=self._run, name="conformance-actor", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="conformance-call", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
@@ -447,17 +447,17 @@ class _Lease(_Adapter["lockkit.Lease"]):
 # -- asyncio -----------------------------------------------------------------------------------------------------------
 
 
-class AsyncioStage(Stage):
+class AsyncDriver(FaceDriver):
     """Tasks of one event loop and `lockkit.aio`."""
 
     face: Face = "asyncio"
 
     def run(self, body: Coroutine[Any, Any, T]) -> T:
-        """See `Stage.run`."""
+        """See `FaceDriver.run`."""
         return asyncio.run(self._watched(self._play(body)))
 
     def run_bare(self, body: Coroutine[Any, Any, T]) -> T:
-        """See `Stage.run_bare`."""
+        """See `FaceDriver.run_bare`."""
         return asyncio.run(body)
 
     async def _watched(self, play: Coroutine[Any, Any, T]) -> T:
@@ -469,22 +469,22 @@ class AsyncioStage(Stage):
         return result
 
     def make_client(self, **options: Any) -> aio.Client:
-        """See `Stage.make_client`."""
+        """See `FaceDriver.make_client`."""
         return self.target.connect_aio(**options)
 
-    def _spawn(self, body: Coroutine[Any, Any, T]) -> Actor[T]:
+    def _spawn(self, body: Coroutine[Any, Any, T]) -> BackgroundCall[T]:
         return TaskActor(body)
 
     def signal(self) -> Signal:
-        """See `Stage.signal`."""
+        """See `FaceDriver.signal`."""
         return _TaskSignal()
 
     async def sleep(self, seconds: float) -> None:
-        """See `Stage.sleep`."""
+        """See `FaceDriver.sleep`."""
         await asyncio.sleep(seconds)
 
     async def call(self, function: Callable[..., T], *arguments: Any) -> T:
-        """See `Stage.call`."""
+        """See `FaceDriver.call`."""
         return await asyncio.to_thread(function, *arguments)
 
 
@@ -506,9 +506,9 @@ class _TaskSignal(Signal):
         return True
 
 
-class TaskActor(Actor[T]):
+class TaskActor(BackgroundCall[T]):
     """
-    An `Actor` that is a task.
+    An `BackgroundCall` that is a task.
 
     Attributes:
         task: The task, to be cancelled by cases about cancelling.
@@ -520,24 +520,24 @@ class TaskActor(Actor[T]):
 
     @property
     def done(self) -> bool:
-        """See `Actor.done`."""
+        """See `BackgroundCall.done`."""
         return self.task.done()
 
     async def result(self, timeout: float = PATIENCE) -> T:
-        """See `Actor.result`."""
+        """See `BackgroundCall.result`."""
         await asyncio.wait([self.task], timeout=timeout)
         assert self.task.done(), f"the task did not end within {timeout:g} s"
         self._seen = True
         return self.task.result()
 
     def unseen_error(self) -> BaseException | None:
-        """See `Actor.unseen_error`."""
+        """See `BackgroundCall.unseen_error`."""
         if self._seen or not self.task.done() or self.task.cancelled():
             return None
         return self.task.exception()
 
     async def end(self) -> None:
-        """See `Actor.end`."""
+        """See `BackgroundCall.end`."""
         self.task.cancel()
         await asyncio.wait([self.task], timeout=PATIENCE)
         assert self.task.done(), f"a task of the case did not end within {PATIENCE:g} s after it was cancelled"
@@ -545,7 +545,7 @@ class TaskActor(Actor[T]):
             self.task.exception()  # seen: the case has failed already, or closing its client ended it
 
 
-STAGES: dict[Face, type[Stage]] = {"blocking": BlockingStage, "asyncio": AsyncioStage}
+STAGES: dict[Face, type[FaceDriver]] = {"blocking": SyncDriver, "asyncio": AsyncDriver}
 FACES: tuple[Face, ...] = tuple(STAGES)
 
 

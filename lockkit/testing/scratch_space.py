@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from lockkit.backend import LockBackend, LossReason
     from lockkit.runtime import Runtime
 
-__all__ = ["OwnPlace", "own_place"]
+__all__ = ["ScratchSpace", "scratch_space"]
 
-Eraser = Callable[["OwnPlace", Any], Awaitable[None]]
+Eraser = Callable[["ScratchSpace", Any], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
-class OwnPlace:
+class ScratchSpace:
     """
     Where the suite may do what it likes.
 
@@ -72,7 +72,7 @@ class _Host:
         """Nothing is held."""
 
 
-def own_place(given: url.Url, options: Mapping[str, Any]) -> OwnPlace:
+def scratch_space(given: url.Url, options: Mapping[str, Any]) -> ScratchSpace:
     """
     Find a place of one's own at a backend: a key prefix, a table, or a directory. No I/O.
 
@@ -87,16 +87,16 @@ def own_place(given: url.Url, options: Mapping[str, Any]) -> OwnPlace:
     backend_class = registry.find(given.scheme, options.get("mode", dict(given.query).get("mode")))
     for option in ("prefix", "table"):
         if option in backend_class.options:
-            return OwnPlace(given, {**options, option: name}, name)
+            return ScratchSpace(given, {**options, option: name}, name)
     if given.base == "file":
         backend, _ = registry.open_backend(given, options, _Host())
         above = Path(cast("Any", backend).url.removeprefix("file://"))
         made = None if above.exists() else above
-        return OwnPlace(url.parse(f"file://{above}/{name}"), options, name, made)
-    return OwnPlace(given, options, None)
+        return ScratchSpace(url.parse(f"file://{above}/{name}"), options, name, made)
+    return ScratchSpace(given, options, None)
 
 
-def _eraser(place: OwnPlace, backend: LockBackend) -> Eraser:
+def _eraser(place: ScratchSpace, backend: LockBackend) -> Eraser:
     if hasattr(backend, "tables"):
         return _drop_tables
     if "prefix" not in backend.options:
@@ -105,7 +105,7 @@ def _eraser(place: OwnPlace, backend: LockBackend) -> Eraser:
             "zk": _delete_nodes}.get(place.url.base, _delete_keys)  # fmt: skip
 
 
-async def _remove_directory(place: OwnPlace, backend: LockBackend) -> None:
+async def _remove_directory(place: ScratchSpace, backend: LockBackend) -> None:
     del backend
     with suppress(FileNotFoundError):  # no case was run
         shutil.rmtree(place.url.path)
@@ -114,7 +114,7 @@ async def _remove_directory(place: OwnPlace, backend: LockBackend) -> None:
             place.above.rmdir()
 
 
-async def _drop_tables(place: OwnPlace, backend: Any) -> None:  # noqa: ANN401 - those with tables
+async def _drop_tables(place: ScratchSpace, backend: Any) -> None:  # noqa: ANN401 - those with tables
     from lockkit.backends.sql.schema import quoted  # noqa: PLC0415 - needs SQLAlchemy
     from lockkit.backends.sql.statement import Statement  # noqa: PLC0415
 
@@ -124,13 +124,13 @@ async def _drop_tables(place: OwnPlace, backend: Any) -> None:  # noqa: ANN401 -
         await backend.database.run(Statement(f"DROP TABLE IF EXISTS {name}"), again=True)
 
 
-async def _delete_nodes(place: OwnPlace, backend: Any) -> None:  # noqa: ANN401 - ZooKeeperBackend
+async def _delete_nodes(place: ScratchSpace, backend: Any) -> None:  # noqa: ANN401 - ZooKeeperBackend
     del place
     session = await backend._any_session()
     session.client.delete(backend._tree.root, recursive=True)
 
 
-async def _delete_range(place: OwnPlace, backend: Any) -> None:  # noqa: ANN401 - EtcdBackend
+async def _delete_range(place: ScratchSpace, backend: Any) -> None:  # noqa: ANN401 - EtcdBackend
     from lockkit.backends.etcd import rpc_pb2 as rpc  # noqa: PLC0415 - needs protobuf
     from lockkit.backends.etcd.connection import TXN  # noqa: PLC0415
 
@@ -140,7 +140,7 @@ async def _delete_range(place: OwnPlace, backend: Any) -> None:  # noqa: ANN401 
     await backend._cluster.call(TXN, request, resend=True)
 
 
-async def _delete_keys(place: OwnPlace, backend: LockBackend) -> None:
+async def _delete_keys(place: ScratchSpace, backend: LockBackend) -> None:
     """Delete what has the name in its key, on every Redis node where that can be."""
     from lockkit.backends.redis.node import open_node, pack  # noqa: PLC0415 - needs redis-py
 
@@ -162,7 +162,7 @@ async def _delete_keys(place: OwnPlace, backend: LockBackend) -> None:
             await node.close()
 
 
-async def _redis_targets(place: OwnPlace, backend: LockBackend, host: Any) -> list[Any]:  # noqa: ANN401 - a `Host`
+async def _redis_targets(place: ScratchSpace, backend: LockBackend, host: Any) -> list[Any]:  # noqa: ANN401 - a `Host`
     from lockkit.backends.redis.options import open_route  # noqa: PLC0415 - needs redis-py
 
     _, options = registry.split_options(type(backend), place.url, place.options)

@@ -22,7 +22,7 @@ import lockkit
 from lockkit.configuration import profiles
 from lockkit.runtime import monotonic
 from lockkit.testing.plugin import CASE_MARK, NOT_PROMISED, skip_reason
-from lockkit.testing.scratch_space import own_place
+from lockkit.testing.scratch_space import scratch_space
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -161,7 +161,7 @@ def verify(
         BackendUnavailable: The backend does not answer.
     """
     settings = profiles.resolve(url, profile, {})
-    place = own_place(settings.url, settings.options)
+    place = scratch_space(settings.url, settings.options)
     with lockkit.connect(place.url.text, **place.options) as client:
         client.ping()
     verification = Verification(settings.url.safe_text, place.name)

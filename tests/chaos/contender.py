@@ -20,7 +20,7 @@ from tests.chaos.journal import Journal, now
 
 if TYPE_CHECKING:
     from lockkit import aio
-    from lockkit.testing.face_driver import Face, Stage
+    from lockkit.testing.face_driver import Face, FaceDriver
     from lockkit.testing.target import Target
 
 __all__ = ["LANES", "Part"]
@@ -59,10 +59,10 @@ class Part:
 class Contender:
     """Works with one client in `LANES` lanes."""
 
-    def __init__(self, part: Part, stage: Stage) -> None:
+    def __init__(self, part: Part, driver: FaceDriver) -> None:
         self._part = part
-        self._stage = stage
-        self._client = stage.make_client()
+        self._stage = driver
+        self._client = driver.make_client()
         self._journal = Journal(part.journal)
         self._parent = os.getppid()
 
@@ -120,8 +120,8 @@ def main() -> None:
     """Take the part from the standard input and play it."""
     part: Part = pickle.load(sys.stdin.buffer)  # noqa: S301 - our own run's
     with part.target.connect() as asked:
-        stage = STAGES[part.face](part.target, asked.capabilities)
-    stage.run_bare(Contender(part, stage).work())
+        driver = STAGES[part.face](part.target, asked.capabilities)
+    driver.run_bare(Contender(part, driver).work())
 
 
 if __name__ == "__main__":

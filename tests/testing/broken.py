@@ -102,7 +102,7 @@ class AbandonForgets(MemoryBackend):
 
     async def abandon(self, request: Request) -> None:
         """See the class."""
-        request.place = None
+        request.state = None
 
 
 class TtlIgnored(MemoryBackend):

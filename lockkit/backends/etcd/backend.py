@@ -143,15 +143,15 @@ class EtcdBackend(LockBackend):
         """See `LockBackend.try_acquire`."""
         answer_by = self._answer_by(request)
         outcome: Grant | Busy | None = None
-        if request.place is not None:
-            outcome = await self._look_again(request, request.place, answer_by)
+        if request.state is not None:
+            outcome = await self._look_again(request, request.state, answer_by)
         while outcome is None:
             value = f"{request.owner} {request.metadata}".encode()
             contender = Contender(
                 request.name, request.owner, self._queue_of(request.name), value, self._runtime.event()
             )
             contender.wake = request.wake if request.queue else None
-            request.place = contender
+            request.state = contender
             await self._sessions.join(contender, whole_seconds(request.ttl), answer_by)
             contender.entering = True
             # A caller that is cancelled leaves it running: `abandon` hears out whether there is anything to undo.
@@ -168,7 +168,7 @@ class EtcdBackend(LockBackend):
         assert session is not None
         try:
             if session.is_stale(self._runtime.now()) and not await self._keep_alive(session, answer_by):
-                request.place = None
+                request.state = None
                 return None
             if contender.until == -inf:
                 raise BackendUnavailable("the request was given up")
@@ -177,7 +177,7 @@ class EtcdBackend(LockBackend):
             answer = await self._cluster.call(TXN, entry, resend=True, doubt=contender.doubt, answer_by=answer_by)
         except LeaseEnded:
             self._sessions.end(session)
-            request.place = None
+            request.state = None
             return None
         finally:
             contender.entered.set()
@@ -198,7 +198,7 @@ class EtcdBackend(LockBackend):
         busy = Busy(owner=_owner_of(oldest))
         if not request.queue:
             self._sessions.leave([contender])
-            request.place = None
+            request.state = None
             return busy
         nested = answer.responses[1].response_txn
         if nested.succeeded:
@@ -212,7 +212,7 @@ class EtcdBackend(LockBackend):
         # A key of ours that should not be there any more. Its session keeps it no longer than a ttl.
         contender.doubt()
         self._sessions.leave([contender])
-        request.place = None
+        request.state = None
         return None
 
     async def _look_again(self, request: Request, contender: Contender, answer_by: float) -> Grant | Busy | None:
@@ -234,7 +234,7 @@ class EtcdBackend(LockBackend):
             if not session.is_stale(self._runtime.now()) or await self._keep_alive(session, answer_by):
                 return self._granted(contender)
         self._forget(contender)
-        request.place = None
+        request.state = None
         return None
 
     def _granted(self, contender: Contender) -> Grant:
@@ -253,7 +253,7 @@ class EtcdBackend(LockBackend):
     async def wait(self, request: Request, busy: Busy, until: float) -> None:
         """See `LockBackend.wait`. Keeps the session alive meanwhile, and with it the place in the queue."""
         del busy
-        contender: Contender | None = request.place
+        contender: Contender | None = request.state
         if contender is None or contender.session is None:
             return
         session = contender.session
@@ -276,7 +276,7 @@ class EtcdBackend(LockBackend):
 
     async def abandon(self, request: Request) -> None:
         """See `LockBackend.abandon`."""
-        contender: Contender | None = request.place
+        contender: Contender | None = request.state
         if contender is None:
             return
         contender.until = -inf
@@ -293,7 +293,7 @@ class EtcdBackend(LockBackend):
             else:
                 await self._cluster.call(TXN, _deletion([contender]), resend=True, answer_by=answer_by)
         self._sessions.leave([contender])
-        request.place = None
+        request.state = None
 
     # -- keep --------------------------------------------------------------------------------------------------------
 

@@ -163,10 +163,10 @@ class FileBackend(LockBackend):
             if wake:
                 self._poke(wake)
             if isinstance(outcome, Grant):
-                if request.place is not None:
+                if request.state is not None:
                     self._leave_place(request)
                 return outcome
-            place: _Place | None = request.place
+            place: _Place | None = request.state
             if not request.queue:
                 return outcome
             if place is None or not self._wakes(place):
@@ -183,9 +183,9 @@ class FileBackend(LockBackend):
         if request.ttl > client.ttl_max:
             client.allow(request.ttl)
         claim = FileClaim(request.owner, request.ttl, client.id, request.metadata)
-        if request.queue and request.place is None and ledger.holder is not None and self._watcher is not None:
+        if request.queue and request.state is None and ledger.holder is not None and self._watcher is not None:
             self._make_place(request)
-        queue = request.place is not None
+        queue = request.state is not None
         granted, wake = ledger.acquire(claim, now, wall_clock_ns() // 1000, queue=queue, dead=self._presence.dead)
         if granted:
             self._store.held[request.name] = request.owner, ledger.until
@@ -196,7 +196,7 @@ class FileBackend(LockBackend):
 
     def _prepare_place(self, request: Request) -> None:
         """Have a watcher if possible, so that the next look takes a place in the queue."""
-        pause = POLL_MIN if request.place is None else request.place.pause
+        pause = POLL_MIN if request.state is None else request.state.pause
         self._leave_place(request)
         client = self._presence.client
         with self._mutex:
@@ -213,7 +213,7 @@ class FileBackend(LockBackend):
 
     def _make_place(self, request: Request, pause: float = POLL_MIN) -> None:
         request.wake.clear()
-        request.place = _Place(self._watcher, pause)
+        request.state = _Place(self._watcher, pause)
         self._waiting[request.owner] = request
 
     def _watch(self, client: Client) -> Watcher:
@@ -264,14 +264,14 @@ class FileBackend(LockBackend):
                 self._watcher = None
 
     def _leave_place(self, request: Request) -> None:
-        place, request.place = request.place, None
+        place, request.state = request.state, None
         self._waiting.pop(request.owner, None)
         if place is not None and place.watcher is not None:
             place.watcher.unfollow(request.owner)
 
     def _concerns(self, request: Request) -> bool:
         """Tell, by a look at the record without its flock, whether a poke may be about this request."""
-        place = request.place
+        place = request.state
         ledger = self._store.peek(request.name)
         if place is None or ledger is None or ledger.holder is None:
             return True
@@ -280,7 +280,7 @@ class FileBackend(LockBackend):
 
     async def wait(self, request: Request, busy: Busy, until: float) -> None:
         """See `LockBackend.wait`."""
-        place: _Place | None = request.place
+        place: _Place | None = request.state
         if place is not None and place.watcher is None:
             until = min(until, self._runtime.now() + place.pause * self._runtime.random.uniform(0.5, 1.0))
             place.pause = min(place.pause * 2, POLL_MAX)
@@ -288,7 +288,7 @@ class FileBackend(LockBackend):
 
     async def abandon(self, request: Request) -> None:
         """See `LockBackend.abandon`."""
-        if (request.place is None and not request.uncertain) or self._closed:
+        if (request.state is None and not request.uncertain) or self._closed:
             return
         wake = await self._store.transact(request.name, _strike, request, create=False, answer_by=request.answer_by)
         self._leave_place(request)

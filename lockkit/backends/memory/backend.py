@@ -106,7 +106,7 @@ class MemoryBackend(LockBackend):
                 ledger = space.ledgers[name] = Ledger()
             elif request.queue:
                 # Before a releaser can see the request: it would make a second event in its own thread.
-                request.place = request.wake
+                request.state = request.wake
             # Read under the mutex: a time from before it may lie before a lease that was granted meanwhile.
             now = self._runtime.now()
             floor = max(space.token + 1, _wall_clock_ns() // 1000)
@@ -114,7 +114,7 @@ class MemoryBackend(LockBackend):
             outcome: Grant | Busy
             if granted:
                 space.token = ledger.token
-                request.place = None
+                request.state = None
                 outcome = Grant(name, request.owner, ledger.token, request.ttl)
             else:
                 assert ledger.holder is not None or ledger.queue, "refused a free lock"
@@ -124,13 +124,13 @@ class MemoryBackend(LockBackend):
 
     async def abandon(self, request: Request) -> None:
         """See `LockBackend.abandon`."""
-        if request.place is None and not request.uncertain:
+        if request.state is None and not request.uncertain:
             return
         with self._space.mutex:
             ledger = self._space.ledgers.get(request.name)
             wake = () if ledger is None else ledger.abandon(request.owner, self._runtime.now())
             self._tidy(request.name, ledger)
-        request.place = None
+        request.state = None
         _wake(wake)
 
     async def renew(self, grants: Sequence[Grant]) -> Sequence[Renewal]:

@@ -165,7 +165,7 @@ class RedisBackend(LockBackend):
             else:
                 reply = await self._run(_ACQUIRE, keys.lock, body, resend=True, answer_by=request.answer_by)
             if type(reply) is int:
-                if request.place is not None:
+                if request.state is not None:
                     self._left_queue(request)
                 return Grant(request.name, owner, reply, terms.granted_ttl, None, keys)
             left_ms, holder, foreign = cast("tuple[int, bytes, int]", reply)
@@ -199,32 +199,32 @@ class RedisBackend(LockBackend):
         channel = None if ears is None else ears.channel
         if ears is None or channel is None:
             return _NOWHERE
-        place = request.place
+        place = request.state
         if place is None or place.channel != channel:
             # What a former subscription was told is lost with it; the place that it had goes when its turn comes.
-            place = request.place = _Place(ears, channel, f"{terms.grace_ms} {channel}")
+            place = request.state = _Place(ears, channel, f"{terms.grace_ms} {channel}")
             ears.expect(request, keys.lock)
         return bulk(place.text)
 
     def _left_queue(self, request: Request) -> None:
-        if request.place is not None:
-            request.place.ears.forget(request)
-            request.place = None
+        if request.state is not None:
+            request.state.ears.forget(request)
+            request.state = None
 
     async def wait(self, request: Request, busy: Busy, until: float) -> None:
         """See `LockBackend.wait`."""
         # The subscription may have ended since the place was taken: look again at once, which subscribes anew.
-        if request.place is not None and request.place.ears.channel == request.place.channel:
+        if request.state is not None and request.state.ears.channel == request.state.channel:
             await super().wait(request, busy, until)
 
     async def abandon(self, request: Request) -> None:
         """See `LockBackend.abandon`."""
-        if request.place is not None or request.uncertain:
+        if request.state is not None or request.uncertain:
             await self._abandon(request, self._keys(request.name))
             self._left_queue(request)
 
     async def _abandon(self, request: Request, keys: _Keys) -> None:
-        text = "" if request.place is None else request.place.text
+        text = "" if request.state is None else request.state.text
         body = keys.release + bulk(request.owner) + bulk(text)
         await self._run(_ABANDON, keys.lock, body, resend=True, answer_by=request.answer_by)
 

@@ -230,9 +230,9 @@ class RedlockBackend(LockBackend):
 
     async def try_acquire(self, request: Request) -> Grant | Busy:
         """See `LockBackend.try_acquire`."""
-        bid: _Bid | None = request.place
+        bid: _Bid | None = request.state
         if bid is None:
-            bid = request.place = _Bid(self._keys(request.name), _milliseconds(request.ttl))
+            bid = request.state = _Bid(self._keys(request.name), _milliseconds(request.ttl))
             self._admission.ttl_ms = max(self._admission.ttl_ms, bid.ttl_ms)
         by = min(request.answer_by, self._runtime.now() + CALL_SECONDS)
         outcome = await self._attempt(request, bid, by)
@@ -333,7 +333,7 @@ class RedlockBackend(LockBackend):
 
     async def wait(self, request: Request, busy: Busy, until: float) -> None:
         """See `LockBackend.wait`."""
-        bid: _Bid = request.place
+        bid: _Bid = request.state
         if bid.splits or any(bid.places):
             await super().wait(request, busy, until)
             return
@@ -344,7 +344,7 @@ class RedlockBackend(LockBackend):
 
     async def abandon(self, request: Request) -> None:
         """See `LockBackend.abandon`."""
-        bid: _Bid | None = request.place
+        bid: _Bid | None = request.state
         if bid is None:
             return
         by = min(request.answer_by, self._runtime.now() + CALL_SECONDS)
@@ -359,7 +359,7 @@ class RedlockBackend(LockBackend):
             bid.places = self._nowhere
         assert not bid.values, "votes that nobody takes back"
         self._panel.forget(request)
-        request.place = None
+        request.state = None
 
     # -- held ------------------------------------------------------------------------------------------------------
 

@@ -321,9 +321,9 @@ class SessionBackend(LockBackend):
 
     async def try_acquire(self, request: Request) -> Grant | Busy:
         """See `LockBackend.try_acquire`."""
-        place: _Place | None = request.place
+        place: _Place | None = request.state
         if place is None:
-            place = request.place = _Place()
+            place = request.state = _Place()
         limit = self._limit(request.ttl)
         look_again: float | None = None
         for _ in range(LOOKS_MAX):
@@ -498,16 +498,16 @@ class SessionBackend(LockBackend):
     async def wait(self, request: Request, busy: Busy, until: float) -> None:
         """See `LockBackend.wait`: until the statement that waits in the database's queue is answered."""
         del busy
-        place: _Place | None = request.place
+        place: _Place | None = request.state
         if place is not None and place.queued and place.session is not None:
             await place.session.until_answer(request.wake, until)
 
     async def abandon(self, request: Request) -> None:
         """See `LockBackend.abandon`."""
-        place: _Place | None = request.place
+        place: _Place | None = request.state
         if place is not None:
             await self._give_up(place, request.answer_by)
-        request.place = None
+        request.state = None
 
     async def _give_up(self, place: _Place, answer_by: float) -> None:
         """

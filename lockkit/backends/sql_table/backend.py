@@ -192,7 +192,7 @@ class SqlTableBackend(LockBackend):
 
     def _forget(self, request: Request) -> None:
         """Leave the place where it is woken."""
-        request.place = None
+        request.state = None
 
     async def release(self, grant: Grant, answer_by: float = inf) -> bool:
         """See `LockBackend.release`."""
@@ -355,20 +355,20 @@ class PostgresqlTable(SqlTableBackend):
         link = None if ears is None or not request.queue else ears.link
         if ears is None or link is None:
             return False
-        if request.place is not link:
-            request.place = link
+        if request.state is not link:
+            request.state = link
             ears.expect(request)
         return True
 
     def _forget(self, request: Request) -> None:
-        if request.place is not None:
-            request.place = None
+        if request.state is not None:
+            request.state = None
             cast("Ears", self._ears).forget(request)
 
     async def wait(self, request: Request, busy: Busy, until: float) -> None:
         """See `LockBackend.wait`."""
         # The connection may have ended since the row was marked: look again at once, which listens anew.
-        if request.place is not None and request.place is cast("Ears", self._ears).link:
+        if request.state is not None and request.state is cast("Ears", self._ears).link:
             await super().wait(request, busy, until)
 
     async def _release(self, name: str, owner: str, answer_by: float, *, again: bool) -> bool:
@@ -405,18 +405,18 @@ class _PollingTable(SqlTableBackend):
 
     async def _attempt(self, request: Request, parameters: tuple[Parameter, ...]) -> int | Busy:
         # Who has seen it held only reads until it is free: that neither writes nor waits for writers.
-        if request.place is None or await self._look(parameters[0], request.answer_by) is None:
+        if request.state is None or await self._look(parameters[0], request.answer_by) is None:
             token = await self._ask(parameters, request.answer_by)
             if token:
-                request.place = None
+                request.state = None
                 return token
         row = await self._look(parameters[0], request.answer_by)
         if row is not None and _text(row[0]) == request.owner:
             # Granted, but not told so: MariaDB gives no last id when the table has a trigger that writes.
-            request.place = None
+            request.state = None
             return cast("int", row[2])
         if request.queue:
-            request.place = _SEEN_HELD
+            request.state = _SEEN_HELD
         # Released since: ask again soon.
         return Busy(0.0, poll=True) if row is None else Busy(row[1] / 1e6, poll=True, owner=_text(row[0]))
 

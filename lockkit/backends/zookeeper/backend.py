@@ -185,7 +185,7 @@ class ZooKeeperBackend(LockBackend):
 
     async def try_acquire(self, request: Request) -> Grant | Busy:
         """See `LockBackend.try_acquire`."""
-        place: _Place | None = request.place
+        place: _Place | None = request.state
         until = self._until(request.answer_by)
         if place is not None and not place.session.failed:
             session = await self._sessions.ready(place.session, until, patient=True)
@@ -224,7 +224,7 @@ class ZooKeeperBackend(LockBackend):
     @staticmethod
     async def _children_when_woken(session: Session, directory: str, request: Request, until: float) -> list[str]:
         try:
-            children, request.place.asked_at = await session.children_when_woken(directory, request, until)
+            children, request.state.asked_at = await session.children_when_woken(directory, request, until)
         except NoNodeError:
             return []
         return children
@@ -234,7 +234,7 @@ class ZooKeeperBackend(LockBackend):
     ) -> Grant | Busy:
         """Take or keep the place in line, and say whose turn it is."""
         for _ in range(JOINS_MAX):
-            place: _Place | None = request.place
+            place: _Place | None = request.state
             if place is not None and (place.session is not session or place.session_id != session.id):
                 self._leave_behind(request, place)
                 place = None
@@ -246,7 +246,7 @@ class ZooKeeperBackend(LockBackend):
                 return self._granted(request, place)
             if position is None:
                 self._unwatch(request, place)
-                request.place = None  # somebody removed our node, or the session has ended: to the end of the line
+                request.state = None  # somebody removed our node, or the session has ended: to the end of the line
             elif not request.queue or await self._watch(request, place, line[position - 1], until):
                 return Busy(owner=line[0].owner)
             else:
@@ -257,14 +257,14 @@ class ZooKeeperBackend(LockBackend):
     def _leave_behind(self, request: Request, place: _Place) -> None:
         """Give up a place whose session has ended: the server removes it."""
         self._unwatch(request, place)
-        request.place = None
+        request.state = None
 
     async def _join(
         self, request: Request, session: Session, directory: str, until: float
     ) -> tuple[_Place, Sequence[str]]:
         """Create the node, and list the line behind it in the same round trip."""
         session_id = session.id
-        place = request.place = _Place(session, session_id, directory)
+        place = request.state = _Place(session, session_id, directory)
         path, data = f"{directory}/{node_prefix(request.owner)}", request.metadata.encode()
 
         async def create() -> tuple[Any, list[str]]:
@@ -278,7 +278,7 @@ class ZooKeeperBackend(LockBackend):
             (created_path, stat), children = await self._tree.within(session, directory, create, until)
         except ConfigurationError:
             if place.node is None:
-                request.place = None  # refused: there is nothing to be removed
+                request.state = None  # refused: there is nothing to be removed
             raise
         except BackendUnavailable:
             # "Protected" creation: it may have been created, and the owner in its name tells.
@@ -340,14 +340,14 @@ class ZooKeeperBackend(LockBackend):
             raise BackendUnavailable(message)
         self._caretaker.keep(held)
         session.forget(request)
-        request.place = None
+        request.state = None
         return Grant(request.name, request.owner, place.token, held.ttl, place.asked_at, held)
 
     async def wait(self, request: Request, busy: Busy, until: float) -> None:
         """See `LockBackend.wait`."""
         await super().wait(request, busy, until)
         # The node stays while the session does: a place in line is not given up because a connection broke.
-        session, now = request.place.session, self._runtime.now()
+        session, now = request.state.session, self._runtime.now()
         until = min(until, now + OUTAGE_SECONDS)
         while not (session.usable or session.failed or request.wake.is_set()) and now < until:
             await session.reconnected(min(until, now + OUTAGE_LOOK))
@@ -355,7 +355,7 @@ class ZooKeeperBackend(LockBackend):
 
     async def abandon(self, request: Request) -> None:
         """See `LockBackend.abandon`. What cannot be removed now is left to the caretaker."""
-        place: _Place | None = request.place
+        place: _Place | None = request.state
         if place is None:
             # Nothing was created, or it was granted, and the answer came too late to be believed.
             held = self._sessions.holding(request.owner)
@@ -374,7 +374,7 @@ class ZooKeeperBackend(LockBackend):
                 self._caretaker.keep(leftover)
         place.session.forget(request)
         place.session.held.pop(request.owner, None)  # an interrupt may have come between the grant and its lease
-        request.place = None
+        request.state = None
 
     async def _remove_leftover(self, leftover: Leftover, until: float) -> bool:
         """Remove what a request left behind; False if it is to be looked for once more."""

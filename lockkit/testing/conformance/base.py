@@ -5,8 +5,8 @@ A case is a method of a class that derives from `Cases`::
 
     class Releasing(Cases):
         @case()
-        async def test_release_frees_the_lock(self, stage: Stage) -> None:
-            client = await stage.connect()
+        async def test_release_frees_the_lock(self, driver: FaceDriver) -> None:
+            client = await driver.connect()
             ...
 
 It is written once and runs on both faces; see `lockkit.testing.face_driver`.
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import pytest
 
-from lockkit.testing.face_driver import FACES, STAGES, Stage
+from lockkit.testing.face_driver import FACES, STAGES, FaceDriver
 from lockkit.testing.plugin import CASE_MARK, NOT_PROMISED
 from lockkit.testing.target import Target
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from lockkit.backend import Capabilities
     from lockkit.testing.face_driver import Face
 
-__all__ = ["Cases", "Need", "Stage", "Target", "case", "cases", "needs"]
+__all__ = ["Cases", "FaceDriver", "Need", "Target", "case", "cases", "needs"]
 
 S = TypeVar("S")
 P = ParamSpec("P")
@@ -74,7 +74,7 @@ def case(
     *needed: Need, faces: Sequence[Face] = FACES
 ) -> Callable[[Callable[Concatenate[S, P], Coroutine[Any, Any, None]]], Callable[Concatenate[S, P], None]]:
     """
-    Make a case of an ``async def`` method with a parameter ``stage``.
+    Make a case of an ``async def`` method with a parameter ``driver``.
 
     Args:
         *needed: Promises without which the case does not apply.
@@ -85,9 +85,9 @@ def case(
         # A plain function for pytest: no plugin for asyncio shall take it for its own, whatever its mode.
         @wraps(body)
         def run(self: S, *arguments: P.args, **fixtures: P.kwargs) -> None:
-            stage = fixtures["stage"]
-            assert isinstance(stage, Stage)
-            stage.run(body(self, *arguments, **fixtures))
+            driver = fixtures["driver"]
+            assert isinstance(driver, FaceDriver)
+            driver.run(body(self, *arguments, **fixtures))
 
         marked: Callable[Concatenate[S, P], None] = pytest.mark.lockkit_case(needs=needed, faces=tuple(faces))(run)
         return marked
@@ -124,7 +124,7 @@ class Cases:
         return Target(lockkit_url)
 
     @pytest.fixture
-    def stage(self, request: pytest.FixtureRequest, lockkit_target: Target, lockkit_face: Face) -> Stage:
+    def driver(self, request: pytest.FixtureRequest, lockkit_target: Target, lockkit_face: Face) -> FaceDriver:
         """Where the case plays; skips it if the backend does not promise what it is about."""
         capabilities = _capabilities(request.config, lockkit_target)
         mark = request.node.get_closest_marker(CASE_MARK)

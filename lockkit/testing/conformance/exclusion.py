@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import lockkit
-from lockkit.testing.conformance.base import Cases, Stage, case, needs
+from lockkit.testing.conformance.base import Cases, FaceDriver, case, needs
 from lockkit.testing.face_driver import PATIENCE
 from lockkit.testing.witness import Witness
 
@@ -24,52 +24,52 @@ class Exclusion(Cases):
     """Mutual exclusion between actors, clients and processes."""
 
     @case()
-    async def test_actors_of_one_client_exclude_each_other(self, stage: Stage, tmp_path: Path) -> None:
+    async def test_actors_of_one_client_exclude_each_other(self, driver: FaceDriver, tmp_path: Path) -> None:
         """Threads or tasks that share a client, and even the lock object, are never inside together."""
-        client = await stage.connect()
-        lock = client.lock(stage.name(), ttl=stage.timing.long, timeout=60)
+        client = await driver.connect()
+        lock = client.lock(driver.name(), ttl=driver.timing.long, timeout=60)
         witness = Witness(tmp_path)
 
         async def contend(who: str) -> None:
             for _ in range(ROUNDS):
                 async with lock as lease:
                     witness.enter(who, lease.token)
-                    await stage.sleep(0)
+                    await driver.sleep(0)
                     witness.leave(who, lease.token)
 
-        actors = [stage.spawn(contend(f"actor{number}")) for number in range(ACTORS)]
+        actors = [driver.spawn(contend(f"actor{number}")) for number in range(ACTORS)]
         for actor in actors:
             await actor.result(60)
 
         witness.report().expect_exclusion(ACTORS * ROUNDS)
 
     @case()
-    async def test_clients_exclude_each_other(self, stage: Stage, tmp_path: Path) -> None:
+    async def test_clients_exclude_each_other(self, driver: FaceDriver, tmp_path: Path) -> None:
         """Clients of their own, which meet only at the backend, are never inside together, and each gets its share."""
-        name = stage.name()
+        name = driver.name()
         witness = Witness(tmp_path)
 
         async def contend(who: str) -> None:
-            client = await stage.connect()
+            client = await driver.connect()
             for number in range(ROUNDS):
-                async with client.lock(name, ttl=stage.timing.long, timeout=60) as lease:
+                async with client.lock(name, ttl=driver.timing.long, timeout=60) as lease:
                     witness.enter(who, lease.token)
-                    await stage.sleep(0.001 if number % 4 == 0 else 0)
+                    await driver.sleep(0.001 if number % 4 == 0 else 0)
                     witness.leave(who, lease.token)
 
-        actors = [stage.spawn(contend(f"client{number}")) for number in range(ACTORS)]
+        actors = [driver.spawn(contend(f"client{number}")) for number in range(ACTORS)]
         for actor in actors:
             await actor.result(60)
 
         witness.report().expect_exclusion(ACTORS * ROUNDS)
 
     @case(needs.processes)
-    async def test_processes_exclude_each_other(self, stage: Stage, tmp_path: Path) -> None:
+    async def test_processes_exclude_each_other(self, driver: FaceDriver, tmp_path: Path) -> None:
         """Processes, of either face, are never inside together, and their tokens grow in the order of their stays."""
-        name = stage.name()
+        name = driver.name()
         witness = Witness(tmp_path)
-        faces = [("blocking", "asyncio", stage.face)[number % 3] for number in range(PROCESSES)]
-        workers = {f"process{number}": await stage.process(face) for number, face in enumerate(faces)}
+        faces = [("blocking", "asyncio", driver.face)[number % 3] for number in range(PROCESSES)]
+        workers = {f"process{number}": await driver.process(face) for number, face in enumerate(faces)}
 
         for who, worker in workers.items():
             worker.send(
@@ -79,43 +79,43 @@ class Exclusion(Cases):
                 seconds=SECONDS,
                 directory=str(tmp_path),
                 who=who,
-                lock={"ttl": stage.timing.long, "timeout": SECONDS + 60},
+                lock={"ttl": driver.timing.long, "timeout": SECONDS + 60},
             )
-        counts = {who: await stage.call(worker.receive, SECONDS + 60) for who, worker in workers.items()}
+        counts = {who: await driver.call(worker.receive, SECONDS + 60) for who, worker in workers.items()}
 
         report = witness.report()
         report.expect_exclusion(sum(counts.values()))
         assert report.shares() == counts
 
     @case(faces=["asyncio"])
-    async def test_faces_exclude_and_wake_each_other(self, stage: Stage) -> None:
+    async def test_faces_exclude_and_wake_each_other(self, driver: FaceDriver) -> None:
         """A blocking and an asyncio client of one process are two clients like any others."""
-        name = stage.name()
-        client = await stage.connect()
-        blocking = stage.target.connect()
+        name = driver.name()
+        client = await driver.connect()
+        blocking = driver.target.connect()
         try:
-            lease = await stage.call(blocking.lock(name, ttl=stage.timing.long).acquire, 0)
-            assert await client.lock(name, ttl=stage.timing.long).try_acquire() is None
-            waiting = stage.spawn(client.lock(name, ttl=stage.timing.long).acquire())
-            await stage.until_waiting(client, name)
+            lease = await driver.call(blocking.lock(name, ttl=driver.timing.long).acquire, 0)
+            assert await client.lock(name, ttl=driver.timing.long).try_acquire() is None
+            waiting = driver.spawn(client.lock(name, ttl=driver.timing.long).acquire())
+            await driver.until_waiting(client, name)
 
-            await stage.call(lease.release)
+            await driver.call(lease.release)
             after = await waiting.result()
-            theirs = stage.spawn(stage.call(blocking.lock(name, ttl=stage.timing.long).acquire))
-            await stage.eventually(lambda: bool(blocking._engine.waiting), "the blocking client waits")
+            theirs = driver.spawn(driver.call(blocking.lock(name, ttl=driver.timing.long).acquire))
+            await driver.eventually(lambda: bool(blocking._engine.waiting), "the blocking client waits")
 
             await after.release()
             last = await theirs.result()
             assert lease.token < after.token < last.token
         finally:
-            await stage.call(blocking.close)
+            await driver.call(blocking.close)
 
     @case()
-    async def test_names_are_locks_of_their_own(self, stage: Stage) -> None:
+    async def test_names_are_locks_of_their_own(self, driver: FaceDriver) -> None:
         """One lock says nothing about another."""
-        client = await stage.connect()
-        first = await client.lock(stage.name(), ttl=stage.timing.long).acquire(PATIENCE)
-        second = await client.lock(stage.name(), ttl=stage.timing.long).acquire(PATIENCE)
+        client = await driver.connect()
+        first = await client.lock(driver.name(), ttl=driver.timing.long).acquire(PATIENCE)
+        second = await client.lock(driver.name(), ttl=driver.timing.long).acquire(PATIENCE)
 
         assert first.held
         assert second.held
@@ -125,10 +125,10 @@ class Exclusion(Cases):
         await second.release()
 
     @case()
-    async def test_held_lock_is_refused_to_the_same_client(self, stage: Stage) -> None:
+    async def test_held_lock_is_refused_to_the_same_client(self, driver: FaceDriver) -> None:
         """The lease owns, not the client, the thread or the lock object: a second acquisition waits."""
-        client = await stage.connect()
-        lock = client.lock(stage.name(), ttl=stage.timing.long)
+        client = await driver.connect()
+        lock = client.lock(driver.name(), ttl=driver.timing.long)
         async with lock:
             with pytest.raises(lockkit.LockTimeout):
                 await lock.acquire(0)
@@ -139,15 +139,15 @@ class Exclusion(Cases):
             pass
 
     @case()
-    async def test_body_never_runs_without_the_lock(self, stage: Stage) -> None:
+    async def test_body_never_runs_without_the_lock(self, driver: FaceDriver) -> None:
         """Entering a busy lock raises; the body is not run."""
-        client, other = await stage.connect(), await stage.connect()
-        name = stage.name()
+        client, other = await driver.connect(), await driver.connect()
+        name = driver.name()
         ran = False
 
-        async with client.lock(name, ttl=stage.timing.long):
+        async with client.lock(name, ttl=driver.timing.long):
             with pytest.raises(lockkit.LockTimeout):
-                async with other.lock(name, ttl=stage.timing.long, timeout=0):
+                async with other.lock(name, ttl=driver.timing.long, timeout=0):
                     ran = True
 
         assert not ran

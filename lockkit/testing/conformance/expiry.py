@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 
 import lockkit
-from lockkit.testing.conformance.base import Cases, Stage, case, needs
+from lockkit.testing.conformance.base import Cases, FaceDriver, case, needs
 from lockkit.testing.face_driver import PATIENCE
 
 
@@ -16,13 +16,13 @@ class Expiry(Cases):
     """The ttl, at the client and at the backend."""
 
     @case()
-    async def test_lease_that_nobody_renews_ends(self, stage: Stage) -> None:
+    async def test_lease_that_nobody_renews_ends(self, driver: FaceDriver) -> None:
         """With renew=False the lock is free for others when the ttl is over, without anybody's doing."""
-        name = stage.name()
-        client, other = await stage.connect(), await stage.connect()
-        lease = await client.lock(name, ttl=stage.timing.short, renew=False).acquire(20)
+        name = driver.name()
+        client, other = await driver.connect(), await driver.connect()
+        lease = await client.lock(name, ttl=driver.timing.short, renew=False).acquire(20)
 
-        after = await other.lock(name, ttl=stage.timing.long).acquire(stage.timing.beyond(lease.ttl))
+        after = await other.lock(name, ttl=driver.timing.long).acquire(driver.timing.beyond(lease.ttl))
 
         assert lease.lost
         assert not lease.held
@@ -30,46 +30,46 @@ class Expiry(Cases):
         await after.release()
 
     @case()
-    async def test_holder_never_believes_longer_than_the_ttl(self, stage: Stage) -> None:
+    async def test_holder_never_believes_longer_than_the_ttl(self, driver: FaceDriver) -> None:
         """The deadline counts from before the request: `held` is False at least as early as the ttl is over."""
-        client = await stage.connect()
-        lease = await client.lock(stage.name(), ttl=stage.timing.short, renew=False).acquire(20)
-        granted = stage.now()
+        client = await driver.connect()
+        lease = await client.lock(driver.name(), ttl=driver.timing.short, renew=False).acquire(20)
+        granted = driver.now()
 
         while True:
-            before = stage.now()
+            before = driver.now()
             if not lease.held:
                 break
             assert before < granted + lease.ttl
-            await stage.sleep(0.01)
+            await driver.sleep(0.01)
 
         with pytest.raises(lockkit.LockLost):
             lease.check()
 
     @case()
-    async def test_nobody_is_granted_the_lock_while_its_holder_believes(self, stage: Stage) -> None:
+    async def test_nobody_is_granted_the_lock_while_its_holder_believes(self, driver: FaceDriver) -> None:
         """The backend keeps the lock at least as long as its holder may believe in it."""
-        name = stage.name()
-        client, other = await stage.connect(), await stage.connect()
-        lease = await client.lock(name, ttl=stage.timing.short, renew=False).acquire(20)
-        lock = other.lock(name, ttl=stage.timing.long)
-        deadline = stage.now() + stage.timing.beyond(lease.ttl)
+        name = driver.name()
+        client, other = await driver.connect(), await driver.connect()
+        lease = await client.lock(name, ttl=driver.timing.short, renew=False).acquire(20)
+        lock = other.lock(name, ttl=driver.timing.long)
+        deadline = driver.now() + driver.timing.beyond(lease.ttl)
 
         after = None
         while after is None:
             after = await lock.try_acquire()
             assert after is None or not lease.held
-            assert stage.now() < deadline
-            await stage.sleep(0.005)
+            assert driver.now() < deadline
+            await driver.sleep(0.005)
 
         await after.release()
 
     @case()
-    async def test_renewal_keeps_the_lock_beyond_its_ttl(self, stage: Stage) -> None:
+    async def test_renewal_keeps_the_lock_beyond_its_ttl(self, driver: FaceDriver) -> None:
         """A lease in use does not end, and nobody else gets the lock."""
-        name = stage.name()
-        client, other = await stage.connect(), await stage.connect()
-        ttl = stage.timing.kept
+        name = driver.name()
+        client, other = await driver.connect(), await driver.connect()
+        ttl = driver.timing.kept
         lease = await client.lock(name, ttl=ttl).acquire(PATIENCE)
 
         with pytest.raises(lockkit.LockTimeout):
@@ -80,15 +80,15 @@ class Expiry(Cases):
         await lease.release()
 
     @case()
-    async def test_renewals_of_many_leases_are_told_apart(self, stage: Stage) -> None:
+    async def test_renewals_of_many_leases_are_told_apart(self, driver: FaceDriver) -> None:
         """All leases of a client are kept beyond their ttl, but the one that was broken."""
-        client, other = await stage.connect(), await stage.connect()
-        ttl = stage.timing.kept
-        leases = [await client.lock(stage.name(), ttl=ttl).acquire(PATIENCE) for _ in range(8)]
+        client, other = await driver.connect(), await driver.connect()
+        ttl = driver.timing.kept
+        leases = [await client.lock(driver.name(), ttl=ttl).acquire(PATIENCE) for _ in range(8)]
         broken = leases.pop(3)
         assert await other.break_lock(broken.name)
 
-        await stage.sleep(ttl * 1.2)
+        await driver.sleep(ttl * 1.2)
 
         assert broken.lost
         for lease in leases:
@@ -97,40 +97,40 @@ class Expiry(Cases):
             await lease.release()
 
     @case()
-    async def test_max_hold_ends_renewal(self, stage: Stage) -> None:
+    async def test_max_hold_ends_renewal(self, driver: FaceDriver) -> None:
         """A stuck holder loses the lock, although renewal is on."""
-        name = stage.name()
-        client, other = await stage.connect(), await stage.connect()
-        max_hold = stage.timing.short * 2
-        lease = await client.lock(name, ttl=stage.timing.short, max_hold=max_hold).acquire(20)
+        name = driver.name()
+        client, other = await driver.connect(), await driver.connect()
+        max_hold = driver.timing.short * 2
+        lease = await client.lock(name, ttl=driver.timing.short, max_hold=max_hold).acquire(20)
 
-        assert await lease.wait_lost(stage.timing.beyond(max_hold + lease.ttl))
-        after = await other.lock(name, ttl=stage.timing.long).acquire(stage.timing.beyond(lease.ttl))
+        assert await lease.wait_lost(driver.timing.beyond(max_hold + lease.ttl))
+        after = await other.lock(name, ttl=driver.timing.long).acquire(driver.timing.beyond(lease.ttl))
 
         assert after.token > lease.token
         await after.release()
 
     @case()
-    async def test_remaining_counts_down_and_never_exceeds_the_ttl(self, stage: Stage) -> None:
+    async def test_remaining_counts_down_and_never_exceeds_the_ttl(self, driver: FaceDriver) -> None:
         """Seconds to the deadline."""
-        client = await stage.connect()
-        lease = await client.lock(stage.name(), ttl=stage.timing.long, renew=False).acquire(PATIENCE)
+        client = await driver.connect()
+        lease = await client.lock(driver.name(), ttl=driver.timing.long, renew=False).acquire(PATIENCE)
 
         first = lease.remaining()
-        await stage.sleep(0.02)
+        await driver.sleep(0.02)
         second = lease.remaining()
 
         assert 0 < second < first < lease.ttl
-        assert lease.ttl >= stage.timing.long
+        assert lease.ttl >= driver.timing.long
         await lease.release()
         assert lease.remaining() == 0.0
 
     @case()
-    async def test_extend_sets_the_time_left_and_never_adds(self, stage: Stage) -> None:
+    async def test_extend_sets_the_time_left_and_never_adds(self, driver: FaceDriver) -> None:
         """Extending twice gives no more than extending once, and a shorter time is taken at its word."""
-        client = await stage.connect()
-        long, short = stage.timing.long, stage.timing.short
-        lease = await client.lock(stage.name(), ttl=long, renew=False).acquire(PATIENCE)
+        client = await driver.connect()
+        long, short = driver.timing.long, driver.timing.short
+        lease = await client.lock(driver.name(), ttl=long, renew=False).acquire(PATIENCE)
 
         await lease.extend(long / 2)
         await lease.extend(timedelta(seconds=long / 2))
@@ -139,14 +139,14 @@ class Expiry(Cases):
 
         await lease.extend(short)
         assert lease.remaining() < short
-        assert await lease.wait_lost(stage.timing.beyond(short))
+        assert await lease.wait_lost(driver.timing.beyond(short))
 
     @case(needs.own_ttl)
-    async def test_extend_may_ask_for_more_than_the_first_ttl(self, stage: Stage) -> None:
+    async def test_extend_may_ask_for_more_than_the_first_ttl(self, driver: FaceDriver) -> None:
         """And still adds nothing."""
-        client = await stage.connect()
-        long = stage.timing.long
-        lease = await client.lock(stage.name(), ttl=long, renew=False).acquire(PATIENCE)
+        client = await driver.connect()
+        long = driver.timing.long
+        lease = await client.lock(driver.name(), ttl=long, renew=False).acquire(PATIENCE)
 
         await lease.extend(long * 2)
         await lease.extend(timedelta(seconds=long * 2))
@@ -156,53 +156,53 @@ class Expiry(Cases):
         await lease.release()
 
     @case()
-    async def test_extend_is_heard_by_the_backend(self, stage: Stage) -> None:
+    async def test_extend_is_heard_by_the_backend(self, driver: FaceDriver) -> None:
         """A lock whose lease was cut short is soon free for others."""
-        name = stage.name()
-        client, other = await stage.connect(), await stage.connect()
-        lease = await client.lock(name, ttl=stage.timing.long, renew=False).acquire(PATIENCE)
+        name = driver.name()
+        client, other = await driver.connect(), await driver.connect()
+        lease = await client.lock(name, ttl=driver.timing.long, renew=False).acquire(PATIENCE)
 
-        await lease.extend(stage.timing.short)
+        await lease.extend(driver.timing.short)
 
-        async with other.lock(name, ttl=stage.timing.long, timeout=stage.timing.beyond(stage.timing.short)):
+        async with other.lock(name, ttl=driver.timing.long, timeout=driver.timing.beyond(driver.timing.short)):
             assert lease.lost
 
     @case(needs.own_ttl)
-    async def test_extended_lease_outlives_its_first_ttl(self, stage: Stage) -> None:
+    async def test_extended_lease_outlives_its_first_ttl(self, driver: FaceDriver) -> None:
         """Without renewal, the extension alone keeps the lock."""
-        name = stage.name()
-        client, other = await stage.connect(), await stage.connect()
-        ttl = stage.timing.kept
+        name = driver.name()
+        client, other = await driver.connect(), await driver.connect()
+        ttl = driver.timing.kept
         lease = await client.lock(name, ttl=ttl, renew=False).acquire(PATIENCE)
 
-        await lease.extend(stage.timing.long)
+        await lease.extend(driver.timing.long)
 
-        assert await other.lock(name, ttl=stage.timing.long).try_acquire(ttl * 1.2) is None
+        assert await other.lock(name, ttl=driver.timing.long).try_acquire(ttl * 1.2) is None
         assert lease.held
         await lease.release()
 
     @case()
-    async def test_extend_of_a_lost_lease_raises(self, stage: Stage) -> None:
+    async def test_extend_of_a_lost_lease_raises(self, driver: FaceDriver) -> None:
         """Nothing brings a lost lease back, and nothing is created by trying."""
-        name = stage.name()
-        client = await stage.connect()
-        lease = await client.lock(name, ttl=stage.timing.short, renew=False).acquire(20)
-        assert await lease.wait_lost(stage.timing.beyond(lease.ttl))
+        name = driver.name()
+        client = await driver.connect()
+        lease = await client.lock(name, ttl=driver.timing.short, renew=False).acquire(20)
+        assert await lease.wait_lost(driver.timing.beyond(lease.ttl))
 
         with pytest.raises(lockkit.LockLost):
-            await lease.extend(stage.timing.long)
+            await lease.extend(driver.timing.long)
 
-        async with client.lock(name, ttl=stage.timing.long, timeout=20):
+        async with client.lock(name, ttl=driver.timing.long, timeout=20):
             pass
 
     @case()
     async def test_wall_clock_decides_nothing_at_the_client(
-        self, stage: Stage, monkeypatch: pytest.MonkeyPatch
+        self, driver: FaceDriver, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The time of day may jump by hours: leases are held, renewed and waited for as before."""
-        name = stage.name()
-        client, other = await stage.connect(), await stage.connect()
-        ttl = stage.timing.kept
+        name = driver.name()
+        client, other = await driver.connect(), await driver.connect()
+        ttl = driver.timing.kept
         real, jump = time.time, [0.0]
 
         def jumping() -> float:
@@ -218,5 +218,5 @@ class Expiry(Cases):
         lease.check()
         assert lease.remaining() <= ttl
         await lease.release()
-        async with other.lock(name, ttl=stage.timing.long, timeout=20) as after:
+        async with other.lock(name, ttl=driver.timing.long, timeout=20) as after:
             assert after.token > lease.token

@@ -13,7 +13,7 @@ import pytest
 
 import lockkit
 from lockkit.backend import Capabilities
-from lockkit.testing.conformance.base import Cases, Stage, case, needs
+from lockkit.testing.conformance.base import Cases, FaceDriver, case, needs
 from lockkit.testing.face_driver import PATIENCE
 
 
@@ -21,12 +21,12 @@ class Inspection(Cases):
     """Asking the backend."""
 
     @case()
-    async def test_holder_is_described(self, stage: Stage) -> None:
+    async def test_holder_is_described(self, driver: FaceDriver) -> None:
         """Owner, token, seconds left, and the metadata: host, pid, start, and what the application added."""
-        client, other = await stage.connect(), await stage.connect()
-        name = stage.name()
+        client, other = await driver.connect(), await driver.connect()
+        name = driver.name()
         given = {"text": "order 7, é\U0001f512", "shelf": [1, 2.5, None, True], "deep": {"a": {"b": "c"}}}
-        async with client.lock(name, ttl=stage.timing.long, metadata=given) as lease:
+        async with client.lock(name, ttl=driver.timing.long, metadata=given) as lease:
             (holder,) = await other.holders(name)
 
             assert (holder.owner, holder.token) == (lease.owner, lease.token)
@@ -38,21 +38,21 @@ class Inspection(Cases):
             assert {key: metadata[key] for key in given} == given
 
     @case()
-    async def test_text_as_metadata(self, stage: Stage) -> None:
+    async def test_text_as_metadata(self, driver: FaceDriver) -> None:
         """A plain text stands under "text"."""
-        client = await stage.connect()
-        name = stage.name()
-        async with client.lock(name, ttl=stage.timing.long, metadata="nightly 'report' \\ \n %s {}"):
+        client = await driver.connect()
+        name = driver.name()
+        async with client.lock(name, ttl=driver.timing.long, metadata="nightly 'report' \\ \n %s {}"):
             (holder,) = await client.holders(name)
             assert holder.metadata.get("text") == "nightly 'report' \\ \n %s {}"
 
     @case()
-    async def test_long_metadata_is_kept_whole(self, stage: Stage) -> None:
+    async def test_long_metadata_is_kept_whole(self, driver: FaceDriver) -> None:
         """Up to its limit; above it, and where JSON cannot hold it, it is refused."""
-        client = await stage.connect()
-        name = stage.name()
+        client = await driver.connect()
+        name = driver.name()
         text = "x" * 3500
-        async with client.lock(name, ttl=stage.timing.long, metadata=text):
+        async with client.lock(name, ttl=driver.timing.long, metadata=text):
             (holder,) = await client.holders(name)
             assert holder.metadata.get("text") == text
 
@@ -61,30 +61,30 @@ class Inspection(Cases):
                 client.lock(name, metadata=wrong)  # type: ignore[arg-type]
 
     @case()
-    async def test_free_lock_has_no_holder(self, stage: Stage) -> None:
+    async def test_free_lock_has_no_holder(self, driver: FaceDriver) -> None:
         """Never held, released, or run out."""
-        client = await stage.connect()
-        name = stage.name()
+        client = await driver.connect()
+        name = driver.name()
         assert await client.holders(name) == []
-        async with client.lock(name, ttl=stage.timing.long):
+        async with client.lock(name, ttl=driver.timing.long):
             pass
         assert await client.holders(name) == []
 
-        lease = await client.lock(name, ttl=stage.timing.short, renew=False).acquire(20)
-        assert await lease.wait_lost(stage.timing.beyond(lease.ttl))
+        lease = await client.lock(name, ttl=driver.timing.short, renew=False).acquire(20)
+        assert await lease.wait_lost(driver.timing.beyond(lease.ttl))
 
         async def is_free() -> bool:
             return await client.holders(name) == []
 
         # The deadline at the client comes a little before the end at the backend.
-        await stage.eventually(is_free, "the lease ends at the backend", stage.timing.beyond(lease.ttl))
+        await driver.eventually(is_free, "the lease ends at the backend", driver.timing.beyond(lease.ttl))
 
     @case()
-    async def test_locked_asks_the_backend(self, stage: Stage) -> None:
+    async def test_locked_asks_the_backend(self, driver: FaceDriver) -> None:
         """Held by anybody, not only by this client or object."""
-        client, other = await stage.connect(), await stage.connect()
-        name = stage.name()
-        lock, theirs = client.lock(name, ttl=stage.timing.long), other.lock(name)
+        client, other = await driver.connect(), await driver.connect()
+        name = driver.name()
+        lock, theirs = client.lock(name, ttl=driver.timing.long), other.lock(name)
         assert not await theirs.locked()
 
         async with lock:
@@ -95,33 +95,33 @@ class Inspection(Cases):
         assert not await theirs.locked()
 
     @case()
-    async def test_break_lock_frees_by_force(self, stage: Stage) -> None:
+    async def test_break_lock_frees_by_force(self, driver: FaceDriver) -> None:
         """True if somebody held it; the holder is told, and releasing frees nobody else's lock."""
-        client, other = await stage.connect(), await stage.connect()
-        name = stage.name()
+        client, other = await driver.connect(), await driver.connect()
+        name = driver.name()
         assert not await other.break_lock(name)
-        lease = await client.lock(name, ttl=stage.timing.long, renew=False).acquire(PATIENCE)
+        lease = await client.lock(name, ttl=driver.timing.long, renew=False).acquire(PATIENCE)
 
         assert await other.break_lock(name)
 
         assert await other.holders(name) == []
         assert not await other.break_lock(name)
-        async with other.lock(name, ttl=stage.timing.long, timeout=20) as after:
+        async with other.lock(name, ttl=driver.timing.long, timeout=20) as after:
             assert after.token > lease.token
             with pytest.raises(lockkit.LockLost):
                 await lease.release()
             assert await after.confirm()
 
     @case()
-    async def test_ping_answers(self, stage: Stage) -> None:
+    async def test_ping_answers(self, driver: FaceDriver) -> None:
         """Nothing comes of it."""
-        client = await stage.connect()
+        client = await driver.connect()
         await client.ping()
 
     @case()
-    async def test_capabilities_are_sound(self, stage: Stage) -> None:
+    async def test_capabilities_are_sound(self, driver: FaceDriver) -> None:
         """Data that the rest can rely on, and an honest sentence."""
-        client = await stage.connect()
+        client = await driver.connect()
         await client.ping()
         capabilities = client.capabilities
 
@@ -132,14 +132,14 @@ class Inspection(Cases):
             assert len(sentence.split()) > 1
 
     @case()
-    async def test_url_is_told_without_password(self, stage: Stage) -> None:
+    async def test_url_is_told_without_password(self, driver: FaceDriver) -> None:
         """In the client, its locks, and its errors."""
-        client = await stage.connect()
-        name = stage.name()
+        client = await driver.connect()
+        name = driver.name()
 
         assert client.url in repr(client)
         assert client.url in repr(client.lock(name))
-        async with client.lock(name, ttl=stage.timing.long) as lease:
+        async with client.lock(name, ttl=driver.timing.long) as lease:
             assert name in repr(lease)
             with pytest.raises(lockkit.LockTimeout, match="busy") as caught:
                 await client.lock(name).acquire(0)
@@ -150,15 +150,15 @@ class Arguments(Cases):
     """What a lock is asked for is checked before anything is sent."""
 
     @case()
-    async def test_refused_ttls(self, stage: Stage) -> None:
+    async def test_refused_ttls(self, driver: FaceDriver) -> None:
         """No lock is kept for ever, or for less than the backend can do."""
-        client = await stage.connect()
-        name = stage.name()
-        below = stage.capabilities.min_ttl / 2
+        client = await driver.connect()
+        name = driver.name()
+        below = driver.capabilities.min_ttl / 2
         for ttl in (0, 0.0, -1, math.nan, math.inf, 1e12, below, timedelta(0), timedelta(days=-1), True, "30", b"1"):
             with pytest.raises(lockkit.ConfigurationError, match="ttl"):
                 client.lock(name, ttl=ttl)  # type: ignore[arg-type]
-        lease = await client.lock(name, ttl=stage.timing.long).acquire(PATIENCE)
+        lease = await client.lock(name, ttl=driver.timing.long).acquire(PATIENCE)
         for ttl in (0, -1, math.nan, below, "30"):
             with pytest.raises(lockkit.ConfigurationError, match="ttl"):
                 await lease.extend(ttl)  # type: ignore[arg-type]
@@ -167,44 +167,44 @@ class Arguments(Cases):
         await lease.release()
 
     @case()
-    async def test_accepted_ttls(self, stage: Stage) -> None:
+    async def test_accepted_ttls(self, driver: FaceDriver) -> None:
         """From the shortest that the backend promises on; the lease never claims less than asked."""
-        client = await stage.connect()
-        for ttl in (stage.capabilities.min_ttl, stage.timing.short, 61, timedelta(minutes=1)):
-            lease = await client.lock(stage.name(), ttl=ttl, renew=False).acquire(20)
+        client = await driver.connect()
+        for ttl in (driver.capabilities.min_ttl, driver.timing.short, 61, timedelta(minutes=1)):
+            lease = await client.lock(driver.name(), ttl=ttl, renew=False).acquire(20)
             assert lease.ttl >= (ttl.total_seconds() if isinstance(ttl, timedelta) else ttl)
             with suppress(lockkit.LockLost):  # the shortest may be over already
                 await lease.release()
 
     @case(needs.own_ttl)
-    async def test_accepted_long_ttls(self, stage: Stage) -> None:
+    async def test_accepted_long_ttls(self, driver: FaceDriver) -> None:
         """Minutes and years, and no less."""
-        client = await stage.connect()
+        client = await driver.connect()
         for ttl in (300.0, 86400.0 * 365):
-            async with client.lock(stage.name(), ttl=ttl, renew=False) as lease:
+            async with client.lock(driver.name(), ttl=ttl, renew=False) as lease:
                 assert lease.ttl >= ttl
 
     @case()
-    async def test_client_has_a_default_ttl(self, stage: Stage) -> None:
+    async def test_client_has_a_default_ttl(self, driver: FaceDriver) -> None:
         """Given to connect; else 30 seconds."""
-        given = await stage.connect(ttl=stage.timing.long)
-        default = await stage.connect()
-        async with given.lock(stage.name()) as lease:
-            assert stage.timing.long <= lease.ttl <= stage.timing.long + stage.capabilities.ttl_granularity
-        if "ttl" not in stage.target.options and "ttl=" not in stage.target.url:
-            async with default.lock(stage.name()) as lease:
+        given = await driver.connect(ttl=driver.timing.long)
+        default = await driver.connect()
+        async with given.lock(driver.name()) as lease:
+            assert driver.timing.long <= lease.ttl <= driver.timing.long + driver.capabilities.ttl_granularity
+        if "ttl" not in driver.target.options and "ttl=" not in driver.target.url:
+            async with default.lock(driver.name()) as lease:
                 assert lease.ttl >= 30
 
     @case()
-    async def test_refused_max_hold(self, stage: Stage) -> None:
+    async def test_refused_max_hold(self, driver: FaceDriver) -> None:
         """Above 0, and finite."""
-        client = await stage.connect()
+        client = await driver.connect()
         for max_hold in (0, -1, math.nan, math.inf, "5", True):
             with pytest.raises(lockkit.ConfigurationError, match="max_hold"):
-                client.lock(stage.name(), max_hold=max_hold)  # type: ignore[arg-type]
+                client.lock(driver.name(), max_hold=max_hold)  # type: ignore[arg-type]
 
     @case()
-    async def test_unknown_option_is_refused(self, stage: Stage) -> None:
+    async def test_unknown_option_is_refused(self, driver: FaceDriver) -> None:
         """At connect, with the nearest name; a misspelt option is not ignored."""
         with pytest.raises(lockkit.ConfigurationError, match=r"unavailable_aftr.*unavailable_after"):
-            stage.make_client(unavailable_aftr=5)
+            driver.make_client(unavailable_aftr=5)

@@ -13,7 +13,7 @@ import pytest
 
 import lockkit
 from lockkit import aio
-from lockkit.testing.conformance.base import Cases, Stage, case
+from lockkit.testing.conformance.base import Cases, FaceDriver, case
 from lockkit.testing.face_driver import PATIENCE, open_fds
 
 
@@ -21,11 +21,11 @@ class Closing(Cases):
     """``close()``."""
 
     @case()
-    async def test_close_releases_what_is_held(self, stage: Stage) -> None:
+    async def test_close_releases_what_is_held(self, driver: FaceDriver) -> None:
         """All of it; the leases are not held any more."""
-        client, other = stage.make_client(), await stage.connect()
-        names = [stage.name() for _ in range(3)]
-        leases = [await client.lock(name, ttl=stage.timing.long).acquire(PATIENCE) for name in names]
+        client, other = driver.make_client(), await driver.connect()
+        names = [driver.name() for _ in range(3)]
+        leases = [await client.lock(name, ttl=driver.timing.long).acquire(PATIENCE) for name in names]
 
         await client.close()
 
@@ -34,9 +34,9 @@ class Closing(Cases):
             assert await other.holders(name) == []
 
     @case()
-    async def test_close_can_be_called_twice(self, stage: Stage) -> None:
+    async def test_close_can_be_called_twice(self, driver: FaceDriver) -> None:
         """Also on a client that was never used."""
-        used, unused = stage.make_client(), stage.make_client()
+        used, unused = driver.make_client(), driver.make_client()
         await used.ping()
 
         for _ in range(2):
@@ -44,11 +44,11 @@ class Closing(Cases):
             await unused.close()
 
     @case()
-    async def test_every_call_after_close_raises_at_once(self, stage: Stage) -> None:
+    async def test_every_call_after_close_raises_at_once(self, driver: FaceDriver) -> None:
         """A LockError, and no other; what is local still answers."""
-        client = stage.make_client()
-        name = stage.name()
-        lock = client.lock(name, ttl=stage.timing.long)
+        client = driver.make_client()
+        name = driver.name()
+        lock = client.lock(name, ttl=driver.timing.long)
         lease = await lock.acquire(PATIENCE)
 
         await client.close()
@@ -76,14 +76,14 @@ class Closing(Cases):
         await lease.release()
 
     @case()
-    async def test_close_wakes_waiters_with_an_error(self, stage: Stage) -> None:
+    async def test_close_wakes_waiters_with_an_error(self, driver: FaceDriver) -> None:
         """Those at the backend and those in line, with and without a timeout; none gets the lock."""
-        name = stage.name()
-        client, holder = stage.make_client(), await stage.connect()
-        lease = await holder.lock(name, ttl=stage.timing.long).acquire(PATIENCE)
-        lock = client.lock(name, ttl=stage.timing.long)
-        waiters = [stage.spawn(lock.acquire(timeout)) for timeout in (None, stage.timing.long, None, None)]
-        await stage.until_waiting(client, name, len(waiters))
+        name = driver.name()
+        client, holder = driver.make_client(), await driver.connect()
+        lease = await holder.lock(name, ttl=driver.timing.long).acquire(PATIENCE)
+        lock = client.lock(name, ttl=driver.timing.long)
+        waiters = [driver.spawn(lock.acquire(timeout)) for timeout in (None, driver.timing.long, None, None)]
+        await driver.until_waiting(client, name, len(waiters))
 
         await client.close()
 
@@ -97,23 +97,23 @@ class Closing(Cases):
         assert await holder.holders(name) == []
 
     @case()
-    async def test_close_wakes_who_waits_for_a_loss(self, stage: Stage) -> None:
+    async def test_close_wakes_who_waits_for_a_loss(self, driver: FaceDriver) -> None:
         """The lease was released, so it was not lost."""
-        client = stage.make_client()
-        lease = await client.lock(stage.name(), ttl=stage.timing.long).acquire(PATIENCE)
-        waiting = stage.spawn(lease.wait_lost())
+        client = driver.make_client()
+        lease = await client.lock(driver.name(), ttl=driver.timing.long).acquire(PATIENCE)
+        waiting = driver.spawn(lease.wait_lost())
 
         await client.close()
 
         assert not await waiting.result()
 
     @case()
-    async def test_client_is_a_context_manager(self, stage: Stage) -> None:
+    async def test_client_is_a_context_manager(self, driver: FaceDriver) -> None:
         """It is closed at the end."""
-        other = await stage.connect()
-        name = stage.name()
-        async with stage.make_client() as client:
-            lease = await client.lock(name, ttl=stage.timing.long).acquire(PATIENCE)
+        other = await driver.connect()
+        name = driver.name()
+        async with driver.make_client() as client:
+            lease = await client.lock(name, ttl=driver.timing.long).acquire(PATIENCE)
 
         assert not lease.held
         assert await other.holders(name) == []
@@ -121,11 +121,11 @@ class Closing(Cases):
             await client.ping()
 
     @case()
-    async def test_close_leaves_other_clients_alone(self, stage: Stage) -> None:
+    async def test_close_leaves_other_clients_alone(self, driver: FaceDriver) -> None:
         """Also those of the same backend in the same process."""
-        client, other = stage.make_client(), await stage.connect()
+        client, other = driver.make_client(), await driver.connect()
         await client.ping()
-        lease = await other.lock(stage.name(), ttl=stage.timing.long).acquire(PATIENCE)
+        lease = await other.lock(driver.name(), ttl=driver.timing.long).acquire(PATIENCE)
 
         await client.close()
 
@@ -138,11 +138,11 @@ class Leftovers(Cases):
     """Nothing stays behind."""
 
     @case()
-    async def test_dropped_lease_warns_and_is_free_after_its_ttl(self, stage: Stage) -> None:
+    async def test_dropped_lease_warns_and_is_free_after_its_ttl(self, driver: FaceDriver) -> None:
         """A lease that nobody points to is not renewed for ever."""
-        name = stage.name()
-        client, other = await stage.connect(), await stage.connect()
-        ttl = stage.timing.short
+        name = driver.name()
+        client, other = await driver.connect(), await driver.connect()
+        ttl = driver.timing.short
         lease: aio.Lease | None = await client.lock(name, ttl=ttl).acquire(20)
 
         with pytest.warns(ResourceWarning, match=name):  # noqa: PT031 - not all interpreters count references
@@ -150,21 +150,21 @@ class Leftovers(Cases):
             gc.collect()
 
         assert lease is None
-        async with other.lock(name, ttl=stage.timing.long, timeout=stage.timing.beyond(ttl)):
+        async with other.lock(name, ttl=driver.timing.long, timeout=driver.timing.beyond(ttl)):
             pass
 
     @case()
     async def test_released_or_lost_lease_is_dropped_in_silence(
-        self, stage: Stage, recwarn: pytest.WarningsRecorder
+        self, driver: FaceDriver, recwarn: pytest.WarningsRecorder
     ) -> None:
         """A warning would be wrong."""
-        client = await stage.connect()
-        lease: aio.Lease | None = await client.lock(stage.name(), ttl=stage.timing.long).acquire(PATIENCE)
+        client = await driver.connect()
+        lease: aio.Lease | None = await client.lock(driver.name(), ttl=driver.timing.long).acquire(PATIENCE)
         assert lease is not None
         await lease.release()
-        lost: aio.Lease | None = await client.lock(stage.name(), ttl=stage.timing.short, renew=False).acquire(20)
+        lost: aio.Lease | None = await client.lock(driver.name(), ttl=driver.timing.short, renew=False).acquire(20)
         assert lost is not None
-        assert await lost.wait_lost(stage.timing.beyond(lost.ttl))
+        assert await lost.wait_lost(driver.timing.beyond(lost.ttl))
 
         lease = lost = None
         gc.collect()
@@ -173,19 +173,19 @@ class Leftovers(Cases):
         assert [warning for warning in recwarn if issubclass(warning.category, ResourceWarning)] == []
 
     @case()
-    async def test_lease_cannot_be_pickled(self, stage: Stage) -> None:
+    async def test_lease_cannot_be_pickled(self, driver: FaceDriver) -> None:
         """A TypeError that says what to do instead."""
-        client = await stage.connect()
-        async with client.lock(stage.name(), ttl=stage.timing.long) as lease:
+        client = await driver.connect()
+        async with client.lock(driver.name(), ttl=driver.timing.long) as lease:
             with pytest.raises(TypeError, match="token"):
                 pickle.dumps(lease)
 
     @case()
-    async def test_errors_can_be_pickled(self, stage: Stage) -> None:
+    async def test_errors_can_be_pickled(self, driver: FaceDriver) -> None:
         """With their message, lock and backend."""
-        client = await stage.connect()
-        name = stage.name()
-        lease = await client.lock(name, ttl=stage.timing.long).acquire(PATIENCE)
+        client = await driver.connect()
+        name = driver.name()
+        lease = await client.lock(name, ttl=driver.timing.long).acquire(PATIENCE)
         with pytest.raises(lockkit.LockTimeout) as busy:
             await client.lock(name).acquire(0)
         with pytest.raises(lockkit.ConfigurationError) as wrong:
@@ -200,14 +200,14 @@ class Leftovers(Cases):
             assert (str(copy), copy.name, copy.backend) == (str(error), error.name, error.backend)
 
     @case()
-    async def test_threads_and_descriptors_go_with_the_client(self, stage: Stage) -> None:
+    async def test_threads_and_descriptors_go_with_the_client(self, driver: FaceDriver) -> None:
         """Connecting, holding, waiting and closing again and again costs nothing that stays."""
 
         async def use() -> None:
-            client, other = stage.make_client(), stage.make_client()
-            name = stage.name()
-            lease = await client.lock(name, ttl=stage.timing.long).acquire(PATIENCE)
-            assert await other.lock(name, ttl=stage.timing.long).try_acquire(0.02) is None
+            client, other = driver.make_client(), driver.make_client()
+            name = driver.name()
+            lease = await client.lock(name, ttl=driver.timing.long).acquire(PATIENCE)
+            assert await other.lock(name, ttl=driver.timing.long).try_acquire(0.02) is None
             await lease.release()
             await client.close()
             await other.close()
@@ -221,15 +221,15 @@ class Leftovers(Cases):
             await use()
 
         gc.collect()
-        await stage.eventually(lambda: threading.active_count() <= threads, "the threads of the clients end")
-        await stage.eventually(lambda: open_fds() <= descriptors, "the descriptors of the clients are closed")
+        await driver.eventually(lambda: threading.active_count() <= threads, "the threads of the clients end")
+        await driver.eventually(lambda: open_fds() <= descriptors, "the descriptors of the clients are closed")
 
     @case()
-    async def test_collected_lock_objects_keep_nothing(self, stage: Stage) -> None:
+    async def test_collected_lock_objects_keep_nothing(self, driver: FaceDriver) -> None:
         """Lock objects hold nothing themselves: dropping one while its lease is held changes nothing."""
-        client = await stage.connect()
-        name = stage.name()
-        lease = await client.lock(name, ttl=stage.timing.long).acquire(PATIENCE)
+        client = await driver.connect()
+        name = driver.name()
+        lease = await client.lock(name, ttl=driver.timing.long).acquire(PATIENCE)
         gc.collect()
 
         lease.check()
@@ -237,18 +237,18 @@ class Leftovers(Cases):
         await lease.release()
 
     @case(faces=["asyncio"])
-    async def test_asyncio_client_belongs_to_one_event_loop(self, stage: Stage) -> None:
+    async def test_asyncio_client_belongs_to_one_event_loop(self, driver: FaceDriver) -> None:
         """From another loop it raises a clear error, and goes on working in its own."""
-        client = await stage.connect()
+        client = await driver.connect()
         await client.ping()
 
         async def elsewhere() -> None:
             with pytest.raises(lockkit.LockError, match="event loop"):
                 await client.ping()
             with pytest.raises(lockkit.LockError, match="event loop"):
-                await client.lock(stage.name()).acquire(0)
+                await client.lock(driver.name()).acquire(0)
 
         await asyncio.wait_for(asyncio.to_thread(asyncio.run, elsewhere()), PATIENCE)
 
-        async with client.lock(stage.name(), ttl=stage.timing.long):
+        async with client.lock(driver.name(), ttl=driver.timing.long):
             pass

@@ -8,7 +8,7 @@ import unicodedata
 import pytest
 
 import lockkit
-from lockkit.testing.conformance.base import Cases, Stage, case
+from lockkit.testing.conformance.base import Cases, FaceDriver, case
 from lockkit.testing.face_driver import PATIENCE
 
 BAD = ["", "\0", "a\0b", "\ud800", "x" * 256, "é" * 128, None, 5, b"x", ["x"], ("a",)]
@@ -98,13 +98,13 @@ class Names(Cases):
     """Names that differ in any byte are different locks."""
 
     @case()
-    async def test_unusual_names_are_all_different_locks(self, stage: Stage) -> None:
+    async def test_unusual_names_are_all_different_locks(self, driver: FaceDriver) -> None:
         """All of them can be held at once, and each is its own when it is asked for."""
-        client, other = await stage.connect(), await stage.connect()
+        client, other = await driver.connect(), await driver.connect()
         names = unusual(f"n{secrets.token_hex(4)}")
         assert len(set(names)) == len(names)
 
-        leases = {name: await client.lock(name, ttl=stage.timing.long).acquire(PATIENCE) for name in names}
+        leases = {name: await client.lock(name, ttl=driver.timing.long).acquire(PATIENCE) for name in names}
 
         for name, lease in leases.items():
             assert [holder.owner for holder in await other.holders(name)] == [lease.owner], name
@@ -114,22 +114,22 @@ class Names(Cases):
         assert [name for name, lease in leases.items() if lease.lost] == []
 
     @case()
-    async def test_each_unusual_name_excludes(self, stage: Stage) -> None:
+    async def test_each_unusual_name_excludes(self, driver: FaceDriver) -> None:
         """A second client is refused, and granted after the release."""
-        client, other = await stage.connect(), await stage.connect()
+        client, other = await driver.connect(), await driver.connect()
         for name in unusual(f"n{secrets.token_hex(4)}"):
-            async with client.lock(name, ttl=stage.timing.long) as lease:
-                assert await other.lock(name, ttl=stage.timing.long).try_acquire() is None, name
+            async with client.lock(name, ttl=driver.timing.long) as lease:
+                assert await other.lock(name, ttl=driver.timing.long).try_acquire() is None, name
                 assert lease.name == name
-            async with other.lock(name, ttl=stage.timing.long, timeout=20) as after:
+            async with other.lock(name, ttl=driver.timing.long, timeout=20) as after:
                 assert after.token > lease.token, name
 
     @case()
-    async def test_names_with_a_meaning_elsewhere_are_names_here(self, stage: Stage) -> None:
+    async def test_names_with_a_meaning_elsewhere_are_names_here(self, driver: FaceDriver) -> None:
         """A dot, two dots, a slash, a space: as whole names."""
-        client, other = await stage.connect(), await stage.connect()
+        client, other = await driver.connect(), await driver.connect()
         # Others may run this case on the same backend at the same time: in one order, and waiting for each other.
-        leases = [await client.lock(name, ttl=stage.timing.long).acquire(60) for name in sorted(WHOLE)]
+        leases = [await client.lock(name, ttl=driver.timing.long).acquire(60) for name in sorted(WHOLE)]
 
         for lease in leases:
             assert [holder.owner for holder in await other.holders(lease.name)] == [lease.owner], lease.name
@@ -137,14 +137,14 @@ class Names(Cases):
             await lease.release()
 
     @case()
-    async def test_unusual_names_can_be_waited_for_and_broken(self, stage: Stage) -> None:
+    async def test_unusual_names_can_be_waited_for_and_broken(self, driver: FaceDriver) -> None:
         """Whatever a backend makes of a name, it makes the same of it everywhere."""
-        client, other = await stage.connect(), await stage.connect()
+        client, other = await driver.connect(), await driver.connect()
         mark = f"n{secrets.token_hex(4)}"
         for name in (f"{mark}/../%2F{{}} é\n", mark + "\U0001f512" * 60, f"{mark}*?[\\"):
-            lease = await client.lock(name, ttl=stage.timing.long, renew=False).acquire(PATIENCE)
-            waiting = stage.spawn(other.lock(name, ttl=stage.timing.long).acquire())
-            await stage.until_waiting(other, name)
+            lease = await client.lock(name, ttl=driver.timing.long, renew=False).acquire(PATIENCE)
+            waiting = driver.spawn(other.lock(name, ttl=driver.timing.long).acquire())
+            await driver.until_waiting(other, name)
 
             assert await client.break_lock(name)
 
@@ -154,9 +154,9 @@ class Names(Cases):
             await after.release()
 
     @case()
-    async def test_what_is_no_name_is_refused(self, stage: Stage) -> None:
+    async def test_what_is_no_name_is_refused(self, driver: FaceDriver) -> None:
         """Empty, too long, NUL, not UTF-8, not a str: wherever a name is taken."""
-        client = await stage.connect()
+        client = await driver.connect()
         for name in BAD:
             with pytest.raises(lockkit.ConfigurationError, match="lock name"):
                 client.lock(name)  # type: ignore[arg-type]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lockkit.testing.conformance.base import Cases, Stage, case, needs
+from lockkit.testing.conformance.base import Cases, FaceDriver, case, needs
 from lockkit.testing.face_driver import PATIENCE
 from lockkit.testing.witness import Witness
 
@@ -17,62 +17,62 @@ class Queueing(Cases):
     """Lines inside a client, and between clients."""
 
     @case()
-    async def test_waiters_of_one_client_come_in_the_order_of_their_arrival(self, stage: Stage) -> None:
+    async def test_waiters_of_one_client_come_in_the_order_of_their_arrival(self, driver: FaceDriver) -> None:
         """Threads or tasks of a client wait in a line per lock, on every backend."""
-        name = stage.name()
-        client, other = await stage.connect(), await stage.connect()
-        lease = await other.lock(name, ttl=stage.timing.long).acquire(PATIENCE)
+        name = driver.name()
+        client, other = await driver.connect(), await driver.connect()
+        lease = await other.lock(name, ttl=driver.timing.long).acquire(PATIENCE)
 
-        order = await _line_up(stage, name, [client] * 8, [(client, count) for count in range(1, 9)], lease)
+        order = await _line_up(driver, name, [client] * 8, [(client, count) for count in range(1, 9)], lease)
 
         assert order == list(range(8))
 
     @case(needs.fairness)
-    async def test_clients_come_in_the_order_of_their_arrival(self, stage: Stage) -> None:
+    async def test_clients_come_in_the_order_of_their_arrival(self, driver: FaceDriver) -> None:
         """The backend keeps a queue of contenders that know nothing of each other."""
-        name = stage.name()
-        clients = [await stage.connect() for _ in range(5)]
-        lease = await (await stage.connect()).lock(name, ttl=stage.timing.long).acquire(PATIENCE)
+        name = driver.name()
+        clients = [await driver.connect() for _ in range(5)]
+        lease = await (await driver.connect()).lock(name, ttl=driver.timing.long).acquire(PATIENCE)
 
-        order = await _line_up(stage, name, clients, [(client, 1) for client in clients], lease)
+        order = await _line_up(driver, name, clients, [(client, 1) for client in clients], lease)
 
         assert order == list(range(5))
 
     @case(needs.fairness)
-    async def test_holder_that_comes_straight_back_starves_nobody(self, stage: Stage) -> None:
+    async def test_holder_that_comes_straight_back_starves_nobody(self, driver: FaceDriver) -> None:
         """A loop of acquire and release lets a waiter of another client in."""
-        await _loop_beside_a_waiter(stage, pause=0)
+        await _loop_beside_a_waiter(driver, pause=0)
 
     @case()
-    async def test_lock_that_is_free_now_and_then_is_had_by_a_waiter(self, stage: Stage) -> None:
+    async def test_lock_that_is_free_now_and_then_is_had_by_a_waiter(self, driver: FaceDriver) -> None:
         """A waiter of another client gets it without being first in a queue: it keeps looking."""
-        await _loop_beside_a_waiter(stage, pause=0.05)
+        await _loop_beside_a_waiter(driver, pause=0.05)
 
     @case(needs.fairness)
-    async def test_every_contender_gets_its_share(self, stage: Stage, tmp_path: Path) -> None:
+    async def test_every_contender_gets_its_share(self, driver: FaceDriver, tmp_path: Path) -> None:
         """While all contend, nobody gets less than half of what it would get in turn."""
-        name = stage.name()
+        name = driver.name()
         witness = Witness(tmp_path)
         rounds, contenders = 15, 4
-        own_names = [stage.name() for _ in range(contenders)]
-        ready = [stage.signal() for _ in range(contenders)]
-        go = stage.signal()
+        own_names = [driver.name() for _ in range(contenders)]
+        ready = [driver.signal() for _ in range(contenders)]
+        go = driver.signal()
 
         async def contend(number: int) -> None:
             who = f"client{number}"
-            client = await stage.connect()
+            client = await driver.connect()
             # What it needs to hold a lock is there, a connection of its own perhaps: nobody starts late.
-            async with client.lock(own_names[number], ttl=stage.timing.long, timeout=60):
+            async with client.lock(own_names[number], ttl=driver.timing.long, timeout=60):
                 ready[number].set()
             await go.wait()
             for _ in range(rounds):
-                async with client.lock(name, ttl=stage.timing.long, timeout=60) as lease:
+                async with client.lock(name, ttl=driver.timing.long, timeout=60) as lease:
                     witness.enter(who, lease.token)
                     # Inside long enough for the others to be there again before it is left.
-                    await stage.sleep(0.003)
+                    await driver.sleep(0.003)
                     witness.leave(who, lease.token)
 
-        actors = [stage.spawn(contend(number)) for number in range(contenders)]
+        actors = [driver.spawn(contend(number)) for number in range(contenders)]
         for one in ready:
             await one.wait()
         go.set()
@@ -89,17 +89,17 @@ class Queueing(Cases):
         assert min(shares.values()) >= rounds // 2
 
     @case(needs.visible_waiters)
-    async def test_waiters_of_one_client_cost_the_backend_one(self, stage: Stage) -> None:
+    async def test_waiters_of_one_client_cost_the_backend_one(self, driver: FaceDriver) -> None:
         """The others wait in the client: 1,000 threads are one contender."""
-        name = stage.name()
-        client, other = await stage.connect(), await stage.connect()
-        lease = await other.lock(name, ttl=stage.timing.long).acquire(PATIENCE)
-        lock = client.lock(name, ttl=stage.timing.long)
+        name = driver.name()
+        client, other = await driver.connect(), await driver.connect()
+        lease = await other.lock(name, ttl=driver.timing.long).acquire(PATIENCE)
+        lock = client.lock(name, ttl=driver.timing.long)
 
-        actors = [stage.spawn(_pass_through(lock)) for _ in range(10)]
-        await stage.until_waiting(client, name, 10)
-        await stage.eventually(lambda: _are_waiting(other, name, 1), "a waiter at the backend")
-        await stage.sleep(0.05)  # for a second one, if there is one
+        actors = [driver.spawn(_pass_through(lock)) for _ in range(10)]
+        await driver.until_waiting(client, name, 10)
+        await driver.eventually(lambda: _are_waiting(other, name, 1), "a waiter at the backend")
+        await driver.sleep(0.05)  # for a second one, if there is one
         assert [holder.waiters for holder in await other.holders(name)] == [1]
 
         await lease.release()
@@ -107,18 +107,18 @@ class Queueing(Cases):
             await actor.result()
 
     @case(needs.visible_waiters)
-    async def test_waiters_are_counted(self, stage: Stage) -> None:
+    async def test_waiters_are_counted(self, driver: FaceDriver) -> None:
         """`holders` tells how many clients wait."""
-        name = stage.name()
-        client, *others = [await stage.connect() for _ in range(3)]
-        lease = await client.lock(name, ttl=stage.timing.long).acquire(PATIENCE)
+        name = driver.name()
+        client, *others = [await driver.connect() for _ in range(3)]
+        lease = await client.lock(name, ttl=driver.timing.long).acquire(PATIENCE)
         assert [holder.waiters for holder in await client.holders(name)] == [0]
 
         actors = []
         for other in others:
-            actors.append(stage.spawn(_pass_through(other.lock(name, ttl=stage.timing.long))))
-            await stage.until_waiting(other, name)
-        await stage.eventually(lambda: _are_waiting(client, name, 2), "two waiters at the backend")
+            actors.append(driver.spawn(_pass_through(other.lock(name, ttl=driver.timing.long))))
+            await driver.until_waiting(other, name)
+        await driver.eventually(lambda: _are_waiting(client, name, 2), "two waiters at the backend")
 
         await lease.release()
         for actor in actors:
@@ -129,7 +129,7 @@ async def _are_waiting(client: aio.Client, name: str, waiters_count: int) -> boo
     """
     Tell whether so many wait at the backend.
 
-    Later than `Stage.until_waiting`: who waits for the first time may have to subscribe before it takes a place.
+    Later than `FaceDriver.until_waiting`: who waits for the first time may have to subscribe before it takes a place.
     """
     return [holder.waiters for holder in await client.holders(name)] == [waiters_count]
 
@@ -139,40 +139,40 @@ async def _pass_through(lock: aio.Lock) -> None:
         pass
 
 
-async def _loop_beside_a_waiter(stage: Stage, pause: float) -> None:
+async def _loop_beside_a_waiter(driver: FaceDriver, pause: float) -> None:
     """Acquire and release again and again until the waiter of another client had its turn."""
-    name = stage.name()
-    client, other = await stage.connect(), await stage.connect()
-    lock = client.lock(name, ttl=stage.timing.long)
+    name = driver.name()
+    client, other = await driver.connect(), await driver.connect()
+    lock = client.lock(name, ttl=driver.timing.long)
     lease = await lock.acquire(PATIENCE)
-    actor = stage.spawn(_pass_through(other.lock(name, ttl=stage.timing.long)))
-    await stage.until_waiting(other, name)
+    actor = driver.spawn(_pass_through(other.lock(name, ttl=driver.timing.long)))
+    await driver.until_waiting(other, name)
 
     await lease.release()
 
-    deadline = stage.now() + PATIENCE
+    deadline = driver.now() + PATIENCE
     while not actor.done:
         async with lock:
-            await stage.sleep(0)
-        await stage.sleep(pause)
-        assert stage.now() < deadline
+            await driver.sleep(0)
+        await driver.sleep(pause)
+        assert driver.now() < deadline
     await actor.result()
 
 
 async def _line_up(
-    stage: Stage, name: str, clients: list[aio.Client], until: list[tuple[aio.Client, int]], lease: aio.Lease
+    driver: FaceDriver, name: str, clients: list[aio.Client], until: list[tuple[aio.Client, int]], lease: aio.Lease
 ) -> list[int]:
     """Have waiters arrive one after the other, free the lock, and tell in which order they came in."""
     order: list[int] = []
 
     async def wait(number: int, client: aio.Client) -> None:
-        async with client.lock(name, ttl=stage.timing.long):
+        async with client.lock(name, ttl=driver.timing.long):
             order.append(number)
 
     actors = []
     for number, (client, arrived) in enumerate(zip(clients, until, strict=True)):
-        actors.append(stage.spawn(wait(number, client)))
-        await stage.until_waiting(*arrived[:1], name, arrived[1])
+        actors.append(driver.spawn(wait(number, client)))
+        await driver.until_waiting(*arrived[:1], name, arrived[1])
     await lease.release()
     for actor in actors:
         await actor.result()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lockkit.testing.conformance.base import Cases, Stage, case, needs
+from lockkit.testing.conformance.base import Cases, FaceDriver, case, needs
 from lockkit.testing.face_driver import PATIENCE
 
 
@@ -10,68 +10,68 @@ class Tokens(Cases):
     """Token order."""
 
     @case()
-    async def test_tokens_increase_from_grant_to_grant(self, stage: Stage) -> None:
+    async def test_tokens_increase_from_grant_to_grant(self, driver: FaceDriver) -> None:
         """Each grant has a higher token than the one before, by whichever client."""
-        clients = [await stage.connect() for _ in range(3)]
-        name = stage.name()
+        clients = [await driver.connect() for _ in range(3)]
+        name = driver.name()
         tokens = [0]
 
         for number in range(12):
-            async with clients[number % 3].lock(name, ttl=stage.timing.long, timeout=20) as lease:
+            async with clients[number % 3].lock(name, ttl=driver.timing.long, timeout=20) as lease:
                 assert isinstance(lease.token, int)
                 tokens.append(lease.token)
 
         assert tokens == sorted(set(tokens))
 
     @case()
-    async def test_token_increases_when_a_lease_expired(self, stage: Stage) -> None:
+    async def test_token_increases_when_a_lease_expired(self, driver: FaceDriver) -> None:
         """Who comes after a holder that vanished has the higher token."""
-        name = stage.name()
-        client, other = await stage.connect(), await stage.connect()
-        before = await client.lock(name, ttl=stage.timing.short, renew=False).acquire(20)
+        name = driver.name()
+        client, other = await driver.connect(), await driver.connect()
+        before = await client.lock(name, ttl=driver.timing.short, renew=False).acquire(20)
 
-        after = await other.lock(name, ttl=stage.timing.long).acquire(stage.timing.beyond(before.ttl))
+        after = await other.lock(name, ttl=driver.timing.long).acquire(driver.timing.beyond(before.ttl))
 
         assert after.token > before.token
         await after.release()
 
     @case()
-    async def test_token_increases_when_a_lock_was_broken(self, stage: Stage) -> None:
+    async def test_token_increases_when_a_lock_was_broken(self, driver: FaceDriver) -> None:
         """The token of a broken lease is never given again."""
-        name = stage.name()
-        client, other = await stage.connect(), await stage.connect()
-        before = await client.lock(name, ttl=stage.timing.long).acquire(PATIENCE)
+        name = driver.name()
+        client, other = await driver.connect(), await driver.connect()
+        before = await client.lock(name, ttl=driver.timing.long).acquire(PATIENCE)
         assert await other.break_lock(name)
 
-        after = await other.lock(name, ttl=stage.timing.long).acquire(20)
+        after = await other.lock(name, ttl=driver.timing.long).acquire(20)
 
         assert after.token > before.token
         await after.release()
         assert not await before.confirm()
 
     @case()
-    async def test_token_increases_across_clients_that_come_and_go(self, stage: Stage) -> None:
+    async def test_token_increases_across_clients_that_come_and_go(self, driver: FaceDriver) -> None:
         """Nothing of the order is kept in a client: also when nobody uses the lock in between."""
-        name = stage.name()
+        name = driver.name()
         tokens = []
         for _ in range(4):
-            client = await stage.connect()
-            async with client.lock(name, ttl=stage.timing.long, timeout=20) as lease:
+            client = await driver.connect()
+            async with client.lock(name, ttl=driver.timing.long, timeout=20) as lease:
                 tokens.append(lease.token)
             await client.close()
 
         assert tokens == sorted(set(tokens))
 
     @case()
-    async def test_token_stays_while_held(self, stage: Stage) -> None:
+    async def test_token_stays_while_held(self, driver: FaceDriver) -> None:
         """Renewal and extension change neither token nor owner."""
-        name = stage.name()
-        client = await stage.connect()
-        lease = await client.lock(name, ttl=stage.timing.long).acquire(PATIENCE)
+        name = driver.name()
+        client = await driver.connect()
+        lease = await client.lock(name, ttl=driver.timing.long).acquire(PATIENCE)
         token, owner = lease.token, lease.owner
 
         await lease.extend()
-        await lease.extend(stage.timing.long / 2)
+        await lease.extend(driver.timing.long / 2)
 
         assert (lease.token, lease.owner) == (token, owner)
         (holder,) = await client.holders(name)
@@ -79,10 +79,10 @@ class Tokens(Cases):
         await lease.release()
 
     @case()
-    async def test_owners_are_never_the_same(self, stage: Stage) -> None:
+    async def test_owners_are_never_the_same(self, driver: FaceDriver) -> None:
         """An owner is of one acquisition: not of a client, thread, task or process."""
-        client = await stage.connect()
-        lock = client.lock(stage.name(), ttl=stage.timing.long)
+        client = await driver.connect()
+        lock = client.lock(driver.name(), ttl=driver.timing.long)
         owners = set()
         for _ in range(5):
             async with lock as lease:
@@ -91,15 +91,15 @@ class Tokens(Cases):
         assert len(owners) == 5
 
     @case(needs.processes)
-    async def test_token_increases_when_the_holder_was_killed(self, stage: Stage) -> None:
+    async def test_token_increases_when_the_holder_was_killed(self, driver: FaceDriver) -> None:
         """A crash takes no token back."""
-        name = stage.name()
-        worker = await stage.process()
-        before = await stage.call(lambda: worker.acquire(name, ttl=stage.timing.kept))
-        client = await stage.connect()
+        name = driver.name()
+        worker = await driver.process()
+        before = await driver.call(lambda: worker.acquire(name, ttl=driver.timing.kept))
+        client = await driver.connect()
 
-        await stage.call(worker.kill)
-        after = await client.lock(name, ttl=stage.timing.long).acquire(stage.timing.beyond(stage.timing.kept))
+        await driver.call(worker.kill)
+        after = await client.lock(name, ttl=driver.timing.long).acquire(driver.timing.beyond(driver.timing.kept))
 
         assert after.token > before.token
         await after.release()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import lockkit
-from lockkit.testing.conformance.base import Cases, Stage, case
+from lockkit.testing.conformance.base import Cases, FaceDriver, case
 
 if TYPE_CHECKING:
     from lockkit.sync import ThreadingLock
@@ -26,16 +26,16 @@ class Decorating(Cases):
     """``@client.lock("stock:{product_id}")``."""
 
     @case()
-    async def test_coroutine_function_holds_the_lock_until_it_ends(self, stage: Stage) -> None:
+    async def test_coroutine_function_holds_the_lock_until_it_ends(self, driver: FaceDriver) -> None:
         """The name is made of the call's arguments, by position, keyword or default; result and signature are kept."""
-        client, other = await stage.connect(), await stage.connect()
-        name = stage.name()
+        client, other = await driver.connect(), await driver.connect()
+        name = driver.name()
 
-        @client.lock(f"{name}:{{product_id}}:{{size!r:>4}}", ttl=stage.timing.long, timeout=20)
+        @client.lock(f"{name}:{{product_id}}:{{size!r:>4}}", ttl=driver.timing.long, timeout=20)
         async def sell(product_id: int, *, size: str = "M") -> list[str]:
             """Sell one."""
             owners = await other.holders(f"{name}:{product_id}: {size!r}")
-            await stage.sleep(0)
+            await driver.sleep(0)
             return [holder.owner for holder in owners]
 
         assert len(await sell(7)) == 1
@@ -45,13 +45,13 @@ class Decorating(Cases):
         assert list(inspect.signature(sell).parameters) == ["product_id", "size"]
 
     @case()
-    async def test_wrapper_of_a_coroutine_function_holds_the_lock_until_it_ends(self, stage: Stage) -> None:
+    async def test_wrapper_of_a_coroutine_function_holds_the_lock_until_it_ends(self, driver: FaceDriver) -> None:
         """A plain function around it returns before the body has run; so does an object with an ``async`` call."""
-        client, other = await stage.connect(), await stage.connect()
-        name = stage.name()
+        client, other = await driver.connect(), await driver.connect()
+        name = driver.name()
 
         async def sell(product_id: int) -> bool:
-            await stage.sleep(0)
+            await driver.sleep(0)
             return bool(await other.holders(f"{name}:{product_id}"))
 
         @wraps(sell)
@@ -63,14 +63,14 @@ class Decorating(Cases):
                 return await sell(product_id)
 
         for function in (logged, partial(logged), partial(sell), Seller()):
-            assert await client.lock(f"{name}:{{product_id}}", ttl=stage.timing.long)(function)(7), function
+            assert await client.lock(f"{name}:{{product_id}}", ttl=driver.timing.long)(function)(7), function
             assert await other.holders(f"{name}:7") == []
 
     @case()
-    async def test_coroutine_that_returns_unfinished_work_is_refused(self, stage: Stage) -> None:
+    async def test_coroutine_that_returns_unfinished_work_is_refused(self, driver: FaceDriver) -> None:
         """A coroutine that nobody awaited, or a generator, would run without the lock."""
-        client = await stage.connect()
-        name = stage.name()
+        client = await driver.connect()
+        name = driver.name()
         ran = []
 
         async def body() -> None:
@@ -89,9 +89,9 @@ class Decorating(Cases):
         assert await client.holders(name) == []
 
     @case(faces=["blocking"])
-    async def test_function_that_returns_unfinished_work_is_refused(self, stage: Stage) -> None:
+    async def test_function_that_returns_unfinished_work_is_refused(self, driver: FaceDriver) -> None:
         """Its body would run without the lock, whatever hides it."""
-        name = stage.name()
+        name = driver.name()
         ran = []
 
         async def body() -> None:
@@ -105,7 +105,7 @@ class Decorating(Cases):
             ran.append("async generator")
             yield
 
-        with stage.target.connect() as client:
+        with driver.target.connect() as client:
             for unfinished in (body, generate, generate_async):
                 decorated = client.lock(name)(lambda function=unfinished: function())
                 with pytest.raises(lockkit.ConfigurationError, match="after the lock is released") as caught:
@@ -115,14 +115,14 @@ class Decorating(Cases):
         assert ran == []
 
     @case(faces=["blocking"])
-    async def test_wrapper_that_runs_its_coroutine_stays_a_plain_function(self, stage: Stage) -> None:
+    async def test_wrapper_that_runs_its_coroutine_stays_a_plain_function(self, driver: FaceDriver) -> None:
         """As ``asyncio.run`` in the decorators of many command lines."""
-        name = stage.name()
+        name = driver.name()
 
         async def main() -> int:
             return 7
 
-        with stage.target.connect() as client:
+        with driver.target.connect() as client:
 
             @wraps(main)
             def command() -> tuple[int, int]:
@@ -133,12 +133,12 @@ class Decorating(Cases):
             assert client.holders(name) == []
 
     @case()
-    async def test_exception_of_the_function_goes_on_and_the_lock_is_free(self, stage: Stage) -> None:
+    async def test_exception_of_the_function_goes_on_and_the_lock_is_free(self, driver: FaceDriver) -> None:
         """As with a block."""
-        client = await stage.connect()
-        name = stage.name()
+        client = await driver.connect()
+        name = driver.name()
 
-        @client.lock(name, ttl=stage.timing.long)
+        @client.lock(name, ttl=driver.timing.long)
         async def fail() -> None:
             assert await client.lock(name).locked()
             raise ValueError("the function's own")
@@ -148,29 +148,29 @@ class Decorating(Cases):
         assert await client.holders(name) == []
 
     @case()
-    async def test_calls_exclude_each_other(self, stage: Stage) -> None:
+    async def test_calls_exclude_each_other(self, driver: FaceDriver) -> None:
         """One function, several actors."""
-        client = await stage.connect()
+        client = await driver.connect()
         inside = 0
         most = 0
 
-        @client.lock(stage.name(), ttl=stage.timing.long, timeout=60)
+        @client.lock(driver.name(), ttl=driver.timing.long, timeout=60)
         async def work() -> None:
             nonlocal inside, most
             inside += 1
             most = max(most, inside)
-            await stage.sleep(0.001)
+            await driver.sleep(0.001)
             inside -= 1
 
-        for actor in [stage.spawn(work()) for _ in range(8)]:
+        for actor in [driver.spawn(work()) for _ in range(8)]:
             await actor.result(60)
 
         assert most == 1
 
     @case()
-    async def test_wrong_uses_are_refused_when_decorating(self, stage: Stage) -> None:
+    async def test_wrong_uses_are_refused_when_decorating(self, driver: FaceDriver) -> None:
         """A generator would run without the lock; a field must be a parameter."""
-        client = await stage.connect()
+        client = await driver.connect()
 
         def generator() -> Iterator[int]:
             yield 1
@@ -192,14 +192,14 @@ class Decorating(Cases):
         managers = contextmanager(generator), asynccontextmanager(async_generator)
         for wrong in (generator, async_generator, wrapper, partial(generator), Generator(), *managers):
             with pytest.raises(lockkit.ConfigurationError, match="generator"):
-                client.lock(stage.name())(wrong)
+                client.lock(driver.name())(wrong)
         with pytest.raises(lockkit.ConfigurationError, match="order_id"):
-            client.lock(stage.name() + "{order_id}")(function)
+            client.lock(driver.name() + "{order_id}")(function)
 
     @case()
-    async def test_name_made_of_arguments_is_checked(self, stage: Stage) -> None:
+    async def test_name_made_of_arguments_is_checked(self, driver: FaceDriver) -> None:
         """When the call is made; the function is not run."""
-        client = await stage.connect()
+        client = await driver.connect()
 
         @client.lock("{text}")
         async def function(text: str) -> None:
@@ -209,13 +209,13 @@ class Decorating(Cases):
             await function("")
 
     @case(faces=["blocking"])
-    async def test_plain_function_holds_the_lock(self, stage: Stage) -> None:
+    async def test_plain_function_holds_the_lock(self, driver: FaceDriver) -> None:
         """The blocking face decorates plain functions and methods."""
-        client = stage.target.connect()
-        name = stage.name()
+        client = driver.target.connect()
+        name = driver.name()
 
         class Shop:
-            @client.lock(f"{name}:{{self.city}}:{{count}}", ttl=stage.timing.long)
+            @client.lock(f"{name}:{{self.city}}:{{count}}", ttl=driver.timing.long)
             def sell(self, count: int = 3) -> int:
                 return len(client.holders(f"{name}:{self.city}:{count}"))
 
@@ -227,31 +227,31 @@ class Decorating(Cases):
             assert client.holders(f"{name}:Łódź:3") == []
 
     @case(faces=["asyncio"])
-    async def test_plain_function_is_refused_by_the_asyncio_face(self, stage: Stage) -> None:
+    async def test_plain_function_is_refused_by_the_asyncio_face(self, driver: FaceDriver) -> None:
         """It could not wait."""
-        client = await stage.connect()
+        client = await driver.connect()
 
         def function() -> None:
             raise AssertionError
 
         for plain in (function, partial(function)):
             with pytest.raises(lockkit.ConfigurationError, match="coroutine function"):
-                client.lock(stage.name())(plain)
+                client.lock(driver.name())(plain)
 
 
 class ThreadingLocks(Cases):
     """``as_threading_lock()``."""
 
     @staticmethod
-    def _lock(stage: Stage, client: lockkit.Client, name: str) -> ThreadingLock:
-        return client.lock(name, ttl=stage.timing.long).as_threading_lock()
+    def _lock(driver: FaceDriver, client: lockkit.Client, name: str) -> ThreadingLock:
+        return client.lock(name, ttl=driver.timing.long).as_threading_lock()
 
     @case(faces=["blocking"])
-    async def test_threading_lock_has_the_signatures_of_threading(self, stage: Stage) -> None:
+    async def test_threading_lock_has_the_signatures_of_threading(self, driver: FaceDriver) -> None:
         """acquire(blocking=True, timeout=-1) -> bool, release(), locked(), with."""
-        name = stage.name()
-        with stage.target.connect() as client:
-            lock, other = self._lock(stage, client, name), self._lock(stage, client, name)
+        name = driver.name()
+        with driver.target.connect() as client:
+            lock, other = self._lock(driver, client, name), self._lock(driver, client, name)
 
             assert lock.acquire() is True
             assert lock.locked()
@@ -266,10 +266,10 @@ class ThreadingLocks(Cases):
             lock.release()
 
     @case(faces=["blocking"])
-    async def test_threading_lock_refuses_what_threading_refuses(self, stage: Stage) -> None:
+    async def test_threading_lock_refuses_what_threading_refuses(self, driver: FaceDriver) -> None:
         """With the same exceptions."""
-        with stage.target.connect() as client:
-            lock = self._lock(stage, client, stage.name())
+        with driver.target.connect() as client:
+            lock = self._lock(driver, client, driver.name())
             with pytest.raises(RuntimeError, match="unlocked"):
                 lock.release()
             with pytest.raises(ValueError, match="timeout"):
@@ -284,10 +284,10 @@ class ThreadingLocks(Cases):
             assert not lock.locked()
 
     @case(faces=["blocking"])
-    async def test_threading_lock_can_be_referred_to_and_shown_as_one(self, stage: Stage) -> None:
+    async def test_threading_lock_can_be_referred_to_and_shown_as_one(self, driver: FaceDriver) -> None:
         """Weakly, as libraries that keep a lock per object do; its repr says whether it is locked."""
-        with stage.target.connect() as client:
-            lock = self._lock(stage, client, stage.name())
+        with driver.target.connect() as client:
+            lock = self._lock(driver, client, driver.name())
             reference = weakref.ref(lock)
             assert reference() is lock
             assert repr(lock).startswith("<unlocked lockkit.ThreadingLock object ")
@@ -299,20 +299,24 @@ class ThreadingLocks(Cases):
             assert reference() is None
 
     @case(faces=["blocking"])
-    async def test_threading_lock_left_after_its_loss_does_not_free_the_next_holder(self, stage: Stage) -> None:
+    async def test_threading_lock_left_after_its_loss_does_not_free_the_next_holder(self, driver: FaceDriver) -> None:
         """A loses the lock inside ``with``, B enters by the same object, A leaves: B still holds."""
-        self._lose(stage, lambda lock: lock.__enter__(), lambda lock: lock.__exit__(None, None, None))
+        self._lose(driver, lambda lock: lock.__enter__(), lambda lock: lock.__exit__(None, None, None))
 
     @case(faces=["blocking"])
-    async def test_threading_lock_released_after_its_loss_does_not_free_the_next_holder(self, stage: Stage) -> None:
+    async def test_threading_lock_released_after_its_loss_does_not_free_the_next_holder(
+        self, driver: FaceDriver
+    ) -> None:
         """The same with ``acquire()`` and ``release()``."""
-        self._lose(stage, lambda lock: lock.acquire(), lambda lock: lock.release())
+        self._lose(driver, lambda lock: lock.acquire(), lambda lock: lock.release())
 
     @staticmethod
-    def _lose(stage: Stage, enter: Callable[[ThreadingLock], object], leave: Callable[[ThreadingLock], None]) -> None:
-        name = stage.name()
-        with stage.target.connect() as client, stage.target.connect() as other:
-            lock = client.lock(name, ttl=stage.timing.long).as_threading_lock()
+    def _lose(
+        driver: FaceDriver, enter: Callable[[ThreadingLock], object], leave: Callable[[ThreadingLock], None]
+    ) -> None:
+        name = driver.name()
+        with driver.target.connect() as client, driver.target.connect() as other:
+            lock = client.lock(name, ttl=driver.timing.long).as_threading_lock()
             entered, may_leave = threading.Event(), threading.Event()
             seen: list[bool] = []
 
@@ -338,11 +342,11 @@ class ThreadingLocks(Cases):
             assert other.holders(name) == []
 
     @case(faces=["blocking"])
-    async def test_threading_lock_may_be_released_by_another_thread(self, stage: Stage) -> None:
+    async def test_threading_lock_may_be_released_by_another_thread(self, driver: FaceDriver) -> None:
         """And a waiting thread gets it."""
-        name = stage.name()
-        with stage.target.connect() as client:
-            lock, theirs = self._lock(stage, client, name), self._lock(stage, client, name)
+        name = driver.name()
+        with driver.target.connect() as client:
+            lock, theirs = self._lock(driver, client, name), self._lock(driver, client, name)
             lock.acquire()
             got: list[bool] = []
             waiting = threading.Thread(target=lambda: got.append(theirs.acquire(timeout=20)))

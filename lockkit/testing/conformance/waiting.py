@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 import lockkit
-from lockkit.testing.conformance.base import Cases, Stage, case, needs
+from lockkit.testing.conformance.base import Cases, FaceDriver, case, needs
 from lockkit.testing.face_driver import PATIENCE, TaskActor, waiting_count
 
 if TYPE_CHECKING:
@@ -29,23 +29,23 @@ class Timeouts(Cases):
     """How long a caller waits."""
 
     @case()
-    async def test_accepted_timeouts_are_accepted_everywhere(self, stage: Stage) -> None:
+    async def test_accepted_timeouts_are_accepted_everywhere(self, driver: FaceDriver) -> None:
         """Seconds as int or float from 0 on, timedelta, and None: one table for lock, acquire and try_acquire."""
-        client = await stage.connect()
-        name = stage.name()
+        client = await driver.connect()
+        name = driver.name()
         for timeout in ACCEPTED:
-            async with client.lock(name, ttl=stage.timing.long, timeout=timeout):
+            async with client.lock(name, ttl=driver.timing.long, timeout=timeout):
                 pass
-            await (await client.lock(name, ttl=stage.timing.long).acquire(timeout)).release()
-            lease = await client.lock(name, ttl=stage.timing.long).try_acquire(timeout)
+            await (await client.lock(name, ttl=driver.timing.long).acquire(timeout)).release()
+            lease = await client.lock(name, ttl=driver.timing.long).try_acquire(timeout)
             assert lease is not None
             await lease.release()
 
     @case()
-    async def test_refused_timeouts_are_refused_everywhere(self, stage: Stage) -> None:
+    async def test_refused_timeouts_are_refused_everywhere(self, driver: FaceDriver) -> None:
         """With ConfigurationError at the call, and nothing is acquired."""
-        client = await stage.connect()
-        name = stage.name()
+        client = await driver.connect()
+        name = driver.name()
         for timeout in REFUSED:
             with pytest.raises(lockkit.ConfigurationError, match="timeout"):
                 client.lock(name, timeout=timeout)
@@ -57,14 +57,14 @@ class Timeouts(Cases):
         assert await client.holders(name) == []
 
     @case()
-    async def test_timeout_of_zero_tries_once(self, stage: Stage) -> None:
+    async def test_timeout_of_zero_tries_once(self, driver: FaceDriver) -> None:
         """It takes a free lock and does not wait for a busy one, near or far."""
-        name = stage.name()
-        client, other = await stage.connect(), await stage.connect()
-        lease = await client.lock(name, ttl=stage.timing.long, timeout=0).acquire()
+        name = driver.name()
+        client, other = await driver.connect(), await driver.connect()
+        lease = await client.lock(name, ttl=driver.timing.long, timeout=0).acquire()
 
         for contender in (client, other):
-            lock = contender.lock(name, ttl=stage.timing.long)
+            lock = contender.lock(name, ttl=driver.timing.long)
             assert await lock.try_acquire() is None
             with pytest.raises(lockkit.LockTimeout) as caught:
                 await lock.acquire(0)
@@ -73,26 +73,26 @@ class Timeouts(Cases):
         await lease.release()
 
     @case()
-    async def test_timeout_is_over_neither_early_nor_only_with_the_ttl(self, stage: Stage) -> None:
+    async def test_timeout_is_over_neither_early_nor_only_with_the_ttl(self, driver: FaceDriver) -> None:
         """A timed wait lasts its timeout; the holder's ttl and the number of attempts have no say."""
-        name = stage.name()
-        client, other = await stage.connect(), await stage.connect()
-        async with client.lock(name, ttl=stage.timing.long):
+        name = driver.name()
+        client, other = await driver.connect(), await driver.connect()
+        async with client.lock(name, ttl=driver.timing.long):
             for contender in (client, other):
-                began = stage.now()
+                began = driver.now()
                 with pytest.raises(lockkit.LockTimeout):
-                    await contender.lock(name, ttl=stage.timing.long).acquire(0.3)
-                assert 0.3 <= stage.now() - began < PATIENCE
+                    await contender.lock(name, ttl=driver.timing.long).acquire(0.3)
+                assert 0.3 <= driver.now() - began < PATIENCE
 
     @case()
-    async def test_timeout_counts_while_standing_in_line(self, stage: Stage) -> None:
+    async def test_timeout_counts_while_standing_in_line(self, driver: FaceDriver) -> None:
         """One deadline for the whole call, also behind other waiters of the client."""
-        name = stage.name()
-        client, other = await stage.connect(), await stage.connect()
-        async with other.lock(name, ttl=stage.timing.long):
-            lock = client.lock(name, ttl=stage.timing.long)
-            first = stage.spawn(lock.acquire())
-            await stage.until_waiting(client, name)
+        name = driver.name()
+        client, other = await driver.connect(), await driver.connect()
+        async with other.lock(name, ttl=driver.timing.long):
+            lock = client.lock(name, ttl=driver.timing.long)
+            first = driver.spawn(lock.acquire())
+            await driver.until_waiting(client, name)
 
             assert await lock.try_acquire(0.1) is None
             assert await lock.try_acquire(0) is None
@@ -100,29 +100,29 @@ class Timeouts(Cases):
         await (await first.result()).release()
 
     @case()
-    async def test_waiter_that_timed_out_leaves_nothing_behind(self, stage: Stage) -> None:
+    async def test_waiter_that_timed_out_leaves_nothing_behind(self, driver: FaceDriver) -> None:
         """No place in the queue: the next one has the lock at once."""
-        name = stage.name()
-        client, other, third = [await stage.connect() for _ in range(3)]
-        lease = await client.lock(name, ttl=stage.timing.long).acquire(PATIENCE)
+        name = driver.name()
+        client, other, third = [await driver.connect() for _ in range(3)]
+        lease = await client.lock(name, ttl=driver.timing.long).acquire(PATIENCE)
         for _ in range(3):
-            assert await other.lock(name, ttl=stage.timing.long).try_acquire(0.05) is None
+            assert await other.lock(name, ttl=driver.timing.long).try_acquire(0.05) is None
 
         (holder,) = await client.holders(name)
         assert holder.owner == lease.owner
         assert holder.waiters in {0, None}
         await lease.release()
-        async with third.lock(name, ttl=stage.timing.long, timeout=PATIENCE):
+        async with third.lock(name, ttl=driver.timing.long, timeout=PATIENCE):
             pass
 
     @case()
-    async def test_waiter_is_woken_by_a_release(self, stage: Stage) -> None:
+    async def test_waiter_is_woken_by_a_release(self, driver: FaceDriver) -> None:
         """Long before the ttl is over."""
-        name = stage.name()
-        client, other = await stage.connect(), await stage.connect()
-        lease = await client.lock(name, ttl=stage.timing.long).acquire(PATIENCE)
-        waiting = stage.spawn(other.lock(name, ttl=stage.timing.long).acquire())
-        await stage.until_waiting(other, name)
+        name = driver.name()
+        client, other = await driver.connect(), await driver.connect()
+        lease = await client.lock(name, ttl=driver.timing.long).acquire(PATIENCE)
+        waiting = driver.spawn(other.lock(name, ttl=driver.timing.long).acquire())
+        await driver.until_waiting(other, name)
         assert not waiting.done
 
         await lease.release()
@@ -132,13 +132,13 @@ class Timeouts(Cases):
         await after.release()
 
     @case()
-    async def test_waiter_is_woken_by_a_break(self, stage: Stage) -> None:
+    async def test_waiter_is_woken_by_a_break(self, driver: FaceDriver) -> None:
         """Freeing by force wakes as a release does."""
-        name = stage.name()
-        client, other = await stage.connect(), await stage.connect()
-        lease = await client.lock(name, ttl=stage.timing.long).acquire(PATIENCE)
-        waiting = stage.spawn(other.lock(name, ttl=stage.timing.long).acquire())
-        await stage.until_waiting(other, name)
+        name = driver.name()
+        client, other = await driver.connect(), await driver.connect()
+        lease = await client.lock(name, ttl=driver.timing.long).acquire(PATIENCE)
+        waiting = driver.spawn(other.lock(name, ttl=driver.timing.long).acquire())
+        await driver.until_waiting(other, name)
 
         assert await client.break_lock(name)
 
@@ -146,25 +146,25 @@ class Timeouts(Cases):
         assert not await lease.confirm()
 
     @case()
-    async def test_waiter_looks_again_when_the_ttl_is_over(self, stage: Stage) -> None:
+    async def test_waiter_looks_again_when_the_ttl_is_over(self, driver: FaceDriver) -> None:
         """A holder that vanished wakes nobody."""
-        name = stage.name()
-        client, other = await stage.connect(), await stage.connect()
-        lease = await client.lock(name, ttl=stage.timing.short, renew=False).acquire(20)
-        waiting = stage.spawn(other.lock(name, ttl=stage.timing.long).acquire())
+        name = driver.name()
+        client, other = await driver.connect(), await driver.connect()
+        lease = await client.lock(name, ttl=driver.timing.short, renew=False).acquire(20)
+        waiting = driver.spawn(other.lock(name, ttl=driver.timing.long).acquire())
 
-        after = await waiting.result(stage.timing.beyond(lease.ttl))
+        after = await waiting.result(driver.timing.beyond(lease.ttl))
 
         assert lease.lost
         await after.release()
 
     @case()
-    async def test_wait_beyond_the_ttl_is_told_once(self, stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+    async def test_wait_beyond_the_ttl_is_told_once(self, driver: FaceDriver, caplog: pytest.LogCaptureFixture) -> None:
         """One WARNING, with the holder's pid."""
-        name = stage.name()
-        client, other = await stage.connect(), await stage.connect()
-        ttl = stage.timing.short
-        async with client.lock(name, ttl=stage.timing.long) as lease:
+        name = driver.name()
+        client, other = await driver.connect(), await driver.connect()
+        ttl = driver.timing.short
+        async with client.lock(name, ttl=driver.timing.long) as lease:
             with caplog.at_level(logging.WARNING, "lockkit"), pytest.raises(lockkit.LockTimeout):
                 await other.lock(name, ttl=ttl).acquire(ttl * 3)
 
@@ -173,11 +173,11 @@ class Timeouts(Cases):
         assert f"pid={lease.metadata['pid']}" in told[0]
 
     @case(needs.wake_up)
-    async def test_idle_waiter_asks_nothing_of_the_backend(self, stage: Stage) -> None:
+    async def test_idle_waiter_asks_nothing_of_the_backend(self, driver: FaceDriver) -> None:
         """It is woken; it does not poll."""
-        name = stage.name()
-        client, other = await stage.connect(), await stage.connect()
-        async with client.lock(name, ttl=stage.timing.long):
+        name = driver.name()
+        client, other = await driver.connect(), await driver.connect()
+        async with client.lock(name, ttl=driver.timing.long):
             assert other._engine._backend is not None
             backend = type(other._engine._backend)
             try_acquire = backend.try_acquire
@@ -191,7 +191,7 @@ class Timeouts(Cases):
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(backend, "try_acquire", counted)
                 with pytest.raises(lockkit.LockTimeout):
-                    await other.lock(name, ttl=stage.timing.long).acquire(0.5)
+                    await other.lock(name, ttl=driver.timing.long).acquire(0.5)
 
         # The attempt, one more after subscribing, and one when the time was over.
         assert 1 <= asked <= 4
@@ -201,15 +201,15 @@ class GivingUp(Cases):
     """Waiters that end before they have the lock leave nothing behind, and a grant that came too late is undone."""
 
     @case(faces=["asyncio"])
-    async def test_cancelled_waiters_leave_nothing_behind(self, stage: Stage) -> None:
+    async def test_cancelled_waiters_leave_nothing_behind(self, driver: FaceDriver) -> None:
         """Many tasks of several clients, cancelled at random moments."""
-        name = stage.name()
+        name = driver.name()
         chance = random.Random(name)
-        holder, *clients = [await stage.connect() for _ in range(5)]
-        lease = await holder.lock(name, ttl=stage.timing.long).acquire(PATIENCE)
+        holder, *clients = [await driver.connect() for _ in range(5)]
+        lease = await holder.lock(name, ttl=driver.timing.long).acquire(PATIENCE)
 
         async def wait(client: aio.Client) -> None:
-            async with client.lock(name, ttl=stage.timing.long):
+            async with client.lock(name, ttl=driver.timing.long):
                 raise AssertionError("the lock was never free")
 
         for _ in range(4):
@@ -224,45 +224,45 @@ class GivingUp(Cases):
         assert seen.owner == lease.owner
         assert seen.waiters in {0, None}
         await lease.release()
-        async with clients[0].lock(name, ttl=stage.timing.long, timeout=PATIENCE):
+        async with clients[0].lock(name, ttl=driver.timing.long, timeout=PATIENCE):
             pass
 
     @case(faces=["asyncio"])
-    async def test_cancelled_acquisitions_of_a_free_lock_leave_nothing_behind(self, stage: Stage) -> None:
+    async def test_cancelled_acquisitions_of_a_free_lock_leave_nothing_behind(self, driver: FaceDriver) -> None:
         """Cancelled while the grant is on its way: the lock is free again, and not only at its ttl."""
-        name = stage.name()
+        name = driver.name()
         chance = random.Random(name)
-        client, other = await stage.connect(), await stage.connect()
-        lock = client.lock(name, ttl=stage.timing.long)
+        client, other = await driver.connect(), await driver.connect()
+        lock = client.lock(name, ttl=driver.timing.long)
 
         async def acquire_and_release() -> None:
             async with lock:
                 await asyncio.sleep(0)
 
-        began = stage.now()
+        began = driver.now()
         async with lock:
             pass
-        pair = stage.now() - began
+        pair = driver.now() - began
         for _ in range(100):
             task = asyncio.create_task(acquire_and_release())
             await asyncio.sleep(chance.uniform(0, pair * 1.5))
             task.cancel()
             await _end(task)
 
-        async with other.lock(name, ttl=stage.timing.long, timeout=PATIENCE):
+        async with other.lock(name, ttl=driver.timing.long, timeout=PATIENCE):
             pass
-        await stage.eventually(lambda: _is_free(other, name), "the lock is free")
+        await driver.eventually(lambda: _is_free(other, name), "the lock is free")
 
     @case(faces=["asyncio"])
-    async def test_cancelled_waiter_is_passed_by(self, stage: Stage) -> None:
+    async def test_cancelled_waiter_is_passed_by(self, driver: FaceDriver) -> None:
         """Who stood behind it gets the lock."""
-        name = stage.name()
-        client, first, second = [await stage.connect() for _ in range(3)]
-        lease = await client.lock(name, ttl=stage.timing.long).acquire(PATIENCE)
+        name = driver.name()
+        client, first, second = [await driver.connect() for _ in range(3)]
+        lease = await client.lock(name, ttl=driver.timing.long).acquire(PATIENCE)
         actors = []
         for contender in (first, second):
-            actors.append(cast("TaskActor[aio.Lease]", stage.spawn(contender.lock(name, ttl=60).acquire())))
-            await stage.until_waiting(contender, name)
+            actors.append(cast("TaskActor[aio.Lease]", driver.spawn(contender.lock(name, ttl=60).acquire())))
+            await driver.until_waiting(contender, name)
 
         actors[0].task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -272,16 +272,16 @@ class GivingUp(Cases):
         await (await actors[1].result()).release()
 
     @case(faces=["asyncio"])
-    async def test_cancellation_and_grant_in_one_instant(self, stage: Stage) -> None:
+    async def test_cancellation_and_grant_in_one_instant(self, driver: FaceDriver) -> None:
         """Whoever is granted the lock while being cancelled hands it on: nobody waits for the ttl."""
-        name = stage.name()
-        client, first, second = [await stage.connect() for _ in range(3)]
+        name = driver.name()
+        client, first, second = [await driver.connect() for _ in range(3)]
         for number in range(20):
-            lease = await client.lock(name, ttl=stage.timing.long).acquire(PATIENCE)
-            cancelled = asyncio.create_task(_hold(first, name, stage.timing.long))
-            await stage.until_waiting(first, name)
-            behind = asyncio.create_task(_hold(second, name, stage.timing.long))
-            await stage.until_waiting(second, name)
+            lease = await client.lock(name, ttl=driver.timing.long).acquire(PATIENCE)
+            cancelled = asyncio.create_task(_hold(first, name, driver.timing.long))
+            await driver.until_waiting(first, name)
+            behind = asyncio.create_task(_hold(second, name, driver.timing.long))
+            await driver.until_waiting(second, name)
 
             releasing = asyncio.create_task(lease.release())
             await asyncio.sleep(0.0005 * (number % 5))
@@ -292,14 +292,14 @@ class GivingUp(Cases):
             await releasing
 
     @case(faces=["blocking"])
-    async def test_interrupted_waiters_leave_nothing_behind(self, stage: Stage) -> None:
+    async def test_interrupted_waiters_leave_nothing_behind(self, driver: FaceDriver) -> None:
         """KeyboardInterrupt in the main thread, at many moments of a wait."""
-        name = stage.name()
-        client, other, third = [await stage.connect() for _ in range(3)]
-        lease = await client.lock(name, ttl=stage.timing.long).acquire(PATIENCE)
+        name = driver.name()
+        client, other, third = [await driver.connect() for _ in range(3)]
+        lease = await client.lock(name, ttl=driver.timing.long).acquire(PATIENCE)
 
         for number in range(30):
-            assert await _interrupted(other.lock(name, ttl=stage.timing.long), after=0.0005 * number)
+            assert await _interrupted(other.lock(name, ttl=driver.timing.long), after=0.0005 * number)
 
         assert waiting_count(other, name) == 0
 
@@ -309,10 +309,10 @@ class GivingUp(Cases):
             return seen.waiters in {0, None}
 
         # A server that is told by the end of a connection hears it a little later.
-        await stage.eventually(nobody_waits, "nobody waits at the backend")
+        await driver.eventually(nobody_waits, "nobody waits at the backend")
         await lease.release()
         for contender in (third, other):
-            async with contender.lock(name, ttl=stage.timing.long, timeout=PATIENCE):
+            async with contender.lock(name, ttl=driver.timing.long, timeout=PATIENCE):
                 pass
 
 

@@ -103,7 +103,7 @@ def test_waiter_whose_client_file_was_removed_queues_up_again(connect: Connect, 
     until(lambda: threading.active_count() == threads)
 
     assert isinstance(drive(waiter.try_acquire(request)), Busy)
-    assert request.place.watcher is waiter._watcher
+    assert request.state.watcher is waiter._watcher
     again = threading.Thread(target=acquire, args=(waiter, request))
     again.start()
     drive(holder.release(grant))

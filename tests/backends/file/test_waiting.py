@@ -257,7 +257,7 @@ def test_polling_slows_down(connect: Connect, host: StubHost, monkeypatch: pytes
     assert isinstance(busy, Busy)
     pauses = []
     for _ in range(8):
-        pauses.append(request.place.pause)
+        pauses.append(request.state.pause)
         request.wake.set()
         drive(waiter.wait(request, busy, host.runtime.now() + LONG))
         assert not request.wake.is_set()
@@ -296,12 +296,12 @@ def test_waiter_that_nothing_can_wake_polls_and_gets_the_lock(
             drive(waiter.wait(request, busy, until_at))
             busy = drive(waiter.try_acquire(request))
     assert looks < 100
-    polling = request.place
+    polling = request.state
     assert polling.watcher is None
 
     waiter._watch_at = 0.0  # some seconds later
     assert isinstance(drive(waiter.try_acquire(request)), Busy)
-    assert request.place.watcher is waiter._watcher is not None
+    assert request.state.watcher is waiter._watcher is not None
     thread = threading.Thread(target=acquire, args=(waiter, request))
     thread.start()
     drive(holder.release(grant))

@@ -57,7 +57,7 @@ async def busy_at(backend: RedisBackend, request: Request) -> Busy:
 async def queue_up(backend: RedisBackend, request: Request) -> None:
     """Look, and take a place in the queue."""
     await busy_at(backend, request)
-    assert request.place is not None
+    assert request.state is not None
 
 
 async def woken(request: Request) -> bool:
@@ -188,7 +188,7 @@ def test_waiter_that_died_is_passed_over(server: RedisServer, redis: Keyspace, f
             await queue_up(dying, dead)
             await queue_up(backend, living)
             await dying.close()
-            wait_until(lambda: None if redis("PUBSUB", "NUMSUB", dead.place.channel)[1] == 0 else "still there")
+            wait_until(lambda: None if redis("PUBSUB", "NUMSUB", dead.state.channel)[1] == 0 else "still there")
 
             assert [holder.waiters for holder in await backend.holders("x")] == [1]
             assert await backend.release(grant)
@@ -280,7 +280,7 @@ def test_anything_on_the_channel_is_survived(server: RedisServer, redis: Keyspac
             grant = granted(await backend.try_acquire(host.request(ttl=600.0)))
             waiter = host.request()
             await queue_up(backend, waiter)
-            channel = waiter.place.channel
+            channel = waiter.state.channel
             for text in (
                 b"\xff\xfe",
                 b"",
@@ -293,7 +293,7 @@ def test_anything_on_the_channel_is_survived(server: RedisServer, redis: Keyspac
                 redis("PUBLISH", "lockkit:wake:gone", text)
             await host.runtime.sleep(0.2)
             assert not waiter.wake.is_set()
-            assert waiter.place.ears.channel == channel
+            assert waiter.state.ears.channel == channel
 
             assert await backend.release(grant)
 
@@ -536,7 +536,7 @@ def test_lost_subscription_lets_everybody_look_again(server: RedisServer, redis:
             grant = granted(await backend.try_acquire(host.request()))
             waiter = host.request()
             await queue_up(backend, waiter)
-            former = waiter.place.channel
+            former = waiter.state.channel
 
             redis("CLIENT", "KILL", "TYPE", "pubsub")
 
@@ -544,7 +544,7 @@ def test_lost_subscription_lets_everybody_look_again(server: RedisServer, redis:
             waiter.wake.clear()
             await backend.wait(waiter, Busy(), host.runtime.now() + 60.0)  # returns at once
             await queue_up(backend, waiter)
-            assert waiter.place.channel != former
+            assert waiter.state.channel != former
             assert await backend.release(grant)
             assert await woken(waiter)
 

@@ -100,7 +100,7 @@ def pid_of(lease: Lease | aio.Lease) -> int:
 def waiting_pid(client: Client, name: str) -> int:
     """Give the server's number of the session in which this client waits."""
     (request,) = [request for request in client._engine.waiting if request.name == name]
-    return int(request.place.session.pid)
+    return int(request.state.session.pid)
 
 
 def place_backend(place: Place, host: StubHost) -> SessionBackend:
@@ -113,7 +113,7 @@ def until_waiting(client: Client | aio.Client, name: str, count: int = 1) -> Non
     """Return once so many acquisitions of this client wait for the lock, at the backend or behind one that does."""
 
     def ask() -> str | None:
-        at_backend = [r for r in list(client._engine.waiting) if r.name == name and r.place and r.place.queued]
+        at_backend = [r for r in list(client._engine.waiting) if r.name == name and r.state and r.state.queued]
         waiting = len(at_backend) + client._engine.lines.behind(name) if at_backend else 0
         return None if waiting >= count else f"{waiting} wait"
 

@@ -484,7 +484,7 @@ class TestGrants:
         wanted = host.request("thrown out", ttl=LONG)
         with other.lock("thrown out", ttl=LONG):
             assert isinstance(drive(slow.try_acquire(wanted)), Busy)
-        wait_until(lambda: None if wanted.place.session.answered else "not granted yet")
+        wait_until(lambda: None if wanted.state.session.answered else "not granted yet")
 
         outcome = drive(slow.try_acquire(wanted))
 
@@ -508,10 +508,10 @@ class TestGrants:
         lease = other.lock("late", ttl=LONG).acquire()
         request = host.request("late", ttl=1.0)
         assert isinstance(drive(waiter.try_acquire(request)), Busy)
-        pid = request.place.session.pid
+        pid = request.state.session.pid
 
         lease.release()
-        wait_until(lambda: None if request.place.session.answered else "not granted yet")
+        wait_until(lambda: None if request.state.session.answered else "not granted yet")
         after = other.lock("late", ttl=LONG).acquire(PATIENCE)  # once the server has thrown the waiter out
 
         with pytest.raises(lockkit.BackendUnavailable):
@@ -556,7 +556,7 @@ class TestGrants:
         waiter._enqueue = stop_first  # type: ignore[method-assign]
         with other.lock("early", ttl=LONG):
             assert isinstance(drive(waiter.try_acquire(request)), Busy)
-            going_on = threading.Timer(0.3, os.kill, (request.place.session.pid, signal.SIGCONT))
+            going_on = threading.Timer(0.3, os.kill, (request.state.session.pid, signal.SIGCONT))
             going_on.start()
 
             drive(waiter.abandon(request))
@@ -574,7 +574,7 @@ class TestGrants:
         request = host.request("look", ttl=30.0)
         assert isinstance(drive(waiter.try_acquire(request)), Busy)
         lease.release()
-        wait_until(lambda: None if request.place.session.answered else "not granted yet")
+        wait_until(lambda: None if request.state.session.answered else "not granted yet")
 
         before = host.runtime.now()
         grant = granted(drive(waiter.try_acquire(request)))

@@ -222,7 +222,7 @@ class TestWaiters:
             until_waiting(client, "gone")
             first = waiting_pid(client, "gone")
             (request,) = list(client._engine.waiting)
-            with socket.socket(fileno=os.dup(request.place.session.link.fileno())) as connection:
+            with socket.socket(fileno=os.dup(request.state.session.link.fileno())) as connection:
                 connection.shutdown(socket.SHUT_RDWR)
 
             def ask() -> str | None:
@@ -265,7 +265,7 @@ class TestWaiters:
         lease = connect(place.url).lock("left", ttl=LONG).acquire()
         request = host.request("left", ttl=LONG)
         assert isinstance(drive(waiter.try_acquire(request)), Busy)
-        pid = request.place.session.pid
+        pid = request.state.session.pid
         place.server.pause()
         try:
             request.answer_by = host.runtime.now() + 0.5

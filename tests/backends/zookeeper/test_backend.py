@@ -152,7 +152,7 @@ class TestWoken:
 
         async def wait_and_stop(request: Request, busy: Busy, until: float) -> None:
             await wait(request, busy, until)
-            session = request.place.session
+            session = request.state.session
             wait_until(lambda: None if request in session._asked else "not asked yet", timeout=PATIENCE)
             threading.Event().wait(2.0)
             stopped.set()
@@ -241,7 +241,7 @@ class TestCleanUp:
         backend = ZooKeeperBackend.open(url, split_options(ZooKeeperBackend, url, {})[1], host)
         request = host.request("hung", ttl=1.0)
         session = drive(backend._sessions.get(1.0, host.runtime.now() + PATIENCE))
-        request.place, request.uncertain = _Place(session, session.id, "/lockkit/hung"), True
+        request.state, request.uncertain = _Place(session, session.id, "/lockkit/hung"), True
         drive(backend.abandon(request))
 
         tree.client.create(f"/lockkit/hung/{request.owner}__lock__", sequence=True, makepath=True)

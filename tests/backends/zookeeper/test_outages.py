@@ -26,7 +26,7 @@ from lockkit.backends.zookeeper.sessions import SESSIONS_MAX, session_timeout
 from lockkit.backends.zookeeper.short_leases import Caretaker, Leftover
 from lockkit.configuration.registry import split_options
 from lockkit.runtime import BlockingRuntime, drive, monotonic
-from lockkit.testing.face_driver import FACES, AsyncioStage, BlockingStage
+from lockkit.testing.face_driver import FACES, AsyncDriver, SyncDriver
 from lockkit.testing.servers import FaultProxy, ZooKeeperEnsemble, ZooKeeperServer, require, wait_until
 from lockkit.testing.target import Target
 from lockkit.url import parse
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from lockkit import aio
     from lockkit.backend import Request
-    from lockkit.testing.face_driver import Face, Stage
+    from lockkit.testing.face_driver import Face, FaceDriver
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -78,19 +78,19 @@ def tree(server: ZooKeeperServer) -> Iterator[Tree]:
         yield Tree(client)
 
 
-def play(face: Face, url: str, body: Callable[[Stage], Coroutine[Any, Any, None]]) -> None:
+def play(face: Face, url: str, body: Callable[[FaceDriver], Coroutine[Any, Any, None]]) -> None:
     """Run a body with clients of one face."""
-    kind = BlockingStage if face == "blocking" else AsyncioStage
-    stage = kind(Target(url), ZooKeeperBackend.capabilities)
-    stage.run(body(stage))
+    kind = SyncDriver if face == "blocking" else AsyncDriver
+    driver = kind(Target(url), ZooKeeperBackend.capabilities)
+    driver.run(body(driver))
 
 
-async def takes(stage: Stage, seconds: float, call: Coroutine[Any, Any, object]) -> None:
+async def takes(driver: FaceDriver, seconds: float, call: Coroutine[Any, Any, object]) -> None:
     """Check that a call that cannot succeed says so in time."""
-    began = stage.now()
+    began = driver.now()
     with pytest.raises(lockkit.BackendUnavailable):
         await call
-    assert stage.now() - began < seconds + PROMISED + BUSY
+    assert driver.now() - began < seconds + PROMISED + BUSY
 
 
 @pytest.mark.parametrize("face", FACES)
@@ -100,17 +100,17 @@ class TestHungServer:
     def test_acquiring_ends_in_time(self, server: ZooKeeperServer, face: Face) -> None:
         """Over a connection that worked a moment ago, and while one is being made."""
 
-        async def body(stage: Stage) -> None:
+        async def body(driver: FaceDriver) -> None:
             for connected in (True, False):
-                client = await stage.connect()
+                client = await driver.connect()
                 held = await client.lock("warm", ttl=LONG).acquire() if connected else None
                 server.pause()
                 try:
-                    await takes(stage, 0, client.lock("a", ttl=LONG).acquire(0))
-                    await takes(stage, 1, client.lock("b", ttl=LONG).acquire(1))
-                    await takes(stage, 0.5, client.lock("c", ttl=LONG).try_acquire(0.5))
-                    await takes(stage, 0.5, client.lock("d", ttl=LONG / 2).acquire(0.5))
-                    await takes(stage, CLOSING, client.ping())
+                    await takes(driver, 0, client.lock("a", ttl=LONG).acquire(0))
+                    await takes(driver, 1, client.lock("b", ttl=LONG).acquire(1))
+                    await takes(driver, 0.5, client.lock("c", ttl=LONG).try_acquire(0.5))
+                    await takes(driver, 0.5, client.lock("d", ttl=LONG / 2).acquire(0.5))
+                    await takes(driver, CLOSING, client.ping())
                 finally:
                     server.resume()
                 if held is not None:
@@ -121,14 +121,14 @@ class TestHungServer:
     def test_acquiring_ends_in_time_without_a_connection(self, server: ZooKeeperServer, face: Face) -> None:
         """The connection broke, and a new one gets no answer."""
 
-        async def body(stage: Stage) -> None:
-            client = await stage.connect()
+        async def body(driver: FaceDriver) -> None:
+            client = await driver.connect()
             lease = await client.lock("broken", ttl=LONG).acquire()
             proxy.blackhole()
             proxy.cut()
-            await takes(stage, 0, client.lock("a", ttl=LONG).acquire(0))
-            await takes(stage, 1, client.lock("b", ttl=LONG).acquire(1))
-            await takes(stage, 0.5, client.lock("c", ttl=LONG).try_acquire(0.5))
+            await takes(driver, 0, client.lock("a", ttl=LONG).acquire(0))
+            await takes(driver, 1, client.lock("b", ttl=LONG).acquire(1))
+            await takes(driver, 0.5, client.lock("c", ttl=LONG).try_acquire(0.5))
             lease.check()
             proxy.heal()
             await client.close()
@@ -140,14 +140,14 @@ class TestHungServer:
     def test_closing_has_one_bound_for_all_leases(self, server: ZooKeeperServer, face: Face) -> None:
         """In several sessions."""
 
-        async def body(stage: Stage) -> None:
-            client = await stage.connect()
-            leases = [await client.lock(stage.name(), ttl=LONG + 10 * number).acquire() for number in range(10)]
+        async def body(driver: FaceDriver) -> None:
+            client = await driver.connect()
+            leases = [await client.lock(driver.name(), ttl=LONG + 10 * number).acquire() for number in range(10)]
             server.pause()
             try:
-                began = stage.now()
+                began = driver.now()
                 await client.close()
-                assert stage.now() - began < CLOSING
+                assert driver.now() - began < CLOSING
                 assert not any(lease.held for lease in leases)
             finally:
                 server.resume()
@@ -166,21 +166,21 @@ class TestLeftBehind:
         Nobody would ever take the lock when the turn of such a node had come.
         """
 
-        async def body(stage: Stage) -> None:
-            holder, waiter = await stage.connect(), await stage.connect()
+        async def body(driver: FaceDriver) -> None:
+            holder, waiter = await driver.connect(), await driver.connect()
             lease = await holder.lock("x", ttl=LONG).acquire()
-            waiting = stage.spawn(waiter.lock("x", ttl=TTL).try_acquire(2))
-            await stage.until_waiting(waiter, "x")
+            waiting = driver.spawn(waiter.lock("x", ttl=TTL).try_acquire(2))
+            await driver.until_waiting(waiter, "x")
             (session,) = sessions_of(inner(waiter))
             before = session.id
 
-            await stage.call(fresh.kill)
+            await driver.call(fresh.kill)
             with pytest.raises(lockkit.LockError):
                 await waiting.result(PATIENCE)
-            await stage.sleep(3 * TTL)
-            await stage.call(fresh.start)
+            await driver.sleep(3 * TTL)
+            await driver.call(fresh.start)
 
-            await stage.eventually(lambda: session.usable, "the waiter is connected", PATIENCE)
+            await driver.eventually(lambda: session.usable, "the waiter is connected", PATIENCE)
             assert session.id == before
             await lease.release()
             async with holder.lock("x", ttl=LONG, timeout=PATIENCE):
@@ -231,18 +231,18 @@ class TestLeftBehind:
     def test_close_frees_all_locks_in_a_few_requests(self, server: ZooKeeperServer, tree: Tree, face: Face) -> None:
         """Those of three sessions, and the places of waiters."""
 
-        async def body(stage: Stage) -> None:
-            client, other = await stage.connect(), await stage.connect()
+        async def body(driver: FaceDriver) -> None:
+            client, other = await driver.connect(), await driver.connect()
             leases = [
                 await client.lock(f"close-{face}-{number}", ttl=(10, 20, 30)[number % 3]).acquire()
                 for number in range(100)
             ]
-            before = await stage.call(packets_count, server)
+            before = await driver.call(packets_count, server)
             await client.close()
-            assert await stage.call(packets_count, server) - before <= 20  # one for each lease would be 100
+            assert await driver.call(packets_count, server) - before <= 20  # one for each lease would be 100
             assert not any(lease.held for lease in leases)
             for number in range(100):
-                assert await stage.call(tree.nodes, f"/lockkit/close-{face}-{number}") == []
+                assert await driver.call(tree.nodes, f"/lockkit/close-{face}-{number}") == []
             async with other.lock(f"close-{face}-0", ttl=LONG, timeout=PATIENCE):
                 pass
 
@@ -352,7 +352,7 @@ class TestManySessions:
 
 
 def inner(client: aio.Client) -> aio.Client:
-    """The client itself, of which a stage may have handed out an adapter."""
+    """The client itself, of which a driver may have handed out an adapter."""
     found: aio.Client = getattr(client, "inner", client)
     return found
 
@@ -382,25 +382,25 @@ class TestOlderData:
     ) -> None:
         """The holder is told that its session has ended, long before its deadline; waiters stand in line again."""
 
-        async def body(stage: Stage) -> None:
-            first = await stage.connect()
+        async def body(driver: FaceDriver) -> None:
+            first = await driver.connect()
             await (await first.lock("before", ttl=LONG).acquire()).release()
             if restored == "snapshot":
-                await stage.call(fresh.stop)
+                await driver.call(fresh.stop)
                 shutil.copytree(fresh.data, tmp_path / "copy")
-                await stage.call(fresh.start)
-            holder, waiter = await stage.connect(), await stage.connect()
+                await driver.call(fresh.start)
+            holder, waiter = await driver.connect(), await driver.connect()
             lease = await holder.lock("x", ttl=LONG).acquire(PATIENCE)
-            waiting = stage.spawn(waiter.lock("x", ttl=LONG).acquire())
-            await stage.until_waiting(waiter, "x")
+            waiting = driver.spawn(waiter.lock("x", ttl=LONG).acquire())
+            await driver.until_waiting(waiter, "x")
             for number in range(20):
                 await (await first.lock(f"later-{number}", ttl=LONG).acquire(PATIENCE)).release()
 
-            await stage.call(fresh.stop)
-            await stage.call(fresh.erase)
+            await driver.call(fresh.stop)
+            await driver.call(fresh.erase)
             if restored == "snapshot":
                 shutil.copytree(tmp_path / "copy", fresh.data, dirs_exist_ok=True)
-            await stage.call(fresh.start)
+            await driver.call(fresh.start)
 
             assert await lease.wait_lost(LONG / 3)
             await (await waiting.result(LONG / 3)).release()
@@ -440,16 +440,16 @@ class TestKazoosThreads:
     def test_thread_that_died_costs_its_leases_and_no_more(self, server: ZooKeeperServer, face: Face) -> None:
         """They are told, and the client goes on in another session."""
 
-        async def body(stage: Stage) -> None:
-            client = await stage.connect()
-            lease = await client.lock(stage.name(), ttl=LONG).acquire()
+        async def body(driver: FaceDriver) -> None:
+            client = await driver.connect()
+            lease = await client.lock(driver.name(), ttl=LONG).acquire()
             (session,) = sessions_of(inner(client))
 
             session.client._queue.append((None, None))  # what kazoo cannot send
             session.client._connection._write_sock.send(b"x")
 
             assert await lease.wait_lost(LONG / 4)
-            async with client.lock(stage.name(), ttl=LONG, timeout=PATIENCE) as after:
+            async with client.lock(driver.name(), ttl=LONG, timeout=PATIENCE) as after:
                 assert await after.confirm()
 
         play(face, server.url, body)
@@ -666,7 +666,7 @@ class TestFollowerWithoutLeader:
         request = waiter.request("handed")
         assert not isinstance(waiter.ask(request), Grant)
         assert drive(holder.backend.release(grant))
-        session = request.place.session
+        session = request.state.session
         wait_until(lambda: None if request in session._asked else "not woken", timeout=PATIENCE)
         session._asked.pop(request)[1].get(timeout=PATIENCE)  # the waiter was woken, and asks again only now
         stop_others()
@@ -685,7 +685,7 @@ def test_deadline_of_a_grant_counts_from_before_the_question(
     request = waiter.request("anchored")
     waiter.ask(request)
     assert drive(holder.backend.release(grant))
-    session = request.place.session
+    session = request.state.session
     wait_until(lambda: None if request in session._asked else "not woken", timeout=PATIENCE)
     asked_by = monotonic()
 

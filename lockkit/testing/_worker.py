@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
 from lockkit.errors import LockError, LockLost
-from lockkit.testing.face_driver import STAGES
+from lockkit.testing.face_driver import DRIVERS
 from lockkit.testing.witness import Witness
 
 if TYPE_CHECKING:
@@ -172,6 +172,6 @@ if __name__ == "__main__":
     connection = Connection(int(sys.argv[1]))
     given, face, connect_options = connection.recv()
     with given.connect() as asked:
-        play = STAGES[face](given, asked.capabilities)
+        play = DRIVERS[face](given, asked.capabilities)
     # Its leases are still referenced when the interpreter exits: they are held then, and not dropped before.
     kept = play.run_bare(main(play, connection, connect_options))

@@ -27,11 +27,10 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
-from math import ceil
-from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
 
 from lockkit.runtime import drive, monotonic
+from lockkit.testing.timing import PATIENCE, Timing
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -40,54 +39,12 @@ if TYPE_CHECKING:
     from lockkit import aio
     from lockkit.backend import Capabilities
     from lockkit.testing.processes import Worker
-    from lockkit.testing.target import Target
+    from lockkit.testing.target import Face, Target
 
-__all__ = ["FACES", "PATIENCE", "AsyncDriver", "BackgroundCall", "Face", "FaceDriver", "Signal", "SyncDriver", "Timing"]
+__all__ = ["FACES", "AsyncDriver", "BackgroundCall", "FaceDriver", "Signal", "SyncDriver"]
 
 T = TypeVar("T")
 P = TypeVar("P")
-Face = Literal["blocking", "asyncio"]
-
-PATIENCE = float(os.environ.get("LOCKKIT_TEST_PATIENCE", "20"))
-"""Seconds until what must happen counts as not happening. Far below `Timing.long`, so that "woken" is told from "the
-ttl ran out"; far above what a busy machine needs. A test of the suite itself, where things do not happen, sets it low.
-Who only wants a free lock asks with it too, not with 0: a server that stalls for seconds has broken no promise.
-"""
-
-LONG = 120.0
-SHORT = 0.3
-KEPT = 1.5
-
-
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """
-    Lease times for a backend, seconds, scaled to what it can do.
-
-    Attributes:
-        short: Of a lease that is to run out: the shortest practical one.
-        kept: Of a lease that is to be renewed: two thirds of it are room for a busy machine.
-        long: Of a lease that ends in no case by itself.
-    """
-
-    short: float
-    kept: float
-    long: float = LONG
-
-    @classmethod
-    def of(cls, capabilities: Capabilities) -> Self:
-        """Scale to the shortest ttl and its granularity."""
-        return cls(_round_up(SHORT, capabilities), _round_up(KEPT, capabilities))
-
-    def beyond(self, ttl: float) -> float:
-        """Give a time by which a lease that nobody renewed has ended at the client and at the backend."""
-        return ttl + PATIENCE
-
-
-def _round_up(ttl: float, capabilities: Capabilities) -> float:
-    ttl = max(ttl, capabilities.min_ttl)
-    step = capabilities.ttl_granularity
-    return ceil(ttl / step) * step if step else ttl
 
 
 class Signal(ABC):
@@ -473,7 +430,7 @@ class AsyncDriver(FaceDriver):
         return self.target.connect_aio(**options)
 
     def _spawn(self, body: Coroutine[Any, Any, T]) -> BackgroundCall[T]:
-        return TaskActor(body)
+        return TaskCall(body)
 
     def signal(self) -> Signal:
         """See `FaceDriver.signal`."""
@@ -506,7 +463,7 @@ class _TaskSignal(Signal):
         return True
 
 
-class TaskActor(BackgroundCall[T]):
+class TaskCall(BackgroundCall[T]):
     """
     An `BackgroundCall` that is a task.
 
@@ -545,8 +502,8 @@ class TaskActor(BackgroundCall[T]):
             self.task.exception()  # seen: the case has failed already, or closing its client ended it
 
 
-STAGES: dict[Face, type[FaceDriver]] = {"blocking": SyncDriver, "asyncio": AsyncDriver}
-FACES: tuple[Face, ...] = tuple(STAGES)
+DRIVERS: dict[Face, type[FaceDriver]] = {"blocking": SyncDriver, "asyncio": AsyncDriver}
+FACES: tuple[Face, ...] = tuple(DRIVERS)
 
 
 def open_fds() -> int:

@@ -24,13 +24,12 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
-from lockkit.testing.face_driver import PATIENCE
+from lockkit.testing.timing import PATIENCE
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from lockkit.testing.face_driver import Face
-    from lockkit.testing.target import Target
+    from lockkit.testing.target import Face, Target
 
 __all__ = ["RemoteLease", "Worker", "WorkerFailed"]
 

@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import lockkit
 from lockkit import aio, sync, url
@@ -17,7 +17,10 @@ from lockkit.runtime import AsyncioRuntime, BlockingRuntime
 if TYPE_CHECKING:
     from lockkit.backend import Host, LockBackend
 
-__all__ = ["Target"]
+__all__ = ["Face", "Target"]
+
+Face = Literal["blocking", "asyncio"]
+"""Which API a case uses: the sync one or the async one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lockkit.errors import BackendUnavailable, LockLost, LockTimeout
-from lockkit.testing.face_driver import STAGES
+from lockkit.testing.face_driver import DRIVERS
 from tests.chaos.journal import Journal, now
 
 if TYPE_CHECKING:
     from lockkit import aio
-    from lockkit.testing.face_driver import Face, FaceDriver
-    from lockkit.testing.target import Target
+    from lockkit.testing.face_driver import FaceDriver
+    from lockkit.testing.target import Face, Target
 
 __all__ = ["LANES", "Part"]
 
@@ -120,7 +120,7 @@ def main() -> None:
     """Take the part from the standard input and play it."""
     part: Part = pickle.load(sys.stdin.buffer)  # noqa: S301 - our own run's
     with part.target.connect() as asked:
-        driver = STAGES[part.face](part.target, asked.capabilities)
+        driver = DRIVERS[part.face](part.target, asked.capabilities)
     driver.run_bare(Contender(part, driver).work())
 
 

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from lockkit.backend import Capabilities
-    from lockkit.testing.face_driver import Face
-    from lockkit.testing.target import Target
+    from lockkit.testing.target import Face, Target
 
 __all__ = ["Outcome", "Run"]
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from lockkit.testing.face_driver import Face
+    from lockkit.testing.target import Face
 
 
 @pytest.fixture

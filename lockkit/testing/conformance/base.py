@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import pytest
 
-from lockkit.testing.face_driver import FACES, STAGES, FaceDriver
+from lockkit.testing.face_driver import FACES, DRIVERS, FaceDriver
 from lockkit.testing.plugin import CASE_MARK, NOT_PROMISED
 from lockkit.testing.target import Target
 
 if TYPE_CHECKING:
     from lockkit.backend import Capabilities
-    from lockkit.testing.face_driver import Face
+    from lockkit.testing.target import Face
 
 __all__ = ["Cases", "FaceDriver", "Need", "Target", "case", "cases", "needs"]
 
@@ -131,7 +131,7 @@ class Cases:
         for need in mark.kwargs["needs"]:
             if not need.met(capabilities):
                 pytest.skip(f"{NOT_PROMISED}{need.otherwise}")
-        return STAGES[lockkit_face](lockkit_target, capabilities)
+        return DRIVERS[lockkit_face](lockkit_target, capabilities)
 
 
 _ASKED = pytest.StashKey[dict[str, "Capabilities"]]()

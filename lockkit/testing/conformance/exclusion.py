@@ -9,7 +9,7 @@ import pytest
 
 import lockkit
 from lockkit.testing.conformance.base import Cases, FaceDriver, case, needs
-from lockkit.testing.face_driver import PATIENCE
+from lockkit.testing.timing import PATIENCE
 from lockkit.testing.witness import Witness
 
 ACTORS = 4

@@ -14,7 +14,7 @@ import pytest
 import lockkit
 from lockkit.backend import Capabilities
 from lockkit.testing.conformance.base import Cases, FaceDriver, case, needs
-from lockkit.testing.face_driver import PATIENCE
+from lockkit.testing.timing import PATIENCE
 
 
 class Inspection(Cases):

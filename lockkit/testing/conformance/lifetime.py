@@ -14,7 +14,8 @@ import pytest
 import lockkit
 from lockkit import aio
 from lockkit.testing.conformance.base import Cases, FaceDriver, case
-from lockkit.testing.face_driver import PATIENCE, open_fds
+from lockkit.testing.face_driver import open_fds
+from lockkit.testing.timing import PATIENCE
 
 
 class Closing(Cases):

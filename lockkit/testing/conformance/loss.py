@@ -11,7 +11,7 @@ import pytest
 import lockkit
 from lockkit.backend import LossReason
 from lockkit.testing.conformance.base import Cases, FaceDriver, case
-from lockkit.testing.face_driver import PATIENCE
+from lockkit.testing.timing import PATIENCE
 
 REASONS = get_args(LossReason)
 

@@ -9,7 +9,7 @@ import pytest
 
 import lockkit
 from lockkit.testing.conformance.base import Cases, FaceDriver, case
-from lockkit.testing.face_driver import PATIENCE
+from lockkit.testing.timing import PATIENCE
 
 BAD = ["", "\0", "a\0b", "\ud800", "x" * 256, "é" * 128, None, 5, b"x", ["x"], ("a",)]
 WHOLE = [".", "..", " ", "%", "/", "*", "-", "{}", "0", "\n", "ß", "None", "null"]

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lockkit.testing.conformance.base import Cases, FaceDriver, case, needs
-from lockkit.testing.face_driver import PATIENCE
+from lockkit.testing.timing import PATIENCE
 from lockkit.testing.witness import Witness
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import pytest
 
 import lockkit
 from lockkit.testing.conformance.base import Cases, FaceDriver, case
-from lockkit.testing.face_driver import PATIENCE
+from lockkit.testing.timing import PATIENCE
 
 
 class Reentrancy(Cases):

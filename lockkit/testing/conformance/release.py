@@ -9,7 +9,7 @@ import pytest
 import lockkit
 from lockkit import aio
 from lockkit.testing.conformance.base import Cases, FaceDriver, case
-from lockkit.testing.face_driver import PATIENCE
+from lockkit.testing.timing import PATIENCE
 
 
 class _Stopped(BaseException):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lockkit.testing.conformance.base import Cases, FaceDriver, case, needs
-from lockkit.testing.face_driver import PATIENCE
+from lockkit.testing.timing import PATIENCE
 
 
 class Tokens(Cases):

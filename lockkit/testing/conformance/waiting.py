@@ -15,7 +15,8 @@ import pytest
 
 import lockkit
 from lockkit.testing.conformance.base import Cases, FaceDriver, case, needs
-from lockkit.testing.face_driver import PATIENCE, TaskActor, waiting_count
+from lockkit.testing.face_driver import TaskCall, waiting_count
+from lockkit.testing.timing import PATIENCE
 
 if TYPE_CHECKING:
     from lockkit import aio
@@ -261,7 +262,7 @@ class GivingUp(Cases):
         lease = await client.lock(name, ttl=driver.timing.long).acquire(PATIENCE)
         actors = []
         for contender in (first, second):
-            actors.append(cast("TaskActor[aio.Lease]", driver.spawn(contender.lock(name, ttl=60).acquire())))
+            actors.append(cast("TaskCall[aio.Lease]", driver.spawn(contender.lock(name, ttl=60).acquire())))
             await driver.until_waiting(contender, name)
 
         actors[0].task.cancel()

@@ -16,7 +16,7 @@ from lockkit.testing.servers.base import STOP_TIMEOUT, Service, wait_until
 from lockkit.testing.servers.errors import ServerError
 
 if TYPE_CHECKING:
-    from lockkit.testing.servers.kinds import Image
+    from lockkit.testing.servers.image import Image
 
 # A daemon that needs longer to say that it is there is no help.
 DAEMON_TIMEOUT_S = 5

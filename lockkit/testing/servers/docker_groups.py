@@ -15,7 +15,7 @@ from lockkit.testing.servers.docker import Adapt, ContainerServer, new_container
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from lockkit.testing.servers.kinds import Image
+    from lockkit.testing.servers.image import Image
 
 # Time without an answer until Sentinels and Cluster nodes take a node for dead, in ms: as for local groups.
 DOWN_AFTER_MS = 1_000

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from lockkit.testing.servers.binaries import look_for, look_for_jar
 from lockkit.testing.servers.docker import ContainerServer, docker_has
 from lockkit.testing.servers.errors import ServerMissing
+from lockkit.testing.servers.image import Image
 from lockkit.testing.servers.readiness import (
     ask_etcd,
     ask_mysql,
@@ -39,20 +40,6 @@ class Need:
         """Where it is; None if it is not here."""
         found = look_for_jar(self.names[0]) if self.java else look_for(*self.names)
         return None if found is None else str(found)
-
-
-@dataclass(frozen=True, slots=True)
-class Image:
-    """A container image of a server, and how it is run; tags are those of the Compose files."""
-
-    name: str
-    port: int
-    url: str
-    """With ``{address}`` where host and port go."""
-    ask: Callable[[str, int], str | None]
-    """Asks whether the server at this host and port is ready."""
-    env: tuple[tuple[str, str], ...] = ()
-    command: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

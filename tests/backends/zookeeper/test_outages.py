@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 
     from lockkit import aio
     from lockkit.backend import Request
-    from lockkit.testing.face_driver import Face, FaceDriver
+    from lockkit.testing.face_driver import FaceDriver
+    from lockkit.testing.target import Face
 
 pytestmark = pytest.mark.timeout(240)
 

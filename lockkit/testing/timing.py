@@ -1,0 +1,54 @@
+"""How long a case waits, and lease times that suit a backend."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from math import ceil
+from typing import TYPE_CHECKING, Self
+
+if TYPE_CHECKING:
+    from lockkit.backend import Capabilities
+
+__all__ = ["PATIENCE", "Timing"]
+
+PATIENCE = float(os.environ.get("LOCKKIT_TEST_PATIENCE", "20"))
+"""Seconds until what must happen counts as not happening. Far below `Timing.long`, so that "woken" is told from "the
+ttl ran out"; far above what a busy machine needs. A test of the suite itself, where things do not happen, sets it low.
+Who only wants a free lock asks with it too, not with 0: a server that stalls for seconds has broken no promise.
+"""
+
+LONG = 120.0
+SHORT = 0.3
+KEPT = 1.5
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """
+    Lease times for a backend, seconds, scaled to what it can do.
+
+    Attributes:
+        short: Of a lease that is to run out: the shortest practical one.
+        kept: Of a lease that is to be renewed: two thirds of it are room for a busy machine.
+        long: Of a lease that ends in no case by itself.
+    """
+
+    short: float
+    kept: float
+    long: float = LONG
+
+    @classmethod
+    def of(cls, capabilities: Capabilities) -> Self:
+        """Scale to the shortest ttl and its granularity."""
+        return cls(_round_up(SHORT, capabilities), _round_up(KEPT, capabilities))
+
+    def beyond(self, ttl: float) -> float:
+        """Give a time by which a lease that nobody renewed has ended at the client and at the backend."""
+        return ttl + PATIENCE
+
+
+def _round_up(ttl: float, capabilities: Capabilities) -> float:
+    ttl = max(ttl, capabilities.min_ttl)
+    step = capabilities.ttl_granularity
+    return ceil(ttl / step) * step if step else ttl

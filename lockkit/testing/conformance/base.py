@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import pytest
 
-from lockkit.testing.face_driver import FACES, DRIVERS, FaceDriver
+from lockkit.testing.face_driver import DRIVERS, FACES, FaceDriver
 from lockkit.testing.plugin import CASE_MARK, NOT_PROMISED
 from lockkit.testing.target import Target
 

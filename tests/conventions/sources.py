@@ -39,13 +39,14 @@ def modules() -> dict[str, Module]:
     return found
 
 
-def imported(module: Module, *, also_later: bool = False) -> Iterator[str]:
+def imported(module: Module, *, also_later: bool = False, everything: bool = False) -> Iterator[str]:
     """
     Dotted names that a module imports, whether they are modules or names in modules.
 
     Args:
         module: Whose imports.
-        also_later: Also those inside functions, which run later. Those for type checkers only never count.
+        also_later: Also those inside functions, which run later.
+        everything: Those, and also those for type checkers only.
     """
     pending: list[ast.AST] = [*module.tree.body]
     while pending:
@@ -54,7 +55,7 @@ def imported(module: Module, *, also_later: bool = False) -> Iterator[str]:
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
-        elif isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+        elif isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING" and not everything:
             pending += node.orelse
-        elif also_later or not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+        elif also_later or everything or not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
             pending += ast.iter_child_nodes(node)

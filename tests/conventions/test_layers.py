@@ -1,0 +1,111 @@
+"""What may import what, read from the folders: the rules of ``docs/decisions/0010-layout.md``."""
+
+from __future__ import annotations
+
+import graphlib
+
+import pytest
+
+from tests.conventions.sources import imported, modules
+
+MODULES = modules()
+PACKAGES = {name for name, module in MODULES.items() if module.path.name == "__init__.py"}
+
+# Single files at the top; every other name there is a folder, and a room of its own.
+GROUND = {"backend", "background", "errors", "runtime", "url", "validation"}
+FACES = {"aio", "lease", "sync"}
+DOORS = {"fencing", "optimistic", "sql"}
+# A tool imports anything but the tools after it.
+TOOLS = ("simulation", "doctor", "testing", "bench", "cli")
+
+ROOMS_BELOW = {
+    "ground": set[str](),
+    "configuration": {"ground"},
+    "engine": {"ground", "configuration"},
+    "faces": {"ground", "configuration", "engine"},
+    "backends": {"ground", "configuration", "backends"},  # `backends.lock_state` stands outside of all packages
+    "storage": {"ground", "storage"},
+    "doors": {"ground", "storage"},
+    "lockkit": {"ground", "faces", "doors"},
+}
+# Backends that are built on another one, or on what they share.
+BACKENDS_BELOW = {
+    "redlock": {"backends.redis"},
+    "sql_table": {"backends.sql"},
+    "sql_session": {"backends.sql"},
+}
+
+
+def room(name: str) -> str:
+    """Name the room of a module, such as ``ground``, ``engine`` or ``backends.redis``."""
+    parts = name.split(".")[1:]
+    if not parts:
+        return "lockkit"
+    for title, members in (("ground", GROUND), ("faces", FACES), ("doors", DOORS)):
+        if parts[0] in members:
+            return title
+    package = ".".join(parts[:2])
+    return package if parts[0] in {"backends", "storage"} and f"lockkit.{package}" in PACKAGES else parts[0]
+
+
+def may_import(name: str, target: str) -> bool:
+    """Tell whether the rules let a module import another one."""
+    here, there = room(name), room(target)
+    if here == there:
+        return True
+    wing, _, package = here.partition(".")
+    if wing in TOOLS:
+        return there not in TOOLS or TOOLS.index(there) < TOOLS.index(wing)
+    if wing == "backends":
+        if there == "doctor" or ".examine" in target:
+            return ".examine" in name
+        return there in ROOMS_BELOW[wing] | BACKENDS_BELOW.get(package, set())
+    if wing == "storage" and there == f"backends.{package}":
+        return not target.endswith((".backend", ".examine"))
+    return there in ROOMS_BELOW[wing] or there.partition(".")[0] in ROOMS_BELOW[wing]
+
+
+def targets(name: str) -> set[str]:
+    """Modules of lockkit that a module imports: at once, later inside a function, or for type checkers only."""
+    found = {full if full in MODULES else full.rpartition(".")[0] for full in imported(MODULES[name], everything=True)}
+    # A package says what is in it; its own name among the imports of that is no arrow.
+    return {target for target in found if target in MODULES and target != name}
+
+
+@pytest.mark.parametrize("name", sorted(MODULES))
+def test_module_imports_only_what_lies_below(name: str) -> None:
+    """Nothing imports upwards, not even lazily or for types only; tools stand above all, and in an order."""
+    assert [target for target in sorted(targets(name)) if not may_import(name, target)] == []
+
+
+def test_no_circular_import() -> None:
+    """No chain of imports leads back to where it began: not of those at load time, nor of lazy or type-only ones."""
+    graph = {name: targets(name) for name in MODULES}
+
+    tuple(graphlib.TopologicalSorter(graph).static_order())  # raises CycleError, which names them
+
+
+@pytest.mark.parametrize(
+    ("name", "target"),
+    [
+        ("lockkit.errors", "lockkit.engine.engine"),
+        ("lockkit.engine.renewal", "lockkit.sync"),
+        ("lockkit.engine.engine", "lockkit.backends.redis.backend"),
+        ("lockkit.backends.redis.node", "lockkit.doctor.findings"),
+        ("lockkit.backends.etcd.backend", "lockkit.backends.redis.node"),
+        ("lockkit.backends.sql.database", "lockkit.backends.sql_table.backend"),
+        ("lockkit.storage.redis.guard", "lockkit.backends.redis.backend"),
+        ("lockkit.storage.redis.guard", "lockkit.fencing"),
+        ("lockkit.sync", "lockkit.testing.timing"),
+        ("lockkit.bench.run", "lockkit.cli.app"),
+    ],
+)
+def test_rule_refuses(name: str, target: str) -> None:
+    """Each rule can fail."""
+    assert not may_import(name, target)
+
+
+def test_new_folder_needs_a_rule() -> None:
+    """A folder that the rules do not know is an error, not a free pass."""
+    with pytest.raises(KeyError, match="nowhere"):
+        may_import("lockkit.nowhere.module", "lockkit.errors")

@@ -100,8 +100,9 @@ def tests(session: nox.Session) -> None:
 
     Arguments go to pytest instead (`nox -s tests -- -m 'not slow'`), on this Python alone.
     """
-    # Most tests wait: for a ttl, a server, another process. Three at a time keep two cores busy and no more.
-    pytest = ("pytest", "--numprocesses=3")
+    # Most tests wait: for a ttl, a server, another process. Four at a time keep two cores busy and no more.
+    # tests/conftest.py makes the groups, and puts the long ones first.
+    pytest = ("pytest", "--numprocesses=4", "--dist=loadgroup", "--no-loadscope-reorder")
     if session.python == CURRENT:
         install(session, "test")
         install_servers(session, *SERVERS)

@@ -29,6 +29,37 @@ for _signum in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
         signal.signal(_signum, signal.SIG_DFL)
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """
+    Keep together, in one process of pytest-xdist, what shares servers: a file, or a target of the conformance suite.
+
+    So each server starts once in a run and ends with its tests. The long groups come first, so that none is left alone
+    at the end.
+    """
+    groups: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        groups.setdefault(_group(item), []).append(item)
+    for name, members in groups.items():
+        for item in members:
+            item.add_marker(pytest.mark.xdist_group(name))
+    items[:] = [item for members in sorted(groups.values(), key=_rank) for item in members]
+
+
+def _group(item: pytest.Item) -> str:
+    entry = (
+        item.callspec.params.get("entry") if isinstance(item, pytest.Function) and hasattr(item, "callspec") else None
+    )
+    return getattr(entry, "id", None) or item.path.relative_to(item.config.rootpath).as_posix()
+
+
+def _rank(members: list[pytest.Item]) -> int:
+    """Order groups: targets of the conformance suite, then files with slow tests, then the rest."""
+    if "entry" in getattr(members[0], "fixturenames", ()):
+        return 0
+    return 1 if any(item.get_closest_marker("slow") for item in members) else 2
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Keeps the embedded default out of the user's home, and the user's settings out of the tests."""

@@ -21,13 +21,16 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def service_url() -> Iterator[Callable[[Entry], str]]:
-    """Gives the URL of a target; starts its service at the first call, ends all at the end of the run."""
+    """Gives the URL of a target; starts its service at the first call, ends it when another target's turn has come."""
     urls: dict[str, str] = {}
     missing: dict[str, str] = {}
     with ExitStack() as services:
 
         def url(entry: Entry) -> str:
             if entry.id not in urls and entry.id not in missing:
+                # The tests of a target come one after the other (tests/conftest.py): nobody asks for the last one again.
+                services.close()
+                urls.clear()
                 try:
                     service = services.enter_context(entry.service())
                     urls[entry.id] = getattr(service, "url", service)

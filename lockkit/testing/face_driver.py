@@ -29,16 +29,16 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
 
+import lockkit
 from lockkit.runtime import drive, monotonic
+from lockkit.testing.processes import Worker
 from lockkit.testing.timing import PATIENCE, Timing
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    import lockkit
     from lockkit import aio
     from lockkit.backend import Capabilities
-    from lockkit.testing.processes import Worker
     from lockkit.testing.target import Face, Target
 
 __all__ = ["FACES", "AsyncDriver", "BackgroundCall", "FaceDriver", "Signal", "SyncDriver"]
@@ -185,8 +185,6 @@ class FaceDriver(ABC):
 
     async def process(self, face: Face | None = None) -> Worker:
         """Start another process with a client of the target, which is killed after the case."""
-        from lockkit.testing.processes import Worker  # noqa: PLC0415 - it imports this module
-
         worker = await self.call(Worker, self.target, self.face if face is None else face)
         self._exit.push_async_callback(self.call, worker.close)
         return worker
@@ -205,6 +203,23 @@ class FaceDriver(ABC):
                 return
             assert self.now() < deadline, f"not within {within:g} s: {what}"
             await self.sleep(0.005)
+
+    async def answered(self, call: Callable[..., Awaitable[T]], *arguments: Any) -> T:
+        """
+        Make a call with a short timeout, again as long as the server does not answer in time.
+
+        Such a call leaves the server less than half a second. One that stalls for longer has broken no promise.
+
+        Raises:
+            BackendUnavailable: It has not answered for `PATIENCE` seconds.
+        """
+        deadline = self.now() + PATIENCE
+        while True:
+            try:
+                return await call(*arguments)
+            except lockkit.BackendUnavailable:
+                if self.now() > deadline:
+                    raise
 
     async def until_waiting(self, client: aio.Client, name: str, contenders_count: int = 1) -> None:
         """Return once so many acquisitions of this client wait for the lock."""

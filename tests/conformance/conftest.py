@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def service_url() -> Iterator[Callable[[Entry], str]]:
-    """Gives the URL of a target; starts its service at the first call, ends it when another target's turn has come."""
+    """Gives the URL of a target; starts its service at the first call, ends it at another target's."""
     urls: dict[str, str] = {}
     missing: dict[str, str] = {}
     with ExitStack() as services:
 
         def url(entry: Entry) -> str:
             if entry.id not in urls and entry.id not in missing:
-                # The tests of a target come one after the other (tests/conftest.py): nobody asks for the last one again.
+                # The tests of a target come one after the other (tests/conftest.py).
                 services.close()
                 urls.clear()
                 try:

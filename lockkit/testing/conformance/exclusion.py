@@ -95,7 +95,7 @@ class Exclusion(Cases):
         blocking = driver.target.connect()
         try:
             lease = await driver.call(blocking.lock(name, ttl=driver.timing.long).acquire, 0)
-            assert await client.lock(name, ttl=driver.timing.long).try_acquire() is None
+            assert await driver.answered(client.lock(name, ttl=driver.timing.long).try_acquire) is None
             waiting = driver.spawn(client.lock(name, ttl=driver.timing.long).acquire())
             await driver.until_waiting(client, name)
 
@@ -131,9 +131,9 @@ class Exclusion(Cases):
         lock = client.lock(driver.name(), ttl=driver.timing.long)
         async with lock:
             with pytest.raises(lockkit.LockTimeout):
-                await lock.acquire(0)
-            assert await lock.try_acquire() is None
-            assert await lock.try_acquire(0.05) is None
+                await driver.answered(lock.acquire, 0)
+            assert await driver.answered(lock.try_acquire) is None
+            assert await driver.answered(lock.try_acquire, 0.05) is None
 
         async with lock:
             pass

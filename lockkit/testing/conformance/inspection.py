@@ -142,7 +142,7 @@ class Inspection(Cases):
         async with client.lock(name, ttl=driver.timing.long) as lease:
             assert name in repr(lease)
             with pytest.raises(lockkit.LockTimeout, match="busy") as caught:
-                await client.lock(name).acquire(0)
+                await driver.answered(client.lock(name).acquire, 0)
         assert client.url in str(caught.value)
 
 

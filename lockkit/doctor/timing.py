@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from lockkit.doctor.findings import Check, Severity
 from lockkit.engine.lease import drift
@@ -12,8 +12,9 @@ from lockkit.engine.lease import drift
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
-    from lockkit.doctor.examination import Examination
+    from lockkit.backend import LockBackend
     from lockkit.runtime import Runtime
+    from lockkit.url import Url
 
 __all__ = ["CLOCK_DIFFERENCE_MAX", "clock_offset", "judge_clock", "judge_clocks", "judge_round_trip", "judge_ttl",
            "measure"]  # fmt: skip
@@ -77,6 +78,18 @@ CLOCKS_DIFFER = Check(
 _MEND_CLOCK = "On the machine whose clock is wrong: systemctl enable --now chrony, then look at: chronyc tracking"
 
 
+class Case(Protocol):
+    """What is judged: an `lockkit.doctor.examination.Examination`, which stands above this module."""
+
+    url: Url
+    backend_class: type[LockBackend]
+    ttl: float
+    """Seconds."""
+
+    def find(self, check: Check, where: str, seen: str, mend: str) -> None:
+        """Take a finding down."""
+
+
 async def measure(runtime: Runtime, ask: Callable[[], Awaitable[object]]) -> float:
     """Give the median time of a question, seconds. The first one is not counted: it may have to connect."""
     await ask()
@@ -88,7 +101,7 @@ async def measure(runtime: Runtime, ask: Callable[[], Awaitable[object]]) -> flo
     return statistics.median(times)
 
 
-def judge_ttl(examination: Examination) -> None:
+def judge_ttl(examination: Case) -> None:
     """Judge the ttl by what the backend can do, and by what machines do."""
     ttl, capabilities = examination.ttl, examination.backend_class.capabilities
     where = examination.url.safe_text
@@ -108,7 +121,7 @@ def judge_ttl(examination: Examination) -> None:
         )
 
 
-def judge_round_trip(examination: Examination, where: str, round_trip: float) -> None:
+def judge_round_trip(examination: Case, where: str, round_trip: float) -> None:
     """Compare the ttl with a round trip, in seconds."""
     ttl = examination.ttl
     seen = f"A round trip takes {round_trip * 1000:.3g} ms, the ttl is {ttl:g} s."
@@ -145,7 +158,7 @@ async def clock_offset(runtime: Runtime, ask: Callable[[], Awaitable[float]]) ->
     return best
 
 
-def judge_clock(examination: Examination, where: str, offset: float, doubt: float) -> None:
+def judge_clock(examination: Case, where: str, offset: float, doubt: float) -> None:
     """Judge how far a server is ahead of this machine; both in seconds."""
     if abs(offset) - doubt <= CLOCK_DIFFERENCE_MAX:
         return
@@ -154,7 +167,7 @@ def judge_clock(examination: Examination, where: str, offset: float, doubt: floa
     examination.find(CLOCK_DIFFERS, where, seen, _MEND_CLOCK)
 
 
-def judge_clocks(examination: Examination, offsets: Mapping[str, tuple[float, float]]) -> None:
+def judge_clocks(examination: Case, offsets: Mapping[str, tuple[float, float]]) -> None:
     """Judge how much the clocks of independent nodes differ; `offsets` by node, as from `clock_offset`."""
     if not offsets:
         return

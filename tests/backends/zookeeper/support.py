@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from kazoo.client import KazooClient
@@ -13,11 +13,11 @@ from lockkit.backends.zookeeper.backend import ZooKeeperBackend
 from lockkit.testing.servers import ZooKeeperServer, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
-    from lockkit import aio
+    from lockkit import Lease, aio
     from lockkit.backends.zookeeper.session import Session
-    from lockkit.sync import Client
+    from lockkit.sync import Client, Lock
 
 PATIENCE = 60.0
 
@@ -32,6 +32,17 @@ def kazoo_client(address: str, **options: Any) -> Iterator[KazooClient]:
     finally:
         client.stop()
         client.close()
+
+
+@contextmanager
+def holding(locks: Iterable[Lock]) -> Iterator[list[Lease]]:
+    """Hold free locks, and release them at the end, also if only some of them were granted."""
+    with ExitStack() as held:
+        leases = []
+        for lock in locks:
+            leases.append(lock.acquire(PATIENCE))
+            held.callback(leases[-1].release)
+        yield leases
 
 
 def backend_of(client: Client | aio.Client) -> ZooKeeperBackend:

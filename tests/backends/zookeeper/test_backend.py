@@ -108,7 +108,7 @@ class TestLayout:
         client = connect(f"{server.url}/team/a?prefix=deep/locks")
         with client.lock("x", ttl=LONG):
             assert len(tree.nodes("/team/a/deep/locks/x")) == 1
-            with connect(server.url).lock("x", ttl=LONG, timeout=0):
+            with connect(server.url).lock("x", ttl=LONG, timeout=PATIENCE):
                 pass
 
     def test_break_lock_frees_a_lock_of_anybody(self, server: ZooKeeperServer, tree: Tree, connect: Connect) -> None:
@@ -158,7 +158,7 @@ class TestWoken:
             stopped.set()
 
         monkeypatch.setattr(backend, "wait", wait_and_stop)
-        lease = holder.lock("stopped", ttl=LONG).acquire(0)
+        lease = holder.lock("stopped", ttl=LONG).acquire(PATIENCE)
         threading.Timer(0.5, lease.release).start()
 
         with waiter.lock("stopped", ttl=LONG, timeout=PATIENCE) as later:
@@ -222,7 +222,7 @@ class TestCleanUp:
 
         async def scenario() -> None:
             async with lockkit.aio.connect(server.url) as client, client.lock("beside", ttl=2):
-                lease = await client.lock(name, ttl=2, renew=False).acquire(0)
+                lease = await client.lock(name, ttl=2, renew=False).acquire(PATIENCE)
                 assert await lease.wait_lost(PATIENCE)
                 await asyncio.to_thread(tree.until_empty, f"/lockkit/{name}")
 
@@ -231,7 +231,7 @@ class TestCleanUp:
             return
         client = connect(server.url)
         with client.lock("beside", ttl=2):
-            assert client.lock(name, ttl=2, renew=False).acquire(0).wait_lost(PATIENCE)
+            assert client.lock(name, ttl=2, renew=False).acquire(PATIENCE).wait_lost(PATIENCE)
             tree.until_empty(f"/lockkit/{name}")
 
     def test_node_that_is_created_after_it_was_looked_for_is_removed(self, server: ZooKeeperServer, tree: Tree) -> None:
@@ -273,7 +273,7 @@ class TestSessionTimeout:
         require("zookeeper", local=True)
         with ZooKeeperServer(settings={"minSessionTimeout": "20000"}) as slow:
             client, other = connect(slow.url), connect(slow.url)
-            lease = client.lock("short", ttl=2, renew=False).acquire(0)
+            lease = client.lock("short", ttl=2, renew=False).acquire(PATIENCE)
             assert lease.ttl == 2
 
             with other.lock("short", ttl=20, timeout=15):
@@ -315,7 +315,7 @@ class TestSessionTimeout:
     def test_extending_beyond_the_session_is_unsupported(self, server: ZooKeeperServer, connect: Connect) -> None:
         """A node cannot move to another session; the lease stays as it was."""
         client = connect(server.url)
-        lease = client.lock("extended", ttl=20, renew=False).acquire(0)
+        lease = client.lock("extended", ttl=20, renew=False).acquire(PATIENCE)
 
         with pytest.raises(lockkit.Unsupported, match=r"'extended'.*40 s.*20 s"):
             lease.extend(40)
@@ -355,7 +355,7 @@ class TestAdopted:
     def test_short_lease_in_a_long_session_ends_by_itself(self, server: ZooKeeperServer, tree: Tree) -> None:
         """The session would keep the node."""
         with kazoo_client(server.address, timeout=60) as theirs, lockkit.from_client(theirs) as client:
-            assert client.lock("short", ttl=1, renew=False).acquire(0).wait_lost(PATIENCE)
+            assert client.lock("short", ttl=1, renew=False).acquire(PATIENCE).wait_lost(PATIENCE)
             tree.until_empty("/lockkit/short")
 
     def test_client_must_be_started_and_have_threads(self, server: ZooKeeperServer) -> None:
@@ -370,7 +370,7 @@ class TestAdopted:
     def test_forked_child_is_told_to_make_its_own(self, server: ZooKeeperServer) -> None:
         """Kazoo's threads stay in the parent."""
         with kazoo_client(server.address) as theirs, lockkit.from_client(theirs) as client:
-            lease = client.lock("forked", ttl=20).acquire(0)
+            lease = client.lock("forked", ttl=20).acquire(PATIENCE)
             read, write = os.pipe()
             child = os.fork()
             if child == 0:

@@ -14,7 +14,7 @@ from kazoo.client import KazooClient
 import lockkit
 import lockkit.aio
 from lockkit.testing.servers import FaultProxy, ZooKeeperEnsemble, ZooKeeperServer, require, wait_until
-from tests.backends.zookeeper.support import PATIENCE, Line, Tree, kazoo_client, packets_count, sessions_of
+from tests.backends.zookeeper.support import PATIENCE, Line, Tree, holding, kazoo_client, packets_count, sessions_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -130,7 +130,7 @@ class TestLostAnswers:
     ) -> None:
         """It can be called again, and says nothing of a loss: the lock was ours until then."""
         client, other = connect(by(proxy)), connect(server.url)
-        lease = client.lock("released", ttl=LONG).acquire(0)
+        lease = client.lock("released", ttl=LONG).acquire(PATIENCE)
         dropped = proxy.drop_next_reply(match=b"/lockkit/released/")
 
         with pytest.raises(lockkit.BackendUnavailable):
@@ -165,7 +165,7 @@ class TestSessions:
     ) -> None:
         """Nobody is granted the lock before; and the session that the server ended makes no trouble."""
         client, other = connect(by(proxy)), connect(server.url)
-        lease = client.lock("cut-off", ttl=TTL).acquire(0)
+        lease = client.lock("cut-off", ttl=TTL).acquire(PATIENCE)
         proxy.blackhole()
 
         after = other.lock("cut-off", ttl=LONG).acquire(timeout=PATIENCE)
@@ -188,7 +188,7 @@ class TestSessions:
             reasons.append(reason)
             told.set()
 
-        lease = client.lock("expired", ttl=LONG, renew=False, on_lost=on_lost).acquire(0)
+        lease = client.lock("expired", ttl=LONG, renew=False, on_lost=on_lost).acquire(PATIENCE)
 
         end_session(server, client)
 
@@ -218,7 +218,7 @@ class TestSessions:
     def test_node_that_an_operator_deletes_is_a_lost_lease(self, server: ZooKeeperServer, connect: Connect) -> None:
         """Told by the first renewal at the latest, and after that at once."""
         client = connect(server.url)
-        lease = client.lock("deleted", ttl=TTL).acquire(0)
+        lease = client.lock("deleted", ttl=TTL).acquire(PATIENCE)
 
         with kazoo_client(server.address) as operator:
             operator.delete("/lockkit/deleted", recursive=True)
@@ -232,7 +232,7 @@ class TestSessions:
     ) -> None:
         """Long before the next renewal is due; also after a reconnect, over which kazoo forgets its watches."""
         client, other = connect(by(proxy)), connect(server.url)
-        lease = client.lock("watched", ttl=LONG).acquire(0)
+        lease = client.lock("watched", ttl=LONG).acquire(PATIENCE)
         for _ in range(3):
             proxy.cut()
             assert lease.confirm()  # over the next connection
@@ -277,7 +277,7 @@ class TestCrowds:
                 entered.set()
                 leave.wait(PATIENCE)
 
-        first = clients[0].lock("herd", ttl=LONG).acquire(0)
+        first = clients[0].lock("herd", ttl=LONG).acquire(PATIENCE)
         thread = threading.Thread(target=second, daemon=True)
         thread.start()
         tree.until_waiting("/lockkit/herd", 2)
@@ -302,16 +302,15 @@ class TestCrowds:
         They were acquired one after the other and are due in some batches; asked for one by one it would be 300.
         """
         client = connect(server.url)
-        leases = [client.lock(f"many-{number}", ttl=TTL).acquire(0) for number in range(100)]
-        time.sleep(TTL)
-        before = packets_count(server)
+        with holding(client.lock(f"many-{number}", ttl=TTL) for number in range(100)) as leases:
+            time.sleep(TTL)
+            before = packets_count(server)
 
-        time.sleep(TTL)
+            time.sleep(TTL)
 
-        assert packets_count(server) - before <= 100
-        for lease in leases:
-            lease.check()
-            lease.release()
+            assert packets_count(server) - before <= 100
+            for lease in leases:
+                lease.check()
 
     def test_a_hundred_idle_waiters_ask_nothing(self, server: ZooKeeperServer, tree: Tree) -> None:
         """In five seconds there is no request at all: the first heartbeat of a session is due after forty."""
@@ -322,7 +321,7 @@ class TestCrowds:
 
         async def scenario() -> int:
             clients = [lockkit.aio.connect(server.url) for _ in range(101)]
-            lease = await clients[0].lock("idle", ttl=LONGEST, renew=False).acquire(0)
+            lease = await clients[0].lock("idle", ttl=LONGEST, renew=False).acquire(PATIENCE)
             waiting = [asyncio.create_task(wait(client)) for client in clients[1:]]
             await asyncio.to_thread(tree.until_waiting, "/lockkit/idle", 101)
             await asyncio.sleep(1)  # the last one sets its watch
@@ -345,7 +344,7 @@ class TestEnsemble:
     ) -> None:
         """The sessions move to the members that are left; tokens go on."""
         client, other = connect(ensemble.url), connect(ensemble.url)
-        lease = client.lock("election", ttl=20).acquire(0)
+        lease = client.lock("election", ttl=20).acquire(PATIENCE)
         entered: list[int] = []
         thread = threading.Thread(target=lambda: enter(other, "election", entered), daemon=True)
         thread.start()
@@ -364,7 +363,7 @@ class TestEnsemble:
     def test_without_a_majority_nobody_is_granted_a_lock(self, ensemble: ZooKeeperEnsemble, connect: Connect) -> None:
         """A bounded, clear error; the holder is told by its deadline; afterwards everything goes on."""
         client, other = connect(ensemble.url), connect(ensemble.url)
-        lease = client.lock("majority", ttl=TTL).acquire(0)
+        lease = client.lock("majority", ttl=TTL).acquire(PATIENCE)
         for member in ensemble.members[:2]:
             member.kill()
         try:
@@ -384,7 +383,7 @@ class TestEnsemble:
         follower, *_ = ensemble.followers
         hosts = sorted((member.address for member in ensemble.members), key=lambda address: address != follower.address)
         client = connect(f"zookeeper://{','.join(hosts)}", randomize_hosts=False)
-        lease = client.lock("hangs", ttl=20).acquire(0)
+        lease = client.lock("hangs", ttl=20).acquire(PATIENCE)
 
         follower.pause()
         try:

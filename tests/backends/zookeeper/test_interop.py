@@ -66,7 +66,7 @@ def test_their_lock_keeps_us_out(ours: Client, theirs: KazooClient) -> None:
 
 def test_our_lock_keeps_them_out(ours: Client, theirs: KazooClient) -> None:
     """Kazoo sees our metadata as the identifier of a contender."""
-    lease = ours.lock("x", ttl=LONG).acquire(0)
+    lease = ours.lock("x", ttl=LONG).acquire(PATIENCE)
     lock = theirs.Lock("/lockkit/x")
     assert not lock.acquire(blocking=False)
     assert '"pid"' in lock.contenders()[0]

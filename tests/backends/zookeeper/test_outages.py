@@ -31,7 +31,7 @@ from lockkit.testing.servers import FaultProxy, ZooKeeperEnsemble, ZooKeeperServ
 from lockkit.testing.target import Target
 from lockkit.url import parse
 from tests.backends.support import StubHost, granted
-from tests.backends.zookeeper.support import PATIENCE, Tree, kazoo_client, packets_count, sessions_of
+from tests.backends.zookeeper.support import PATIENCE, Tree, holding, kazoo_client, packets_count, sessions_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
@@ -257,11 +257,11 @@ class TestCaretaker:
 
         async def scenario() -> None:
             async with lockkit.aio.connect(server.url) as client, client.lock("beside", ttl=2):
-                first = await client.lock("cancelled", ttl=2, renew=False).acquire(0)
+                first = await client.lock("cancelled", ttl=2, renew=False).acquire(PATIENCE)
                 (care,) = [task for task in asyncio.all_tasks() if task.get_name() == "lockkit-zookeeper-care"]
                 care.cancel()
                 await asyncio.wait([care])
-                second = await client.lock("started", ttl=2, renew=False).acquire(0)
+                second = await client.lock("started", ttl=2, renew=False).acquire(PATIENCE)
                 for lease in (first, second):
                     assert await lease.wait_lost(PATIENCE)
                 for name in ("cancelled", "started"):
@@ -314,9 +314,8 @@ class TestManySessions:
         with (
             ZooKeeperServer(settings={"maxClientCnxns": "60"}) as limited,
             lockkit.connect(limited.url) as client,
+            holding(client.lock(f"x{number}", ttl=4 + number / 7) for number in range(200)) as leases,
         ):
-            leases = [client.lock(f"x{number}", ttl=4 + number / 7).acquire(PATIENCE) for number in range(200)]
-
             assert len(sessions_of(client)) <= SESSIONS_MAX
             with kazoo_client(limited.address) as other:
                 assert other.exists("/lockkit")
@@ -328,9 +327,11 @@ class TestManySessions:
         """It would give each the same timeout."""
         require("zookeeper", local=True)
         bounds = {"minSessionTimeout": "4000", "maxSessionTimeout": "40000"}
-        with ZooKeeperServer(settings=bounds) as server, lockkit.connect(server.url) as client:
-            leases = [client.lock(f"x{ttl}", ttl=ttl).acquire(PATIENCE) for ttl in (1, 1.5, 2, 4, 60, 50, 100, 40)]
-
+        with (
+            ZooKeeperServer(settings=bounds) as server,
+            lockkit.connect(server.url) as client,
+            holding(client.lock(f"x{ttl}", ttl=ttl) for ttl in (1, 1.5, 2, 4, 60, 50, 100, 40)) as leases,
+        ):
             assert [session.seconds for session in sessions_of(client)] == [4, 40]
             assert [lease.ttl for lease in leases] == [1, 1.5, 2, 4, 40, 40, 40, 40]
 
@@ -338,16 +339,15 @@ class TestManySessions:
         self, server: ZooKeeperServer, caplog: pytest.LogCaptureFixture
     ) -> None:
         """Or, if there is none, in the longest: then the lease is shorter, and says so. Idle ones make room."""
-        with lockkit.connect(server.url) as client:
-            ttls = [100, 80, 60, 50, 40, 30, 25, 20, 15, 12, 10, 8]
-            leases = [client.lock(f"held-{ttl}", ttl=ttl).acquire(PATIENCE) for ttl in ttls]
-            short = client.lock("short", ttl=5).acquire(PATIENCE)
-            long = client.lock("long", ttl=110).acquire(PATIENCE)
-
-            assert len(sessions_of(client)) == SESSIONS_MAX == len(ttls)
-            assert (short.ttl, long.ttl) == (5, 100)
+        ttls = [100, 80, 60, 50, 40, 30, 25, 20, 15, 12, 10, 8, 5, 110]
+        with (
+            lockkit.connect(server.url) as client,
+            holding(client.lock(f"held-{ttl}", ttl=ttl) for ttl in ttls) as leases,
+        ):
+            assert len(sessions_of(client)) == SESSIONS_MAX == 12
+            assert [lease.ttl for lease in leases[12:]] == [5, 100]
             assert len([record for record in caplog.records if "all are in use" in record.message]) == 2
-            for lease in (*leases, short, long):
+            for lease in leases:
                 assert lease.confirm()
 
 

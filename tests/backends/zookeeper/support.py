@@ -13,11 +13,14 @@ from lockkit.backends.zookeeper.backend import ZooKeeperBackend
 from lockkit.testing.servers import ZooKeeperServer, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
+    from typing import TypeAlias
 
     from lockkit import Lease, aio
     from lockkit.backends.zookeeper.session import Session
     from lockkit.sync import Client, Lock
+
+    Connect: TypeAlias = Callable[..., Client]
 
 PATIENCE = 60.0
 
@@ -125,3 +128,10 @@ def packets_count(server: ZooKeeperServer) -> int:
     """How many packets the server has received from clients, this question not counted."""
     lines = (line.split("\t") for line in server.four_letters("mntr").splitlines())
     return int(dict(lines)["zk_packets_received"])
+
+
+def end_session(server: ZooKeeperServer, client: Client) -> None:
+    """Have the server end the only session of a client, as it does when no packet came for too long."""
+    (session,) = sessions_of(client)
+    with kazoo_client(server.address, client_id=session.client.client_id):
+        pass

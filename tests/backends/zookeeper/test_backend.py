@@ -6,7 +6,6 @@ import asyncio
 import logging
 import os
 import threading
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,7 +14,8 @@ from kazoo.security import make_digest_acl
 
 import lockkit
 import lockkit.aio
-from lockkit.backends.zookeeper.backend import ZooKeeperBackend, _Place
+from lockkit.backends.zookeeper.backend import ZooKeeperBackend
+from lockkit.backends.zookeeper.node import LockNode
 from lockkit.backends.zookeeper.path import contenders, escape_name
 from lockkit.configuration.registry import split_options
 from lockkit.runtime import drive
@@ -25,14 +25,12 @@ from tests.backends.support import StubHost
 from tests.backends.zookeeper.support import PATIENCE, Tree, backend_of, kazoo_client, sessions_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
-    from typing import TypeAlias
 
     from lockkit.backend import Busy, Request
     from lockkit.sync import Client
-
-    Connect: TypeAlias = Callable[..., Client]
+    from tests.backends.zookeeper.support import Connect
 
 LONG = 60.0
 
@@ -44,20 +42,6 @@ def server() -> Iterator[ZooKeeperServer]:
     properties = {"znode.container.checkIntervalMs": "200"}
     with ZooKeeperServer(properties=properties, settings={"maxSessionTimeout": "60000"}) as running:
         yield running
-
-
-@pytest.fixture
-def tree(server: ZooKeeperServer) -> Iterator[Tree]:
-    """What the server has."""
-    with kazoo_client(server.address) as client:
-        yield Tree(client)
-
-
-@pytest.fixture
-def connect() -> Iterator[Connect]:
-    """Makes clients, closed at the end."""
-    with ExitStack() as clients:
-        yield lambda url, **options: clients.enter_context(lockkit.connect(url, **options))
 
 
 class TestLayout:
@@ -153,7 +137,7 @@ class TestWoken:
         async def wait_and_stop(request: Request, busy: Busy, until: float) -> None:
             await wait(request, busy, until)
             session = request.state.session
-            wait_until(lambda: None if request in session._asked else "not asked yet", timeout=PATIENCE)
+            wait_until(lambda: None if request in session.watches._listings else "not asked yet", timeout=PATIENCE)
             threading.Event().wait(2.0)
             stopped.set()
 
@@ -195,7 +179,7 @@ class TestCleanUp:
         """Contenders that come and go at once never meet a missing directory."""
         clients = [connect(f"{server.url}?prefix=plain") for _ in range(4)]
         for client in clients:
-            backend_of(client)._tree.containers = False
+            backend_of(client)._directories.containers = False
         held: list[int] = []
 
         def work(client: Client) -> None:
@@ -241,7 +225,7 @@ class TestCleanUp:
         backend = ZooKeeperBackend.open(url, split_options(ZooKeeperBackend, url, {})[1], host)
         request = host.request("hung", ttl=1.0)
         session = drive(backend._sessions.get(1.0, host.runtime.now() + PATIENCE))
-        request.state, request.uncertain = _Place(session, session.id, "/lockkit/hung"), True
+        request.state, request.uncertain = LockNode(session, request.owner, "/lockkit/hung"), True
         drive(backend.abandon(request))
 
         tree.client.create(f"/lockkit/hung/{request.owner}__lock__", sequence=True, makepath=True)
@@ -301,12 +285,12 @@ class TestSessionTimeout:
             for ttl in (1, 1.5, 2):
                 client.lock("computed", ttl=ttl).acquire().release()
             monkeypatch.setattr("lockkit.backends.zookeeper.sessions.IDLE_SECONDS", 0.0)
-            ended = [session for session in sessions_of(client) if session.asked < 20]
+            ended = [session for session in sessions_of(client) if session.requested_seconds < 20]
 
             client.lock("computed", ttl=5).acquire().release()
 
             assert len(ended) == 3
-            assert sorted(session.asked for session in sessions_of(client)) == [5, 20, 25]
+            assert sorted(session.requested_seconds for session in sessions_of(client)) == [5, 20, 25]
             wait_until(lambda: "not ended" if any(one.id for one in ended) else None, timeout=PATIENCE)
             assert lease.confirm()
         waiter.join(PATIENCE)
@@ -400,7 +384,7 @@ class TestAccess:
             refused = connect(stranger)
             with pytest.raises(lockkit.ConfigurationError, match="denies this user") as raised:
                 refused.lock("x", ttl=LONG).acquire(timeout=5)
-            assert not backend_of(refused)._caretaker._due  # nothing was created, so nothing has to be removed
+            assert not backend_of(refused)._short_leases._nodes  # nothing was created, so nothing has to be removed
         assert "0ther" not in f"{raised.value!r} {raised.value.__cause__!r}"
 
     def test_list_of_rights(self, server: ZooKeeperServer, connect: Connect) -> None:
@@ -466,7 +450,7 @@ class TestBadInput:
         ("url", "problem"),
         [
             ("zookeeper:", "write zookeeper://"),
-            ("zookeeper://h/a/../b", "none of ZooKeeper's"),
+            ("zookeeper://h/a/../b", "not a ZooKeeper path"),
             ("zookeeper://ada@h", "user and a password"),
             ("zookeeper://ada:p@h1,bob:p@h2", "one ensemble"),
             ("zookeeper://h?prefix=/", "path such as"),

@@ -22,8 +22,9 @@ import lockkit.aio
 from lockkit.backend import Gone, Grant
 from lockkit.backends.zookeeper.backend import ZooKeeperBackend
 from lockkit.backends.zookeeper.connection import outcome
+from lockkit.backends.zookeeper.node import LockNode
 from lockkit.backends.zookeeper.sessions import SESSIONS_MAX, session_timeout
-from lockkit.backends.zookeeper.short_leases import Caretaker, Leftover
+from lockkit.backends.zookeeper.short_leases import ShortLeases
 from lockkit.configuration.registry import split_options
 from lockkit.runtime import BlockingRuntime, drive, monotonic
 from lockkit.testing.face_driver import FACES, AsyncDriver, SyncDriver
@@ -31,7 +32,15 @@ from lockkit.testing.servers import FaultProxy, ZooKeeperEnsemble, ZooKeeperServ
 from lockkit.testing.target import Target
 from lockkit.url import parse
 from tests.backends.support import StubHost, granted
-from tests.backends.zookeeper.support import PATIENCE, Tree, holding, kazoo_client, packets_count, sessions_of
+from tests.backends.zookeeper.support import (
+    PATIENCE,
+    Tree,
+    end_session,
+    holding,
+    kazoo_client,
+    packets_count,
+    sessions_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
@@ -55,27 +64,12 @@ BUSY = 1.5
 CLOSING = 5.0 + BUSY
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[ZooKeeperServer]:
-    """One server, which every test leaves as it was."""
-    require("zookeeper", local=True)
-    with ZooKeeperServer() as running:
-        yield running
-
-
 @pytest.fixture
 def fresh() -> Iterator[ZooKeeperServer]:
     """A server of its own for each test."""
     require("zookeeper", local=True)
     with ZooKeeperServer() as running:
         yield running
-
-
-@pytest.fixture
-def tree(server: ZooKeeperServer) -> Iterator[Tree]:
-    """What the server has."""
-    with kazoo_client(server.address) as client:
-        yield Tree(client)
 
 
 def play(face: Face, url: str, body: Callable[[FaceDriver], Coroutine[Any, Any, None]]) -> None:
@@ -249,7 +243,7 @@ class TestLeftBehind:
         play(face, server.url, body)
 
 
-class TestCaretaker:
+class TestShortLeases:
     """What removes nodes later goes on, whatever strikes it."""
 
     def test_cancelled_task_is_started_again_on_demand(self, server: ZooKeeperServer, tree: Tree) -> None:
@@ -258,9 +252,9 @@ class TestCaretaker:
         async def scenario() -> None:
             async with lockkit.aio.connect(server.url) as client, client.lock("beside", ttl=2):
                 first = await client.lock("cancelled", ttl=2, renew=False).acquire(PATIENCE)
-                (care,) = [task for task in asyncio.all_tasks() if task.get_name() == "lockkit-zookeeper-care"]
-                care.cancel()
-                await asyncio.wait([care])
+                (task,) = [one for one in asyncio.all_tasks() if one.get_name() == "lockkit-zookeeper-short-leases"]
+                task.cancel()
+                await asyncio.wait([task])
                 second = await client.lock("started", ttl=2, renew=False).acquire(PATIENCE)
                 for lease in (first, second):
                     assert await lease.wait_lost(PATIENCE)
@@ -273,26 +267,26 @@ class TestCaretaker:
         self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         """Each is tried again."""
-        monkeypatch.setattr("lockkit.backends.zookeeper.short_leases.REFUSED_PAUSE", 0.01)
-        session: Any = SimpleNamespace(id=1, over=False)
+        monkeypatch.setattr("lockkit.backends.zookeeper.short_leases.REFUSED_PAUSE_SECONDS", 0.01)
+        session: Any = SimpleNamespace(id=1, ended=False)
         removed: list[str] = []
         done = threading.Event()
         failures = iter([RuntimeError("odd"), lockkit.ConfigurationError("no right")])
 
-        async def remove(due: Leftover) -> bool:
-            if due.owner == "a" and (failure := next(failures, None)) is not None:
+        async def remove(node: LockNode) -> bool:
+            if node.owner == "a" and (failure := next(failures, None)) is not None:
                 raise failure
-            removed.append(due.owner)
+            removed.append(node.owner)
             return True
 
-        caretaker = Caretaker(BlockingRuntime(), remove, done.set)
+        short_leases = ShortLeases(BlockingRuntime(), remove, done.set)
         for owner in ("a", "b"):
-            caretaker.hasten(Leftover(owner, session, 1, "/x", "n"))
+            short_leases.remove_now(LockNode(session, owner, "/x"))
 
         wait_until(lambda: None if len(removed) == 2 else f"{removed}", timeout=PATIENCE)
         assert sorted(removed) == ["a", "b"]
         assert "odd" in caplog.text
-        caretaker.close(lambda _: True)
+        short_leases.close(lambda _: True)
         assert done.wait(PATIENCE)
 
 
@@ -332,7 +326,7 @@ class TestManySessions:
             lockkit.connect(server.url) as client,
             holding(client.lock(f"x{ttl}", ttl=ttl) for ttl in (1, 1.5, 2, 4, 60, 50, 100, 40)) as leases,
         ):
-            assert [session.seconds for session in sessions_of(client)] == [4, 40]
+            assert [session.granted_seconds for session in sessions_of(client)] == [4, 40]
             assert [lease.ttl for lease in leases] == [1, 1.5, 2, 4, 40, 40, 40, 40]
 
     def test_more_ttls_than_sessions_lie_in_the_next_longer_one(
@@ -454,7 +448,7 @@ class TestKazoosThreads:
 
         play(face, server.url, body)
 
-    def test_thread_that_stands_still_in_a_name_look_up_holds_nobody_up(
+    def test_thread_that_hangs_in_a_name_lookup_delays_nobody(
         self, server: ZooKeeperServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Neither a call, nor the handing over of thousands of requests, nor `close()`; they are answered later."""
@@ -667,8 +661,8 @@ class TestFollowerWithoutLeader:
         assert not isinstance(waiter.ask(request), Grant)
         assert drive(holder.backend.release(grant))
         session = request.state.session
-        wait_until(lambda: None if request in session._asked else "not woken", timeout=PATIENCE)
-        session._asked.pop(request)[1].get(timeout=PATIENCE)  # the waiter was woken, and asks again only now
+        wait_until(lambda: None if request in session.watches._listings else "not woken", timeout=PATIENCE)
+        session.watches._listings.pop(request)[1].get(timeout=PATIENCE)  # the waiter was woken, and asks again only now
         stop_others()
         assert follower.mode() == "follower"
 
@@ -686,7 +680,7 @@ def test_deadline_of_a_grant_counts_from_before_the_question(
     waiter.ask(request)
     assert drive(holder.backend.release(grant))
     session = request.state.session
-    wait_until(lambda: None if request in session._asked else "not woken", timeout=PATIENCE)
+    wait_until(lambda: None if request in session.watches._listings else "not woken", timeout=PATIENCE)
     asked_by = monotonic()
 
     after = granted(waiter.ask(request))
@@ -699,10 +693,3 @@ def heal(proxy: FaultProxy) -> None:
     """Drop what is on its way, and let the rest through."""
     proxy.cut()
     proxy.heal()
-
-
-def end_session(server: ZooKeeperServer, client: lockkit.Client) -> None:
-    """Have the server end the only session of a client."""
-    (session,) = sessions_of(client)
-    with kazoo_client(server.address, client_id=session.client.client_id):
-        pass

@@ -1,4 +1,4 @@
-"""From what ZooKeeper or kazoo says to what a user of lockkit sees, in one table."""
+"""Translates the errors of ZooKeeper and kazoo to lockkit's, in one table."""
 
 from __future__ import annotations
 
@@ -15,33 +15,37 @@ if TYPE_CHECKING:
 __all__ = ["DRIVER_ERRORS", "connection_failed", "translate", "was_unanswered"]
 
 DRIVER_ERRORS: tuple[type[BaseException], ...] = (kazoo.KazooException, KazooTimeoutError)
-"""What a request of kazoo's may end in."""
+"""What a request through kazoo may raise."""
 
 # In the order in which they are tried: ConnectionClosedError is a SessionExpiredError.
 _TABLE: tuple[tuple[type[BaseException], Callable[[str], LockError], str], ...] = (
     (KazooTimeoutError, BackendUnavailable, "did not answer in time: is it overloaded, stopped or cut off?"),
-    (kazoo.ConnectionClosedError, BackendUnavailable, "cannot be asked: the connection has been closed"),
-    (kazoo.SessionExpiredError, BackendUnavailable, "has ended our session, and all that it held"),
+    (kazoo.ConnectionClosedError, BackendUnavailable, "cannot be reached: the connection has been closed"),
+    (kazoo.SessionExpiredError, BackendUnavailable, "has ended the session, and all locks that it held"),
     (kazoo.ConnectionLoss, BackendUnavailable, "lost the connection before it answered"),
-    (kazoo.SessionMovedError, BackendUnavailable, "was asked through a connection that another one has replaced"),
+    (kazoo.SessionMovedError, BackendUnavailable, "refused the request: another connection has replaced this one"),
     (kazoo.OperationTimeoutError, BackendUnavailable, "did not answer in time"),
     (kazoo.RequestTimeoutError, BackendUnavailable, "did not answer in time"),
     (kazoo.ThrottledOpError, BackendUnavailable, "is overloaded and refuses requests"),
-    (kazoo.QuotaExceededError, BackendUnavailable, "has no room left here: a quota is used up (see listquota)"),
-    (kazoo.NotReadOnlyCallError, BackendUnavailable, "is read-only: that member is cut off from the majority"),
+    (
+        kazoo.QuotaExceededError,
+        BackendUnavailable,
+        "has no room left in this directory: a quota is used up (see listquota)",
+    ),
+    (kazoo.NotReadOnlyCallError, BackendUnavailable, "is read-only: the member is cut off from the majority"),
     (kazoo.AuthFailedError, ConfigurationError, "refuses the login: user name or password is wrong"),
     (
         kazoo.SessionClosedRequireSaslError,
         ConfigurationError,
-        "wants a login by SASL: give user and password in the URL, and auth=sasl",
+        "requires a login by SASL: put user and password in the URL, and auth=sasl",
     ),
     (
         kazoo.NoAuthError,
         ConfigurationError,
-        "denies this user a right: it needs create, delete and read where the locks are (see getAcl)",
+        "denies this user a right: it needs create, delete and read in the directory of the locks (see getAcl)",
     ),
-    (kazoo.InvalidACLError, ConfigurationError, "does not take the access rights of the option acl"),
-    (kazoo.UnimplementedError, ConfigurationError, "lacks a request that lockkit needs: ZooKeeper 3.5 is the oldest"),
+    (kazoo.InvalidACLError, ConfigurationError, "refuses the access rights of the option acl"),
+    (kazoo.UnimplementedError, ConfigurationError, "lacks a request that lockkit needs: use ZooKeeper 3.5 or later"),
     (
         kazoo.NoChildrenForEphemeralsError,
         ConfigurationError,
@@ -52,16 +56,16 @@ _NO_ANSWER = (kazoo.ConnectionLoss, kazoo.SessionExpiredError, kazoo.SessionMove
 
 
 def was_unanswered(error: LockError) -> bool:
-    """Tell whether no answer came, so that nobody knows whether the request was carried out."""
+    """Tell whether no answer came, so that the request may or may not have been carried out."""
     return isinstance(error.__cause__, _NO_ANSWER)
 
 
 def translate(error: BaseException, label: str) -> LockError:
     """
-    Make our error of kazoo's.
+    Translate an error of kazoo's to one of lockkit's.
 
     Args:
-        error: One of `DRIVER_ERRORS`. To be the ``__cause__``.
+        error: One of `DRIVER_ERRORS`. The caller makes it the ``__cause__``.
         label: Which servers, without a password.
     """
     text = str(error) or type(error).__name__
@@ -72,7 +76,7 @@ def translate(error: BaseException, label: str) -> LockError:
 
 
 def connection_failed(error: BaseException | None, label: str) -> BackendUnavailable:
-    """Say why there is no connection; `error` is what the last attempt ended in, if one has ended."""
+    """Say why there is no connection; `error` is why the last attempt failed, if one has ended."""
     if error is None:
         return BackendUnavailable(f"{label} did not answer in time: is it stopped or cut off, or without a majority?")
     text = str(error) or type(error).__name__

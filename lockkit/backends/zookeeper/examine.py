@@ -26,12 +26,12 @@ __all__ = ["examine"]
 _PAGE = "how-to/check-your-servers.md#zookeeper"
 
 MEMBERS_MIN = 3
-"""The least number of which one may fail."""
+"""The smallest ensemble that survives the failure of a member."""
 
 VERSION_MIN = (3, 5)
 
 WORD_SECONDS = 2.0
-"""For the answer to a four-letter word. Longer waits for members that are down, shorter takes a busy one for down."""
+"""For the answer to a four-letter word. Longer waits for members that are down; shorter reports busy ones as down."""
 
 MILLISECOND = 0.001
 
@@ -39,35 +39,35 @@ VERSION = Check("zookeeper-version", Severity.ERROR, "The server lacks requests 
 SESSION_SHORTENED = Check(
     "zookeeper-session-shortened",
     Severity.WARNING,
-    "Leases are shorter than their ttl says: a holder that stands still for less than that loses its lock.",
+    "Leases are shorter than the ttl asked for: a holder that pauses for less than that loses its lock.",
     _PAGE,
 )
 SESSION_LENGTHENED = Check(
     "zookeeper-session-lengthened",
     Severity.WARNING,
-    "When a holder dies, its lock is free later than the ttl says.",
+    "When a holder dies, its lock is free later than after its ttl.",
     _PAGE,
 )
 ALONE = Check(
     "zookeeper-alone",
     Severity.WARNING,
-    "When the server fails, all locks stand still, and leases are lost at the end of their ttl.",
+    "While the server is down, no lock can be acquired, and leases are lost at the end of their ttl.",
     _PAGE,
 )
 EVEN = Check(
     "zookeeper-even-members",
     Severity.WARNING,
-    "An even number survives no more failures than one member less would.",
+    "An even number survives no more failures than one member fewer.",
     _PAGE,
 )
 FEW = Check(
     "zookeeper-few-members",
     Severity.WARNING,
-    "When one member fails there is no majority left: locks stand still.",
+    "When one member fails, no majority is left, and no lock can be acquired.",
     _PAGE,
 )
 MEMBER_DOWN = Check(
-    "zookeeper-member-down", Severity.WARNING, "One member less may fail before locks stand still.", _PAGE
+    "zookeeper-member-down", Severity.WARNING, "One fewer member may fail before no lock can be acquired.", _PAGE
 )
 ONE_NAMED = Check(
     "zookeeper-one-named",
@@ -76,21 +76,24 @@ ONE_NAMED = Check(
     _PAGE,
 )
 OPEN_ACL = Check(
-    "zookeeper-open-acl", Severity.WARNING, "Whoever reaches the ensemble may remove the nodes that are locks.", _PAGE
+    "zookeeper-open-acl", Severity.WARNING, "Everybody who reaches the ensemble may delete the nodes of locks.", _PAGE
 )
-RIGHTS = Check("zookeeper-rights", Severity.ERROR, "Locks cannot be taken or released.", _PAGE)
+RIGHTS = Check("zookeeper-rights", Severity.ERROR, "Locks cannot be acquired or released.", _PAGE)
 NO_TLS = Check(
-    "zookeeper-no-tls", Severity.WARNING, "Whoever sees the network reads the password, and may break any lock.", _PAGE
+    "zookeeper-no-tls",
+    Severity.WARNING,
+    "Everybody who can read the network traffic reads the password, and may break any lock.",
+    _PAGE,
 )
 
 
 async def examine(examination: Examination) -> None:
     """
-    Look at the session, the access rights and each member of the URL.
+    Check the session, the access rights and each member of the URL.
 
     Raises:
-        BackendUnavailable: No member serves.
-        ConfigurationError: The URL is wrong, or the login is refused.
+        BackendUnavailable: No member serves clients.
+        ConfigurationError: The URL is wrong, or the server refuses the login.
     """
     url, options = examination.url, examination.options
     arguments = client_arguments(url, options)
@@ -101,30 +104,30 @@ async def examine(examination: Examination) -> None:
         raise ConfigurationError(message, backend=url.safe_text) from error
     try:
         await session.connected()
-        _judge_session(examination, session.seconds)
+        _check_session(examination, session.granted_seconds)
         await _examine_rights(examination, session, arguments)
         members_count = await _members_count(session)
         await examination.time(arguments["hosts"], lambda: session.answer(session.client.exists_async("/")))
     finally:
         session.end_soon()
     encrypted = bool(options.get("use_ssl"))
-    _judge_members(examination, members_count)
+    _check_members(examination, members_count)
     for host in url.hosts:
         if not encrypted:
             _examine_member(examination, host)
 
 
-def _judge_session(examination: Examination, granted: float) -> None:
+def _check_session(examination: Examination, granted: float) -> None:
     where, ttl = examination.url.safe_text, examination.ttl
     examination.note("session timeout", f"{granted:g} s")
     if granted < ttl - MILLISECOND:
         seen = f"The ttl is {ttl:g} s, and the ensemble keeps sessions for {granted:g} s at most."
-        mend = f"Set maxSessionTimeout={ttl * 1000:.0f} in zoo.cfg of all members and restart them, or ttl={granted:g}"
-        examination.find(SESSION_SHORTENED, where, seen, mend)
+        fix = f"Set maxSessionTimeout={ttl * 1000:.0f} in zoo.cfg of all members and restart them, or ttl={granted:g}"
+        examination.find(SESSION_SHORTENED, where, seen, fix)
     elif granted > ttl + MILLISECOND:
         seen = f"The ttl is {ttl:g} s, and the ensemble keeps sessions for {granted:g} s at least."
-        mend = f"Set minSessionTimeout={ttl * 1000:.0f} in zoo.cfg of all members and restart them, or ttl={granted:g}"
-        examination.find(SESSION_LENGTHENED, where, seen, mend)
+        fix = f"Set minSessionTimeout={ttl * 1000:.0f} in zoo.cfg of all members and restart them, or ttl={granted:g}"
+        examination.find(SESSION_LENGTHENED, where, seen, fix)
 
 
 async def _examine_rights(examination: Examination, session: Session, arguments: Mapping[str, Any]) -> None:
@@ -134,8 +137,8 @@ async def _examine_rights(examination: Examination, session: Session, arguments:
         examination.find(
             OPEN_ACL,
             url.safe_text,
-            "Nodes are made with the access rights of everybody.",
-            f"{url.scheme}://USER:PASSWORD@…?acl=creator, the same for all who share the locks",
+            "lockkit creates nodes with all access rights for everybody.",
+            f"{url.scheme}://USER:PASSWORD@…?acl=creator, the same for all clients that share the locks",
         )
     try:
         granted, _ = await session.answer(session.client.get_acls_async(root))
@@ -148,25 +151,25 @@ async def _examine_rights(examination: Examination, session: Session, arguments:
     else:
         missing = not _may_create(granted, arguments)
     if missing:
-        seen = f"This login has no right to make nodes in {root}."
-        mend = (
+        seen = f"This login has no right to create nodes in {root}."
+        fix = (
             f"zkCli.sh: setAcl {root} world:anyone:cdrwa, or for the login: auth:USER:PASSWORD:cdrwa; see getAcl {root}"
         )
-        examination.find(RIGHTS, url.safe_text, seen, mend)
+        examination.find(RIGHTS, url.safe_text, seen, fix)
 
 
 def _may_create(granted: list[Any], arguments: Mapping[str, Any]) -> bool:
     logins = {make_digest_acl_credential(*one[1].split(":", 1)) for one in arguments.get("auth_data", ())}
     for acl in granted:
-        # Whether an address, a certificate or a Kerberos name is ours cannot be told from here.
-        ours = acl.id.scheme not in {"world", "digest"} or acl.id.id in {"anyone", *logins}
-        if ours and acl.perms & Permissions.CREATE:
+        # Only the server knows whether an address, a certificate or a Kerberos name is this client's.
+        matches = acl.id.scheme not in {"world", "digest"} or acl.id.id in {"anyone", *logins}
+        if matches and acl.perms & Permissions.CREATE:
             return True
     return False
 
 
 async def _members_count(session: Session) -> int | None:
-    """Count the voting members; 0 for a server alone, None where that may not be read."""
+    """Count the voting members; 0 for a standalone server, None if this login may not read that."""
     try:
         data, _ = await session.answer(session.client.get_async("/zookeeper/config"))
     except (ConfigurationError, NoNodeError):
@@ -175,42 +178,46 @@ async def _members_count(session: Session) -> int | None:
     return sum(line.startswith("server.") and ":observer" not in line for line in lines)
 
 
-def _judge_members(examination: Examination, count: int | None) -> None:
+def _check_members(examination: Examination, count: int | None) -> None:
     where, named_count = examination.url.safe_text, len(examination.url.hosts)
     if count is None:
         return
-    mend = "Run 3 or 5 members on different machines, and name all of them in the URL"
+    fix = "Run 3 or 5 members on different machines, and name all of them in the URL"
     if count <= 1:
-        examination.find(ALONE, where, "The server stands alone.", mend)
+        examination.find(ALONE, where, "The server is standalone.", fix)
         return
     examination.note("members", str(count))
     if count < MEMBERS_MIN:
-        examination.find(FEW, where, f"The ensemble has {count} members.", mend)
+        examination.find(FEW, where, f"The ensemble has {count} members.", fix)
     elif count % 2 == 0:
-        examination.find(EVEN, where, f"The ensemble has {count} members.", mend)
+        examination.find(EVEN, where, f"The ensemble has {count} members.", fix)
     if named_count == 1:
         examination.find(ONE_NAMED, where, f"The URL names one member of {count}.", "Name all of them in the URL")
 
 
 def _examine_member(examination: Examination, host: HostPort) -> None:
-    """Ask a member, over a connection of its own, for its version and whether it serves."""
+    """Ask a member, over a separate connection, for its version and whether it serves clients."""
     port = host.port or DEFAULT_PORT
     label = f"{host.host}:{port}"
     if not is_loopback(host.host):
         seen = "The connection crosses a network and is not encrypted."
-        mend = "Set secureClientPort and ssl.keyStore.location in zoo.cfg, and use ?use_ssl=1&ca=… in the URL"
-        examination.find(NO_TLS, label, seen, mend)
+        fix = "Set secureClientPort and ssl.keyStore.location in zoo.cfg, and use ?use_ssl=1&ca=… in the URL"
+        examination.find(NO_TLS, label, seen, fix)
     try:
         answer = _ask(host.host, port, b"srvr")
     except OSError as error:
         seen = f"The member does not answer ({error})."
-        examination.find(MEMBER_DOWN, label, seen, "Start it, or look into its log.")
+        examination.find(MEMBER_DOWN, label, seen, "Start it, or read its log.")
         return
     version = re.search(r"Zookeeper version: (\d+)\.(\d+)([^,\s-]*)", answer)
     if version is None:
-        # srvr is the one word that no whitelist takes away.
-        seen = "The member is in no majority." if "not currently serving" in answer else "The member tells no version."
-        examination.find(MEMBER_DOWN, label, seen, "Look into its log: does it run, and reach the others?")
+        # srvr is the one word that is always allowed.
+        seen = (
+            "The member is not in a majority."
+            if "not currently serving" in answer
+            else "The member reports no version."
+        )
+        examination.find(MEMBER_DOWN, label, seen, "Read its log: does it run, and reach the others?")
         return
     examination.note(f"version of {label}", f"ZooKeeper {version[1]}.{version[2]}{version[3]}")
     if (int(version[1]), int(version[2])) < VERSION_MIN:

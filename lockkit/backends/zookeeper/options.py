@@ -1,4 +1,4 @@
-"""From URLs, options and clients of an application to sessions."""
+"""The options of ``zookeeper:`` URLs, and the arguments for kazoo's client that they stand for."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ _PERMISSIONS = {
     "a": Permissions.ADMIN,
 }
 _ACL_HELP = (
-    "it must be open (everybody), creator (whoever is logged in as we are), or a list such as "
+    "it must be open (everybody), creator (clients with the same login), or a list such as "
     "digest:USER:HASH:cdrwa,ip:10.0.0.0/8:r"
 )
 
 
 def parse_prefix(value: object) -> str:
     """
-    Parse the option ``prefix``: a path, without the slash at its beginning.
+    Parse the option ``prefix``: a path without its leading slash.
 
     Raises:
-        ValueError: ZooKeeper takes no such path.
+        ValueError: ZooKeeper refuses such a path.
     """
     text = validation.parse_text(value)
     path: str
@@ -65,11 +65,11 @@ def parse_prefix(value: object) -> str:
 
 def parse_acl(value: object) -> list[ACL]:
     """
-    Parse the option ``acl``, as a text or a list of kazoo's ``ACL``.
+    Parse the option ``acl``: a string, or a list of kazoo's ``ACL``.
 
     Raises:
         TypeError: It is neither.
-        ValueError: The text is not understood.
+        ValueError: The string is malformed.
     """
     if isinstance(value, (list, tuple)) and value and all(isinstance(one, ACL) for one in value):
         return [*value]
@@ -89,8 +89,8 @@ def _parse_access(text: str) -> ACL:
 
 OPTIONS: Mapping[str, Option] = MappingProxyType(
     {
-        "prefix": Option(parse_prefix, "Directory of the locks. Clients that share locks have the same.", "lockkit"),
-        "acl": Option(parse_acl, "Who may do what with the nodes: open, creator, or SCHEME:ID:cdrwa,…", None),
+        "prefix": Option(parse_prefix, "Directory of the locks: the same for all clients that share locks.", "lockkit"),
+        "acl": Option(parse_acl, "Access rights to the nodes: open, creator, or SCHEME:ID:cdrwa,…", None),
         "auth": Option(
             validation.parse_choice("digest", "sasl"),
             "How user and password of the URL are used: digest, sasl.",
@@ -98,7 +98,7 @@ OPTIONS: Mapping[str, Option] = MappingProxyType(
         ),
         "cleanup": Option(
             validation.parse_bool,
-            "Directories of locks that nobody uses go away. Off: they stay, as with kazoo's Lock.",
+            "Remove the directories of unused locks. Off: they stay, as with kazoo's Lock.",
             True,  # noqa: FBT003 - a default
         ),
     }
@@ -126,7 +126,7 @@ _DRIVER_PARSERS: Mapping[str, Callable[[Any], Any]] = MappingProxyType(
 
 
 def driver_options() -> Mapping[str, Option]:
-    """Give the arguments of ``KazooClient`` that are passed on. All others are lockkit's own business."""
+    """Give the arguments of ``KazooClient`` that users may set. lockkit sets all others itself."""
     return {name: Option(parse, "Passed on to kazoo's client.") for name, parse in _DRIVER_PARSERS.items()}
 
 
@@ -135,7 +135,7 @@ def client_arguments(url: Url, options: Mapping[str, Any]) -> dict[str, Any]:
     Give the keyword arguments for ``KazooClient``, the **password** among them.
 
     Raises:
-        ConfigurationError: The URL lacks something or has too much.
+        ConfigurationError: The URL lacks something, or contradicts itself.
     """
     if not url.hosts:
         raise _wrong(url, f"write {url.scheme}://host1:{DEFAULT_PORT},host2/chroot")
@@ -166,12 +166,12 @@ def root_of(url: Url, prefix: str) -> str:
     Give the directory of the locks: the chroot of the URL, and the prefix in it.
 
     Raises:
-        ConfigurationError: The path of the URL is none of ZooKeeper's.
+        ConfigurationError: The path of the URL is not a ZooKeeper path.
     """
     try:
         chroot = normpath(url.path)
     except ValueError as error:
-        raise _wrong(url, f"its path is none of ZooKeeper's ({error})") from error
+        raise _wrong(url, f"its path is not a ZooKeeper path ({error})") from error
     return f"{chroot.rstrip('/')}/{prefix}"
 
 

@@ -1,14 +1,14 @@
 """
-Where a lock lies in ZooKeeper's tree, and who stands in line there.
+Where a lock is stored in ZooKeeper's tree, and the queue of its contenders.
 
 ::
 
     /lockkit/seat%2F12A                                              the lock "seat/12A"
     /lockkit/seat%2F12A/9f…c1__lock__0000000041                      its holder
-    /lockkit/seat%2F12A/03…7e__lock__0000000042                      who waits for it
+    /lockkit/seat%2F12A/03…7e__lock__0000000042                      a client that waits for it
 
-kazoo's ``Lock`` lays it out so: 32 hexadecimal digits, a word, and the number that ZooKeeper appends. Here the digits
-are the owner.
+This is the layout of kazoo's ``Lock``: 32 hexadecimal digits, a word, and the number that ZooKeeper appends. lockkit
+puts the owner in the digits.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ __all__ = ["NODE_WORD", "Contender", "contenders", "escape_name", "node_prefix"]
 
 NODE_WORD = "__lock__"
 
-# A reader of kazoo's ReadLock holds against us too, as it does against kazoo's WriteLock.
+# A kazoo ReadLock excludes lockkit too, as it excludes a kazoo WriteLock.
 _NODE = re.compile(r"(.*)__r?lock__(-?\d{10})", re.DOTALL)
-# What ZooKeeper refuses in a path (PathUtils.validatePath). It counts in UTF-16, so that all characters beyond the
-# first plane are surrogates to it.
+# What ZooKeeper refuses in a path (PathUtils.validatePath). It works in UTF-16, where all characters beyond the first
+# plane are surrogates.
 _REFUSED = re.compile("[%/\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff\U00010000-\U0010ffff]")
 _RELATIVE = {".": "%2E", "..": "%2E%2E"}
 
 
 def escape_name(name: str) -> str:
-    """Give the name of a lock's node: what ZooKeeper does not take, ``/`` and ``%`` become ``%XX``."""
+    """Give the name of a lock's directory: ``/``, ``%`` and characters that ZooKeeper refuses become ``%XX``."""
     return _RELATIVE.get(name) or _REFUSED.sub(_percent, name)
 
 
@@ -39,7 +39,7 @@ def _percent(match: re.Match[str]) -> str:
 
 
 class Contender(NamedTuple):
-    """A node in line for a lock."""
+    """A node in the queue of a lock."""
 
     node: str
     owner: str
@@ -47,16 +47,16 @@ class Contender(NamedTuple):
 
 
 def node_prefix(owner: str) -> str:
-    """Give the beginning of the name of an owner's node; ZooKeeper appends the number."""
+    """Give the start of the name of an owner's node; ZooKeeper appends the number."""
     return owner + NODE_WORD
 
 
 def contenders(children: Iterable[str]) -> list[Contender]:
     """
-    Give those who stand in line for a lock, the holder first. Whatever else lies in its directory is left out.
+    Give the queue of a lock, the holder first, without anything else in its directory.
 
-    ZooKeeper's number has 32 bits and a sign: after 2147483647 comes -2147483648. So they are compared by their
-    distance, which is right as long as the line is shorter than two thousand million.
+    ZooKeeper's number has 32 bits and a sign: after 2147483647 comes -2147483648. So numbers are compared by their
+    distance, which is right as long as the queue is shorter than two thousand million.
     """
     found = [Contender(node, match[1], int(match[2])) for node in children if (match := _NODE.fullmatch(node))]
     if len(found) > 1:

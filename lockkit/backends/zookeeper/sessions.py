@@ -1,9 +1,9 @@
 """
-The sessions of one client: which lease lies in which, how many there are, and their end.
+The sessions of one client: which lease belongs to which, how many there are, and their end.
 
-A session has one timeout, so a lease lies in one whose timeout is its ttl, rounded up to the next of a ladder: else a
-program that computes its ttls would have a session, a connection and three threads for each. By default ZooKeeper takes
-60 connections from one host (``maxClientCnxns``), those of other programs among them.
+A session has one timeout, so a lease belongs to one whose timeout is its ttl, rounded up to the next step of a ladder.
+Without steps, a program that computes its ttls would have a session, a connection and three threads for each. By
+default ZooKeeper takes 60 connections from one host (``maxClientCnxns``), including those of other programs.
 """
 
 from __future__ import annotations
@@ -14,53 +14,55 @@ from typing import TYPE_CHECKING, Any
 
 from lockkit.backend import CALL_SECONDS
 from lockkit.backends.zookeeper.connection import ANSWER_SECONDS, can_wait
-from lockkit.backends.zookeeper.session import MILLISECOND, Held, Session
+from lockkit.backends.zookeeper.quirks import requested_timeout
+from lockkit.backends.zookeeper.session import MILLISECOND, Session
 from lockkit.errors import BackendUnavailable, LockError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from lockkit.backend import Host
+    from lockkit.backends.zookeeper.node import LockNode
 
-__all__ = ["ASKING_TTL", "SESSIONS_MAX", "Sessions", "session_timeout"]
+__all__ = ["SESSIONS_MAX", "Sessions", "session_timeout"]
 
 log = logging.getLogger("lockkit")
 
-LADDER = (1.0, 1.2, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0)
-"""Session timeouts, and these times 10, 100, …. Coarser keeps the lock of a dead holder longer, a third of its ttl at
-most; finer needs more sessions: an ensemble that takes timeouts from 4 s to 40 s, as it does by default, has 11."""
+LADDER_SECONDS = (1.0, 1.2, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0)
+"""Session timeouts, and these times 10, 100, …. Coarser keeps a dead holder's lock longer (now at most a third of its
+ttl); finer needs more sessions. An ensemble with the default limits, 4 s to 40 s, needs 11."""
 
 SESSIONS_MAX = 12
-"""Sessions in use of one client. More are connections that other programs of the host may lack; with fewer a lease lies
-sooner in a session whose timeout is further from its ttl."""
+"""Sessions in use of one client. More take connections that other programs of the host may need; with fewer a lease
+sooner gets a session whose timeout is further from its ttl."""
 
-TIMEOUT_MAX = 2_000_000.0
-"""Longest timeout to ask for, seconds: ZooKeeper counts milliseconds in 32 bits."""
+SECONDS_MAX = 2_000_000.0
+"""Longest session timeout to ask for: ZooKeeper counts milliseconds in 32 bits."""
 
-ASKING_TTL = 30.0
-"""Session timeout, seconds, of a client that asks something before it has locked anything."""
+DEFAULT_SECONDS = 30.0
+"""Session timeout of a client that sends another request before it has locked anything."""
 
 IDLE_SECONDS = 60.0
-"""After how long without use a session is ended when another one begins. Shorter connects more often, longer keeps
-connections that nobody needs."""
+"""After how long without use a session is ended when another one begins. Shorter connects more often; longer keeps
+unused connections."""
 
 END_SECONDS = 0.25
 """For ending sessions in which nothing is held, when a client is closed. Longer delays ``close()`` when the server does
-not answer; then they end by their timeout."""
+not answer; then they end after their timeout."""
 
-END_PAUSE = 0.05
-"""Between two looks for a connection over which a session can be ended, seconds."""
+END_PAUSE_SECONDS = 0.05
+"""Between two checks for a connection over which a session can be ended."""
 
 
 def session_timeout(ttl: float) -> float:
     """Give the timeout of the session for a ttl: not shorter, and at most a third longer."""
     scale = 10.0 ** floor(log10(ttl))
-    found = next((step * scale for step in LADDER if ttl <= step * scale + MILLISECOND), 10.0 * scale)
-    return min(round(found, 3), TIMEOUT_MAX)
+    found = next((step * scale for step in LADDER_SECONDS if ttl <= step * scale + MILLISECOND), 10.0 * scale)
+    return min(round(found, 3), SECONDS_MAX)
 
 
 class Sessions:
-    """Those of one client, or the one of an application's."""
+    """The sessions of one client, or the one of an application's client."""
 
     def __init__(self, host: Host, url: str, label: str) -> None:
         """
@@ -83,14 +85,14 @@ class Sessions:
 
     def use(self, arguments: Mapping[str, Any]) -> None:
         """
-        Make sessions with these arguments of kazoo's client. Nothing is sent.
+        Make sessions with these arguments for kazoo's client. Nothing is sent.
 
         Raises:
             TypeError: kazoo does not take one of them.
             ValueError: As before.
         """
         self._arguments = arguments
-        self._open(ASKING_TTL)
+        self._open(DEFAULT_SECONDS)
 
     def adopt(self, client: Any, arguments: Mapping[str, Any]) -> None:  # noqa: ANN401 - kazoo has no types
         """Use the session of an application's client for everything."""
@@ -101,15 +103,15 @@ class Sessions:
         return Session.opened(self._host, self._label, self._arguments, seconds)
 
     def all(self) -> list[Session]:
-        """Give those that there are."""
+        """Give the present sessions."""
         return [*self._own] if self._adopted is None else [self._adopted]
 
     def is_own(self, session: Session) -> bool:
-        """Tell whether it ends with this client."""
+        """Tell whether a session ends with this client."""
         return session is not self._adopted
 
-    def holding(self, owner: str) -> Held | None:
-        """Give what an owner holds."""
+    def holding(self, owner: str) -> LockNode | None:
+        """Give the node with which an owner holds a lock."""
         return next((session.held[owner] for session in self.all() if owner in session.held), None)
 
     # -- choosing --------------------------------------------------------------------------------------------------
@@ -125,31 +127,31 @@ class Sessions:
         return await self.ready(session, until)
 
     async def any(self, until: float) -> Session:
-        """Give a session for a question, connected: one that is there, if possible."""
+        """Give any session, connected: a present one, if possible. Raises as `Session.connected`."""
         alive = [session for session in self.all() if not session.failed]
         if not alive:
-            return await self.get(ASKING_TTL, until)
+            return await self.get(DEFAULT_SECONDS, until)
         return await self.ready(next((one for one in alive if one.usable), alive[0]), until)
 
-    def _choose(self, timeout: float) -> tuple[Session, list[Session]]:
-        """Give the session for a timeout, and those that have to end. Under the mutex."""
+    def _choose(self, seconds: float) -> tuple[Session, list[Session]]:
+        """Give the session for a session timeout, and those that have to end. Under the mutex."""
         alive = [session for session in self._own if not session.failed]
         for session in alive:
-            if session.keeps(timeout):
+            if session.serves(seconds):
                 session.used_at = self._runtime.now()
                 return session, []
-        # At the limit also what was used a moment ago, but by no call that may still be under way.
-        patience = IDLE_SECONDS if len(alive) < SESSIONS_MAX else min(IDLE_SECONDS, CALL_SECONDS)
-        unused_since = self._runtime.now() - patience
+        # At the limit a shorter time without use is enough, but longer than a call that may still be under way.
+        idle_seconds = IDLE_SECONDS if len(alive) < SESSIONS_MAX else min(IDLE_SECONDS, CALL_SECONDS)
+        unused_since = self._runtime.now() - idle_seconds
         idle = [session for session in alive if session.used_at < unused_since and not session.in_use]
         kept = [session for session in alive if session not in idle]
         if len(kept) >= SESSIONS_MAX:
-            longer = [session for session in kept if session.asked >= timeout]
-            session = min(longer, key=_asked) if longer else max(kept, key=_asked)
+            longer = [session for session in kept if session.requested_seconds >= seconds]
+            session = min(longer, key=_requested) if longer else max(kept, key=_requested)
         else:
-            session = self._open(timeout)
+            session = self._open(seconds)
             kept.append(session)
-        self._own = [*kept, *(one for one in self._own if one.failed and not one.over)]
+        self._own = [*kept, *(one for one in self._own if one.failed and not one.ended)]
         return session, idle
 
     async def ready(self, session: Session, until: float, *, patient: bool = False) -> Session:
@@ -157,23 +159,22 @@ class Sessions:
         session.used_at = self._runtime.now()
         if not session.usable:
             await session.connected(until, patient=patient)
-        if not session.seconds:
-            await self._learn_seconds(session, until)
+        if not session.granted_seconds:
+            await self._learn_granted(session, until)
         return session
 
-    async def _learn_seconds(self, session: Session, until: float) -> None:
-        """Find out the timeout of an application's session: kazoo does not tell, so ask for the same once more."""
-        asked = session.client._session_timeout / 1000  # noqa: SLF001 - kazoo has no public name for its own argument
-        probe = self._open(asked)
+    async def _learn_granted(self, session: Session, until: float) -> None:
+        """Find out the timeout of an application's session: kazoo does not tell it, so request another such session."""
+        probe = self._open(requested_timeout(session.client))
         try:
             await probe.connected(until)
-            session.learn_seconds(probe.seconds)
+            session.learn_granted(probe.granted_seconds)
         finally:
             probe.end_soon()
 
     def granted_ttl(self, session: Session, ttl: float) -> float:
-        """Give the ttl that the session can keep; warn once where it is far from the one asked for."""
-        seconds = session.seconds
+        """Give the ttl that the session can keep; warn once if that is far from the one asked for."""
+        seconds = session.granted_seconds
         if seconds < ttl - MILLISECOND:
             self._warn(
                 ttl,
@@ -197,7 +198,7 @@ class Sessions:
     def _advice(self, session: Session, wanted: str) -> str:
         if session is self._adopted:
             return f"start the KazooClient with a {wanted} timeout"
-        if abs(session.seconds - session.asked) <= MILLISECOND:
+        if abs(session.granted_seconds - session.requested_seconds) <= MILLISECOND:
             return f"use fewer different ttls: this client has {SESSIONS_MAX} sessions, and all are in use"
         return "raise maxSessionTimeout there" if wanted == "longer" else "lower minSessionTimeout there"
 
@@ -205,15 +206,15 @@ class Sessions:
 
     async def end(self, sessions: Sequence[Session], until: float) -> None:
         """
-        End sessions of ours at the server, which frees all that they hold in one step for each.
+        End lockkit's own sessions at the server, which frees all that they hold in one step for each.
 
-        A member that does not answer is left, and another one asked. What is not ended by then ends after its timeout:
-        nobody keeps it alive any more.
+        If a member does not answer, kazoo connects to another one. A session that is not ended by then ends after its
+        timeout: nothing keeps it alive any more.
 
         Raises:
             BackendUnavailable: Some could not be ended.
         """
-        left = [session for session in sessions if session.begin_to_end()]
+        left = [session for session in sessions if session.close()]
         problem: LockError | None = None
         while left:
             asked = [(session, session.ask_to_end()) for session in left if session.usable]
@@ -225,24 +226,24 @@ class Sessions:
                 except LockError as error:
                     problem = error
             left = [session for session in left if session.id]
-            pause = min(END_PAUSE, until - self._runtime.now())
-            if pause <= 0 or not (asked or can_wait(self._runtime)):
+            pause_seconds = min(END_PAUSE_SECONDS, until - self._runtime.now())
+            if pause_seconds <= 0 or not (asked or can_wait(self._runtime)):
                 break
             if left and not asked:
-                await self._runtime.sleep(pause)
+                await self._runtime.sleep(pause_seconds)
         for session in sessions:
             session.stop()
         if left:
             message = f"{len(left)} sessions at {self._label} could not be ended: {problem or 'no connection'}"
             raise BackendUnavailable(message) from problem
 
-    def let_go(self) -> None:
-        """Have no more to do with the application's session."""
+    def release_adopted(self) -> None:
+        """Leave the application's session to the application."""
         if self._adopted is not None:
-            self._adopted.begin_to_end()
+            self._adopted.close()
 
     async def close(self) -> None:
-        """End what is ours."""
+        """End lockkit's own sessions."""
         with self._mutex:
             own, self._own = self._own, []
         try:
@@ -251,5 +252,5 @@ class Sessions:
             log.debug("closing a client: %s", error)
 
 
-def _asked(session: Session) -> float:
-    return session.asked or inf
+def _requested(session: Session) -> float:
+    return session.requested_seconds or inf

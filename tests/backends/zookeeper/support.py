@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from kazoo.client import KazooClient
@@ -13,11 +13,14 @@ from lockkit.backends.zookeeper.backend import ZooKeeperBackend
 from lockkit.testing.servers import ZooKeeperServer, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator
+    from typing import TypeAlias
 
-    from lockkit import aio
+    from lockkit import Lease, aio
     from lockkit.backends.zookeeper.session import Session
-    from lockkit.sync import Client
+    from lockkit.sync import Client, Lock
+
+    Connect: TypeAlias = Callable[..., Client]
 
 PATIENCE = 60.0
 
@@ -32,6 +35,17 @@ def kazoo_client(address: str, **options: Any) -> Iterator[KazooClient]:
     finally:
         client.stop()
         client.close()
+
+
+@contextmanager
+def holding(locks: Iterable[Lock]) -> Iterator[list[Lease]]:
+    """Hold free locks, and release them at the end, also if only some of them were granted."""
+    with ExitStack() as held:
+        leases = []
+        for lock in locks:
+            leases.append(lock.acquire(PATIENCE))
+            held.callback(leases[-1].release)
+        yield leases
 
 
 def backend_of(client: Client | aio.Client) -> ZooKeeperBackend:
@@ -114,3 +128,10 @@ def packets_count(server: ZooKeeperServer) -> int:
     """How many packets the server has received from clients, this question not counted."""
     lines = (line.split("\t") for line in server.four_letters("mntr").splitlines())
     return int(dict(lines)["zk_packets_received"])
+
+
+def end_session(server: ZooKeeperServer, client: Client) -> None:
+    """Have the server end the only session of a client, as it does when no packet came for too long."""
+    (session,) = sessions_of(client)
+    with kazoo_client(server.address, client_id=session.client.client_id):
+        pass

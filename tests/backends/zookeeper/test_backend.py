@@ -6,7 +6,6 @@ import asyncio
 import logging
 import os
 import threading
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,7 +14,8 @@ from kazoo.security import make_digest_acl
 
 import lockkit
 import lockkit.aio
-from lockkit.backends.zookeeper.backend import ZooKeeperBackend, _Place
+from lockkit.backends.zookeeper.backend import ZooKeeperBackend
+from lockkit.backends.zookeeper.node import LockNode
 from lockkit.backends.zookeeper.path import contenders, escape_name
 from lockkit.configuration.registry import split_options
 from lockkit.runtime import drive
@@ -25,14 +25,12 @@ from tests.backends.support import StubHost
 from tests.backends.zookeeper.support import PATIENCE, Tree, backend_of, kazoo_client, sessions_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
-    from typing import TypeAlias
 
     from lockkit.backend import Busy, Request
     from lockkit.sync import Client
-
-    Connect: TypeAlias = Callable[..., Client]
+    from tests.backends.zookeeper.support import Connect
 
 LONG = 60.0
 
@@ -44,20 +42,6 @@ def server() -> Iterator[ZooKeeperServer]:
     properties = {"znode.container.checkIntervalMs": "200"}
     with ZooKeeperServer(properties=properties, settings={"maxSessionTimeout": "60000"}) as running:
         yield running
-
-
-@pytest.fixture
-def tree(server: ZooKeeperServer) -> Iterator[Tree]:
-    """What the server has."""
-    with kazoo_client(server.address) as client:
-        yield Tree(client)
-
-
-@pytest.fixture
-def connect() -> Iterator[Connect]:
-    """Makes clients, closed at the end."""
-    with ExitStack() as clients:
-        yield lambda url, **options: clients.enter_context(lockkit.connect(url, **options))
 
 
 class TestLayout:
@@ -108,7 +92,7 @@ class TestLayout:
         client = connect(f"{server.url}/team/a?prefix=deep/locks")
         with client.lock("x", ttl=LONG):
             assert len(tree.nodes("/team/a/deep/locks/x")) == 1
-            with connect(server.url).lock("x", ttl=LONG, timeout=0):
+            with connect(server.url).lock("x", ttl=LONG, timeout=PATIENCE):
                 pass
 
     def test_break_lock_frees_a_lock_of_anybody(self, server: ZooKeeperServer, tree: Tree, connect: Connect) -> None:
@@ -153,12 +137,12 @@ class TestWoken:
         async def wait_and_stop(request: Request, busy: Busy, until: float) -> None:
             await wait(request, busy, until)
             session = request.state.session
-            wait_until(lambda: None if request in session._asked else "not asked yet", timeout=PATIENCE)
+            wait_until(lambda: None if request in session.watches._listings else "not asked yet", timeout=PATIENCE)
             threading.Event().wait(2.0)
             stopped.set()
 
         monkeypatch.setattr(backend, "wait", wait_and_stop)
-        lease = holder.lock("stopped", ttl=LONG).acquire(0)
+        lease = holder.lock("stopped", ttl=LONG).acquire(PATIENCE)
         threading.Timer(0.5, lease.release).start()
 
         with waiter.lock("stopped", ttl=LONG, timeout=PATIENCE) as later:
@@ -195,7 +179,7 @@ class TestCleanUp:
         """Contenders that come and go at once never meet a missing directory."""
         clients = [connect(f"{server.url}?prefix=plain") for _ in range(4)]
         for client in clients:
-            backend_of(client)._tree.containers = False
+            backend_of(client)._directories.containers = False
         held: list[int] = []
 
         def work(client: Client) -> None:
@@ -222,7 +206,7 @@ class TestCleanUp:
 
         async def scenario() -> None:
             async with lockkit.aio.connect(server.url) as client, client.lock("beside", ttl=2):
-                lease = await client.lock(name, ttl=2, renew=False).acquire(0)
+                lease = await client.lock(name, ttl=2, renew=False).acquire(PATIENCE)
                 assert await lease.wait_lost(PATIENCE)
                 await asyncio.to_thread(tree.until_empty, f"/lockkit/{name}")
 
@@ -231,7 +215,7 @@ class TestCleanUp:
             return
         client = connect(server.url)
         with client.lock("beside", ttl=2):
-            assert client.lock(name, ttl=2, renew=False).acquire(0).wait_lost(PATIENCE)
+            assert client.lock(name, ttl=2, renew=False).acquire(PATIENCE).wait_lost(PATIENCE)
             tree.until_empty(f"/lockkit/{name}")
 
     def test_node_that_is_created_after_it_was_looked_for_is_removed(self, server: ZooKeeperServer, tree: Tree) -> None:
@@ -241,7 +225,7 @@ class TestCleanUp:
         backend = ZooKeeperBackend.open(url, split_options(ZooKeeperBackend, url, {})[1], host)
         request = host.request("hung", ttl=1.0)
         session = drive(backend._sessions.get(1.0, host.runtime.now() + PATIENCE))
-        request.state, request.uncertain = _Place(session, session.id, "/lockkit/hung"), True
+        request.state, request.uncertain = LockNode(session, request.owner, "/lockkit/hung"), True
         drive(backend.abandon(request))
 
         tree.client.create(f"/lockkit/hung/{request.owner}__lock__", sequence=True, makepath=True)
@@ -273,7 +257,7 @@ class TestSessionTimeout:
         require("zookeeper", local=True)
         with ZooKeeperServer(settings={"minSessionTimeout": "20000"}) as slow:
             client, other = connect(slow.url), connect(slow.url)
-            lease = client.lock("short", ttl=2, renew=False).acquire(0)
+            lease = client.lock("short", ttl=2, renew=False).acquire(PATIENCE)
             assert lease.ttl == 2
 
             with other.lock("short", ttl=20, timeout=15):
@@ -301,12 +285,12 @@ class TestSessionTimeout:
             for ttl in (1, 1.5, 2):
                 client.lock("computed", ttl=ttl).acquire().release()
             monkeypatch.setattr("lockkit.backends.zookeeper.sessions.IDLE_SECONDS", 0.0)
-            ended = [session for session in sessions_of(client) if session.asked < 20]
+            ended = [session for session in sessions_of(client) if session.requested_seconds < 20]
 
             client.lock("computed", ttl=5).acquire().release()
 
             assert len(ended) == 3
-            assert sorted(session.asked for session in sessions_of(client)) == [5, 20, 25]
+            assert sorted(session.requested_seconds for session in sessions_of(client)) == [5, 20, 25]
             wait_until(lambda: "not ended" if any(one.id for one in ended) else None, timeout=PATIENCE)
             assert lease.confirm()
         waiter.join(PATIENCE)
@@ -315,7 +299,7 @@ class TestSessionTimeout:
     def test_extending_beyond_the_session_is_unsupported(self, server: ZooKeeperServer, connect: Connect) -> None:
         """A node cannot move to another session; the lease stays as it was."""
         client = connect(server.url)
-        lease = client.lock("extended", ttl=20, renew=False).acquire(0)
+        lease = client.lock("extended", ttl=20, renew=False).acquire(PATIENCE)
 
         with pytest.raises(lockkit.Unsupported, match=r"'extended'.*40 s.*20 s"):
             lease.extend(40)
@@ -355,7 +339,7 @@ class TestAdopted:
     def test_short_lease_in_a_long_session_ends_by_itself(self, server: ZooKeeperServer, tree: Tree) -> None:
         """The session would keep the node."""
         with kazoo_client(server.address, timeout=60) as theirs, lockkit.from_client(theirs) as client:
-            assert client.lock("short", ttl=1, renew=False).acquire(0).wait_lost(PATIENCE)
+            assert client.lock("short", ttl=1, renew=False).acquire(PATIENCE).wait_lost(PATIENCE)
             tree.until_empty("/lockkit/short")
 
     def test_client_must_be_started_and_have_threads(self, server: ZooKeeperServer) -> None:
@@ -370,7 +354,7 @@ class TestAdopted:
     def test_forked_child_is_told_to_make_its_own(self, server: ZooKeeperServer) -> None:
         """Kazoo's threads stay in the parent."""
         with kazoo_client(server.address) as theirs, lockkit.from_client(theirs) as client:
-            lease = client.lock("forked", ttl=20).acquire(0)
+            lease = client.lock("forked", ttl=20).acquire(PATIENCE)
             read, write = os.pipe()
             child = os.fork()
             if child == 0:
@@ -400,7 +384,7 @@ class TestAccess:
             refused = connect(stranger)
             with pytest.raises(lockkit.ConfigurationError, match="denies this user") as raised:
                 refused.lock("x", ttl=LONG).acquire(timeout=5)
-            assert not backend_of(refused)._caretaker._due  # nothing was created, so nothing has to be removed
+            assert not backend_of(refused)._short_leases._nodes  # nothing was created, so nothing has to be removed
         assert "0ther" not in f"{raised.value!r} {raised.value.__cause__!r}"
 
     def test_list_of_rights(self, server: ZooKeeperServer, connect: Connect) -> None:
@@ -466,7 +450,7 @@ class TestBadInput:
         ("url", "problem"),
         [
             ("zookeeper:", "write zookeeper://"),
-            ("zookeeper://h/a/../b", "none of ZooKeeper's"),
+            ("zookeeper://h/a/../b", "not a ZooKeeper path"),
             ("zookeeper://ada@h", "user and a password"),
             ("zookeeper://ada:p@h1,bob:p@h2", "one ensemble"),
             ("zookeeper://h?prefix=/", "path such as"),

@@ -5,38 +5,34 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import pytest
-from kazoo.client import KazooClient
 
 import lockkit
 import lockkit.aio
 from lockkit.testing.servers import FaultProxy, ZooKeeperEnsemble, ZooKeeperServer, require, wait_until
-from tests.backends.zookeeper.support import PATIENCE, Line, Tree, kazoo_client, packets_count, sessions_of
+from tests.backends.zookeeper.support import (
+    PATIENCE,
+    Line,
+    Tree,
+    end_session,
+    holding,
+    kazoo_client,
+    packets_count,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from typing import TypeAlias
+    from collections.abc import Iterator
 
     from lockkit.sync import Client
-
-    Connect: TypeAlias = Callable[..., Client]
+    from tests.backends.zookeeper.support import Connect
 
 pytestmark = pytest.mark.timeout(240)
 
 TTL = 3.0
 LONG = 60.0
 LONGEST = 120.0
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ZooKeeperServer]:
-    """One server, which goes on."""
-    require("zookeeper", local=True)
-    with ZooKeeperServer() as running:
-        yield running
 
 
 @pytest.fixture(scope="module")
@@ -47,28 +43,7 @@ def ensemble() -> Iterator[ZooKeeperEnsemble]:
         yield running
 
 
-@pytest.fixture
-def tree(server: ZooKeeperServer) -> Iterator[Tree]:
-    """What the server has."""
-    with kazoo_client(server.address) as client:
-        yield Tree(client)
-
-
-@pytest.fixture
-def proxy(server: ZooKeeperServer) -> Iterator[FaultProxy]:
-    """A way to the server that can be disturbed."""
-    with FaultProxy(server.host, server.port) as running:
-        yield running
-
-
-@pytest.fixture
-def connect() -> Iterator[Connect]:
-    """Makes clients, closed at the end."""
-    with ExitStack() as clients:
-        yield lambda url, **options: clients.enter_context(lockkit.connect(url, **options))
-
-
-def by(proxy: FaultProxy) -> str:
+def through(proxy: FaultProxy) -> str:
     """The URL that leads through a proxy."""
     return f"zookeeper://{proxy.address}"
 
@@ -80,7 +55,7 @@ class TestLostAnswers:
         self, server: ZooKeeperServer, tree: Tree, proxy: FaultProxy, connect: Connect
     ) -> None:
         """One node, which holds; nobody else does; nothing is left after the release."""
-        client, other = connect(by(proxy)), connect(server.url)
+        client, other = connect(through(proxy)), connect(server.url)
         client.ping()
         dropped = proxy.drop_next_reply(match=b"__lock__")
 
@@ -97,7 +72,7 @@ class TestLostAnswers:
         """The two faces share the algorithm, and not the way in which answers are waited for."""
 
         async def scenario() -> None:
-            async with lockkit.aio.connect(by(proxy)) as client:
+            async with lockkit.aio.connect(through(proxy)) as client:
                 await client.ping()
                 dropped = proxy.drop_next_reply(match=b"__lock__")
                 async with client.lock("created-aio", ttl=LONG, timeout=PATIENCE) as lease:
@@ -112,7 +87,7 @@ class TestLostAnswers:
         self, server: ZooKeeperServer, tree: Tree, proxy: FaultProxy, connect: Connect
     ) -> None:
         """It was given up while the network kept it; then the network delivers it."""
-        client, other = connect(by(proxy)), connect(server.url)
+        client, other = connect(through(proxy)), connect(server.url)
         with client.lock("late", ttl=TTL):
             pass  # the session is there, and the directory
         proxy.blackhole()
@@ -129,8 +104,8 @@ class TestLostAnswers:
         self, server: ZooKeeperServer, proxy: FaultProxy, connect: Connect
     ) -> None:
         """It can be called again, and says nothing of a loss: the lock was ours until then."""
-        client, other = connect(by(proxy)), connect(server.url)
-        lease = client.lock("released", ttl=LONG).acquire(0)
+        client, other = connect(through(proxy)), connect(server.url)
+        lease = client.lock("released", ttl=LONG).acquire(PATIENCE)
         dropped = proxy.drop_next_reply(match=b"/lockkit/released/")
 
         with pytest.raises(lockkit.BackendUnavailable):
@@ -146,7 +121,7 @@ class TestLostAnswers:
         self, tree: Tree, proxy: FaultProxy, connect: Connect
     ) -> None:
         """The session is kept alive through the outage, so nothing else would free the lock."""
-        client = connect(by(proxy))
+        client = connect(through(proxy))
         with client.lock("in-vain", ttl=LONG):
             proxy.refuse()
             proxy.cut()
@@ -164,8 +139,8 @@ class TestSessions:
         self, server: ZooKeeperServer, proxy: FaultProxy, connect: Connect
     ) -> None:
         """Nobody is granted the lock before; and the session that the server ended makes no trouble."""
-        client, other = connect(by(proxy)), connect(server.url)
-        lease = client.lock("cut-off", ttl=TTL).acquire(0)
+        client, other = connect(through(proxy)), connect(server.url)
+        lease = client.lock("cut-off", ttl=TTL).acquire(PATIENCE)
         proxy.blackhole()
 
         after = other.lock("cut-off", ttl=LONG).acquire(timeout=PATIENCE)
@@ -188,7 +163,7 @@ class TestSessions:
             reasons.append(reason)
             told.set()
 
-        lease = client.lock("expired", ttl=LONG, renew=False, on_lost=on_lost).acquire(0)
+        lease = client.lock("expired", ttl=LONG, renew=False, on_lost=on_lost).acquire(PATIENCE)
 
         end_session(server, client)
 
@@ -218,7 +193,7 @@ class TestSessions:
     def test_node_that_an_operator_deletes_is_a_lost_lease(self, server: ZooKeeperServer, connect: Connect) -> None:
         """Told by the first renewal at the latest, and after that at once."""
         client = connect(server.url)
-        lease = client.lock("deleted", ttl=TTL).acquire(0)
+        lease = client.lock("deleted", ttl=TTL).acquire(PATIENCE)
 
         with kazoo_client(server.address) as operator:
             operator.delete("/lockkit/deleted", recursive=True)
@@ -231,8 +206,8 @@ class TestSessions:
         self, server: ZooKeeperServer, proxy: FaultProxy, connect: Connect
     ) -> None:
         """Long before the next renewal is due; also after a reconnect, over which kazoo forgets its watches."""
-        client, other = connect(by(proxy)), connect(server.url)
-        lease = client.lock("watched", ttl=LONG).acquire(0)
+        client, other = connect(through(proxy)), connect(server.url)
+        lease = client.lock("watched", ttl=LONG).acquire(PATIENCE)
         for _ in range(3):
             proxy.cut()
             assert lease.confirm()  # over the next connection
@@ -250,7 +225,7 @@ class TestSessions:
         line = Line(tree, "/lockkit/storm")
         with holder.lock("storm", ttl=LONG) as lease:
             for _ in range(20):
-                line.join(connect(by(proxy)), "storm", LONG, 1)
+                line.join(connect(through(proxy)), "storm", LONG, 1)
             nodes = tree.nodes("/lockkit/storm")
 
             for _ in range(50):
@@ -277,7 +252,7 @@ class TestCrowds:
                 entered.set()
                 leave.wait(PATIENCE)
 
-        first = clients[0].lock("herd", ttl=LONG).acquire(0)
+        first = clients[0].lock("herd", ttl=LONG).acquire(PATIENCE)
         thread = threading.Thread(target=second, daemon=True)
         thread.start()
         tree.until_waiting("/lockkit/herd", 2)
@@ -302,16 +277,15 @@ class TestCrowds:
         They were acquired one after the other and are due in some batches; asked for one by one it would be 300.
         """
         client = connect(server.url)
-        leases = [client.lock(f"many-{number}", ttl=TTL).acquire(0) for number in range(100)]
-        time.sleep(TTL)
-        before = packets_count(server)
+        with holding(client.lock(f"many-{number}", ttl=TTL) for number in range(100)) as leases:
+            time.sleep(TTL)
+            before = packets_count(server)
 
-        time.sleep(TTL)
+            time.sleep(TTL)
 
-        assert packets_count(server) - before <= 100
-        for lease in leases:
-            lease.check()
-            lease.release()
+            assert packets_count(server) - before <= 100
+            for lease in leases:
+                lease.check()
 
     def test_a_hundred_idle_waiters_ask_nothing(self, server: ZooKeeperServer, tree: Tree) -> None:
         """In five seconds there is no request at all: the first heartbeat of a session is due after forty."""
@@ -322,7 +296,7 @@ class TestCrowds:
 
         async def scenario() -> int:
             clients = [lockkit.aio.connect(server.url) for _ in range(101)]
-            lease = await clients[0].lock("idle", ttl=LONGEST, renew=False).acquire(0)
+            lease = await clients[0].lock("idle", ttl=LONGEST, renew=False).acquire(PATIENCE)
             waiting = [asyncio.create_task(wait(client)) for client in clients[1:]]
             await asyncio.to_thread(tree.until_waiting, "/lockkit/idle", 101)
             await asyncio.sleep(1)  # the last one sets its watch
@@ -345,7 +319,7 @@ class TestEnsemble:
     ) -> None:
         """The sessions move to the members that are left; tokens go on."""
         client, other = connect(ensemble.url), connect(ensemble.url)
-        lease = client.lock("election", ttl=20).acquire(0)
+        lease = client.lock("election", ttl=20).acquire(PATIENCE)
         entered: list[int] = []
         thread = threading.Thread(target=lambda: enter(other, "election", entered), daemon=True)
         thread.start()
@@ -364,7 +338,7 @@ class TestEnsemble:
     def test_without_a_majority_nobody_is_granted_a_lock(self, ensemble: ZooKeeperEnsemble, connect: Connect) -> None:
         """A bounded, clear error; the holder is told by its deadline; afterwards everything goes on."""
         client, other = connect(ensemble.url), connect(ensemble.url)
-        lease = client.lock("majority", ttl=TTL).acquire(0)
+        lease = client.lock("majority", ttl=TTL).acquire(PATIENCE)
         for member in ensemble.members[:2]:
             member.kill()
         try:
@@ -384,7 +358,7 @@ class TestEnsemble:
         follower, *_ = ensemble.followers
         hosts = sorted((member.address for member in ensemble.members), key=lambda address: address != follower.address)
         client = connect(f"zookeeper://{','.join(hosts)}", randomize_hosts=False)
-        lease = client.lock("hangs", ttl=20).acquire(0)
+        lease = client.lock("hangs", ttl=20).acquire(PATIENCE)
 
         follower.pause()
         try:
@@ -393,15 +367,6 @@ class TestEnsemble:
             lease.release()
         finally:
             follower.resume()
-
-
-def end_session(server: ZooKeeperServer, client: Client) -> None:
-    """Have the server end the session of a client, as it does when it has not heard of it."""
-    (session,) = sessions_of(client)
-    twin = KazooClient(server.address, client_id=session.client.client_id)
-    twin.start(PATIENCE)
-    twin.stop()
-    twin.close()
 
 
 def changed(before: list[str], tree: Tree) -> bool:

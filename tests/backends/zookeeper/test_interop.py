@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import lockkit
-from lockkit.testing.servers import ZooKeeperServer, require
 from tests.backends.zookeeper.support import PATIENCE, Tree, kazoo_client
 
 if TYPE_CHECKING:
@@ -17,16 +16,9 @@ if TYPE_CHECKING:
     from kazoo.client import KazooClient
 
     from lockkit.sync import Client
+    from lockkit.testing.servers import ZooKeeperServer
 
 LONG = 60.0
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ZooKeeperServer]:
-    """One server for all tests of this module."""
-    require("zookeeper", local=True)
-    with ZooKeeperServer() as running:
-        yield running
 
 
 @pytest.fixture
@@ -66,7 +58,7 @@ def test_their_lock_keeps_us_out(ours: Client, theirs: KazooClient) -> None:
 
 def test_our_lock_keeps_them_out(ours: Client, theirs: KazooClient) -> None:
     """Kazoo sees our metadata as the identifier of a contender."""
-    lease = ours.lock("x", ttl=LONG).acquire(0)
+    lease = ours.lock("x", ttl=LONG).acquire(PATIENCE)
     lock = theirs.Lock("/lockkit/x")
     assert not lock.acquire(blocking=False)
     assert '"pid"' in lock.contenders()[0]

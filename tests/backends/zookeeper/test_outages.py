@@ -22,8 +22,9 @@ import lockkit.aio
 from lockkit.backend import Gone, Grant
 from lockkit.backends.zookeeper.backend import ZooKeeperBackend
 from lockkit.backends.zookeeper.connection import outcome
+from lockkit.backends.zookeeper.node import LockNode
 from lockkit.backends.zookeeper.sessions import SESSIONS_MAX, session_timeout
-from lockkit.backends.zookeeper.short_leases import Caretaker, Leftover
+from lockkit.backends.zookeeper.short_leases import ShortLeases
 from lockkit.configuration.registry import split_options
 from lockkit.runtime import BlockingRuntime, drive, monotonic
 from lockkit.testing.face_driver import FACES, AsyncDriver, SyncDriver
@@ -31,7 +32,15 @@ from lockkit.testing.servers import FaultProxy, ZooKeeperEnsemble, ZooKeeperServ
 from lockkit.testing.target import Target
 from lockkit.url import parse
 from tests.backends.support import StubHost, granted
-from tests.backends.zookeeper.support import PATIENCE, Tree, kazoo_client, packets_count, sessions_of
+from tests.backends.zookeeper.support import (
+    PATIENCE,
+    Tree,
+    end_session,
+    holding,
+    kazoo_client,
+    packets_count,
+    sessions_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
@@ -56,27 +65,12 @@ BUSY = 1.5
 CLOSING = 5.0 + BUSY
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[ZooKeeperServer]:
-    """One server, which every test leaves as it was."""
-    require("zookeeper", local=True)
-    with ZooKeeperServer() as running:
-        yield running
-
-
 @pytest.fixture
 def fresh() -> Iterator[ZooKeeperServer]:
     """A server of its own for each test."""
     require("zookeeper", local=True)
     with ZooKeeperServer() as running:
         yield running
-
-
-@pytest.fixture
-def tree(server: ZooKeeperServer) -> Iterator[Tree]:
-    """What the server has."""
-    with kazoo_client(server.address) as client:
-        yield Tree(client)
 
 
 def play(face: Face, url: str, body: Callable[[FaceDriver], Coroutine[Any, Any, None]]) -> None:
@@ -250,7 +244,7 @@ class TestLeftBehind:
         play(face, server.url, body)
 
 
-class TestCaretaker:
+class TestShortLeases:
     """What removes nodes later goes on, whatever strikes it."""
 
     def test_cancelled_task_is_started_again_on_demand(self, server: ZooKeeperServer, tree: Tree) -> None:
@@ -258,11 +252,11 @@ class TestCaretaker:
 
         async def scenario() -> None:
             async with lockkit.aio.connect(server.url) as client, client.lock("beside", ttl=2):
-                first = await client.lock("cancelled", ttl=2, renew=False).acquire(0)
-                (care,) = [task for task in asyncio.all_tasks() if task.get_name() == "lockkit-zookeeper-care"]
-                care.cancel()
-                await asyncio.wait([care])
-                second = await client.lock("started", ttl=2, renew=False).acquire(0)
+                first = await client.lock("cancelled", ttl=2, renew=False).acquire(PATIENCE)
+                (task,) = [one for one in asyncio.all_tasks() if one.get_name() == "lockkit-zookeeper-short-leases"]
+                task.cancel()
+                await asyncio.wait([task])
+                second = await client.lock("started", ttl=2, renew=False).acquire(PATIENCE)
                 for lease in (first, second):
                     assert await lease.wait_lost(PATIENCE)
                 for name in ("cancelled", "started"):
@@ -274,26 +268,26 @@ class TestCaretaker:
         self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         """Each is tried again."""
-        monkeypatch.setattr("lockkit.backends.zookeeper.short_leases.REFUSED_PAUSE", 0.01)
-        session: Any = SimpleNamespace(id=1, over=False)
+        monkeypatch.setattr("lockkit.backends.zookeeper.short_leases.REFUSED_PAUSE_SECONDS", 0.01)
+        session: Any = SimpleNamespace(id=1, ended=False)
         removed: list[str] = []
         done = threading.Event()
         failures = iter([RuntimeError("odd"), lockkit.ConfigurationError("no right")])
 
-        async def remove(due: Leftover) -> bool:
-            if due.owner == "a" and (failure := next(failures, None)) is not None:
+        async def remove(node: LockNode) -> bool:
+            if node.owner == "a" and (failure := next(failures, None)) is not None:
                 raise failure
-            removed.append(due.owner)
+            removed.append(node.owner)
             return True
 
-        caretaker = Caretaker(BlockingRuntime(), remove, done.set)
+        short_leases = ShortLeases(BlockingRuntime(), remove, done.set)
         for owner in ("a", "b"):
-            caretaker.hasten(Leftover(owner, session, 1, "/x", "n"))
+            short_leases.remove_now(LockNode(session, owner, "/x"))
 
         wait_until(lambda: None if len(removed) == 2 else f"{removed}", timeout=PATIENCE)
         assert sorted(removed) == ["a", "b"]
         assert "odd" in caplog.text
-        caretaker.close(lambda _: True)
+        short_leases.close(lambda _: True)
         assert done.wait(PATIENCE)
 
 
@@ -315,9 +309,8 @@ class TestManySessions:
         with (
             ZooKeeperServer(settings={"maxClientCnxns": "60"}) as limited,
             lockkit.connect(limited.url) as client,
+            holding(client.lock(f"x{number}", ttl=4 + number / 7) for number in range(200)) as leases,
         ):
-            leases = [client.lock(f"x{number}", ttl=4 + number / 7).acquire(PATIENCE) for number in range(200)]
-
             assert len(sessions_of(client)) <= SESSIONS_MAX
             with kazoo_client(limited.address) as other:
                 assert other.exists("/lockkit")
@@ -329,26 +322,27 @@ class TestManySessions:
         """It would give each the same timeout."""
         require("zookeeper", local=True)
         bounds = {"minSessionTimeout": "4000", "maxSessionTimeout": "40000"}
-        with ZooKeeperServer(settings=bounds) as server, lockkit.connect(server.url) as client:
-            leases = [client.lock(f"x{ttl}", ttl=ttl).acquire(PATIENCE) for ttl in (1, 1.5, 2, 4, 60, 50, 100, 40)]
-
-            assert [session.seconds for session in sessions_of(client)] == [4, 40]
+        with (
+            ZooKeeperServer(settings=bounds) as server,
+            lockkit.connect(server.url) as client,
+            holding(client.lock(f"x{ttl}", ttl=ttl) for ttl in (1, 1.5, 2, 4, 60, 50, 100, 40)) as leases,
+        ):
+            assert [session.granted_seconds for session in sessions_of(client)] == [4, 40]
             assert [lease.ttl for lease in leases] == [1, 1.5, 2, 4, 40, 40, 40, 40]
 
     def test_more_ttls_than_sessions_lie_in_the_next_longer_one(
         self, server: ZooKeeperServer, caplog: pytest.LogCaptureFixture
     ) -> None:
         """Or, if there is none, in the longest: then the lease is shorter, and says so. Idle ones make room."""
-        with lockkit.connect(server.url) as client:
-            ttls = [100, 80, 60, 50, 40, 30, 25, 20, 15, 12, 10, 8]
-            leases = [client.lock(f"held-{ttl}", ttl=ttl).acquire(PATIENCE) for ttl in ttls]
-            short = client.lock("short", ttl=5).acquire(PATIENCE)
-            long = client.lock("long", ttl=110).acquire(PATIENCE)
-
-            assert len(sessions_of(client)) == SESSIONS_MAX == len(ttls)
-            assert (short.ttl, long.ttl) == (5, 100)
+        ttls = [100, 80, 60, 50, 40, 30, 25, 20, 15, 12, 10, 8, 5, 110]
+        with (
+            lockkit.connect(server.url) as client,
+            holding(client.lock(f"held-{ttl}", ttl=ttl) for ttl in ttls) as leases,
+        ):
+            assert len(sessions_of(client)) == SESSIONS_MAX == 12
+            assert [lease.ttl for lease in leases[12:]] == [5, 100]
             assert len([record for record in caplog.records if "all are in use" in record.message]) == 2
-            for lease in (*leases, short, long):
+            for lease in leases:
                 assert lease.confirm()
 
 
@@ -455,7 +449,7 @@ class TestKazoosThreads:
 
         play(face, server.url, body)
 
-    def test_thread_that_stands_still_in_a_name_look_up_holds_nobody_up(
+    def test_thread_that_hangs_in_a_name_lookup_delays_nobody(
         self, server: ZooKeeperServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Neither a call, nor the handing over of thousands of requests, nor `close()`; they are answered later."""
@@ -668,8 +662,8 @@ class TestFollowerWithoutLeader:
         assert not isinstance(waiter.ask(request), Grant)
         assert drive(holder.backend.release(grant))
         session = request.state.session
-        wait_until(lambda: None if request in session._asked else "not woken", timeout=PATIENCE)
-        session._asked.pop(request)[1].get(timeout=PATIENCE)  # the waiter was woken, and asks again only now
+        wait_until(lambda: None if request in session.watches._listings else "not woken", timeout=PATIENCE)
+        session.watches._listings.pop(request)[1].get(timeout=PATIENCE)  # the waiter was woken, and asks again only now
         stop_others()
         assert follower.mode() == "follower"
 
@@ -687,7 +681,7 @@ def test_deadline_of_a_grant_counts_from_before_the_question(
     waiter.ask(request)
     assert drive(holder.backend.release(grant))
     session = request.state.session
-    wait_until(lambda: None if request in session._asked else "not woken", timeout=PATIENCE)
+    wait_until(lambda: None if request in session.watches._listings else "not woken", timeout=PATIENCE)
     asked_by = monotonic()
 
     after = granted(waiter.ask(request))
@@ -700,10 +694,3 @@ def heal(proxy: FaultProxy) -> None:
     """Drop what is on its way, and let the rest through."""
     proxy.cut()
     proxy.heal()
-
-
-def end_session(server: ZooKeeperServer, client: lockkit.Client) -> None:
-    """Have the server end the only session of a client."""
-    (session,) = sessions_of(client)
-    with kazoo_client(server.address, client_id=session.client.client_id):
-        pass

@@ -1,8 +1,7 @@
 """
-Calls the engine for kazoo's threads, which must not be held up.
+Calls to the engine outside kazoo's threads, which send heartbeats and wake waiters and must not be delayed.
 
-The engine logs when a lease is lost, and a handler of the application's log may take its time, or a lock of this same
-client. kazoo's threads send heartbeats and wake waiters meanwhile.
+The engine logs when a lease is lost. A log handler of the application may take its time, or use a lock of this client.
 """
 
 from __future__ import annotations
@@ -19,22 +18,22 @@ if TYPE_CHECKING:
 
     from lockkit.runtime import Runtime
 
-__all__ = ["Notifier"]
+__all__ = ["EngineCalls"]
 
 log = logging.getLogger("lockkit")
 
 
-class Notifier:
-    """Calls functions in their order: in a thread that ends when there is no more to call, or in the event loop."""
+class EngineCalls:
+    """Makes calls in order: in a thread that ends when no call is left, or in the event loop."""
 
     def __init__(self, runtime: Runtime) -> None:
         """Start nothing yet."""
         self._runtime = runtime
         self._calls: deque[Callable[[], None]] = deque()
-        self._background = Background(runtime, "lockkit-zookeeper-notify", self._deliver)
+        self._background = Background(runtime, "lockkit-zookeeper-notify", self._make_calls)
 
-    def call(self, function: Callable[[], None]) -> None:
-        """Have it called soon. From any thread."""
+    def call_soon(self, function: Callable[[], None]) -> None:
+        """Have a function called soon. From any thread."""
         if self._runtime.kind == "asyncio":
             self._runtime.deliver(function)
             return
@@ -43,9 +42,9 @@ class Notifier:
         try:
             self._background.start()
         except RuntimeError:
-            log.warning("no thread can be started to notify the holders of leases: it is done in kazoo's")
-            drive(self._deliver())
+            log.warning("cannot start a thread to notify the holders of leases: kazoo's thread does it")
+            drive(self._make_calls())
 
-    async def _deliver(self) -> None:
+    async def _make_calls(self) -> None:
         while self._calls:
             self._calls.popleft()()

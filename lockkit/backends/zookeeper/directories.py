@@ -1,0 +1,157 @@
+"""
+The directories of locks: made when they are missing, removed when they are unused.
+
+A lock's directory is a container node: the ensemble removes it some time after its last child has gone (ZooKeeper
+Administrator's Guide, ``znode.container.checkIntervalMs``: it checks every minute). It decides in one atomic step
+whether the node is empty, so a client that creates a child at that moment gets "no node", and makes the directory anew.
+
+Where the ensemble has no containers, the client that removes its node also tries to delete the directory. ZooKeeper
+refuses that unless it is empty: the same rule, for one more request per release.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from kazoo.exceptions import NodeExistsError, NoNodeError, UnimplementedError
+
+from lockkit.backends.zookeeper.path import escape_name, node_prefix
+from lockkit.backends.zookeeper.quirks import create_directory
+from lockkit.errors import BackendUnavailable, LockError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    from lockkit.backends.zookeeper.node import LockNode
+    from lockkit.backends.zookeeper.session import Session
+    from lockkit.runtime import Runtime
+
+__all__ = ["LockDirectories"]
+
+ATTEMPTS_MAX = 10
+"""How often a directory is made that another client removes at once. Each time it lived shorter than a round trip: more
+than a few are no coincidence."""
+
+LATE_SHARE = 1.5
+"""In session timeouts: how long after it was missed a node whose creation was not answered is looked for again. By then
+the server has closed the connection that may still have carried the request."""
+
+
+class LockDirectories:
+    """
+    The directories of locks below one root, and the creation and removal of nodes in them.
+
+    Attributes:
+        containers: Whether directories are container nodes: clean-up is wanted, and the ensemble has them.
+    """
+
+    def __init__(self, runtime: Runtime, root: str, *, cleanup: bool) -> None:
+        """
+        Send nothing.
+
+        Args:
+            runtime: Of the client.
+            root: Path of the directory that holds those of the locks.
+            cleanup: Whether unused directories are removed.
+        """
+        self._runtime = runtime
+        self._root = root
+        self._cleanup = cleanup
+        self.containers = cleanup
+
+    def path(self, name: str) -> str:
+        """Give the path of a lock's directory."""
+        return f"{self._root}/{escape_name(name)}"
+
+    async def create_in(
+        self, session: Session, path: str, create: Callable[[], Coroutine[Any, Any, Any]], until: float
+    ) -> Any:  # noqa: ANN401 - what `create` returns
+        """
+        Call `create`, which creates a node in the directory of a lock; make the directory if it is missing.
+
+        Raises:
+            BackendUnavailable: Another client removes the directory again and again; and whatever `create` raises.
+        """
+        for _ in range(ATTEMPTS_MAX):
+            try:
+                return await create()
+            except NoNodeError:
+                await self._make(session, path, until)
+        message = f"another client removes {path} as often as lockkit creates it"
+        raise BackendUnavailable(message)
+
+    async def _make(self, session: Session, path: str, until: float) -> None:
+        """Make a directory, after those above it."""
+        try:
+            await session.answer(self._request(session, path), until)
+        except NodeExistsError:
+            return  # another client was faster
+        except NoNodeError:
+            parent = path.rpartition("/")[0]
+            if parent:
+                await self._make(session, parent, until)
+            await self._make_below_parent(session, path, until)
+        except LockError as error:
+            if not (self.containers and isinstance(error.__cause__, UnimplementedError)):
+                raise
+            self.containers = False
+            await self._make(session, path, until)
+
+    async def _make_below_parent(self, session: Session, path: str, until: float) -> None:
+        try:
+            await session.answer(self._request(session, path), until)
+        except (NodeExistsError, NoNodeError):
+            return  # the next attempt to create a node in it deals with either
+
+    def _request(self, session: Session, path: str) -> Any:  # noqa: ANN401 - kazoo has no types
+        # The directories above those of the locks stay: users agreed on them, and may have set access rights there.
+        return create_directory(session.client, path, container=self.containers and len(path) > len(self._root))
+
+    async def delete_node(self, session: Session, directory: str, node: str, until: float) -> bool:
+        """Delete a node of a lock, and its directory if that has to go; False if the node was gone."""
+        if not session.usable:
+            await session.connected(until, patient=True)
+        try:
+            await session.answer(session.client.delete_async(f"{directory}/{node}"), until)
+        except NoNodeError:
+            return False
+        if self._cleanup and not self.containers:
+            session.client.delete_async(directory)  # refused unless it is empty; nobody waits for the answer
+        return True
+
+    async def remove(self, node: LockNode, until: float) -> bool:
+        """
+        Remove the node of a lease that has ended, or of a request that was given up.
+
+        Returns:
+            Whether it is gone. If not, look for it again at `LockNode.remove_at`.
+
+        Raises:
+            LockError: There was no usable answer.
+        """
+        if not node.session_lives:
+            return True
+        if node.name is None:
+            node.session.check_usable()
+            return await self._remove_by_owner(node, until)
+        node.session.forget_lease(node)
+        node.session.check_usable()
+        await self.delete_node(node.session, node.directory, node.name, until)
+        return True
+
+    async def _remove_by_owner(self, node: LockNode, until: float) -> bool:
+        """Remove a node that may have been created, or may still be: see `lockkit.backends.zookeeper.short_leases`."""
+        session = node.session
+        try:
+            children = await session.children(node.directory, until)
+        except LockError:
+            node.missed_at = None  # an outage: what the old connection carries may still come
+            raise
+        found = [child for child in children if child.startswith(node_prefix(node.owner))]
+        for child in found:
+            await self.delete_node(session, node.directory, child, until)
+        now = self._runtime.now()
+        if node.missed_at is None:
+            node.missed_at = now
+        node.remove_at = node.missed_at + LATE_SHARE * session.granted_seconds
+        return bool(found) or now >= node.remove_at

@@ -1,0 +1,130 @@
+"""
+What the server tells about nodes: a waiter is woken, or the node of a lease has gone.
+
+One method is called for all nodes, so that kazoo keeps it once for each path: waits that ended leave nothing behind.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from kazoo.protocol.states import EventType
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from lockkit.backend import Request
+    from lockkit.backends.zookeeper.node import LockNode
+
+__all__ = ["Watches"]
+
+
+class Watches:
+    """
+    The watches of one session.
+
+    Attributes:
+        connections_count: How many connections the session has had. A watch belongs to a connection.
+    """
+
+    def __init__(
+        self,
+        client: Any,  # noqa: ANN401 - kazoo has no types
+        request_children: Callable[[str], tuple[float, Any]],
+        lease_gone: Callable[[LockNode], None],
+    ) -> None:
+        """
+        Watch nothing yet.
+
+        Args:
+            client: kazoo's.
+            request_children: Requests the children of a directory; gives the time before, and kazoo's result.
+            lease_gone: Called in kazoo's thread when the node of a lease was deleted.
+        """
+        self._client = client
+        self._request_children = request_children
+        self._lease_gone = lease_gone
+        self._waiters: dict[str, set[Request]] = {}
+        self._leases: dict[str, LockNode] = {}
+        self._listings: dict[Request, tuple[float, Any]] = {}
+        self.connections_count = 0
+
+    @property
+    def in_use(self) -> bool:
+        """Whether a request waits."""
+        return bool(self._waiters or self._listings)
+
+    # -- waiters ---------------------------------------------------------------------------------------------------
+
+    def watch_predecessor(self, node: LockNode, path: str, request: Request) -> Any:  # noqa: ANN401 - kazoo has no types
+        """Have a request woken when the node before its own goes away or the connection breaks; give kazoo's result."""
+        self.stop_waking(node, request)
+        node.watched_path = path
+        self._waiters.setdefault(path, set()).add(request)
+        return self._client.get_async(path, watch=self._node_changed)
+
+    def wakes(self, node: LockNode, path: str, request: Request) -> bool:
+        """Tell whether a request will be woken when that node goes away."""
+        return node.watched_path == path and request in self._waiters.get(path, ())
+
+    def stop_waking(self, node: LockNode, request: Request) -> None:
+        """Wake a request no more. The server keeps its watch, one for each node, until that changes."""
+        self._listings.pop(request, None)
+        path, node.watched_path = node.watched_path, None
+        if path is not None and (requests := self._waiters.get(path)) is not None:
+            requests.discard(request)
+            if not requests:
+                self._waiters.pop(path, None)
+
+    def take_listing(self, request: Request) -> tuple[float, Any] | None:
+        """Give what was requested for a waiter when it was woken, as `request_children` gave it."""
+        return self._listings.pop(request, None)
+
+    # -- leases ----------------------------------------------------------------------------------------------------
+
+    def watch_lease(self, node: LockNode) -> Any:  # noqa: ANN401 - kazoo has no types
+        """Ask for the node of a lease, and to be told when it goes away; give kazoo's result."""
+        self._leases[node.path] = node
+        # Before it is sent: should it go over the next connection, it is asked for once more, and not once less.
+        node.watched_over = self.connections_count
+        return self._client.exists_async(node.path, watch=self._node_changed)
+
+    def watches_lease(self, node: LockNode) -> bool:
+        """
+        Tell whether the server would have told that the node of a lease has gone.
+
+        It tells that before it answers any later request. So one heartbeat serves all leases of the session.
+        """
+        return node.watched_over == self.connections_count and node.path in self._leases
+
+    def forget_lease(self, node: LockNode) -> None:
+        """Expect that a node goes away."""
+        self._leases.pop(node.path, None)
+
+    # -- what kazoo tells, in its threads --------------------------------------------------------------------------
+
+    def connection_changed(self, *, connected: bool) -> None:
+        """Forget what was requested over the former connection: the next one's member may not have caught up."""
+        self._listings.clear()
+        if connected:
+            self.connections_count += 1
+
+    def _node_changed(self, event: Any) -> None:  # noqa: ANN401 - kazoo has no types
+        if event.path is None:
+            self._connection_broke()
+            return
+        lease = self._leases.pop(event.path, None)
+        if lease is not None and event.type == EventType.DELETED:
+            self._lease_gone(lease)
+        for request in [*self._waiters.pop(event.path, ())]:
+            # The waiter's first request, sent while its thread wakes up.
+            self._listings[request] = self._request_children(event.path.rpartition("/")[0])
+            request.wake.set()
+
+    def _connection_broke(self) -> None:
+        """Wake all waiters, to watch again: kazoo forgets all watches with the connection."""
+        waiters, self._waiters = self._waiters, {}
+        self._leases.clear()
+        for requests in waiters.values():
+            for request in [*requests]:
+                request.wake.set()

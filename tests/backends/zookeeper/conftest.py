@@ -1,0 +1,46 @@
+"""Fixtures for the tests of ZooKeeper."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import pytest
+
+import lockkit
+from lockkit.testing.servers import FaultProxy, ZooKeeperServer, require
+from tests.backends.zookeeper.support import Tree, kazoo_client
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.backends.zookeeper.support import Connect
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ZooKeeperServer]:
+    """One server for all tests of a module. Each leaves it as it was."""
+    require("zookeeper", local=True)
+    with ZooKeeperServer() as running:
+        yield running
+
+
+@pytest.fixture
+def tree(server: ZooKeeperServer) -> Iterator[Tree]:
+    """What the server stores."""
+    with kazoo_client(server.address) as client:
+        yield Tree(client)
+
+
+@pytest.fixture
+def proxy(server: ZooKeeperServer) -> Iterator[FaultProxy]:
+    """A network path to the server that can be disturbed."""
+    with FaultProxy(server.host, server.port) as running:
+        yield running
+
+
+@pytest.fixture
+def connect() -> Iterator[Connect]:
+    """Makes clients, closed at the end."""
+    with ExitStack() as clients:
+        yield lambda url, **options: clients.enter_context(lockkit.connect(url, **options))

@@ -1,28 +1,27 @@
 """
 Locks on etcd 3.4 or later: one member, or a cluster.
 
-Algorithm: everybody who wants the lock has a key ``PREFIX/NAME/<lease id in hexadecimal>`` that hangs on an etcd lease,
-and the key with the lowest ``create_revision`` holds. So do ``etcdctl lock`` and the ``concurrency`` package of etcd's
-Go client (``client/v3/concurrency/mutex.go``), which therefore exclude with lockkit on the same key, in order of
-arrival. The value is ``OWNER METADATA``.
+Algorithm: each contender for the lock has a key ``PREFIX/NAME/<lease id in hexadecimal>`` that is attached to an etcd
+lease, and the key with the lowest ``create_revision`` holds. ``etcdctl lock`` and the ``concurrency`` package of etcd's
+Go client (``client/v3/concurrency/mutex.go``) do the same, and therefore exclude with lockkit on the same key, in order
+of arrival. The value is ``OWNER METADATA``.
 
 ==================  ===============================================================================================
 acquire             one transaction: create the key; granted if there was no other below the prefix
-wait                watch the key in front (`lockkit.backends.etcd.wakeup`), then look for one in front again
-renew               keep the leases alive, and see in one transaction for 128 keys that each is still there
+wait                watch the key in front (`lockkit.backends.etcd.wakeup`), then check for one in front again
+renew               keep the leases alive, and check in one transaction for 100 keys that each is still there
 release             delete the key, if it still has the ``create_revision`` of the grant
 token               the ``create_revision``
 ==================  ===============================================================================================
 
-Why one round trip grants: the transaction compares the ``create_revision`` of *all* keys below the prefix with 0, which
-is true only if there are none (a comparison over a range: etcd 3.3).
+Why one round trip suffices: the transaction compares the ``create_revision`` of *all* keys below the prefix with 0,
+which is true only if there are none (a comparison over a range: etcd 3.3).
 
-Leases of etcd are shared by the locks of a client that have the same ttl (`lockkit.backends.etcd.session`).
+A client's locks with the same ttl share an etcd lease (`lockkit.backends.etcd.session`).
 
-What the server must offer: etcd 3.4 (watch ids chosen by the client), a user with read and write rights below the
-prefix.
+Requirements: etcd 3.4 (watch ids chosen by the client), a user with read and write rights below the prefix.
 
-What it cannot promise: tokens higher than before when the cluster comes back without its data.
+Known limit: when the cluster comes back without its data, tokens may be lower than before.
 """
 
 from __future__ import annotations
@@ -50,38 +49,33 @@ from lockkit.backend import (
     seconds_left,
 )
 from lockkit.backends.etcd import rpc_pb2 as rpc
-from lockkit.backends.etcd.cluster import settled
+from lockkit.backends.etcd import transactions
+from lockkit.backends.etcd.cluster import settle_by
 from lockkit.backends.etcd.connection import RANGE, TIME_TO_LIVE, TXN
 from lockkit.backends.etcd.errors import LeaseEnded
 from lockkit.backends.etcd.options import OPTIONS, adopt_cluster, open_cluster
-from lockkit.backends.etcd.session import Contender, Sessions, whole_seconds
-from lockkit.backends.etcd.wakeup import Watches
+from lockkit.backends.etcd.session import Contender, Session, Sessions, round_up
+from lockkit.backends.etcd.wakeup import WakeupListener
 from lockkit.errors import BackendUnavailable, LockError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from lockkit.backends.etcd.cluster import Cluster
-    from lockkit.backends.etcd.session import Session
     from lockkit.url import Url
 
 __all__ = ["EtcdBackend"]
 
 log = logging.getLogger("lockkit")
 
-BATCH = 100
-"""Keys that one transaction is about. etcd's default for --max-txn-ops is 128, and an operation that is a transaction
-itself counts for what is in it, too. Fewer takes more round trips."""
-
-HEAR_OUT_SECONDS = 1.0
-"""How long an acquisition that is given up waits for the answer to its request, which says whether there is anything to
-undo. Longer delays the caller when the cluster hangs; shorter has a session retired for nothing."""
+ABANDON_WAIT_SECONDS = 1.0
+"""Longest time that an abandoned acquisition waits for the answer to its request, which says what there is to undo.
+Longer delays the caller when the cluster hangs; shorter retires a session for nothing."""
 
 UNWATCHED_SECONDS = 0.5
-"""A waiter looks again after this time when it has no watch. Longer hands over later, shorter asks more often."""
+"""How often a waiter without a watch looks again. Longer hands over later, shorter asks more often."""
 
 _OWNER_CHARS = 32
-_TOP = (1 << 63) - 1
 
 _CAPABILITIES = Capabilities(
     crash_release="ttl",
@@ -106,20 +100,20 @@ class EtcdBackend(LockBackend):
     Processes that reach the same etcd.
 
     Attributes:
-        cluster: Its members, for guards of data that are there too.
+        cluster: Its members, also for guards of data in the same etcd.
     """
 
     capabilities = _CAPABILITIES
     options: ClassVar[Mapping[str, Option]] = OPTIONS
 
     def __init__(self, url: str, cluster: Cluster, options: Mapping[str, Any], host: Host) -> None:
-        """Use a cluster; nothing is sent."""
+        """Use a cluster, without I/O."""
         self._url = url
         self.cluster = self._cluster = cluster
         self._runtime = host.runtime
         self._prefix: str = options["prefix"]
         self._sessions = Sessions(host, cluster)
-        self._watches = Watches(host.runtime, cluster)
+        self._listener = WakeupListener(host.runtime, cluster)
 
     @classmethod
     def open(cls, url: Url, options: Mapping[str, Any], host: Host) -> EtcdBackend:
@@ -128,7 +122,7 @@ class EtcdBackend(LockBackend):
 
     @classmethod
     def adopt(cls, client: object, options: Mapping[str, Any], host: Host) -> EtcdBackend | None:
-        """See `LockBackend.adopt`: a gRPC channel, or a client that has one, in the form of this face."""
+        """See `LockBackend.adopt`: takes a gRPC channel, or a client that has one, for the same API (sync or async)."""
         found = adopt_cluster(client, host)
         return None if found is None else cls(found[0], found[1], options, host)
 
@@ -144,111 +138,111 @@ class EtcdBackend(LockBackend):
         answer_by = self._answer_by(request)
         outcome: Grant | Busy | None = None
         if request.state is not None:
-            outcome = await self._look_again(request, request.state, answer_by)
+            outcome = await self._check_queue(request, request.state, answer_by)
         while outcome is None:
             value = f"{request.owner} {request.metadata}".encode()
-            contender = Contender(
-                request.name, request.owner, self._queue_of(request.name), value, self._runtime.event()
-            )
-            contender.wake = request.wake if request.queue else None
+            wake = request.wake if request.queue else None
+            contender = Contender(request.name, request.owner, self._prefix_of(request.name), value, wake)
             request.state = contender
-            await self._sessions.join(contender, whole_seconds(request.ttl), answer_by)
-            contender.entering = True
-            # A caller that is cancelled leaves it running: `abandon` hears out whether there is anything to undo.
-            outcome = await settled(self._runtime, self._enter(request, contender, answer_by), answer_by)
+            await self._sessions.attach(contender, round_up(request.ttl), answer_by)
+            contender.created = self._runtime.event()
+            # Goes on if the caller is cancelled: `abandon` waits for the answer, which says what there is to undo.
+            outcome = await settle_by(self._runtime, self._create_key(request, contender, answer_by), answer_by)
         return outcome
 
     def _answer_by(self, request: Request) -> float:
         now = self._runtime.now()
         return now + seconds_left(request.answer_by, now)
 
-    async def _enter(self, request: Request, contender: Contender, answer_by: float) -> Grant | Busy | None:
-        """Create the key. None: its session has ended meanwhile, begin anew."""
+    async def _create_key(self, request: Request, contender: Contender, answer_by: float) -> Grant | Busy | None:
+        """Acquire the lock or take a place in its queue. None: the session has ended meanwhile, start again."""
         session = contender.session
         assert session is not None
+        assert contender.created is not None
         try:
-            if session.is_stale(self._runtime.now()) and not await self._keep_alive(session, answer_by):
+            if session.is_stale(self._runtime.now()) and not await self._sessions.keep_alive(session, answer_by):
                 request.state = None
                 return None
-            if contender.until == -inf:
+            if contender.wanted_until == -inf:
                 raise BackendUnavailable("the request was given up")
-            # Twice is as good as once: the second finds the key of the first.
-            entry = _entry(contender, session.id, queue=request.queue)
-            answer = await self._cluster.call(TXN, entry, resend=True, doubt=contender.doubt, answer_by=answer_by)
+            # Sending it twice does no harm: the second finds the key of the first.
+            answer = await self._cluster.call(
+                TXN,
+                transactions.create_key(contender, session.id, queue=request.queue),
+                resend=True,
+                on_unknown=contender.set_may_come_late,
+                answer_by=answer_by,
+            )
         except LeaseEnded:
             self._sessions.end(session)
             request.state = None
             return None
         finally:
-            contender.entered.set()
+            contender.created.set()
         if answer.succeeded:
-            contender.created(answer.header.revision)
-            return self._granted(contender)
-        return await self._entered_behind(request, contender, answer, answer_by)
+            contender.set_revision(answer.header.revision)
+            return self._grant(contender)
+        return await self._read_busy_answer(request, contender, answer, answer_by)
 
-    async def _entered_behind(
+    async def _read_busy_answer(
         self, request: Request, contender: Contender, answer: rpc.TxnResponse, answer_by: float
     ) -> Grant | Busy | None:
-        """Read the answer of a transaction that found others below the prefix."""
+        """Read the answer of a transaction that found other keys below the prefix."""
         oldest = answer.responses[0].response_range.kvs[0]
         if oldest.key == contender.key and oldest.value == contender.value:
-            # The first of two equal requests was carried out, and its answer lost.
-            contender.created(oldest.create_revision)
-            return self._granted(contender)
+            # The first of two equal requests was executed, and its answer was lost.
+            contender.set_revision(oldest.create_revision)
+            return self._grant(contender)
         busy = Busy(owner=_owner_of(oldest))
         if not request.queue:
-            self._sessions.leave([contender])
+            self._sessions.detach(contender)
             request.state = None
             return busy
         nested = answer.responses[1].response_txn
         if nested.succeeded:
-            contender.created(answer.header.revision)
-            contender.before = nested.responses[0].response_range.kvs[0].key
+            contender.set_revision(answer.header.revision)
+            contender.key_in_front = nested.responses[0].response_range.kvs[0].key
             return busy
-        mine = nested.responses[0].response_range.kvs[0]
-        if mine.value == contender.value:
-            contender.created(mine.create_revision)
-            return await self._look_again(request, contender, answer_by)
-        # A key of ours that should not be there any more. Its session keeps it no longer than a ttl.
-        contender.doubt()
-        self._sessions.leave([contender])
+        ours = nested.responses[0].response_range.kvs[0]
+        if ours.value == contender.value:
+            contender.set_revision(ours.create_revision)
+            return await self._check_queue(request, contender, answer_by)
+        # A key of this client that should be gone. Its session keeps it no longer than a ttl.
+        contender.set_may_come_late()
+        self._sessions.detach(contender)
         request.state = None
         return None
 
-    async def _look_again(self, request: Request, contender: Contender, answer_by: float) -> Grant | Busy | None:
-        """Look who is in front. None: our key has gone, begin anew."""
-        look = rpc.TxnRequest(compare=[contender.guard])
-        in_front = _range(contender.prefix, rpc.RangeRequest.DESCEND, keys_only=True)
-        in_front.max_create_revision = contender.revision - 1
-        look.success.add(request_range=in_front)
-        look.success.add(request_range=_range(contender.prefix, rpc.RangeRequest.ASCEND))
-        answer = await self._cluster.call(TXN, look, resend=True, answer_by=answer_by)
+    async def _check_queue(self, request: Request, contender: Contender, answer_by: float) -> Grant | Busy | None:
+        """Check for a key in front. None: this contender's key is gone, start again."""
+        check = transactions.check_queue(contender)
+        answer = await self._cluster.call(TXN, check, resend=True, answer_by=answer_by)
         session = contender.session
         assert session is not None
         if answer.succeeded and not session.is_over:
-            found = answer.responses[0].response_range.kvs
-            if found:
-                contender.before = found[0].key
-                return Busy(owner=_owner_of(answer.responses[1].response_range.kvs[0]))
-            # Who waited must not be given what is left of the session's ttl only.
-            if not session.is_stale(self._runtime.now()) or await self._keep_alive(session, answer_by):
-                return self._granted(contender)
-        self._forget(contender)
+            in_front, oldest = (one.response_range.kvs for one in answer.responses)
+            if in_front:
+                contender.key_in_front = in_front[0].key
+                return Busy(owner=_owner_of(oldest[0]))
+            # After a long wait, little may be left of the session's ttl.
+            if not session.is_stale(self._runtime.now()) or await self._sessions.keep_alive(session, answer_by):
+                return self._grant(contender)
+        self._detach(contender)
         request.state = None
         return None
 
-    def _granted(self, contender: Contender) -> Grant:
+    def _grant(self, contender: Contender) -> Grant:
         session = contender.session
         assert session is not None
-        assert contender.revision > 0
-        self._watches.forget(contender)
-        if contender.until > -inf:
-            contender.until = session.ends_at
-        return Grant(contender.name, contender.owner, contender.revision, session.ttl, session.anchor, contender)
+        assert contender.create_revision > 0
+        self._listener.unwatch(contender)
+        if contender.wanted_until > -inf:
+            contender.wanted_until = session.ends_at
+        return Grant(contender.name, contender.owner, contender.create_revision, session.ttl, session.anchor, contender)
 
-    def _forget(self, contender: Contender) -> None:
-        self._watches.forget(contender)
-        self._sessions.leave([contender])
+    def _detach(self, contender: Contender) -> None:
+        self._listener.unwatch(contender)
+        self._sessions.detach(contender)
 
     async def wait(self, request: Request, busy: Busy, until: float) -> None:
         """See `LockBackend.wait`. Keeps the session alive meanwhile, and with it the place in the queue."""
@@ -258,19 +252,19 @@ class EtcdBackend(LockBackend):
             return
         session = contender.session
         while True:
-            # Each time: the member that was asked last is the one to watch at.
-            watched = self._watches.watch(contender)
+            # Each time: the client may have switched to another member, and must watch there.
+            is_watched = self._listener.watch(contender)
             now = self._runtime.now()
-            wake_at = min(until, session.keep_at, inf if watched else now + UNWATCHED_SECONDS)
+            wake_at = min(until, session.keep_alive_at, inf if is_watched else now + UNWATCHED_SECONDS)
             if await request.wake.wait(max(0.0, wake_at - now)):
                 request.wake.clear()
                 return
             now = self._runtime.now()
-            if not watched or now >= until or session.is_over or now >= session.ends_at:
+            if not is_watched or now >= until or session.is_over or now >= session.ends_at:
                 return
-            if now >= session.keep_at:
+            if now >= session.keep_alive_at:
                 try:
-                    await self._keep_alive(session, min(self._answer_by(request), session.ends_at))
+                    await self._sessions.keep_alive(session, min(self._answer_by(request), session.ends_at))
                 except LockError as error:
                     log.debug("waiting for lock %r: %s", request.name, error)
 
@@ -279,38 +273,22 @@ class EtcdBackend(LockBackend):
         contender: Contender | None = request.state
         if contender is None:
             return
-        contender.until = -inf
+        contender.wanted_until = -inf
         answer_by = self._answer_by(request)
-        left = answer_by - self._runtime.now()
-        # What was sent is heard out. If that takes too long, the key may be created after it is deleted here.
-        if contender.entering and not await contender.entered.wait(min(HEAR_OUT_SECONDS, left / 2)):
-            contender.doubt()
-        self._watches.forget(contender)
+        timeout = min(ABANDON_WAIT_SECONDS, (answer_by - self._runtime.now()) / 2)
+        # Without an answer to the request, the member may create the key after it is deleted here.
+        if contender.created is not None and not await contender.created.wait(timeout):
+            contender.set_may_come_late()
+        self._listener.unwatch(contender)
         session = contender.session
         if session is not None and not session.ended:
-            if contender.doubted and self._sessions.close_if_unused(session):
-                await self._sessions.revoke(session, answer_by)
-            else:
-                await self._cluster.call(TXN, _deletion([contender]), resend=True, answer_by=answer_by)
-        self._sessions.leave([contender])
+            revoked = contender.may_come_late and await self._sessions.revoke_if_unused(session, answer_by)
+            if not revoked:
+                await self._sessions.delete_keys([contender], answer_by)
+        self._sessions.detach(contender)
         request.state = None
 
     # -- keep --------------------------------------------------------------------------------------------------------
-
-    async def _keep_alive(self, session: Session, answer_by: float) -> bool:
-        """
-        Keep a session alive, but nothing in it that nobody wants any more. False if it has ended.
-
-        Raises:
-            LockError: No answer.
-        """
-        if session.is_over:
-            return False
-        session.put_off(self._runtime.now())
-        for batch in _batches(self._sessions.overdue(session)):
-            await self._cluster.call(TXN, _deletion(batch), resend=True, answer_by=answer_by)
-            self._sessions.leave(batch)
-        return await self._sessions.keep_alive(session, answer_by)
 
     async def renew(self, grants: Sequence[Grant]) -> Sequence[Renewal]:
         """See `LockBackend.renew`."""
@@ -323,129 +301,125 @@ class EtcdBackend(LockBackend):
             contender: Contender = grant.state
             session = contender.session
             assert session is not None
-            seconds = whole_seconds(grant.ttl)
-            contender.until = max(contender.until, now + seconds)
+            ttl = round_up(grant.ttl)
+            contender.wanted_until = max(contender.wanted_until, now + ttl)
             if session.is_over:
                 outcomes[contender.owner] = Gone("session")
-            elif contender.target is not None or not session.fits(seconds):
-                moving.setdefault(seconds, []).append(contender)
-            else:
+            elif contender.moving_to is None and session.has_ttl(ttl):
                 staying.setdefault(session, []).append(contender)
+            else:
+                moving.setdefault(ttl, []).append(contender)
         for session, contenders in staying.items():
-            # Before it ends: of several members that leaves time to ask another one when the first hangs.
-            outcomes.update(await self._renew_staying(session, contenders, min(answer_by, session.ends_at)))
-        for seconds, contenders in moving.items():
-            outcomes.update(await self._renew_moving(contenders, seconds, answer_by))
+            await self._renew_in(session, contenders, answer_by, outcomes)
+        for ttl, contenders in moving.items():
+            await self._renew_in(ttl, contenders, answer_by, outcomes)
         return [outcomes[grant.owner] for grant in grants]
 
-    async def _renew_staying(
-        self, session: Session, contenders: list[Contender], answer_by: float
-    ) -> dict[str, Renewal]:
-        """Keep a session alive, and see that the keys are still there."""
-        outcomes: dict[str, Renewal] = {}
-        try:
-            if not await self._keep_alive(session, answer_by):
-                return {contender.owner: Gone("session") for contender in contenders}
-            anchor = session.anchor
-            for batch in _batches(contenders):
-                look = rpc.TxnRequest()
-                for contender in batch:
-                    look.success.add(request_range=rpc.RangeRequest(key=contender.key, keys_only=True))
-                answer = await self._cluster.call(TXN, look, resend=True, answer_by=answer_by)
-                for contender, one in zip(batch, answer.responses, strict=True):
-                    revisions = [kv.create_revision for kv in one.response_range.kvs]
-                    outcomes[contender.owner] = self._renewed(contender, revisions == [contender.revision], anchor)
-        except LockError as error:
-            return {contender.owner: Unknown(error) for contender in contenders} | outcomes
-        return outcomes
+    async def _renew_in(
+        self, where: Session | int, contenders: list[Contender], answer_by: float, outcomes: dict[str, Renewal]
+    ) -> None:
+        """
+        Keep a session alive, and check that the keys are still there.
 
-    async def _renew_moving(self, contenders: list[Contender], seconds: int, answer_by: float) -> dict[str, Renewal]:
-        """Move keys to a session of another ttl: somebody has extended to that, or the answer to it was lost."""
-        outcomes: dict[str, Renewal] = {}
+        If `where` is a ttl, move them to a session with that: they were extended to it, or a move was not answered.
+        """
         try:
-            target = await self._sessions.join_moving(contenders, seconds, answer_by)
-            if not await self._keep_alive(target, answer_by):
-                target = await self._sessions.join_moving(contenders, seconds, answer_by)
-            anchor = target.anchor
-            pending = contenders
-            while pending:
-                batch, pending = pending[: BATCH // 2], pending[BATCH // 2 :]
-                move = rpc.TxnRequest(success=[_move(contender, target) for contender in batch])
-                answer = await self._cluster.call(TXN, move, resend=True, answer_by=answer_by)
-                for contender, one in zip(batch, answer.responses, strict=True):
-                    found = one.response_txn.responses[0].response_range.kvs
-                    if one.response_txn.succeeded:
-                        contender.modified = answer.header.revision
-                    elif not found or found[0].create_revision != contender.revision:
-                        outcomes[contender.owner] = self._renewed(contender, ours=False, anchor=anchor)
-                        continue
-                    else:
-                        contender.modified = found[0].mod_revision
-                        if found[0].lease != target.id:
-                            # An earlier move was carried out late. Now that its revision is known, none can be again.
-                            pending = [*pending, contender]
-                            continue
-                    self._sessions.moved(contender, target)
-                    outcomes[contender.owner] = self._renewed(contender, ours=True, anchor=anchor)
+            if isinstance(where, Session):
+                # Before it ends: that leaves time to ask another member when the first one hangs.
+                if await self._sessions.keep_alive(where, min(answer_by, where.ends_at)):
+                    await self._check_keys(where, contenders, answer_by, outcomes, move=False)
+                else:
+                    outcomes.update((contender.owner, Gone("session")) for contender in contenders)
+                return
+            session = await self._sessions.prepare_move(contenders, where, answer_by)
+            if not await self._sessions.keep_alive(session, answer_by):
+                session = await self._sessions.prepare_move(contenders, where, answer_by)
+            await self._check_keys(session, contenders, answer_by, outcomes, move=True)
         except LockError as error:
-            return {contender.owner: Unknown(error) for contender in contenders} | outcomes
-        return outcomes
+            for contender in contenders:
+                outcomes.setdefault(contender.owner, Unknown(error))
 
-    def _renewed(self, contender: Contender, ours: bool, anchor: float) -> Renewal:  # noqa: FBT001 - read from an answer
+    async def _check_keys(
+        self,
+        session: Session,
+        contenders: Sequence[Contender],
+        answer_by: float,
+        outcomes: dict[str, Renewal],
+        *,
+        move: bool,
+    ) -> None:
+        """Check that keys are still there, and move them to a session if so asked."""
+        anchor = session.anchor
+        again: list[Contender] = []
+        for batch in transactions.batches(contenders, operations=2 if move else 1):
+            request = transactions.check_keys(batch, session if move else None)
+            answer = await self._cluster.call(TXN, request, resend=True, answer_by=answer_by)
+            checks = [one.response_range.kvs for one in answer.responses if one.HasField("response_range")]
+            for contender, kvs in zip(batch, checks, strict=True):
+                if [kv.create_revision for kv in kvs] != [contender.create_revision]:
+                    self._detach(contender)
+                    outcomes[contender.owner] = Gone("gone")
+                    continue
+                if move and kvs[0].lease != session.id:
+                    # An earlier move was executed late. Now that its revision is known, none can be again.
+                    contender.mod_revision = kvs[0].mod_revision
+                    again.append(contender)
+                    continue
+                if move:
+                    self._sessions.finish_move(contender, kvs[0].mod_revision)
+                outcomes[contender.owner] = self._renewed(contender, anchor)
+        if again:
+            await self._check_keys(session, again, answer_by, outcomes, move=True)
+
+    def _renewed(self, contender: Contender, anchor: float) -> Renewal:
         session = contender.session
         assert session is not None
-        if not ours:
-            self._forget(contender)
-            return Gone("gone")
         if session.is_over:
             return Gone("session")
-        if contender.until < inf:
-            contender.until = anchor + session.ttl
-        # Not the session's ttl, which the cluster may have raised: extend() sets the time left to what it was told.
+        if contender.wanted_until < inf:
+            contender.wanted_until = anchor + session.ttl
+        # Not the session's ttl, which the cluster may have raised: extend() sets the time left to its argument.
         return Renewed(anchor)
 
     async def release(self, grant: Grant, answer_by: float = inf) -> bool:
-        """See `LockBackend.release`. Not sent again by anybody but the engine."""
+        """See `LockBackend.release`. Only the engine sends it again."""
         contender: Contender = grant.state
         if contender.session is None or contender.session.ended:
             return False
-        deletion = rpc.TxnRequest(compare=[contender.guard], success=[_delete(contender.key)])
+        deletion = transactions.delete_key(contender.key, contender.compare_revision)
         try:
             answer = await self._cluster.call(TXN, deletion, resend=False, answer_by=answer_by)
         except BaseException:
             # Not before: a heartbeat of another lock would delete the key, and this one would look lost.
-            contender.until = min(contender.until, self._runtime.now())
+            contender.wanted_until = min(contender.wanted_until, self._runtime.now())
             raise
-        self._sessions.leave([contender])
+        self._sessions.detach(contender)
         return bool(answer.succeeded)
 
     async def release_all(self, grants: Sequence[Grant], answer_by: float) -> None:
-        """See `LockBackend.release_all`. A session in which nothing else is goes as a whole, with all its keys."""
-        contenders: set[Contender] = {grant.state for grant in grants}
+        """See `LockBackend.release_all`. Revokes a session that has nothing else, with all its keys."""
+        contenders: list[Contender] = [grant.state for grant in grants]
         now = self._runtime.now()
         for contender in contenders:
-            contender.until = min(contender.until, now)
-        failed: LockError | None = None
-        for session in {one for contender in contenders for one in (contender.session, contender.target) if one}:
+            contender.wanted_until = min(contender.wanted_until, now)
+        failure: LockError | None = None
+        for session in {one for contender in contenders for one in (contender.session, contender.moving_to) if one}:
             try:
-                if self._sessions.close_if_unused(session):
-                    await self._sessions.revoke(session, answer_by)
-                    continue
-                for batch in _batches([one for one in contenders if one.session is session]):
-                    await self._cluster.call(TXN, _deletion(batch), resend=True, answer_by=answer_by)
-                    self._sessions.leave(batch)
+                if not await self._sessions.revoke_if_unused(session, answer_by):
+                    remaining = [contender for contender in contenders if contender.session is session]
+                    await self._sessions.delete_keys(remaining, answer_by)
             except LockError as error:
-                failed = error
-        if failed is not None:
-            raise failed
+                failure = error
+        if failure is not None:
+            raise failure
 
-    # -- look --------------------------------------------------------------------------------------------------------
+    # -- inspect -----------------------------------------------------------------------------------------------------
 
     async def holders(self, name: str) -> Sequence[Holder]:
         """See `LockBackend.holders`."""
         answer_by = self._runtime.now() + CALL_SECONDS
-        look = _range(self._queue_of(name), rpc.RangeRequest.ASCEND)
-        answer = await self._cluster.call(RANGE, look, resend=True, answer_by=answer_by)
+        request = transactions.first_key(self._prefix_of(name))
+        answer = await self._cluster.call(RANGE, request, resend=True, answer_by=answer_by)
         if not answer.kvs:
             return []
         oldest = answer.kvs[0]
@@ -460,109 +434,34 @@ class EtcdBackend(LockBackend):
     async def break_lock(self, name: str) -> bool:
         """See `LockBackend.break_lock`."""
         answer_by = self._runtime.now() + CALL_SECONDS
-        look = _range(self._queue_of(name), rpc.RangeRequest.ASCEND, keys_only=True)
-        answer = await self._cluster.call(RANGE, look, resend=True, answer_by=answer_by)
+        request = transactions.first_key(self._prefix_of(name), keys_only=True)
+        answer = await self._cluster.call(RANGE, request, resend=True, answer_by=answer_by)
         if not answer.kvs:
             return False
         oldest = answer.kvs[0]
-        guard = rpc.Compare(target=rpc.Compare.CREATE, key=oldest.key, create_revision=oldest.create_revision)
-        deletion = rpc.TxnRequest(compare=[guard], success=[_delete(oldest.key)])
+        unchanged = rpc.Compare(target=rpc.Compare.CREATE, key=oldest.key, create_revision=oldest.create_revision)
+        deletion = transactions.delete_key(oldest.key, unchanged)
         broken = await self._cluster.call(TXN, deletion, resend=False, answer_by=answer_by)
         return bool(broken.succeeded)
 
     async def ping(self) -> None:
         """See `LockBackend.ping`."""
-        look = rpc.RangeRequest(key=f"{self._prefix}/".encode(), keys_only=True)
-        await self._cluster.call(RANGE, look, resend=True)
+        request = rpc.RangeRequest(key=f"{self._prefix}/".encode(), keys_only=True)
+        await self._cluster.call(RANGE, request, resend=True)
 
     async def close(self) -> None:
-        """See `LockBackend.close`. Ends the sessions, so that nothing stays behind for a ttl."""
-        self._watches.close()
+        """See `LockBackend.close`. Ends the sessions, so that no key stays for a ttl."""
+        self._listener.close()
         await self._sessions.close()
         await self._cluster.close()
 
-    def _queue_of(self, name: str) -> bytes:
-        """Give the prefix of the keys of all who contend for a lock."""
+    def _prefix_of(self, name: str) -> bytes:
+        """Return the prefix of the keys of all contenders for a lock."""
         return f"{self._prefix}/{validation.escape(name, '/')}/".encode()
 
 
-def _entry(contender: Contender, lease_id: int, *, queue: bool) -> rpc.TxnRequest:
-    """
-    Ask for the lock in one transaction.
-
-    ::
-
-        if no key below the prefix:  put ours                                    -> held
-        else:                        read the oldest
-                                     if ours is not there: read the newest, put  -> in line behind that  (queue only)
-                                     else:                 read ours
-    """
-    put = rpc.PutRequest(key=contender.key, value=contender.value, lease=lease_id)
-    entry = rpc.TxnRequest()
-    entry.compare.add(
-        target=rpc.Compare.CREATE, key=contender.prefix, range_end=_end(contender.prefix), create_revision=0
-    )
-    entry.success.add(request_put=put)
-    entry.failure.add(request_range=_range(contender.prefix, rpc.RangeRequest.ASCEND))
-    if queue:
-        behind = entry.failure.add().request_txn
-        behind.compare.add(target=rpc.Compare.CREATE, key=contender.key, create_revision=0)
-        behind.success.add(request_range=_range(contender.prefix, rpc.RangeRequest.DESCEND, keys_only=True))
-        behind.success.add(request_put=put)
-        behind.failure.add(request_range=rpc.RangeRequest(key=contender.key))
-    return entry
-
-
-def _deletion(contenders: Sequence[Contender]) -> rpc.TxnRequest:
-    """Delete keys where they are still these contenders'."""
-    deletion = rpc.TxnRequest()
-    for contender in contenders:
-        # Not the guard: what was created late has another revision than what was known before.
-        one = rpc.TxnRequest(compare=[contender.mark], success=[_delete(contender.key)])
-        deletion.success.add(request_txn=one)
-    return deletion
-
-
-def _move(contender: Contender, target: Session) -> rpc.RequestOp:
-    """
-    Have a key hang on another session; with it stay its ``create_revision``, and so the token.
-
-    Only if nothing has changed the key since: a move that was not answered cannot be carried out after a later one.
-    """
-    unchanged = rpc.Compare(target=rpc.Compare.MOD, key=contender.key, mod_revision=contender.modified)
-    put = rpc.PutRequest(key=contender.key, ignore_value=True, lease=target.id)
-    move = rpc.TxnRequest(compare=[contender.guard, unchanged], success=[rpc.RequestOp(request_put=put)])
-    move.failure.add(request_range=rpc.RangeRequest(key=contender.key, keys_only=True))
-    return rpc.RequestOp(request_txn=move)
-
-
-def _delete(key: bytes) -> rpc.RequestOp:
-    return rpc.RequestOp(request_delete_range=rpc.DeleteRangeRequest(key=key))
-
-
-def _range(prefix: bytes, order: rpc.RangeRequest.SortOrder, *, keys_only: bool = False) -> rpc.RangeRequest:
-    """Read the key of the contender that was first (or last) to come."""
-    return rpc.RangeRequest(
-        key=prefix,
-        range_end=_end(prefix),
-        limit=1,
-        sort_order=order,
-        sort_target=rpc.RangeRequest.CREATE,
-        keys_only=keys_only,
-    )
-
-
-def _end(prefix: bytes) -> bytes:
-    """Give the first key behind all that begin with `prefix`, which ends with a slash."""
-    return prefix[:-1] + b"0"
-
-
-def _batches(contenders: Sequence[Contender]) -> list[Sequence[Contender]]:
-    return [contenders[start : start + BATCH] for start in range(0, len(contenders), BATCH)]
-
-
 def _read_value(kv: rpc.KeyValue) -> tuple[str, str]:
-    """Give owner and metadata of a key; of a foreign client's the id of its lease, and whatever stands there."""
+    """Read owner and metadata of a key. A foreign client's owner is the id of its lease, its metadata the value."""
     text = kv.value.decode("utf-8", "replace")
     owner, _, metadata = text.partition(" ")
     if len(owner) == _OWNER_CHARS and metadata:

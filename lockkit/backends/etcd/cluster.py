@@ -1,11 +1,11 @@
 """
-A cluster's members: which one is asked, for how long, under whose name, and when the next one is tried.
+A cluster: which member a client asks, for how long, with which login, and when it switches to the next.
 
-Any member answers any call, by asking the leader. One is used until it fails; then the next.
+Any member answers any call, by asking the leader. The client uses one until it fails; then the next.
 
-A request is sent again only if that does no harm: to another member when the first cannot have carried it out, or when
-the caller says that twice is as good as once. A caller whose request must not be carried out late is told of every
-attempt that ended without an answer (`Doubt`).
+A request is sent again only if that does no harm: because the member cannot have executed it, or because the caller
+says so (`resend`). A caller whose request must not be executed late is notified of every attempt that ended without an
+answer (`on_unknown`).
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from math import inf
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from lockkit.backends.etcd import rpc_pb2 as rpc
-from lockkit.backends.etcd.connection import AUTHENTICATE, AsyncioLink, Call, Link, Metadata
+from lockkit.backends.etcd.connection import AUTHENTICATE, AsyncioConnection, MemberConnection, Metadata, Method
 from lockkit.backends.etcd.errors import (
     DRIVER_ERRORS,
     code_of,
     details_of,
-    is_elsewhere,
+    is_member_failure,
+    is_outcome_unknown,
     is_stale_token,
-    is_unknown,
     translate,
 )
 from lockkit.errors import BackendUnavailable
@@ -31,64 +31,61 @@ from lockkit.errors import BackendUnavailable
 if TYPE_CHECKING:
     from lockkit.runtime import Event, Runtime
 
-__all__ = ["CALL_SECONDS", "Cluster", "Doubt", "Lent", "Login", "settled"]
+__all__ = ["CALL_SECONDS", "BorrowedLogin", "Cluster", "Login", "settle_by"]
 
 T = TypeVar("T")
 
 log = logging.getLogger("lockkit")
 
 CALL_SECONDS = 4.5
-"""For one question, whatever the number of members asked. Longer holds up callers in an outage; shorter takes an
-election, which is over within two or three seconds, for one."""
+"""Longest time for one call, whatever the number of members asked. Longer holds up callers in an outage; shorter
+mistakes an election, which takes two or three seconds, for one."""
 
 MEMBER_SECONDS = 1.5
-"""For one member of several, but not more than half of the time that is left. Longer finds another one later when this
-one hangs; shorter leaves one that is only slow."""
+"""Longest time for one member of several, but not more than half of the time that is left. Longer switches later from a
+member that hangs; shorter switches from one that is only slow."""
 
 LOGINS_MAX = 2
-"""For one question. More goes on for longer where an operator changes users one after the other; fewer fails there."""
+"""Logins for one call. More keeps retrying while an operator changes users one after the other; fewer fails then."""
 
-AGAIN_SECONDS = 0.03
-"""Before a member is asked a second time. Longer delays a failure, shorter finds the connection still broken."""
-
-Doubt = Callable[[], None]
-"""Called when a request may or may not have been carried out, and may still be."""
+RETRY_PAUSE_SECONDS = 0.03
+"""Before asking a member a second time. Longer delays a failure; shorter finds the connection still broken."""
 
 
 class Login:
     """
-    Who we are: what goes along with each call. Threads may share it.
+    The login of a client: the metadata that goes with each call. Threads may share it.
 
     Attributes:
         metadata: With the token of the last login.
     """
 
     def __init__(self, runtime: Runtime, username: str | None, password: str | None) -> None:
-        """Know a name and a password, or nothing where the cluster asks nobody."""
+        """Use a name and a password; without a name, calls have no metadata."""
         self._runtime = runtime
         self._mutex = runtime.mutex()
         self._username = username
         self._password = password or ""
-        self._asking: Event | None = None
+        self._pending: Event | None = None
         self.metadata: Metadata = None
 
     @property
-    def possible(self) -> bool:
-        """Whether a fresh token can be had."""
+    def has_user(self) -> bool:
+        """Whether it can get a fresh token."""
         return self._username is not None
 
-    def forget(self, used: Metadata) -> None:
-        """Log in anew before the next call, if that has not been done since the login that was used and failed."""
-        if self.possible:
+    def discard(self, metadata: Metadata) -> None:
+        """Log in again before the next call, unless that has happened since the login that failed."""
+        if self.has_user:
             with self._mutex:
-                if self.metadata is used:
+                if self.metadata is metadata:
                     self.metadata = None
 
-    async def enter(self, link: Link, until: float) -> Metadata:
+    async def obtain(self, connection: MemberConnection, until: float) -> Metadata:
         """
-        Give what goes along with a call; log in if that is not known.
+        Return the metadata for a call; log in if needed.
 
-        One caller logs in, the others wait for that: a login costs the member a tenth of a second of its processor.
+        One caller logs in while the others wait: a login costs the member a tenth of a second of CPU time.
 
         Raises:
             BackendUnavailable: Another caller's login took too long.
@@ -96,47 +93,46 @@ class Login:
         """
         while True:
             with self._mutex:
-                if self.metadata is not None or not self.possible:
+                if self.metadata is not None or not self.has_user:
                     return self.metadata
-                asking = self._asking
-                mine = asking is None
-                if asking is None:
-                    asking = self._asking = self._runtime.event()
-            left = max(0.0, until - self._runtime.now())
-            if mine:
+                pending = self._pending
+                is_first = pending is None
+                if pending is None:
+                    pending = self._pending = self._runtime.event()
+            timeout = max(0.0, until - self._runtime.now())
+            if is_first:
                 try:
-                    await self._log_in(link, left)
+                    await self._log_in(connection, timeout)
                 finally:
-                    self._asked(asking)
-                    asking.set()
-            elif not await asking.wait(left):
-                self._asked(asking)  # should an interrupt have kept the other one from saying so
-                message = f"etcd at {link.label} did not answer a login in time"
-                raise BackendUnavailable(message)
+                    self._finish(pending)
+                    pending.set()
+            elif not await pending.wait(timeout):
+                self._finish(pending)  # in case an interrupt kept the first caller from doing so
+                raise BackendUnavailable(f"etcd at {connection.label} did not answer a login in time")
 
-    def _asked(self, asking: Event) -> None:
+    def _finish(self, pending: Event) -> None:
         with self._mutex:
-            if self._asking is asking:
-                self._asking = None
+            if self._pending is pending:
+                self._pending = None
 
-    async def _log_in(self, link: Link, timeout: float) -> None:
+    async def _log_in(self, connection: MemberConnection, timeout: float) -> None:
         request = rpc.AuthenticateRequest(name=self._username, password=self._password)
         try:
-            answer = await link.call(AUTHENTICATE, request, timeout, None)
+            answer = await connection.call(AUTHENTICATE, request, timeout, None)
         except DRIVER_ERRORS as error:
             if "authentication is not enabled" not in details_of(error):
                 raise
             self.metadata = ()
             return
-        # The token is good at every member.
+        # All members accept the token.
         self.metadata = (("token", answer.token),)
 
 
-class Lent(Login):
-    """The login of a client that the application has."""
+class BorrowedLogin(Login):
+    """The login of an application's client, which logs in by itself."""
 
     def __init__(self, runtime: Runtime, client: object) -> None:
-        """Look at the client at each call: it logs in by itself."""
+        """Read the client's metadata at each call."""
         super().__init__(runtime, None, None)
         self._client = client
 
@@ -147,113 +143,110 @@ class Lent(Login):
 
     @metadata.setter
     def metadata(self, value: Metadata) -> None:
-        assert value is None
+        assert value is None, "only the application's client logs in"
 
 
 class Cluster:
     """The members of one cluster, for one client. Threads may share it."""
 
-    def __init__(self, runtime: Runtime, labels: Sequence[str], open_link: Callable[[str], Link], login: Login) -> None:
+    def __init__(
+        self, runtime: Runtime, labels: Sequence[str], connect: Callable[[str], MemberConnection], login: Login
+    ) -> None:
         """
-        Connect to nobody yet.
+        Connect to no member yet.
 
         Args:
-            runtime: Of the face.
-            labels: Where the members are.
-            open_link: Makes the link to one.
-            login: Who we are.
+            runtime: Of the client.
+            labels: Addresses of the members.
+            connect: Makes the connection to one of them.
+            login: For all of them.
         """
         self._runtime = runtime
         self._labels = labels
-        self._open_link = open_link
+        self._connect = connect
         self.login = login
         self._mutex = runtime.mutex()
-        # Clients that start together do not all ask the same one.
+        # Clients that start together spread over the members.
         self._index = runtime.random.randrange(len(labels))
-        self._links: dict[tuple[int, bool], Link] = {}
+        # Those that are used after the event loop has ended are others.
+        self._connections: dict[tuple[int, bool], MemberConnection] = {}
         self._closed = False
 
     async def call(
         self,
-        call: Call,
+        method: Method,
         request: Any,  # noqa: ANN401 - a message
         *,
         resend: bool,
-        doubt: Doubt | None = None,
+        on_unknown: Callable[[], None] = lambda: None,
         answer_by: float = inf,
     ) -> Any:  # noqa: ANN401 - messages
         """
-        Ask, and give the answer.
+        Send a request and return the answer.
 
         Args:
-            call: What to ask.
+            method: Of etcd's.
             request: Its message.
-            resend: It does no harm to send it twice.
-            doubt: See `Doubt`.
+            resend: Sending it twice does no harm.
+            on_unknown: Called when an attempt ended without an answer: that request may or may not have been executed,
+                and may still be.
             answer_by: When the caller must have an answer, client monotonic time; at the latest after `CALL_SECONDS`.
 
         Raises:
             BackendUnavailable: No usable answer.
             ConfigurationError: Wrong credentials, missing rights and the like.
-            LeaseEnded: The etcd lease that it is about has ended.
+            LeaseEnded: The etcd lease in the request has ended.
         """
         until = min(answer_by, self._runtime.now() + CALL_SECONDS)
         # Each member once, and two times more: a connection may have been closed while it was idle, and grpc may need a
-        # moment to notice. While the interpreter exits there is nothing to wait with, and all connections are new.
+        # moment to notice. While the interpreter exits, sleeping is impossible, and all connections are new.
         spare = 0 if self._runtime.loop_has_ended() else 2
         attempts_left = len(self._labels) + spare
         logins_left = LOGINS_MAX
         asked: set[int] = set()
         while True:
             if attempts_left <= spare:
-                await self._runtime.sleep(AGAIN_SECONDS)
-            link, index = self.link()
+                await self._runtime.sleep(RETRY_PAUSE_SECONDS)
+            connection, index = self.connection()
             asked.add(index)
-            left = until - self._runtime.now()
-            if left <= 0:
-                message = f"etcd at {link.label} was not asked: no time was left"
-                raise BackendUnavailable(message)
-            timeout = left if len(self._labels) == 1 or attempts_left == 1 else min(MEMBER_SECONDS, left / 2)
+            timeout = self._timeout(connection, until, is_last=attempts_left == 1)
             sent = False
             metadata: Metadata = None
             try:
-                metadata = await self.login.enter(link, self._runtime.now() + timeout)
+                metadata = await self.login.obtain(connection, self._runtime.now() + timeout)
                 sent = True
-                return await link.call(call, request, timeout, metadata)
+                return await connection.call(method, request, timeout, metadata)
             except DRIVER_ERRORS as error:
-                if is_stale_token(error) and self.login.possible and logins_left:
+                if is_stale_token(error) and self.login.has_user and logins_left:
                     logins_left -= 1
-                    self.login.forget(metadata)
+                    self.login.discard(metadata)
                     continue
+                if not is_member_failure(error):
+                    raise translate(error, connection.label) from error
+                self._switch(index, error)
                 attempts_left -= 1
-                unknown = self._passed_on(error, link, index, doubt if sent else None)
-                over = not attempts_left or self._runtime.now() >= until - AGAIN_SECONDS or self._closed
-                if over or (sent and unknown and not resend):
-                    raise self._failed(error, link, len(asked) - 1) from error
+                is_unknown = sent and is_outcome_unknown(error)
+                if is_unknown:
+                    on_unknown()
+                is_over = not attempts_left or self._runtime.now() >= until - RETRY_PAUSE_SECONDS or self._closed
+                if is_over or (is_unknown and not resend):
+                    raise self._failure(error, connection, len(asked) - 1) from error
             except BaseException:
                 # Interrupted or cancelled halfway.
-                if sent and doubt is not None:
-                    doubt()
+                if sent:
+                    on_unknown()
                 raise
 
-    def _passed_on(self, error: Exception, link: Link, index: int, doubt: Doubt | None) -> bool:
-        """
-        Turn to the next member; tell whether the request may have been carried out.
+    def _timeout(self, connection: MemberConnection, until: float, *, is_last: bool) -> float:
+        """Return how long to wait for one member, seconds."""
+        left = until - self._runtime.now()
+        if left <= 0:
+            raise BackendUnavailable(f"etcd at {connection.label} was not asked: no time was left")
+        return left if is_last or len(self._labels) == 1 else min(MEMBER_SECONDS, left / 2)
 
-        Raises:
-            LockError: No other member would do better.
+    def connection(self) -> tuple[MemberConnection, int]:
         """
-        if not is_elsewhere(error):
-            raise translate(error, link.label) from error
-        self._leave(index, error)
-        unknown = is_unknown(error)
-        if unknown and doubt is not None:
-            doubt()
-        return unknown
-
-    def link(self) -> tuple[Link, int]:
-        """
-        Give the member in use.
+        Return the connection to the member in use, and the member's index.
 
         Raises:
             BackendUnavailable: The client is closed.
@@ -263,52 +256,52 @@ class Cluster:
             if self._closed:
                 raise BackendUnavailable("the connection to etcd is closed")
             index = self._index
-            link = self._links.get((index, outside))
-        if link is None:
-            # gRPC starts threads: not under the mutex. Should another thread be faster, ours goes unused.
-            made = self._open_link(self._labels[index])
+            connection = self._connections.get((index, outside))
+        if connection is None:
+            # Not under the mutex: gRPC starts threads. If another thread is faster, ours goes unused.
+            made = self._connect(self._labels[index])
             with self._mutex:
-                link = self._links.setdefault((index, outside), made)
-        if outside and isinstance(link, AsyncioLink):
-            message = f"the event loop of the channel to etcd at {link.label} has ended"
-            raise BackendUnavailable(message)
-        return link, index
+                connection = self._connections.setdefault((index, outside), made)
+        if outside and isinstance(connection, AsyncioConnection):
+            raise BackendUnavailable(f"the event loop of the channel to etcd at {connection.label} has ended")
+        return connection, index
 
-    def leave(self, link: Link, error: Exception) -> None:
+    def switch_from(self, connection: MemberConnection, error: Exception) -> None:
         """Use the next member from now on, because this one failed."""
         with self._mutex:
-            index = next((index for (index, _), one in self._links.items() if one is link), None)
+            index = next((index for (index, _), one in self._connections.items() if one is connection), None)
         if index is not None:
-            self._leave(index, error)
+            self._switch(index, error)
 
-    def _leave(self, index: int, error: Exception) -> None:
+    def _switch(self, index: int, error: Exception) -> None:
         with self._mutex:
             if self._index == index:
                 self._index = (index + 1) % len(self._labels)
         log.debug("etcd at %s: %s %s", self._labels[index], code_of(error).name, details_of(error))
 
-    def _failed(self, error: Exception, link: Link, others: int) -> Exception:
-        failure = translate(error, link.label)
-        if others:
-            failure = type(failure)(f"{failure}; nor did {others} other members of {', '.join(self._labels)} do better")
+    def _failure(self, error: Exception, connection: MemberConnection, others_count: int) -> Exception:
+        failure = translate(error, connection.label)
+        if others_count:
+            members = ", ".join(self._labels)
+            failure = type(failure)(f"{failure}; {others_count} other members of {members} failed, too")
         return failure
 
     async def close(self) -> None:
-        """Close the links that are ours."""
+        """Close the connections, but no channel that the application owns."""
         with self._mutex:
             self._closed = True
-            links = [*self._links.values()]
-            self._links.clear()
-        for link in links:
-            await link.close()
+            connections = [*self._connections.values()]
+            self._connections.clear()
+        for connection in connections:
+            await connection.close()
 
 
-async def settled(runtime: Runtime, coroutine: Coroutine[Any, Any, T], answer_by: float) -> T:
+async def settle_by(runtime: Runtime, coroutine: Coroutine[Any, Any, T], answer_by: float) -> T:
     """
-    Run a coroutine to its end even though the caller is cancelled (`Runtime.settle`), but wait no longer than that.
+    Run a coroutine to its end even if the caller is cancelled (`Runtime.settle`), but wait only until `answer_by`.
 
     Raises:
-        BackendUnavailable: It took longer, and goes on.
+        BackendUnavailable: The time is over; the coroutine goes on.
     """
     try:
         return await runtime.settle(coroutine, max(0.0, answer_by - runtime.now()))

@@ -1,34 +1,26 @@
 """
-The calls to one etcd member, on each face.
+The calls to one etcd member.
 
-====================  =======================================================================================
-`BlockingLink`        grpc's blocking calls
-`AsyncioLink`         ``grpc.aio``
-`ForkedLink`          grpc's blocking stack under asyncio, in a process that was forked after ``grpc.aio`` ran
-====================  =======================================================================================
-
-The last one: ``grpc.aio`` has one poller thread for the whole process. It does not exist in a forked child, and cannot
-be started again there (grpc/grpc#16573, "Fork is not supported by grpc.aio"). The blocking stack can, if
-``GRPC_ENABLE_FORK_SUPPORT=1`` was in the environment when ``grpc`` was first imported: this module puts it there
-unless the application imported ``grpc`` before.
+=========================  ==================================================================================
+`BlockingConnection`       grpc's blocking API
+`AsyncioConnection`        ``grpc.aio``
+`ForkedConnection`         grpc's blocking API under asyncio, in a process that was forked after it used ``grpc.aio``
+=========================  ==================================================================================
 """
 
 from __future__ import annotations
 
-import gc
-import os
 import threading
-import time
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
-os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "1")
+# Before grpc: it sets the environment that grpc reads.
+from lockkit.backends.etcd import quirks  # isort: skip
 
 import grpc
 import grpc.aio
 
 from lockkit.backends.etcd import rpc_pb2 as rpc
-from lockkit.runtime import in_forked_child, let_go
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,29 +29,29 @@ if TYPE_CHECKING:
 
 __all__ = [
     "WATCH",
-    "AsyncioLink",
-    "BlockingLink",
-    "Call",
+    "AsyncioConnection",
+    "BlockingConnection",
     "ClosedError",
-    "Link",
+    "MemberConnection",
     "Metadata",
-    "open_link",
+    "Method",
+    "open_connection",
 ]
 
 Metadata = tuple[tuple[str, str], ...] | None
 
 CHANNEL_OPTIONS: Sequence[tuple[str, Any]] = (
-    # Whether a call is sent again is decided where it is known whether that does harm.
+    # The caller decides whether to send a request again: it knows whether that does harm.
     ("grpc.enable_retries", 0),
     # A connection per client: gRPC would share them within the process, and with them the pauses after failures.
     ("grpc.use_local_subchannel_pool", 1),
-    # After an outage look again soon: gRPC's default is up to two minutes.
+    # Reconnect soon after an outage: gRPC's default backs off up to two minutes.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 1000),
     ("grpc.max_reconnect_backoff_ms", 1000),
     # Notice within 7.5 s that the member of an idle watch hangs or its host is gone. etcd refuses pings more often than
-    # every 5 s. What ends the wait for their answers is ping_timeout_ms (60 s if it is not set), not
-    # keepalive_timeout_ms; and after two pings without data gRPC would send no more.
+    # every 5 s. ping_timeout_ms (60 s by default) ends the wait for their answers, not keepalive_timeout_ms; and after
+    # two pings without data gRPC would send no more.
     ("grpc.keepalive_time_ms", 5_500),
     ("grpc.keepalive_timeout_ms", 2_000),
     ("grpc.http2.ping_timeout_ms", 2_000),
@@ -68,7 +60,7 @@ CHANNEL_OPTIONS: Sequence[tuple[str, Any]] = (
 )
 
 
-class Call:
+class Method:
     """One method of etcd's: its path and the type of its answer."""
 
     __slots__ = ("answer", "path")
@@ -78,33 +70,19 @@ class Call:
         self.answer = answer
 
 
-TXN = Call("KV/Txn", rpc.TxnResponse)
-RANGE = Call("KV/Range", rpc.RangeResponse)
-GRANT = Call("Lease/LeaseGrant", rpc.LeaseGrantResponse)
-REVOKE = Call("Lease/LeaseRevoke", rpc.LeaseRevokeResponse)
-TIME_TO_LIVE = Call("Lease/LeaseTimeToLive", rpc.LeaseTimeToLiveResponse)
-# A stream in etcd's description. One question and one answer are a stream, too, and need neither thread nor task.
-KEEP_ALIVE = Call("Lease/LeaseKeepAlive", rpc.LeaseKeepAliveResponse)
-AUTHENTICATE = Call("Auth/Authenticate", rpc.AuthenticateResponse)
-WATCH = Call("Watch/Watch", rpc.WatchResponse)
+TXN = Method("KV/Txn", rpc.TxnResponse)
+RANGE = Method("KV/Range", rpc.RangeResponse)
+GRANT = Method("Lease/LeaseGrant", rpc.LeaseGrantResponse)
+REVOKE = Method("Lease/LeaseRevoke", rpc.LeaseRevokeResponse)
+TIME_TO_LIVE = Method("Lease/LeaseTimeToLive", rpc.LeaseTimeToLiveResponse)
+# etcd describes it as a stream. One request and one answer are a stream, too, and need neither thread nor task.
+KEEP_ALIVE = Method("Lease/LeaseKeepAlive", rpc.LeaseKeepAliveResponse)
+AUTHENTICATE = Method("Auth/Authenticate", rpc.AuthenticateResponse)
+STATUS = Method("Maintenance/Status", rpc.StatusResponse)
+MEMBER_LIST = Method("Cluster/MemberList", rpc.MemberListResponse)
+WATCH = Method("Watch/Watch", rpc.WatchResponse)
 
-
-class _Limit(float):
-    """
-    A time limit for a call, seconds, that does not depend on ``time.time``.
-
-    gRPC adds it to ``time.time()`` and has its core take the system's clock off again. Where the first is not the
-    second (frozen or moved by an application's tests) every call would time out at once, or never.
-    """
-
-    __slots__ = ()
-
-    def __radd__(self, now: float) -> float:
-        del now
-        return time.clock_gettime(time.CLOCK_REALTIME) + float(self)
-
-
-_UNARY = (TXN, RANGE, GRANT, REVOKE, TIME_TO_LIVE, KEEP_ALIVE, AUTHENTICATE)
+_UNARY = (TXN, RANGE, GRANT, REVOKE, TIME_TO_LIVE, KEEP_ALIVE, AUTHENTICATE, STATUS, MEMBER_LIST)
 
 
 def _serialize(message: Any) -> bytes:  # noqa: ANN401 - a class that protoc made
@@ -112,37 +90,36 @@ def _serialize(message: Any) -> bytes:  # noqa: ANN401 - a class that protoc mad
     return data
 
 
-class Link(ABC):
+class MemberConnection(ABC):
     """
-    One member.
+    The connection to one member.
 
     Attributes:
         label: ``host:port``, for messages.
-        channel: gRPC's.
     """
 
-    def __init__(self, label: str, channel: Any, *, ours: bool) -> None:  # noqa: ANN401 - of one of two classes
+    def __init__(self, label: str, channel: Any, *, owned: bool) -> None:  # noqa: ANN401 - of one of two classes
         """
         Use a channel.
 
         Args:
             label: For messages.
-            channel: A `grpc.Channel` or `grpc.aio.Channel`. No connection is made before the first call.
-            ours: Whether `close` closes it.
+            channel: A `grpc.Channel` or `grpc.aio.Channel`. It connects at the first call.
+            owned: Whether `close` closes it.
         """
         self.label = label
-        self.channel = channel
-        self._ours = ours
-        self._calls = {call: self._prepare(channel.unary_unary, call) for call in _UNARY}
+        self._channel = channel
+        self._owned = owned
+        self._calls = {method: self._prepare(channel.unary_unary, method) for method in _UNARY}
 
     @staticmethod
-    def _prepare(kind: Any, call: Call) -> Any:  # noqa: ANN401 - a method of the channel, and what it gives
-        return kind(call.path, request_serializer=_serialize, response_deserializer=call.answer.FromString)
+    def _prepare(kind: Any, method: Method) -> Any:  # noqa: ANN401 - a method of the channel, and its result
+        return kind(method.path, request_serializer=_serialize, response_deserializer=method.answer.FromString)
 
     @abstractmethod
-    async def call(self, call: Call, request: Any, timeout: float, metadata: Metadata) -> Any:  # noqa: ANN401 - messages
+    async def call(self, method: Method, request: Any, timeout: float, metadata: Metadata) -> Any:  # noqa: ANN401 - messages
         """
-        Ask and give the answer.
+        Send a request and return the answer.
 
         Raises:
             Exception: One of `DRIVER_ERRORS`.
@@ -150,57 +127,57 @@ class Link(ABC):
 
     def open_stream(self, requests: Any, metadata: Metadata) -> Any:  # noqa: ANN401 - see grpc
         """
-        Open a watch stream; what that is depends on the face, see `lockkit.backends.etcd.wakeup`.
+        Open a watch stream: `lockkit.backends.etcd.wakeup` has one for each API of grpc.
 
         Raises:
             ClosedError: The channel is closed.
         """
         try:
-            return self._prepare(self.channel.stream_stream, WATCH)(requests, metadata=metadata)
+            return self._prepare(self._channel.stream_stream, WATCH)(requests, metadata=metadata)
         except (ValueError, grpc.aio.UsageError) as error:
             raise ClosedError(str(error)) from error
 
     @abstractmethod
     async def close(self) -> None:
-        """Close the channel if it is ours."""
+        """Close the channel if this connection owns it."""
 
 
-class BlockingLink(Link):
+class BlockingConnection(MemberConnection):
     """
-    Blocks the thread in the call.
+    Blocks the thread during the call.
 
-    Ctrl-C, or whatever else a signal handler raises, at an unlucky instant makes grpc lose track of the call; closing
-    or collecting the channel then waits for it for ever. So from then on the channel belongs to a daemon thread, which
-    closes it when the time has come.
+    If a signal handler raises in the middle of grpc's code (Ctrl-C), grpc may lose track of the call, and closing or
+    collecting the channel then waits for that call for ever. So from then on a daemon thread owns the channel, and
+    closes it.
     """
 
     _close_now: threading.Event | None = None
 
-    async def call(self, call: Call, request: Any, timeout: float, metadata: Metadata) -> Any:  # noqa: ANN401
-        """See `Link.call`."""
+    async def call(self, method: Method, request: Any, timeout: float, metadata: Metadata) -> Any:  # noqa: ANN401
+        """See `MemberConnection.call`."""
         try:
-            return self._calls[call](request, timeout=_Limit(timeout), metadata=metadata)
+            return self._calls[method](request, timeout=quirks.WallClockTimeout(timeout), metadata=metadata)
         except ValueError as error:
             raise ClosedError(str(error)) from error
         except grpc.RpcError:
             raise
         except BaseException:
-            _free_locks(self.channel)
-            self._hand_over()
+            quirks.free_locks(self._channel)
+            self._close_in_daemon_thread()
             raise
 
-    def _hand_over(self) -> None:
-        if self._ours and self._close_now is None:
+    def _close_in_daemon_thread(self) -> None:
+        if self._owned and self._close_now is None:
             self._close_now = threading.Event()
-            arguments = (self.channel, self._close_now)
+            arguments = (self._channel, self._close_now)
             threading.Thread(target=_close_later, args=arguments, name="lockkit-etcd-close", daemon=True).start()
 
     async def close(self) -> None:
-        """See `Link.close`."""
+        """See `MemberConnection.close`."""
         if self._close_now is not None:
             self._close_now.set()
-        elif self._ours:
-            self.channel.close()
+        elif self._owned:
+            self._channel.close()
 
 
 def _close_later(channel: Any, when: threading.Event) -> None:  # noqa: ANN401 - grpc's
@@ -208,26 +185,12 @@ def _close_later(channel: Any, when: threading.Event) -> None:  # noqa: ANN401 -
     channel.close()
 
 
-def _free_locks(channel: Any) -> None:  # noqa: ANN401 - grpc's
-    """
-    Free what an interrupt has left taken of a channel's locks: else all its users hang, as renewals and who closes it.
+class ForkedConnection(BlockingConnection):
+    """grpc's blocking API, awaited. See `quirks.aio_is_unusable`."""
 
-    grpc's C part keeps the lock that matters to itself, but shows it to the garbage collector.
-    """
-    while (inner := getattr(channel, "_channel", None)) is not None:  # grpc's Python part, perhaps with interceptors
-        channel = inner
-    for state in gc.get_referents(channel):
-        for lock in gc.get_referents(state):
-            if isinstance(lock, threading.Condition):
-                let_go(lock)
-
-
-class ForkedLink(BlockingLink):
-    """grpc's blocking stack, awaited."""
-
-    async def call(self, call: Call, request: Any, timeout: float, metadata: Metadata) -> Any:  # noqa: ANN401
-        """See `Link.call`."""
-        import asyncio  # noqa: PLC0415 - this face only
+    async def call(self, method: Method, request: Any, timeout: float, metadata: Metadata) -> Any:  # noqa: ANN401
+        """See `MemberConnection.call`."""
+        import asyncio  # noqa: PLC0415 - the async API only
 
         loop = asyncio.get_running_loop()
         done: asyncio.Future[Any] = loop.create_future()
@@ -236,7 +199,7 @@ class ForkedLink(BlockingLink):
             if not done.done():
                 done.set_result(future)
 
-        future = self._calls[call].future(request, timeout=_Limit(timeout), metadata=metadata)
+        future = self._calls[method].future(request, timeout=quirks.WallClockTimeout(timeout), metadata=metadata)
         future.add_done_callback(lambda future: loop.call_soon_threadsafe(settle, future))
         try:
             return (await done).result()
@@ -245,87 +208,65 @@ class ForkedLink(BlockingLink):
             raise
 
 
-class AsyncioLink(Link):
-    """Awaits the call. A caller that is cancelled cancels it."""
+class AsyncioConnection(MemberConnection):
+    """Awaits the call. If the caller is cancelled, so is the call."""
 
-    def __init__(self, label: str, channel: Any, *, ours: bool) -> None:  # noqa: ANN401 - see Link
-        global _aio_used  # noqa: PLW0603 - of the process, as the poller thread is
-        super().__init__(label, channel, ours=ours)
-        _aio_used = True
-        _open.append(channel)
+    def __init__(self, label: str, channel: Any, *, owned: bool) -> None:  # noqa: ANN401 - see MemberConnection
+        super().__init__(label, channel, owned=owned)
+        quirks.keep_aio_channel(channel)
 
-    async def call(self, call: Call, request: Any, timeout: float, metadata: Metadata) -> Any:  # noqa: ANN401
-        """See `Link.call`."""
-        import asyncio  # noqa: PLC0415 - this face only
+    async def call(self, method: Method, request: Any, timeout: float, metadata: Metadata) -> Any:  # noqa: ANN401
+        """See `MemberConnection.call`."""
+        import asyncio  # noqa: PLC0415 - the async API only
 
         try:
-            return await self._calls[call](request, timeout=_Limit(timeout), metadata=metadata)
+            return await self._calls[method](request, timeout=quirks.WallClockTimeout(timeout), metadata=metadata)
         except (grpc.aio.BaseError, asyncio.InvalidStateError) as error:
             # Closed, perhaps in this instant.
             raise ClosedError(str(error)) from error
         except asyncio.CancelledError as error:
-            # Somebody who closes the channel cancels its calls, which looks as if the caller had been cancelled.
+            # Closing the channel cancels its calls, which looks as if the caller had been cancelled.
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
             raise ClosedError("the channel was closed") from error
 
     async def close(self) -> None:
-        """See `Link.close`."""
-        if self.channel in _open:
-            _open.remove(self.channel)
-        if self._ours:
-            await self.channel.close()
+        """See `MemberConnection.close`."""
+        quirks.release_aio_channel(self._channel)
+        if self._owned:
+            await self._channel.close()
 
 
 class ClosedError(grpc.RpcError):
-    """The channel was closed, by us or by the application."""
+    """lockkit or the application closed the channel."""
 
     def code(self) -> grpc.StatusCode:
-        """As an answer of gRPC's."""
+        """As grpc's own errors have it."""
         return grpc.StatusCode.CANCELLED
 
     def details(self) -> str:
-        """As an answer of gRPC's."""
+        """As grpc's own errors have it."""
         return str(self)
 
 
-def open_link(
-    runtime: Runtime, label: str, credentials: grpc.ChannelCredentials | None, options: Sequence[tuple[str, Any]]
-) -> Link:
+def open_connection(runtime: Runtime, label: str, credentials: grpc.ChannelCredentials | None) -> MemberConnection:
     """
-    Make the link to a member. No I/O. Without a running event loop it is one that blocks.
+    Make the connection to a member, without I/O: a blocking one unless an event loop runs.
 
     Args:
-        runtime: Of the face.
+        runtime: Of the client.
         label: ``host:port``.
         credentials: For TLS; None for plain TCP.
-        options: Further options of the channel.
     """
-    options = [*CHANNEL_OPTIONS, *options]
-    kind: type[Link] = BlockingLink
+    kind: type[MemberConnection] = BlockingConnection
     factory: Any = grpc
     if runtime.kind == "asyncio" and not runtime.loop_has_ended():
-        kind = ForkedLink
-        if not _forked:
-            kind, factory = AsyncioLink, grpc.aio
+        kind = ForkedConnection
+        if not quirks.aio_is_unusable():
+            kind, factory = AsyncioConnection, grpc.aio
     if credentials is None:
-        channel = factory.insecure_channel(label, options=options)
+        channel = factory.insecure_channel(label, options=CHANNEL_OPTIONS)
     else:
-        channel = factory.secure_channel(label, credentials, options=options)
-    return kind(label, channel, ours=True)
-
-
-# Channels of grpc.aio in use. In a forked child they must be neither used nor collected: closing one waits for a thread
-# that does not exist there.
-_open: list[Any] = []
-_aio_used = False
-_forked = False
-
-
-def _after_fork() -> None:
-    global _forked  # noqa: PLW0603 - as above
-    _forked = _aio_used
-
-
-in_forked_child(_after_fork)
+        channel = factory.secure_channel(label, credentials, options=CHANNEL_OPTIONS)
+    return kind(label, channel, owned=True)

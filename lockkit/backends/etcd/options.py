@@ -1,8 +1,8 @@
-"""Options of the etcd backend, and the clusters that URLs and clients of other libraries lead to."""
+"""The options of the etcd backend, and how to make a cluster from a URL or from a client of another library."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +11,14 @@ import grpc.aio
 
 from lockkit import validation
 from lockkit.backend import Option
-from lockkit.backends.etcd.cluster import Cluster, Lent, Login
-from lockkit.backends.etcd.connection import AsyncioLink, BlockingLink, Link, open_link
+from lockkit.backends.etcd.cluster import BorrowedLogin, Cluster, Login
+from lockkit.backends.etcd.connection import (
+    AsyncioConnection,
+    BlockingConnection,
+    MemberConnection,
+    open_connection,
+)
+from lockkit.backends.etcd.quirks import target_of
 from lockkit.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -33,8 +39,8 @@ def _parse_prefix(value: object) -> str:
 
 
 OPTIONS: Mapping[str, Option] = {
-    "prefix": Option(_parse_prefix, "First part of all keys; clients that share locks have the same.", "lockkit"),
-    "ca": Option(validation.parse_text, "File with the authorities that the members' certificates come from (PEM)."),
+    "prefix": Option(_parse_prefix, "First part of all keys; clients that share locks need the same.", "lockkit"),
+    "ca": Option(validation.parse_text, "File with the certificate authorities of the members (PEM)."),
     "cert": Option(validation.parse_text, "File with the client's certificate (PEM)."),
     "key": Option(validation.parse_text, "File with the client's private key (PEM)."),
 }
@@ -44,10 +50,10 @@ _FILES = ("ca", "cert", "key")
 
 def open_cluster(url: Url, options: Mapping[str, Any], host: Host) -> Cluster:
     """
-    Make the cluster of a URL. No network I/O; files of certificates are read.
+    Make the cluster of a URL. Reads certificate files; no network I/O.
 
     Raises:
-        ConfigurationError: The URL lacks something or has too much.
+        ConfigurationError: Something in the URL is missing, wrong or superfluous.
     """
     if not url.hosts or any(not one.host for one in url.hosts):
         raise _wrong(url, f"it must name the members: {url.scheme}://host1:{DEFAULT_PORT},host2")
@@ -56,7 +62,7 @@ def open_cluster(url: Url, options: Mapping[str, Any], host: Host) -> Cluster:
             url, f"etcd has no databases, so it has no path. For another key prefix write ?prefix={url.path[1:]}"
         )
     if any((one.username, one.password) != (url.username, url.password) for one in url.hosts):
-        raise _wrong(url, "the members of a cluster have one list of users: give user and password once, in front")
+        raise _wrong(url, "the members of a cluster share one list of users: give user and password once, in front")
     if url.username is not None and url.password is None:
         raise _wrong(url, "the user has no password: write user:password@, or use a client certificate")
     credentials = _credentials(url, options)
@@ -64,10 +70,16 @@ def open_cluster(url: Url, options: Mapping[str, Any], host: Host) -> Cluster:
     if len(set(labels)) != len(labels):
         raise _wrong(url, "it names a member twice")
 
-    def connect(label: str) -> Link:
-        return open_link(host.runtime, label, credentials, ())
+    return _make_cluster(host, labels, credentials, Login(host.runtime, url.username, url.password))
 
-    return Cluster(host.runtime, labels, connect, Login(host.runtime, url.username, url.password))
+
+def _make_cluster(
+    host: Host, labels: Sequence[str], credentials: grpc.ChannelCredentials | None, login: Login
+) -> Cluster:
+    def connect(label: str) -> MemberConnection:
+        return open_connection(host.runtime, label, credentials)
+
+    return Cluster(host.runtime, labels, connect, login)
 
 
 def _label(host: str, port: int) -> str:
@@ -92,7 +104,7 @@ def _read(url: Url, name: str, path: str | None) -> bytes | None:
     try:
         return Path(path).read_bytes()
     except OSError as error:
-        # Not the error's text, which has the path: that of the key is kept out of messages, as its option is.
+        # Without the error's text, which has the path: messages must not name the key file.
         raise _wrong(url, f"the file of the option {name} cannot be read ({error.strerror})") from None
 
 
@@ -102,19 +114,19 @@ def _wrong(url: Url, problem: str) -> ConfigurationError:
 
 def adopt_cluster(client: object, host: Host) -> tuple[str, Cluster] | None:
     """
-    Make a cluster on a connection of the application's, in the form of the host's face.
+    Make a cluster that uses a client of the application.
 
-    A gRPC channel, or a client that has one (python-etcd3, pyetcd, aetcd), lends it. Of a client of etcd3gw, which
-    speaks HTTP, only the address is used: etcd serves both at the same port.
+    That is a gRPC channel, or a client that has one (python-etcd3, pyetcd, aetcd). A client of etcd3gw speaks HTTP: of
+    that only address and certificates are used, since etcd serves HTTP and gRPC at the same port.
 
     Returns:
         The URL to show for it, and the cluster; None if it is something else.
 
     Raises:
-        ConfigurationError: It is of the other face, or not connected.
+        ConfigurationError: You passed a sync client to the async API, or the other way round.
     """
     if _is_gateway(client):
-        return _of_gateway(client, host)
+        return _adopt_gateway(client, host)
     is_channel = isinstance(client, (grpc.Channel, grpc.aio.Channel))
     channel = client if is_channel else getattr(client, "channel", None)
     if not isinstance(channel, (grpc.Channel, grpc.aio.Channel)):
@@ -122,33 +134,20 @@ def adopt_cluster(client: object, host: Host) -> tuple[str, Cluster] | None:
     asyncio = host.runtime.kind == "asyncio"
     if isinstance(channel, grpc.aio.Channel) is not asyncio:
         face, module = ("lockkit.aio", "grpc.aio") if asyncio else ("lockkit", "grpc")
-        message = (
-            f"{face}.from_client needs a channel of {module}: that of {type(client).__name__} is of the other face"
-        )
+        passed = "sync" if asyncio else "async"
+        message = f"{face}.from_client needs a channel of {module}: {type(client).__name__} is for the {passed} API"
         raise ConfigurationError(message)
-    label = _target(channel)
-    link: Link = (AsyncioLink if asyncio else BlockingLink)(label, channel, ours=False)
-    login = Login(host.runtime, None, None) if is_channel else Lent(host.runtime, client)
-    return f"etcd://{label}", Cluster(host.runtime, [label], lambda _: link, login)
-
-
-def _target(channel: object) -> str:
-    """Ask a channel where it leads; gRPC's public interface does not tell."""
-    target = getattr(getattr(channel, "_channel", None), "target", None)
-    if not callable(target):
-        return "channel"
-    text = target()
-    decoded = text.decode() if isinstance(text, bytes) else str(text)
-    return (
-        decoded.rpartition("/")[2].removeprefix("ipv4:").removeprefix("ipv6:").replace("%5B", "[").replace("%5D", "]")
-    )
+    label = target_of(channel)
+    connection = (AsyncioConnection if asyncio else BlockingConnection)(label, channel, owned=False)
+    login = Login(host.runtime, None, None) if is_channel else BorrowedLogin(host.runtime, client)
+    return f"etcd://{label}", Cluster(host.runtime, [label], lambda _: connection, login)
 
 
 def _is_gateway(client: object) -> bool:
     return type(client).__module__.partition(".")[0] == "etcd3gw" and hasattr(client, "host")
 
 
-def _of_gateway(client: Any, host: Host) -> tuple[str, Cluster]:  # noqa: ANN401 - etcd3gw's
+def _adopt_gateway(client: Any, host: Host) -> tuple[str, Cluster]:  # noqa: ANN401 - etcd3gw's
     label = _label(client.host, int(client.port))
     credentials = None
     if client.protocol == "https":
@@ -156,9 +155,5 @@ def _of_gateway(client: Any, host: Host) -> tuple[str, Cluster]:  # noqa: ANN401
         ca_data = Path(ca).read_bytes() if isinstance(ca, str) else None
         cert, key = (None if one is None else Path(one).read_bytes() for one in files)
         credentials = grpc.ssl_channel_credentials(ca_data, key, cert)
-
-    def connect(label: str) -> Link:
-        return open_link(host.runtime, label, credentials, ())
-
     scheme = "etcd" if credentials is None else "etcds"
-    return f"{scheme}://{label}", Cluster(host.runtime, [label], connect, Login(host.runtime, None, None))
+    return f"{scheme}://{label}", _make_cluster(host, [label], credentials, Login(host.runtime, None, None))

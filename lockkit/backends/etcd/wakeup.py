@@ -1,16 +1,17 @@
 """
-Hearing that the contender in front has gone: one watch stream per client, whatever the number of waiters.
+Waking waiters: one watch stream per client, however many waiters it has.
 
-Each waiter watches the key in front of it, and nobody else is woken when that goes (no herd).
+Each waiter watches the key in front of its own, so a deletion wakes one waiter and nobody else (no herd).
 
-The order that keeps a wake-up from being missed: watch from now on, and when the member has confirmed that, look once
-more. Why not from the revision at which the waiter looked: unless nothing at all was written since, the member takes
-such a watch for one that lags behind, and serves those every 100 ms (etcd, ``mvcc/watchable_store.go``,
-``syncWatchersLoop``): 95 ms to the event where it was 0.8. It also is why compaction does not reach a waiter; a watch
-that the member cancels all the same makes it look again.
+Order of steps, so that no deletion is missed: watch from now on, and look at the queue again once the member has
+confirmed the watch. A watch from the revision at which the waiter looked would need no second look, but unless nothing
+at all was written since, the member counts it as unsynced and serves unsynced watches every 100 ms (etcd,
+``mvcc/watchable_store.go``, ``syncWatchersLoop``): 95 ms until the event instead of 0.8. It also would fail after a
+compaction. If the member cancels a watch all the same, the waiter looks again.
 
-When the stream ends (the member died, has no leader, does not accept the login any more) all waiters look again, and
-the next watch opens another one. It also ends when the client turns to another member: one that hangs does not say so.
+When the stream ends (the member died, has no leader, rejects the login) all waiters look again, and the next watch
+opens another stream. The client also closes the stream when it switches to another member: a member that hangs doesn't
+end it.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, Self
 
 from lockkit.backends.etcd import rpc_pb2 as rpc
-from lockkit.backends.etcd.connection import AsyncioLink, Link
+from lockkit.backends.etcd.connection import AsyncioConnection, MemberConnection
 from lockkit.backends.etcd.errors import DRIVER_ERRORS, code_of, details_of, is_stale_token
 
 if TYPE_CHECKING:
@@ -34,15 +35,15 @@ if TYPE_CHECKING:
     from lockkit.backends.etcd.session import Contender
     from lockkit.runtime import Runtime
 
-__all__ = ["Watches"]
+__all__ = ["WakeupListener"]
 
 log = logging.getLogger("lockkit")
 
-# A member that lost the majority ends the stream, rather than stay silent (clientv3.WithRequireLeader).
+# A member without a majority then ends the stream, rather than stay silent (clientv3.WithRequireLeader).
 _REQUIRE_LEADER = (("hasleader", "true"),)
 
 
-class Watches:
+class WakeupListener:
     """The watches of one client."""
 
     def __init__(self, runtime: Runtime, cluster: Cluster) -> None:
@@ -51,54 +52,54 @@ class Watches:
         self._mutex = runtime.mutex()
         self._ids = count(1)
         self._watching: dict[int, Contender] = {}
-        self._stream: _Stream | None = None
+        self._stream: _WatchStream | None = None
 
     def watch(self, contender: Contender) -> bool:
         """
-        See that its `Contender.wake` is set when the key before it goes, and once as soon as it is watched.
+        Have `Contender.wake` set once the key in front is watched, and when that key is deleted.
 
         Returns:
-            False if that cannot be had now: look again soon.
+            False if that is impossible now: look again soon.
 
         Raises:
             LockError: The client is closed.
         """
-        link, _ = self._cluster.link()
+        connection, _ = self._cluster.connection()
         stream = self._stream
-        if stream is not None and stream.link is not link:
-            self._ended(stream, None)
+        if stream is not None and stream.connection is not connection:
+            self._on_end(stream, None)
             stream.close()
-        if contender.watch_id and contender.watched == contender.before:
+        if contender.watch_id and contender.watched_key == contender.key_in_front:
             return True
-        self.forget(contender)
-        made: _Stream | None = None
+        self.unwatch(contender)
+        opened: _WatchStream | None = None
         try:
             with self._mutex:
                 stream = self._stream
                 if stream is None:
-                    kind = _TaskStream if isinstance(link, AsyncioLink) else _ThreadStream
-                    stream = made = kind(link, self._cluster.login.metadata, self._heard, self._ended)
-                    self._stream = made
+                    kind = _TaskStream if isinstance(connection, AsyncioConnection) else _ThreadStream
+                    stream = opened = kind(connection, self._cluster.login.metadata, self._on_answer, self._on_end)
+                    self._stream = opened
                 contender.watch_id = next(self._ids)
-                contender.watched = contender.before
+                contender.watched_key = contender.key_in_front
                 self._watching[contender.watch_id] = contender
                 create = rpc.WatchCreateRequest(
-                    key=contender.before, watch_id=contender.watch_id, filters=[rpc.WatchCreateRequest.NOPUT]
+                    key=contender.watched_key, watch_id=contender.watch_id, filters=[rpc.WatchCreateRequest.NOPUT]
                 )
                 stream.send(rpc.WatchRequest(create_request=create))
-            if made is not None:
-                made.open()
+            if opened is not None:
+                opened.open()
         except BaseException as error:
-            if made is not None:
-                self._ended(made, None)
+            if opened is not None:
+                self._on_end(opened, None)
             if not isinstance(error, RuntimeError):
                 raise
-            log.warning("watching at etcd at %s: %s", link.label, error)  # no more threads
+            log.warning("watching at etcd at %s: %s", connection.label, error)  # no more threads
             return False
         return True
 
-    def forget(self, contender: Contender) -> None:
-        """Watch for it no more."""
+    def unwatch(self, contender: Contender) -> None:
+        """End the watch of a contender, if it has one."""
         if not contender.watch_id:
             return
         with self._mutex:
@@ -108,8 +109,8 @@ class Watches:
                 self._stream.send(rpc.WatchRequest(cancel_request=cancel))
             contender.watch_id = 0
 
-    def _heard(self, stream: _Stream, answer: Any) -> bool:  # noqa: ANN401 - a WatchResponse
-        """Wake whom an answer is about: confirmed, gone, or not watched any more. False: the stream is of no use."""
+    def _on_answer(self, stream: _WatchStream, answer: Any) -> bool:  # noqa: ANN401 - a WatchResponse
+        """Wake the contender whose watch was confirmed, fired or cancelled. False: the stream is of no use."""
         with self._mutex:
             contender = self._watching.get(answer.watch_id)
             if answer.canceled and contender is not None:
@@ -118,14 +119,14 @@ class Watches:
         if contender is not None and contender.wake is not None:
             contender.wake.set()
         if answer.canceled and answer.created:
-            log.debug("etcd does not watch: %s", answer.cancel_reason)
-            # As with a token that has run out: the next call logs in anew if that is the reason.
-            self._cluster.login.forget(stream.login)
+            log.debug("etcd refuses the watch: %s", answer.cancel_reason)
+            # In case the token has expired: then the next call logs in again.
+            self._cluster.login.discard(stream.login)
             return False
         return True
 
-    def _ended(self, stream: _Stream, error: Exception | None) -> None:
-        """Let everybody look again: something may have gone while nobody told."""
+    def _on_end(self, stream: _WatchStream, error: Exception | None) -> None:
+        """Wake all waiters: a key may have been deleted unnoticed."""
         with self._mutex:
             if self._stream is not stream:
                 return
@@ -135,54 +136,55 @@ class Watches:
             for contender in waiting:
                 contender.watch_id = 0
         if isinstance(error, DRIVER_ERRORS):
-            log.debug("watching at %s ended: %s %s", stream.link.label, code_of(error).name, details_of(error))
+            label = stream.connection.label
+            log.debug("watching at etcd at %s ended: %s %s", label, code_of(error).name, details_of(error))
             if is_stale_token(error):
-                self._cluster.login.forget(stream.login)
+                self._cluster.login.discard(stream.login)
             else:
-                self._cluster.leave(stream.link, error)
+                self._cluster.switch_from(stream.connection, error)
         elif error is not None:
-            log.error("watching at etcd at %s failed", stream.link.label, exc_info=error)
+            log.error("watching at etcd at %s failed", stream.connection.label, exc_info=error)
         for contender in waiting:
             if contender.wake is not None:
                 contender.wake.set()
 
     def close(self) -> None:
-        """End the stream. Who still waits looks again."""
+        """End the stream. Waiters look again."""
         stream = self._stream
         if stream is not None:
-            self._ended(stream, None)
+            self._on_end(stream, None)
             stream.close()
 
 
-class _Stream(ABC):
+class _WatchStream(ABC):
     """
-    One watch stream: requests are sent from anywhere, answers are read in the background.
+    One watch stream: any thread or task sends requests, one in the background reads the answers.
 
-    However the reading ends, `ended` is called: a stream that nobody reads is not kept.
+    `on_end` is called however the reading ends, so that no stream without a reader stays in use.
     """
 
     def __init__(
         self,
-        link: Link,
+        connection: MemberConnection,
         login: Metadata,
-        heard: Callable[[_Stream, Any], bool],
-        ended: Callable[[_Stream, Exception | None], None],
+        on_answer: Callable[[_WatchStream, Any], bool],
+        on_end: Callable[[_WatchStream, Exception | None], None],
     ) -> None:
-        self.link = link
+        self.connection = connection
         self.login = login
-        self._heard = heard
-        self._ended = ended
+        self._on_answer = on_answer
+        self._on_end = on_end
         self._call: Any = None
 
     @property
     def metadata(self) -> Metadata:
-        """What goes along with the call."""
+        """What goes with the call."""
         return (*(self.login or ()), *_REQUIRE_LEADER)
 
     @abstractmethod
     def open(self) -> None:
         """
-        Start; does not wait for an answer.
+        Start, without waiting for an answer.
 
         Raises:
             RuntimeError: No thread could be started.
@@ -197,11 +199,11 @@ class _Stream(ABC):
         """End it. May be called twice."""
 
 
-class _ThreadStream(_Stream):
+class _ThreadStream(_WatchStream):
     """
-    On grpc's blocking stack: a thread of ours reads, and one of grpc's writes.
+    With grpc's blocking API: a thread of lockkit's reads, and one of grpc's writes.
 
-    The call is made in our thread, where no Ctrl-C can strike in the middle of grpc's code and leave its locks taken.
+    lockkit's thread makes the call: a Ctrl-C strikes the main thread only, so never in the middle of this call.
     """
 
     def __init__(self, *arguments: Any) -> None:
@@ -212,22 +214,22 @@ class _ThreadStream(_Stream):
     def open(self) -> None:
         threading.Thread(target=self._read, name="lockkit-etcd-watch", daemon=True).start()
 
-    def send(self, request: Any) -> None:  # noqa: ANN401 - see _Stream
+    def send(self, request: Any) -> None:  # noqa: ANN401 - see _WatchStream
         self._requests.put(request)
 
     def _read(self) -> None:
         error: Exception | None = None
         try:
-            self._call = self.link.open_stream(iter(self._requests.get, None), self.metadata)
+            self._call = self.connection.open_stream(iter(self._requests.get, None), self.metadata)
             if self._closed:
                 self._call.cancel()
             for answer in self._call:
-                if not self._heard(self, answer):
+                if not self._on_answer(self, answer):
                     break
-        except Exception as failure:  # noqa: BLE001 - whatever it was, the waiters must look again
+        except Exception as failure:  # noqa: BLE001 - after any error the waiters must look again
             error = failure
         finally:
-            self._ended(self, error)
+            self._on_end(self, error)
             self.close()
 
     def close(self) -> None:
@@ -237,8 +239,8 @@ class _ThreadStream(_Stream):
             self._call.cancel()
 
 
-class _TaskStream(_Stream):
-    """On ``grpc.aio``: a task reads."""
+class _TaskStream(_WatchStream):
+    """With ``grpc.aio``: a task reads."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -247,21 +249,21 @@ class _TaskStream(_Stream):
 
     def open(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._read(), name="lockkit-etcd-watch")
-        # Not in the task: one that is cancelled before it began has run nothing.
+        # Not in the task: a task that is cancelled before its first step runs nothing.
         self._task.add_done_callback(self._done)
 
-    def send(self, request: Any) -> None:  # noqa: ANN401 - see _Stream
+    def send(self, request: Any) -> None:  # noqa: ANN401 - see _WatchStream
         self._requests.put_nowait(request)
 
     async def _read(self) -> None:
-        self._call = self.link.open_stream(_Taken(self._requests), self.metadata)
+        self._call = self.connection.open_stream(_QueueReader(self._requests), self.metadata)
         async for answer in self._call:
-            if not self._heard(self, answer):
+            if not self._on_answer(self, answer):
                 break
 
     def _done(self, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()
-        self._ended(self, error if isinstance(error, Exception) else None)
+        self._on_end(self, error if isinstance(error, Exception) else None)
         self.close()
 
     def close(self) -> None:
@@ -272,9 +274,9 @@ class _TaskStream(_Stream):
             self._task.cancel()
 
 
-class _Taken:
+class _QueueReader:
     """
-    What is taken out of a queue, up to None.
+    Takes requests out of a queue, up to None.
 
     Not an asynchronous generator: a cancelled call leaves that running, and asyncio complains when it is collected.
     """

@@ -75,12 +75,12 @@ class Store:
             ConfigurationError: Missing rights and the like.
         """
         cluster = self._cluster or self._backend().cluster
-        doubts: list[bool] = []
+        unknown: list[bool] = []
         try:
-            return await cluster.call(TXN, request, resend=not changes, doubt=lambda: doubts.append(True))
+            return await cluster.call(TXN, request, resend=not changes, on_unknown=lambda: unknown.append(True))
         except BackendUnavailable as error:
             what = f"{name!r} at {self.label}: {error}"
-            if changes and doubts:
+            if changes and unknown:
                 message = f"the answer to a change of {what}. It may have been made or not: look before you try again"
                 raise BackendUnavailable(message, name=name, backend=self.label) from error
             raise type(error)(what, name=name, backend=self.label) from error

@@ -91,7 +91,7 @@ class EtcdGuard:
             lease: Under which you work.
         """
         contender = _contender(lease)
-        return contender.key, contender.revision
+        return contender.key, contender.create_revision
 
 
 class AsyncEtcdGuard:
@@ -150,7 +150,7 @@ class _Core:
 
     async def _run(self, operations: list[rpc.RequestOp], name: str, lease: BaseLease, *, changes: bool) -> Any:  # noqa: ANN401 - a message
         contender = _contender(lease)
-        request = rpc.TxnRequest(compare=[contender.guard], success=operations)
+        request = rpc.TxnRequest(compare=[contender.compare_revision], success=operations)
         holder = rpc.RangeRequest(
             key=contender.prefix,
             range_end=contender.prefix[:-1] + b"0",

@@ -19,7 +19,7 @@ import pytest
 
 import lockkit
 import lockkit.aio
-from lockkit.backends.etcd.cluster import Login, settled
+from lockkit.backends.etcd.cluster import Login, settle_by
 from lockkit.engine.lease import drift
 from lockkit.runtime import AsyncioRuntime, BlockingRuntime
 from lockkit.testing.processes import Worker
@@ -555,7 +555,7 @@ class TestWatch:
         async def scenario() -> None:
             runtime = AsyncioRuntime()
             with pytest.raises(lockkit.BackendUnavailable):
-                await settled(runtime, asyncio.sleep(PATIENCE), runtime.now() + 0.05)
+                await settle_by(runtime, asyncio.sleep(PATIENCE), runtime.now() + 0.05)
 
         asyncio.run(scenario())
 
@@ -582,7 +582,7 @@ class TestLogin:
 
     def test_wrong_login_is_an_error_of_configuration(self, guarded: EtcdServer, connect: Connect) -> None:
         """At once, and no password is shown."""
-        for user, problem in (("root:wr0ng@", "user name or password is wrong"), ("", "wants a user name")):
+        for user, problem in (("root:wr0ng@", "user name or password is wrong"), ("", "requires a user name")):
             client = connect(f"etcd://{user}{guarded.address}")
             with pytest.raises(lockkit.ConfigurationError, match=problem) as caught:
                 client.lock("x").acquire(PATIENCE)
@@ -627,9 +627,9 @@ class TestLogin:
         old, new = (("token", "old"),), (("token", "new"),)
         login.metadata = new
 
-        login.forget(old)
+        login.discard(old)
         assert login.metadata == new
-        login.forget(new)
+        login.discard(new)
         assert login.metadata is None
 
     def test_login_where_nobody_asks_for_one(self, server: EtcdServer, connect: Connect) -> None:

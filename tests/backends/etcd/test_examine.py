@@ -11,7 +11,6 @@ import pytest
 
 import lockkit
 from lockkit.backends.etcd import examine as etcd_examine
-from lockkit.backends.etcd.protobuf import decode
 from lockkit.doctor import examine
 from lockkit.testing.servers import EtcdCluster, EtcdServer, wait_until
 from tests.doctor.support import SECRET, complaints, found
@@ -189,24 +188,3 @@ def test_nobody_answers(server: EtcdServer) -> None:
     """That is an error as everywhere, and not a finding."""
     with pytest.raises(lockkit.BackendUnavailable):
         examine(f"etcd://127.0.0.1:{server.port_for('nobody')}")
-
-
-@pytest.mark.parametrize(
-    ("data", "fields"),
-    [
-        ("", {}),
-        ("08 96 01", {1: [150]}),
-        ("12 02 68 69 12 00", {2: [b"hi", b""]}),
-        ("0d 01 00 00 00 11 02 00 00 00 00 00 00 00", {1: [1], 2: [2]}),
-    ],
-)
-def test_messages_are_read_without_their_description(data: str, fields: dict[int, list[object]]) -> None:
-    """The examples of the documentation of the encoding, and numbers of fixed width."""
-    assert decode(bytes.fromhex(data)) == fields
-
-
-@pytest.mark.parametrize("data", ["08", "08 96", "12 02 68", "0d 01", "0b", "0f"])
-def test_what_is_no_message_is_refused(data: str) -> None:
-    """Cut off, or of a kind that is no more in use."""
-    with pytest.raises(ValueError, match="no protocol buffer"):
-        decode(bytes.fromhex(data))

@@ -1,0 +1,119 @@
+"""The transactions that locks on etcd consist of. Pure functions: they build messages, and send nothing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lockkit.backends.etcd import rpc_pb2 as rpc
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from lockkit.backends.etcd.session import Contender, Session
+
+__all__ = ["batches", "check_keys", "check_queue", "create_key", "delete_key", "delete_keys", "first_key"]
+
+BATCH = 100
+"""Operations in one transaction. etcd's default for --max-txn-ops is 128; an operation that is a transaction itself may
+have as many as are left. Fewer takes more round trips."""
+
+
+def create_key(contender: Contender, lease_id: int, *, queue: bool) -> rpc.TxnRequest:
+    """
+    Acquire the lock, or take a place in its queue.
+
+    ::
+
+        if no key below the prefix:  put ours                                    -> held
+        else:                        read the oldest
+                                     if ours is not there: read the newest, put  -> in the queue, behind the newest
+                                     else:                 read ours                (both only with `queue`)
+    """
+    put = rpc.PutRequest(key=contender.key, value=contender.value, lease=lease_id)
+    request = rpc.TxnRequest()
+    request.compare.add(
+        target=rpc.Compare.CREATE, key=contender.prefix, range_end=_end(contender.prefix), create_revision=0
+    )
+    request.success.add(request_put=put)
+    request.failure.add(request_range=first_key(contender.prefix))
+    if queue:
+        behind = request.failure.add().request_txn
+        behind.compare.add(target=rpc.Compare.CREATE, key=contender.key, create_revision=0)
+        behind.success.add(request_range=_newest_key(contender.prefix))
+        behind.success.add(request_put=put)
+        behind.failure.add(request_range=rpc.RangeRequest(key=contender.key))
+    return request
+
+
+def check_queue(contender: Contender) -> rpc.TxnRequest:
+    """Read the key in front of a contender's, and the oldest; fail if the contender's is gone."""
+    in_front = _newest_key(contender.prefix)
+    in_front.max_create_revision = contender.create_revision - 1
+    request = rpc.TxnRequest(compare=[contender.compare_revision])
+    request.success.add(request_range=in_front)
+    request.success.add(request_range=first_key(contender.prefix))
+    return request
+
+
+def check_keys(contenders: Sequence[Contender], move_to: Session | None) -> rpc.TxnRequest:
+    """
+    Read keys, without their values; before that, move them to another session if one is given.
+
+    A move attaches the key to the lease of that session. The ``create_revision`` stays, and so does the token. It
+    happens only if nothing has changed the key since its last known revision: a move that was not answered cannot be
+    executed after a later one.
+    """
+    request = rpc.TxnRequest()
+    for contender in contenders:
+        if move_to is not None:
+            put = rpc.PutRequest(key=contender.key, ignore_value=True, lease=move_to.id)
+            compare = [contender.compare_revision, contender.compare_modification]
+            request.success.add(request_txn=rpc.TxnRequest(compare=compare, success=[rpc.RequestOp(request_put=put)]))
+        request.success.add(request_range=rpc.RangeRequest(key=contender.key, keys_only=True))
+    return request
+
+
+def delete_keys(contenders: Sequence[Contender]) -> rpc.TxnRequest:
+    """Delete keys that have these contenders' values, whenever they were created."""
+    request = rpc.TxnRequest()
+    for contender in contenders:
+        request.success.add(request_txn=delete_key(contender.key, contender.compare_value))
+    return request
+
+
+def delete_key(key: bytes, condition: rpc.Compare) -> rpc.TxnRequest:
+    """Delete one key if the condition is true."""
+    deletion = rpc.RequestOp(request_delete_range=rpc.DeleteRangeRequest(key=key))
+    return rpc.TxnRequest(compare=[condition], success=[deletion])
+
+
+def first_key(prefix: bytes, *, keys_only: bool = False) -> rpc.RangeRequest:
+    """Read the oldest key below a prefix: the holder's."""
+    return _first_in_order(prefix, rpc.RangeRequest.ASCEND, keys_only=keys_only)
+
+
+def _newest_key(prefix: bytes) -> rpc.RangeRequest:
+    return _first_in_order(prefix, rpc.RangeRequest.DESCEND, keys_only=True)
+
+
+def _first_in_order(prefix: bytes, order: rpc.RangeRequest.SortOrder, *, keys_only: bool) -> rpc.RangeRequest:
+    return rpc.RangeRequest(
+        key=prefix,
+        range_end=_end(prefix),
+        limit=1,
+        sort_order=order,
+        sort_target=rpc.RangeRequest.CREATE,
+        keys_only=keys_only,
+    )
+
+
+def _end(prefix: bytes) -> bytes:
+    """Return the first key behind all that begin with `prefix`, which ends with a slash."""
+    assert prefix.endswith(b"/")
+    return prefix[:-1] + b"0"
+
+
+def batches(contenders: Sequence[Contender], operations: int = 1) -> Iterator[Sequence[Contender]]:
+    """Split contenders into as many as fit into a transaction with so many operations for each."""
+    size = BATCH // operations
+    return (contenders[start : start + size] for start in range(0, len(contenders), size))

@@ -40,6 +40,7 @@ import os
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
+from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -148,9 +149,10 @@ class FileBackend(LockBackend):
 
     async def try_acquire(self, request: Request) -> Grant | Busy:
         """See `LockBackend.try_acquire`."""
+        attempt = partial(self._acquire, request)
         while True:
             outcome, predecessor, waiters = await self._store.update(
-                request.name, self._acquire, request, create=True, answer_by=request.answer_by
+                request.name, attempt, create=True, answer_by=request.answer_by
             )
             if waiters:
                 self._notify(waiters)
@@ -168,7 +170,7 @@ class FileBackend(LockBackend):
                 return outcome
 
     def _acquire(
-        self, state: LockState[FileClaim], now: float, request: Request
+        self, request: Request, state: LockState[FileClaim], now: float
     ) -> tuple[Grant | Busy, FileClaim | None, Sequence[FileClaim]]:
         client = self._client_file
         client.allow_ttl(request.ttl, now)
@@ -194,7 +196,12 @@ class FileBackend(LockBackend):
         """See `LockBackend.abandon`."""
         if (request.state is None and not request.uncertain) or self._closed:
             return
-        waiters = await self._store.update(request.name, _abandon, request, create=False, answer_by=request.answer_by)
+        waiters = await self._store.update(
+            request.name,
+            lambda state, now: state.abandon(request.owner, now),
+            create=False,
+            answer_by=request.answer_by,
+        )
         self._stop_waiting(request)
         self._store.forget_held(request.name, request.owner)
         self._notify(waiters)
@@ -209,7 +216,7 @@ class FileBackend(LockBackend):
             started = self._runtime.now()
             try:
                 renewal = await self._store.update(
-                    grant.name, self._renew, grant, create=False, answer_by=started + patience
+                    grant.name, partial(self._renew, grant), create=False, answer_by=started + patience
                 )
             except (BackendUnavailable, ConfigurationError) as error:
                 renewal = Unknown(error)
@@ -217,10 +224,9 @@ class FileBackend(LockBackend):
             outcomes.append(renewal)
         return outcomes
 
-    def _renew(self, state: LockState[FileClaim], now: float, grant: Grant) -> Renewal:
+    def _renew(self, grant: Grant, state: LockState[FileClaim], now: float) -> Renewal:
         client = self._client_file
         client.allow_ttl(grant.ttl, now)
-        client.touch(now)
         renewal = state.renew(grant.owner, grant.ttl, now)
         if not isinstance(renewal, Renewed):
             self._store.forget_held(grant.name, grant.owner)
@@ -234,7 +240,9 @@ class FileBackend(LockBackend):
 
     async def release(self, grant: Grant, answer_by: float = inf) -> bool:
         """See `LockBackend.release`."""
-        in_time, waiters = await self._store.update(grant.name, _release, grant, create=False, answer_by=answer_by)
+        in_time, waiters = await self._store.update(
+            grant.name, lambda state, now: state.release(grant.owner, now), create=False, answer_by=answer_by
+        )
         self._store.forget_held(grant.name, grant.owner)
         if waiters:
             self._notify(waiters)
@@ -252,19 +260,17 @@ class FileBackend(LockBackend):
 
     async def holders(self, name: str) -> Sequence[Holder]:
         """See `LockBackend.holders`."""
-        return await self._store.update(name, self._holders, None, create=False)
-
-    def _holders(self, state: LockState[FileClaim], now: float, _: None) -> Sequence[Holder]:
-        return state.holders(now, self._client_file.dead)
+        dead = self._client_file.dead
+        return await self._store.update(name, lambda state, now: state.holders(now, dead), create=False)
 
     async def break_lock(self, name: str) -> bool:
         """See `LockBackend.break_lock`. Repairs a damaged record too, which counts as a lock that was held."""
-        broken, waiters = await self._store.update(name, self._break, None, create=False, forced=True)
+        dead = self._client_file.dead
+        broken, waiters = await self._store.update(
+            name, lambda state, now: state.break_lock(now, dead), create=False, forced=True
+        )
         self._notify(waiters)
         return broken
-
-    def _break(self, state: LockState[FileClaim], now: float, _: None) -> tuple[bool, Sequence[FileClaim]]:
-        return state.break_lock(now, self._client_file.dead)
 
     async def ping(self) -> None:
         """See `LockBackend.ping`. Makes the directory if it is missing."""
@@ -431,14 +437,6 @@ class _Waiter:
 
 
 _backends: weakref.WeakSet[FileBackend] = weakref.WeakSet()
-
-
-def _release(state: LockState[FileClaim], now: float, grant: Grant) -> tuple[bool, Sequence[FileClaim]]:
-    return state.release(grant.owner, now)
-
-
-def _abandon(state: LockState[FileClaim], now: float, request: Request) -> Sequence[FileClaim]:
-    return state.abandon(request.owner, now)
 
 
 def _after_fork() -> None:

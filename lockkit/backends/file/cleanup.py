@@ -65,51 +65,45 @@ class Cleanup:
         self._dead = dead
         self._at = 0.0
         self._mutex = threading.Lock()  # a real one, also under asyncio: it is never held across an await
-        self._clients = _Names(directory.clients)
-        self._records = _Names(directory.path)
+        self._folders = [_Folder(directory.clients), _Folder(directory.path)]
 
     def run(self, now: float) -> None:
         """Examine some files if it is time to."""
         if now < self._at or not self._mutex.acquire(blocking=False):
             return
+        errors = []
         try:
             self._at = now + CLEANUP_SECONDS
-            errors = [
-                *self._each(self._clients, self._examine_client),
-                *self._each(self._records, lambda name: self._examine(f"{self._directory.path}/{name}")),
-            ]
+            for folder in self._folders:
+                errors += self._examine_next(folder)
         finally:
             self._mutex.release()
         for error in errors:
             # Another client was faster, or the file belongs to another user in a sticky directory.
             log.debug("cleaning %s: %s", self._directory.path, error)
 
-    @staticmethod
-    def _each(names: _Names, examine: Callable[[str], object]) -> list[OSError]:
+    def _examine_next(self, folder: _Folder) -> list[OSError]:
         """Examine the next entries of a folder; return what went wrong."""
         errors = []
         try:
-            taken = names.take(ENTRIES_MAX)
+            for name in folder.take(ENTRIES_MAX):
+                try:
+                    self._examine(folder.path, name)
+                except OSError as error:
+                    errors.append(error)
         except OSError as error:
-            return [error]
-        for name in taken:
-            try:
-                examine(name)
-            except OSError as error:
-                errors.append(error)
+            errors.append(error)
         return errors
 
-    def _examine_client(self, name: str) -> None:
-        if name.startswith("."):
-            self._examine(f"{self._directory.clients}/{name}")
-        else:
+    def _examine(self, folder: str, name: str) -> None:
+        """Remove the file of a dead client, a record that no live client uses, or a file that was never completed."""
+        hidden = name.startswith(".")
+        if folder == self._directory.clients and not hidden:
             has_ended(self._directory, name)
-
-    def _examine(self, path: str) -> None:
-        """Remove a record that no live client holds or waits for, or a file that was never completed."""
-        hidden = os.path.basename(path).startswith(".")  # noqa: PTH119
+            return
+        path = f"{folder}/{name}"
         status = os.lstat(path)
-        if not (hidden or path.endswith(".lock")) or not stat.S_ISREG(status.st_mode):
+        if not (hidden or name.endswith(".lock")) or not stat.S_ISREG(status.st_mode):
             return  # a directory, or not a file of lockkit's
         if wall_clock_us() / 1e6 - status.st_mtime < IDLE_SECONDS:
             return
@@ -139,18 +133,18 @@ class Cleanup:
             os.unlink(path)  # noqa: PTH108
 
 
-class _Names:
+class _Folder:
     """The names in a folder, some at a time, again and again, so that each is returned from time to time."""
 
-    def __init__(self, folder: str) -> None:
-        self._folder = folder
+    def __init__(self, path: str) -> None:
+        self.path = path
         self._names: list[str] = []
         self._start = 0
 
     def take(self, count: int) -> list[str]:
         """Return the next names, at most `count`."""
         if not self._names:
-            with os.scandir(self._folder) as entries:
+            with os.scandir(self.path) as entries:
                 self._names = [entry.name for entry in islice(entries, self._start, self._start + NAMES_MAX)]
             self._start = self._start + len(self._names) if len(self._names) == NAMES_MAX else 0
         taken = self._names[:count]

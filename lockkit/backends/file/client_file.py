@@ -145,16 +145,14 @@ class ClientFile:
         self._written_at = now
 
     def allow_ttl(self, ttl: float, now: float) -> None:
-        """Write a ttl down before any record holds it: a client that finds a damaged record waits for the largest."""
-        if ttl > self._ttl_max:
+        """
+        Write a ttl down before any record holds it: a client that finds a damaged record waits for the largest.
+
+        This also keeps cleaners away from the file (a change of its attributes would wake this client's own waiters).
+        """
+        if ttl > self._ttl_max or now >= self._written_at + TOUCH_SECONDS:
             with self._content_mutex:
                 self._ttl_max = max(ttl, self._ttl_max)
-                self._write(now)
-
-    def touch(self, now: float) -> None:
-        """Keep cleaners away. By a write: a change of attributes would wake this client's own waiters."""
-        if now >= self._written_at + TOUCH_SECONDS:
-            with self._content_mutex:
                 self._write(now)
 
     def dead(self, claim: FileClaim) -> bool:

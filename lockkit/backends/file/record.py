@@ -51,7 +51,6 @@ __all__ = [
 ]
 
 T = TypeVar("T")
-A = TypeVar("A")
 
 SIZE_MAX = 999_999
 """Largest record, bytes: some ten thousand waiting clients."""
@@ -252,9 +251,8 @@ class RecordFile:
 
     def update(
         self,
-        change: Callable[[LockState[FileClaim], float, A], T],
+        change: Callable[[LockState[FileClaim], float], T],
         now: float,
-        argument: A,
         load: Callable[[RecordFile, bytes, float, bool], tuple[LockState[FileClaim], bytes]],
         forced: bool = False,  # noqa: FBT001, FBT002 - handed on
     ) -> T:
@@ -264,9 +262,8 @@ class RecordFile:
         The mutex is for the threads of this client, which share the descriptor and with it the flock.
 
         Args:
-            change: Called with the state, `now` and `argument`; its result is returned.
+            change: Called with the state and `now`; its result is returned.
             now: The time.
-            argument: For `change`.
             load: Parses a record that differs from the one in memory; called with this file, the beginning of the
                 record, `now` and `forced`. Returns the state and the whole record.
             forced: For `load`.
@@ -292,7 +289,7 @@ class RecordFile:
                     state = self._state
                 else:
                     state, known = load(self, text, now, forced)
-                result = change(state, now, argument)
+                result = change(state, now)
                 text = encode(state, self._escaped, self.boot)
                 if text != known:
                     self._write(text)

@@ -37,14 +37,12 @@ if TYPE_CHECKING:
     from lockkit.backends.file.client_file import ClientFile
     from lockkit.runtime import Runtime
 
-    Change = Callable[[LockState[FileClaim], float, "A"], "T"]
 
 __all__ = ["RecordStore"]
 
 log = logging.getLogger("lockkit")
 
 T = TypeVar("T")
-A = TypeVar("A")
 
 OPEN_RECORDS_MAX = 64
 """Record files that a client keeps open. More saves opening them again (4 µs), fewer saves descriptors."""
@@ -124,8 +122,7 @@ class RecordStore:
     async def update(
         self,
         name: str,
-        change: Change[A, T],
-        argument: A,
+        change: Callable[[LockState[FileClaim], float], T],
         *,
         create: bool,
         forced: bool = False,
@@ -136,8 +133,7 @@ class RecordStore:
 
         Args:
             name: The lock.
-            change: Called with the state, the time, and `argument`. Must not wait.
-            argument: For `change`.
+            change: Called with the state and the time. Must not wait.
             create: Make the record if it is missing. Otherwise `change` gets a free lock, which is not kept.
             forced: Also while nobody may take the lock because its record was damaged.
             answer_by: When to give up if another process has the record flocked.
@@ -155,9 +151,9 @@ class RecordStore:
                     self._check_client_file(now)
                 file = self._files.get(name)
                 if file is not None:
-                    return file.update(change, now, argument, self._load, forced)
+                    return file.update(change, now, self._load, forced)
                 if not self._open(name, create=create):
-                    return change(LockState(), now, argument)
+                    return change(LockState(), now)
             except RemovedError:
                 self._drop(name)
             except BlockingIOError:

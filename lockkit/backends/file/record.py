@@ -126,11 +126,8 @@ def encode(state: LockState[FileClaim], name: str, boot: str) -> bytes:
     # Rounded to the nearest, so that a record that is read and written back stays as it is. A lease may lose half a µs,
     # far less than the 2 ms by which its holder gives it up earlier.
     until_us = int(state.until * 1e6 + 0.5)
-    lines = f"{boot} {name} {state.token} {until_us} {state.broken or '-'}\n"
-    if holder is None:
-        lines += "-\n-\n"
-    else:
-        lines += f"{holder.owner} {holder.client or '-'} 0\n{holder.metadata or '-'}\n"
+    first = "-\n-" if holder is None else f"{holder.owner} {holder.client or '-'} 0\n{holder.metadata or '-'}"
+    lines = f"{boot} {name} {state.token} {until_us} {state.broken or '-'}\n{first}\n"
     if state.queue:
         lines += "".join(f"{waiter.owner} {waiter.client} {int(waiter.ttl * 1e6 + 0.5)}\n" for waiter in state.queue)
     body = lines.encode("ascii")

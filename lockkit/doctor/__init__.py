@@ -1,8 +1,8 @@
 """
-``lockkit doctor``: examines the servers behind a URL and says what can happen to locks there.
+``lockkit doctor``: examines the servers behind a URL and reports what can happen to locks there.
 
-One module per kind of server. Each finding comes from a `Check` with a stable id and a fixed severity, so that a script
-may rely on them. Nothing is written: to no server, no table, no directory.
+Each backend has an ``examine`` module. Each finding comes from a `Check` with a stable id and a fixed severity, so that
+scripts can rely on them. The doctor writes to no server, no table and no directory.
 """
 
 from lockkit.doctor.examination import Diagnosis, examine

@@ -1,4 +1,4 @@
-"""Where a host is: on this machine, or across a network."""
+"""Tells whether a host is this machine or another one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["addresses", "is_loopback"]
 
 
 def addresses(host: str) -> frozenset[str]:
-    """Give the addresses of a host by name or address; empty if nobody knows it."""
+    """Return the addresses of a host; empty if its name cannot be resolved."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError:
@@ -18,6 +18,6 @@ def addresses(host: str) -> frozenset[str]:
 
 
 def is_loopback(host: str) -> bool:
-    """Tell whether every address of a host is one that no network reaches."""
+    """Tell whether every address of a host is a loopback address, which no other machine can reach."""
     found = addresses(host)
     return bool(found) and all(ip_address(address).is_loopback for address in found)

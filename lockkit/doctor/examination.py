@@ -1,4 +1,4 @@
-"""One examination: which backend is meant, what its module looked at, what was found."""
+"""One examination: finds the backend of a URL, runs its module and collects the findings."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _MODULES: Mapping[str, str] = MappingProxyType(
 NOT_EXAMINED = Check(
     "not-examined",
     Severity.INFO,
-    "The doctor has no checks for this backend: that nothing was found says nothing.",
+    "The doctor has no checks for this backend, so the absence of findings means nothing.",
     "how-to/check-your-servers.md#all-backends",
 )
 
@@ -52,11 +52,11 @@ class _Module(Protocol):
     """What each module of `_MODULES` offers."""
 
     async def examine(self, examination: Examination) -> None:
-        """Look at the servers and take down what is found."""
+        """Examine the servers and report to `examination`."""
 
 
 class _Host:
-    """What an engine offers to its backend, as far as an examination needs it: it holds no lock."""
+    """The engine's side of a backend, as far as an examination needs it: it holds no lock."""
 
     def __init__(self) -> None:
         self.runtime = BlockingRuntime()
@@ -70,19 +70,19 @@ class _Host:
 
 class Examination:
     """
-    What a module of the doctor is given, and takes its findings down in.
+    What the ``examine`` module of a backend gets, and where it reports its findings.
 
     Attributes:
-        url: The backend. **Its text holds the password.**
-        options: The backend's options, parsed, with their defaults. **May hold passwords.**
-        backend_class: The backend.
-        ttl: Lease time that is judged, seconds.
-        host: For the backend's own ways to connect.
+        url: The backend's. **Its text contains the password.**
+        options: The backend's options, parsed, with their defaults. **May contain passwords.**
+        backend_class: The backend's.
+        ttl: The ttl to judge, seconds.
+        host: For the backend's own functions that connect.
         runtime: Blocking.
     """
 
     def __init__(self, url: Url, options: Mapping[str, Any], backend_class: type[LockBackend], ttl: float) -> None:
-        """Look at nothing yet."""
+        """Examine nothing yet."""
         self.url = url
         self.options = options
         self.backend_class = backend_class
@@ -93,18 +93,18 @@ class Examination:
         self._findings: list[Finding] = []
 
     def note(self, name: str, value: str) -> None:
-        """Take a fact down that is neither good nor bad: a version, a round trip."""
+        """Report a fact that is neither good nor bad: a version, a round trip."""
         self._facts[name] = value
 
     def find(self, check: Check, where: str, seen: str, mend: str) -> None:
         """
-        Take a finding down. The same one at several servers becomes one finding.
+        Report a finding. The same finding at several servers becomes one.
 
         Args:
-            check: What was looked for.
+            check: What the module looked for.
             where: The server or directory, without a password.
-            seen: What was seen, as a sentence.
-            mend: The command or setting that mends it.
+            seen: What it found, a sentence.
+            mend: The command or setting that fixes it.
         """
         for index, known in enumerate(self._findings):
             if (known.check, known.seen, known.mend) == (check, seen, mend):
@@ -113,7 +113,7 @@ class Examination:
         self._findings.append(Finding(check, (where,), seen, mend))
 
     def has(self, check: Check) -> bool:
-        """Tell whether that was found, anywhere."""
+        """Tell whether there is a finding of that check, at any server."""
         return any(finding.check is check for finding in self._findings)
 
     async def time(self, where: str, ask: Callable[[], Awaitable[object]]) -> float:
@@ -122,7 +122,7 @@ class Examination:
 
         Args:
             where: The server.
-            ask: Asks it for the least it can answer.
+            ask: Sends the cheapest request that it can answer.
 
         Returns:
             The median, seconds.
@@ -133,7 +133,7 @@ class Examination:
         return round_trip
 
     def diagnosis(self) -> Diagnosis:
-        """Give what was found, the worst first."""
+        """Return what was found, the most serious first."""
         order = list(Severity)
         findings = sorted(self._findings, key=lambda finding: order.index(finding.check.severity))
         return Diagnosis(self.url.safe_text, self.ttl, dict(self._facts), tuple(findings))
@@ -146,9 +146,9 @@ class Diagnosis:
 
     Attributes:
         backend: The URL, without its password.
-        ttl: Lease time that was judged, seconds.
+        ttl: The ttl that was judged, seconds.
         facts: Versions, round trips and the like, by name.
-        findings: The worst first.
+        findings: The most serious first.
     """
 
     backend: str
@@ -157,11 +157,11 @@ class Diagnosis:
     findings: tuple[Finding, ...] = ()
 
     def reaching(self, threshold: Severity) -> list[Finding]:
-        """Give the findings that are as bad as `threshold`, or worse."""
+        """Return the findings that are at least as serious as `threshold`."""
         return [finding for finding in self.findings if finding.check.severity.reaches(threshold)]
 
     def as_dict(self) -> dict[str, object]:
-        """Give it as JSON has it."""
+        """Return it in the form of the JSON output."""
         counts = {one.value: sum(finding.check.severity is one for finding in self.findings) for one in Severity}
         return {
             "backend": self.backend,
@@ -174,23 +174,23 @@ class Diagnosis:
 
 def examine(url: str | None = None, *, profile: str | None = None, ttl: float | timedelta | None = None) -> Diagnosis:
     """
-    Connect to the servers behind a URL and look for what endangers locks. Changes nothing there. Blocks.
+    Connect to the servers behind a URL and look for what endangers locks. Changes nothing there, and blocks.
 
     Args:
-        url: Which backend; None: as for `lockkit.connect`.
+        url: The backend's; None: as for `lockkit.connect`.
         profile: A profile, as for `lockkit.connect`.
-        ttl: Lease time to judge by, seconds; None: that of the profile or the URL, else 30.
+        ttl: The ttl to judge, seconds; None: that of the profile or the URL, else 30.
 
     Raises:
         ConfigurationError: The URL, the profile or the ttl is wrong, or a server refuses the credentials.
-        BackendUnavailable: No server can be asked.
+        BackendUnavailable: No server answers.
     """
     settings = profiles.resolve(url, profile, {})
     given = settings.options
     mode = given.get("mode", dict(settings.url.query).get("mode"))
     backend_class = registry.find(settings.url.scheme, mode)
     engine_options, options = registry.split_options(backend_class, settings.url, given)
-    # The backend's own shortest ttl is judged below, as a finding and not as an error.
+    # A ttl below the backend's shortest is a finding, not an error.
     wanted = validation.ttl(ttl if ttl is not None else engine_options["ttl"] or DEFAULT_TTL, 0.0)
     examination = Examination(settings.url, options, backend_class, wanted)
     timing.judge_ttl(examination)
@@ -203,7 +203,10 @@ async def _examine(examination: Examination) -> None:
     target = _MODULES.get(url.scheme) or _MODULES.get(url.base)
     if target is None:
         examination.find(
-            NOT_EXAMINED, url.safe_text, f"There are no checks for {url.scheme}: URLs.", "Ask its maintainers for some."
+            NOT_EXAMINED,
+            url.safe_text,
+            f"There are no checks for {url.scheme}: URLs.",
+            "Ask the maintainers of that backend for checks.",
         )
         return
     module: _Module = import_module(target)

@@ -1,4 +1,4 @@
-"""What the doctor can find, and what it found."""
+"""What the doctor looks for (`Check`) and what it found (`Finding`)."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ __all__ = ["Check", "Finding", "Severity"]
 
 class Severity(StrEnum):
     """
-    How bad it is, the worst first.
+    How serious a finding is, the most serious first.
 
-    - ``error``: locks can be lost or held twice without anything failing, or do not work at all.
-    - ``warning``: they can once something fails: a server, a network, a clock; or somebody may interfere.
-    - ``info``: works as described, and is worth knowing.
+    - ``error``: locks can be lost or held twice although nothing fails, or do not work at all.
+    - ``warning``: locks can be lost or held twice once a server, a network or a clock fails, or if another user
+      interferes.
+    - ``info``: it works as documented, and you should know it.
     """
 
     ERROR = "error"
@@ -22,7 +23,7 @@ class Severity(StrEnum):
     INFO = "info"
 
     def reaches(self, threshold: Severity) -> bool:
-        """Tell whether it is as bad as `threshold`, or worse."""
+        """Tell whether it is at least as serious as `threshold`."""
         order = list(Severity)
         return order.index(self) <= order.index(threshold)
 
@@ -30,13 +31,13 @@ class Severity(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Check:
     """
-    One thing that is looked for.
+    One thing that the doctor looks for.
 
     Attributes:
         id: Stable name, the kind of server first: ``redis-eviction``.
-        severity: Always the same, so that a threshold means the same everywhere.
-        risk: What can happen to locks, as a sentence.
-        page: Where the documentation says more: a path below ``docs/``, with its heading.
+        severity: The same in every finding, so that a threshold means the same everywhere.
+        risk: What can happen to locks, a sentence.
+        page: Documentation: a path below ``docs/``, with the heading.
     """
 
     id: str
@@ -48,13 +49,13 @@ class Check:
 @dataclass(frozen=True, slots=True)
 class Finding:
     """
-    One thing that was found.
+    One thing that the doctor found.
 
     Attributes:
-        check: What was looked for.
-        where: Which servers or directories, without passwords.
-        seen: What was seen there, as a sentence.
-        mend: The command or setting that mends it.
+        check: What the doctor looked for.
+        where: The servers or directories, without passwords.
+        seen: What the doctor found there, a sentence.
+        mend: The command or setting that fixes it.
     """
 
     check: Check
@@ -63,7 +64,7 @@ class Finding:
     mend: str
 
     def as_dict(self) -> dict[str, object]:
-        """Give it as JSON has it."""
+        """Return it in the form of the JSON output."""
         return {
             "id": self.check.id,
             "severity": self.check.severity.value,

@@ -8,7 +8,8 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
-from lockkit.backends.lock_state import GRACE_MAX, Ledger, grace
+from lockkit.backend import Busy, Gone, Grant, Renewed
+from lockkit.backends.lock_state import OFFER_SECONDS_MAX, LockState, offer_seconds
 
 
 @dataclass(frozen=True)
@@ -18,21 +19,16 @@ class Asker:
     owner: str
     ttl: float = 10.0
     client: str = ""
+    metadata: str = ""
 
 
-def nobody_dies(claim: Asker) -> bool:
-    """Every client lives."""
-    del claim
-    return False
+def take(state: LockState[Asker], asker: Asker, now: float) -> bool:
+    """Ask, and queue up if the lock is busy; the lower bound of the token does not matter."""
+    outcome, _ = state.acquire("x", asker, now, 0, queue=True)
+    return isinstance(outcome, Grant)
 
 
-def take(ledger: Ledger[Asker], asker: Asker, now: float) -> bool:
-    """Ask with a place in the queue; the token floor does not matter."""
-    granted, _ = ledger.acquire(asker, now, 0, queue=True, dead=nobody_dies)
-    return granted
-
-
-class LedgerMachine(RuleBasedStateMachine):
+class LockStateMachine(RuleBasedStateMachine):
     """
     Random clients acquire, wait, renew, release, give up, die and oversleep.
 
@@ -46,7 +42,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
         """Start with a free lock at a time that is not 0."""
-        self.ledger: Ledger[Asker] = Ledger()
+        self.state: LockState[Asker] = LockState()
         self.now = 100.0
         self.count = 0
         self.tokens = [0]
@@ -69,29 +65,32 @@ class LedgerMachine(RuleBasedStateMachine):
         self.dead.discard(client)
         return Asker(f"owner-{self.count}", ttl, f"{client}{self.count}")
 
-    @rule(target=holds, asker=askers, queue=st.booleans(), floor=st.integers(0, 5))
-    def look(self, asker: Asker, queue: bool, floor: int) -> Asker:  # noqa: FBT001 - drawn by hypothesis
+    @rule(target=holds, asker=askers, queue=st.booleans(), ahead=st.integers(0, 5))
+    def look(self, asker: Asker, queue: bool, ahead: int) -> Asker:  # noqa: FBT001 - drawn by hypothesis
         """It asks, for the first time or again."""
         if asker.owner in self.believed or self.is_dead(asker):
             return asker
-        before = list(self.ledger.queue)
-        offered = self.ledger.holder is None and bool(before)
-        until = self.ledger.until
+        before = list(self.state.queue)
+        offered = self.state.holder is None and bool(before)
+        until = self.state.until
 
-        granted, wake = self.ledger.acquire(asker, self.now, self.tokens[-1] + floor, queue=queue, dead=self.is_dead)
+        outcome, notify = self.state.acquire(
+            "x", asker, self.now, self.tokens[-1] + ahead, queue=queue, dead=self.is_dead
+        )
 
-        assert asker not in wake
-        if granted:
+        assert asker not in notify
+        if isinstance(outcome, Grant):
+            assert outcome == Grant("x", asker.owner, self.state.token, asker.ttl)
             assert not self.believers(), "two holders"
-            assert self.ledger.token > self.tokens[-1], "the token did not grow"
-            self.tokens.append(self.ledger.token)
+            assert self.state.token > self.tokens[-1], "the token did not grow"
+            self.tokens.append(self.state.token)
             self.believed[asker.owner] = self.now + asker.ttl
             first = next((waiter for waiter in before if not self.is_dead(waiter)), None)
             if offered and self.now < until and first is not None:
                 assert asker == first, "overtook a waiter to whom the lock was offered"
         else:
-            assert self.believers() or self.ledger.queue, "refused though nobody holds it or waits"
-            assert not queue or asker in self.ledger.queue
+            assert self.believers() or self.state.queue, "refused though nobody holds it or waits"
+            assert not queue or asker in self.state.queue
         return asker
 
     @rule(asker=holds, ttl=st.sampled_from([0.5, 2.0]))
@@ -99,13 +98,13 @@ class LedgerMachine(RuleBasedStateMachine):
         """A holder renews, or one that was a holder."""
         if self.is_dead(asker):
             return
-        reason = self.ledger.renew(asker.owner, ttl, self.now)
-        if reason is None:
+        renewal = self.state.renew(asker.owner, ttl, self.now)
+        if renewal == Renewed():
             assert asker.owner in self.believers(), "renewed what had ended"
             self.believed[asker.owner] = self.now + ttl
         else:
             assert asker.owner not in self.believers(), "lost in silence"
-            assert (reason == "broken") == (self.ledger.broken == asker.owner)
+            assert (renewal == Gone("broken")) == (self.state.broken == asker.owner)
 
     @rule(asker=consumes(holds))
     def release(self, asker: Asker) -> None:
@@ -113,24 +112,24 @@ class LedgerMachine(RuleBasedStateMachine):
         if self.is_dead(asker):
             return
         others = self.believers() - {asker.owner}
-        ours, _ = self.ledger.release(asker.owner, self.now)
+        ours, _ = self.state.release(asker.owner, self.now)
         assert ours == (asker.owner in self.believers())
-        assert not others or self.ledger.holder is not None, "freed somebody else's lock"
+        assert not others or self.state.holder is not None, "freed somebody else's lock"
         self.believed.pop(asker.owner, None)
 
     @rule(asker=consumes(askers))
     def give_up(self, asker: Asker) -> None:
         """A waiter is cancelled (or a grant whose answer was lost is undone)."""
-        self.ledger.abandon(asker.owner, self.now)
+        self.state.abandon(asker.owner, self.now)
         self.believed.pop(asker.owner, None)
-        assert asker not in self.ledger.queue
-        assert self.ledger.holder != asker
+        assert asker not in self.state.queue
+        assert self.state.holder != asker
 
     @rule()
     def break_lock(self) -> None:
         """Somebody frees it by force."""
         believers = self.believers()
-        broken, _ = self.ledger.break_lock(self.now, self.is_dead)
+        broken, _ = self.state.break_lock(self.now, self.is_dead)
         assert broken == bool(believers)
         for owner in believers:
             del self.believed[owner]
@@ -151,115 +150,123 @@ class LedgerMachine(RuleBasedStateMachine):
         """Nobody is in the way for longer than the lease and one offer."""
         if asker.owner in self.believed or self.is_dead(asker):
             return
-        copy: Ledger[Asker] = Ledger(self.ledger.token)
-        copy.holder, copy.until, copy.queue = self.ledger.holder, self.ledger.until, list(self.ledger.queue)
-        later = max(self.now, copy.until) + GRACE_MAX + 0.001
-        granted, _ = copy.acquire(asker, later, 0, queue=True, dead=self.is_dead)
-        assert granted
+        copy: LockState[Asker] = LockState(self.state.token)
+        copy.holder, copy.until, copy.queue = self.state.holder, self.state.until, list(self.state.queue)
+        later = max(self.now, copy.until) + OFFER_SECONDS_MAX + 0.001
+        outcome, _ = copy.acquire("x", asker, later, 0, queue=True, dead=self.is_dead)
+        assert isinstance(outcome, Grant)
 
     @invariant()
     def agrees_with_the_model(self) -> None:
-        """The ledger never knows less than a believer, and holds nobody twice."""
+        """The state never knows less than a believer, and holds nobody twice."""
         if not hasattr(self, "ledger"):
             return
         for owner in self.believers():
-            assert self.ledger.holder is not None
-            assert self.ledger.holder.owner == owner
-        owners = [waiter.owner for waiter in self.ledger.queue]
+            assert self.state.holder is not None
+            assert self.state.holder.owner == owner
+        owners = [waiter.owner for waiter in self.state.queue]
         assert len(owners) == len(set(owners))
-        assert self.ledger.holder is None or self.ledger.holder not in self.ledger.queue
+        assert self.state.holder is None or self.state.holder not in self.state.queue
 
 
-TestLedgerMachine = LedgerMachine.TestCase
-TestLedgerMachine.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+TestLockStateMachine = LockStateMachine.TestCase
+TestLockStateMachine.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
 
 
 def test_releaser_that_returns_does_not_overtake_the_waiter() -> None:
     """A released lock is offered to the first waiter."""
-    ledger: Ledger[Asker] = Ledger()
+    state: LockState[Asker] = LockState()
     first, second, third = Asker("1"), Asker("2"), Asker("3")
-    assert take(ledger, first, 0.0)
-    assert not take(ledger, second, 0.1)
-    assert not take(ledger, third, 0.2)
+    assert take(state, first, 0.0)
+    assert not take(state, second, 0.1)
+    assert not take(state, third, 0.2)
 
-    assert ledger.release("1", 1.0) == (True, [second, third])
+    assert state.release("1", 1.0) == (True, [second, third])
 
-    assert not take(ledger, Asker("1 again"), 1.001)
-    assert not take(ledger, third, 1.002)
-    assert take(ledger, second, 1.003)
+    assert not take(state, Asker("1 again"), 1.001)
+    assert not take(state, third, 1.002)
+    assert take(state, second, 1.003)
 
 
 def test_waiter_that_misses_its_offer_blocks_nobody_longer() -> None:
     """After the offer whoever asks first takes the lock, and the sleeper loses its place."""
-    ledger: Ledger[Asker] = Ledger()
+    state: LockState[Asker] = LockState()
     sleeper, other, later = Asker("sleeper", ttl=0.6), Asker("other"), Asker("later")
-    assert take(ledger, Asker("holder"), 0.0)
+    assert take(state, Asker("holder"), 0.0)
     for asker in (sleeper, other, later):
-        assert not take(ledger, asker, 0.1)
-    ledger.release("holder", 1.0)
+        assert not take(state, asker, 0.1)
+    state.release("holder", 1.0)
 
-    assert not take(ledger, later, 1.0 + grace(sleeper) - 0.001)
-    assert ledger.acquire(later, 1.0 + grace(sleeper), 0, queue=True, dead=nobody_dies) == (True, [other])
+    assert not take(state, later, 1.0 + offer_seconds(sleeper) - 0.001)
+    outcome, notify = state.acquire("x", later, 1.0 + offer_seconds(sleeper), 0, queue=True)
+    assert (type(outcome), notify) == (Grant, [other])
 
-    assert ledger.queue == [other]
-    assert not take(ledger, sleeper, 1.5)
-    assert ledger.queue == [other, sleeper]
+    assert state.queue == [other]
+    assert not take(state, sleeper, 1.5)
+    assert state.queue == [other, sleeper]
 
 
 def test_expiry_is_an_offer_from_the_end_of_the_lease_on() -> None:
     """A lease that ran out is offered to the head; hours later the offer is long over."""
-    ledger: Ledger[Asker] = Ledger()
-    assert take(ledger, Asker("holder", ttl=10), 0.0)
-    assert not take(ledger, Asker("head"), 0.1)
+    state: LockState[Asker] = LockState()
+    assert take(state, Asker("holder", ttl=10), 0.0)
+    assert not take(state, Asker("head"), 0.1)
 
-    assert not take(ledger, Asker("late"), 10.5)
-    assert ledger.retry_after(10.5) == 0.5
-    assert take(ledger, Asker("later"), 3600.0)
+    outcome, _ = state.acquire("x", Asker("late"), 10.5, 0, queue=True)
+    assert outcome == Busy(0.5)
+    assert take(state, Asker("later"), 3600.0)
 
 
-def test_dead_claims_are_gone_over() -> None:
-    """Dead holders and waiters are replaced at once, and who is next is told."""
-    ledger: Ledger[Asker] = Ledger()
+def test_dead_claims_are_skipped() -> None:
+    """Dead holders and waiters are replaced at once, and the next waiters are notified."""
+    state: LockState[Asker] = LockState()
     dead = {"b", "c"}
-    assert take(ledger, Asker("holder", client="a"), 0.0)
+    assert take(state, Asker("holder", client="a"), 0.0)
     for name in "bcde":
-        assert not take(ledger, Asker(name, client=name), 0.1)
+        assert not take(state, Asker(name, client=name), 0.1)
 
-    assert ledger.predecessor("d", lambda claim: claim.client in dead) == Asker("holder", client="a")
-    assert ledger.predecessor("e", lambda claim: claim.client in dead) == Asker("d", client="d")
+    assert not take(state, Asker("late", client="late"), 0.1)
+    for first_or_second in "de":
+        before = state.predecessor(first_or_second, lambda claim: claim.client in dead)
+        assert before == Asker("holder", client="a")
+    assert state.predecessor("late", lambda claim: claim.client in dead) == Asker("e", client="e")
     dead.add("a")
-    newcomer = ledger.acquire(Asker("f", client="f"), 0.2, 0, queue=False, dead=lambda claim: claim.client in dead)
+    outcome, notify = state.acquire(
+        "x", Asker("f", client="f"), 0.2, 0, queue=False, dead=lambda claim: claim.client in dead
+    )
 
-    assert newcomer == (False, [Asker("d", client="d"), Asker("e", client="e")])
-    assert take(ledger, Asker("d", client="d"), 0.3)
+    assert isinstance(outcome, Busy)
+    assert notify == [Asker("d", client="d"), Asker("e", client="e")]
+    assert state.predecessor("e", lambda claim: claim.client in dead) == Asker("d", client="d")
+    assert take(state, Asker("d", client="d"), 0.3)
 
 
 def test_abandoning_an_offer_passes_it_on() -> None:
     """A waiter that is cancelled just when it is its turn loses nothing for the others."""
-    ledger: Ledger[Asker] = Ledger()
-    assert take(ledger, Asker("holder"), 0.0)
+    state: LockState[Asker] = LockState()
+    assert take(state, Asker("holder"), 0.0)
     for name in "abc":
-        assert not take(ledger, Asker(name), 0.1)
-    ledger.release("holder", 1.0)
+        assert not take(state, Asker(name), 0.1)
+    state.release("holder", 1.0)
 
-    assert ledger.abandon("a", 1.5) == [Asker("b"), Asker("c")]
+    assert state.abandon("a", 1.5) == [Asker("b"), Asker("c")]
 
-    assert ledger.retry_after(1.5) == GRACE_MAX
-    assert ledger.abandon("a", 1.5) == ()
+    assert state.until == 1.5 + OFFER_SECONDS_MAX
+    assert state.abandon("a", 1.5) == ()
 
 
-def test_broken_holder_is_told() -> None:
+def test_renewal_reports_a_broken_lease() -> None:
     """After a break renewal says so, also when somebody else holds the lock meanwhile."""
-    ledger: Ledger[Asker] = Ledger()
-    assert take(ledger, Asker("a"), 0.0)
-    token = ledger.token
+    state: LockState[Asker] = LockState()
+    assert take(state, Asker("a"), 0.0)
+    token = state.token
 
-    assert ledger.break_lock(1.0, nobody_dies) == (True, ())
-    assert ledger.break_lock(1.0, nobody_dies) == (False, ())
+    assert state.break_lock(1.0) == (True, ())
+    assert state.break_lock(1.0) == (False, ())
 
-    assert take(ledger, Asker("b"), 2.0)
-    assert ledger.token > token
-    assert ledger.renew("a", 10.0, 3.0) == "broken"
-    assert ledger.renew("c", 10.0, 3.0) == "taken"
-    assert ledger.renew("b", 10.0, 3.0) is None
-    assert ledger.renew("b", 10.0, 13.0) == "expired"
+    assert take(state, Asker("b"), 2.0)
+    assert state.token > token
+    assert state.renew("a", 10.0, 3.0) == Gone("broken")
+    assert state.renew("c", 10.0, 3.0) == Gone("taken")
+    assert state.renew("b", 10.0, 3.0) == Renewed()
+    assert state.renew("b", 10.0, 13.0) == Gone("expired")

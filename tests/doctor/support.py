@@ -1,4 +1,4 @@
-"""What the tests of the doctor have in common: examine a URL, and look at what was found."""
+"""For the tests of the doctor: examine a URL and return the findings."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ SECRET = "hunter2"  # noqa: S105 - of servers that live for a test
 
 
 def found(url: str, *, ttl: float | None = None) -> dict[str, Finding]:
-    """Examines a URL; gives the findings by id, after a look that none of them shows the password."""
+    """Examine a URL; return the findings by id, after checking that none of them shows the password."""
     diagnosis = examine(url, ttl=ttl)
     assert SECRET not in repr(diagnosis)
     assert SECRET not in repr(diagnosis.as_dict())
     for finding in diagnosis.findings:
-        # A sentence each: what is empty or cut off helps nobody.
+        # Each is a complete sentence.
         assert finding.where
         assert finding.seen.endswith(".")
         assert finding.mend
@@ -26,5 +26,5 @@ def found(url: str, *, ttl: float | None = None) -> dict[str, Finding]:
 
 
 def complaints(diagnosis: Diagnosis) -> list[str]:
-    """The errors and warnings, which a server that is set up well gives no reason for."""
+    """The errors and warnings. A well-configured server has none."""
     return [f"{finding.check.id}: {finding.seen}" for finding in diagnosis.reaching(Severity.WARNING)]

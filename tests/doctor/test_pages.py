@@ -1,4 +1,4 @@
-"""What the documentation says of the doctor is what it does."""
+"""The documentation of the doctor agrees with its code."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import lockkit.backends
 import lockkit.doctor
 from lockkit.doctor import Check
 
@@ -17,17 +18,20 @@ PAGE = ROOT / "docs" / "how-to" / "check-your-servers.md"
 
 
 def checks() -> list[Check]:
-    """All that the doctor looks for, each once though it may be imported elsewhere."""
+    """All that the doctor looks for, each once though several modules may import it."""
+    names = [f"lockkit.doctor.{module.name}" for module in pkgutil.iter_modules(lockkit.doctor.__path__)]
+    backends = pkgutil.walk_packages(lockkit.backends.__path__, "lockkit.backends.")
+    names += [module.name for module in backends if ".examine" in module.name]
     found: dict[str, Check] = {}
-    for module in pkgutil.iter_modules(lockkit.doctor.__path__, "lockkit.doctor."):
-        for value in vars(importlib.import_module(module.name)).values():
+    for name in names:
+        for value in vars(importlib.import_module(name)).values():
             if isinstance(value, Check):
-                assert found.setdefault(value.id, value) is value, f"{value.id} is there twice"
+                assert found.setdefault(value.id, value) is value, f"two findings have the id {value.id}"
     return list(found.values())
 
 
 def test_page_lists_every_finding_with_its_severity() -> None:
-    """Names and severities are what scripts rely on."""
+    """Scripts rely on names and severities."""
     listed = dict(re.findall(r"^\| `([a-z-]+)` \| (error|warning|info) \| ", PAGE.read_text(), re.MULTILINE))
 
     assert listed == {check.id: check.severity.value for check in checks()}
@@ -35,7 +39,7 @@ def test_page_lists_every_finding_with_its_severity() -> None:
 
 @pytest.mark.parametrize("check", checks(), ids=lambda check: check.id)
 def test_finding_leads_to_a_heading(check: Check) -> None:
-    """The page that a finding names is there, and has that heading."""
+    """The page that a finding names exists and has that heading."""
     name, _, anchor = check.page.partition("#")
     headings = re.findall(r"^#+ (.*)$", (ROOT / "docs" / name).read_text(), re.MULTILINE)
 
@@ -44,10 +48,11 @@ def test_finding_leads_to_a_heading(check: Check) -> None:
 
 
 def test_every_finding_is_made_by_a_test() -> None:
-    """A check that no test has seen at work is none."""
-    files = [*(ROOT / "tests" / "doctor").glob("test_*.py"), ROOT / "tests" / "cli" / "test_doctor.py"]
+    """Each finding occurs in a test of the doctor or of a backend's examination."""
+    tests = ROOT / "tests"
+    files = [*tests.glob("doctor/test_*.py"), *tests.glob("backends/**/test_examine*.py"), tests / "cli/test_doctor.py"]
     sources = "".join(path.read_text() for path in files)
-    # The two of appendfsync are made of one pattern.
+    # A test makes the two ids of appendfsync from one pattern.
     sources += 'redis-appendfsync-no" "redis-appendfsync-everysec"' if "redis-appendfsync-{value}" in sources else ""
 
     assert [check.id for check in checks() if f'{check.id}"' not in sources] == []

@@ -25,7 +25,7 @@ from lockkit.backends.memory.backend import MemoryBackend
 class Silent(MemoryBackend):
     """Leaves it to the next renewal to tell that a lock was broken, as a server far away does: no mistake yet."""
 
-    def _tell_broken(self, owner: str) -> None:
+    def _report_broken(self, owner: str) -> None:
         """See the class."""
 
 
@@ -176,7 +176,7 @@ class LastComeFirst(MemoryBackend):
         """See the class."""
         outcome = await super().try_acquire(request)
         if isinstance(outcome, Busy):
-            queue = self._space.ledgers[request.name].queue
+            queue = self._space.locks[request.name].queue
             if queue and queue[-1].owner == request.owner:
                 queue.insert(0, queue.pop())
         return outcome

@@ -3,34 +3,34 @@ Locks between the processes of one machine, without a server: ``file:///DIRECTOR
 
 ``file:`` alone means the user's state directory.
 
-Algorithm. One record file per lock (`lockkit.backends.file.record`) holds its `Ledger`: holder, end of the lease,
+Algorithm. One record file per lock (`lockkit.backends.file.record`) holds its `LockState`: holder, end of the lease,
 token, queue. Every operation (`lockkit.backends.file.record_store`) takes ``flock`` on the record, reads, decides,
-writes, and gives the flock back: some microseconds, never while waiting for a holder. So the *lock* is what the record
+writes, and drops the flock: some microseconds, never while waiting for a holder. So the *lock* is what the record
 says, not the flock, and it ends with its ttl even if the holder is only stopped.
 
 - The ttl runs on the clock that all processes of the machine share and that counts suspended time (CLOCK_BOOTTIME).
   A record from before a reboot (other boot id) is free.
-- Each client keeps a flocked file of its own (`lockkit.backends.file.clients`), so that a killed holder or waiter is
-  recognised and replaced at once.
+- Each client keeps a flocked file of its own (`lockkit.backends.file.client_file`), so that a killed holder or waiter
+  is recognised and replaced at once.
 - Waiters queue in the record and are woken through inotify (`lockkit.backends.file.wakeup`): a release wakes the next
   one. Where inotify cannot be used (macOS, or all instances of the user taken) they poll every 2 to 50 ms.
-- Tokens are ``max(last + 1, wall clock µs)``: they survive the loss of the record, and records that were not used for a
-  day are removed, a few now and then, by the clients that come by.
+- Tokens are ``max(last + 1, wall clock µs)``, so they keep increasing when a record is lost. Clients remove records
+  that were not used for a day (`lockkit.backends.file.cleanup`).
 
-A damaged record (empty, cut off, foreign) grants nobody anything. It is mended by the first client that meets it, as
-soon as every lease that may have stood in it has run out: at once if no other client lives, else after the largest ttl
-that any living client ever asked for. ``lockkit break NAME`` mends it now.
+A damaged record (empty, cut off, foreign) grants nothing. The first client that meets it repairs it, and the lock is
+free as soon as every lease that may have been stored there has ended: at once if no other client lives, else after the
+largest ttl that any live client ever asked for. ``lockkit break NAME`` frees it at once.
 
 What the machine must offer: a local file system with flock and hard links, /proc on Linux. Known network file systems
-are refused. macOS follows the same code without inotify, and was not run.
+are refused. macOS uses the same code without inotify; it has not been tested there.
 
-What it cannot promise: anything beyond this machine and kernel. Anything against somebody who may write to the
-directory, or who removes its files while they are in use: a removed record frees the lock, which its holder learns at
-its next renewal. A process that is stopped within the microseconds in which it has a record flocked makes that lock
-unavailable until it goes on or is killed; the error names it.
+What it cannot promise: anything beyond this machine and kernel. Anything against a user who may write to the
+directory, or a program that removes its files while they are in use: removing a record frees the lock, which its
+holder learns at its next renewal. If a process is stopped within the microseconds in which it has a record flocked, no
+other process can use that lock until it continues or is killed; the error names it.
 
-Source: flock(2), inotify(7), proc_locks(5); the queue is that of Mellor-Crummey and Scott (1991) in spirit, each waiter
-watching only its predecessor; tokens as in `lockkit.backends.memory.backend`.
+Source: flock(2), inotify(7), proc_locks(5); each waiter watches only its predecessor, as in the queue lock of
+Mellor-Crummey and Scott (1991); tokens as in `lockkit.backends.memory.backend`.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from lockkit.backend import (
     Busy,
     Capabilities,
-    Gone,
     Grant,
     Holder,
     Host,
@@ -56,43 +56,39 @@ from lockkit.backend import (
     Renewed,
     Request,
     Unknown,
-    decode_metadata,
 )
-from lockkit.backends.file.client_file import Presence
-from lockkit.backends.file.clients import poke
-from lockkit.backends.file.directory import Directory, explain
+from lockkit.backends.file.client_file import ClientFile, notify
+from lockkit.backends.file.directory import Directory
 from lockkit.backends.file.record import FileClaim
-from lockkit.backends.file.record_file import wall_clock_ns
-from lockkit.backends.file.record_store import Store
+from lockkit.backends.file.record_store import RecordStore
+from lockkit.backends.lock_state import LockState, wall_clock_us
 from lockkit.configuration.profiles import default_directory
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockError
 from lockkit.runtime import in_forked_child
 from lockkit.validation import parse_bool
 
 if TYPE_CHECKING:
-    from lockkit.backends.file.clients import Client
-    from lockkit.backends.file.wakeup import Watcher
-    from lockkit.backends.lock_state import Ledger
+    from lockkit.backends.file.wakeup import WakeupListener
     from lockkit.url import Url
 
 __all__ = ["FileBackend"]
 
 log = logging.getLogger("lockkit")
 
-RENEW_PATIENCE = 0.5
-"""How long one round of renewals waits for records that other processes have flocked, seconds in all. Longer and a
-stopped process delays the renewals of other locks; shorter and a busy machine has more of them repeated."""
+RENEW_PATIENCE_SECONDS = 0.5
+"""How long one round of renewals waits for all records together that other processes have flocked. Longer, and a
+stopped process delays the renewals of other locks; shorter, and a busy machine has to repeat more of them."""
 
-POLL_MIN = 0.002
-POLL_MAX = 0.05
-"""Pauses between the looks of a waiter without inotify, seconds."""
+POLL_SECONDS_MIN = 0.002
+POLL_SECONDS_MAX = 0.05
+"""Pauses between the attempts of a waiter without inotify."""
 
-WATCH_AGAIN_SECONDS = 10.0
+LISTEN_AGAIN_SECONDS = 10.0
 """How long waiters poll until inotify is tried again, where the user has no instances or watches left."""
 
-CLOSE_PATIENCE = 0.2
-"""How long `close` waits for what other processes have flocked, and for its own listener, seconds each. What is left
-then ends with the client file."""
+CLOSE_PATIENCE_SECONDS = 0.2
+"""How long `close` waits for records that other processes have flocked, and how long for its own listener. Requests
+that are left in a queue then end with the client file."""
 
 
 class FileBackend(LockBackend):
@@ -123,11 +119,11 @@ class FileBackend(LockBackend):
         self._now = host.runtime.now
         self._directory = Directory(path, group=group)
         self._url = f"file://{path}"
-        self._presence = Presence(host.runtime, self._directory, self._superseded)
-        self._store = Store(host.runtime, self._directory, self._presence, self._url)
-        self._waiting: dict[str, Request] = {}
-        self._watcher: Watcher | None = None
-        self._watch_at = 0.0  # when inotify may be tried again
+        self._client_file = ClientFile(host.runtime, self._directory, self._client_file_removed)
+        self._store = RecordStore(host.runtime, self._directory, self._client_file, self._url)
+        self._waiting: dict[str, Request] = {}  # by owner
+        self._listener: WakeupListener | None = None
+        self._listen_at = 0.0  # when inotify may be tried again
         self._mutex = threading.Lock()  # a real one, also under asyncio: it is never held across an await
         self._closed = False
         _backends.add(self)
@@ -149,200 +145,111 @@ class FileBackend(LockBackend):
         """See `LockBackend.url`."""
         return self._url
 
-    # -- the nine questions ----------------------------------------------------------------------------------------
+    # -- LockBackend -----------------------------------------------------------------------------------------------
 
     async def try_acquire(self, request: Request) -> Grant | Busy:
         """See `LockBackend.try_acquire`."""
+        attempt = partial(self._acquire, request)
         while True:
-            name = request.name
-            answer = self._store.quick(name, self._take, request)
-            if answer is None:
-                by = request.answer_by
-                answer = await self._store.transact(name, self._take, request, create=True, answer_by=by)
-            outcome, before, wake = answer
-            if wake:
-                self._poke(wake)
+            outcome, predecessor, waiters = await self._store.update(
+                request.name, attempt, create=True, answer_by=request.answer_by
+            )
+            if waiters:
+                self._notify(waiters)
             if isinstance(outcome, Grant):
                 if request.state is not None:
-                    self._leave_place(request)
+                    self._stop_waiting(request)
                 return outcome
-            place: _Place | None = request.state
             if not request.queue:
                 return outcome
-            if place is None or not self._wakes(place):
-                # Watch first, then take the place: a poke must not come before somebody listens for it.
-                self._prepare_place(request)
-            elif before is None or self._follow(request.owner, place, before.client):
+            waiter: _Waiter | None = request.state
+            if waiter is None or not self._can_be_woken(waiter):
+                # Listen first, then enter the queue: otherwise a notification could come before anything listens.
+                self._start_waiting(request)
+            elif predecessor is None or self._watch(request.owner, waiter, predecessor.client):
                 return outcome
 
-    def _take(
-        self, ledger: Ledger[FileClaim], now: float, request: Request
+    def _acquire(
+        self, request: Request, state: LockState[FileClaim], now: float
     ) -> tuple[Grant | Busy, FileClaim | None, Sequence[FileClaim]]:
-        client = self._presence.client
-        assert client is not None
-        if request.ttl > client.ttl_max:
-            client.allow(request.ttl)
+        client = self._client_file
+        client.allow_ttl(request.ttl, now)
         claim = FileClaim(request.owner, request.ttl, client.id, request.metadata)
-        if request.queue and request.state is None and ledger.holder is not None and self._watcher is not None:
-            self._make_place(request)
+        if request.queue and request.state is None and state.holder is not None and self._listener is not None:
+            self._add_waiter(request)
         queue = request.state is not None
-        granted, wake = ledger.acquire(claim, now, wall_clock_ns() // 1000, queue=queue, dead=self._presence.dead)
-        if granted:
-            self._store.held[request.name] = request.owner, ledger.until
-            return Grant(request.name, request.owner, ledger.token, request.ttl), None, wake
-        holder = ledger.holder
-        busy = Busy(ledger.retry_after(now), owner=None if holder is None else holder.owner)
-        return busy, _before(ledger, request.owner, self._presence.dead) if queue else None, wake
-
-    def _prepare_place(self, request: Request) -> None:
-        """Have a watcher if possible, so that the next look takes a place in the queue."""
-        pause = POLL_MIN if request.state is None else request.state.pause
-        self._leave_place(request)
-        client = self._presence.client
-        with self._mutex:
-            if self._watcher is None and self._now() >= self._watch_at and client is not None:
-                try:
-                    self._watcher, failed = self._watch(client), None
-                except OSError as error:
-                    failed = error
-            else:
-                failed = None
-        if failed is not None:
-            self._poll(failed)
-        self._make_place(request, pause)
-
-    def _make_place(self, request: Request, pause: float = POLL_MIN) -> None:
-        request.wake.clear()
-        request.state = _Place(self._watcher, pause)
-        self._waiting[request.owner] = request
-
-    def _watch(self, client: Client) -> Watcher:
-        from lockkit.backends.file.wakeup import Watcher  # noqa: PLC0415 - ctypes, only for who waits
-
-        return Watcher(self._runtime, self._directory, client, self._waiting, self._concerns)
-
-    def _wakes(self, place: _Place) -> bool:
-        """Tell whether a request with this place is woken, or polls because nothing can wake it for now."""
-        watcher = place.watcher
-        if watcher is not self._watcher:
-            return False
-        if watcher is None:
-            return self._now() < self._watch_at
-        try:
-            if watcher.listen():
-                return True
-        except RuntimeError as error:  # no more threads
-            self._poll(error)
-        else:
-            self._forget_watcher(watcher)
-        return False
-
-    def _follow(self, owner: str, place: _Place, client_id: str) -> bool:
-        """Watch for the end of the client before us; False if it has ended already."""
-        place.before = client_id
-        try:
-            return place.watcher is None or place.watcher.follow(owner, client_id)
-        except OSError as error:
-            self._poll(error)  # too many watches
-            return False
-
-    def _poll(self, error: Exception) -> None:
-        """Have all requests poll for a while: nothing can wake them."""
-        log.info(
-            "waiters at %s look every %g s for the next %g s, inotify cannot be used: %s",
-            self._url, POLL_MAX, WATCH_AGAIN_SECONDS, error,
-        )  # fmt: skip
-        self._watch_at = self._now() + WATCH_AGAIN_SECONDS
-        watcher = self._watcher
-        if watcher is not None:
-            self._forget_watcher(watcher)
-            watcher.retire()
-
-    def _forget_watcher(self, watcher: Watcher) -> None:
-        with self._mutex:
-            if self._watcher is watcher:
-                self._watcher = None
-
-    def _leave_place(self, request: Request) -> None:
-        place, request.state = request.state, None
-        self._waiting.pop(request.owner, None)
-        if place is not None and place.watcher is not None:
-            place.watcher.unfollow(request.owner)
-
-    def _concerns(self, request: Request) -> bool:
-        """Tell, by a look at the record without its flock, whether a poke may be about this request."""
-        place = request.state
-        ledger = self._store.peek(request.name)
-        if place is None or ledger is None or ledger.holder is None:
-            return True
-        before = _before(ledger, request.owner, _never)
-        return before is None or before.client != place.before
+        outcome, waiters = state.acquire(request.name, claim, now, wall_clock_us(), queue=queue, dead=client.dead)
+        if isinstance(outcome, Grant):
+            self._store.held[request.name] = request.owner, state.until
+            return outcome, None, waiters
+        return outcome, state.predecessor(request.owner, client.dead) if queue else None, waiters
 
     async def wait(self, request: Request, busy: Busy, until: float) -> None:
         """See `LockBackend.wait`."""
-        place: _Place | None = request.state
-        if place is not None and place.watcher is None:
-            until = min(until, self._runtime.now() + place.pause * self._runtime.random.uniform(0.5, 1.0))
-            place.pause = min(place.pause * 2, POLL_MAX)
+        waiter: _Waiter | None = request.state
+        if waiter is not None and waiter.listener is None:
+            until = min(until, self._runtime.now() + waiter.pause_seconds * self._runtime.random.uniform(0.5, 1.0))
+            waiter.pause_seconds = min(waiter.pause_seconds * 2, POLL_SECONDS_MAX)
         await super().wait(request, busy, until)
 
     async def abandon(self, request: Request) -> None:
         """See `LockBackend.abandon`."""
         if (request.state is None and not request.uncertain) or self._closed:
             return
-        wake = await self._store.transact(request.name, _strike, request, create=False, answer_by=request.answer_by)
-        self._leave_place(request)
-        self._store.let_go(request.name, request.owner)
-        self._poke(wake)
+        waiters = await self._store.update(
+            request.name,
+            lambda state, now: state.abandon(request.owner, now),
+            create=False,
+            answer_by=request.answer_by,
+        )
+        self._stop_waiting(request)
+        self._store.forget_held(request.name, request.owner)
+        self._notify(waiters)
 
     async def renew(self, grants: Sequence[Grant]) -> Sequence[Renewal]:
         """See `LockBackend.renew`."""
         outcomes: list[Renewal] = []
-        patience = RENEW_PATIENCE
+        patience = RENEW_PATIENCE_SECONDS
         for index, grant in enumerate(grants):
             if index % 64 == 63:  # noqa: PLR2004 - some half millisecond
-                await self._runtime.sleep(0)  # thousands of leases must not stop an event loop
-            began = self._runtime.now()
+                await self._runtime.sleep(0)  # thousands of leases must not block an event loop
+            started = self._runtime.now()
             try:
-                renewal = await self._store.transact(
-                    grant.name, self._prolong, grant, create=False, answer_by=began + patience
+                renewal = await self._store.update(
+                    grant.name, partial(self._renew, grant), create=False, answer_by=started + patience
                 )
             except (BackendUnavailable, ConfigurationError) as error:
                 renewal = Unknown(error)
-                patience = max(0.0, patience - (self._runtime.now() - began))
+                patience = max(0.0, patience - (self._runtime.now() - started))
             outcomes.append(renewal)
         return outcomes
 
-    def _prolong(self, ledger: Ledger[FileClaim], now: float, grant: Grant) -> Renewal:
-        client = self._presence.client
-        assert client is not None
-        client.allow(grant.ttl)
-        client.touch(now)
-        reason = ledger.renew(grant.owner, grant.ttl, now)
-        if reason is not None:
-            self._store.let_go(grant.name, grant.owner)
-            return Gone(reason)
-        holder = ledger.holder
-        assert holder is not None
-        if holder.client != client.id:
-            # Our former client file was removed by somebody, and with it our sign of life.
-            ledger.holder = holder._replace(client=client.id)
-        self._store.held[grant.name] = grant.owner, ledger.until
-        return Renewed()
+    def _renew(self, grant: Grant, state: LockState[FileClaim], now: float) -> Renewal:
+        client = self._client_file
+        client.allow_ttl(grant.ttl, now)
+        renewal = state.renew(grant.owner, grant.ttl, now)
+        if not isinstance(renewal, Renewed):
+            self._store.forget_held(grant.name, grant.owner)
+            return renewal
+        assert state.holder is not None, "renewed a lock that nobody holds"
+        if state.holder.client != client.id:
+            # Another program removed our former client file, by which the others see that we live.
+            state.holder = state.holder._replace(client=client.id)
+        self._store.held[grant.name] = grant.owner, state.until
+        return renewal
 
     async def release(self, grant: Grant, answer_by: float = inf) -> bool:
         """See `LockBackend.release`."""
-        answer = self._store.quick(grant.name, _give_back, grant)
-        if answer is None:
-            answer = await self._store.transact(grant.name, _give_back, grant, create=False, answer_by=answer_by)
-        ours, wake = answer
-        self._store.let_go(grant.name, grant.owner)
-        if wake:
-            self._poke(wake)
-        return ours
+        in_time, waiters = await self._store.update(
+            grant.name, lambda state, now: state.release(grant.owner, now), create=False, answer_by=answer_by
+        )
+        self._store.forget_held(grant.name, grant.owner)
+        if waiters:
+            self._notify(waiters)
+        return in_time
 
     async def release_all(self, grants: Sequence[Grant], answer_by: float) -> None:
-        """See `LockBackend.release_all`. What another process has flocked comes last, and holds up nothing else."""
+        """See `LockBackend.release_all`. Records that another process has flocked come last, and delay no other."""
         stuck = []
         for grant in grants:
             try:
@@ -353,50 +260,38 @@ class FileBackend(LockBackend):
 
     async def holders(self, name: str) -> Sequence[Holder]:
         """See `LockBackend.holders`."""
-        return await self._store.transact(name, self._describe, None, create=False)
-
-    def _describe(self, ledger: Ledger[FileClaim], now: float, _: None) -> Sequence[Holder]:
-        holder = ledger.holder
-        if holder is None or not ledger.held(now, self._presence.dead):
-            return []
-        waiters = sum(not self._presence.dead(waiter) for waiter in ledger.queue)
-        return [Holder(holder.owner, ledger.token, ledger.until - now, decode_metadata(holder.metadata), waiters)]
+        dead = self._client_file.dead
+        return await self._store.update(name, lambda state, now: state.holders(now, dead), create=False)
 
     async def break_lock(self, name: str) -> bool:
-        """See `LockBackend.break_lock`. Mends a damaged record too, which counts as a lock that was held."""
-        broken, wake = await self._store.transact(name, self._break, None, create=False, forced=True)
-        self._poke(wake)
+        """See `LockBackend.break_lock`. Repairs a damaged record too, which counts as a lock that was held."""
+        dead = self._client_file.dead
+        broken, waiters = await self._store.update(
+            name, lambda state, now: state.break_lock(now, dead), create=False, forced=True
+        )
+        self._notify(waiters)
         return broken
 
-    def _break(self, ledger: Ledger[FileClaim], now: float, _: None) -> tuple[bool, Sequence[FileClaim]]:
-        return ledger.break_lock(now, self._presence.dead)
-
     async def ping(self) -> None:
-        """See `LockBackend.ping`. Makes the directory if need be."""
-        try:
-            self._presence.enter()
-        except LockError as error:
-            self._store.about(error, None)
-            raise
-        except OSError as error:
-            raise self._store.about(explain(error, self._directory.path), None) from error
+        """See `LockBackend.ping`. Makes the directory if it is missing."""
+        self._store.ping()
 
     async def close(self) -> None:
-        """See `LockBackend.close`. Goes on where an earlier call was cancelled."""
+        """See `LockBackend.close`. Continues where an earlier call was cancelled."""
         try:
             await self._leave_queues()
         finally:
-            # From here on nothing waits: a cancelled call must not leave the client file flocked.
-            stopped = None if self._watcher is None else self._watcher.retire()
+            # No await from here on: a cancelled call must not leave the client file flocked.
+            stopped = None if self._listener is None else self._listener.stop()
             self._closed = True
-            self._presence.leave()
+            self._client_file.close()
             self._store.clear()
         if stopped is not None:
-            await stopped.wait(CLOSE_PATIENCE)
+            await stopped.wait(CLOSE_PATIENCE_SECONDS)
 
     async def _leave_queues(self) -> None:
-        """Strike the requests that wait. What cannot be struck in time goes with our client file."""
-        answer_by = self._now() + CLOSE_PATIENCE
+        """Abandon the waiting requests. Those that are left after that time end with our client file."""
+        answer_by = self._now() + CLOSE_PATIENCE_SECONDS
         for request in list(self._waiting.values()):
             request.answer_by = answer_by
             try:
@@ -405,79 +300,143 @@ class FileBackend(LockBackend):
                 log.debug("closing %s: %s", self._url, error)
 
     def __del__(self) -> None:
-        """Do not seem to live when nobody uses this any more."""
+        """Close the client file: a client that was dropped must not seem to live."""
         if hasattr(self, "_closed"):
-            self._presence.forget()
+            self._client_file.forget()
             self._store.clear()
 
     def forked(self) -> None:
-        """Drop what belongs to the parent: our copy of its client file would keep it "alive" after its death."""
-        watcher, self._watcher = self._watcher, None
-        if watcher is not None:
-            watcher.forget()
+        """Close the parent's files: our copy of its client file would keep it "alive" after its end."""
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            listener.forget()
         self._mutex = threading.Lock()
         self._waiting.clear()
-        self._presence.forget()
+        self._client_file.forget()
         self._store.clear()
 
-    def _poke(self, claims: Sequence[FileClaim]) -> None:
+    # -- waiting ---------------------------------------------------------------------------------------------------
+
+    def _start_waiting(self, request: Request) -> None:
+        """Have a listener if possible, so that the next attempt enters the queue."""
+        pause_seconds = POLL_SECONDS_MIN if request.state is None else request.state.pause_seconds
+        self._stop_waiting(request)
+        failed = None
+        with self._mutex:
+            if self._listener is None and self._now() >= self._listen_at and self._client_file.path:
+                try:
+                    self._listener = self._new_listener()
+                except OSError as error:
+                    failed = error
+        if failed is not None:
+            self._poll_for_a_while(failed)
+        self._add_waiter(request, pause_seconds)
+
+    def _add_waiter(self, request: Request, pause_seconds: float = POLL_SECONDS_MIN) -> None:
+        request.wake.clear()
+        request.state = _Waiter(self._listener, pause_seconds)
+        self._waiting[request.owner] = request
+
+    def _new_listener(self) -> WakeupListener:
+        from lockkit.backends.file.wakeup import WakeupListener  # noqa: PLC0415 - ctypes, only for waiters
+
+        return WakeupListener(self._runtime, self._directory, self._client_file, self._waiting, self._may_be_about)
+
+    def _can_be_woken(self, waiter: _Waiter) -> bool:
+        """Tell whether a request may go on waiting as it does: woken by a listener, or polling without one."""
+        listener = waiter.listener
+        if listener is not self._listener:
+            return False
+        if listener is None:
+            return self._now() < self._listen_at
+        try:
+            if listener.start():
+                return True
+        except RuntimeError as error:  # no more threads
+            self._poll_for_a_while(error)
+        else:
+            self._forget_listener(listener)
+        return False
+
+    def _watch(self, owner: str, waiter: _Waiter, client_id: str) -> bool:
+        """Watch for the end of the predecessor's client; False if it has ended already."""
+        waiter.predecessor = client_id
+        try:
+            return waiter.listener is None or waiter.listener.watch(owner, client_id)
+        except OSError as error:
+            self._poll_for_a_while(error)  # too many watches
+            return False
+
+    def _poll_for_a_while(self, error: Exception) -> None:
+        """Have all requests poll: nothing can wake them."""
+        log.info(
+            "waiters at %s poll every %g s for the next %g s, inotify cannot be used: %s",
+            self._url, POLL_SECONDS_MAX, LISTEN_AGAIN_SECONDS, error,
+        )  # fmt: skip
+        self._listen_at = self._now() + LISTEN_AGAIN_SECONDS
+        listener = self._listener
+        if listener is not None:
+            self._forget_listener(listener)
+            listener.stop()
+
+    def _forget_listener(self, listener: WakeupListener) -> None:
+        with self._mutex:
+            if self._listener is listener:
+                self._listener = None
+
+    def _stop_waiting(self, request: Request) -> None:
+        waiter, request.state = request.state, None
+        self._waiting.pop(request.owner, None)
+        if waiter is not None and waiter.listener is not None:
+            waiter.listener.unwatch(request.owner)
+
+    def _may_be_about(self, request: Request) -> bool:
+        """Tell, from the record without its flock, whether a notification may be about this request."""
+        waiter = request.state
+        state = self._store.peek(request.name)
+        if waiter is None or state is None or state.holder is None:
+            return True
+        predecessor = state.predecessor(request.owner)
+        return predecessor is None or predecessor.client != waiter.predecessor
+
+    def _notify(self, claims: Sequence[FileClaim]) -> None:
         """Wake waiters: our own directly, those of other clients through their client files."""
         for claim in claims:
             request = self._waiting.get(claim.owner)
             if request is not None:
                 request.wake.set()
             elif claim.client:
-                poke(self._directory, claim.client)
+                notify(self._directory, claim.client)
 
-    def _superseded(self) -> None:
-        """Start anew after somebody removed our client file, or the whole directory."""
-        watcher, self._watcher = self._watcher, None
-        if watcher is not None:
-            watcher.retire()
+    def _client_file_removed(self) -> None:
+        """Open everything again after another program removed our client file, or the whole directory."""
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            listener.stop()
         self._store.reopen()
         for request in list(self._waiting.values()):
             request.wake.set()
 
 
-class _Place:
+class _Waiter:
     """
     What a waiting request keeps.
 
     Attributes:
-        watcher: Who wakes it; None if it polls.
-        before: The client before it in the queue.
-        pause: How long it sleeps between two looks if it polls, seconds.
+        listener: Wakes it; None if it polls.
+        predecessor: Id of the client that it watches.
+        pause_seconds: How long it sleeps before the next attempt if it polls.
     """
 
-    __slots__ = ("before", "pause", "watcher")
+    __slots__ = ("listener", "pause_seconds", "predecessor")
 
-    def __init__(self, watcher: Watcher | None, pause: float) -> None:
-        self.watcher = watcher
-        self.before = ""
-        self.pause = pause
+    def __init__(self, listener: WakeupListener | None, pause_seconds: float) -> None:
+        self.listener = listener
+        self.predecessor = ""
+        self.pause_seconds = pause_seconds
 
 
 _backends: weakref.WeakSet[FileBackend] = weakref.WeakSet()
-
-
-def _before(ledger: Ledger[FileClaim], owner: str, dead: Callable[[FileClaim], bool]) -> FileClaim | None:
-    """Find whose end a waiter must hear of: that of the one before it; for the first two that of the holder."""
-    before = ledger.predecessor(owner, dead)
-    # The first may be stopped when the holder dies. When the first dies instead, the second is woken by the release.
-    return ledger.holder if ledger.holder is not None and before in ledger.queue[:1] else before
-
-
-def _never(claim: FileClaim) -> bool:
-    del claim
-    return False
-
-
-def _give_back(ledger: Ledger[FileClaim], now: float, grant: Grant) -> tuple[bool, Sequence[FileClaim]]:
-    return ledger.release(grant.owner, now)
-
-
-def _strike(ledger: Ledger[FileClaim], now: float, request: Request) -> Sequence[FileClaim]:
-    return ledger.abandon(request.owner, now)
 
 
 def _after_fork() -> None:

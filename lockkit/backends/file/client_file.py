@@ -1,19 +1,28 @@
 """
-The sign of life of one client: that its client file is there, and stays there.
+Client files: how the clients of a lock directory see that one of them has ended.
 
-It also tidies up after clients that died and locks that nobody uses, a little now and then.
+Each client keeps its file ``clients/ID`` open for writing and exclusively flocked as long as it lives.
+The kernel drops the flock when the process ends, however it ends. So a client that gets a shared flock on another
+client's file knows that the other has ended. An id is random and never reused, so a missing file also means that its
+client has ended.
+
+A flock (flock(2)) belongs to the open file: a forked child has a copy, and must close it at once. Otherwise the parent
+would seem to live as long as the child.
+
+The file holds, as text, the client's process id (for people) and the largest ttl that it ever asked for (for
+`live_ttl_max`).
 """
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
+import re
 import threading
-from itertools import islice
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from lockkit.backends.file.clients import Client, is_dead
-from lockkit.backends.file.record_file import reap_file
 from lockkit.errors import BackendUnavailable
 
 if TYPE_CHECKING:
@@ -23,153 +32,220 @@ if TYPE_CHECKING:
     from lockkit.backends.file.record import FileClaim
     from lockkit.runtime import Runtime
 
-__all__ = ["Presence"]
+__all__ = ["ClientFile", "has_ended", "live_ttl_max", "notify"]
 
 log = logging.getLogger("lockkit")
 
-IDENTITY_SECONDS = 1.0
-"""How often a client looks whether its own file is still there. Until it does, the others take it for dead."""
+_CONTENT = re.compile(rb"lockkit-client 1 pid ([0-9]+) ttl_max_us ([0-9]{16})\n")
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
-SWEEP_NAMES_MAX = 1024
-"""Names of a folder that are read at once: reading begins at the first each time, and a folder may have 100,000."""
+CHECK_SECONDS = 1.0
+"""How often a client checks that its file is still there. Without it, the other clients assume that this one has ended
+and take its locks until the next check."""
 
-REAP_SECONDS = 10.0
-REAP_MAX = 16
-"""How often a client that is in use looks at how many entries of each folder. More often, or more, delays the call that
-does it (2 µs an entry, 50 µs for one that is removed); less leaves thousands of unused records for longer."""
+TOUCH_SECONDS = 3600.0
+"""How often a client that renews marks its file as in use. Cleaners such as systemd-tmpfiles(8) remove from /tmp what
+was not touched for ten days, and then the other clients would assume that this one has ended."""
 
 
-class Presence:
+class ClientFile:
     """
-    Sees to it that this client has a client file while it uses a directory.
+    The file of this client: made by the first `check`, and again after another program removed it.
 
     Attributes:
-        client: The file; None until the first `enter`.
-        check_at: When `enter` looks after the file again, on the runtime's clock.
+        id: Random, hexadecimal; another one each time that the file is made. Empty without a file.
+        path: Of the file.
+        fd: Its descriptor, -1 without a file.
+        check_at: When the next `check` is due, on the runtime's clock.
     """
 
-    def __init__(self, runtime: Runtime, directory: Directory, superseded: Callable[[], None]) -> None:
+    def __init__(self, runtime: Runtime, directory: Directory, on_removed: Callable[[], None]) -> None:
         """
         Make nothing yet.
 
         Args:
-            runtime: Of the face.
-            directory: Where.
-            superseded: Called when somebody removed the file, before another client takes the place of the former.
+            runtime: The client's.
+            directory: Of the locks.
+            on_removed: Called when another program removed the file, while `fd` is still the removed one.
         """
         self._runtime = runtime
-        self._now = runtime.now
         self._directory = directory
-        self._superseded = superseded
-        self._mutex = threading.Lock()  # a real one, also under asyncio: it is never held across an await
-        self.client: Client | None = None
-        self.check_at = 0.0
-        self._reap_at = 0.0
-        self._sweeps = [_Sweep(directory.clients), _Sweep(directory.path)]
-        self._left = False
+        self._on_removed = on_removed
+        self._closed = False
+        self._ttl_max = 0.0
+        self.fd = -1
+        self.forget()
 
-    def enter(self) -> float:
+    def check(self, now: float) -> None:
         """
-        Look after the file if it is time to; return the time.
+        Make the file if it is missing.
+
+        Args:
+            now: The time.
 
         Raises:
-            OSError: It cannot be made.
-            BackendUnavailable: After `leave`.
+            OSError: The file cannot be made.
+            BackendUnavailable: After `close`.
             ConfigurationError: The directory cannot be trusted.
         """
-        now = self._now()
-        if now >= self.check_at:
-            with self._mutex:
-                removed = self._identify(now)
-                errors = self._reap(now) if now >= self._reap_at else ()
-            if removed is not None:
-                log.warning("%s was removed; locks that were held may be lost", removed)
-            for error in errors:
-                # Another client was faster, or it is not ours in a sticky directory.
-                log.debug("tidying %s: %s", self._directory.path, error)
-        return now
+        removed = ""
+        with self._mutex:
+            if self._closed:
+                message = "this client is closed: connect again"
+                raise BackendUnavailable(message)
+            if self._is_missing():
+                # What it holds is free for others from the removal on, unless it renews first.
+                removed = self.path
+                self._make(now)
+            self.check_at = now + CHECK_SECONDS
+        if removed:
+            log.warning("%s was removed; locks that were held may be lost", removed)
 
-    def suspect(self) -> None:
-        """Look after the file at the next `enter`: somebody else's hand was in the directory."""
+    def check_soon(self) -> None:
+        """Have the next operation call `check`."""
         self.check_at = 0.0
 
-    def _identify(self, now: float) -> str | None:
-        """Make the client file if there is none; return the path of the former if that was removed."""
-        if self._left:
-            message = "this client is closed: connect again"
-            raise BackendUnavailable(message)
-        former, removed = self.client, None
-        if former is None or former.removed():
-            self._directory.prepare()
-            client = Client(self._directory, self._runtime.owner()[:16], now)
-            if former is not None:
-                # Its file was the sign of life. What we hold is given up to whoever looks, unless we renew it first.
-                removed = former.path
-                client.allow(former.ttl_max)
-                self._superseded()
-                former.forget()
-            self.client = client
-            self._reap_at = 0.0
-        self.check_at = now + IDENTITY_SECONDS
-        return removed
+    def _is_missing(self) -> bool:
+        if self.fd < 0:
+            return True
+        try:
+            return os.stat(self.path).st_ino != os.fstat(self.fd).st_ino  # noqa: PTH116
+        except FileNotFoundError:
+            return True
 
-    def _reap(self, now: float) -> list[OSError]:
-        """Remove some of what is left of dead clients and of locks that nobody uses; return what went wrong."""
-        self._reap_at = now + REAP_SECONDS
-        errors = []
-        for sweep in self._sweeps:
-            try:
-                names = sweep.take(REAP_MAX)
-            except OSError as error:
-                errors.append(error)
-                continue
-            for name in names:
-                try:
-                    if name.startswith(".") or sweep.folder == self._directory.path:
-                        reap_file(f"{sweep.folder}/{name}", self.dead)
-                    else:
-                        is_dead(self._directory, name)
-                except OSError as error:
-                    errors.append(error)
-        return errors
+    def _make(self, now: float) -> None:
+        self._directory.prepare()
+        client_id = self._runtime.owner()[:16]
+        path = f"{self._directory.clients}/{client_id}"
+        # Flocked before it gets its name: a client that sees it without its flock would remove it.
+        hidden = f"{self._directory.clients}/.{client_id}"
+        fd = self._directory.create(hidden, self._content())
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.rename(hidden, path)  # noqa: PTH104
+        except BaseException:
+            os.close(fd)
+            os.unlink(hidden)  # noqa: PTH108
+            raise
+        if self.fd >= 0:
+            self._on_removed()
+        with self._content_mutex:
+            former, self.fd = self.fd, fd
+            self.id, self.path = client_id, path
+            # Again: `allow_ttl` may have written to the former file meanwhile.
+            self._write(now)
+        if former >= 0:
+            os.close(former)
+
+    def _content(self) -> bytes:
+        return b"lockkit-client 1 pid %d ttl_max_us %016d\n" % (os.getpid(), -int(-self._ttl_max * 1e6 // 1))
+
+    def _write(self, now: float) -> None:
+        os.pwrite(self.fd, self._content(), 0)
+        self._written_at = now
+
+    def allow_ttl(self, ttl: float, now: float) -> None:
+        """
+        Write a ttl down before any record holds it: a client that finds a damaged record waits for the largest.
+
+        This also keeps cleaners away from the file (a change of its attributes would wake this client's own waiters).
+        """
+        if ttl > self._ttl_max or now >= self._written_at + TOUCH_SECONDS:
+            with self._content_mutex:
+                self._ttl_max = max(ttl, self._ttl_max)
+                self._write(now)
 
     def dead(self, claim: FileClaim) -> bool:
         """Tell whether the client of a claim has ended."""
-        client = self.client
-        if not claim.client or (client is not None and claim.client == client.id):
-            return False
-        return is_dead(self._directory, claim.client)
+        return claim.client not in {"", self.id} and has_ended(self._directory, claim.client)
 
-    def leave(self) -> None:
-        """End this client for good: whatever it holds is free."""
-        self._left = True
-        if self.client is not None:
-            self.client.close()
+    def close(self) -> None:
+        """End this client for good: the locks that it holds are free."""
+        self._closed = True
+        if self.fd >= 0:
+            _unlink(self.path)
         self.forget()
 
     def forget(self) -> None:
-        """Drop our copy of the descriptor, leaving the file; the next `enter` makes another client."""
-        if self.client is not None:
-            self.client.forget()
+        """Close the descriptor but leave the file; the next `check` makes another one. For a forked child."""
+        # Real mutexes, also under asyncio: they are never held across an await.
         self._mutex = threading.Lock()
-        self.client = None
+        # Another one for the content: `check` closes records under `_mutex`, which take their own mutex, and a record's
+        # operation calls `allow_ttl` under that.
+        self._content_mutex = threading.Lock()
+        fd, self.fd = self.fd, -1
+        self.id = self.path = ""
         self.check_at = 0.0
+        self._ttl_max = 0.0
+        self._written_at = 0.0
+        if fd >= 0:
+            os.close(fd)
 
 
-class _Sweep:
-    """Gives the names in a folder, some at a time, round and round, so that all get their turn."""
+def has_ended(directory: Directory, client_id: str) -> bool:
+    """
+    Tell whether a client has ended; removes its file if so.
 
-    def __init__(self, folder: str) -> None:
-        self.folder = folder
-        self._names: list[str] = []
-        self._start = 0
+    Raises:
+        OSError: The file is there but cannot be opened.
+    """
+    path = f"{directory.clients}/{client_id}"
+    try:
+        fd = os.open(path, _READ)
+    except FileNotFoundError:
+        return True
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(fd)
+    _unlink(path)
+    return True
 
-    def take(self, count: int) -> list[str]:
-        """Give the next names, at most so many."""
-        if not self._names:
-            with os.scandir(self.folder) as entries:
-                self._names = [entry.name for entry in islice(entries, self._start, self._start + SWEEP_NAMES_MAX)]
-            self._start = self._start + len(self._names) if len(self._names) == SWEEP_NAMES_MAX else 0
-        taken = self._names[:count]
-        del self._names[:count]
-        return taken
+
+def notify(directory: Directory, client_id: str) -> None:
+    """Wake the waiters of a client: one system call. No error if it has ended."""
+    with suppress(FileNotFoundError):  # the kernel has notified the clients that watch it
+        os.utime(f"{directory.clients}/{client_id}")
+
+
+def live_ttl_max(directory: Directory, but: str) -> float:
+    """
+    Find the largest ttl that any live client ever asked for, seconds; 0 if there is no such client.
+
+    Args:
+        directory: Of the locks.
+        but: Id of a client that does not count.
+
+    Raises:
+        OSError: A client file cannot be read.
+        ValueError: A client file has other content.
+    """
+    largest = 0.0
+    for client_id in os.listdir(directory.clients):  # noqa: PTH208
+        # A name with a dot belongs to a client that is just connecting and has no lock yet.
+        if client_id != but and not client_id.startswith(".") and not has_ended(directory, client_id):
+            largest = max(largest, _ttl_max(f"{directory.clients}/{client_id}"))
+    return largest
+
+
+def _ttl_max(path: str) -> float:
+    try:
+        fd = os.open(path, _READ)
+    except FileNotFoundError:
+        return 0.0  # the client has ended meanwhile
+    try:
+        content = _CONTENT.match(os.pread(fd, 100, 0))
+    finally:
+        os.close(fd)
+    if content is None:
+        message = f"{path} does not say the largest ttl of that client"
+        raise ValueError(message)
+    return int(content[2]) / 1e6
+
+
+def _unlink(path: str) -> None:
+    # Another client was faster; or it is another user's in a sticky directory, whose clients will remove it.
+    with suppress(FileNotFoundError, PermissionError):
+        os.unlink(path)  # noqa: PTH108

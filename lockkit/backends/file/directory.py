@@ -1,11 +1,11 @@
 """
-The directory of the file backend: where things lie, who may write there, what went wrong.
+The directory of the file backend: its layout, its file system, and who may write there.
 
 ::
 
     DIRECTORY/seat%3A12%41.lock     the record of the lock seat:12A
     DIRECTORY/.new-…                a record being made
-    DIRECTORY/clients/3f0c…         one file per client, flocked for its life (`lockkit.backends.file.clients`)
+    DIRECTORY/clients/3f0c…         one file per client, flocked for its life (`lockkit.backends.file.client_file`)
 """
 
 from __future__ import annotations
@@ -19,14 +19,13 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from lockkit.errors import BackendUnavailable, ConfigurationError, LockError
+from lockkit.errors import ConfigurationError
 
 __all__ = [
     "NETWORK_FILE_SYSTEMS",
     "Directory",
     "Flaw",
     "boot_id",
-    "explain",
     "file_system",
     "find_flaw",
     "record_name",
@@ -36,7 +35,7 @@ __all__ = [
 _LINUX = sys.platform == "linux"
 _PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789._:-")
 _NAME_MAX = 180
-"""Longest record name in bytes; NAME_MAX is 255 on all file systems in use, and 143 on eCryptfs would cut it anyway."""
+"""Longest record name in bytes: NAME_MAX is 255 on all file systems in use, except for 143 on eCryptfs."""
 
 NETWORK_FILE_SYSTEMS = frozenset({
     *("nfs", "nfs4", "cifs", "smb3", "smbfs", "ncpfs", "afs", "ceph", "lustre", "gpfs", "beegfs", "glusterfs", "ocfs2"),
@@ -46,7 +45,7 @@ NETWORK_FILE_SYSTEMS = frozenset({
 
 def record_name(name: str) -> tuple[str, str]:
     """
-    Turn a lock name into the escaped name that stands in its record, and the name of the file.
+    Turn a lock name into the escaped name that its record contains, and the name of the file.
 
     Every byte but ``a-z 0-9 . _ : -`` is percent-encoded, also capitals and accents: some file systems fold case and
     normalise Unicode, and two locks would be one. Long names end in their SHA-256 instead; ``~`` occurs in no other.
@@ -110,16 +109,17 @@ class Flaw(NamedTuple):
 
 def find_flaw(path: str, status: os.stat_result, *, group: bool, above: os.stat_result | None = None) -> Flaw | None:
     """
-    Tell why other users could remove or replace what lies in a folder; None if they cannot.
+    Say why other users could remove or replace files in a folder; None if they cannot.
 
-    Trusted are root, this user and, with `group`, the folder's group. In a folder below the directory of the locks its
-    owner too; and another member of the group only where nobody else could have made that folder.
+    Trusted are root, this user and, with `group`, the folder's group. In a folder below the directory of the locks, the
+    owner of that directory is trusted too, and another member of the group only where no other user could have made the
+    folder.
 
     Args:
         path: Of the folder.
-        status: Of the folder. For one below the directory of the locks from ``lstat``.
+        status: Of the folder. For one below the directory of the locks, from ``lstat``.
         group: The locks are shared with the group.
-        above: Of the directory of the locks, if the folder lies in it.
+        above: Status of the directory of the locks, if the folder is below it.
     """
     mode, me = status.st_mode, os.geteuid()
     if not stat.S_ISDIR(mode):
@@ -152,7 +152,7 @@ class Directory:
     """
 
     def __init__(self, path: str, *, group: bool) -> None:
-        """Remember it; `prepare` makes it."""
+        """Keep the path; `prepare` makes the directory."""
         self.path = path
         self.clients = os.path.join(path, "clients")  # noqa: PTH118 - str: these are joined on the hot path
         self.group = group
@@ -160,11 +160,11 @@ class Directory:
 
     def prepare(self) -> None:
         """
-        Make the directory if need be, and check that it can be trusted.
+        Make the directory if it is missing, and check that it can be trusted.
 
         Raises:
             OSError: It cannot be made.
-            ConfigurationError: Other users may write to it or to its folder ``clients``, or it lies on a network file
+            ConfigurationError: Other users may write to it or to its folder ``clients``, or it is on a network file
                 system.
         """
         self._make(self.path, 0o2770 if self.group else 0o700)
@@ -178,7 +178,7 @@ class Directory:
     @staticmethod
     def _refuse(flaw: Flaw | None) -> None:
         if flaw is not None:
-            message = f"{flaw.path} {flaw.seen}, who could remove locks that are held: {flaw.fix}"
+            message = f"{flaw.path} {flaw.seen}, so another user could remove locks that are held: {flaw.fix}"
             raise ConfigurationError(message)
 
     def _make(self, path: str, mode: int) -> None:
@@ -198,7 +198,7 @@ class Directory:
 
     def create(self, path: str, content: bytes) -> int:
         """
-        Make a file under a name that must not exist, with its content on reserved blocks; return its descriptor.
+        Make a file that must not exist yet, with its content on reserved blocks; return its descriptor.
 
         Raises:
             OSError: Nothing is left of it.
@@ -220,7 +220,7 @@ class Directory:
 
 def reserve(fd: int, size: int, wanted: int) -> None:
     """
-    Grow a file to whole pages that are surely there, so that a later write into them finds no full disk.
+    Grow a file to whole pages and reserve them, so that a later write into them does not need free disk space.
 
     Args:
         fd: The file.
@@ -253,7 +253,7 @@ def _check_file_system(path: str, device: int) -> None:
     kind = file_system(mounts, device)
     if kind in NETWORK_FILE_SYSTEMS:
         message = (
-            f"{path} lies on a network file system ({kind}), where other machines would not see these locks: "
+            f"{path} is on a network file system ({kind}), where other machines would not see these locks: "
             "name a local directory, or use a backend for several machines, such as redis:// or postgresql://"
         )
         raise ConfigurationError(message)
@@ -273,41 +273,3 @@ def file_system(mounts: str, device: int) -> str:
         if mount.split(" ", 3)[2] == wanted:
             return rest.partition(" ")[0]
     return ""
-
-
-# What retrying does not mend.
-_CONFIGURATION = {
-    errno.EACCES: "may not be used by this user: mend its owner and mode, or share it with ?group=1",
-    errno.EPERM: "may not be used by this user: mend its owner and mode, or share it with ?group=1",
-    errno.EROFS: "lies on a read-only file system: name another directory",
-    errno.EISDIR: "is a directory: remove it",
-    errno.ENOTDIR: "has something on its path that is no directory: remove that, or name another directory",
-    errno.EEXIST: "is no directory: remove it, or name another directory",
-    errno.ELOOP: "is a symbolic link: remove it",
-    errno.ENXIO: "is no regular file: remove it",
-    errno.ESPIPE: "is no regular file: remove it",
-    errno.ENAMETOOLONG: "is too long for this file system: name a directory with a shorter path",
-}
-_UNAVAILABLE = {
-    errno.ENOSPC: "could not be written, the file system is full: free some space",
-    errno.EDQUOT: "could not be written, the disk quota is used up: free some space",
-    errno.EFBIG: "could not be written, this process may not write files of that size (ulimit -f): raise the limit",
-    errno.EMFILE: "could not be opened, this process has too many open files: raise its limit (ulimit -n)",
-    errno.ENFILE: "could not be opened, this machine has too many open files",
-}
-
-
-def explain(error: OSError, path: str) -> LockError:
-    """
-    Turn an error of the operating system into ours.
-
-    Args:
-        error: What it said.
-        path: The file, if the error does not name it.
-    """
-    where = error.filename if isinstance(error.filename, str) else path
-    code = error.errno or 0
-    if code in _CONFIGURATION:
-        return ConfigurationError(f"{where} {_CONFIGURATION[code]} ({error.strerror})")
-    said = _UNAVAILABLE.get(code, "could not be read or written")
-    return BackendUnavailable(f"{where} {said} ({error.strerror})")

@@ -30,49 +30,45 @@ WRITABLE_BY_OTHERS = Check(
 NETWORK = Check(
     "file-network",
     Severity.ERROR,
-    "Another machine would not see the locks, or too late: they are held twice. lockkit refuses it.",
+    "Another machine would not see the locks, or see them too late, so that two hold one lock. lockkit refuses it.",
     _LIMITS,
 )
 NO_INOTIFY = Check(
     "file-no-inotify",
     Severity.WARNING,
-    "Waiters look every 2 to 50 ms, and are not woken: that is slower, and costs the processor something.",
+    "Waiters poll every 2 to 50 ms instead of being woken, which is slower and costs processor time.",
     "backends/file.md#waiting",
 )
 
 
 async def examine(examination: Examination) -> None:
     """
-    Look at the directory.
+    Examine the directory.
 
     Raises:
         ConfigurationError: The URL is wrong.
     """
     backend = FileBackend.open(examination.url, examination.options, examination.host)
     path = Path(backend.url.removeprefix("file://"))
-    if _is_there(path):
+    if os.path.lexists(path):  # noqa: ASYNC240 - the doctor blocks
         _examine_directory(examination, path)
     else:
-        _examine_way(examination, path)
+        _examine_missing(examination, path)
     _examine_inotify(examination, str(path))
 
 
-def _is_there(path: Path) -> bool:
-    return os.path.lexists(path)
-
-
-def _examine_way(examination: Examination, path: Path) -> None:
-    """Look whether a directory that is missing could be made."""
+def _examine_missing(examination: Examination, path: Path) -> None:
+    """Check whether a missing directory could be made."""
     ancestor = next(parent for parent in path.parents if os.path.lexists(parent))
     if not ancestor.is_dir():
-        mend = f"Remove {ancestor}, or name another directory: file:///…"
-        examination.find(UNUSABLE, str(path), f"{ancestor} is no directory.", mend)
+        fix = f"Remove {ancestor}, or name another directory: file:///…"
+        examination.find(UNUSABLE, str(path), f"{ancestor} is not a directory.", fix)
     elif not os.access(ancestor, os.W_OK | os.X_OK):
         _find_denied(examination, path, ancestor)
     else:
-        seen = f"The directory is missing; {ancestor} is there, and may be written to."
+        seen = f"The directory is missing; {ancestor} exists and may be written to."
         examination.find(MISSING, str(path), seen, f"Nothing to do; or: mkdir -p -m 700 {path}")
-        _kind_of_file_system(examination, path, ancestor.stat())
+        _examine_file_system(examination, path, ancestor.stat())
 
 
 def _find_denied(examination: Examination, path: Path, where: Path) -> None:
@@ -87,8 +83,8 @@ def _find_denied(examination: Examination, path: Path, where: Path) -> None:
 
 def _examine_directory(examination: Examination, path: Path) -> None:
     if not path.is_dir():
-        mend = f"Remove {path}, or name another directory: file:///…"
-        examination.find(UNUSABLE, str(path), f"{path} is no directory.", mend)
+        fix = f"Remove {path}, or name another directory: file:///…"
+        examination.find(UNUSABLE, str(path), f"{path} is not a directory.", fix)
         return
     status = path.stat()
     if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
@@ -101,22 +97,22 @@ def _examine_directory(examination: Examination, path: Path) -> None:
     for flaw in flaws:
         if flaw is not None:
             examination.find(WRITABLE_BY_OTHERS, str(path), f"{flaw.path} {flaw.seen}.", flaw.fix)
-    _kind_of_file_system(examination, path, status)
+    _examine_file_system(examination, path, status)
 
 
-def _kind_of_file_system(examination: Examination, path: Path, status: os.stat_result) -> None:
+def _examine_file_system(examination: Examination, path: Path, status: os.stat_result) -> None:
     kind = kind_of_file_system(status.st_dev)
     if kind in NETWORK_FILE_SYSTEMS:
         examination.find(
             NETWORK,
             str(path),
-            f"The directory lies on a network file system ({kind}).",
+            f"The directory is on a network file system ({kind}).",
             "Name a local directory, or use a backend for several machines, such as redis:// or postgresql://",
         )
 
 
 def kind_of_file_system(device: int) -> str:
-    """Give the type of the file system of a device (``st_dev``); empty where the system does not tell."""
+    """Return the type of the file system of a device (``st_dev``); empty where the system does not say."""
     try:
         mounts = Path("/proc/self/mountinfo").read_text("utf-8", "surrogateescape")
     except OSError:
@@ -132,5 +128,5 @@ def _examine_inotify(examination: Examination, where: str) -> None:
             NO_INOTIFY,
             where,
             f"This user gets no inotify instance ({error.strerror}).",
-            "sysctl fs.inotify.max_user_instances=1024 (and a line in /etc/sysctl.d); some program has them all",
+            "sysctl fs.inotify.max_user_instances=1024 (and a line in /etc/sysctl.d); another program uses all of them",
         )

@@ -1,7 +1,7 @@
 """
-What stands in a record file: text, one `Ledger`, version 1. Pure: no I/O.
+One record file: its format, and opening, reading, writing and making it. Nothing here decides who holds the lock.
 
-::
+Format, version 1: text, one `LockState`::
 
     lockkit-record 1 CRC32 SIZE           of what follows: checksum (hexadecimal), and size of the whole in bytes
     BOOT NAME TOKEN UNTIL_US BROKEN       boot id; escaped name; last token; end of lease or offer; broken owner
@@ -9,48 +9,79 @@ What stands in a record file: text, one `Ledger`, version 1. Pure: no I/O.
     METADATA                              the holder's JSON
     OWNER CLIENT TTL_US                   the waiters, first come first, one a line
 
-or, under the flock of who is about to remove the file: ``lockkit-removed``.
+or, written under the flock by the process that is about to remove the file: ``lockkit-removed``.
 
-``-`` stands for nothing. Behind SIZE bytes there may be the rest of an earlier, longer record.
+``-`` means none. After SIZE bytes there may be the rest of an earlier, longer record.
 Times are µs of the machine's clock that goes on while it is suspended, and mean nothing under another boot id.
 
-Written by a single ``write``, and read whole: a reader sees the old record or the new one, and recognises by the
-checksum what is neither (a page that never reached the disk before the power failed).
+A record is written by a single ``write``, and read whole: a reader sees the old record or the new one. The checksum
+reveals anything else (a page that never reached the disk before the power failed).
 """
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import os
 import re
+import stat
+import threading
 import zlib
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from lockkit.backends.lock_state import Ledger
+from lockkit.backends.file.directory import Directory, boot_id, reserve
+from lockkit.backends.lock_state import LockState
+from lockkit.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = [
-    "HEAD_SIZE",
     "REMOVED",
-    "SIZE_MAX",
     "DamagedError",
     "FileClaim",
+    "RecordFile",
     "RemovedError",
     "VersionError",
     "decode",
     "encode",
-    "size_of",
+    "make_record",
+    "open_record",
+    "read_record",
 ]
 
-HEAD_SIZE = len("lockkit-record 1 01234567 000000\n")
+T = TypeVar("T")
+
 SIZE_MAX = 999_999
 """Largest record, bytes: some ten thousand waiting clients."""
 
 REMOVED = b"lockkit-removed\n"
-"""What is written before the file is removed: for those who have it open."""
+"""Written before a record is removed, for the clients that have it open."""
+
+LINK_CHECK_SECONDS = 0.1
+"""How often an open record is checked for having been removed by another program (lockkit itself writes `REMOVED`).
+Not each time: fstat costs 1 µs itself, and makes Linux stamp the next write precisely, which costs the file system
+another 2 µs."""
 
 _HEAD = re.compile(rb"lockkit-record 1 ([0-9a-f]{8}) ([0-9]{6})\n")
+_HEAD_SIZE = len("lockkit-record 1 01234567 000000\n")
 _OTHER_VERSION = re.compile(rb"lockkit-record ([0-9]{1,9}) ")
 _WORD = re.compile(r"[!-~]+")
 # The client id becomes part of a path.
 _CLIENT = re.compile(r"[0-9a-f]+|-")
+
+# Looked up once: one acquire and release calls them eight times.
+_flock = fcntl.flock
+_pread = os.pread
+_pwrite = os.pwrite
+
+_LOCK = fcntl.LOCK_EX | fcntl.LOCK_NB
+_UNLOCK = fcntl.LOCK_UN
+_OPEN = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+# Without it, the next read after each write would write its time back to the inode.
+_NO_ATIME = getattr(os, "O_NOATIME", 0)
+# Enough for most records; a longer one takes a second read. Python allocates objects up to 512 bytes faster.
+_READ_SIZE = 478
 
 
 class FileClaim(NamedTuple):
@@ -59,9 +90,9 @@ class FileClaim(NamedTuple):
 
     Attributes:
         owner: Its random id.
-        ttl: Lease time asked for, seconds; 0 in a holder that was read back.
-        client: Name of the client's file; empty if the claim is nobody's.
-        metadata: JSON text. Kept for the holder only.
+        ttl: The ttl that it asked for, seconds; 0 in a holder that was read from a record.
+        client: Name of the client's file; empty in the placeholder of a damaged record.
+        metadata: JSON text. Written for the holder only.
     """
 
     owner: str
@@ -71,7 +102,7 @@ class FileClaim(NamedTuple):
 
 
 class DamagedError(ValueError):
-    """The text is no record: empty, cut off, or changed by something else than lockkit."""
+    """The text is no record: empty, cut off, or changed by another program."""
 
 
 class VersionError(ValueError):
@@ -82,40 +113,33 @@ class RemovedError(ValueError):
     """The file is not the record any more: open it again."""
 
 
-def encode(ledger: Ledger[FileClaim], name: str, boot: str) -> bytes:
+def encode(state: LockState[FileClaim], name: str, boot: str) -> bytes:
     """
-    Write a ledger as text.
+    Turn the state of a lock into a record.
 
     Args:
-        ledger: What to write.
+        state: What to write.
         name: The lock's escaped name.
         boot: Boot id of the machine.
     """
-    holder = ledger.holder
-    # To the nearest, so that a record that is read and written back stays as it is. A lease may lose half a µs by it,
+    holder = state.holder
+    # Rounded to the nearest, so that a record that is read and written back stays as it is. A lease may lose half a µs,
     # far less than the 2 ms by which its holder gives it up earlier.
-    until_us = int(ledger.until * 1e6 + 0.5)
-    if holder is None:
-        lines = f"{boot} {name} {ledger.token} {until_us} {ledger.broken or '-'}\n-\n-\n"
-    else:
-        lines = (
-            f"{boot} {name} {ledger.token} {until_us} {ledger.broken or '-'}\n"
-            f"{holder.owner} {holder.client or '-'} 0\n{holder.metadata or '-'}\n"
-        )
-    if ledger.queue:
-        lines += "".join(f"{waiter.owner} {waiter.client} {int(waiter.ttl * 1e6 + 0.5)}\n" for waiter in ledger.queue)
+    until_us = int(state.until * 1e6 + 0.5)
+    first = "-\n-" if holder is None else f"{holder.owner} {holder.client or '-'} 0\n{holder.metadata or '-'}"
+    lines = f"{boot} {name} {state.token} {until_us} {state.broken or '-'}\n{first}\n"
+    if state.queue:
+        lines += "".join(f"{waiter.owner} {waiter.client} {int(waiter.ttl * 1e6 + 0.5)}\n" for waiter in state.queue)
     body = lines.encode("ascii")
-    return b"lockkit-record 1 %08x %06d\n%b" % (zlib.crc32(body), HEAD_SIZE + len(body), body)
+    return b"lockkit-record 1 %08x %06d\n%b" % (zlib.crc32(body), _HEAD_SIZE + len(body), body)
 
 
-def size_of(text: bytes) -> int:
+def _size(text: bytes) -> int:
     """
-    Tell how many bytes the record has whose beginning this is.
+    Read the size of a record from its beginning, bytes.
 
     Raises:
-        RemovedError: The file has been given up.
-        VersionError: Another version of the format.
-        DamagedError: It is no record.
+        RemovedError, VersionError, DamagedError: See the classes.
     """
     head = _HEAD.match(text)
     if head is None:
@@ -129,43 +153,43 @@ def size_of(text: bytes) -> int:
     return int(head[2])
 
 
-def decode(text: bytes, name: str | None) -> tuple[Ledger[FileClaim], str]:
+def decode(text: bytes, name: str | None) -> tuple[LockState[FileClaim], str]:
     """
-    Read a ledger back.
+    Turn a record into the state of a lock.
 
     Args:
-        text: The whole record; more may follow behind its end.
-        name: The lock's escaped name, which must stand in it; None takes any.
+        text: The whole record; more may follow after its end.
+        name: The lock's escaped name, which the record must have; None accepts any.
 
     Returns:
-        The ledger, and the boot id under which it was written.
+        The state, and the boot id under which it was written.
 
     Raises:
-        RemovedError: The file has been given up.
+        RemovedError: The record is being removed.
         VersionError: Another version of the format.
         DamagedError: It is no record, or no record of this lock.
     """
-    size = size_of(text)
-    body = text[HEAD_SIZE:size]
+    size = _size(text)
+    body = text[_HEAD_SIZE:size]
     if len(text) < size or zlib.crc32(body) != int(text[17:25], 16):
         message = "cut off" if len(text) < size else "its checksum is wrong"
         raise DamagedError(message)
     try:
-        state, holder, metadata, *waiters = body.decode("ascii").removesuffix("\n").split("\n")
-        boot, stored, token, until_us, broken = state.split(" ")
-        ledger: Ledger[FileClaim] = Ledger(int(token))
-        ledger.until = int(until_us) / 1e6
-        ledger.broken = "" if broken == "-" else broken
+        first, holder, metadata, *waiters = body.decode("ascii").removesuffix("\n").split("\n")
+        boot, stored, token, until_us, broken = first.split(" ")
+        state: LockState[FileClaim] = LockState(int(token))
+        state.until = int(until_us) / 1e6
+        state.broken = "" if broken == "-" else broken
         if holder != "-":
-            ledger.holder = _claim(holder, "" if metadata == "-" else metadata)
-        ledger.queue = [_claim(line) for line in waiters]
+            state.holder = _claim(holder, "" if metadata == "-" else metadata)
+        state.queue = [_claim(line) for line in waiters]
     except ValueError as error:
         message = f"nonsense under a right checksum: {error}"
         raise DamagedError(message) from error
     if stored != name and name is not None:
         message = f"it is the record of the lock {stored}"
         raise DamagedError(message)
-    return ledger, boot
+    return state, boot
 
 
 def _claim(line: str, metadata: str = "") -> FileClaim:
@@ -174,3 +198,220 @@ def _claim(line: str, metadata: str = "") -> FileClaim:
         message = "a claim with odd characters"
         raise ValueError(message)
     return FileClaim(owner, int(ttl_us) / 1e6, "" if client == "-" else client, metadata)
+
+
+class RecordFile:
+    """
+    One open record.
+
+    The last state is kept in memory, because parsing a record takes as long as all system calls of an operation.
+
+    Attributes:
+        fd: Descriptor, -1 when closed.
+        mutex: Held during `update` and `close`.
+        name: The lock.
+        path: Of the file.
+        boot: Boot id of this machine.
+    """
+
+    __slots__ = ("_check_at", "_escaped", "_reserved", "_state", "_text", "boot", "fd", "mutex", "name", "path")
+
+    def __init__(self, fd: int, name: str, escaped: str, path: str, *, group: bool) -> None:
+        """
+        Take over an open file.
+
+        Raises:
+            OSError: It is no regular file. It has been closed.
+            ConfigurationError: It belongs to another user, and is not shared with the group. It has been closed.
+        """
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            os.close(fd)
+            raise OSError(errno.ENXIO, os.strerror(errno.ENXIO), path)
+        if not group and status.st_uid not in {0, os.geteuid()}:
+            os.close(fd)
+            message = (
+                f"{path} belongs to another user (uid {status.st_uid}), who could change it while the lock is held: "
+                "remove it, name a directory of your own, or share the locks with a group by ?group=1"
+            )
+            raise ConfigurationError(message)
+        self.fd = fd
+        self.mutex = threading.Lock()
+        self.name = name
+        self.path = path
+        self.boot = boot_id()
+        self._escaped = escaped
+        self._check_at = 0.0
+        self._reserved = status.st_size
+        self._text = b""  # the record that `_state` was read from or written as; empty if `_state` must not be used
+        self._state: LockState[FileClaim] = LockState()
+
+    def update(
+        self,
+        change: Callable[[LockState[FileClaim], float], T],
+        now: float,
+        load: Callable[[RecordFile, bytes, float, bool], tuple[LockState[FileClaim], bytes]],
+        forced: bool = False,  # noqa: FBT001, FBT002 - handed on
+    ) -> T:
+        """
+        Read the record, call `change`, and write the record if that changed it: all under mutex and flock.
+
+        The mutex is for the threads of this client, which share the descriptor and with it the flock.
+
+        Args:
+            change: Called with the state and `now`; its result is returned.
+            now: The time.
+            load: Parses a record that differs from the one in memory; called with this file, the beginning of the
+                record, `now` and `forced`. Returns the state and the whole record.
+            forced: For `load`.
+
+        Raises:
+            BlockingIOError: Another open file has it flocked.
+            RemovedError: This is not the record any more; the file has been closed.
+            OSError: The operating system refuses.
+        """
+        with self.mutex:
+            fd = self.fd
+            if fd < 0:
+                raise RemovedError  # closed by another thread, to open another record
+            # The flock within the try: an interrupt may come in the instant in which it is granted.
+            try:
+                _flock(fd, _LOCK)
+                if now >= self._check_at:
+                    self._check_link(now)
+                text = _pread(fd, _READ_SIZE, 0)
+                # If an interrupt comes from here on, the copy in memory may differ from the file.
+                known, self._text = self._text, b""
+                if known and text.startswith(known):
+                    state = self._state
+                else:
+                    state, known = load(self, text, now, forced)
+                result = change(state, now)
+                text = encode(state, self._escaped, self.boot)
+                if text != known:
+                    self._write(text)
+                self._state, self._text = state, text
+                return result  # noqa: TRY300 - one place for all that happens under the flock
+            except RemovedError:
+                # The process that wrote REMOVED may have died before it removed the file.
+                if os.fstat(fd).st_nlink:
+                    os.unlink(self.path)  # noqa: PTH108
+                self.close()
+                raise
+            finally:
+                if self.fd >= 0:
+                    _flock(fd, _UNLOCK)
+
+    def _check_link(self, now: float) -> None:
+        if os.fstat(self.fd).st_nlink == 0:
+            raise RemovedError
+        self._check_at = now + LINK_CHECK_SECONDS
+
+    def read(self, text: bytes = b"") -> tuple[LockState[FileClaim], str, bytes]:
+        """
+        Read and parse the record.
+
+        Args:
+            text: Its beginning, if that has been read already.
+
+        Returns:
+            The state, the boot id under which it was written, and the record.
+
+        Raises:
+            DamagedError, VersionError, RemovedError: See `decode`.
+        """
+        text = read_record(self.fd, text)
+        state, boot = decode(text, self._escaped)
+        return state, boot, text
+
+    def replace(self, state: LockState[FileClaim]) -> bytes:
+        """Write a state within `update`, to stay even if the rest of that fails; return the record."""
+        text = encode(state, self._escaped, self.boot)
+        self._write(text)
+        return text
+
+    def _write(self, text: bytes) -> None:
+        if len(text) > self._reserved:
+            # The disk may be full: find out before anything has changed.
+            if len(text) > SIZE_MAX:
+                raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), self.path)
+            reserve(self.fd, self._reserved, len(text))
+            self._reserved = os.fstat(self.fd).st_size
+        if _pwrite(self.fd, text, 0) != len(text):
+            # Only a limit on the size of files does that here. The record is damaged now, and will be repaired.
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), self.path)
+
+    def peek(self) -> LockState[FileClaim] | None:
+        """Read the record without its flock; None if that fails."""
+        with self.mutex:
+            if self.fd < 0:
+                return None
+            try:
+                return self.read()[0]
+            except (OSError, DamagedError, VersionError, RemovedError):
+                return None
+
+    def close(self) -> None:
+        """Close the descriptor. Idempotent. Call it under `mutex`, or where no other thread can use the record."""
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+def open_record(path: str) -> int:
+    """Open a record file for reading and writing: not through a link, and without blocking if it is a pipe."""
+    try:
+        return os.open(path, _OPEN | _NO_ATIME)
+    except PermissionError:
+        return os.open(path, _OPEN)  # it belongs to another member of the group
+
+
+def make_record(directory: Directory, path: str, escaped: str, unique: str) -> None:
+    """
+    Make a record under another name and link it, complete, to its own: no process ever sees an empty one.
+
+    Args:
+        directory: Made again if it was removed.
+        path: Of the record. No error if another process makes it at the same time.
+        escaped: The lock's escaped name.
+        unique: A random word.
+
+    Raises:
+        OSError: It cannot be made; nothing is left of it.
+        ConfigurationError: The file system has no hard links.
+    """
+    hidden = f"{directory.path}/.new-{unique}"
+    content = encode(LockState(), escaped, boot_id())
+    try:
+        fd = directory.create(hidden, content)
+    except FileNotFoundError:
+        directory.prepare()  # another program removed it while this client used it
+        fd = directory.create(hidden, content)
+    os.close(fd)
+    try:
+        os.link(hidden, path)
+    except FileExistsError:
+        pass  # another process was faster
+    except OSError as error:
+        if error.errno not in {errno.EPERM, errno.EOPNOTSUPP}:
+            raise
+        message = f"{directory.path} is on a file system without hard links: name another directory"
+        raise ConfigurationError(message) from error
+    finally:
+        os.unlink(hidden)  # noqa: PTH108
+
+
+def read_record(fd: int, text: bytes = b"") -> bytes:
+    """
+    Read a record, without what may follow after its end.
+
+    Args:
+        fd: Of the file.
+        text: Its beginning, if that has been read already.
+
+    Raises:
+        RemovedError, VersionError, DamagedError: See `decode`.
+    """
+    text = text or _pread(fd, _READ_SIZE, 0)
+    size = _size(text)
+    return text[:size] if size <= len(text) else _pread(fd, size, 0)

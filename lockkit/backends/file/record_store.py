@@ -1,7 +1,7 @@
 """
-The records of a lock directory, and every operation on one of them, under its flock.
+The records of a lock directory: which of them are open, and every operation on one of them, under its flock.
 
-Here is also what becomes of records that are damaged, of another version, or from before a reboot.
+It also decides what to do about records that are damaged, of another version, or from before a reboot.
 """
 
 from __future__ import annotations
@@ -10,172 +10,194 @@ import logging
 import threading
 from collections import deque
 from math import inf
-from typing import TYPE_CHECKING, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from lockkit.backend import seconds_left
-from lockkit.backends.file.clients import live_ttl_max
-from lockkit.backends.file.directory import Directory, explain, record_name
-from lockkit.backends.file.record import DamagedError, FileClaim, RemovedError, VersionError
-from lockkit.backends.file.record_file import RecordFile, make_record, open_record, who_flocked
-from lockkit.backends.lock_state import Ledger
+from lockkit.backends.file.cleanup import Cleanup
+from lockkit.backends.file.client_file import live_ttl_max
+from lockkit.backends.file.directory import Directory, record_name
+from lockkit.backends.file.errors import explain
+from lockkit.backends.file.record import (
+    DamagedError,
+    FileClaim,
+    RecordFile,
+    RemovedError,
+    VersionError,
+    make_record,
+    open_record,
+)
+from lockkit.backends.lock_state import LockState
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockError
 from lockkit.validation import shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from lockkit.backends.file.client_file import Presence
+    from lockkit.backends.file.client_file import ClientFile
     from lockkit.runtime import Runtime
 
-    Change = Callable[[Ledger[FileClaim], float, "A"], "T"]
 
-__all__ = ["Store"]
+__all__ = ["RecordStore"]
 
 log = logging.getLogger("lockkit")
 
 T = TypeVar("T")
-A = TypeVar("A")
 
 OPEN_RECORDS_MAX = 64
 """Record files that a client keeps open. More saves opening them again (4 µs), fewer saves descriptors."""
 
-FLOCK_SPINS = 16
-"""Tries without a pause: together about as long as a flock is held, where a pause would take ten times as long."""
+FLOCK_TRIES_AT_ONCE = 16
+"""Tries without a pause: together about as long as an operation holds a flock. A pause would take ten times as long."""
 
-FLOCK_PAUSE_MIN = 0.00005
-FLOCK_PAUSE_MAX = 0.005
-"""Pauses between further tries, seconds. They grow in case its holder is not running."""
+FLOCK_PAUSE_SECONDS_MIN = 0.00005
+FLOCK_PAUSE_SECONDS_MAX = 0.005
+"""Pauses between further tries. They grow in case the process that has the flock is not running."""
 
 DAMAGED = "damaged"
-"""Owner in a record that was found damaged, until all leases that may have stood there have run out."""
+"""Owner in a record that was found damaged, until all leases that it may have held have ended."""
 
 
-class Store:
+class RecordStore:
     """
-    The records, and which of them are open.
+    The records that one client uses.
 
     Attributes:
         held: Owner and end of the lease of every lock that this client holds, by name.
     """
 
-    def __init__(self, runtime: Runtime, directory: Directory, presence: Presence, url: str) -> None:
+    def __init__(self, runtime: Runtime, directory: Directory, client_file: ClientFile, url: str) -> None:
         """Open nothing yet."""
         self._runtime = runtime
         self._now = runtime.now
         self._directory = directory
-        self._presence = presence
+        self._client_file = client_file
         self._url = url
         self._warnings: deque[tuple[str, str, str, float]] = deque()
+        self._files: dict[str, RecordFile] = {}
         self.clear()
 
     def clear(self) -> None:
-        """Close everything and begin anew. Where nobody else is: at the end, or in a forked child."""
-        for file in getattr(self, "files", {}).values():
+        """Close everything and start again: at the end, or in a forked child, where no other thread uses it."""
+        for file in self._files.values():
             file.close()
         self._mutex = threading.Lock()  # a real one, also under asyncio: it is never held across an await
-        self.files: dict[str, RecordFile] = {}
+        self._files = {}
+        self._cleanup = Cleanup(self._directory, self._client_file.dead)
         self.held: dict[str, tuple[str, float]] = {}
 
     def reopen(self) -> None:
-        """Have all records opened again: the directory may not be the one that it was."""
+        """Have all records opened again: another program may have replaced the directory."""
         with self._mutex:
-            files, self.files = self.files, {}
+            files, self._files = self._files, {}
         for file in files.values():
             with file.mutex:
                 file.close()
 
-    def let_go(self, name: str, owner: str) -> None:
-        """Forget that this client holds a lock, if it does so under this owner."""
+    def forget_held(self, name: str, owner: str) -> None:
+        """Forget that this client holds a lock, if it held it under this owner."""
         held = self.held.get(name)
         if held is not None and held[0] == owner:
             del self.held[name]
 
     # -- one operation on one record -------------------------------------------------------------------------------
 
-    def quick(self, name: str, change: Change[A, T], argument: A) -> T | None:
-        """Do what `transact` does if the record is open and nobody else is at it, else return None."""
-        file = self.files.get(name)
-        now = self._now()
-        if file is None or now >= self._presence.check_at:
-            return None
-        try:
-            return file.apply(change, now, argument, self._load)
-        except (OSError, RemovedError, LockError):
-            return None  # transact will see it too, if it lasts
-        finally:
-            if self._warnings:
-                self._warn()
+    def ping(self) -> None:
+        """
+        Make the directory and the client file if they are missing.
 
-    async def transact(
+        Raises:
+            BackendUnavailable: They cannot be made now.
+            ConfigurationError: They cannot be made, or the directory cannot be trusted.
+        """
+        try:
+            self._check_client_file(self._now())
+        except (OSError, LockError) as error:
+            self._fail(error, None, self._directory.path)
+
+    def _check_client_file(self, now: float) -> None:
+        self._client_file.check(now)
+        self._cleanup.run(now)
+
+    async def update(
         self,
         name: str,
-        change: Change[A, T],
-        argument: A,
+        change: Callable[[LockState[FileClaim], float], T],
         *,
         create: bool,
         forced: bool = False,
         answer_by: float = inf,
     ) -> T:
         """
-        Let `change` look at the ledger of a lock and alter it, under the flock of its record.
+        Call `change` with the state of a lock, and keep the state that it leaves, under the flock of the record.
 
         Args:
             name: The lock.
-            change: Called with the ledger, the time, and `argument`. Does not wait.
-            argument: For `change`.
-            create: Make the record if there is none. Otherwise `change` gets a free ledger that is not kept.
-            forced: Also while the record is held back because it was damaged.
+            change: Called with the state and the time. Must not wait.
+            create: Make the record if it is missing. Otherwise `change` gets a free lock, which is not kept.
+            forced: Also while nobody may take the lock because its record was damaged.
             answer_by: When to give up if another process has the record flocked.
 
         Raises:
-            BackendUnavailable: Disk full, record damaged, flock not to be had.
-            ConfigurationError: It can never work like this.
+            BackendUnavailable: The disk is full, the record is damaged, or another process has it flocked.
+            ConfigurationError: Retrying will not help.
         """
-        patience: _Patience | None = None
+        retry: _FlockRetry | None = None
         now = 0.0
         while True:
             try:
-                now = self._presence.enter()
-                file = self.files.get(name)
+                now = self._now()
+                if now >= self._client_file.check_at:
+                    self._check_client_file(now)
+                file = self._files.get(name)
                 if file is not None:
-                    return file.apply(change, now, argument, self._load, forced)
+                    return file.update(change, now, self._load, forced)
                 if not self._open(name, create=create):
-                    return change(Ledger(), now, argument)
+                    return change(LockState(), now)
             except RemovedError:
                 self._drop(name)
             except BlockingIOError:
-                patience = patience or _Patience(self._runtime, now, answer_by)
-                if not await patience.wait(now):
-                    message = _stuck(self._path(name), now - patience.began)
-                    raise self.about(BackendUnavailable(message), name) from None
-            except LockError as error:
-                self.about(error, name)
-                raise  # not explained once more: BackendUnavailable is an OSError too
-            except OSError as error:
-                raise self.about(explain(error, self._path(name)), name) from error
+                retry = retry or _FlockRetry(self._runtime, now, answer_by)
+                if not await retry.wait(now):
+                    path = self._path(name)
+                    self._fail(BackendUnavailable(_stuck(path, now - retry.started)), name, path)
+            except (OSError, LockError) as error:
+                self._fail(error, name, self._path(name))
             finally:
                 if self._warnings:
                     self._warn()
+
+    def _fail(self, error: OSError | LockError, name: str | None, path: str) -> NoReturn:
+        """Raise an error of lockkit's that says which lock and which backend it is about."""
+        # `BackendUnavailable` is an OSError too.
+        explained = error if isinstance(error, LockError) else explain(error, path)
+        explained.name, explained.backend = name, self._url
+        if explained is error:
+            raise explained
+        raise explained from error
 
     def _warn(self) -> None:
         """Log what was noticed under mutex and flock: a handler may be slow, or use a lock of this client."""
         while self._warnings:
             log.warning(*self._warnings.popleft())
 
-    def about(self, error: LockError, name: str | None) -> LockError:
-        """Note which lock and which backend an error is about."""
-        error.name, error.backend = name, self._url
-        return error
-
-    def peek(self, name: str) -> Ledger[FileClaim] | None:
-        """Look at an open record without its flock: a hint. None if it cannot be had."""
-        file = self.files.get(name)
+    def peek(self, name: str) -> LockState[FileClaim] | None:
+        """Read an open record without its flock, so that it may be out of date; None if that fails."""
+        file = self._files.get(name)
         return None if file is None else file.peek()
 
-    def _load(self, file: RecordFile, text: bytes, now: float, forced: bool) -> Ledger[FileClaim]:  # noqa: FBT001
-        """Parse a record; mend it if it is damaged."""
+    # -- records that cannot be used as they are -------------------------------------------------------------------
+
+    def _load(
+        self,
+        file: RecordFile,
+        text: bytes,
+        now: float,
+        forced: bool,  # noqa: FBT001 - handed on
+    ) -> tuple[LockState[FileClaim], bytes]:
+        """Parse a record; repair it if it is damaged."""
         try:
-            ledger, boot = file.parse(text)
+            state, boot, text = file.read(text)
         except VersionError as error:
             message = (
                 f"{file.path} was written by another version of lockkit (record version {error}): "
@@ -183,62 +205,60 @@ class Store:
             )
             raise ConfigurationError(message) from error
         except DamagedError as error:
-            ledger, boot = self._mend(file, error, now, forced=forced), file.boot
+            state, boot = self._repaired(file, error, now, forced=forced), file.boot
+            text = file.replace(state)
         if boot != file.boot:
-            self._after_boot(file, ledger)
-        holder = ledger.holder
-        if holder is not None and not holder.client and now < ledger.until and not forced:
+            self._free_after_boot(file, state)
+        holder = state.holder
+        if holder is not None and not holder.client and now < state.until and not forced:
             message = (
-                f"the record {file.path} was damaged; nobody gets this lock for another {ledger.until - now:.1f} s, "
-                f"until all leases that it may have held have run out. To free it now: lockkit break {shown(file.name)}"
+                f"the record {file.path} was found damaged; the lock is free in {state.until - now:.1f} s, when every "
+                f"lease that it may have held has ended. If nobody holds the lock: lockkit break {shown(file.name)}"
             )
             raise BackendUnavailable(message)
-        return ledger
+        return state, text
 
-    def _mend(self, file: RecordFile, error: DamagedError, now: float, *, forced: bool) -> Ledger[FileClaim]:
+    def _repaired(self, file: RecordFile, error: DamagedError, now: float, *, forced: bool) -> LockState[FileClaim]:
         """
-        Replace a damaged record by one that lets nobody in while an old lease may live.
+        Give the state to write into a damaged record: held by nobody until the last possible lease has ended.
 
-        The token then starts at the time floor, above all that was given before.
+        The token starts again from the wall clock, which is above all tokens before.
         """
         # With `forced` any time will do: the lock is about to be freed.
-        until = now + 1.0 if forced else self._damage_until(file, error, now)
-        ledger: Ledger[FileClaim] = Ledger()
+        until = now + 1.0 if forced else self._possible_lease_end(file, error, now)
+        state: LockState[FileClaim] = LockState()
         if until > now:
-            ledger.holder = FileClaim(DAMAGED, 0.0, "", '{"text":"the record was damaged"}')
-            ledger.until = until
-        file.replace(ledger)
-        return ledger
+            state.holder = FileClaim(DAMAGED, 0.0, "", '{"text":"the record was damaged"}')
+            state.until = until
+        return state
 
-    def _damage_until(self, file: RecordFile, error: DamagedError, now: float) -> float:
-        """When the last lease that may have stood in a damaged record has run out; `now` if there can be none."""
-        client = self._presence.client
-        assert client is not None
+    def _possible_lease_end(self, file: RecordFile, error: DamagedError, now: float) -> float:
+        """When the last lease that a damaged record may have held has ended; `now` if there can be none."""
         try:
-            ttl = live_ttl_max(self._directory, but=client.id)
+            ttl = live_ttl_max(self._directory, but=self._client_file.id)
         except ValueError as unknown:
             message = (
-                f"the record {file.path} is damaged ({error}), and nobody can tell when its lease ends ({unknown})."
+                f"the record {file.path} is damaged ({error}), and lockkit cannot tell when its lease ends ({unknown})."
                 f" If nobody holds the lock: lockkit break {shown(file.name)}"
             )
             raise BackendUnavailable(message) from error
-        _, ours = self.held.get(file.name, ("", 0.0))
-        until = max(now + ttl, ours)
+        _, own_until = self.held.get(file.name, ("", 0.0))
+        until = max(now + ttl, own_until)
         warning = "the record %s is damaged (%s); the lock is free in %.1f s", file.path, str(error), until - now
         self._warnings.append(warning)
         return until
 
-    def _after_boot(self, file: RecordFile, ledger: Ledger[FileClaim]) -> None:
+    def _free_after_boot(self, file: RecordFile, state: LockState[FileClaim]) -> None:
         """Free a lock that was held when the machine was shut down."""
-        for claim in (*([ledger.holder] if ledger.holder else ()), *ledger.queue):
-            if claim.client and not self._presence.dead(claim):
+        for claim in (*([state.holder] if state.holder else ()), *state.queue):
+            if claim.client and not self._client_file.dead(claim):
                 message = (
-                    f"{file.path} is in use under another kernel or time namespace: its times mean nothing here. "
-                    "Name a directory that only this machine uses, or use a backend for several machines"
+                    f"{file.path} is in use under another kernel or time namespace, whose times mean nothing here: "
+                    "name a directory that only this machine uses, or use a backend for several machines"
                 )
                 raise ConfigurationError(message)
-        ledger.holder = None
-        ledger.queue.clear()
+        state.holder = None
+        state.queue.clear()
 
     # -- open records ----------------------------------------------------------------------------------------------
 
@@ -246,11 +266,11 @@ class Store:
         return f"{self._directory.path}/{record_name(name)[1]}"
 
     def _open(self, name: str, *, create: bool) -> bool:
-        """Open a record, and close another if there are too many; False if there is none and none is to be made."""
+        """Open a record, and close another if too many are open; False if it is missing and must not be made."""
         escaped, file_name = record_name(name)
         path = f"{self._directory.path}/{file_name}"
         with self._mutex:
-            if name in self.files:
+            if name in self._files:
                 return True
             try:
                 fd = open_record(path)
@@ -259,19 +279,19 @@ class Store:
                     return False
                 make_record(self._directory, path, escaped, self._runtime.owner())
                 fd = open_record(path)
-            self.files[name] = RecordFile(fd, name, escaped, path, group=self._directory.group)
-            # The directory may be another than when we looked last, without our client file.
-            self._presence.suspect()
-            if len(self.files) > OPEN_RECORDS_MAX:
-                self._make_room()
+            self._files[name] = RecordFile(fd, name, escaped, path, group=self._directory.group)
+            # Another program may have replaced the directory since the last check, and with it the client file.
+            self._client_file.check_soon()
+            if len(self._files) > OPEN_RECORDS_MAX:
+                self._close_one()
         return True
 
-    def _make_room(self) -> None:
-        """Close the record that was opened first, unless it is in use."""
-        for name, file in self.files.items():
+    def _close_one(self) -> None:
+        """Close the record that was opened first, of those that no thread uses."""
+        for name, file in self._files.items():
             if file.mutex.acquire(blocking=False):
                 try:
-                    del self.files[name]
+                    del self._files[name]
                     file.close()
                 finally:
                     file.mutex.release()
@@ -280,40 +300,55 @@ class Store:
     def _drop(self, name: str) -> None:
         """Forget a record whose file was closed, so that it is opened again."""
         with self._mutex:
-            file = self.files.get(name)
+            file = self._files.get(name)
             if file is not None and file.fd < 0:
-                del self.files[name]
+                del self._files[name]
 
 
-class _Patience:
+class _FlockRetry:
     """
-    Trying for the flock of a record: some times at once, then with pauses, then no more.
+    Pauses between the tries for the flock of a record: none at first, then growing ones.
 
-    Nobody has it for more than some microseconds unless it is stopped.
+    No process has it for more than some microseconds unless it is stopped.
     """
 
     def __init__(self, runtime: Runtime, now: float, answer_by: float) -> None:
         self._runtime = runtime
-        self._spins = FLOCK_SPINS
-        self._pause = FLOCK_PAUSE_MIN
-        self.began = now
+        self._tries_at_once = FLOCK_TRIES_AT_ONCE
+        self._pause = FLOCK_PAUSE_SECONDS_MIN
+        self.started = now
         self._give_up_at = now + seconds_left(answer_by, now)
 
     async def wait(self, now: float) -> bool:
-        """Wait before the next try; False if there is to be none."""
-        if self._spins:
-            self._spins -= 1
+        """Wait before the next try; False if it is too late for one."""
+        if self._tries_at_once:
+            self._tries_at_once -= 1
         elif now >= self._give_up_at:
             return False
         else:
             pause = self._pause * self._runtime.random.uniform(0.5, 1.5)
             await self._runtime.sleep(min(pause, self._give_up_at - now))
-            self._pause = min(self._pause * 2, FLOCK_PAUSE_MAX)
+            self._pause = min(self._pause * 2, FLOCK_PAUSE_SECONDS_MAX)
         return True
 
 
 def _stuck(path: str, seconds: float) -> str:
     return (
-        f"{path} has been flocked for {seconds:.1f} s by {who_flocked(path)}, which must have been stopped "
-        "within the few microseconds that this takes, or is no lockkit: let it go on, or end it"
+        f"{path} has been flocked for {seconds:.1f} s by {_flock_owner(path)}, which was stopped within the few "
+        "microseconds that this takes, or does not use lockkit: let it continue, or end it"
     )
+
+
+def _flock_owner(path: str) -> str:
+    """Name the process that has a record flocked, for messages."""
+    owner = "a process that this one cannot see"
+    try:
+        inode = Path(path).stat().st_ino
+        # proc_locks(5): number, FLOCK, ADVISORY, WRITE, pid, major:minor:inode, start, end
+        for line in Path("/proc/locks").read_text("ascii").splitlines():
+            fields = line.split()
+            if fields[1] == "FLOCK" and fields[-3].rpartition(":")[2] == str(inode):
+                owner = f"process {fields[-4]}"
+    except OSError:
+        pass  # macOS, or no /proc: the message does without
+    return owner

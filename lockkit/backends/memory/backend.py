@@ -1,24 +1,23 @@
 """
 Locks inside one process: ``memory://`` or ``memory://SPACE``.
 
-Algorithm: a `Ledger` per name (holder, queue, token) under one mutex per space.
-A release sets the wake-up event of the next waiter, in whichever thread or event loop it waits.
-All clients of the process that name the same space share its locks: threads, tasks of any event loop, both faces.
+Algorithm: a `LockState` per name (holder, queue, token) under one mutex per space.
+A release sets the wake-up event of the next waiter, whichever thread or event loop it waits in.
+All clients of the process that name the same space share its locks: threads, tasks of any event loop, both APIs.
 
 What the server must offer: nothing; the "server" is this module's dictionary and the machine's monotonic clock.
 
 What it cannot promise: nothing beyond this process. Another process, also a forked child, has spaces of its own.
-Nothing notices that a thread died: its lease ends by its ttl, or when the lease is collected.
+If a thread dies, nothing notices: its lease ends after its ttl, or when the lease is garbage-collected.
 
 Tokens: ``max(last of the space + 1, wall clock µs)``, so they also increase from one run of the program to the next as
 long as the clock is not set back by more than the pause between them.
-The record of a lock is removed as soon as nobody holds it or waits for it; the last token is kept per space.
+The state of a lock is removed as soon as it has neither holder nor waiter; the last token is kept per space.
 """
 
 from __future__ import annotations
 
 import threading
-import time
 import weakref
 from collections.abc import Mapping, Sequence
 from math import inf
@@ -34,11 +33,9 @@ from lockkit.backend import (
     LockBackend,
     Option,
     Renewal,
-    Renewed,
     Request,
-    decode_metadata,
 )
-from lockkit.backends.lock_state import Ledger
+from lockkit.backends.lock_state import LockState, wall_clock_us
 from lockkit.errors import ConfigurationError
 from lockkit.runtime import in_forked_child
 
@@ -46,9 +43,6 @@ if TYPE_CHECKING:
     from lockkit.url import Url
 
 __all__ = ["MemoryBackend"]
-
-# The wall clock of this machine is the "server time" of the hybrid token; it decides nothing else.
-_wall_clock_ns = time.time_ns  # noqa: TID251
 
 
 class MemoryBackend(LockBackend):
@@ -86,7 +80,7 @@ class MemoryBackend(LockBackend):
         if len(url.hosts) > 1 or url.port is not None or url.username is not None or url.path.strip("/"):
             message = (
                 f"{url.safe_text} is not understood: write memory:// or memory://SPACE, "
-                "where SPACE is any word that the clients which share locks have in common"
+                "where SPACE is any word; clients with the same word share locks"
             )
             raise ConfigurationError(message, backend=url.safe_text)
         return cls(url.host or "", host)
@@ -99,27 +93,21 @@ class MemoryBackend(LockBackend):
     async def try_acquire(self, request: Request) -> Grant | Busy:
         """See `LockBackend.try_acquire`."""
         space = self._space
-        name = request.name
         with space.mutex:
-            ledger = space.ledgers.get(name)
-            if ledger is None:
-                ledger = space.ledgers[name] = Ledger()
+            lock = space.locks.get(request.name)
+            if lock is None:
+                lock = space.locks[request.name] = LockState()
             elif request.queue:
-                # Before a releaser can see the request: it would make a second event in its own thread.
+                # Made before a releasing thread can see the request: the property would make a second event there.
                 request.state = request.wake
-            # Read under the mutex: a time from before it may lie before a lease that was granted meanwhile.
+            # Read under the mutex: an earlier time may be before a lease that was granted meanwhile.
             now = self._runtime.now()
-            floor = max(space.token + 1, _wall_clock_ns() // 1000)
-            granted, wake = ledger.acquire(request, now, floor, queue=request.queue, dead=_never)
-            outcome: Grant | Busy
-            if granted:
-                space.token = ledger.token
+            token_min = max(space.token + 1, wall_clock_us())
+            outcome, notify = lock.acquire(request.name, request, now, token_min, queue=request.queue)
+            if isinstance(outcome, Grant):
+                space.token = outcome.token
                 request.state = None
-                outcome = Grant(name, request.owner, ledger.token, request.ttl)
-            else:
-                assert ledger.holder is not None or ledger.queue, "refused a free lock"
-                outcome = Busy(ledger.retry_after(now), owner=ledger.holder.owner if ledger.holder else None)
-        _wake(wake)
+        _notify(notify)
         return outcome
 
     async def abandon(self, request: Request) -> None:
@@ -127,11 +115,11 @@ class MemoryBackend(LockBackend):
         if request.state is None and not request.uncertain:
             return
         with self._space.mutex:
-            ledger = self._space.ledgers.get(request.name)
-            wake = () if ledger is None else ledger.abandon(request.owner, self._runtime.now())
-            self._tidy(request.name, ledger)
+            lock = self._space.locks.get(request.name)
+            notify = () if lock is None else lock.abandon(request.owner, self._runtime.now())
+            self._remove_if_idle(request.name, lock)
         request.state = None
-        _wake(wake)
+        _notify(notify)
 
     async def renew(self, grants: Sequence[Grant]) -> Sequence[Renewal]:
         """See `LockBackend.renew`."""
@@ -140,56 +128,43 @@ class MemoryBackend(LockBackend):
             return [self._renew(grant, now) for grant in grants]
 
     def _renew(self, grant: Grant, now: float) -> Renewal:
-        ledger = self._space.ledgers.get(grant.name)
-        if ledger is None:
-            return Gone()
-        reason = ledger.renew(grant.owner, grant.ttl, now)
-        if reason is None:
-            return Renewed()
-        return Gone(reason)
+        lock = self._space.locks.get(grant.name)
+        return Gone() if lock is None else lock.renew(grant.owner, grant.ttl, now)
 
     async def release(self, grant: Grant, answer_by: float = inf) -> bool:
         """See `LockBackend.release`."""
         del answer_by
-        space = self._space
-        with space.mutex:
-            ledger = space.ledgers.get(grant.name)
-            if ledger is None:
+        with self._space.mutex:
+            lock = self._space.locks.get(grant.name)
+            if lock is None:
                 return False
-            ours, wake = ledger.release(grant.owner, self._runtime.now())
-            self._tidy(grant.name, ledger)
-        _wake(wake)
-        return ours
+            in_time, notify = lock.release(grant.owner, self._runtime.now())
+            self._remove_if_idle(grant.name, lock)
+        _notify(notify)
+        return in_time
 
     async def holders(self, name: str) -> Sequence[Holder]:
         """See `LockBackend.holders`."""
         with self._space.mutex:
-            ledger = self._space.ledgers.get(name)
-            now = self._runtime.now()
-            if ledger is None or ledger.holder is None or now >= ledger.until:
-                return []
-            request = ledger.holder
-            waiters = len(ledger.queue)
-            token, remaining = ledger.token, ledger.until - now
-        return [Holder(request.owner, token, remaining, decode_metadata(request.metadata), waiters)]
+            lock = self._space.locks.get(name)
+            return [] if lock is None else lock.holders(self._runtime.now())
 
     async def break_lock(self, name: str) -> bool:
         """See `LockBackend.break_lock`."""
         with self._space.mutex:
-            ledger = self._space.ledgers.get(name)
-            if ledger is None:
+            lock = self._space.locks.get(name)
+            if lock is None:
                 return False
-            holder = ledger.holder
-            broken, wake = ledger.break_lock(self._runtime.now(), _never)
-            ledger.broken = ""  # its client is told below
-            self._tidy(name, ledger)
-        _wake(wake)
-        if broken and holder is not None:
-            self._tell_broken(holder.owner)
+            broken, notify = lock.break_lock(self._runtime.now())
+            owner, lock.broken = lock.broken, ""  # its client is notified below
+            self._remove_if_idle(name, lock)
+        _notify(notify)
+        if broken:
+            self._report_broken(owner)
         return broken
 
-    def _tell_broken(self, owner: str) -> None:
-        """Notify the client that holds the lease; it is one of this process."""
+    def _report_broken(self, owner: str) -> None:
+        """Notify the client that held the lease; it is in this process."""
         for client in tuple(self._space.clients):
             client._host.lost(owner, "broken")  # noqa: SLF001 - of this class
 
@@ -199,16 +174,15 @@ class MemoryBackend(LockBackend):
     async def close(self) -> None:
         """See `LockBackend.close`. There is nothing to close: the space belongs to the process."""
 
-    def _tidy(self, name: str, ledger: Ledger[Request] | None) -> None:
-        """Remove a record that says nothing."""
-        if ledger is not None and ledger.idle:
-            self._space.ledgers.pop(name, None)
+    def _remove_if_idle(self, name: str, lock: LockState[Request] | None) -> None:
+        if lock is not None and lock.idle:
+            self._space.locks.pop(name, None)
 
 
 class _Space:
     """The locks of one ``memory://SPACE``."""
 
-    __slots__ = ("clients", "ledgers", "mutex", "token")
+    __slots__ = ("clients", "locks", "mutex", "token")
 
     def __init__(self) -> None:
         self.reset()
@@ -217,7 +191,7 @@ class _Space:
         # A real lock, whatever the runtime: clients of several threads and event loops share the space.
         # It is held for a few microseconds and never across an await.
         self.mutex = threading.Lock()
-        self.ledgers: dict[str, Ledger[Request]] = {}
+        self.locks: dict[str, LockState[Request]] = {}
         self.clients: weakref.WeakSet[MemoryBackend] = weakref.WeakSet()
         self.token = 0
 
@@ -225,20 +199,14 @@ class _Space:
 _spaces: dict[str, _Space] = {}
 
 
-def _never(claim: Request) -> bool:
-    """No client of this process has ended without this process having ended too."""
-    del claim
-    return False
-
-
-def _wake(waiters: Sequence[Request]) -> None:
+def _notify(waiters: Sequence[Request]) -> None:
     """Wake waiters. Outside the mutex: an event may call into its loop."""
     for waiter in waiters:
         waiter.wake.set()
 
 
 def _forget_parent() -> None:
-    """Empty all spaces in a forked child: the parent's holders are not here, and a mutex may be held by none."""
+    """Empty all spaces in a forked child: they have the parent's holders, and a thread of it may hold a mutex."""
     for space in _spaces.values():
         space.reset()
 

@@ -14,16 +14,16 @@ __all__ = ["examine"]
 PROCESS_ONLY = Check(
     "memory-process-only",
     Severity.INFO,
-    "Threads and tasks of one process exclude one another; another process is not kept out.",
+    "Locks exclude threads and tasks of one process only; other processes have their own locks.",
     "backends/memory.md#what-it-does-not-promise",
 )
 
 
 async def examine(examination: Examination) -> None:
-    """Say whom it keeps apart: there is nothing that could be set wrongly."""
+    """Report the scope of the locks: nothing else can be misconfigured."""
     examination.find(
         PROCESS_ONLY,
         examination.url.safe_text,
         "Locks live in the memory of each process.",
-        "For several processes of one machine: file:; for several machines: redis://, postgresql:// and others.",
+        "For several processes of one machine use file:; for several machines redis://, postgresql:// or others.",
     )

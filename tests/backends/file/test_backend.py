@@ -43,7 +43,7 @@ def test_unusual_names_are_different_locks(connect: Connect, host: StubHost) -> 
 
 
 def test_expired_lease_is_neither_renewed_nor_released(connect: Connect, frozen: StubHost) -> None:
-    """Past its ttl a lease is nobody's."""
+    """A lease ends with its ttl."""
     backend = connect(frozen)
     grant = granted(drive(backend.try_acquire(frozen.request(ttl=10.0))))
     tick(frozen, 10.0)
@@ -56,7 +56,7 @@ def test_expired_lease_is_neither_renewed_nor_released(connect: Connect, frozen:
     assert [holder.owner for holder in drive(backend.holders("x"))] == [other.owner]
 
 
-def test_broken_holder_is_told(connect: Connect, frozen: StubHost) -> None:
+def test_renewal_reports_a_broken_lease(connect: Connect, frozen: StubHost) -> None:
     """Also when somebody else holds the lock meanwhile, with a higher token."""
     first, second = connect(frozen), connect(frozen)
     grant = granted(drive(first.try_acquire(frozen.request())))
@@ -70,7 +70,7 @@ def test_broken_holder_is_told(connect: Connect, frozen: StubHost) -> None:
 
 
 def test_queue_is_first_come_first_served_between_clients(connect: Connect, frozen: StubHost) -> None:
-    """And a releaser that comes straight back stands behind those who wait."""
+    """A client that releases and acquires again at once is behind the waiters."""
     clients = [connect(frozen) for _ in range(5)]
     requests = [frozen.request(owner=f"{index}") for index in range(5)]
     grant = granted(drive(clients[0].try_acquire(requests[0])))
@@ -104,11 +104,11 @@ def test_uncertain_grant_is_undone(connect: Connect, host: StubHost) -> None:
 def test_token_grows_though_the_clock_is_set_back(
     connect: Connect, host: StubHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The record remembers the last token; without it the wall clock is the floor."""
+    """The record keeps the last token, and the wall clock is the lower bound."""
     backend = connect(host)
     tokens = []
-    for wall_ns in (5_000_000, 5_000_000, 1_000, 9_000_000):
-        monkeypatch.setattr(file, "wall_clock_ns", lambda value=wall_ns: value)
+    for wall_us in (5000, 5000, 1, 9000):
+        monkeypatch.setattr(file, "wall_clock_us", lambda value=wall_us: value)
         grant = granted(drive(backend.try_acquire(host.request())))
         drive(backend.release(grant))
         tokens.append(grant.token)

@@ -14,7 +14,7 @@ import pytest
 from lockkit.backend import Gone, Renewed, Unknown
 from lockkit.backends.file import directory
 from lockkit.backends.file.record import encode
-from lockkit.backends.lock_state import Ledger
+from lockkit.backends.lock_state import LockState
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockError
 from lockkit.runtime import drive
 from tests.backends.file.support import LONG, Connect, open_files, tick
@@ -27,7 +27,7 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
     "garbage": lambda _: b"\xff\x00garbage\n" * 50,
     "changed": lambda text: text.replace(b"lock", b"luck", 2),
     "flipped": lambda text: text[:80] + bytes([text[80] ^ 1]) + text[81:],
-    "another lock's": lambda _: encode(Ledger(1), "other", directory.boot_id()),
+    "another lock's": lambda _: encode(LockState(1), "other", directory.boot_id()),
 }
 
 
@@ -121,11 +121,11 @@ def test_damaged_record_and_unreadable_client(connect: Connect, frozen: StubHost
     """If nobody can say how long a lease may last, a person has to."""
     holder, other = connect(frozen), connect(frozen)
     granted(drive(holder.try_acquire(frozen.request())))
-    assert holder._presence.client is not None
-    Path(holder._presence.client.path).write_text("garbage")
+    assert holder._client_file.fd >= 0
+    Path(holder._client_file.path).write_text("garbage")
     (directory / "x.lock").write_text("garbage")
 
-    with pytest.raises(BackendUnavailable, match=r"nobody can tell.*lockkit break 'x'"):
+    with pytest.raises(BackendUnavailable, match=r"cannot tell.*lockkit break 'x'"):
         drive(other.try_acquire(frozen.request()))
     assert drive(other.break_lock("x"))
     granted(drive(other.try_acquire(frozen.request())))
@@ -154,7 +154,7 @@ def test_record_of_another_version_is_left_alone(connect: Connect, host: StubHos
         (lambda path: path.mkdir(), "x.lock is a directory: remove it"),
         (lambda path: path.symlink_to("/etc/passwd"), "x.lock is a symbolic link: remove it"),
         (lambda path: path.symlink_to("nowhere"), "x.lock is a symbolic link: remove it"),
-        (os.mkfifo, "x.lock is no regular file: remove it"),
+        (os.mkfifo, "x.lock is not a regular file: remove it"),
     ],
     ids=["directory", "symlink", "dangling symlink", "fifo"],
 )
@@ -216,7 +216,7 @@ def test_something_in_the_way_of_the_directory(connect: Connect, host: StubHost,
     (tmp_path / "file").write_text("")
 
     for path in (tmp_path / "file", tmp_path / "file" / "locks"):
-        with pytest.raises(ConfigurationError, match="no directory"):
+        with pytest.raises(ConfigurationError, match="not a directory"):
             drive(connect(host, path=path).ping())
 
 

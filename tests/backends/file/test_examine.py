@@ -88,7 +88,7 @@ def test_something_else_in_the_place_of_the_directory(directory: Path) -> None:
     (directory / "file").touch()
 
     for path in (directory / "file", directory / "file" / "locks"):
-        assert f"{directory}/file is no directory" in found(f"file:{path}")["file-unusable"].seen
+        assert f"{directory}/file is not a directory" in found(f"file:{path}")["file-unusable"].seen
 
 
 def test_directory_that_nobody_can_make() -> None:

@@ -17,7 +17,7 @@ import pytest
 import lockkit
 from lockkit import aio
 from lockkit.backend import Busy, Grant, Renewed, Unknown
-from lockkit.backends.file import record_file
+from lockkit.backends.file import record
 from lockkit.backends.file.backend import FileBackend
 from lockkit.backends.file.record import decode
 from lockkit.backends.file.record_store import OPEN_RECORDS_MAX
@@ -55,15 +55,15 @@ def test_forked_child_shares_no_flock_with_its_parent(connect: Connect, host: St
     if pid == 0:
         signal.alarm(20)  # rather than hang
         ok = (
-            backend._presence.client is None
-            and backend._store.files == {}
+            backend._client_file.fd == -1
+            and backend._store._files == {}
             and isinstance(drive(backend.try_acquire(host.request("y"))), Grant)
         )
         os._exit(0 if ok and isinstance(drive(backend.try_acquire(host.request("x", queue=False))), Busy) else 1)
     _, status = os.waitpid(pid, 0)
 
     assert os.waitstatus_to_exitcode(status) == 0
-    assert backend._presence.client is not None
+    assert backend._client_file.fd >= 0
     # What the child held went with it.
     granted(drive(backend.try_acquire(host.request("y"))))
     assert len(drive(backend.holders("x"))) == 1
@@ -218,7 +218,7 @@ def test_close_that_was_cancelled_leaves_no_client_file_and_can_be_called_again(
 
         await backend.close()
 
-        assert backend._presence.client is None
+        assert backend._client_file.fd == -1
         granted(await holder.try_acquire(host.request("mine", queue=False)))
         assert await holder.release(grant)
         await holder.close()
@@ -272,16 +272,16 @@ def test_interrupt_within_an_operation(
     """Ctrl-C between any two system calls: the flock is given back, and what the record says counts."""
     backend = connect(host)
     assert drive(backend.release(granted(drive(backend.try_acquire(host.request())))))
-    real = getattr(record_file, call)
+    real = getattr(record, call)
     request = host.request()
 
     def interrupted(*args: object) -> object:
-        monkeypatch.setattr(record_file, call, real)
+        monkeypatch.setattr(record, call, real)
         if moment == "after":
             real(*args)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(record_file, call, interrupted)
+    monkeypatch.setattr(record, call, interrupted)
     with pytest.raises(KeyboardInterrupt):
         drive(backend.try_acquire(request))
 

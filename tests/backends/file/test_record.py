@@ -10,7 +10,7 @@ from hypothesis import example, given
 
 from lockkit.backends.file.directory import record_name
 from lockkit.backends.file.record import REMOVED, DamagedError, FileClaim, RemovedError, VersionError, decode, encode
-from lockkit.backends.lock_state import Ledger
+from lockkit.backends.lock_state import LockState
 
 NAMES = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1).filter(
     lambda name: len(name.encode()) <= 255
@@ -29,9 +29,9 @@ METADATA = st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=
 
 
 @st.composite
-def ledgers(draw: st.DrawFn) -> Ledger[FileClaim]:
+def ledgers(draw: st.DrawFn) -> LockState[FileClaim]:
     """Any state of a lock."""
-    ledger: Ledger[FileClaim] = Ledger(draw(st.integers(0, 2**63)))
+    ledger: LockState[FileClaim] = LockState(draw(st.integers(0, 2**63)))
     ledger.until = draw(st.integers(0, 10**15)) / 1e6
     ledger.broken = draw(st.one_of(st.just(""), OWNERS))
     ledger.queue = draw(st.lists(CLAIMS, max_size=5))
@@ -40,13 +40,13 @@ def ledgers(draw: st.DrawFn) -> Ledger[FileClaim]:
     return ledger
 
 
-def fields(ledger: Ledger[FileClaim]) -> list[object]:
+def fields(ledger: LockState[FileClaim]) -> list[object]:
     """What makes two ledgers equal."""
     return [ledger.holder, ledger.until, ledger.token, ledger.broken, ledger.queue]
 
 
 @given(ledger=ledgers(), name=NAMES, behind=st.binary(max_size=20))
-def test_record_is_read_as_it_was_written(ledger: Ledger[FileClaim], name: str, behind: bytes) -> None:
+def test_record_is_read_as_it_was_written(ledger: LockState[FileClaim], name: str, behind: bytes) -> None:
     """Also when the rest of a longer one stands behind it; and written again it is the same text."""
     escaped, _ = record_name(name)
     text = encode(ledger, escaped, "boot-1")
@@ -59,7 +59,7 @@ def test_record_is_read_as_it_was_written(ledger: Ledger[FileClaim], name: str, 
 
 
 @given(ledger=ledgers(), data=st.data())
-def test_damage_is_recognised(ledger: Ledger[FileClaim], data: st.DataObject) -> None:
+def test_damage_is_recognised(ledger: LockState[FileClaim], data: st.DataObject) -> None:
     """A record with any one byte changed, or cut off anywhere, is no record."""
     text = encode(ledger, "name", "boot")
     position = data.draw(st.integers(0, len(text) - 1))
@@ -73,7 +73,7 @@ def test_damage_is_recognised(ledger: Ledger[FileClaim], data: st.DataObject) ->
 
 def test_record_of_another_lock_version_or_state_is_told_apart() -> None:
     """A copied file, a newer lockkit, a file that is being removed."""
-    text = encode(Ledger(1), "name", "boot")
+    text = encode(LockState(1), "name", "boot")
 
     with pytest.raises(DamagedError, match="record of the lock name"):
         decode(text, "other")

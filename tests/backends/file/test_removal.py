@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from lockkit.backend import Busy, Gone, Renewed
+from lockkit.backends import lock_state
 from lockkit.backends.file import backend as file
-from lockkit.backends.file import client_file, record_file
-from lockkit.backends.file.clients import is_dead
+from lockkit.backends.file import cleanup, record
+from lockkit.backends.file.client_file import has_ended
 from lockkit.backends.file.record import REMOVED
 from lockkit.errors import BackendUnavailable, ConfigurationError
 from lockkit.runtime import BlockingRuntime, drive
@@ -66,8 +67,8 @@ def test_client_file_removed_by_a_stranger(
     holder, other = connect(frozen), connect(frozen)
     grant = granted(drive(holder.try_acquire(frozen.request(ttl=5.0))))
     granted(drive(holder.try_acquire(frozen.request("long", ttl=20.0))))
-    assert holder._presence.client is not None
-    Path(holder._presence.client.path).unlink()
+    assert holder._client_file.fd >= 0
+    Path(holder._client_file.path).unlink()
     drive(other.ping())
     before = open_files()
     tick(frozen, 2.0)
@@ -94,16 +95,16 @@ def test_waiter_whose_client_file_was_removed_queues_up_again(connect: Connect, 
     assert isinstance(busy, Busy)
     sleeping = threading.Thread(target=lambda: drive(waiter.wait(request, busy, host.runtime.now() + LONG)))
     sleeping.start()
-    assert waiter._presence.client is not None
-    Path(waiter._presence.client.path).unlink()
-    waiter._presence.suspect()
+    assert waiter._client_file.fd >= 0
+    Path(waiter._client_file.path).unlink()
+    waiter._client_file.check_soon()
     drive(waiter.ping())
     sleeping.join(30)
     assert not sleeping.is_alive()
     until(lambda: threading.active_count() == threads)
 
     assert isinstance(drive(waiter.try_acquire(request)), Busy)
-    assert request.state.watcher is waiter._watcher
+    assert request.state.listener is waiter._listener
     again = threading.Thread(target=acquire, args=(waiter, request))
     again.start()
     drive(holder.release(grant))
@@ -119,8 +120,8 @@ def test_record_from_before_a_reboot_is_free(
     holder = connect(frozen)
     grant = granted(drive(holder.try_acquire(frozen.request(ttl=LONG))))
     drive(holder.close())
-    monkeypatch.setattr(record_file, "boot_id", lambda: "after-the-reboot")
-    monkeypatch.setattr(file, "wall_clock_ns", lambda: 0)
+    monkeypatch.setattr(record, "boot_id", lambda: "after-the-reboot")
+    monkeypatch.setattr(file, "wall_clock_us", lambda: 0)
 
     again = granted(drive(connect(frozen).try_acquire(frozen.request())))
 
@@ -133,7 +134,7 @@ def test_directory_shared_by_two_kernels_is_refused(
 ) -> None:
     """Another boot id, but its client lives: their clocks cannot be compared."""
     granted(drive(connect(frozen).try_acquire(frozen.request())))
-    monkeypatch.setattr(record_file, "boot_id", lambda: "another-kernel")
+    monkeypatch.setattr(record, "boot_id", lambda: "another-kernel")
 
     with pytest.raises(ConfigurationError, match="another kernel"):
         drive(connect(frozen).try_acquire(frozen.request()))
@@ -142,7 +143,7 @@ def test_directory_shared_by_two_kernels_is_refused(
 @pytest.fixture
 def thorough(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients look at everything whenever they tidy."""
-    monkeypatch.setattr(client_file, "REAP_MAX", 1000)
+    monkeypatch.setattr(cleanup, "ENTRIES_MAX", 1000)
 
 
 def age(directory: Path) -> None:
@@ -191,9 +192,9 @@ def test_record_with_a_token_above_the_time_is_kept(
     """The clock was set back: only the record knows the last token."""
     user = connect(host)
     drive(user.release(granted(drive(user.try_acquire(host.request())))))
-    wall = record_file.wall_clock_ns()
+    wall_us = lock_state.wall_clock_us()
     age(directory)
-    monkeypatch.setattr(record_file, "wall_clock_ns", lambda: wall - 3600 * 10**9)
+    monkeypatch.setattr(cleanup, "wall_clock_us", lambda: wall_us - 3600 * 10**6)
 
     drive(connect(host).ping())
 
@@ -225,13 +226,13 @@ def test_files_of_dead_clients_are_removed(connect: Connect, host: StubHost, dir
     newcomer = connect(host)
     drive(newcomer.ping())
 
-    assert living._presence.client is not None
-    assert newcomer._presence.client is not None
+    assert living._client_file.fd >= 0
+    assert newcomer._client_file.fd >= 0
     assert {path.name for path in (directory / "clients").iterdir()} == {
-        living._presence.client.id,
-        newcomer._presence.client.id,
+        living._client_file.id,
+        newcomer._client_file.id,
     }
-    assert not is_dead(newcomer._directory, living._presence.client.id)
+    assert not has_ended(newcomer._directory, living._client_file.id)
 
 
 @pytest.mark.usefixtures("thorough")
@@ -261,7 +262,7 @@ def test_client_that_lives_removes_all_that_is_unused_bit_by_bit(
     connect: Connect, frozen: StubHost, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not only at its start, and in bounded work; however many there are."""
-    monkeypatch.setattr(client_file, "SWEEP_NAMES_MAX", 50)
+    monkeypatch.setattr(cleanup, "NAMES_MAX", 50)
     former, backend = connect(frozen), connect(frozen)
     for number in range(200):
         drive(former.release(granted(drive(former.try_acquire(frozen.request(f"lock {number}"))))))
@@ -271,10 +272,10 @@ def test_client_that_lives_removes_all_that_is_unused_bit_by_bit(
     counts = [200]
 
     while counts[-1]:
-        tick(frozen, client_file.REAP_SECONDS)
+        tick(frozen, cleanup.CLEANUP_SECONDS)
         drive(backend.ping())
         counts.append(len(list(directory.glob("*.lock"))))
-        assert counts[-2] - counts[-1] <= client_file.REAP_MAX
+        assert counts[-2] - counts[-1] <= cleanup.ENTRIES_MAX
         assert len(counts) < 100
 
 
@@ -293,9 +294,9 @@ def test_nothing_is_logged_under_a_mutex(connect: Connect, host: StubHost, direc
     handler = Handler()
     logging.getLogger("lockkit").addHandler(handler)
     try:
-        assert backend._presence.client is not None
-        Path(backend._presence.client.path).unlink()
-        backend._presence.suspect()
+        assert backend._client_file.fd >= 0
+        Path(backend._client_file.path).unlink()
+        backend._client_file.check_soon()
         drive(backend.ping())
         (directory / "x.lock").write_text("garbage")
         granted(drive(backend.try_acquire(host.request())))
@@ -309,15 +310,15 @@ def test_client_that_lives_long_touches_its_file(connect: Connect, frozen: StubH
     """Cleaners of temporary directories would remove it."""
     backend = connect(frozen)
     grant = granted(drive(backend.try_acquire(frozen.request(ttl=1e6))))
-    assert backend._presence.client is not None
-    os.utime(backend._presence.client.path, (0, 0))
+    assert backend._client_file.fd >= 0
+    os.utime(backend._client_file.path, (0, 0))
     drive(backend.renew([grant]))
-    assert Path(backend._presence.client.path).stat().st_mtime == 0
+    assert Path(backend._client_file.path).stat().st_mtime == 0
 
     tick(frozen, 2 * 3600.0)
     drive(backend.renew([grant]))
 
-    assert Path(backend._presence.client.path).stat().st_mtime > 0
+    assert Path(backend._client_file.path).stat().st_mtime > 0
 
 
 def test_runtime_of_the_host_is_used(connect: Connect) -> None:

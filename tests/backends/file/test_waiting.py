@@ -1,4 +1,4 @@
-"""Queue, wake-ups, and what becomes of the dead and the stopped: with other processes, in real time."""
+"""Queue, wake-ups, and holders and waiters that are killed or stopped: with other processes, in real time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from lockkit.backend import Busy
-from lockkit.backends.file import wakeup as watch
+from lockkit.backends.file import wakeup as file_wakeup
 from lockkit.backends.file.backend import FileBackend
 from lockkit.backends.file.inotify import Inotify
 from lockkit.runtime import AsyncioRuntime, drive
@@ -68,8 +68,8 @@ def test_waiter_gets_the_lock_when_it_is_released(connect: Connect, host: StubHo
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="inotify is Linux's")
-def test_poke_wakes_only_what_it_concerns(connect: Connect, host: StubHost) -> None:
-    """A client that waits for many locks looks again at one, and deeper waiters of that one sleep on."""
+def test_notification_wakes_only_the_request_that_it_concerns(connect: Connect, host: StubHost) -> None:
+    """Of all locks that a client waits for one is tried again; waiters further back in its queue stay asleep."""
     holder, client, other = connect(host), connect(host), connect(host)
     grants = {name: granted(drive(holder.try_acquire(host.request(name, ttl=LONG)))) for name in "abc"}
     requests = {name: host.request(name, ttl=LONG) for name in "abc"}
@@ -79,7 +79,7 @@ def test_poke_wakes_only_what_it_concerns(connect: Connect, host: StubHost) -> N
     deeper = [host.request("b", ttl=LONG) for _ in range(3)]
     for request in deeper:
         assert isinstance(drive(other.try_acquire(request)), Busy)
-    # Starts the listener, and returns when the poke has come.
+    # Starts the listener, and returns when the notification has arrived.
     wait = threading.Thread(target=lambda: drive(client.wait(requests["b"], Busy(), host.runtime.now() + 30)))
     woken = threading.Thread(target=lambda: drive(other.wait(deeper[0], Busy(), host.runtime.now() + 30)))
     wait.start()
@@ -257,7 +257,7 @@ def test_polling_slows_down(connect: Connect, host: StubHost, monkeypatch: pytes
     assert isinstance(busy, Busy)
     pauses = []
     for _ in range(8):
-        pauses.append(request.state.pause)
+        pauses.append(request.state.pause_seconds)
         request.wake.set()
         drive(waiter.wait(request, busy, host.runtime.now() + LONG))
         assert not request.wake.is_set()
@@ -273,14 +273,14 @@ def test_waiter_that_nothing_can_wake_polls_and_gets_the_lock(
     holder, waiter = connect(host), connect(host)
     grant = granted(drive(holder.try_acquire(host.request(ttl=LONG))))
     looks = 0
-    original = FileBackend._take
+    original = FileBackend._acquire
 
     def count(self: FileBackend, *arguments: Any) -> Any:  # noqa: ANN401 - handed on
         nonlocal looks
         looks += self is waiter
         return original(self, *arguments)
 
-    monkeypatch.setattr(FileBackend, "_take", count)
+    monkeypatch.setattr(FileBackend, "_acquire", count)
     request = host.request(ttl=LONG)
     with pytest.MonkeyPatch.context() as shortage:
         if exhausted == "instances":
@@ -297,11 +297,11 @@ def test_waiter_that_nothing_can_wake_polls_and_gets_the_lock(
             busy = drive(waiter.try_acquire(request))
     assert looks < 100
     polling = request.state
-    assert polling.watcher is None
+    assert polling.listener is None
 
-    waiter._watch_at = 0.0  # some seconds later
+    waiter._listen_at = 0.0  # some seconds later
     assert isinstance(drive(waiter.try_acquire(request)), Busy)
-    assert request.state.watcher is waiter._watcher is not None
+    assert request.state.listener is waiter._listener is not None
     thread = threading.Thread(target=acquire, args=(waiter, request))
     thread.start()
     drive(holder.release(grant))
@@ -331,7 +331,7 @@ def test_dropped_clients_give_their_inotify_instances_back(
     directory: Path, host: StubHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A user has 128 of them. While a client exists but waits for nothing, it has none either."""
-    monkeypatch.setattr(watch, "LINGER_SECONDS", 0.2)
+    monkeypatch.setattr(file_wakeup, "LINGER_SECONDS", 0.2)
     backends = [FileBackend.open(parse(f"file://{directory}"), {"group": False}, host) for _ in range(6)]
     granted(drive(backends[0].try_acquire(host.request(ttl=LONG))))
     before = _inotify_instances()
@@ -349,11 +349,9 @@ def test_dropped_clients_give_their_inotify_instances_back(
     while dropped:
         backend = dropped.pop()
         backends.remove(backend)
-        client = backend._presence.client
-        assert client is not None
-        backend._watcher = backend._watch(client)  # one that does not listen, and so does not end by itself
+        backend._listener = backend._new_listener()  # one that was not started, and so does not end by itself
         assert _inotify_instances() == before + 1
-        del backend, client
+        del backend
         gc.collect()
         assert _inotify_instances() == before
     drive(backends[0].close())

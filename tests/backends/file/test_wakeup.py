@@ -1,4 +1,4 @@
-"""The wake-ups by inotify, at the instants that real processes hit only now and then."""
+"""The wake-ups by inotify, at the instants that real processes rarely hit."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from lockkit.backends.file import wakeup as watch
-from lockkit.backends.file.clients import Client, poke
+from lockkit.backends.file import wakeup
+from lockkit.backends.file.client_file import ClientFile, notify
 from lockkit.backends.file.directory import Directory
-from lockkit.backends.file.wakeup import Watcher
+from lockkit.backends.file.wakeup import WakeupListener
 from lockkit.runtime import BlockingRuntime, drive
 from tests.backends.file.support import until
 from tests.backends.support import StubHost
@@ -27,21 +27,20 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="inotify is Linux's")
 
 
-class Stage:
-    """A client with a watcher, in a directory."""
+class Listening:
+    """A client with a listener, in a directory."""
 
     def __init__(self, path: Path) -> None:
         """Make both."""
         self.host = StubHost(ScriptedSleep())
         self.directory = Directory(str(path), group=False)
-        self.directory.prepare()
-        self.client = Client(self.directory, "aaaa", 0.0)
+        self.client_file = self.other_client()
         self.requests: dict[str, Request] = {}
         self.concerned: set[str] = set()
-        self.watcher = Watcher(
+        self.listener = WakeupListener(
             self.host.runtime,
             self.directory,
-            self.client,
+            self.client_file,
             self.requests,
             lambda request: request.owner in self.concerned,
         )
@@ -50,6 +49,12 @@ class Stage:
         """A request that waits."""
         self.requests[owner] = self.host.request(owner=owner)
         return self.requests[owner]
+
+    def other_client(self) -> ClientFile:
+        """Another client of the directory."""
+        client_file = ClientFile(self.host.runtime, self.directory, lambda: None)
+        client_file.check(0.0)
+        return client_file
 
 
 class ScriptedSleep(BlockingRuntime):
@@ -68,14 +73,14 @@ class ScriptedSleep(BlockingRuntime):
 
 
 @pytest.fixture
-def stage(tmp_path: Path) -> Iterator[Stage]:
-    """A client with a watcher."""
-    stage = Stage(tmp_path / "locks")
-    yield stage
-    stopped = stage.watcher.retire()
+def client(tmp_path: Path) -> Iterator[Listening]:
+    """A client with a listener."""
+    client = Listening(tmp_path / "locks")
+    yield client
+    stopped = client.listener.stop()
     if stopped is not None:
         assert drive(stopped.wait(30))
-    stage.client.close()
+    client.client_file.close()
 
 
 def woken(request: Request) -> bool:
@@ -83,25 +88,25 @@ def woken(request: Request) -> bool:
     return drive(request.wake.wait(30))
 
 
-def test_client_that_ended_before_it_was_watched_is_noticed(stage: Stage) -> None:
-    """Its file is there, or not any more: no event will ever come."""
-    stage.request("r")
-    other = Client(stage.directory, "bbbb", 0.0)
+def test_client_that_ended_before_it_was_watched_is_noticed(client: Listening) -> None:
+    """Whether its file is still there or not: no event will ever come."""
+    client.request("r")
+    other = client.other_client()
+    other_id = other.id
 
-    assert stage.watcher.follow("r", "bbbb")
+    assert client.listener.watch("r", other_id)
     other.forget()
-    assert not stage.watcher.follow("r", "cccc")
-    Client(stage.directory, "dddd", 0.0).forget()
-    assert not stage.watcher.follow("r", "dddd")
-    assert stage.watcher.follow("r", "")
-    assert stage.watcher.follow("r", stage.client.id)
+    assert not client.listener.watch("r", "cccc")
+    assert not client.listener.watch("r", other_id)
+    assert client.listener.watch("r", "")
+    assert client.listener.watch("r", client.client_file.id)
 
 
-def test_follower_is_woken_only_when_the_flock_is_gone(stage: Stage) -> None:
-    """The kernel reports the end of a process a moment before others can see it."""
-    request = stage.request("r")
-    other = Client(stage.directory, "bbbb", 0.0)
-    runtime = stage.host.runtime
+def test_waiter_is_woken_only_when_the_flock_is_gone(client: Listening) -> None:
+    """The kernel reports the end of a process a moment before it drops the flock."""
+    request = client.request("r")
+    other = client.other_client()
+    runtime = client.host.runtime
     assert isinstance(runtime, ScriptedSleep)
     seen: list[bool] = []
 
@@ -111,149 +116,166 @@ def test_follower_is_woken_only_when_the_flock_is_gone(stage: Stage) -> None:
             fcntl.flock(other.fd, fcntl.LOCK_UN)
 
     runtime.meanwhile = drop_at_the_third
-    drive(stage.watcher._ended("bbbb", {"r", "gone meanwhile"}))
+    drive(client.listener._client_ended(wakeup._Watched(other.id, {"r", "gone meanwhile"})))
 
     assert seen == [False] * 3
     assert request.wake.is_set()
     other.forget()
 
 
-def test_follower_is_woken_though_the_flock_stays(stage: Stage) -> None:
-    """Somebody else may have closed that file: a look too many, not one too few."""
-    request = stage.request("r")
-    other = Client(stage.directory, "bbbb", 0.0)
+def test_waiter_is_woken_though_the_flock_stays(client: Listening) -> None:
+    """Another program may have closed that file: better an attempt too many than one too few."""
+    request = client.request("r")
+    other = client.other_client()
 
-    drive(stage.watcher._ended("bbbb", {"r"}))
+    drive(client.listener._client_ended(wakeup._Watched(other.id, {"r"})))
 
     assert request.wake.is_set()
     other.close()
 
 
-def test_end_of_a_client_wakes_who_follows_it_and_nobody_else(stage: Stage) -> None:
-    """Two followers of two clients, one of which ends."""
-    first, second = stage.request("first"), stage.request("second")
-    others = [Client(stage.directory, name, 0.0) for name in ("bbbb", "cccc")]
-    assert stage.watcher.follow("first", "bbbb")
-    assert stage.watcher.follow("second", "cccc")
-    stage.watcher.listen()
+def test_end_of_a_client_wakes_only_the_requests_that_watch_it(client: Listening) -> None:
+    """Two requests watch two clients, one of which ends."""
+    first, second = client.request("first"), client.request("second")
+    others = [client.other_client() for _ in range(2)]
+    ids = [other.id for other in others]
+    assert client.listener.watch("first", ids[0])
+    assert client.listener.watch("second", ids[1])
+    client.listener.start()
 
     others[0].forget()
 
     assert woken(first)
     assert not second.wake.is_set()
-    assert not stage.watcher.follow("first", "bbbb")
+    assert not client.listener.watch("first", ids[0])
     others[1].close()
     assert woken(second)
 
 
-def test_unfollowed_client_wakes_nobody(stage: Stage) -> None:
-    """And its number may be forgotten while its last events are under way."""
-    former, latter = stage.request("former"), stage.request("latter")
-    other = Client(stage.directory, "bbbb", 0.0)
-    assert stage.watcher.follow("former", "bbbb")
-    stage.watcher.unfollow("former")
-    stage.watcher.unfollow("former")
-    other.close()
-    third = Client(stage.directory, "cccc", 0.0)
-    assert stage.watcher.follow("latter", "cccc")
+def test_two_requests_watch_the_same_client(client: Listening) -> None:
+    """Its end wakes both; a third request that stopped watching it sleeps on."""
+    requests = [client.request(owner) for owner in ("first", "second", "third")]
+    other = client.other_client()
+    for request in requests:
+        assert client.listener.watch(request.owner, other.id)
+    client.listener.unwatch("third")
+    client.listener.start()
 
-    stage.watcher.listen()
+    other.close()
+
+    assert woken(requests[0])
+    assert woken(requests[1])
+    assert not requests[2].wake.is_set()
+
+
+def test_client_that_is_not_watched_any_more_wakes_no_request(client: Listening) -> None:
+    """Also when its last events arrive after its number has been forgotten."""
+    former, latter = client.request("former"), client.request("latter")
+    other = client.other_client()
+    assert client.listener.watch("former", other.id)
+    client.listener.unwatch("former")
+    client.listener.unwatch("former")
+    other.close()
+    third = client.other_client()
+    assert client.listener.watch("latter", third.id)
+
+    client.listener.start()
     third.close()
 
     assert woken(latter)
     assert not former.wake.is_set()
 
 
-def test_poke_wakes_a_lone_request_and_otherwise_whom_it_concerns(stage: Stage) -> None:
-    """A poke carries no name."""
-    first = stage.request("first")
-    stage.watcher.listen()
-    poke(stage.directory, stage.client.id)
+def test_notification_wakes_a_lone_request_and_otherwise_those_that_it_may_concern(client: Listening) -> None:
+    """A notification does not name a lock."""
+    first = client.request("first")
+    client.listener.start()
+    notify(client.directory, client.client_file.id)
     assert woken(first)
     first.wake.clear()
-    second = stage.request("second")
-    stage.concerned = {"second"}
+    second = client.request("second")
+    client.concerned = {"second"}
 
-    poke(stage.directory, stage.client.id)
-    poke(stage.directory, "nobody")
+    notify(client.directory, client.client_file.id)
+    notify(client.directory, "nobody")
 
     assert woken(second)
     assert not first.wake.is_set()
 
 
-def test_lost_events_count_as_a_poke(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lost_events_count_as_a_notification(client: Listening, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel's queue is finite (IN_Q_OVERFLOW comes with the number -1)."""
-    request = stage.request("r")
-    monkeypatch.setattr(stage.watcher._inotify, "read", lambda: iter([(-1, 0x4000)]))
+    request = client.request("r")
+    monkeypatch.setattr(client.listener._inotify, "read", lambda: iter([(-1, 0x4000)]))
 
-    assert stage.watcher._read() == []
+    assert client.listener._read() == []
 
     assert request.wake.is_set()
 
 
-def test_watcher_ends_when_nobody_waits(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An idle client has neither a thread nor an inotify instance; who comes then hears of it, and needs another."""
-    monkeypatch.setattr(watch, "LINGER_SECONDS", 0.01)
-    stage.request("r")
+def test_listener_ends_when_nobody_waits(client: Listening, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An idle client has neither a thread nor an inotify instance; `start` says that the next request needs another."""
+    monkeypatch.setattr(wakeup, "LINGER_SECONDS", 0.01)
+    client.request("r")
     before = threading.active_count()
-    assert stage.watcher.listen()
-    assert stage.watcher.listen()
+    assert client.listener.start()
+    assert client.listener.start()
     assert threading.active_count() == before + 1
 
-    del stage.requests["r"]
+    del client.requests["r"]
     until(lambda: threading.active_count() == before)
 
-    assert stage.watcher._inotify.fd == -1
-    stage.request("again")
-    assert not stage.watcher.listen()
+    assert client.listener._inotify.fd == -1
+    client.request("again")
+    assert not client.listener.start()
 
 
-def test_watcher_whose_listener_fails_wakes_everybody(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_listener_that_fails_wakes_all_requests(
+    client: Listening, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """They look for themselves then; the log says why."""
+    """They poll then; the log says why."""
 
     def fail() -> None:
         message = "out of memory"
         raise MemoryError(message)
 
-    monkeypatch.setattr(stage.watcher._inotify, "read", fail)
-    request = stage.request("r")
-    assert stage.watcher.listen()
-    poke(stage.directory, stage.client.id)
+    monkeypatch.setattr(client.listener._inotify, "read", fail)
+    request = client.request("r")
+    assert client.listener.start()
+    notify(client.directory, client.client_file.id)
 
     assert woken(request)
-    assert not stage.watcher.listen()
+    assert not client.listener.start()
     assert "out of memory" in caplog.text
 
 
-def test_watcher_whose_listener_cannot_start_says_so(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each time: there is no listener that a second caller could rely on."""
+def test_listener_that_cannot_start_says_so(client: Listening, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each time: a second caller must not rely on it either."""
 
     def fail(*_: object) -> None:
         message = "can't start new thread"
         raise RuntimeError(message)
 
-    monkeypatch.setattr(stage.host.runtime, "spawn", fail)
+    monkeypatch.setattr(client.host.runtime, "spawn", fail)
 
     with pytest.raises(RuntimeError, match="start new thread"):
-        stage.watcher.listen()
-    assert not stage.watcher.listen()
+        client.listener.start()
+    assert not client.listener.start()
 
 
-def test_retired_watcher_closes_its_descriptor(stage: Stage) -> None:
-    """Whether or not it listens."""
-    idle = Watcher(stage.host.runtime, stage.directory, stage.client, {}, lambda _: True)
+def test_stopped_listener_closes_its_descriptor(client: Listening) -> None:
+    """Whether or not it was started."""
+    idle = WakeupListener(client.host.runtime, client.directory, client.client_file, {}, lambda _: True)
     fd = idle._inotify.fd
-    assert idle.retire() is None
+    assert idle.stop() is None
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(fd)
 
-    stage.request("r")
-    stage.watcher.listen()
-    stopped = stage.watcher.retire()
+    client.request("r")
+    client.listener.start()
+    stopped = client.listener.stop()
     assert stopped is not None
     assert drive(stopped.wait(30))
-    assert stage.watcher._inotify.fd == -1
-    stage.watcher.listen()
-    assert stage.watcher.follow("r", "whoever")
+    assert client.listener._inotify.fd == -1
+    client.listener.start()
+    assert client.listener.watch("r", "another")

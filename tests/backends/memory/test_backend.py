@@ -53,7 +53,7 @@ def test_url_that_means_something_else_is_refused(url: str, host: StubHost) -> N
 
 
 def test_space_is_shared_by_clients_and_apart_from_others(host: StubHost) -> None:
-    """Two clients of a space exclude each other; another space is another world."""
+    """Two clients of a space exclude each other; another space has other locks."""
     first, second = connect("shared", host), connect("shared", StubHost(host.runtime))
     elsewhere = connect("elsewhere", host)
 
@@ -78,7 +78,7 @@ def test_nothing_is_left_of_released_and_abandoned_locks(host: StubHost) -> None
         assert drive(backend.release(grant))
         assert not drive(backend.release(grant))
 
-    assert space.ledgers == {}
+    assert space.locks == {}
     assert tokens == sorted(set(tokens))
 
 
@@ -86,8 +86,8 @@ def test_token_grows_though_the_record_was_removed(host: StubHost, monkeypatch: 
     """Also when the wall clock stands still, or is set back."""
     backend = connect("tokens", host)
     tokens = []
-    for wall_ns in (5_000_000, 5_000_000, 1_000, 9_000_000):
-        monkeypatch.setattr("lockkit.backends.memory.backend._wall_clock_ns", lambda value=wall_ns: value)
+    for wall_us in (5000, 5000, 1, 9000):
+        monkeypatch.setattr("lockkit.backends.memory.backend.wall_clock_us", lambda value=wall_us: value)
         grant = granted(drive(backend.try_acquire(host.request())))
         drive(backend.release(grant))
         tokens.append(grant.token)
@@ -96,7 +96,7 @@ def test_token_grows_though_the_record_was_removed(host: StubHost, monkeypatch: 
 
 
 def test_release_wakes_the_next_waiters_only(host: StubHost) -> None:
-    """The head of the queue and the one behind it; 100 waiters are no herd."""
+    """The head of the queue and the one behind it, not all 100."""
     backend = connect("wake", host)
     grant = granted(drive(backend.try_acquire(host.request())))
     waiters = [host.request() for _ in range(100)]
@@ -111,7 +111,7 @@ def test_release_wakes_the_next_waiters_only(host: StubHost) -> None:
 
 
 def test_expired_lease_is_neither_renewed_nor_released(host: StubHost) -> None:
-    """Past its ttl a lease is nobody's, also while nobody else has taken the lock."""
+    """A lease ends with its ttl, also while nobody else has taken the lock."""
     backend = connect("expiry", host)
     grant = granted(drive(backend.try_acquire(host.request(ttl=10.0))))
     clock(host).time += 9.0
@@ -126,8 +126,8 @@ def test_expired_lease_is_neither_renewed_nor_released(host: StubHost) -> None:
     assert drive(backend.renew([grant])) == [Gone("gone")]
 
 
-def test_broken_holder_is_told_once_and_forgotten(host: StubHost) -> None:
-    """break_lock frees the lock; the holder is told at once, and in the end no record is left."""
+def test_broken_holder_is_notified_once_and_forgotten(host: StubHost) -> None:
+    """break_lock frees the lock; the holder is notified at once, and in the end nothing is left."""
     backend = connect("broken", host)
     grant = granted(drive(backend.try_acquire(host.request())))
     waiter = host.request()
@@ -143,7 +143,7 @@ def test_broken_holder_is_told_once_and_forgotten(host: StubHost) -> None:
     again = granted(drive(backend.try_acquire(waiter)))
     assert again.token > grant.token
     assert drive(backend.release(again))
-    assert _spaces["broken"].ledgers == {}
+    assert _spaces["broken"].locks == {}
 
 
 def test_holders_show_metadata_and_waiters(host: StubHost) -> None:

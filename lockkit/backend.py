@@ -1,26 +1,25 @@
 """
-What a backend is: nine questions that it answers about the world, and the data that goes with them.
+The interface of a backend, and the data that it exchanges with the engine.
 
-A backend holds **no policy**.
-Waiting lines inside the process, timeouts, retries, renewal schedules, deadlines, loss, reentrancy, metadata,
-validation and error texts of a wait are the engine's (`lockkit.engine.engine`), written once for all backends.
+A backend holds **no policy**. The engine (`lockkit.engine.engine`) does all that is the same for every backend: queues
+inside the process, timeouts, retries, renewal schedules, deadlines, loss, reentrancy, metadata, validation, and the
+error messages of a wait.
 
-The life of one acquisition, seen from the backend::
+One acquisition, as the backend sees it::
 
     engine                            backend
     ------                            -------
-    try_acquire(request)          ->  Grant                       the lock is ours: done
-                                  ->  Busy                        somebody holds it; a place in the queue may be taken
-    wait(request, busy, until)    ->  None                        woken, or `until` passed: look again
+    try_acquire(request)          ->  Grant                       the request has the lock: done
+                                  ->  Busy                        another owner holds it; may have queued the request
+    wait(request, busy, until)    ->  None                        woken, or `until` passed: try again
     try_acquire(request)          ->  ...
-    abandon(request)              ->  None                        given up: leave nothing of the request behind
+    abandon(request)              ->  None                        given up: remove all traces of the request
     renew([grant, ...])           ->  [Renewed | Gone | Unknown]
-    release(grant, answer_by)     ->  True | False                False: it was no longer ours
-    release_all(grants, answer_by)  ->  None                      the client is being closed
+    release(grant, answer_by)     ->  True | False                False: the owner no longer held it
+    release_all(grants, answer_by)  ->  None                      the client closes
 
-All methods are ``async def``, also those of a backend that only blocks:
-the blocking face drives them without an event loop (see `lockkit.runtime`), so under ``runtime.kind == "blocking"``
-they must never suspend except through the runtime that the host hands over.
+All methods are ``async def``, also in a backend that only blocks: the sync API runs them without an event loop (see
+`lockkit.runtime`). So under ``runtime.kind == "blocking"`` they must wait only through the runtime of their host.
 """
 
 from __future__ import annotations
@@ -58,8 +57,8 @@ __all__ = [
 ]
 
 CALL_SECONDS = 5.0
-"""Longest time that one call of a backend may take, `LockBackend.wait` excepted. Longer hides a server that hangs;
-shorter gives up on one that is only slow."""
+"""Longest time that one call of a backend may take, except `LockBackend.wait`, seconds. Longer hides a server that
+hangs; shorter gives up on one that is only slow."""
 
 LossReason = Literal["expired", "taken", "gone", "session", "broken"]
 """
@@ -67,32 +66,32 @@ Why a lease was lost.
 
 - ``expired``: its deadline passed on the client's clock.
 - ``taken``: the backend says that another owner holds the lock.
-- ``gone``: the backend says that nobody holds it (deleted, flushed, table dropped).
-- ``session``: the session, connection or process that the lease belonged to has ended.
-- ``broken``: somebody called ``break_lock``, and the backend can tell.
+- ``gone``: the backend says that the lock is free (deleted, flushed, table dropped).
+- ``session``: the lease's session, connection or process has ended.
+- ``broken``: ``break_lock`` was called, and the backend knows it.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
     """
-    What a backend promises, as data. The comparison page, the conformance suite and ``lockkit backends`` read it.
+    What a backend guarantees, as data for the comparison page, the conformance suite and ``lockkit backends``.
 
     Attributes:
         crash_release: What frees the lock when its holder dies: ``ttl`` (it runs out), ``session`` (the server ends the
-            session after the ttl), ``connection`` (the end of the connection) or ``process`` (seen at once).
-        min_ttl: Shortest ttl, seconds. Below it `ConfigurationError`.
+            session after the ttl), ``connection`` (the connection ends) or ``process`` (noticed at once).
+        min_ttl: Shortest ttl, seconds. A shorter one raises `ConfigurationError`.
         ttl_granularity: A ttl is rounded up to a multiple of this, seconds (0: not rounded).
         fair: Waiters of different clients are served first come, first served.
-        wakeup: ``push``: a release wakes the next waiter. ``poll``: waiters look again after a jittered back-off.
+        wakeup: ``push``: a release wakes the next waiter. ``poll``: waiters poll with a jittered back-off.
         token_source: Where fencing tokens come from and what they survive, one sentence.
         survives_node_loss: A held lock stays exclusive when one server (or disk) of the backend is lost for good.
-        survives_data_loss: Tokens go on increasing when the backend comes back without its data.
-        shared_mode: Has shared (reader) locks.
-        clock_assumption: Which clocks must run right for mutual exclusion, one sentence.
-        waiters_visible: `Holder.waiters` is filled in.
-        scope: Who is excluded: ``process``, ``machine`` or ``network``.
-        caveat: The honest sentence: what this backend does not promise.
+        survives_data_loss: Tokens keep increasing after the backend has lost its data.
+        shared_mode: The backend has shared (reader) locks.
+        clock_assumption: Which clocks must be right for mutual exclusion, one sentence.
+        waiters_visible: `Holder.waiters` has a value.
+        scope: Within what locks exclude one another: ``process``, ``machine`` or ``network``.
+        caveat: Known limits: what this backend does not guarantee.
     """
 
     crash_release: Literal["ttl", "session", "connection", "process"]
@@ -112,26 +111,26 @@ class Capabilities:
 
 class Request:
     """
-    One acquisition attempt series under one owner. Made by the engine, kept until granted or abandoned.
+    All attempts of one acquisition, under one owner. The engine makes it and keeps it until it is granted or abandoned.
 
     Attributes:
         name: Lock name, already validated.
-        owner: Random id of this acquisition; what release and renewal compare at the server.
-        ttl: Lease time asked for, seconds.
-        metadata: JSON object text (ASCII) to store beside the lock, for `holders`.
-        queue: The caller will wait if the lock is busy, so a place in a queue is worth taking.
-        answer_by: Client monotonic time by which the call under way (`LockBackend.try_acquire`, `LockBackend.wait`,
+        owner: Random id of this acquisition; release and renewal compare it at the server.
+        ttl: Requested lease time, seconds.
+        metadata: A JSON object (ASCII) to store with the lock, for `holders`.
+        queue: The caller waits if the lock is busy, so the backend should queue the request.
+        answer_by: Client monotonic time by which the current call (`LockBackend.try_acquire`, `LockBackend.wait`,
             `LockBackend.abandon`) must have returned or raised `BackendUnavailable`. The engine sets it before each;
-            ``inf`` leaves `CALL_SECONDS`.
-        uncertain: A `try_acquire` of this request ended without an answer: the lock may have been granted to it.
-        state: The backend's own: its place in the queue, a connection, a subscription. None at first.
+            with ``inf`` only `CALL_SECONDS` applies.
+        uncertain: A `try_acquire` of this request got no answer: the lock may have been granted to it.
+        state: The backend's own data: a position in the queue, a connection, a subscription. None at first.
         wake: Set to end a `LockBackend.wait` early, from any thread. Made on first use.
     """
 
     __slots__ = ("_runtime", "_wake", "answer_by", "metadata", "name", "owner", "queue", "state", "ttl", "uncertain")
 
     def __init__(self, name: str, owner: str, ttl: float, metadata: str, *, queue: bool, runtime: Runtime) -> None:
-        """Keep the values; nothing else is made until it is needed."""
+        """Keep the values. The event `wake` is made when it is first needed."""
         self.name = name
         self.owner = owner
         self.ttl = ttl
@@ -164,10 +163,10 @@ class Grant:
         name: Lock name.
         owner: The request's owner.
         token: Fencing token: above 0, increasing per name in the order of grants.
-        ttl: Seconds for which the server keeps the lock from `anchor` on (it may have rounded the request's).
-        anchor: Client monotonic time from which ttl counts, if it is not the time just before the `try_acquire` that
-            returned this (a session whose last heartbeat was earlier). Never later than the truth.
-        state: The backend's own (a connection, a node path).
+        ttl: Seconds for which the server keeps the lock, from `anchor` on (it may have rounded the request's ttl).
+        anchor: Client monotonic time from which the ttl counts; None means the time just before the `try_acquire` that
+            returned this. A session whose last heartbeat was earlier has an earlier one. Never later than the real one.
+        state: The backend's own data (a connection, a node path).
     """
 
     name: str
@@ -181,13 +180,13 @@ class Grant:
 @dataclass(frozen=True, slots=True)
 class Busy:
     """
-    Somebody else holds the lock.
+    Another owner holds the lock.
 
     Attributes:
-        retry_after: Seconds after which looking again is worthwhile even if nobody wakes us (the holder's ttl left);
-            None if the backend does not know.
-        poll: Nobody will wake us (a foreign client holds the lock): the engine backs off and asks again.
-        owner: Who holds it, for messages, if known.
+        retry_after: Seconds after which to try again even without a wake-up (the rest of the holder's ttl); None if the
+            backend does not know.
+        poll: There will be no wake-up (a foreign client holds the lock): the engine backs off and tries again.
+        owner: The holder's owner id for messages, if known.
     """
 
     retry_after: float | None = None
@@ -198,11 +197,11 @@ class Busy:
 @dataclass(frozen=True, slots=True)
 class Renewed:
     """
-    The lock is still ours and its ttl has started anew.
+    The owner still holds the lock, and its ttl has started again.
 
     Attributes:
         anchor: As `Grant.anchor`; None means the time just before `renew` was called.
-        ttl: Seconds for which the server now keeps it, if not the grant's ttl.
+        ttl: Seconds for which the server now keeps it; None means the grant's ttl.
     """
 
     anchor: float | None = None
@@ -211,14 +210,14 @@ class Renewed:
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """The server answered: the lock is not ours any more. Final."""
+    """The server answered that the owner no longer holds the lock. Final."""
 
     reason: LossReason = "gone"
 
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """No answer about this one lock. The engine asks again until the deadline; `error` is for the log."""
+    """No answer about this lock. The engine retries until the deadline; `error` is for the log."""
 
     error: BaseException
 
@@ -230,14 +229,14 @@ Renewal = Renewed | Gone | Unknown
 @dataclass(frozen=True, slots=True)
 class Holder:
     """
-    Who holds a lock now, as the backend sees it.
+    The current holder of a lock, as the backend sees it.
 
     Attributes:
-        owner: Owner id of the lease (of a foreign client: whatever stands there).
+        owner: Owner id of the lease (for a foreign client: what it has stored).
         token: Fencing token, or None for a foreign client's lock.
-        remaining: Seconds until the backend frees it unless renewed; None if the backend does not know.
+        remaining: Seconds until the backend frees the lock unless it is renewed; None if the backend does not know.
         metadata: ``host``, ``pid``, ``started`` (Unix time) of the holder, and what the application added.
-        waiters: How many wait for the lock, or None where the backend does not know.
+        waiters: How many requests wait for the lock, or None if the backend does not know.
     """
 
     owner: str
@@ -249,13 +248,13 @@ class Holder:
 
 def decode_metadata(text: str | bytes | None) -> Mapping[str, Any]:
     """
-    Read the JSON text of a `Request.metadata` back. Whatever is no JSON object is a foreign client's: ``{"text": …}``.
+    Decode a stored `Request.metadata`. Anything but a JSON object comes from a foreign client: ``{"text": …}``.
 
     Args:
         text: What the backend stored, or None.
 
     Returns:
-        The mapping; empty for None or an empty text.
+        The mapping; empty for None or an empty string.
     """
     if not text:
         return {}
@@ -270,7 +269,7 @@ def decode_metadata(text: str | bytes | None) -> Mapping[str, Any]:
 
 def seconds_left(answer_by: float, now: float) -> float:
     """
-    How long a call may still wait for its server, seconds: until `answer_by`, at most `CALL_SECONDS`, never negative.
+    Return for how many seconds a call may still wait: until `answer_by`, at most `CALL_SECONDS`, at least 0.
 
     Args:
         answer_by: ``request.answer_by``, or the argument of that name; ``inf`` where the caller has no deadline.
@@ -282,11 +281,11 @@ def seconds_left(answer_by: float, now: float) -> float:
 @dataclass(frozen=True, slots=True)
 class Option:
     """
-    One option that a backend takes, as query parameter of its URL or keyword of ``connect``.
+    One option of a backend: a query parameter of its URL, or a keyword of ``connect``.
 
     Attributes:
-        parse: Turns the text of a query parameter, or the keyword's value, into the value wanted. Raises `ValueError`
-            or `TypeError` with a message that says what is accepted.
+        parse: Converts a query parameter (a str), or the keyword's value. Raises `ValueError` or `TypeError` with a
+            message that says what is accepted.
         help: One line for the documentation.
         default: The value when the option is not given.
     """
@@ -301,15 +300,15 @@ class Host(Protocol):
 
     @property
     def runtime(self) -> Runtime:
-        """Clock, sleep, events, I/O and random numbers of the face in use."""
+        """Clock, sleep, events, I/O and random numbers of the API in use."""
         ...
 
     def lost(self, owner: str, reason: LossReason) -> None:
-        """Tell that a held lock has gone (a session expired). From any thread; without effect for an unknown owner."""
+        """Report that a held lock is lost (a session expired). From any thread; ignored for an unknown owner."""
         ...
 
     def confirm_soon(self) -> None:
-        """Ask for a renewal of everything held, now: the server changed its role or connection. From any thread."""
+        """Request a renewal of all held locks now: the server changed its role or connection. From any thread."""
         ...
 
 
@@ -321,48 +320,48 @@ class LockBackend(ABC):
     ``lockkit.backends``.
 
     Errors: raise `BackendUnavailable` (from the driver's exception) when there was no usable answer,
-    `ConfigurationError` for what retrying cannot mend (wrong credentials, missing rights), `Unsupported` for what the
+    `ConfigurationError` for what a retry cannot fix (wrong credentials, missing rights), `Unsupported` for what the
     service cannot do. No other exception may leave a method.
-    Every call returns within `CALL_SECONDS`: give the driver timeouts that see to it. Those that are told a time
-    (``request.answer_by``, ``answer_by``; client monotonic clock) have returned or raised `BackendUnavailable` by then,
-    also when the server hangs: a caller waits for them who has a deadline.
+    Every call must return within `CALL_SECONDS`: set the driver's timeouts accordingly. A call with a time limit
+    (``request.answer_by``, ``answer_by``; client monotonic clock) must return or raise `BackendUnavailable` by then,
+    even if the server hangs, because its caller has a deadline.
 
-    Concurrency: under the blocking runtime methods are called from several threads at once;
-    under asyncio from several tasks of one loop. For one name at most one request is in `try_acquire` or `wait`.
+    Concurrency: under the blocking runtime several threads call methods at once, under asyncio several tasks of one
+    loop. For each name at most one request is in `try_acquire` or `wait`.
     """
 
     capabilities: Capabilities
-    """What this backend promises, set on the class. An instance may refine it once it has seen its server."""
+    """What this backend guarantees, set on the class. An instance may refine it once it knows its server."""
 
     options: ClassVar[Mapping[str, Option]] = {}
-    """Options of lockkit's own that it takes, beside ``ttl`` and ``unavailable_after``, which the engine takes."""
+    """Its own options, besides ``ttl`` and ``unavailable_after``, which the engine reads."""
 
     @classmethod
     def driver_options(cls) -> Mapping[str, Option]:
-        """Options that its driver takes and that are passed on. Asked only when an option is not in `options`."""
+        """Return the options that it passes on to its driver. Called only for an option that is not in `options`."""
         return {}
 
     @classmethod
     @abstractmethod
     def open(cls, url: Url, options: Mapping[str, Any], host: Host) -> LockBackend:
         """
-        Make a backend for a URL. No I/O: the first call that needs the server connects.
+        Make a backend for a URL. No I/O: it connects at the first call that needs the server.
 
         Args:
             url: The parsed URL.
-            options: Every option of `options` (parsed, or its default) and the driver's that were given.
+            options: All of `options` (parsed, or the default), and the driver options that were given.
             host: The engine's side.
 
         Raises:
-            ConfigurationError: The URL lacks something or has too much.
+            ConfigurationError: A part of the URL is missing or not allowed.
         """
 
     @classmethod
     def adopt(cls, client: object, options: Mapping[str, Any], host: Host) -> LockBackend | None:
         """
-        Make a backend on a connection that the application has (``lockkit.from_client``); None if it is not of ours.
+        Make a backend on the application's own connection (``lockkit.from_client``); None for an unknown object.
 
-        The connection stays the application's: `close` leaves it open.
+        The connection belongs to the application: `close` leaves it open.
         """
         del client, options, host
         return None
@@ -370,26 +369,26 @@ class LockBackend(ABC):
     @property
     @abstractmethod
     def url(self) -> str:
-        """Where this is, without a password: for messages."""
+        """URL of the backend for messages, without a password."""
 
     @abstractmethod
     async def try_acquire(self, request: Request) -> Grant | Busy:
         """
-        One attempt, decided atomically at the server.
+        Make one attempt, which the server decides atomically.
 
-        Grant only if nobody holds the lock; never wait for a holder. With ``request.queue`` a place in the server's
-        queue may be taken and kept in ``request.state``; it must survive until the next `try_acquire` or `abandon`.
-        When it raises, the engine calls `abandon` and never uses this request (its owner) again.
+        Grant only if the lock is free; never wait for a holder. With ``request.queue`` you may enter the server's queue
+        and keep the position in ``request.state``; it must last until the next `try_acquire` or `abandon`.
+        If this raises, the engine calls `abandon` and never uses this request (its owner) again.
         """
 
     async def wait(self, request: Request, busy: Busy, until: float) -> None:
         """
-        Return when it is worth trying again: woken, or at `until` (client monotonic time). Too early is allowed.
+        Return when the engine should try again: woken, or at `until` (client monotonic time). Too early is allowed.
 
-        A wake-up between `try_acquire` and this call must not be missed: subscribe first, then look again (return at
-        once after subscribing), or have taken the place in `try_acquire`.
-        This default sleeps until ``request.wake`` is set, which a backend with a listener of its own does. The engine
-        sets it too, when the client is closed. Not called while `Busy.poll` or when `capabilities.wakeup` is ``poll``.
+        Do not miss a wake-up between `try_acquire` and this call: either subscribe and return at once, so that the
+        engine tries again, or enter the queue in `try_acquire`.
+        This default sleeps until ``request.wake`` is set, for a backend whose listener sets it. The engine sets it,
+        too, when the client is closed. Not called after `Busy.poll`, or if `capabilities.wakeup` is ``poll``.
         """
         del busy
         runtime = request._runtime  # noqa: SLF001 - same module
@@ -399,41 +398,41 @@ class LockBackend(ABC):
     @abstractmethod
     async def abandon(self, request: Request) -> None:
         """
-        Leave nothing of a request behind that was not granted.
+        Remove all traces of a request that was not granted.
 
-        Neither its place in the queue nor, when ``request.uncertain``, a grant whose answer was lost. Compares the
-        owner at the server. Idempotent. Without I/O when there is nothing to undo. Called again later if it raises.
+        That is its position in the queue and, if ``request.uncertain``, a grant whose answer was lost. Compares the
+        owner at the server. Idempotent. No I/O if there is nothing to undo. If this raises, the engine calls it again.
         """
 
     @abstractmethod
     async def renew(self, grants: Sequence[Grant]) -> Sequence[Renewal]:
         """
-        Start the ttl (``grant.ttl``) of each anew, where the owner still holds it; one outcome for each, in order.
+        Restart the ttl (``grant.ttl``) of each lock that its owner still holds; return one outcome for each, in order.
 
-        In as few round trips as the server allows. Never creates a lock that is gone. Never adds to the time left.
-        Raising counts as `Unknown` for all.
+        Use as few round trips as the server allows. Never create a lock that is gone, and never add to the time left.
+        An exception counts as `Unknown` for all.
         """
 
     @abstractmethod
     async def release(self, grant: Grant, answer_by: float = inf) -> bool:
         """
-        Free the lock if the owner still holds it; False if it was no longer ours. Wakes the next waiter.
+        Free the lock if the owner still holds it, and wake the next waiter; return False if it did not hold it.
 
-        Has returned or raised `BackendUnavailable` by `answer_by` (client monotonic time), and within `CALL_SECONDS`.
+        Must return or raise `BackendUnavailable` by `answer_by` (client monotonic time), and within `CALL_SECONDS`.
 
-        Sent once: a driver that silently sends it again after a lost answer would turn True into False. The engine
-        calls again after it raised; the comparison of the owner makes that safe.
+        Send the request once: a driver that silently repeats it after a lost answer would turn True into False. If this
+        raises, the engine calls it again, which the comparison of the owner makes safe.
         """
 
     async def release_all(self, grants: Sequence[Grant], answer_by: float) -> None:
         """
-        Free all these locks by `answer_by` (client monotonic time): the client is being closed.
+        Free all these locks by `answer_by` (client monotonic time), because the client closes.
 
-        This default calls `release` for each. A server that can end them together (a session, a pipeline, one
-        statement) should, so that thousands of leases do not take longer than one.
+        This default calls `release` for each. If the server can free them together (a session, a pipeline, one
+        statement), override it, so that thousands of leases do not take longer than one.
 
         Raises:
-            LockError: Some may still be held; their ttl frees them.
+            LockError: Some may still be held until their ttl runs out.
         """
         failed: LockError | None = None
         for grant in grants:
@@ -446,14 +445,14 @@ class LockBackend(ABC):
 
     @abstractmethod
     async def holders(self, name: str) -> Sequence[Holder]:
-        """Who holds the lock now; empty if it is free."""
+        """Return the current holders of the lock; empty if it is free."""
 
     async def confirm(self, grant: Grant) -> Gone | None:
         """
-        Ask whether the owner still holds the lock, without renewing it: None if it surely does.
+        Ask whether the owner still holds the lock, without renewing it; return None if it certainly does.
 
-        This default asks for the holders. One that tells of a holder who perhaps is none (servers that did not answer
-        may have its votes) raises `BackendUnavailable` here.
+        This default calls `holders`. Override it if that may list a holder that is not certain (servers that did not
+        answer may have its votes), and raise `BackendUnavailable` then.
         """
         holders = await self.holders(grant.name)
         if any(holder.owner == grant.owner for holder in holders):
@@ -462,12 +461,12 @@ class LockBackend(ABC):
 
     @abstractmethod
     async def break_lock(self, name: str) -> bool:
-        """Free the lock whoever holds it; False if it was free. The next token is higher than the broken one."""
+        """Free the lock, no matter who holds it; return False if it was free. The next token is higher."""
 
     @abstractmethod
     async def ping(self) -> None:
-        """Ask the server for any answer."""
+        """Check that the server answers."""
 
     @abstractmethod
     async def close(self) -> None:
-        """Close the connections that are ours. Idempotent. Everything held has been released or given up before."""
+        """Close lockkit's own connections. Idempotent. The engine has released or given up all locks before."""

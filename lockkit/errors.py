@@ -9,11 +9,11 @@ The exception tree.
     │   └── NoQuorum                                     too few of several nodes answered
     ├── LockTimeout          (also TimeoutError)         another client held the lock for the whole wait
     ├── LockLost                                         the lease ended before the work did; stop the work
-    ├── StaleToken                                       the storage has accepted a newer holder; stop the work
-    └── Unsupported          (also NotImplementedError)  this backend cannot do that
+    ├── StaleToken                                       the storage has accepted a newer holder's write; stop the work
+    └── Unsupported          (also NotImplementedError)  this backend cannot do it
 
-Each has the built-in class that users already catch as second base, so ``except TimeoutError`` goes on working.
-Driver exceptions never escape: they are the ``__cause__``.
+Each also derives from the built-in class that users already catch, so ``except TimeoutError`` keeps working.
+Driver exceptions never reach the caller: they are the ``__cause__``.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ __all__ = [
 
 class LockError(Exception):
     """
-    Root of everything that lockkit raises.
+    Base class of everything that lockkit raises.
 
-    Raised itself only for misuse of a client, for example a call after ``close()``.
+    Raised itself only when a client is misused, for example by a call after ``close()``.
 
     Attributes:
-        name: The lock that the call was about, or None.
+        name: The lock of the call, or None.
         backend: URL of the backend without its password, or None.
     """
 
@@ -51,15 +51,15 @@ class LockError(Exception):
         self.backend = backend
 
     def __str__(self) -> str:
-        """Give the message alone (``OSError`` bases would format an errno)."""
+        """Return the message alone (``OSError`` bases would format an errno)."""
         return str(self.args[0]) if self.args else ""
 
 
 class ConfigurationError(LockError, ValueError):
     """
-    A name, number, option, URL, profile or credential is wrong. Nothing was sent that could be granted.
+    A name, number, option, URL, profile or credential is wrong. No lock was requested.
 
-    One other case: a decorated function returned an awaitable or a generator. The lock has been released again.
+    There is one other case: a decorated function returned an awaitable or a generator. The lock was released again.
     """
 
 
@@ -67,7 +67,7 @@ class BackendUnavailable(LockError, ConnectionError):
     """
     The backend gave no usable answer: it is down, unreachable, refusing, full or misbehaving.
 
-    Whether the operation happened may be unknown; lockkit has undone it as far as it could, by owner.
+    It may be unknown whether the operation happened; lockkit has undone it as far as it could, by owner.
     """
 
 
@@ -81,14 +81,14 @@ class LockTimeout(LockError, TimeoutError):
 
 class LockLost(LockError):
     """
-    The lease ended while it was wanted: its deadline passed, or the backend gave the lock to another client.
+    The lease ended early: its deadline passed, or the backend gave the lock to another client.
 
-    What was done after the loss was not protected. Stop, and let storage check the fencing token.
+    Work done after the loss was not protected. Stop, and let storage check the fencing token.
     """
 
 
 class StaleToken(LockError):
-    """The guarded storage has already accepted a higher fencing token: this holder is not the newest."""
+    """The guarded storage has already accepted a higher fencing token: another holder has taken over."""
 
 
 class Unsupported(LockError, NotImplementedError):

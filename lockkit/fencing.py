@@ -1,24 +1,24 @@
 """
-Guards: storage that lets no stale holder write.
+Guards: storage that refuses writes of stale holders.
 
-A lease alone does not keep a paused holder out: it may wake up after its lock has passed to another holder, and write.
-Each grant carries a token that is higher than all before it, so storage that remembers the newest token it has seen can
+A lease alone does not stop a paused holder: it may wake up after another client has taken over its lock, and write.
+Each grant carries a token that is higher than all before it. Storage that remembers the newest token it has seen can
 refuse an older one, in the same atomic step as the write.
 
 ====================  =======================================================
-`TokenGuard`          for what lives in this process
+`TokenGuard`          for data in this process
 `RedisGuard`          for data in Redis, blocking
 `AsyncRedisGuard`     for data in Redis, with asyncio
-`EtcdGuard`           for data in the etcd where the lock is, blocking
-`AsyncEtcdGuard`      for data in the etcd where the lock is, with asyncio
+`EtcdGuard`           for data in the etcd that has the lock, blocking
+`AsyncEtcdGuard`      for data in the etcd that has the lock, with asyncio
 `SqlGuard`            for data in a SQL database, blocking
 `AsyncSqlGuard`       for data in a SQL database, with asyncio
-`fenced`              the condition alone, for a statement of SQLAlchemy's
+`fenced`              the condition alone, for a statement of SQLAlchemy
 `FenceMixin`          the column for it, for mapped classes
 ====================  =======================================================
 
-All accept a token that is not older than the newest one, so a holder writes as often as it likes, and raise
-`lockkit.StaleToken` for an older one. The guard of a store is loaded, and its driver with it, when it is first named.
+All accept a token that is not older than the newest one, so a holder may write as often as it likes, and raise
+`lockkit.StaleToken` for an older one. A store's guard, and its driver, are loaded when you first use that name.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from lockkit.errors import ConfigurationError, StaleToken
-from lockkit.validation import shown
+from lockkit.storage.drivers import load
+from lockkit.storage.tokens import TOKEN_MAX, check_token, stale_token
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,24 +52,21 @@ __all__ = [
     "stale_token",
 ]
 
-TOKEN_MAX = 2**63 - 1
-"""Largest token: stores keep it as a signed 64-bit number."""
-
-_LAZY = {
-    "AsyncEtcdGuard": "lockkit.storage.etcd.guard",
-    "EtcdGuard": "lockkit.storage.etcd.guard",
-    "AsyncRedisGuard": "lockkit.storage.redis.guard",
-    "RedisGuard": "lockkit.storage.redis.guard",
-    "AsyncSqlGuard": "lockkit.storage.sql.guard",
-    "FenceMixin": "lockkit.storage.sql.guard",
-    "SqlGuard": "lockkit.storage.sql.guard",
-    "fenced": "lockkit.storage.sql.guard",
+_STORES = {
+    "AsyncEtcdGuard": "etcd",
+    "EtcdGuard": "etcd",
+    "AsyncRedisGuard": "redis",
+    "RedisGuard": "redis",
+    "AsyncSqlGuard": "sql",
+    "FenceMixin": "sql",
+    "SqlGuard": "sql",
+    "fenced": "sql",
 }
 
 
 class TokenGuard:
     """
-    Guards something in this process. For threads and for tasks.
+    Guards data in this process. For threads and for tasks.
 
     ::
 
@@ -77,12 +74,13 @@ class TokenGuard:
         with guard.writing(lease.token):
             seats["12A"] = customer
 
-    It knows what it has seen itself: for data that other processes write too, the guard must be where the data are.
+    It knows only the tokens that it has seen itself. For data that other processes write too, use a guard in the store
+    that has the data.
     """
 
     def __init__(self, name: str | None = None) -> None:
         """
-        Have seen no token yet.
+        Make a guard that has seen no token.
 
         Args:
             name: What is guarded, for messages.
@@ -98,12 +96,12 @@ class TokenGuard:
 
     def accept(self, token: int) -> None:
         """
-        Accept a token from now on, and none that is older.
+        Accept a token, and no older one from now on.
 
-        Between this and a write of yours another thread can come with a newer one: put writes under `writing`.
+        Another thread can bring a newer token between this call and your write: use `writing` for writes.
 
         Args:
-            token: Of the lease under which you work.
+            token: The token of the lease under which you work.
 
         Raises:
             StaleToken: A newer one was accepted before.
@@ -116,10 +114,11 @@ class TokenGuard:
     @contextmanager
     def writing(self, token: int) -> Iterator[None]:
         """
-        Accept a token, and let no other in until the body has ended.
+        Accept a token, and keep other threads out until the body has ended.
 
         Args:
-            token: Of the lease under which you work. The body should only write: others wait. No ``await`` in it.
+            token: The token of the lease under which you work. The body should only write, because others wait; it must
+                not ``await``.
 
         Raises:
             StaleToken: A newer one was accepted before; the body is not run.
@@ -136,62 +135,16 @@ class TokenGuard:
         self._last = token
 
 
-def check_token(token: object, *, name: str | None = None) -> int:
-    """
-    Check that something is a fencing token. For guards of further stores.
-
-    Args:
-        token: What the caller gave.
-        name: What is guarded, for the error.
-
-    Raises:
-        ConfigurationError: It is not a whole number from 1 to `TOKEN_MAX`.
-    """
-    if isinstance(token, bool) or not isinstance(token, int) or not 1 <= token <= TOKEN_MAX:
-        message = f"token={shown(token)} is not a fencing token: give the lease's, lease.token"
-        raise ConfigurationError(message, name=name)
-    return token
-
-
-def stale_token(what: str, token: int, last: int, *, name: str | None = None, backend: str | None = None) -> StaleToken:
-    """
-    Make the error of a refusal. For guards of further stores.
-
-    Args:
-        what: What was tried, as the start of a sentence.
-        token: What the caller came with.
-        last: The newest token that was accepted.
-        name: What is guarded.
-        backend: Where, without a password.
-    """
-    place = "".join((f" to {name!r}" if name else "", f" at {backend}" if backend else ""))
-    message = (
-        f"{what}{place} was refused: a holder with token {last} has been here since this one, {token}, was granted. "
-        "The lock has passed on: stop the work, and acquire again before you start anew"
-    )
-    return StaleToken(message, name=name, backend=backend)
-
-
 def __getattr__(name: str) -> object:
     """Load the guard of a store, with its driver, on its first use (PEP 562)."""
-    if name not in _LAZY:
+    if name not in _STORES:
         message = f"module 'lockkit.fencing' has no attribute {name!r}"
         raise AttributeError(message)
-    import importlib  # noqa: PLC0415 - only where it is needed
-
-    try:
-        module = importlib.import_module(_LAZY[name])
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.startswith("lockkit"):
-            raise
-        store = _LAZY[name].split(".")[2]
-        message = f"lockkit.fencing.{name} needs the module {error.name!r}: pip install 'lockkit[{store}]'"
-        raise ConfigurationError(message) from error
-    value: object = getattr(module, name)
+    value: object = getattr(load(_STORES[name], "guard", f"lockkit.fencing.{name}"), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    """List the public names, the lazy ones too."""
+    """List the public names, also those that are not loaded yet."""
     return sorted(__all__)

@@ -1,38 +1,39 @@
 """
-Optimistic locking: change a value without a lock, and do it again if another writer was quicker.
+Optimistic locking: change a value without a lock, and try again if another writer was faster.
 
-Where changes are short and collisions rare this is faster than a lock, and nobody can be kept waiting by a holder that
-hangs. Where changes are long, or have effects elsewhere, take a lock.
+Where changes are short and collisions rare, this is faster than a lock, and a holder that hangs cannot block anyone.
+Where changes are long, or have effects elsewhere, take a lock.
 
-`with_retry` and `with_retry_async` work on a string key of Redis or Valkey: ``WATCH`` and ``GET``, then ``MULTI``,
-``SET`` and ``EXEC``, which does nothing if anybody touched the key in between (Redis manual, "Transactions"). The
-``transaction()`` of redis-py tries without end and without a pause.
+`with_retry` and `with_retry_async` change a string key of Redis or Valkey: ``WATCH`` and ``GET``, then ``MULTI``,
+``SET`` and ``EXEC``, which does nothing if another client changed the key in between (Redis manual, "Transactions").
+The ``transaction()`` of redis-py tries without limit and without a pause.
 
-In a SQL database, through SQLAlchemy, `transact` and `transact_async` run a function in a transaction, and again if the
-database, or the count of versions that SQLAlchemy keeps (``version_id_col``), gave it up for another transaction.
-`update_row` and `update_row_async` change one row by a function, as above. `versioned` is the condition alone.
+In a SQL database, through SQLAlchemy, `transact` and `transact_async` run a function in a transaction, and run it again
+if the database, or SQLAlchemy's version counter (``version_id_col``), rolled it back because of another transaction.
+`update_row` and `update_row_async` change one row by a function. `versioned` is the condition alone.
 
 In etcd, `update_key` and `update_key_async` read a key, and write it in a transaction that compares its
-``mod_revision``, which every change counts up.
+``mod_revision``, which every change increases.
 
 In ZooKeeper, through kazoo, `update_node` and `update_node_async` change the data of a node by a function, if it still
 has the version that was read.
 
-All are bounded:
+All of them end:
 
-- at most `attempts` tries, and no new one after `timeout` seconds;
-- between two tries a random pause of up to twice, four times, eight times … what the try took. A try collides with
-  those that overlap it, so the time of a try is the right unit, whether it is 200 µs or, with a slow `fn`, a second.
-  It is at most `PAUSE_MAX`.
+- they make at most `attempts` tries, and start no new one after `timeout` seconds;
+- between two tries they pause for a random time, of up to twice, four times, eight times … as long as the try took. A
+  try collides with those that overlap it, so its duration is the right unit, whether it is 200 µs or, with a slow `fn`,
+  a second. No pause is longer than `PAUSE_MAX`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from enum import Enum
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from lockkit.runtime import AsyncioRuntime, BlockingRuntime, drive
+from lockkit.storage.drivers import load
+from lockkit.storage.retry import ATTEMPTS, DELETE, PAUSE_MAX, TIMEOUT, Delete
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker
     from sqlalchemy.orm import sessionmaker
 
-    from lockkit.storage.redis.client import AsyncClient, Key, Seconds, SyncClient
+    from lockkit.storage.redis.client import AsyncClient, Key, Seconds, SyncClient, Value
 
 __all__ = [
     "ATTEMPTS",
@@ -65,29 +66,6 @@ __all__ = [
     "with_retry_async",
 ]
 
-ATTEMPTS = 100
-"""Tries, unless told otherwise. More hold a caller up for longer where it has no chance, fewer give up under bursts."""
-
-TIMEOUT = 10.0
-"""Seconds after which no new try begins, unless told otherwise."""
-
-PAUSE_MAX = 0.25
-"""Longest pause between two tries, seconds. Longer wastes time after a burst, shorter lets the losers collide again."""
-
-
-class Delete(Enum):
-    """The type of `DELETE`."""
-
-    DELETE = "DELETE"
-
-    def __repr__(self) -> str:
-        return "lockkit.optimistic.DELETE"
-
-
-DELETE: Final = Delete.DELETE
-"""What a function returns to have the key deleted."""
-
-Value: TypeAlias = str | bytes | int | float
 K = TypeVar("K", bound="str | bytes | Literal[Delete.DELETE] | None")
 V = TypeVar("V", bound="Value | Literal[Delete.DELETE] | None")
 T = TypeVar("T")
@@ -106,7 +84,7 @@ def with_retry(
     ttl: Seconds | None = None,
 ) -> V:
     """
-    Change the value of a key by a function, as if nobody else were there.
+    Change the value of a key by a function, atomically.
 
     ::
 
@@ -116,25 +94,24 @@ def with_retry(
         client: A `redis.Redis` or `redis.RedisCluster`.
         key: A key that holds a string, or nothing.
         fn: Gets the value (bytes, or str with ``decode_responses``; None if there is none) and returns the new one,
-            `DELETE`, or None to leave it as it is. **It may be called several times**, so it should have no effects
-            elsewhere. What it raises ends the attempt and is raised here; nothing is changed.
-        attempts: How many tries there are at most; None sets no bound.
+            `DELETE`, or None to change nothing. **It may be called several times**, so it should have no effects
+            elsewhere. If it raises, nothing is changed and you get that exception.
+        attempts: Maximum number of tries; None sets no bound.
         timeout: Seconds after which no new try begins; 0 tries once, None sets no bound. One of the two must be set.
-        ttl: Seconds after which the key goes away; None keeps the expiry that it has, if it has one.
+        ttl: Seconds after which the key expires; None keeps the expiry that it has, if any.
 
     Returns:
         What `fn` returned in the try that succeeded.
 
     Raises:
-        LockTimeout: Others were quicker each time: also a `TimeoutError`, as for a lock that stayed busy, because the
-            same helps: try later, or give up. Nothing was changed.
-        BackendUnavailable: Redis gave no usable answer. The message says so if the change may have been made: then it
-            is *not* tried again, as a second try could make it twice.
-        ConfigurationError: The key holds something else than a string, or an argument is wrong.
+        LockTimeout: Another writer was faster each time. Nothing was changed. As for a lock that stayed busy, this is
+            also a `TimeoutError`, and you can try again later or give up.
+        BackendUnavailable: Redis gave no usable answer. The message says so if the change may have been made: lockkit
+            then does *not* try again, because a second try could make it twice.
+        ConfigurationError: The key holds a value that is not a string, or an argument is wrong.
     """
-    from lockkit.storage.redis.update import Update  # noqa: PLC0415 - loads the driver
-
-    result: V = drive(Update(BlockingRuntime(), client, key, fn, ttl).run(attempts, timeout))
+    update = load("redis", "update", "lockkit.optimistic").StringUpdate(BlockingRuntime(), client, key, fn, ttl)
+    result: V = drive(update.run(attempts, timeout))
     return result
 
 
@@ -148,20 +125,19 @@ async def with_retry_async(
     ttl: Seconds | None = None,
 ) -> V:
     """
-    Change the value of a key by a function, as if nobody else were there; with asyncio.
+    Change the value of a key by a function, atomically; with asyncio.
 
     The same as `with_retry`, and `fn` may be ``async def``.
 
     Raises:
-        Unsupported: The client is a `redis.asyncio.RedisCluster`: after a lost connection its transactions are sent
-            again without their ``WATCH``, so that another writer's change could be lost.
+        Unsupported: The client is a `redis.asyncio.RedisCluster`: after a lost connection it sends a transaction again
+            without its ``WATCH``, so it could overwrite another writer's change.
         LockTimeout: See `with_retry`.
         BackendUnavailable: See `with_retry`.
         ConfigurationError: See `with_retry`.
     """
-    from lockkit.storage.redis.update import Update  # noqa: PLC0415 - loads the driver
-
-    result: V = await Update(AsyncioRuntime(), client, key, fn, ttl).run(attempts, timeout)
+    update = load("redis", "update", "lockkit.optimistic").StringUpdate(AsyncioRuntime(), client, key, fn, ttl)
+    result: V = await update.run(attempts, timeout)
     return result
 
 
@@ -173,7 +149,7 @@ def transact(
     timeout: float | timedelta | None = TIMEOUT,
 ) -> T:
     """
-    Run a function in a transaction of a SQL database, commit, and try again if it was given up for another one.
+    Run a function in a transaction of a SQL database and commit; try again after a conflict with another one.
 
     ::
 
@@ -184,17 +160,16 @@ def transact(
 
         transact(sessionmaker(engine), sell_one)
 
-    Tried again is what was rolled back because of others: a deadlock, a serialization failure, a lock of the
-    database's that stayed busy, SQLAlchemy's `StaleDataError`, a snapshot that `lockkit.sql.lock_in` refused, a
-    connection that was lost before the commit.
-    **What is neither a version nor serializable is not protected**: at READ COMMITTED two transactions that read the
-    same number and write it back lose one of the changes, and no error says so.
+    lockkit tries again after a deadlock, a serialization failure, a database lock that stayed busy, SQLAlchemy's
+    `StaleDataError`, a snapshot that `lockkit.sql.lock_in` refused, and a connection that was lost before the commit.
+    **This protects only rows with a version column, or SERIALIZABLE transactions**: at READ COMMITTED, two transactions
+    that read the same number and write it back lose one of the changes, without an error.
 
     Args:
-        source: Gives each try its transaction: an `Engine`, and `fn` gets a `Connection`; or a `sessionmaker`, and
-            `fn` gets a `Session`.
-        fn: **It may be called several times**, so it should have no effects elsewhere. It does not commit. What it
-            raises otherwise rolls back and is raised here.
+        source: Where each try gets its transaction: from an `Engine`, `fn` gets a `Connection`; from a `sessionmaker`,
+            a `Session`.
+        fn: **It may be called several times**, so it should have no effects elsewhere. It must not commit. If it
+            raises anything but a conflict, the transaction is rolled back and you get that exception.
         attempts: See `with_retry`.
         timeout: See `with_retry`.
 
@@ -202,14 +177,13 @@ def transact(
         What `fn` returned in the try that was committed.
 
     Raises:
-        LockTimeout: Others were quicker each time. Nothing was changed.
-        BackendUnavailable: The database cannot be reached. The message says so if the commit may have been made: then
-            it is *not* tried again, as a second try could make the change twice.
+        LockTimeout: Another writer was faster each time. Nothing was changed.
+        BackendUnavailable: The database cannot be reached. The message says so if the commit may have been made:
+            lockkit then does *not* try again, because a second try could make the change twice.
         ConfigurationError: An argument is wrong.
     """
-    from lockkit.storage.sql.update import Transactions  # noqa: PLC0415 - loads the driver
-
-    result: T = drive(Transactions("blocking", source, fn).run(attempts, timeout))
+    update = load("sql", "update", "lockkit.optimistic").TransactionRetry(BlockingRuntime(), source, fn)
+    result: T = drive(update.run(attempts, timeout))
     return result
 
 
@@ -230,9 +204,8 @@ async def transact_async(
         BackendUnavailable: See `transact`.
         ConfigurationError: See `transact`.
     """
-    from lockkit.storage.sql.update import Transactions  # noqa: PLC0415 - loads the driver
-
-    result: T = await Transactions("asyncio", source, fn).run(attempts, timeout)
+    update = load("sql", "update", "lockkit.optimistic").TransactionRetry(AsyncioRuntime(), source, fn)
+    result: T = await update.run(attempts, timeout)
     return result
 
 
@@ -245,7 +218,7 @@ def update_key(
     timeout: Seconds | None = TIMEOUT,
 ) -> K:
     """
-    Change the value of a key in etcd by a function, as if nobody else were there.
+    Change the value of a key in etcd by a function, atomically.
 
     ::
 
@@ -254,8 +227,8 @@ def update_key(
     Args:
         client: A `lockkit.Client` on etcd, or what `lockkit.from_client` takes for etcd.
         key: A key.
-        fn: Gets the value, or None if there is none; returns the new one, `DELETE`, or None to leave it as it is. **It
-            may be called several times.** What it raises is raised here; nothing is changed.
+        fn: Gets the value, or None if there is none; returns the new one, `DELETE`, or None to change nothing. **It may
+            be called several times.** If it raises, nothing is changed and you get that exception.
         attempts: See `with_retry`.
         timeout: See `with_retry`.
 
@@ -264,13 +237,12 @@ def update_key(
 
     Raises:
         LockTimeout: See `with_retry`.
-        BackendUnavailable: etcd gave no usable answer. The message says so if the change may have been made: then it
-            is *not* tried again.
-        ConfigurationError: An argument is wrong, or `fn` returned something else.
+        BackendUnavailable: etcd gave no usable answer. The message says so if the change may have been made: lockkit
+            then does *not* try again.
+        ConfigurationError: An argument is wrong, or `fn` returned a value of another type.
     """
-    from lockkit.storage.etcd.update import KeyUpdate  # noqa: PLC0415 - loads the driver
-
-    result: K = drive(KeyUpdate(BlockingRuntime(), client, key, fn).run(attempts, timeout))
+    update = load("etcd", "update", "lockkit.optimistic").KeyUpdate(BlockingRuntime(), client, key, fn)
+    result: K = drive(update.run(attempts, timeout))
     return result
 
 
@@ -283,7 +255,7 @@ async def update_key_async(
     timeout: Seconds | None = TIMEOUT,
 ) -> K:
     """
-    Change the value of a key in etcd by a function, as if nobody else were there; with asyncio.
+    Change the value of a key in etcd by a function, atomically; with asyncio.
 
     The same as `update_key`, and `fn` may be ``async def``.
 
@@ -292,9 +264,8 @@ async def update_key_async(
         BackendUnavailable: See `update_key`.
         ConfigurationError: See `update_key`.
     """
-    from lockkit.storage.etcd.update import KeyUpdate  # noqa: PLC0415 - loads the driver
-
-    result: K = await KeyUpdate(AsyncioRuntime(), client, key, fn).run(attempts, timeout)
+    update = load("etcd", "update", "lockkit.optimistic").KeyUpdate(AsyncioRuntime(), client, key, fn)
+    result: K = await update.run(attempts, timeout)
     return result
 
 
@@ -309,22 +280,22 @@ def update_row(
     timeout: float | timedelta | None = TIMEOUT,
 ) -> R:
     """
-    Change a row of a SQL database by a function, as if nobody else were there.
+    Change a row of a SQL database by a function, atomically.
 
     ::
 
         update_row(engine, Product, 12, lambda row: {"stock": row["stock"] - 1})
 
-    The table has a column of whole numbers that everybody who changes a row counts up.
+    The table needs an integer column that every program increases when it changes a row.
 
     Args:
         source: An `Engine` or a `sessionmaker`.
         table: A `Table` or a mapped class.
         key: Value of the primary key; a tuple if it has several columns.
         fn: Gets the row, as a mapping, or None if there is none; returns the new values of columns, `DELETE`, or None
-            to leave it as it is. Values for a row that is not there insert it, with version 1. **It may be called
+            to change nothing. Values for a row that does not exist insert it, with version 1. **It may be called
             several times.**
-        version: Name of the column that counts.
+        version: Name of the version column.
         attempts: See `with_retry`.
         timeout: See `with_retry`.
 
@@ -334,11 +305,12 @@ def update_row(
     Raises:
         LockTimeout: See `transact`.
         BackendUnavailable: See `transact`.
-        ConfigurationError: An argument is wrong, or `fn` returned something else.
+        ConfigurationError: An argument is wrong, or `fn` returned a value of another type.
     """
-    from lockkit.storage.sql.update import RowUpdate  # noqa: PLC0415 - loads the driver
-
-    result: R = drive(RowUpdate("blocking", source, fn, table=table, key=key, version=version).run(attempts, timeout))
+    update = load("sql", "update", "lockkit.optimistic").RowUpdate(
+        BlockingRuntime(), source, fn, table=table, key=key, version=version
+    )
+    result: R = drive(update.run(attempts, timeout))
     return result
 
 
@@ -353,7 +325,7 @@ async def update_row_async(
     timeout: float | timedelta | None = TIMEOUT,
 ) -> R:
     """
-    Change a row of a SQL database by a function, as if nobody else were there; with asyncio.
+    Change a row of a SQL database by a function, atomically; with asyncio.
 
     The same as `update_row`, and `fn` may be ``async def``.
 
@@ -362,9 +334,10 @@ async def update_row_async(
         BackendUnavailable: See `transact`.
         ConfigurationError: See `update_row`.
     """
-    from lockkit.storage.sql.update import RowUpdate  # noqa: PLC0415 - loads the driver
-
-    result: R = await RowUpdate("asyncio", source, fn, table=table, key=key, version=version).run(attempts, timeout)
+    update = load("sql", "update", "lockkit.optimistic").RowUpdate(
+        AsyncioRuntime(), source, fn, table=table, key=key, version=version
+    )
+    result: R = await update.run(attempts, timeout)
     return result
 
 
@@ -377,7 +350,7 @@ def update_node(
     timeout: float | timedelta | None = TIMEOUT,
 ) -> N:
     """
-    Change the data of a ZooKeeper node by a function, as if nobody else were there.
+    Change the data of a ZooKeeper node by a function, atomically.
 
     ::
 
@@ -385,9 +358,9 @@ def update_node(
 
     Args:
         client: A started ``KazooClient``.
-        path: Of the node; the one above it must be there.
+        path: The path of the node; its parent must exist.
         fn: Gets the data, or None if there is no such node; returns the new data (a str is encoded as UTF-8),
-            `DELETE`, or None to leave it as it is. Data for a node that is not there create it. **It may be called
+            `DELETE`, or None to change nothing. Data for a node that does not exist create it. **It may be called
             several times.**
         attempts: See `with_retry`.
         timeout: See `with_retry`.
@@ -396,14 +369,13 @@ def update_node(
         What `fn` returned in the try that succeeded.
 
     Raises:
-        LockTimeout: Others were quicker each time. Nothing was changed.
-        BackendUnavailable: ZooKeeper gave no usable answer. The message says so if the change may have been made: then
-            it is *not* tried again, as a second try could make it twice.
-        ConfigurationError: An argument is wrong, the node above is missing, or the one to delete has children.
+        LockTimeout: Another writer was faster each time. Nothing was changed.
+        BackendUnavailable: ZooKeeper gave no usable answer. The message says so if the change may have been made:
+            lockkit then does *not* try again, because a second try could make it twice.
+        ConfigurationError: An argument is wrong, the parent is missing, or the node to delete has children.
     """
-    from lockkit.storage.zookeeper.update import NodeUpdate  # noqa: PLC0415 - loads the driver
-
-    result: N = drive(NodeUpdate(BlockingRuntime(), client, path, fn).run(attempts, timeout))
+    update = load("zookeeper", "update", "lockkit.optimistic").NodeUpdate(BlockingRuntime(), client, path, fn)
+    result: N = drive(update.run(attempts, timeout))
     return result
 
 
@@ -416,7 +388,7 @@ async def update_node_async(
     timeout: float | timedelta | None = TIMEOUT,
 ) -> N:
     """
-    Change the data of a ZooKeeper node by a function, as if nobody else were there; with asyncio.
+    Change the data of a ZooKeeper node by a function, atomically; with asyncio.
 
     The same as `update_node`, with the same ``KazooClient``, and `fn` may be ``async def``.
 
@@ -425,32 +397,30 @@ async def update_node_async(
         BackendUnavailable: See `update_node`.
         ConfigurationError: See `update_node`.
     """
-    from lockkit.storage.zookeeper.update import NodeUpdate  # noqa: PLC0415 - loads the driver
-
-    result: N = await NodeUpdate(AsyncioRuntime(), client, path, fn).run(attempts, timeout)
+    update = load("zookeeper", "update", "lockkit.optimistic").NodeUpdate(AsyncioRuntime(), client, path, fn)
+    result: N = await update.run(attempts, timeout)
     return result
 
 
 def versioned(statement: S, expected: int, *, version: ColumnElement[int] | None = None) -> S:
     """
-    Let an UPDATE or DELETE touch a row only if it still has the version that was read; an UPDATE counts it up.
+    Restrict an UPDATE or DELETE to the version that was read; an UPDATE increases the version.
 
     ::
 
         changed = connection.execute(versioned(update(product).where(...).values(stock=stock - 1), row.version))
         if changed.rowcount == 0:
-            ...  # another writer has changed it since
+            ...  # another writer has changed the row since
 
     No I/O.
 
     Args:
         statement: Of one table, for Core or the ORM.
         expected: The version that was read.
-        version: The column that counts; None: the column ``version`` of the table.
+        version: The version column; None: the column ``version`` of the table.
 
     Raises:
-        ConfigurationError: There is no such column, or it is another statement.
+        ConfigurationError: There is no such column, or it is another kind of statement.
     """
-    from lockkit.storage.sql.update import versioned as make  # noqa: PLC0415 - loads the driver
-
-    return make(statement, expected, version=version)
+    guarded: S = load("sql", "update", "lockkit.optimistic").versioned(statement, expected, version=version)
+    return guarded

@@ -1,5 +1,5 @@
 """
-The grammar of backend URLs: one pure function, `parse`, and what it returns.
+The grammar of backend URLs: a pure function, `parse`, and what it returns.
 
 ::
 
@@ -8,17 +8,17 @@ The grammar of backend URLs: one pure function, `parse`, and what it returns.
     scheme://[user[:password]@]host[:port][,…][/path][?name=value[&…]]
 
 - ``scheme`` keeps its ``+part``: the registry decides whether that is a scheme of its own or a driver.
-- Several hosts: the user information of the first counts for the last ones that have none of their own; ``@h2`` has
-  none. In front of a host with user information every host has an ``@``, be it with nothing before it: otherwise a
-  comma in a password would turn its beginning into hosts.
-- IPv6 addresses stand in brackets.
+- Several hosts: the first host's user information also applies to later hosts that have none of their own; ``@h2`` has
+  empty user information. If a host has user information, every host before it must have an ``@``, if only an empty
+  one: otherwise a comma in a password would turn its beginning into hosts.
+- IPv6 addresses are in brackets.
 - User name, password, host, path and query are percent-decoded; ``+`` in a query is a space, as in HTML forms.
 - A password with ``, / ?`` or ``%`` in it must be percent-encoded.
-- An ``@`` is percent-encoded behind the hosts, but for the path of a file (``file:///home/me@work``).
+- An ``@`` after the hosts must be percent-encoded, except in the path of a file (``file:///home/me@work``).
 
-Secrets: no exception of this module shows any part of the text but its scheme. In a malformed URL nobody knows
-which part was meant as the password: in ``redis://u:pa/ss@host`` the "port" is. And ``repr`` and ``str`` of what is
-returned show nothing that stands where a password may, nor what has the name of one.
+Secrets: the exceptions of this module show only the scheme of a URL. In a malformed URL any part may be the password:
+in ``redis://u:pa/ss@host`` it is the "port". And ``repr`` and ``str`` of the result hide whatever is in the place of a
+password or has the name of one.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from lockkit.validation import percent_decode
 __all__ = ["HIDDEN", "HostPort", "Url", "is_secret", "parse"]
 
 HIDDEN = "***"
-"""What stands in place of a password."""
+"""What messages show instead of a password."""
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*")
 _FORBIDDEN = re.compile(r"[\x00-\x20\x7f\s]")
 _SECRET = re.compile(r"pass|pwd|(^|_)pw($|_)|secret|token|credential|auth|key$")
-_FILES = frozenset({"file", "sqlite", "unix"})  # a path of these is a file's, in which an @ is a character as others
+_FILES = frozenset({"file", "sqlite", "unix"})  # the path is that of a file, in which an @ is an ordinary character
 _PLAIN_HOST = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?")
 _PORT_DIGITS_MAX = 5
 _PORT_MAX = 65535
 
 
 def is_secret(name: str) -> bool:
-    """Tell whether an option of this name has a value that no message may show."""
+    """Return whether the value of this option must be hidden in messages."""
     return _SECRET.search(name.lower()) is not None
 
 
@@ -66,7 +66,7 @@ class HostPort:
     password: str | None = field(default=None, repr=False)
 
     def __str__(self) -> str:
-        """Give ``host:port``, without credentials."""
+        """Return ``host:port``, without credentials."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port is None else f"{host}:{self.port}"
 
@@ -80,10 +80,10 @@ class Url:
         scheme: In lower case, with its ``+part``: ``redis``, ``redis+sentinel``, ``postgresql+psycopg``.
         hosts: The servers, in order; empty where the URL has none (``file:///path``).
         username: Of the first host, or of a URL without host (``unix://user@/path``); None if there is none.
-            In ``redis://word@host`` it is ``word``, whatever that is meant to be.
+            In ``redis://word@host`` it is ``word``, even if that is meant to be the password.
         password: As `username`.
         path: Percent-decoded, with its leading slash: ``/0``; empty if there is none.
-        raw_path: As written.
+        raw_path: The path as written.
         query: Names and values, decoded, in order; each name once.
         text: The whole URL as given. **Holds the password.**
         safe_text: The whole URL without passwords.
@@ -120,7 +120,7 @@ class Url:
         return self.hosts[0].port if self.hosts else None
 
     def redacted(self) -> str:
-        """Give the URL with ``***`` for every password: in the user information, and in the query by its name."""
+        """Return the URL with ``***`` for each password: in the user information, and in options named like one."""
         return self.safe_text
 
     def __str__(self) -> str:
@@ -143,7 +143,7 @@ def parse(text: object) -> Url:
         Its parts.
 
     Raises:
-        ConfigurationError: It is malformed. The message shows the scheme at most.
+        ConfigurationError: The URL is malformed. The message shows only the scheme.
     """
     text, scheme, rest = _split_scheme(text)
     authority = None
@@ -155,12 +155,12 @@ def parse(text: object) -> Url:
             raise _no_scheme()  # user:password@host
         raise _error(scheme, f"has no // after its scheme: write {scheme}://…")
     raw_path, question, raw_query = rest.partition("?")
-    # A raw "/" or "?" in a password ends the host part early, and its "@" is found behind it. Without this check a
-    # message would print the rest of the password as a path or an option.
+    # A raw "/" or "?" in a password ends the host part early, so the "@" comes after it. Without this check a message
+    # would show the rest of the password as a path or an option.
     user, at, _ = raw_path.rpartition("@")
     is_file = authority == "" and scheme.partition("+")[0] in _FILES and ":" not in user
     if "@" in raw_query or (at and not is_file):
-        problem = "has an @ behind its host part: percent-encode it (%40), and in a password also / (%2F) and ? (%3F)"
+        problem = "has an @ after its host part: percent-encode it (%40), and in a password also / (%2F) and ? (%3F)"
         raise _error(scheme, problem)
     hosts, (username, password), safe_authority = _parse_authority(scheme, authority or "")
     query, safe_query = _parse_query(scheme, raw_query)
@@ -178,7 +178,7 @@ def parse(text: object) -> Url:
 
 
 def _no_scheme() -> ConfigurationError:
-    # Nothing of the text is shown: it may be a password that landed in the wrong variable.
+    # The message shows no part of the text: it may be a password in the wrong variable.
     return ConfigurationError(
         "the backend URL does not start with a scheme: write one such as redis://host:6379/0 or file:///directory"
     )
@@ -189,7 +189,7 @@ def _error(scheme: str, problem: str) -> ConfigurationError:
 
 
 def _split_scheme(text: object) -> tuple[str, str, str]:
-    """Check the text as a whole; return it, its scheme in lower case, and what follows the first colon."""
+    """Check the whole text; return it, its scheme in lower case, and what follows the first colon."""
     if not isinstance(text, str):
         message = f"a backend URL must be a str, not {type(text).__name__}: give one such as redis://localhost:6379/0"
         raise ConfigurationError(message)
@@ -203,11 +203,11 @@ def _split_scheme(text: object) -> tuple[str, str, str]:
         raise _no_scheme()
     scheme = scheme.lower()
     if _FORBIDDEN.search(text):
-        raise _error(scheme, "has a space or control character in it or around it: remove it, or write it as %20")
+        raise _error(scheme, "must not contain a space or control character: remove it, or write a space as %20")
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise _error(scheme, "cannot be written as UTF-8 (it has a lone surrogate)") from None
+        raise _error(scheme, "cannot be encoded as UTF-8 (it has a lone surrogate): remove that character") from None
     return text, scheme, rest
 
 
@@ -220,12 +220,12 @@ def _parse_authority(scheme: str, authority: str) -> tuple[tuple[HostPort, ...],
     first_user = next((index for index, part in enumerate(parts) if "@" in part), 0)
     for index, part in enumerate(parts):
         raw_user, at, raw_host = part.rpartition("@")
-        # In front of all users: a host without one, or the beginning of a password with a comma in it.
+        # Before the first user information: a host without any, or the beginning of a password with a comma in it.
         doubtful = index < first_user
         if doubtful and not _PLAIN_HOST.fullmatch(part):
             problem = (
-                f"has something that is no host (number {index + 1}) in front of user information. If that is part of "
-                "a password, percent-encode the comma (%2C)"
+                f"has an invalid host (number {index + 1}) before its user information. If that is part of a password, "
+                "percent-encode the comma (%2C)"
             )
             raise _error(scheme, problem)
         credentials = common
@@ -252,7 +252,7 @@ def _parse_user(scheme: str, raw: str) -> tuple[str | None, str | None]:
 
 
 def _safe_user(raw: str) -> str:
-    """Hide the password. A word alone may be one too: redis+sentinel://pw@host."""
+    """Hide the password. A single word may be one, too: redis+sentinel://pw@host."""
     name, colon, password = raw.partition(":")
     if colon:
         return f"{name}:{HIDDEN if password else ''}"
@@ -276,7 +276,7 @@ def _parse_host(scheme: str, raw: str, credentials: tuple[str | None, str | None
     host = _decode(scheme, raw_host, "host")
     if bracketed and not _is_ipv6(host):
         raise _error(
-            scheme, "has something in brackets that is not an IPv6 address: remove the brackets or fix the address"
+            scheme, "has brackets around something that is not an IPv6 address: remove them or correct the address"
         )
     if not host:
         raise _error(scheme, "has a port without a host: write the host's name, for example localhost")
@@ -296,7 +296,7 @@ def _is_ipv6(host: str) -> bool:
 def _parse_port(scheme: str, raw: str) -> int:
     if raw.isascii() and raw.isdigit() and len(raw) <= _PORT_DIGITS_MAX and 1 <= int(raw) <= _PORT_MAX:
         return int(raw)
-    # The text is not shown: of a URL such as redis://user:pa/ss@host it is the password's beginning.
+    # The message does not show the text: in redis://user:pa/ss@host it is the beginning of the password.
     problem = (
         f"has a port that is not a number from 1 to {_PORT_MAX} (if that is part of a password, percent-encode it)"
     )
@@ -311,11 +311,11 @@ def _parse_query(scheme: str, raw: str) -> tuple[tuple[tuple[str, str], ...], st
         raw_name, equals, raw_value = item.partition("=")
         name = _decode(scheme, raw_name.replace("+", " "), "query")
         if not equals or not name:
-            raise _error(scheme, "has a query that is not a list of name=value pairs joined by &")
+            raise _error(scheme, "has a malformed query: write name=value pairs joined by &")
         if name in pairs:
-            raise _error(scheme, "has the same option twice in its query: remove one")
+            raise _error(scheme, "must not have the same option twice in its query: remove one")
         value = pairs[name] = _decode(scheme, raw_value.replace("+", " "), "query")
-        # With an @ in it a value may be a URL, with a password of its own.
+        # A value with an @ in it may be a URL with a password.
         safe.append(f"{raw_name}={HIDDEN}" if is_secret(name) or "@" in value else item)
     return tuple(pairs.items()), "&".join(safe)
 
@@ -326,5 +326,5 @@ def _decode(scheme: str, raw: str, what: str) -> str:
     except ValueError as error:
         raise _error(scheme, f"has a {what} with {error}") from None
     if "\0" in text:
-        raise _error(scheme, f"has a {what} with a NUL character (%00)")
+        raise _error(scheme, f"has a {what} with a NUL character (%00): remove it")
     return text

@@ -1,9 +1,9 @@
 """
-Checks at the edge: what a caller, a URL or a profile gives is turned here, once, into a value that cannot be nonsense.
+Checks of everything that a caller, a URL or a profile gives, each done once, so that the rest can rely on the values.
 
-Every check returns the valid value or raises. The checks of arguments raise `ConfigurationError`;
-the parsers of options (``parse_…``) raise `ValueError` with what is accepted, and `lockkit.configuration.registry` adds
-which option of which URL it was.
+Every check returns the valid value or raises. The checks of arguments raise `ConfigurationError`. The parsers of
+options (``parse_…``) raise `ValueError` that says what is accepted, and `lockkit.configuration.registry` adds the name
+of the option and its URL.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ NAME_BYTES_MAX = 255
 """Longest lock name in UTF-8 bytes: what the narrowest backend, a ``VARBINARY(255)`` column, can hold."""
 
 TTL_MAX = 1e9
-"""A ttl is below this many seconds (31 years): in microseconds, added to the time of day, it stays within 64 bits."""
+"""Limit of a ttl, seconds (31 years): in microseconds, added to the time of day, it stays within 64 bits."""
 
 METADATA_BYTES_MAX = 4096
-"""Longest metadata text in bytes. It travels with every acquisition, so a larger limit would slow down all of them."""
+"""Longest metadata in bytes. Every acquisition sends it, so a larger limit would slow down all of them."""
 
 _SHOWN_CHARS_MAX = 60
 
@@ -60,15 +60,15 @@ def lock_name(value: object) -> str:
     Check a lock name.
 
     Args:
-        value: 1 to 255 UTF-8 bytes without NUL. Nothing is normalised: names that differ in a byte are two locks.
+        value: 1 to 255 UTF-8 bytes without NUL. It is not normalised: names that differ in a byte are two locks.
 
     Returns:
-        The name, as a plain `str` also when a subclass (a ``StrEnum``) was given.
+        The name, as a plain `str` even for a subclass such as a ``StrEnum``.
 
     Raises:
-        ConfigurationError: It is anything else.
+        ConfigurationError: The name is not valid.
     """
-    # In ASCII a character is a byte, so nothing needs to be encoded to be counted.
+    # In ASCII a character is a byte, so the length is known without encoding.
     if type(value) is str and value.isascii() and 0 < len(value) <= NAME_BYTES_MAX and "\0" not in value:
         return value
     return _unusual_name(value)
@@ -76,7 +76,7 @@ def lock_name(value: object) -> str:
 
 def _unusual_name(value: object) -> str:
     if not isinstance(value, str):
-        message = f"lock name must be a str, not {_kind(value)}: give one such as 'seat:12A'"
+        message = f"lock name must be a str, such as 'seat:12A', not {_kind(value)}"
         raise ConfigurationError(message)
     # Not str(value): an Enum with a str base would give "Colour.RED" instead of its value.
     name = str.__str__(value)
@@ -84,8 +84,8 @@ def _unusual_name(value: object) -> str:
         size = len(name.encode())
     except UnicodeEncodeError:
         message = (
-            f"lock name {shown(name)} cannot be written as UTF-8 (it has a lone surrogate): "
-            "decode the bytes it came from with the right encoding"
+            f"lock name {shown(name)} cannot be encoded as UTF-8 (it has a lone surrogate): "
+            "decode the bytes that it came from with the right encoding"
         )
         raise ConfigurationError(message, name=name) from None
     if size == 0:
@@ -94,11 +94,13 @@ def _unusual_name(value: object) -> str:
     if size > NAME_BYTES_MAX:
         message = (
             f"lock name {shown(name)} must have at most {NAME_BYTES_MAX} UTF-8 bytes, not {size}: "
-            "shorten it, or use a hash of its long part"
+            "shorten it, or replace its long part by a hash"
         )
         raise ConfigurationError(message, name=name)
     if "\0" in name:
-        message = f"lock name {shown(name)} must not have a NUL character, which most backends cannot store: remove it"
+        message = (
+            f"lock name {shown(name)} must not contain a NUL character, which most backends cannot store: remove it"
+        )
         raise ConfigurationError(message, name=name)
     return name
 
@@ -109,9 +111,9 @@ def seconds(value: object, what: str, *, minimum: float = 0.0, exclusive: bool =
 
     Args:
         value: Seconds as int or float, or a `datetime.timedelta`. Finite.
-        what: What it is called, for the message.
+        what: Name of the value, for the message.
         minimum: The least value that is accepted, seconds.
-        exclusive: `minimum` itself is not accepted.
+        exclusive: Reject `minimum` itself.
 
     Returns:
         Seconds.
@@ -135,7 +137,7 @@ def seconds(value: object, what: str, *, minimum: float = 0.0, exclusive: bool =
 
 def ttl(value: object, min_ttl: float, *, name: str | None = None) -> float:
     """
-    Check how long a backend is to keep a lock that nobody renews.
+    Check a ttl: how long the backend keeps a lock that is not renewed.
 
     Args:
         value: Seconds, or a `datetime.timedelta`.
@@ -152,12 +154,12 @@ def ttl(value: object, min_ttl: float, *, name: str | None = None) -> float:
         return float(value)
     number = _number(value)
     if number is None:
-        message = f"ttl must be seconds (int, float or timedelta), not {_kind(value)}: no lock is kept for ever"
+        message = f"ttl must be seconds (int, float or timedelta), not {_kind(value)}: every lock needs one"
         raise ConfigurationError(message, name=name)
     # Also false for NaN.
     if not 0 < number < TTL_MAX:
         message = (
-            f"ttl must be more than 0 and less than {TTL_MAX:g} seconds, not {shown(value)}: no lock is kept for ever. "
+            f"ttl must be more than 0 and less than {TTL_MAX:g} seconds, not {shown(value)}: every lock needs a limit. "
             "lockkit renews it while you hold the lock, so 30 suits most uses"
         )
         raise ConfigurationError(message, name=name)
@@ -169,7 +171,7 @@ def ttl(value: object, min_ttl: float, *, name: str | None = None) -> float:
 
 def timeout(value: object, *, name: str | None = None, backend: str | None = None) -> float | None:
     """
-    Check how long a caller is willing to wait.
+    Check a timeout: how long the caller waits.
 
     Args:
         value: Seconds or a `datetime.timedelta`, at least 0 (0 tries once); None waits without limit.
@@ -200,10 +202,10 @@ def timeout(value: object, *, name: str | None = None, backend: str | None = Non
 
 def metadata(value: object, base: Mapping[str, object], *, name: str | None = None) -> str:
     """
-    Write what is stored beside a lock, so that people see who holds it.
+    Encode the metadata that is stored with a lock, so that people see who holds it.
 
     Args:
-        value: What the application adds: a mapping that JSON can hold, or a text, which becomes ``{"text": …}``.
+        value: What the application adds: a mapping that JSON can hold, or a str, which becomes ``{"text": …}``.
         base: What lockkit says about the holder (``host``, ``pid``, ``started``); its keys cannot be replaced.
         name: The lock, for the error.
 
@@ -227,7 +229,7 @@ def metadata(value: object, base: Mapping[str, object], *, name: str | None = No
     merged = {**base, **value}
     try:
         text = _encode(merged)
-        # The ASCII form would hide a lone surrogate as an escape, for the reader to stumble upon.
+        # The ASCII form would hide a lone surrogate as an escape, which would then fail for the reader.
         _encode_unicode(merged).encode()
         _check_keys(merged)
     except (TypeError, ValueError, RecursionError) as error:
@@ -244,7 +246,7 @@ def metadata(value: object, base: Mapping[str, object], *, name: str | None = No
 
 def on_lost(value: object, *, name: str | None = None) -> Callable[..., object] | None:
     """
-    Check what is to be called when a lease is lost.
+    Check the callback for a lost lease.
 
     Args:
         value: A callable that takes a lease and a reason, or None.
@@ -260,7 +262,7 @@ def on_lost(value: object, *, name: str | None = None) -> Callable[..., object] 
 
 
 def _check_keys(value: object) -> None:
-    """Refuse keys that JSON would turn into a str in silence (``{1: …}`` would come back as ``{"1": …}``)."""
+    """Refuse keys that JSON would silently turn into a str (``{1: …}`` would come back as ``{"1": …}``)."""
     if isinstance(value, dict):
         for key, item in value.items():
             if not isinstance(key, str):
@@ -274,10 +276,10 @@ def _check_keys(value: object) -> None:
 
 def escape(name: str, special: str | frozenset[str]) -> str:
     """
-    Percent-encode the characters of a name that mean something to a store.
+    Percent-encode the characters of a name that have a meaning in a store.
 
     Each of `special`, and ``%`` itself, becomes its UTF-8 bytes as ``%XX`` in capitals; all others stay.
-    Different names stay different, and `unescape` gives the name back.
+    Different names stay different, and `unescape` returns the original name.
 
     Args:
         name: A lock name.
@@ -299,11 +301,11 @@ def _percent(match: re.Match[str]) -> str:
 
 def unescape(text: str) -> str:
     """
-    Give back the name that `escape` was given.
+    Return the name that `escape` has encoded.
 
     Raises:
-        ConfigurationError: `escape` did not write this: a ``%`` without two hexadecimal digits, or bytes that are not
-            UTF-8. A listing of a store may have such names, made by other programs.
+        ConfigurationError: `escape` cannot have made this: it has a ``%`` without two hexadecimal digits, or bytes that
+            are not UTF-8. Other programs may have written such names into a store.
     """
     try:
         return percent_decode(text, strict=True)
@@ -318,8 +320,8 @@ def percent_decode(text: str, *, strict: bool = False) -> str:
 
     Args:
         text: What to decode.
-        strict: Refuse a ``%`` without two hexadecimal digits after it; otherwise it stays as it is, as in
-            `urllib.parse.unquote` (which is not used because importing it costs more than this).
+        strict: Refuse a ``%`` without two hexadecimal digits after it; otherwise it stays unchanged, as in
+            `urllib.parse.unquote` (which is slower to import than this function).
 
     Raises:
         ValueError: The bytes are not UTF-8, or see `strict`. The message does not show the text.
@@ -340,14 +342,14 @@ def percent_decode(text: str, *, strict: bool = False) -> str:
             result += f"%{part}".encode()
     with suppress(UnicodeDecodeError):
         return result.decode()
-    # Raised here and not where it was caught: that error, which has the text, would stay its context.
+    # Raised here and not in an except block: that error, which has the text, would become its context.
     message = "percent-encoded bytes that are not UTF-8"
     raise ValueError(message)
 
 
 def parse_seconds(value: object) -> float:
     """
-    Parse an option: 0 or more seconds, as text, number or `datetime.timedelta`.
+    Parse an option: 0 or more seconds, as str, number or `datetime.timedelta`.
 
     Raises:
         ValueError: It is anything else, or not finite.
@@ -361,7 +363,7 @@ def parse_seconds(value: object) -> float:
 
 def parse_ttl(value: object) -> float:
     """
-    Parse an option: a ttl in seconds, as text, number or `datetime.timedelta`.
+    Parse an option: a ttl in seconds, as str, number or `datetime.timedelta`.
 
     Raises:
         ValueError: It is anything else, not above 0, or not below `TTL_MAX`.
@@ -401,7 +403,7 @@ def parse_int(minimum: int, maximum: int | None = None) -> Callable[[object], in
         maximum: The greatest, or None.
 
     Returns:
-        A function that takes text or an int and raises `ValueError` for anything else.
+        A function that takes a str or an int and raises `ValueError` for anything else.
     """
     accepted = (
         f"must be a whole number, {minimum} or more"
@@ -458,7 +460,7 @@ def parse_text(value: object) -> str:
 
 
 def nearest(given: object, known: tuple[str, ...] | list[str]) -> str:
-    """Suggest the known word that looks most like the given one, as the end of a sentence; empty if none does."""
+    """Return ``(did you mean …?)`` for the known word that is most like the given one; empty if none is close."""
     if not isinstance(given, str):
         return ""
     import difflib  # noqa: PLC0415 - only in error messages: `import lockkit` stays light
@@ -468,7 +470,7 @@ def nearest(given: object, known: tuple[str, ...] | list[str]) -> str:
 
 
 def shown(value: object) -> str:
-    """Show a value in a message: its repr, cut where it gets long. Never give this a password."""
+    """Return the repr of a value for a message, shortened if it is long. Never pass a password."""
     text = repr(value)
     return text if len(text) <= _SHOWN_CHARS_MAX else f"{text[: _SHOWN_CHARS_MAX - 1]}…"
 
@@ -478,7 +480,7 @@ def _kind(value: object) -> str:
 
 
 def _float(text: str) -> float | None:
-    """Read a plain number. `float` alone would take "1_0", " 1", Arabic digits and "nan" too."""
+    """Parse a plain number. `float` alone would also accept "1_0", " 1", Arabic digits and "nan"."""
     if not text or not set(text) <= set("0123456789.eE+-"):
         return None
     try:
@@ -488,13 +490,13 @@ def _float(text: str) -> float | None:
 
 
 def _number(value: object) -> float | None:
-    """Give seconds, or None if it is not a time span. A bool is not: ``timeout=True`` mistakes the parameter."""
+    """Return seconds, or None if it is not a time span. A bool is not: ``timeout=True`` means another parameter."""
     if isinstance(value, bool):
         return None
     if isinstance(value, (int, float)):
         try:
             return float(value)
-        except OverflowError:  # an int beyond the floats
+        except OverflowError:  # an int too large for a float
             return math.inf if value > 0 else -math.inf
     from datetime import timedelta  # noqa: PLC0415 - `import lockkit` stays light
 

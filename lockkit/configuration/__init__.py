@@ -1,1 +1,1 @@
-"""Which backend to use, with which options, and how locks of decorated functions are named."""
+"""Chooses the backend and its options, and names the locks of decorated functions."""

@@ -1,8 +1,9 @@
 """
-What the decorator must know of the function it is put on: the lock's name for a call, and when a call has ended.
+What the decorator must know about the decorated function: the lock's name for a call, and when a call has ended.
 
-The name comes from the arguments: ``@client.lock("stock:{product_id}")``. The end is less plain: a coroutine function
-and a generator function return before their body has run, and wrappers, partials and callable objects hide them.
+The name comes from the arguments: ``@client.lock("stock:{product_id}")``. The end is harder to find: a coroutine
+function and a generator function return before their body has run, and wrappers, partials and callable objects hide
+them.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ __all__ = ["NameTemplate"]
 R = TypeVar("R")
 
 _LAYERS_MAX = 1000
-"""Some objects have every attribute that they are asked for, and each has a ``__wrapped__`` again."""
+"""A bound, because an object such as a mock has every attribute, so also an endless chain of ``__wrapped__``."""
 
 _UNFINISHED = (Awaitable, Generator, AsyncGenerator)
 _UNFINISHED_AFTER_AWAIT = (Coroutine, Generator, AsyncGenerator)
@@ -36,20 +37,20 @@ class NameTemplate:
 
     Attributes:
         label: The function, for messages.
-        is_coroutine: Calling the function gives a coroutine, and the body runs when that is awaited.
-        wraps_coroutine: The function is a plain one around a coroutine function (``functools.wraps``): its result says
-            whether it has run that (``asyncio.run``) or hands out its coroutine.
+        is_coroutine: Calling the function returns a coroutine, and the body runs when that is awaited.
+        wraps_coroutine: The function is a plain one around a coroutine function (``functools.wraps``): its result shows
+            whether it has run that (``asyncio.run``) or returns its coroutine.
     """
 
     __slots__ = ("_backend", "_fields", "_signature", "_template", "is_coroutine", "label", "wraps_coroutine")
 
     def __init__(self, template: str, function: Callable[..., Any], *, backend: str | None = None) -> None:
         """
-        Check the fields against the function's parameters, at decoration and not at the first call.
+        Check the fields against the function's parameters when it is decorated, not at the first call.
 
         Args:
             template: The lock's name.
-            function: What is decorated.
+            function: The decorated function.
             backend: URL of the backend without its password, for errors.
 
         Raises:
@@ -57,13 +58,13 @@ class NameTemplate:
         """
         self._template = template
         self._backend = backend
-        # Not the repr: that of a partial shows its arguments.
+        # Not the repr, which for a partial shows its arguments.
         self.label = getattr(function, "__qualname__", type(function).__qualname__)
         layers = [*_wrapped(function)]
         if any(inspect.isgeneratorfunction(layer) or inspect.isasyncgenfunction(layer) for layer in layers):
             message = (
                 f"lock {template!r} cannot decorate the generator function {self.label!r}: the lock would "
-                "be released before its body runs. Use `with` inside it."
+                "be released before its body runs. Use `with` inside it"
             )
             raise self._error(message)
         self.is_coroutine = any(map(inspect.iscoroutinefunction, _called(function)))
@@ -86,10 +87,10 @@ class NameTemplate:
 
     def name(self, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> str:
         """
-        Give the name for one call.
+        Return the lock's name for one call.
 
         Raises:
-            TypeError: The arguments do not fit the function, as calling it would raise.
+            TypeError: The arguments do not fit the function; calling it would raise the same.
             ConfigurationError: A field cannot be formatted.
         """
         bound = self._signature.bind(*arguments, **keywords)
@@ -104,24 +105,24 @@ class NameTemplate:
 
     def finished(self, result: R, *, awaited: bool = False) -> R:
         """
-        Give back what the function returned, if its work has ended with the call.
+        Return what the function returned, if its work has ended with the call.
 
         Args:
             result: What the function returned.
-            awaited: It is what a coroutine returned. An awaitable object is then a value as good as others (a task
-                that goes on by intent, an asyncio client); a coroutine is still one that nobody awaited.
+            awaited: The result comes from an awaited coroutine. An awaitable object is then an ordinary value (a task
+                that is meant to go on, an asyncio client), but a coroutine is still one that was never awaited.
 
         Raises:
-            ConfigurationError: The result is an awaitable or a generator: its work would run without the lock. It is
-                closed or cancelled.
+            ConfigurationError: The result is an awaitable or a generator: its work would run without the lock. lockkit
+                has closed or cancelled it.
         """
         if not isinstance(result, _UNFINISHED_AFTER_AWAIT if awaited else _UNFINISHED):
             return result
         _discard(result)
         message = (
             f"{self.label!r} holds lock {self._template!r} and returned an object of type {type(result).__name__}: "
-            "its work would run after the lock is released, so it was not run. Decorate the coroutine function itself "
-            "(put the lock's decorator below the others), or use `with` inside the generator."
+            "its work would run after the lock is released, so lockkit did not run it. Decorate the coroutine function "
+            "itself (put the lock's decorator below the others), or use `with` inside the generator"
         )
         raise self._error(message)
 
@@ -130,7 +131,7 @@ class NameTemplate:
 
 
 def _called(function: Any) -> Iterator[Any]:  # noqa: ANN401 - any callable
-    """List a callable, and what calling it calls first: of a partial its function, of an object its ``__call__``."""
+    """Yield a callable and what it calls first: the function of a partial, the ``__call__`` of an object."""
     while True:
         yield function
         if isinstance(function, functools.partial):
@@ -142,7 +143,7 @@ def _called(function: Any) -> Iterator[Any]:  # noqa: ANN401 - any callable
 
 
 def _wrapped(function: Any) -> Iterator[Any]:  # noqa: ANN401 - any callable
-    """List a callable and everything below it: also what it wraps, by ``__wrapped__`` as `functools.wraps` sets it."""
+    """Yield a callable and everything below it, also what it wraps (``__wrapped__``, as `functools.wraps` sets it)."""
     seen: set[int] = set()
     below = [function]
     while below and len(seen) < _LAYERS_MAX:
@@ -156,8 +157,8 @@ def _wrapped(function: Any) -> Iterator[Any]:  # noqa: ANN401 - any callable
 
 
 def _discard(result: object) -> None:
-    """See that an unfinished result never runs, as far as that can be done from here."""
+    """Close or cancel an unfinished result, so that it never runs, where that is possible."""
     if isinstance(result, (Coroutine, Generator)):
         result.close()
-    elif hasattr(type(result), "_asyncio_future_blocking"):  # as asyncio.isfuture tells it, without asyncio
+    elif hasattr(type(result), "_asyncio_future_blocking"):  # as in asyncio.isfuture, without importing asyncio
         cast("Future[object]", result).cancel()

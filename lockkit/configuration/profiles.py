@@ -1,5 +1,5 @@
 """
-Which backend to use, when several places may name one.
+Decides which backend to use.
 
 The first of these that names one decides:
 
@@ -9,7 +9,7 @@ The first of these that names one decides:
 4. the profile that ``LOCKKIT_ENV`` names;
 5. the embedded file backend, ``file:``.
 
-A profile stands in ``lockkit.toml``, or below ``[tool.lockkit]`` in ``pyproject.toml``::
+Profiles are in ``lockkit.toml``, or below ``[tool.lockkit]`` in ``pyproject.toml``::
 
     [profiles.dev]
     url = "memory://"
@@ -18,16 +18,16 @@ A profile stands in ``lockkit.toml``, or below ``[tool.lockkit]`` in ``pyproject
     url = "redlock://:${REDIS_PASSWORD}@lock1,lock2,lock3"
     ttl = 20
 
-The files are searched from the working directory upwards, and the first one found is the only one read.
+lockkit searches from the working directory upwards, and reads only the first file that it finds.
 In one directory ``lockkit.toml`` wins; a ``pyproject.toml`` without ``[tool.lockkit]`` does not end the search.
-Every key of a profile but ``url`` is an option, as in ``connect(**options)``; it wins over the query of the url.
+Every key of a profile except ``url`` is an option, as in ``connect(**options)``; it wins over the query of the url.
 
-``${NAME}`` in a string of a profile is that environment variable, put in as it is: what stands in the user information
-of a url must be percent-encoded. ``$${`` is a literal ``${``. A url given to ``connect`` or in ``LOCKKIT_URL`` is not
-expanded, and one with a ``${`` in it is refused: a program or shell should have put in a value.
+``${NAME}`` in a string of a profile is replaced by that environment variable, unchanged: in the user information of a
+url its value must be percent-encoded. ``$${`` is a literal ``${``. lockkit does not expand a url that is given to
+``connect`` or in ``LOCKKIT_URL``, and refuses one with a ``${`` in it: a program or shell should have replaced it.
 
-A variable that is set but empty is an error: to fall back on a lock of this machine alone, where the others use a
-server, would be worse.
+A variable that is set but empty is an error: it would be worse to fall back on a lock of this machine alone, where
+other machines use a server.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from lockkit.validation import nearest, shown
 __all__ = ["DEFAULT_URL", "Settings", "default_directory", "resolve"]
 
 DEFAULT_URL = "file:"
-"""Where nothing is configured: the file backend in `default_directory`."""
+"""Used where nothing is configured: the file backend in `default_directory`."""
 
 _REFERENCE = re.compile(r"(?P<literal>\$\$\{)|\$\{(?P<name>[^}]*)(?P<end>\}?)")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -59,9 +59,9 @@ class Settings:
     What `resolve` found.
 
     Attributes:
-        url: The backend.
-        options: The profile's options, overridden by those given to ``connect``. May hold passwords.
-        source: Where it was given, for messages: ``profile 'prod' in /srv/app/lockkit.toml``.
+        url: The backend's URL.
+        options: The profile's options, overridden by those given to ``connect``. May contain passwords.
+        source: Where the URL was given, for messages: ``profile 'prod' in /srv/app/lockkit.toml``.
     """
 
     url: urls.Url
@@ -78,7 +78,7 @@ def resolve(
     directory: str | os.PathLike[str] | None = None,
 ) -> Settings:
     """
-    Decide which backend to use; the order stands in the docstring of the module. Reads files, asks no server.
+    Decide which backend to use; the module's docstring has the order. Reads files, but asks no server.
 
     Args:
         url: As given to ``connect``, or None.
@@ -88,7 +88,7 @@ def resolve(
         directory: Where the search for files begins; the working directory by default.
 
     Raises:
-        ConfigurationError: What decides is malformed, or a profile, file or variable is missing.
+        ConfigurationError: The deciding value is malformed, or a profile, file or variable is missing.
     """
     environ = os.environ if environ is None else environ
     if url is not None:
@@ -106,7 +106,7 @@ def resolve(
 
 def default_directory(environ: Mapping[str, str] | None = None) -> Path:
     """
-    Where the embedded file backend keeps its records, unless the URL says so. The directory need not exist.
+    Return where the embedded file backend keeps its records by default. The directory need not exist.
 
     ``LOCKKIT_STATE_DIR``; on macOS ``~/Library/Application Support/lockkit``; elsewhere ``$XDG_STATE_HOME/lockkit``,
     or ``~/.local/state/lockkit``.
@@ -120,14 +120,14 @@ def default_directory(environ: Mapping[str, str] | None = None) -> Path:
     environ = os.environ if environ is None else environ
     chosen = _variable(environ, "LOCKKIT_STATE_DIR")
     if chosen is not None:
-        # A relative one would be another directory, and so another set of locks, for each working directory.
+        # A relative path would mean another directory, and so another set of locks, for each working directory.
         if not Path(chosen).is_absolute():
-            message = f"LOCKKIT_STATE_DIR={shown(chosen)} must be an absolute path"
+            message = f"LOCKKIT_STATE_DIR must be an absolute path, not {shown(chosen)}"
             raise ConfigurationError(message)
         return Path(chosen)
     if sys.platform == "darwin":
         return _home(environ) / "Library" / "Application Support" / "lockkit"
-    # XDG Base Directory Specification: a relative path there is invalid and to be ignored.
+    # XDG Base Directory Specification: a relative path is invalid, and programs should ignore it.
     state = Path(environ.get("XDG_STATE_HOME", ""))
     return (state if state.is_absolute() else _home(environ) / ".local" / "state") / "lockkit"
 
@@ -137,7 +137,7 @@ def _home(environ: Mapping[str, str]) -> Path:
     if home.is_absolute():
         return home
     try:
-        # Asks the user database: cron and some service managers set no HOME.
+        # This asks the user database: cron and some service managers do not set HOME.
         return Path.home()
     except RuntimeError as error:
         message = (
@@ -157,15 +157,15 @@ def _variable(environ: Mapping[str, str], name: str) -> str | None:
 
 def _expanded(url: str, source: str) -> str:
     """
-    Give back a URL that is not a profile's.
+    Return a URL that does not come from a profile.
 
     Raises:
-        ConfigurationError: It has a ``${``: a host of that name would be looked for in vain, and a password refused.
+        ConfigurationError: It has a ``${``, which would fail later, as an unknown host or a wrong password.
     """
     if "${" in str(url):
         message = (
             f"{source} has a ${{ in it, which only a profile expands: put the URL into a profile of lockkit.toml, or "
-            "expand it before (os.path.expandvars, or double quotes in a shell). Write %24%7B for a literal ${"
+            "expand it first (os.path.expandvars, or double quotes in a shell). Write %24%7B for a literal ${"
         )
         raise ConfigurationError(message)
     return url
@@ -191,7 +191,7 @@ def _from_profile(
         message = f"profile must be the name of a profile, not {shown(name)}"
         raise ConfigurationError(message)
     if "://" in name or "@" in name:
-        # Not shown: it may have a password.
+        # The message does not show it: it may have a password.
         instead = "url" if origin == "profile=" else "LOCKKIT_URL"
         message = f"{origin} must be the name of a profile, and this looks like a URL: give it as {instead}"
         raise ConfigurationError(message)
@@ -224,7 +224,7 @@ def _from_profile(
 
 
 def _search(start: Path) -> tuple[Path, object] | None:
-    """Find the nearest file of settings; return its path and its table."""
+    """Find the nearest configuration file; return its path and its table."""
     for directory in (start, *start.parents):
         path = directory / "lockkit.toml"
         table = _read(path)
@@ -251,14 +251,14 @@ def _read(path: Path) -> dict[str, Any] | None:
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        # It names line and column, but not those of the end.
+        # The error names line and column, except at the end of the file.
         end = "" if " line " in str(error) else f", line {text.count(chr(10)) + 1}"
         message = f"{path} is not valid TOML: {error}{end}"
         raise ConfigurationError(message) from error
 
 
 def _profiles(path: Path, table: object) -> dict[str, dict[str, object]]:
-    """Check the form of a file of settings and return its profiles."""
+    """Check the form of a configuration file and return its profiles."""
     prefix = "tool.lockkit." if path.name == "pyproject.toml" else ""
     if not isinstance(table, dict):
         message = f"{path}: tool.lockkit must be a table with [{prefix}profiles.NAME] in it"
@@ -287,7 +287,7 @@ def _value(key: str, value: object, source: str, environ: Mapping[str, str]) -> 
 
 
 def _expand(key: str, text: str, source: str, environ: Mapping[str, str]) -> str:
-    """Put in environment variables. Messages show neither the text nor a value: both may hold a password."""
+    """Replace environment variables. Messages show neither the text nor a value: both may contain a password."""
 
     def replace(match: re.Match[str]) -> str:
         if match["literal"]:

@@ -1,8 +1,8 @@
 """
-From the scheme of a URL, or the type of a connection, to the backend.
+Finds the backend for the scheme of a URL, or for the type of a connection.
 
-Built-in backends stand in `BUILTIN`, so that a checkout that was never installed works too; other packages register
-theirs in the entry-point group ``lockkit.backends``. Both are loaded by the same function, when they are first used.
+Built-in backends are listed in `BUILTIN`, so that a checkout works without installation; other packages register theirs
+in the entry-point group ``lockkit.backends``. The same function loads both, when they are first used.
 """
 
 from __future__ import annotations
@@ -32,28 +32,28 @@ ENGINE_OPTIONS: Mapping[str, Option] = MappingProxyType(
     {
         "ttl": Option(
             parse=parse_ttl,
-            help="Seconds after which the backend frees a lock that nobody renews, where lock() does not say.",
+            help="Seconds after which the backend frees a lock that is not renewed, unless lock() gives a ttl.",
         ),
         "unavailable_after": Option(
             parse=parse_seconds,
-            help="Seconds without one answer after which a wait without timeout ends in BackendUnavailable.",
+            help="Seconds without any answer after which a wait without timeout raises BackendUnavailable.",
         ),
     }
 )
-"""Options of every backend. The engine takes them and has their defaults; None here means not given."""
+"""Options of every backend. The engine reads them and has their defaults; None here means not given."""
 
 
 @dataclass(frozen=True, slots=True)
 class Builtin:
     """
-    A backend of lockkit's own.
+    A backend that is part of lockkit.
 
     Attributes:
         target: ``module:class``.
-        extra: What ``pip install 'lockkit[…]'`` must be given for its driver; None if it needs none.
+        extra: The extra of ``pip install 'lockkit[…]'`` that installs its driver; None if it needs none.
         adopts: Top-level modules whose objects ``from_client`` offers to it.
-        drivers: ``scheme+driver`` is its URL too.
-        modes: What its option ``mode`` leads to instead, as ``module:class``.
+        drivers: It also takes URLs with ``scheme+driver``.
+        modes: The classes, as ``module:class``, that its option ``mode`` selects instead.
     """
 
     target: str
@@ -117,16 +117,16 @@ BUILTIN: Mapping[str, Builtin] = MappingProxyType(
         "sqlite": _SQLITE,
     }
 )
-"""Scheme to backend. The same names stand as entry points in pyproject.toml, with the default of their modes."""
+"""Scheme to backend. pyproject.toml has the same names as entry points, with the class of the default mode."""
 
 
 def schemes() -> list[str]:
-    """List every URL scheme that is known here, also those whose driver is missing, in alphabetical order."""
+    """Return every known URL scheme, also those whose driver is missing, in alphabetical order."""
     return sorted({*BUILTIN, *(entry.name for entry in _entry_points())})
 
 
 def modes(scheme: str) -> list[str | None]:
-    """List the modes of a scheme, the default first; None alone where there is nothing to choose."""
+    """Return the modes of a scheme, the default first; only None if it has no modes."""
     builtin = BUILTIN.get(scheme)
     return [*builtin.modes] if builtin is not None and builtin.modes else [None]
 
@@ -136,10 +136,10 @@ def find(scheme: str, mode: object = None) -> type[LockBackend]:
     Load the backend of a URL scheme.
 
     Args:
-        scheme: As `Url.scheme` has it, with its ``+part``. Where that is not known as a whole, the part before the
-            ``+`` decides, and the rest is a driver.
-        mode: The option of that name, where the scheme has `Builtin.modes`; None: the default. Elsewhere it is an
-            option like others, and not looked at.
+        scheme: As in `Url.scheme`, with its ``+part``. If that is unknown as a whole, the part before the ``+``
+            decides, and the rest is a driver.
+        mode: The option of that name, where the scheme has `Builtin.modes`; None: the default. For other schemes it
+            is ignored here.
 
     Returns:
         The class.
@@ -148,7 +148,7 @@ def find(scheme: str, mode: object = None) -> type[LockBackend]:
         ConfigurationError: No package registered the scheme, or two did; its driver is missing; or the registered
             object is not a backend.
     """
-    # Built-in first: reading the metadata of all installed packages takes longer than all the rest of connect().
+    # Built-in first: reading the metadata of all installed packages takes longer than the rest of connect().
     builtin = BUILTIN.get(scheme)
     if builtin is not None:
         return _load_builtin(scheme, builtin, mode)
@@ -174,7 +174,7 @@ def open_backend(url: Url, given: Mapping[str, object], host: Host) -> tuple[Loc
 
     Args:
         url: The URL.
-        given: Options given beside it; they win over those in its query.
+        given: Options given separately; they win over those in the URL's query.
         host: The engine's side.
 
     Returns:
@@ -191,7 +191,7 @@ def open_backend(url: Url, given: Mapping[str, object], host: Host) -> tuple[Loc
 
 def adopt(client: object, given: Mapping[str, object], host: Host) -> tuple[LockBackend, dict[str, Any]]:
     """
-    Make a backend on a connection that the application has.
+    Make a backend on the application's own connection.
 
     Args:
         client: The connection, or a list of them.
@@ -202,7 +202,7 @@ def adopt(client: object, given: Mapping[str, object], host: Host) -> tuple[Lock
         The backend, and the engine's options (all of `ENGINE_OPTIONS`).
 
     Raises:
-        ConfigurationError: No backend takes such an object, or an option is wrong.
+        ConfigurationError: No backend accepts such an object, or an option is wrong.
     """
     wrong_option: ConfigurationError | None = None
     for backend_class in _adopters(client, given.get("mode")):
@@ -221,7 +221,7 @@ def adopt(client: object, given: Mapping[str, object], host: Host) -> tuple[Lock
     message = (
         f"no backend accepts a connection of type {type(client).__module__}.{type(client).__qualname__}. "
         f"Built-in backends accept objects of: {', '.join(accepted) or 'none'}; installed ones may accept others. "
-        "Give one of those, or a URL to lockkit.connect"
+        "Give one of those, or pass a URL to lockkit.connect"
     )
     raise ConfigurationError(message)
 
@@ -230,16 +230,16 @@ def split_options(
     backend_class: type[LockBackend], url: Url | None, given: Mapping[str, object]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """
-    Sort the options of a URL and of a call into the engine's and the backend's, parsed, with their defaults.
+    Split the options of a URL and of a call into the engine's and the backend's, parsed, with their defaults.
 
     Args:
         backend_class: Whose options they are.
-        url: Its query is read; None if there is no URL.
-        given: Options given beside it, which win. One that is None counts as not given.
+        url: The URL with its query; None if there is none.
+        given: Options given separately, which win. One that is None counts as not given.
 
     Returns:
-        The engine's options: all of them, None where not given. The backend's: all that it declares, with its defaults,
-        and those of its driver that were given.
+        The engine's options: all of them, None where not given. The backend's options: all that it declares, with its
+        defaults, and those of its driver that were given.
 
     Raises:
         ConfigurationError: An option is unknown or its value wrong.
@@ -266,7 +266,7 @@ def split_options(
 def _unknown_option(
     name: str, driver: Iterable[str], backend_class: type[LockBackend], safe_url: str | None
 ) -> ConfigurationError:
-    # The driver's may be many dozen, so they are suggested but not listed.
+    # A driver may have dozens of options, so the message may suggest one but does not list them.
     own = [*ENGINE_OPTIONS, *backend_class.options]
     mode = backend_class.options.get("mode")
     in_mode = f" in mode={mode.default}" if mode is not None else ""
@@ -282,10 +282,10 @@ def _parse(option: Option, name: str, value: object, backend_class: type[LockBac
     try:
         return option.parse(value)
     except (ValueError, TypeError) as error:
-        # With an @ in it the value may be a URL, with a password of its own.
+        # A value with an @ in it may be a URL with a password.
         if is_secret(name) or "@" in str(value):
-            message = f"option {name}={HIDDEN} for {where} is not accepted: {option.help}"
-            # Not from the error: parsers may quote what they were given.
+            message = f"option {name}={HIDDEN} for {where} has an invalid value: {option.help}"
+            # Not raised from the error: parsers may quote the value.
             raise ConfigurationError(message, backend=safe_url) from None
         message = f"option {name}={shown(value)} for {where}: {error}"
         raise ConfigurationError(message, backend=safe_url) from error
@@ -293,10 +293,10 @@ def _parse(option: Option, name: str, value: object, backend_class: type[LockBac
 
 def _adopters(client: object, mode: object) -> Iterator[type[LockBackend]]:
     """
-    Load, one after the other, the backends that may know the type of an object, in the mode that was asked for.
+    Load, one after the other, the backends that may know the type of an object, in the requested mode.
 
-    An object of a driver exists, so that driver is imported: no other one needs to be.
-    Subclasses count by their bases, a list by its elements.
+    The object's driver is imported already, because the object exists; no other driver is needed.
+    A subclass counts by its bases, a list by its elements.
     """
     samples = client if isinstance(client, (list, tuple)) else [client]
     roots = {cls.__module__.partition(".")[0] for sample in samples for cls in type(sample).__mro__}
@@ -306,7 +306,7 @@ def _adopters(client: object, mode: object) -> Iterator[type[LockBackend]]:
             seen.add(builtin.target)
             yield _load_builtin(scheme, builtin, mode)
     for entry in _entry_points():
-        # What they adopt is known only after loading them; but where the driver is missing nobody has an object of it.
+        # What they adopt is known only after loading them. A missing driver means that there is no object of it.
         if entry.name not in BUILTIN and entry.value not in seen and _is_importable(entry):
             seen.add(entry.value)
             yield _load_entry(entry)
@@ -344,7 +344,7 @@ def _load_entry(entry: EntryPoint) -> type[LockBackend]:
 
 
 def _load_builtin(scheme: str, builtin: Builtin, mode: object) -> type[LockBackend]:
-    hint = "It belongs to lockkit: install lockkit anew"
+    hint = "It is part of lockkit: reinstall lockkit"
     if builtin.extra is not None:
         hint = f"Install what it needs: pip install 'lockkit[{builtin.extra}]'"
     target = builtin.target
@@ -360,7 +360,7 @@ def _load_builtin(scheme: str, builtin: Builtin, mode: object) -> type[LockBacke
 
 
 def _load(scheme: str, target: str, hint: str) -> type[LockBackend]:
-    """Import a backend class; `hint` says what to do when that fails."""
+    """Import a backend class; `hint` tells the user what to do if that fails."""
     module_name, _, attribute = target.partition(":")
     try:
         backend_class = getattr(import_module(module_name), attribute)

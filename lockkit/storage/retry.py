@@ -1,89 +1,174 @@
-"""Tries, bounds and pauses of optimistic updates: the same for every store. See `lockkit.optimistic`."""
+"""
+What all optimistic updates share: how often to try, how long to pause, and what `fn` may return.
+
+See `lockkit.optimistic`, which is the public module.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, TypeVar
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from enum import Enum
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from lockkit import validation
 from lockkit.errors import ConfigurationError, LockError, LockTimeout
-from lockkit.optimistic import PAUSE_MAX
 
 if TYPE_CHECKING:
     from lockkit.runtime import Runtime
 
-__all__ = ["Conflict", "check_bounds", "retry"]
+__all__ = ["ATTEMPTS", "DELETE", "PAUSE_MAX", "TIMEOUT", "Conflict", "Delete", "OptimisticUpdate", "pause_until"]
 
-T = TypeVar("T")
+ATTEMPTS = 100
+"""Default number of tries. More keep a caller busy for longer when it has no chance; fewer give up during bursts."""
+
+TIMEOUT = 10.0
+"""Default time after which no new try begins, seconds."""
+
+PAUSE_MAX = 0.25
+"""Longest pause between two tries, seconds. Longer wastes time after a burst, shorter lets the losers collide again."""
 
 _PAUSE_MIN = 0.0005
 """Least upper bound of the first pause, seconds: about what a try takes on a fast network."""
 
 
+class Delete(Enum):
+    """The type of `DELETE`."""
+
+    DELETE = "DELETE"
+
+    def __repr__(self) -> str:
+        return "lockkit.optimistic.DELETE"
+
+
+DELETE: Final = Delete.DELETE
+"""What a function returns to delete the key, row or node."""
+
+
 class Conflict(LockError):
-    """Somebody else was quicker; nothing was changed. Never leaves lockkit."""
+    """Another writer was faster; nothing was changed. Never leaves lockkit."""
 
 
-def check_bounds(attempts: object, timeout: object, name: str) -> tuple[int | None, float | None]:
+class OptimisticUpdate(ABC):
     """
-    Check how often and for how long to try.
+    One call of an update function: tries until nobody interferes. Written once for the sync and async APIs.
 
-    Returns:
-        Attempts and seconds, each None if there is no bound.
-
-    Raises:
-        ConfigurationError: One of them is wrong, or there is none at all.
+    Attributes:
+        name: What is changed, for errors.
+        values: The types that `fn` may return, besides `DELETE` and None.
+        values_named: The same in words.
+        missed: What did not happen to `name` when all tries are used up.
     """
+
+    values: ClassVar[tuple[type, ...]] = (str, bytes)
+    values_named: ClassVar[str] = "bytes or a str"
+    missed: ClassVar[str] = "changed"
+
+    def __init__(self, runtime: Runtime, fn: object, name: str) -> None:
+        """
+        Check the function. No I/O.
+
+        Raises:
+            ConfigurationError: `fn` is not callable.
+        """
+        if not callable(fn):
+            message = f"fn must be a function, not {validation.shown(fn)}"
+            raise ConfigurationError(message, name=name)
+        self.runtime = runtime
+        self.name = name
+        self._fn: Callable[..., Any] = fn
+
+    @property
+    @abstractmethod
+    def label(self) -> str:
+        """The server, for errors; without a password."""
+
+    @abstractmethod
+    async def attempt(self) -> Any:  # noqa: ANN401 - what `fn` returns
+        """
+        Read, call `fn`, and write unless another writer was faster; return what `fn` returned.
+
+        Raises:
+            Conflict: Another writer was faster, so `run` may try again. Any other exception ends `run`.
+        """
+
+    async def run(self, attempts: object, timeout: object) -> Any:  # noqa: ANN401 - what `fn` returns
+        """
+        Try until a try succeeds or a bound is reached.
+
+        Args:
+            attempts: How many tries at most; None sets no bound.
+            timeout: Seconds after which no new try begins; None sets no bound.
+
+        Raises:
+            LockTimeout: A bound was reached.
+            ConfigurationError: One of the two is wrong, or both are None.
+        """
+        tries_max, seconds = _bounds(attempts, timeout, self.name)
+        runtime = self.runtime
+        began = runtime.now()
+        until = None if seconds is None else began + seconds
+        tried = 0
+        while True:
+            started = runtime.now()
+            try:
+                return await self.attempt()
+            except Conflict as conflict:
+                tried += 1
+                reason = conflict.__cause__
+            now = runtime.now()
+            if tried == tries_max or (until is not None and now >= until):
+                message = (
+                    f"{self.name!r} at {self.label} was not {self.missed}: other writers were faster in all of {tried} "
+                    f"tries within {now - began:.3g} s. Try again later, use a shorter fn, or take a lock"
+                )
+                raise LockTimeout(message, name=self.name) from reason
+            pause_max = min(PAUSE_MAX, max(_PAUSE_MIN, now - started) * 2 ** min(tried, 20))
+            await pause_until(runtime, runtime.random.uniform(0, pause_max), until)
+
+    async def call(self, *arguments: object) -> Any:  # noqa: ANN401 - what `fn` returns
+        """
+        Call `fn`, and await its result in the async API.
+
+        Raises:
+            ConfigurationError: `fn` is a coroutine function, but the caller used the sync API.
+        """
+        result = self._fn(*arguments)
+        if self.runtime.kind == "blocking" and inspect.iscoroutine(result):
+            result.close()
+            message = "fn is a coroutine function: use the function that ends in _async"
+            raise ConfigurationError(message, name=self.name)
+        return await self.runtime.io(result)
+
+    async def new_value(self, current: object) -> Any:  # noqa: ANN401 - one of `values`, `DELETE` or None
+        """
+        Call `fn` with the current value and check what it returns.
+
+        Raises:
+            ConfigurationError: The store cannot hold what `fn` returned.
+        """
+        new = await self.call(current)
+        # A bool is an int, but a counter that becomes True is a mistake in every store.
+        if isinstance(new, bool) or not isinstance(new, (*self.values, Delete, type(None))):
+            message = (
+                f"fn returned {validation.shown(new)}: it must return {self.values_named}, lockkit.optimistic.DELETE, "
+                "or None to change nothing"
+            )
+            raise ConfigurationError(message, name=self.name)
+        return new
+
+
+async def pause_until(runtime: Runtime, seconds: float, until: float | None) -> None:
+    """Sleep, but not beyond `until` (client monotonic clock; None: no limit)."""
+    await runtime.sleep(seconds if until is None else min(seconds, max(0.0, until - runtime.now())))
+
+
+def _bounds(attempts: object, timeout: object, name: str) -> tuple[int | None, float | None]:
     if attempts is not None and (isinstance(attempts, bool) or not isinstance(attempts, int) or attempts < 1):
-        message = f"attempts={validation.shown(attempts)} must be a whole number from 1 on, or None"
+        message = f"attempts must be a whole number, 1 or more, or None; not {validation.shown(attempts)}"
         raise ConfigurationError(message, name=name)
     if attempts is None and timeout is None:
-        message = "give attempts or timeout: without any bound a caller could be kept for ever"
+        message = "give attempts or timeout: without a bound the call might never return"
         raise ConfigurationError(message, name=name)
     return attempts, validation.timeout(timeout, name=name)
-
-
-async def retry(
-    runtime: Runtime,
-    attempt: Callable[[], Awaitable[T]],
-    bounds: tuple[int | None, float | None],
-    *,
-    name: str,
-    label: Callable[[], str],
-    missed: str = "changed",
-) -> T:
-    """
-    Try until it succeeds or a bound is reached.
-
-    Args:
-        runtime: Of the face.
-        attempt: One try. Raises `Conflict` if it may be tried again; all else ends it.
-        bounds: From `check_bounds`.
-        name: What is changed, for the error.
-        label: Gives where that is, without a password.
-        missed: What was to be done with it.
-
-    Raises:
-        LockTimeout: A bound is reached.
-    """
-    attempts, limit = bounds
-    began = runtime.now()
-    until = None if limit is None else began + limit
-    tried = 0
-    while True:
-        started = runtime.now()
-        try:
-            return await attempt()
-        except Conflict as conflict:
-            tried += 1
-            reason = conflict.__cause__
-        now = runtime.now()
-        if tried == attempts or (until is not None and now >= until):
-            message = (
-                f"{name!r} at {label()} was not {missed}: others were quicker in "
-                f"all of {tried} tries within {now - began:.3g} s. Try later, with a shorter fn, or take a lock"
-            )
-            raise LockTimeout(message, name=name) from reason
-        pause_max = min(PAUSE_MAX, max(_PAUSE_MIN, now - started) * 2 ** min(tried, 20))
-        pause = runtime.random.uniform(0, pause_max)
-        await runtime.sleep(pause if until is None else min(pause, until - now))

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast, runtime_checkable
 
-from lockkit import aio, sync
-from lockkit.backends.etcd.backend import EtcdBackend
+from lockkit.backends.etcd.cluster import Cluster
 from lockkit.backends.etcd.connection import TXN
 from lockkit.backends.etcd.options import adopt_cluster
 from lockkit.errors import BackendUnavailable, ConfigurationError
@@ -15,13 +14,37 @@ from lockkit.validation import shown
 if TYPE_CHECKING:
     from lockkit.backend import Host
     from lockkit.backends.etcd import rpc_pb2 as rpc
-    from lockkit.backends.etcd.cluster import Cluster
     from lockkit.runtime import Runtime
 
-__all__ = ["Key", "Store", "Value", "as_bytes", "text_of"]
+__all__ = ["Key", "Lease", "Store", "Value", "as_bytes", "text_of"]
+
+_CLIENTS = {"blocking": "a lockkit.Client", "asyncio": "a lockkit.aio.Client"}
 
 Key: TypeAlias = str | bytes
 Value: TypeAlias = str | bytes
+
+
+@runtime_checkable
+class _Client(Protocol):
+    """`lockkit.Client` or `lockkit.aio.Client`: what is below the two APIs may not import them."""
+
+    @property
+    def url(self) -> str: ...
+    @property
+    def _engine(self) -> Any: ...  # noqa: ANN401 - see above
+
+
+@runtime_checkable
+class Lease(Protocol):
+    """`lockkit.Lease` or `lockkit.aio.Lease`."""
+
+    @property
+    def token(self) -> int:
+        """The fencing token."""
+        ...
+
+    @property
+    def _hold(self) -> Any: ...  # noqa: ANN401 - see `_Client`
 
 
 class Store:
@@ -35,14 +58,15 @@ class Store:
             ConfigurationError: It is no such client, or one of the other face.
         """
         self.runtime = runtime
-        ours, other = (aio.Client, sync.Client) if runtime.kind == "asyncio" else (sync.Client, aio.Client)
-        if isinstance(client, other):
-            raise ConfigurationError(f"{type(client).__module__}.Client is of the other face than this")
-        self._client = client if isinstance(client, ours) else None
+        self._client = client if isinstance(client, _Client) else None
         self._cluster: Cluster | None = None
         if self._client is not None:
+            engine = self._client._engine  # noqa: SLF001 - ours
+            if engine.runtime.kind != runtime.kind:
+                message = f"client must be {_CLIENTS[runtime.kind]}, not {_CLIENTS[engine.runtime.kind]}"
+                raise ConfigurationError(message)
             self.label = self._client.url
-            self._checked(self._client._engine._backend)  # noqa: SLF001 - ours
+            self._cluster_of(engine._backend)  # noqa: SLF001 - ours
             return
         # All that is asked of the host is its runtime.
         found = adopt_cluster(client, cast("Host", SimpleNamespace(runtime=runtime)))
@@ -51,15 +75,12 @@ class Store:
             raise ConfigurationError(message)
         self.label, self._cluster = found
 
-    def _backend(self) -> EtcdBackend:
-        assert self._client is not None
-        # Asked for each time: a forked child has another one.
-        return self._checked(self._client._engine._ready())  # noqa: SLF001 - ours
-
-    def _checked(self, backend: object) -> EtcdBackend:
-        if not isinstance(backend, EtcdBackend):
-            raise ConfigurationError(f"{self.label} is no etcd, or closed: give a client whose data are in etcd")
-        return backend
+    def _cluster_of(self, backend: object) -> Cluster:
+        cluster = getattr(backend, "cluster", None)
+        if not isinstance(cluster, Cluster):
+            message = f"client must be an open client of etcd, where the data are; this one is of {self.label}"
+            raise ConfigurationError(message)
+        return cluster
 
     async def transact(self, request: rpc.TxnRequest, name: str, *, changes: bool) -> Any:  # noqa: ANN401 - a message
         """
@@ -74,7 +95,11 @@ class Store:
             BackendUnavailable: No usable answer.
             ConfigurationError: Missing rights and the like.
         """
-        cluster = self._cluster or self._backend().cluster
+        cluster = self._cluster
+        if self._client is not None:
+            # Asked for each time: a forked child has another one.
+            cluster = self._cluster_of(self._client._engine._ready())  # noqa: SLF001 - ours
+        assert cluster is not None
         unknown: list[bool] = []
         try:
             return await cluster.call(TXN, request, resend=not changes, on_unknown=lambda: unknown.append(True))

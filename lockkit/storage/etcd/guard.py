@@ -12,16 +12,89 @@ from typing import TYPE_CHECKING, Any
 
 from lockkit.backends.etcd import rpc_pb2 as rpc
 from lockkit.backends.etcd.session import Contender
-from lockkit.engine.lease import BaseLease
 from lockkit.errors import ConfigurationError, StaleToken
-from lockkit.fencing import stale_token
 from lockkit.runtime import AsyncioRuntime, BlockingRuntime, drive
-from lockkit.storage.etcd.client import Key, Store, Value, as_bytes, text_of
+from lockkit.storage.etcd.client import Key, Lease, Store, Value, as_bytes, text_of
+from lockkit.storage.tokens import stale_token
 
 if TYPE_CHECKING:
     from lockkit.runtime import Runtime
 
 __all__ = ["AsyncEtcdGuard", "EtcdGuard"]
+
+
+class _Guard:
+    """What both guards do, written once: the methods of `AsyncEtcdGuard`, on any runtime."""
+
+    def __init__(self, runtime: Runtime, client: object) -> None:
+        self._store = Store(runtime, client)
+
+    async def put(self, key: Key, value: Value, *, lease: Lease) -> None:
+        """Write a key, unless the lease is stale. See `EtcdGuard.put`."""
+        data = as_bytes(key, "key")
+        put = rpc.PutRequest(key=data, value=as_bytes(value, "value", empty=True))
+        await self._change(rpc.RequestOp(request_put=put), data, lease)
+
+    async def delete(self, key: Key, *, lease: Lease) -> bool:
+        """Delete a key, unless the lease is stale. See `EtcdGuard.delete`."""
+        data = as_bytes(key, "key")
+        deletion = rpc.DeleteRangeRequest(key=data)
+        answer = await self._change(rpc.RequestOp(request_delete_range=deletion), data, lease)
+        return bool(answer.responses[0].response_delete_range.deleted)
+
+    async def check(self, *, lease: Lease) -> None:
+        """Raise unless the lease holds the lock now, as etcd sees it."""
+        await self._run([], _contender(lease).name, lease, changes=False)
+
+    @staticmethod
+    def condition(lease: Lease) -> tuple[bytes, int]:
+        """Give what a transaction of your own has to compare. See `EtcdGuard.condition`."""
+        contender = _contender(lease)
+        return contender.key, contender.create_revision
+
+    async def _change(self, operation: rpc.RequestOp, key: bytes, lease: Lease) -> Any:  # noqa: ANN401 - a message
+        return await self._run([operation], text_of(key), lease, changes=True)
+
+    async def _run(self, operations: list[rpc.RequestOp], name: str, lease: Lease, *, changes: bool) -> Any:  # noqa: ANN401 - a message
+        contender = _contender(lease)
+        request = rpc.TxnRequest(compare=[contender.compare_revision], success=operations)
+        holder = rpc.RangeRequest(
+            key=contender.prefix,
+            range_end=contender.prefix[:-1] + b"0",
+            limit=1,
+            sort_order=rpc.RangeRequest.ASCEND,
+            sort_target=rpc.RangeRequest.CREATE,
+            keys_only=True,
+        )
+        request.failure.add(request_range=holder)
+        answer = await self._store.transact(request, name, changes=changes)
+        if answer.succeeded:
+            return answer
+        found = answer.responses[0].response_range.kvs
+        if found:
+            raise stale_token("the change", lease.token, found[0].create_revision, name=name, backend=self._store.label)
+        message = (
+            f"the change to {name!r} at {self._store.label} was refused: the lease with token {lease.token} does not "
+            f"hold lock {contender.name!r} any more. Stop the work, and acquire the lock again before you start over"
+        )
+        raise StaleToken(message, name=name, backend=self._store.label)
+
+
+class AsyncEtcdGuard(_Guard):
+    """
+    Guards data in the etcd in which the lock is, with asyncio.
+
+    The same as `EtcdGuard`; what does I/O is awaited.
+    """
+
+    def __init__(self, client: Any) -> None:  # noqa: ANN401 - of one of several libraries
+        """
+        Use a client. No I/O.
+
+        Args:
+            client: The `lockkit.aio.Client` that the locks are from, or what `lockkit.aio.from_client` takes for etcd.
+        """
+        super().__init__(AsyncioRuntime(), client)
 
 
 class EtcdGuard:
@@ -52,9 +125,9 @@ class EtcdGuard:
             client: The `lockkit.Client` that the locks are from, or what `lockkit.from_client` takes for etcd. It must
                 lead to the cluster in which the locks are.
         """
-        self._core = _Core(BlockingRuntime(), client)
+        self._core = _Guard(BlockingRuntime(), client)
 
-    def put(self, key: Key, value: Value, *, lease: BaseLease) -> None:
+    def put(self, key: Key, value: Value, *, lease: Lease) -> None:
         """
         Write a key, unless the lease is stale.
 
@@ -63,9 +136,9 @@ class EtcdGuard:
             value: What to write there.
             lease: Under which you work.
         """
-        drive(self._core.put(key, value, lease))
+        drive(self._core.put(key, value, lease=lease))
 
-    def delete(self, key: Key, *, lease: BaseLease) -> bool:
+    def delete(self, key: Key, *, lease: Lease) -> bool:
         """
         Delete a key, unless the lease is stale.
 
@@ -76,105 +149,25 @@ class EtcdGuard:
         Returns:
             Whether it was there.
         """
-        return drive(self._core.delete(key, lease))
+        return drive(self._core.delete(key, lease=lease))
 
-    def check(self, *, lease: BaseLease) -> None:
+    def check(self, *, lease: Lease) -> None:
         """Raise unless the lease holds the lock now, as etcd sees it. Proves nothing about the next moment."""
-        drive(self._core.check(lease))
+        drive(self._core.check(lease=lease))
 
     @staticmethod
-    def condition(lease: BaseLease) -> tuple[bytes, int]:
+    def condition(lease: Lease) -> tuple[bytes, int]:
         """
         Give what a transaction of your own has to compare: the lock's key, and its ``create_revision``. No I/O.
 
         Args:
             lease: Under which you work.
         """
-        contender = _contender(lease)
-        return contender.key, contender.create_revision
-
-
-class AsyncEtcdGuard:
-    """
-    Guards data in the etcd in which the lock is, with asyncio.
-
-    The same as `EtcdGuard`; what does I/O is awaited.
-    """
-
-    def __init__(self, client: Any) -> None:  # noqa: ANN401 - of one of several libraries
-        """
-        Use a client. No I/O.
-
-        Args:
-            client: The `lockkit.aio.Client` that the locks are from, or what `lockkit.aio.from_client` takes for etcd.
-        """
-        self._core = _Core(AsyncioRuntime(), client)
-
-    async def put(self, key: Key, value: Value, *, lease: BaseLease) -> None:
-        """Write a key, unless the lease is stale. See `EtcdGuard.put`."""
-        await self._core.put(key, value, lease)
-
-    async def delete(self, key: Key, *, lease: BaseLease) -> bool:
-        """Delete a key, unless the lease is stale. See `EtcdGuard.delete`."""
-        return await self._core.delete(key, lease)
-
-    async def check(self, *, lease: BaseLease) -> None:
-        """Raise unless the lease holds the lock now, as etcd sees it."""
-        await self._core.check(lease)
-
-    condition = staticmethod(EtcdGuard.condition)
-
-
-class _Core:
-    """What both faces do, written once."""
-
-    def __init__(self, runtime: Runtime, client: object) -> None:
-        self._store = Store(runtime, client)
-
-    async def put(self, key: Key, value: Value, lease: BaseLease) -> None:
-        data = as_bytes(key, "key")
-        put = rpc.PutRequest(key=data, value=as_bytes(value, "value", empty=True))
-        await self._change(rpc.RequestOp(request_put=put), data, lease)
-
-    async def delete(self, key: Key, lease: BaseLease) -> bool:
-        data = as_bytes(key, "key")
-        deletion = rpc.DeleteRangeRequest(key=data)
-        answer = await self._change(rpc.RequestOp(request_delete_range=deletion), data, lease)
-        return bool(answer.responses[0].response_delete_range.deleted)
-
-    async def check(self, lease: BaseLease) -> None:
-        await self._run([], _contender(lease).name, lease, changes=False)
-
-    async def _change(self, operation: rpc.RequestOp, key: bytes, lease: BaseLease) -> Any:  # noqa: ANN401 - a message
-        return await self._run([operation], text_of(key), lease, changes=True)
-
-    async def _run(self, operations: list[rpc.RequestOp], name: str, lease: BaseLease, *, changes: bool) -> Any:  # noqa: ANN401 - a message
-        contender = _contender(lease)
-        request = rpc.TxnRequest(compare=[contender.compare_revision], success=operations)
-        holder = rpc.RangeRequest(
-            key=contender.prefix,
-            range_end=contender.prefix[:-1] + b"0",
-            limit=1,
-            sort_order=rpc.RangeRequest.ASCEND,
-            sort_target=rpc.RangeRequest.CREATE,
-            keys_only=True,
-        )
-        request.failure.add(request_range=holder)
-        answer = await self._store.transact(request, name, changes=changes)
-        if answer.succeeded:
-            return answer
-        found = answer.responses[0].response_range.kvs
-        if found:
-            raise stale_token("the change", lease.token, found[0].create_revision, name=name, backend=self._store.label)
-        message = (
-            f"the change to {name!r} at {self._store.label} was refused: the lease with token {lease.token} does not "
-            f"hold lock {contender.name!r} any more. Stop the work, and acquire again before you start anew"
-        )
-        raise StaleToken(message, name=name, backend=self._store.label)
+        return _Guard.condition(lease)
 
 
 def _contender(lease: object) -> Contender:
-    state = lease._hold.grant.state if isinstance(lease, BaseLease) else None  # noqa: SLF001 - ours
+    state = lease._hold.grant.state if isinstance(lease, Lease) else None  # noqa: SLF001 - ours
     if not isinstance(state, Contender):
         message = "lease must be a lease of a lock on etcd, the one under which you work"
         raise ConfigurationError(message)

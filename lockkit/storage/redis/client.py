@@ -1,7 +1,7 @@
 """
-An application's own redis-py client, for what works on its data: `lockkit.fencing` and `lockkit.optimistic`.
+An application's own redis-py client, as `lockkit.fencing` and `lockkit.optimistic` use it.
 
-Retries, timeouts and the connection pool stay the application's. Driver exceptions become lockkit's.
+The application configures retries, timeouts and the connection pool. Driver exceptions become lockkit's.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ __all__ = [
     "Key",
     "Seconds",
     "SyncClient",
+    "Value",
     "check_client",
     "check_key",
     "data_error",
@@ -44,20 +45,21 @@ __all__ = [
 SyncClient: TypeAlias = "redis.Redis | redis.RedisCluster"
 AsyncClient: TypeAlias = "redis.asyncio.Redis | redis.asyncio.RedisCluster"
 Key: TypeAlias = str | bytes
+Value: TypeAlias = str | bytes | int | float
 Seconds: TypeAlias = float | timedelta
 
-# RedisClusterException is no RedisError.
+# RedisClusterException is not a RedisError.
 DRIVER_ERRORS = (redis.RedisError, redis.exceptions.RedisClusterException, OSError)
 
 _CLASSES: dict[str, tuple[type, ...]] = {
     "blocking": (redis.Redis, redis.RedisCluster),
     "asyncio": (redis.asyncio.Redis, redis.asyncio.RedisCluster),
 }
-# What a server says of itself, also within the text of a script's error, and redis-py has no class for.
+# Errors about the server itself, also inside the message of a script's error, for which redis-py has no class.
 _SERVER_CODES = re.compile(
     r"^BUSY\b|\b(ASK|CLUSTERDOWN|CROSSSLOT|MISCONF|MOVED|NOPERM|NOREPLICAS|OOM|READONLY|TRYAGAIN|UNKILLABLE)\b"
 )
-# They derive from the clients, but what is called on them happens later, or only in part.
+# They derive from the clients, but run commands later, or only some of them.
 _PIPELINES = (
     redis.client.Pipeline,
     redis.cluster.ClusterPipeline,
@@ -68,19 +70,19 @@ _PIPELINES = (
 
 def check_client(client: object, kind: Kind, *, other: str) -> None:
     """
-    Check that this is a client for this face.
+    Check that an object is a redis-py client of the right kind.
 
     Args:
         client: What the application gave.
-        kind: The face.
-        other: What to use instead with a client of the other face.
+        kind: ``blocking`` or ``asyncio``.
+        other: What to use with a client of the other kind.
 
     Raises:
-        ConfigurationError: It is something else.
+        ConfigurationError: It is anything else.
     """
     wanted, opposite = ("blocking", "asyncio") if kind == "blocking" else ("asyncio", "blocking")
     if isinstance(client, _PIPELINES):
-        message = "give the client itself, not a pipeline of it: the answer is needed at once"
+        message = "client must be the client itself, not a pipeline of it: lockkit needs the answer at once"
     elif isinstance(client, _CLASSES[wanted]):
         return
     elif isinstance(client, _CLASSES[opposite]):
@@ -96,32 +98,31 @@ def check_key(value: object, what: str) -> None:
     Check a key.
 
     Raises:
-        ConfigurationError: It is empty, or neither text nor bytes.
+        ConfigurationError: It is empty, or neither str nor bytes.
     """
     if not isinstance(value, (str, bytes)) or not value:
-        message = f"{what} must be a str or bytes that is not empty, not {shown(value)}"
+        message = f"{what} must be a non-empty str or bytes, not {shown(value)}"
         raise ConfigurationError(message)
 
 
 def milliseconds(seconds: object, what: str) -> int | None:
     """
-    Give a time span (`Seconds`) as Redis wants it: whole milliseconds, at least 1; None for None.
+    Convert a time span (`Seconds`) to whole milliseconds, as Redis wants it: at least 1; None for None.
 
     Raises:
-        ConfigurationError: It is no time span.
+        ConfigurationError: It is not a time span.
     """
     if seconds is None:
         return None
     try:
         number = parse_ttl(None if isinstance(seconds, str) else seconds)
     except ValueError as error:
-        message = f"{what}={shown(seconds)} is not understood: {error}"
-        raise ConfigurationError(message) from None
+        raise ConfigurationError(f"{what} {error}, not {shown(seconds)}") from None
     return max(1, int(-(number * 1000) // -1))
 
 
 def text_of(key: Key) -> str:
-    """Give a key as text, for people."""
+    """Decode a key for messages."""
     return key if isinstance(key, str) else key.decode("utf-8", "backslashreplace")
 
 
@@ -140,23 +141,25 @@ def label_of(client: Any) -> str:  # noqa: ANN401 - four classes of redis-py's
 
 def data_error(error: BaseException, client: object, key: Key) -> LockError:
     """
-    Make our error of a driver's, about the application's data.
+    Make lockkit's error from a driver's, for a command on the application's data.
 
     Args:
-        error: One of `DRIVER_ERRORS`. To be the ``__cause__``.
-        client: The application's.
-        key: What it was about.
+        error: One of `DRIVER_ERRORS`. The caller makes it the ``__cause__``.
+        client: The application's client.
+        key: The key of the command.
     """
     label, name = label_of(client), text_of(key)
     if isinstance(error, redis.exceptions.RedisClusterException):
-        message = f"{name!r} cannot be used at {label}: {error}. Give all keys of a call one hash tag, {{like this}}"
+        message = (
+            f"{name!r} cannot be used at {label}: {error}. Give all keys of a call the same hash tag, {{like this}}"
+        )
         return ConfigurationError(message, name=name)
     if isinstance(error, redis.ResponseError):
         text = str(error)
         if "WRONGTYPE" in text:
-            return ConfigurationError(f"{label} holds something else than a string at {name!r}: {text}", name=name)
+            return ConfigurationError(f"{label} holds a value at {name!r} that is not a string: {text}", name=name)
         if isinstance(error, redis.exceptions.AskError) or text.startswith(("MOVED", "CROSSSLOT")):
-            message = f"{label} is a node of a Cluster: give a RedisCluster client, and keys of one slot ({text})"
+            message = f"{label} is a node of a Cluster: use a RedisCluster client, and keys of one slot ({text})"
             return ConfigurationError(message, name=name)
         error = server_said(error)
     made = translate(error, label)
@@ -165,15 +168,15 @@ def data_error(error: BaseException, client: object, key: Key) -> LockError:
 
 
 def is_from_script(error: BaseException) -> bool:
-    """Tell whether an error is what an application's own script said or did wrong: no word on server or rights."""
+    """Return whether an error comes from the application's own script, and not from the server or missing rights."""
     return type(error) is redis.ResponseError and not _SERVER_CODES.search(str(error))
 
 
 def unknown_outcome(error: BaseException, client: object, key: Key) -> BackendUnavailable:
-    """Make the error for a change that was sent and never answered."""
+    """Make the error for a change whose answer was lost."""
     name = text_of(key)
     message = (
-        f"the answer to a change of {name!r} at {label_of(client)} was lost ({error}): it may have been made or not. "
-        "Read it before you do it again"
+        f"the answer to a change of {name!r} at {label_of(client)} was lost ({error}), so the change may have been "
+        "made or not. Read the value before you try again"
     )
     return BackendUnavailable(message, name=name)

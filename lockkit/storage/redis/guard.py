@@ -1,12 +1,12 @@
 """
 The guard for data in Redis or Valkey.
 
-Beside what it guards, in the same Cluster slot, lies a *mark*: the newest token that was accepted. One script
-(``guard.lua``) compares the token with the mark, writes the mark and runs the change, so nobody comes
-between them. The mark is text, and numbers are compared as text: Lua's own are doubles, exact up to 2^53 only.
+Next to the guarded data, in the same Cluster slot, lockkit stores a *mark*: the newest token that was accepted. One
+script (``guard.lua``) compares the token with the mark, writes the mark and makes the change, so no other client can
+come in between. Marks are compared as decimal text, because Lua's numbers are doubles, exact only up to 2^53.
 
 ===========================  =================================================================
-what is guarded              its mark
+guarded key or scope         its mark
 ===========================  =================================================================
 ``seat:12A``                 ``PREFIX:guard:{seat:12A}``
 ``{seat:12A}:customer``      ``PREFIX:guard-tagged:{seat:12A}:customer``
@@ -19,14 +19,13 @@ import hashlib
 from collections.abc import Sequence
 from functools import lru_cache
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import redis
 import redis.exceptions
 
 from lockkit import validation
 from lockkit.errors import ConfigurationError, LockError
-from lockkit.fencing import check_token, stale_token
 from lockkit.runtime import AsyncioRuntime, BlockingRuntime, drive
 from lockkit.storage.redis.client import (
     DRIVER_ERRORS,
@@ -34,6 +33,7 @@ from lockkit.storage.redis.client import (
     Key,
     Seconds,
     SyncClient,
+    Value,
     check_client,
     check_key,
     data_error,
@@ -42,13 +42,12 @@ from lockkit.storage.redis.client import (
     milliseconds,
     text_of,
 )
+from lockkit.storage.tokens import check_token, stale_token
 
 if TYPE_CHECKING:
     from lockkit.runtime import Runtime
 
 __all__ = ["AsyncRedisGuard", "RedisGuard"]
-
-Value: TypeAlias = str | bytes | int | float
 
 _GUARD = files("lockkit.storage.redis").joinpath("guard.lua").read_text()
 _SET = """
@@ -60,74 +59,37 @@ _DELETE = "return redis.call('DEL', KEYS[1])"
 _NOTHING = "return 1"
 
 SCRIPTS_MAX = 256
-"""Application scripts whose text is kept wrapped. More takes memory, fewer hashes again."""
+"""How many application scripts are kept in wrapped form. More takes memory; fewer means hashing them again."""
 
 
-class RedisGuard:
-    """
-    Guards data in Redis or Valkey, blocking. Threads may share it.
+class _Guard:
+    """What both guards do, written once: the methods of `AsyncRedisGuard`, on any runtime."""
 
-    ::
+    def __init__(self, runtime: Runtime, client: Any, prefix: object, keep: Seconds | None) -> None:  # noqa: ANN401 - four classes of redis-py's
+        other = "AsyncRedisGuard" if runtime.kind == "blocking" else "RedisGuard"
+        check_client(client, runtime.kind, other=f"lockkit.fencing.{other}")
+        if not isinstance(prefix, str) or not prefix or "{" in prefix or "}" in prefix:
+            message = (
+                f"prefix must be a non-empty str without braces, which decide the Cluster slot; not "
+                f"{validation.shown(prefix)}"
+            )
+            raise ConfigurationError(message)
+        self._runtime = runtime
+        self._client = client
+        self._prefix = prefix
+        self._keep_ms = milliseconds(keep, "keep") or ""
 
-        guard = lockkit.fencing.RedisGuard(redis.Redis())
-        with client.lock("seat:12A") as lease:
-            guard.set("seat:12A:customer", "Ada", token=lease.token)
+    async def set(
+        self, key: Key, value: Value, *, token: int, scope: Key | None = None, ttl: Seconds | None = None
+    ) -> None:
+        """Set a key to a value, unless the token is stale. See `RedisGuard.set`."""
+        await self.run(_SET, keys=(key,), args=(value, milliseconds(ttl, "ttl") or ""), token=token, scope=scope)
 
-    Every change through the guard is one atomic script and one round trip. What is written past the guard is not
-    guarded.
+    async def delete(self, key: Key, *, token: int, scope: Key | None = None) -> bool:
+        """Delete a key, unless the token is stale. See `RedisGuard.delete`."""
+        return bool(await self.run(_DELETE, keys=(key,), token=token, scope=scope))
 
-    Tokens are compared within a *scope*: one key, unless you say otherwise. If one lock protects several keys, give
-    all changes the same scope, so that a holder that was replaced is kept from each of them. In a Cluster all keys of
-    a call, and the scope, need the same hash tag: ``{seat:12A}:customer`` in the scope ``{seat:12A}``.
-
-    Raises:
-        lockkit.StaleToken: By each change, when a newer token was accepted in this scope. Nothing was written.
-        lockkit.BackendUnavailable: By each call, when Redis gave no usable answer.
-    """
-
-    def __init__(self, client: SyncClient, *, prefix: str = "lockkit", keep: Seconds | None = None) -> None:
-        """
-        Use the application's client. No I/O.
-
-        Args:
-            client: A `redis.Redis` or `redis.RedisCluster`, with ``decode_responses`` on or off.
-            prefix: First part of the names of the marks. All who guard the same data have the same.
-            keep: Seconds for which a mark is kept after the last change; None keeps it as long as Redis keeps its
-                data. **A holder that was paused for longer than this is not refused any more.** For scopes that come
-                and go without end.
-        """
-        check_client(client, "blocking", other="lockkit.fencing.AsyncRedisGuard")
-        self._core = _Core(BlockingRuntime(), client, prefix, keep)
-
-    def set(self, key: Key, value: Value, *, token: int, scope: Key | None = None, ttl: Seconds | None = None) -> None:
-        """
-        Set a key to a value, unless the token is stale.
-
-        Args:
-            key: What to write.
-            value: What to write there.
-            token: Of the lease under which you work.
-            scope: Within what tokens are compared; the key itself if None.
-            ttl: Seconds after which the key goes away; None: it stays (as with Redis' ``SET``, an expiry that it had
-                is removed).
-        """
-        drive(self._core.set(key, value, token, scope, ttl))
-
-    def delete(self, key: Key, *, token: int, scope: Key | None = None) -> bool:
-        """
-        Delete a key, unless the token is stale. The mark stays: the stale are refused afterwards, too.
-
-        Args:
-            key: What to delete.
-            token: Of the lease under which you work.
-            scope: Within what tokens are compared; the key itself if None.
-
-        Returns:
-            Whether it was there.
-        """
-        return drive(self._core.delete(key, token, scope))
-
-    def run(
+    async def run(
         self,
         script: str,
         *,
@@ -136,44 +98,62 @@ class RedisGuard:
         token: int,
         scope: Key | None = None,
     ) -> Any:  # noqa: ANN401 - what the script returns
-        """
-        Run a Lua script of your own, unless the token is stale.
+        """Run a Lua script of your own, unless the token is stale. See `RedisGuard.run`."""
+        scope = _scope(keys, scope)
+        name = text_of(scope)
+        check_token(token, name=name)
+        given: object = script
+        if not isinstance(given, str) or not given.strip() or given.startswith("#!"):
+            message = f"script must be Lua code without a first line '#!lua', not {validation.shown(given)}"
+            raise ConfigurationError(message, name=name)
+        text, sha = _wrapped(script)
+        sent = [1 + len(keys), mark_of(self._prefix, scope), *keys, token, self._keep_ms, *args]
+        try:
+            try:
+                return await self._runtime.io(self._client.evalsha(sha, *sent))
+            except redis.exceptions.NoScriptError:
+                # EVAL also loads the script into the server (in a Cluster into the right one), for the next time.
+                return await self._runtime.io(self._client.eval(text, *sent))
+        except redis.DataError as error:
+            message = f"redis-py cannot send this to {name!r}: {error}"
+            raise ConfigurationError(message, name=name) from error
+        except DRIVER_ERRORS as error:
+            refusal = self._refusal(error, token, name)
+            if refusal is not None:
+                raise refusal from None
+            if is_from_script(error):
+                raise
+            raise data_error(error, self._client, scope) from error
 
-        Args:
-            script: It sees ``KEYS`` and ``ARGV`` as usual. Keep its text constant and put what varies into `args`:
-                Redis keeps every text that it was ever sent.
-            keys: Its keys.
-            args: Its arguments.
-            token: Of the lease under which you work.
-            scope: Within what tokens are compared; may be left out if there is one key.
+    async def accept(self, scope: Key, *, token: int) -> None:
+        """Accept a token without a change, and no older one from now on. See `RedisGuard.accept`."""
+        await self.run(_NOTHING, keys=(), token=token, scope=scope)
 
-        Returns:
-            What the script returns, as redis-py shows it.
+    async def last(self, scope: Key) -> int | None:
+        """Return the newest token that was accepted in a scope; None if there is none."""
+        check_key(scope, "scope")
+        try:
+            found = await self._runtime.io(self._client.get(mark_of(self._prefix, scope)))
+        except DRIVER_ERRORS as error:
+            raise data_error(error, self._client, scope) from error
+        return None if found is None else int(found)
 
-        Raises:
-            redis.ResponseError: What the script itself raised. What it wrote before stays, as always in Redis, and the
-                token counts as accepted.
-        """
-        return drive(self._core.run(script, keys, args, token, scope))
-
-    def accept(self, scope: Key, *, token: int) -> None:
-        """
-        Accept a token without a change: from now on no older one is.
-
-        Right after the lock was acquired, it shuts out earlier holders even before the first write.
-
-        Args:
-            scope: Within what tokens are compared.
-            token: Of the lease under which you work.
-        """
-        drive(self._core.run(_NOTHING, (), (), token, scope))
-
-    def last(self, scope: Key) -> int | None:
-        """Give the newest token that was accepted in a scope; None if there is none."""
-        return drive(self._core.last(scope))
+    def _refusal(self, error: BaseException, token: int, name: str) -> LockError | None:
+        """Make the error for a refusal by guard.lua; None if it did not refuse."""
+        code, _, last = str(error).partition(" ")
+        label = label_of(self._client)
+        if code == "STALETOKEN":
+            return stale_token("the change", token, int(last.split()[0]), name=name, backend=label)
+        if code == "BADMARK":
+            message = (
+                f"the mark of {name!r} at {label} does not hold a token: another program uses that key. "
+                "Use another prefix"
+            )
+            return ConfigurationError(message, name=name, backend=label)
+        return None
 
 
-class AsyncRedisGuard:
+class AsyncRedisGuard(_Guard):
     """
     Guards data in Redis or Valkey, with asyncio.
 
@@ -189,20 +169,73 @@ class AsyncRedisGuard:
             prefix: See `RedisGuard`.
             keep: See `RedisGuard`.
         """
-        check_client(client, "asyncio", other="lockkit.fencing.RedisGuard")
-        self._core = _Core(AsyncioRuntime(), client, prefix, keep)
+        super().__init__(AsyncioRuntime(), client, prefix, keep)
 
-    async def set(
-        self, key: Key, value: Value, *, token: int, scope: Key | None = None, ttl: Seconds | None = None
-    ) -> None:
-        """Set a key to a value, unless the token is stale. See `RedisGuard.set`."""
-        await self._core.set(key, value, token, scope, ttl)
 
-    async def delete(self, key: Key, *, token: int, scope: Key | None = None) -> bool:
-        """Delete a key, unless the token is stale. See `RedisGuard.delete`."""
-        return await self._core.delete(key, token, scope)
+class RedisGuard:
+    """
+    Guards data in Redis or Valkey, blocking. Threads may share it.
 
-    async def run(
+    ::
+
+        guard = lockkit.fencing.RedisGuard(redis.Redis())
+        with client.lock("seat:12A") as lease:
+            guard.set("seat:12A:customer", "Ada", token=lease.token)
+
+    Every change through the guard is one atomic script and one round trip. The guard does not protect data from
+    programs that write without it.
+
+    Tokens are compared within a *scope*: one key, unless you say otherwise. If one lock protects several keys, use the
+    same scope for all changes, so that a holder that was replaced can change none of them. In a Cluster all keys of a
+    call, and the scope, need the same hash tag: ``{seat:12A}:customer`` in the scope ``{seat:12A}``.
+
+    Raises:
+        lockkit.StaleToken: By each change, when a newer token was accepted in this scope. Nothing was written.
+        lockkit.BackendUnavailable: By each call, when Redis gave no usable answer.
+    """
+
+    def __init__(self, client: SyncClient, *, prefix: str = "lockkit", keep: Seconds | None = None) -> None:
+        """
+        Use the application's client. No I/O.
+
+        Args:
+            client: A `redis.Redis` or `redis.RedisCluster`, with ``decode_responses`` on or off.
+            prefix: First part of the names of the marks. Use the same one in all programs that guard the same data.
+            keep: Seconds for which Redis keeps a mark after the last change; None keeps it as long as Redis keeps its
+                data. **A holder that was paused for longer than this is no longer refused.** Use it when you have an
+                unlimited number of scopes.
+        """
+        self._guard = _Guard(BlockingRuntime(), client, prefix, keep)
+
+    def set(self, key: Key, value: Value, *, token: int, scope: Key | None = None, ttl: Seconds | None = None) -> None:
+        """
+        Set a key to a value, unless the token is stale.
+
+        Args:
+            key: What to write.
+            value: What to write there.
+            token: The token of the lease under which you work.
+            scope: Within what tokens are compared; the key itself if None.
+            ttl: Seconds after which the key expires; None: it does not expire (as with Redis' ``SET``, an earlier
+                expiry is removed).
+        """
+        drive(self._guard.set(key, value, token=token, scope=scope, ttl=ttl))
+
+    def delete(self, key: Key, *, token: int, scope: Key | None = None) -> bool:
+        """
+        Delete a key, unless the token is stale. The mark stays, so stale holders are refused afterwards, too.
+
+        Args:
+            key: What to delete.
+            token: The token of the lease under which you work.
+            scope: Within what tokens are compared; the key itself if None.
+
+        Returns:
+            Whether the key existed.
+        """
+        return drive(self._guard.delete(key, token=token, scope=scope))
+
+    def run(
         self,
         script: str,
         *,
@@ -211,94 +244,53 @@ class AsyncRedisGuard:
         token: int,
         scope: Key | None = None,
     ) -> Any:  # noqa: ANN401 - what the script returns
-        """Run a Lua script of your own, unless the token is stale. See `RedisGuard.run`."""
-        return await self._core.run(script, keys, args, token, scope)
+        """
+        Run a Lua script of your own, unless the token is stale.
 
-    async def accept(self, scope: Key, *, token: int) -> None:
-        """Accept a token without a change: from now on no older one is. See `RedisGuard.accept`."""
-        await self._core.run(_NOTHING, (), (), token, scope)
+        Args:
+            script: It sees ``KEYS`` and ``ARGV`` as usual. Keep its text constant and pass what varies in `args`:
+                Redis keeps every script that it was ever sent.
+            keys: Its keys.
+            args: Its arguments.
+            token: The token of the lease under which you work.
+            scope: Within what tokens are compared; may be left out if there is one key.
 
-    async def last(self, scope: Key) -> int | None:
-        """Give the newest token that was accepted in a scope; None if there is none."""
-        return await self._core.last(scope)
+        Returns:
+            What the script returns, as redis-py converts it.
 
+        Raises:
+            redis.ResponseError: The script itself failed. What it wrote before stays, as always in Redis, and the
+                token counts as accepted.
+        """
+        return drive(self._guard.run(script, keys=keys, args=args, token=token, scope=scope))
 
-class _Core:
-    """What both faces do, written once."""
+    def accept(self, scope: Key, *, token: int) -> None:
+        """
+        Accept a token without a change, and no older one from now on.
 
-    def __init__(self, runtime: Runtime, client: Any, prefix: object, keep: Seconds | None) -> None:  # noqa: ANN401 - four classes of redis-py's
-        if not isinstance(prefix, str) or not prefix or "{" in prefix or "}" in prefix:
-            message = f"prefix={validation.shown(prefix)} must be a text without braces: they decide the Cluster slot"
-            raise ConfigurationError(message)
-        self._runtime = runtime
-        self._client = client
-        self._prefix = prefix
-        self._keep = milliseconds(keep, "keep") or ""
+        Called right after the lock was acquired, it refuses earlier holders even before your first write.
 
-    async def set(self, key: Key, value: Value, token: int, scope: Key | None, ttl: Seconds | None) -> None:
-        await self.run(_SET, (key,), (value, milliseconds(ttl, "ttl") or ""), token, scope)
+        Args:
+            scope: Within what tokens are compared.
+            token: The token of the lease under which you work.
+        """
+        drive(self._guard.accept(scope, token=token))
 
-    async def delete(self, key: Key, token: int, scope: Key | None) -> bool:
-        return bool(await self.run(_DELETE, (key,), (), token, scope))
-
-    async def run(
-        self, script: object, keys: Sequence[Key], args: Sequence[Value], token: int, scope: Key | None
-    ) -> Any:  # noqa: ANN401 - what the script returns
-        scope = _scope(keys, scope)
-        name = text_of(scope)
-        check_token(token, name=name)
-        if not isinstance(script, str) or not script.strip() or script.startswith("#!"):
-            message = f"script must be Lua text without a first line '#!lua', not {validation.shown(script)}"
-            raise ConfigurationError(message, name=name)
-        text, sha = _wrapped(script)
-        sent = [1 + len(keys), mark_of(self._prefix, scope), *keys, token, self._keep, *args]
-        try:
-            try:
-                return await self._runtime.io(self._client.evalsha(sha, *sent))
-            except redis.exceptions.NoScriptError:
-                # The text teaches it to the server (to the right one, in a Cluster), for the next time.
-                return await self._runtime.io(self._client.eval(text, *sent))
-        except redis.DataError as error:
-            message = f"redis-py cannot send this to {name!r}: {error}"
-            raise ConfigurationError(message, name=name) from error
-        except DRIVER_ERRORS as error:
-            refusal = self._refusal(error, token, name)
-            if refusal is not None:
-                raise refusal from None
-            if is_from_script(error):
-                raise
-            raise data_error(error, self._client, scope) from error
-
-    def _refusal(self, error: BaseException, token: int, name: str) -> LockError | None:
-        """Read what guard.lua said."""
-        code, _, last = str(error).partition(" ")
-        label = label_of(self._client)
-        if code == "STALETOKEN":
-            return stale_token("the change", token, int(last.split()[0]), name=name, backend=label)
-        if code == "BADMARK":
-            message = f"{label} has no token in the mark of {name!r}: somebody else uses that key. Take another prefix"
-            return ConfigurationError(message, name=name, backend=label)
-        return None
-
-    async def last(self, scope: Key) -> int | None:
-        check_key(scope, "scope")
-        try:
-            found = await self._runtime.io(self._client.get(mark_of(self._prefix, scope)))
-        except DRIVER_ERRORS as error:
-            raise data_error(error, self._client, scope) from error
-        return None if found is None else int(found)
+    def last(self, scope: Key) -> int | None:
+        """Return the newest token that was accepted in a scope; None if there is none."""
+        return drive(self._guard.last(scope))
 
 
 def mark_of(prefix: str, scope: Key) -> Key:
     """
-    Name the mark of a scope, in its Cluster slot.
+    Return the name of a scope's mark, which is in the scope's Cluster slot.
 
-    What is between the first ``{`` and the next ``}`` decides the slot, or the whole key where there is no such part,
-    or it is empty (Redis Cluster specification, "Hash tags"). A scope without tag becomes the tag of its mark. One with
-    a lone ``}`` cannot: its mark lies in another slot, and a Cluster refuses the call.
+    The part between the first ``{`` and the next ``}`` decides the slot; where there is no such part, or it is empty,
+    the whole key does (Redis Cluster specification, "Hash tags"). A scope without a tag becomes the tag of its mark.
+    This is impossible for a scope with a lone ``}``: its mark is in another slot, and a Cluster refuses the call.
     """
     if isinstance(scope, bytes):
-        # As text with one character for each byte: the rest is the same for both.
+        # Decoded to one character for each byte, so that the rest is the same for both.
         return cast("str", mark_of(prefix, scope.decode("latin-1"))).encode("latin-1")
     tag = scope.partition("{")[2].partition("}")
     if tag[0] and tag[1]:
@@ -314,7 +306,7 @@ def _scope(keys: object, scope: Key | None) -> Key:
         check_key(key, "a key")
     if scope is None:
         if len(keys) != 1:
-            message = "give the scope within which tokens are compared: only for one key it can be left out"
+            message = "give the scope within which tokens are compared: it can be left out only for a single key"
             raise ConfigurationError(message)
         return cast("Key", keys[0])
     check_key(scope, "scope")
@@ -323,7 +315,7 @@ def _scope(keys: object, scope: Key | None) -> Key:
 
 @lru_cache(maxsize=SCRIPTS_MAX)
 def _wrapped(script: str) -> tuple[str, str]:
-    """Put a script under the guard; give the text and its SHA-1."""
-    # On the first line, so that the line numbers of its errors are right.
+    """Wrap a script in the guard; return the text and its SHA-1."""
+    # On the first line, so that the line numbers in its errors are right.
     text = f"local body = function(KEYS, ARGV) {script}\nend\n{_GUARD}"
     return text, hashlib.sha1(text.encode()).hexdigest()  # noqa: S324 - what Redis uses

@@ -1,11 +1,11 @@
 """
-An application's own SQLAlchemy session or connection, for what works inside its transactions.
+An application's own SQLAlchemy session or connection, as `lockkit.sql`, `lockkit.fencing` and others use it.
 
-`lockkit.sql`, `lockkit.fencing` and `lockkit.optimistic` use it. Connections, pools and transactions stay the
-application's: nothing here commits or rolls back a transaction of its. Driver exceptions become lockkit's.
+The application owns connections, pools and transactions: nothing here commits its transactions or rolls them back.
+Driver exceptions become lockkit's.
 
-What is done to a connection is written once, against SQLAlchemy's blocking interface. A `Place` runs it: at once for a
-`Session` or `Connection`, and in SQLAlchemy's own greenlet (``run_sync``) for their asyncio forms.
+All work on a connection is written once, against SQLAlchemy's blocking interface. An `ApplicationTransaction` runs it:
+directly for a `Session` or `Connection`, and in SQLAlchemy's own greenlet (``run_sync``) for their asyncio forms.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
-from sqlalchemy import Connection, Engine, exc
+from sqlalchemy import Connection, Delete, Engine, Update, exc
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_scoped_session
 from sqlalchemy.orm import Session, scoped_session
 
@@ -25,6 +25,7 @@ from lockkit.backends.sql.dialect import dialect_named
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockError, LockTimeout
 from lockkit.runtime import AsyncioRuntime, BlockingRuntime, drive
 from lockkit.url import HIDDEN
+from lockkit.validation import shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,14 +33,16 @@ if TYPE_CHECKING:
     from lockkit.runtime import Runtime
 
 __all__ = [
+    "ApplicationTransaction",
     "Asynchronous",
     "Blocking",
-    "Place",
     "Problem",
     "StartAgain",
     "code_of",
+    "column_of",
     "data_error",
     "label_of",
+    "no_column",
     "problem_of",
     "refuse_autocommit",
     "spare",
@@ -61,20 +64,20 @@ class StartAgain(LockTimeout):
     """
 
 
-class Place:
+class ApplicationTransaction:
     """
-    Where an application's transaction is, and how to work there.
+    The transaction of an application's session or connection.
 
     Attributes:
-        runtime: Of its face.
+        runtime: Blocking or asyncio, as the session or connection is.
     """
 
     def __init__(self, target: object) -> None:
         """
-        Take what the application gave. No I/O.
+        Keep the session or connection. No I/O.
 
         Raises:
-            ConfigurationError: It has no transaction of its own.
+            ConfigurationError: It is neither, so there is no transaction.
         """
         self.runtime: Runtime
         if isinstance(target, (scoped_session, async_scoped_session)):
@@ -94,16 +97,16 @@ class Place:
 
     async def run(self, work: Callable[[Connection], T]) -> T:
         """
-        Do something with the connection of the transaction; the transaction begins if it has not yet.
+        Call `work` with the connection of the transaction, which begins if it has not begun yet.
 
         Raises:
             ConfigurationError: The session has several databases, or it commits each statement by itself.
-            LockError: The connection cannot be had, or what the database says to `work`.
+            LockError: There is no connection, or `work` failed at the database.
         """
         return await self.run_with(lambda _, connection: work(connection))
 
     async def run_with(self, work: Callable[[Session | Connection, Connection], T]) -> T:
-        """Do the same with what the application gave, too, in its blocking form: the session or the connection."""
+        """Do the same, and pass the session or connection that the application gave, too, in its blocking form."""
         target = self._target
         if isinstance(target, AsyncSession):
             return await target.run_sync(lambda session: work(session, refuse_autocommit(_of_session(session))))
@@ -115,7 +118,7 @@ class Place:
         return work(connection, refuse_autocommit(connection))
 
     def ask(self, coroutine: Coroutine[Any, Any, T]) -> T | Awaitable[T]:
-        """Drive a coroutine to its end here, or give it to be awaited, as the face wants it."""
+        """Run a coroutine to its end, or return it to be awaited if the transaction is asyncio's."""
         return drive(coroutine) if self.runtime.kind == "blocking" else coroutine
 
 
@@ -126,7 +129,7 @@ def _of_session(session: Session) -> Connection:
         message = f"the session has several databases or none: give it session.connection(…) of the right one ({error})"
         raise ConfigurationError(message) from error
     except exc.PendingRollbackError as error:
-        message = f"the session's transaction has failed before: roll it back first ({error})"
+        message = f"the session's transaction has failed: roll it back first ({error})"
         raise ConfigurationError(message) from error
     except (exc.DBAPIError, exc.TimeoutError) as error:
         bind = session.bind
@@ -137,14 +140,15 @@ def refuse_autocommit(connection: Connection) -> Connection:
     """
     Refuse a connection that commits each statement by itself: a lock would end with its own statement.
 
-    The driver is asked, which knows it from the server: SQLAlchemy knows only what was set through it. On SQLite the
-    transaction begins here if it has not begun yet: applications may send BEGIN themselves, by an event.
+    This asks the driver, which knows it from the server: SQLAlchemy knows only what was set through SQLAlchemy. On
+    SQLite the transaction begins here if it has not begun yet: applications may send BEGIN themselves, in an event
+    handler.
 
     Returns:
-        The same.
+        The same connection.
 
     Raises:
-        ConfigurationError: It does.
+        ConfigurationError: The connection is in autocommit.
     """
     engine_wide = getattr(connection.dialect, "_on_connect_isolation_level", None)
     chosen = connection.get_execution_options().get("isolation_level", engine_wide)
@@ -154,22 +158,22 @@ def refuse_autocommit(connection: Connection) -> Connection:
         else:
             refused = chosen == "AUTOCOMMIT" or _driver_commits(connection)
     except exc.PendingRollbackError as error:
-        message = f"this connection to {label_of(connection)} was lost before: roll its transaction back first"
+        message = f"this connection to {label_of(connection)} was lost: roll its transaction back first"
         raise ConfigurationError(message, backend=label_of(connection)) from error
     if refused:
         message = (
-            f"this connection to {label_of(connection)} is in autocommit, so there is no transaction to be in: "
-            "take one without isolation_level='AUTOCOMMIT' and without the driver's own; on SQLite BEGIN will do, too"
+            f"this connection to {label_of(connection)} is in autocommit, so it has no transaction: use one without "
+            "isolation_level='AUTOCOMMIT' and without the driver's autocommit; on SQLite you can also send BEGIN"
         )
         raise ConfigurationError(message, backend=label_of(connection))
     return connection
 
 
 def _driver_commits(connection: Connection) -> bool:
-    """Ask the driver, by the names that drivers have for it, or else the server."""
+    """Ask the driver, by the names that drivers use for it, or else the server."""
     pooled = connection.connection
     for driver in (pooled.dbapi_connection, pooled.driver_connection):
-        ask = getattr(driver, "get_autocommit", None)  # PyMySQL and its kin: what the server's last answer said
+        ask = getattr(driver, "get_autocommit", None)  # PyMySQL and similar: from the server's last answer
         if ask is not None:
             return bool(ask())
         switch = getattr(driver, "autocommit", None)
@@ -181,7 +185,7 @@ def _driver_commits(connection: Connection) -> bool:
 
 
 def _sqlite_begins(connection: Connection) -> bool:
-    """Tell whether a transaction is open, or the driver opens one before it writes."""
+    """Return whether a transaction is open, or the driver opens one before it writes."""
     if not connection.in_transaction():
         connection.begin()
     driver: Any = connection.connection.driver_connection
@@ -196,9 +200,9 @@ _owners: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
 def transaction_of(connection: Connection, runtime: Runtime) -> str:
     """
-    Give the random id of the transaction that a connection is in, begun if it was not yet.
+    Return the random id of a connection's transaction, which begins if it has not begun yet.
 
-    It is the same for savepoints within. Two transactions never have the same, also in different processes.
+    Savepoints share the id of their transaction. No two transactions have the same id, not even in two processes.
     """
     if not connection.in_transaction():
         connection.begin()  # as any statement would
@@ -212,9 +216,9 @@ def transaction_of(connection: Connection, runtime: Runtime) -> str:
 @contextmanager
 def spare(engine: Engine) -> Iterator[Connection]:
     """
-    Give a connection of our own, beside the application's pool and closed afterwards.
+    Open a separate connection, outside the application's pool, and close it afterwards.
 
-    From the pool it could wait for a connection that its caller holds, for ever.
+    The pool could be empty because of the very connection that the caller holds: waiting for it would never end.
     """
     own = Engine(engine.pool.recreate(), engine.dialect, engine.url, hide_parameters=True)
     try:
@@ -234,7 +238,7 @@ def label_of(source: Connection | Engine | None) -> str:
 
 
 class Problem(Enum):
-    """What an application or a retry can do something about."""
+    """Errors of a database that an application or a retry can handle."""
 
     BUSY = auto()
     DEADLOCK = auto()
@@ -261,10 +265,10 @@ _PROBLEMS = {
 
 
 def code_of(error: BaseException) -> str:
-    """Tell what a database said: SQLSTATE, error number, or SQLite's name; empty if it said nothing."""
+    """Return the database's error code: SQLSTATE, error number, or SQLite's name; empty if there is none."""
     said = error.orig if isinstance(error, exc.DBAPIError) else error
     arguments = getattr(said, "args", ())
-    # Drivers for MySQL give the number first; some know its SQLSTATE too, which says less.
+    # Drivers for MySQL give the number first; some also have its SQLSTATE, which says less.
     for number in (getattr(said, "errno", None), arguments[0] if arguments else None):
         if isinstance(number, int):
             return str(number)
@@ -276,7 +280,7 @@ def code_of(error: BaseException) -> str:
 
 
 def problem_of(error: BaseException) -> Problem | None:
-    """Tell whether an error is one of the known problems."""
+    """Return which of the known problems an error is; None if it is another one."""
     if isinstance(error, exc.DBAPIError) and "no such table" in str(error.orig):
         return Problem.MISSING  # SQLite has no code for it
     return _PROBLEMS.get(code_of(error))
@@ -284,12 +288,12 @@ def problem_of(error: BaseException) -> Problem | None:
 
 def data_error(error: BaseException, source: Connection | Engine | None, *, name: str | None = None) -> LockError:
     """
-    Make our error of SQLAlchemy's, about the application's database.
+    Make lockkit's error from SQLAlchemy's, for a statement in the application's database.
 
     Args:
-        error: A `sqlalchemy.exc.DBAPIError`, or the pool's `TimeoutError`. To be the ``__cause__``.
+        error: A `sqlalchemy.exc.DBAPIError`, or the pool's `TimeoutError`. The caller makes it the ``__cause__``.
         source: Where it happened.
-        name: What it was about.
+        name: The lock, scope or row of the statement.
     """
     label = label_of(source)
     said = error.orig if isinstance(error, exc.DBAPIError) else error
@@ -308,18 +312,18 @@ def _without_password(text: str, source: Connection | Engine | None) -> str:
 
 
 def _reading(error: BaseException, label: str, name: str | None, text: str) -> tuple[Callable[..., LockError], str]:
-    """Tell which error of ours it is, and what to say."""
+    """Choose lockkit's error class and its message."""
     problem = problem_of(error)
     if problem is not None:
         return _of_problem(problem, label, name, text)
     if isinstance(error, exc.TimeoutError):
         message = (
-            f"the pool of connections to {label} is used up: each open transaction has one. Raise pool_size, or end "
-            f"transactions sooner ({text})"
+            f"the connection pool for {label} is exhausted: each open transaction uses one connection. Raise "
+            f"pool_size, or end transactions sooner ({text})"
         )
         return BackendUnavailable, message
     if code_of(error) == "25P02":  # in_failed_sql_transaction
-        message = f"{label} has given up this transaction after an earlier error: roll it back first ({text})"
+        message = f"{label} has aborted this transaction after an earlier error: roll it back first ({text})"
         return ConfigurationError, message
     if isinstance(error, exc.DBAPIError) and error.connection_invalidated:
         message = f"the connection to {label} was lost, and the transaction with it: run it again ({text})"
@@ -328,39 +332,63 @@ def _reading(error: BaseException, label: str, name: str | None, text: str) -> t
 
 
 def _of_problem(problem: Problem, label: str, name: str | None, text: str) -> tuple[Callable[..., LockError], str]:
-    what = repr(name) if name else "what this one wants"
+    what = repr(name) if name else "what this one needs"
     if problem is Problem.DEADLOCK:
         message = (
             f"a deadlock at {label}: another transaction holds {what} and waits for what this one holds. "
-            f"Roll back and run the transaction again; take locks in one order everywhere ({text})"
+            f"Roll back and run the transaction again; take locks in the same order everywhere ({text})"
         )
         return StartAgain, message
     if problem is Problem.STALE:
         return StartAgain, stale_snapshot(label, name, text)
     if problem is Problem.MISSING:
-        message = f"a table of lockkit's is missing at {label}: run lockkit.sql.create_tables(engine) ({text})"
+        message = f"a table of lockkit is missing at {label}: run lockkit.sql.create_tables(engine) ({text})"
         return ConfigurationError, message
     message = f"another transaction at {label} held {what} for longer than the connection's own limit: {text}"
     return LockTimeout, message
 
 
 def stale_snapshot(label: str, name: str | None, text: str) -> str:
-    """Say why a transaction that began too early must not go on."""
+    """Return the message for a transaction that began too early to go on."""
     return (
         f"this transaction reads {label} as it was before the last holder of {name!r} committed: roll back and run it "
-        f"again. Take the lock before anything is read, or use READ COMMITTED ({text})"
+        f"again. Take the lock before you read anything, or use READ COMMITTED ({text})"
     )
 
 
 @contextmanager
 def translating(connection: Connection, name: str | None = None) -> Iterator[None]:
     """
-    Turn what the database says to lockkit's own statements into lockkit's errors.
+    Convert SQLAlchemy's errors from lockkit's own statements to lockkit's.
 
     Raises:
-        LockError: In place of an error of SQLAlchemy's.
+        LockError: In place of SQLAlchemy's error.
     """
     try:
         yield
     except (exc.DBAPIError, exc.TimeoutError) as error:
         raise data_error(error, connection, name=name) from error
+
+
+def column_of(statement: object, column: object, default: str, *, option: str) -> Any:  # noqa: ANN401 - a column, mapped or not
+    """
+    Return the column with the version or token: the given one, or that of the statement's table with the default name.
+
+    Raises:
+        ConfigurationError: It is another kind of statement, or there is no such column.
+    """
+    if not isinstance(statement, (Update, Delete)):
+        message = f"statement must be an UPDATE or a DELETE of SQLAlchemy, not {shown(statement)}"
+        raise ConfigurationError(message)
+    if column is not None:
+        return column
+    table: Any = statement.table
+    if default not in table.c:
+        raise no_column(table, default, option=option)
+    return table.c[default]
+
+
+def no_column(table: object, name: str, *, option: str) -> ConfigurationError:
+    """Make the error for a table without the column for its version or token."""
+    message = f"{table} has no column {name!r}: add an integer column of that name, or give another one with {option}="
+    return ConfigurationError(message)

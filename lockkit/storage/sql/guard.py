@@ -1,10 +1,10 @@
 """
 The guard for data in a SQL database.
 
-Beside what it guards lies the newest token that was accepted: in a column of the row itself, or in ``lockkit_fences``
-under the name of a *scope*. It is compared and written in the application's own transaction, which keeps that row
-locked until it ends. So a holder that comes with an older token finds a newer one, or waits and then finds it; and what
-is written in that transaction afterwards, under the same row, needs no further comparison.
+Next to the guarded data, the database stores the newest token that was accepted: in a column of the row itself, or in
+``lockkit_fences`` under the name of a *scope*. The guard compares and writes it in the application's own transaction,
+which keeps that row locked until it ends. So a holder with an older token finds a newer one, or waits and then finds
+it; and what the transaction writes afterwards, under the same row, needs no further comparison.
 """
 
 from __future__ import annotations
@@ -21,19 +21,20 @@ from sqlalchemy.orm.exc import StaleDataError
 
 from lockkit import validation
 from lockkit.errors import ConfigurationError
-from lockkit.fencing import check_token, stale_token
 from lockkit.runtime import drive
 from lockkit.storage.sql.client import (
+    ApplicationTransaction,
     Asynchronous,
     Blocking,
-    Place,
     Problem,
+    column_of,
     data_error,
     label_of,
     problem_of,
     translating,
 )
 from lockkit.storage.sql.schema import FENCES, KEYS, Family, ensure, family_of, key_of, make_here, quoted
+from lockkit.storage.tokens import check_token, stale_token
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,7 +47,7 @@ S = TypeVar("S", bound="Update | Delete")
 T = TypeVar("T")
 
 FENCE = "fence"
-"""Name of the column with the newest token, unless told otherwise."""
+"""Default name of the column with the newest token."""
 
 
 class FenceMixin:
@@ -58,7 +59,7 @@ class FenceMixin:
         class Seat(FenceMixin, Base):
             __tablename__ = "seat"
 
-    In a table that exists: ``ALTER TABLE seat ADD COLUMN fence BIGINT NOT NULL DEFAULT 0``.
+    For a table that exists already: ``ALTER TABLE seat ADD COLUMN fence BIGINT NOT NULL DEFAULT 0``.
     """
 
     fence: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0", nullable=False)
@@ -66,30 +67,30 @@ class FenceMixin:
 
 def fenced(statement: S, token: int, *, fence: ColumnElement[int] | None = None) -> S:
     """
-    Let an UPDATE or DELETE touch only rows that no newer holder has touched; an UPDATE leaves the token there.
+    Restrict an UPDATE or DELETE to rows that no newer holder has touched; an UPDATE stores the token there.
 
     ::
 
         statement = fenced(update(Seat).where(Seat.name == "12A").values(customer="Ben"), lease.token)
         if session.execute(statement).rowcount == 0:
-            ...  # a newer holder was here, or there is no such seat
+            ...  # a newer holder has changed the row, or there is no such seat
 
-    No I/O. `SqlGuard.execute` runs it, too, and tells the two apart.
+    No I/O. `SqlGuard.execute` runs it, too, and distinguishes the two cases.
 
     Args:
         statement: Of one table, for Core or the ORM.
-        token: Of the lease under which you work.
-        fence: The column with the newest token; None: the column ``fence`` of the table. NULL is no token.
+        token: The token of the lease under which you work.
+        fence: The column with the newest token; None: the column ``fence`` of the table. NULL means no token yet.
 
     Returns:
-        ``… WHERE … AND fence <= token``, for an UPDATE with ``SET fence = token``. Equal tokens are let in: a holder
-        writes as often as it likes.
+        ``… WHERE … AND fence <= token``, for an UPDATE with ``SET fence = token``. Equal tokens are accepted: a holder
+        may write as often as it likes.
 
     Raises:
-        ConfigurationError: The token is none, or there is no such column.
+        ConfigurationError: The token is not valid, or there is no such column.
     """
     check_token(token)
-    column = _column_of(statement, fence)
+    column = column_of(statement, fence, FENCE, option="fence")
     admitted = column <= token
     if getattr(column, "nullable", True):
         admitted = or_(column.is_(None), admitted)
@@ -97,153 +98,22 @@ def fenced(statement: S, token: int, *, fence: ColumnElement[int] | None = None)
     return cast("S", guarded.values({column: token}) if isinstance(statement, Update) else guarded)
 
 
-def _column_of(statement: object, fence: ColumnElement[int] | None) -> Any:  # noqa: ANN401 - a column, mapped or not
-    if not isinstance(statement, (Update, Delete)):
-        message = f"give an UPDATE or a DELETE of SQLAlchemy's, not {validation.shown(statement)}"
-        raise ConfigurationError(message)
-    if fence is not None:
-        return fence
-    table: Any = statement.table
-    if FENCE not in table.c:
-        message = f"{table} has no column {FENCE!r}: add it (see FenceMixin), or say which one it is with fence="
-        raise ConfigurationError(message)
-    return table.c[FENCE]
-
-
-class SqlGuard:
-    """
-    Guards data in PostgreSQL, MariaDB, MySQL or SQLite, blocking, inside a transaction of the application's.
-
-    ::
-
-        with client.lock("seat:12A") as lease, Session(engine) as session, session.begin():
-            guard = lockkit.fencing.SqlGuard(session)
-            guard.execute(update(Seat).where(Seat.name == "12A").values(customer="Ben"), token=lease.token)
-
-    The transaction stays the application's: nothing is committed. Until it ends, others wait who come to the same row
-    or scope. **Whoever is refused must not commit**: let `StaleToken` leave the ``with`` block.
-
-    Raises:
-        lockkit.StaleToken: By each change, when a newer token was accepted. Nothing was written.
-        lockkit.LockTimeout: The transaction met a deadlock or began too early: roll back and run it again.
-        lockkit.BackendUnavailable: By each call, when the database gave no usable answer.
-    """
-
-    def __init__(self, target: Blocking, *, table: str = FENCES, auto_create: bool = True) -> None:
-        """
-        Use the application's session or connection. No I/O.
-
-        Args:
-            target: A `Session` or `Connection`, not in autocommit.
-            table: For scopes, as ``table`` or ``schema.table``. All who guard the same data have the same.
-            auto_create: Make that table if it is missing; without it, see `lockkit.sql.create_tables`.
-        """
-        self._core = _Core(target, "blocking", table, auto_create=auto_create)
-
-    def execute(self, statement: Update | Delete, *, token: int, fence: ColumnElement[int] | None = None) -> int:
-        """
-        Run an UPDATE or DELETE, unless the token is stale for any of its rows.
-
-        Its rows are locked and their tokens looked at first. A single row that you know to be there costs less with
-        `fenced`.
-
-        Args:
-            statement: Of one table with a column for the token, with its values. See `fenced`.
-            token: Of the lease under which you work.
-            fence: See `fenced`.
-
-        Returns:
-            How many rows it changed.
-
-        Raises:
-            sqlalchemy.exc.DBAPIError: What the database says to the statement itself.
-        """
-        return drive(self._core.execute(statement, token, fence))
-
-    def accept(self, scope: str, *, token: int) -> None:
-        """
-        Accept a token for a scope: until this transaction ends nobody else does, and never again an older one.
-
-        For what has no column of its own: several tables, rows that are yet to be inserted. Call it first; what you
-        write in the same transaction afterwards is guarded.
-
-        Args:
-            scope: 1 to 255 UTF-8 bytes, such as the name of the lock.
-            token: Of the lease under which you work.
-        """
-        drive(self._core.accept(scope, token))
-
-    def accept_object(self, instance: object, *, token: int) -> None:
-        """
-        Accept a token for a mapped object that has the column ``fence`` (`FenceMixin`), and read the object again.
-
-        Call it before you change the object. Its row is locked until the transaction ends, so what you decide by its
-        values, and flush, is guarded.
-
-        Args:
-            instance: Persistent in the session that this guard has.
-            token: Of the lease under which you work.
-
-        Raises:
-            sqlalchemy.orm.exc.StaleDataError: Its row is gone.
-        """
-        drive(self._core.accept_object(instance, token))
-
-    def last(self, scope: str) -> int | None:
-        """Give the newest token that was accepted for a scope, as this transaction sees it; None if there is none."""
-        return drive(self._core.last(scope))
-
-
-class AsyncSqlGuard:
-    """
-    Guards data in a SQL database, with asyncio.
-
-    The same as `SqlGuard`, and both may guard the same data; what does I/O is awaited.
-    """
-
-    def __init__(self, target: Asynchronous, *, table: str = FENCES, auto_create: bool = True) -> None:
-        """
-        Use the application's session or connection. No I/O.
-
-        Args:
-            target: An `AsyncSession` or `AsyncConnection`.
-            table: See `SqlGuard`.
-            auto_create: See `SqlGuard`.
-        """
-        self._core = _Core(target, "asyncio", table, auto_create=auto_create)
-
-    async def execute(self, statement: Update | Delete, *, token: int, fence: ColumnElement[int] | None = None) -> int:
-        """Run an UPDATE or DELETE, unless the token is stale for any of its rows. See `SqlGuard.execute`."""
-        return await self._core.execute(statement, token, fence)
-
-    async def accept(self, scope: str, *, token: int) -> None:
-        """Accept a token for a scope. See `SqlGuard.accept`."""
-        await self._core.accept(scope, token)
-
-    async def accept_object(self, instance: object, *, token: int) -> None:
-        """Accept a token for a mapped object, and read the object again. See `SqlGuard.accept_object`."""
-        await self._core.accept_object(instance, token)
-
-    async def last(self, scope: str) -> int | None:
-        """Give the newest token that was accepted for a scope, as this transaction sees it; None if there is none."""
-        return await self._core.last(scope)
-
-
-class _Core:
-    """What both faces do, written once."""
+class _Guard:
+    """What both guards do, written once: the methods of `AsyncSqlGuard`, for any kind of transaction."""
 
     def __init__(self, target: object, kind: str, table: str, *, auto_create: bool) -> None:
-        self._place = Place(target)
-        if self._place.runtime.kind != kind:
+        self._transaction = ApplicationTransaction(target)
+        if self._transaction.runtime.kind != kind:
             other = "AsyncSqlGuard" if kind == "blocking" else "SqlGuard"
             message = f"{type(target).__name__} is for lockkit.fencing.{other}"
             raise ConfigurationError(message)
-        quoted("sqlite", table)  # refuses what is no name
+        quoted("sqlite", table)  # raises if it is not a table name
         self._table = table
         self._auto_create = auto_create
 
-    async def execute(self, statement: Update | Delete, token: int, fence: ColumnElement[int] | None) -> int:
-        column = _column_of(statement, fence)
+    async def execute(self, statement: Update | Delete, *, token: int, fence: ColumnElement[int] | None = None) -> int:
+        """Run an UPDATE or DELETE, unless the token is stale for any of its rows. See `SqlGuard.execute`."""
+        column = column_of(statement, fence, FENCE, option="fence")
         guarded = fenced(statement, token, fence=fence)
         name = str(statement.table)
 
@@ -262,13 +132,14 @@ class _Core:
                 result: Any = executor.execute(guarded)
                 changed: int = result.rowcount
                 if changed < found:
-                    # SQLite locks no rows: somebody came between the two statements.
+                    # SQLite locks no rows: another transaction may have written between the two statements.
                     _refuse(newest()[1], token, name, connection)
             return changed
 
-        return await self._place.run_with(work)
+        return await self._transaction.run_with(work)
 
-    async def accept(self, scope: object, token: int) -> None:
+    async def accept(self, scope: str, *, token: int) -> None:
+        """Accept a token for a scope. See `SqlGuard.accept`."""
         name = _scope(scope)
         check_token(token, name=name)
 
@@ -279,12 +150,13 @@ class _Core:
             last = self._ask(connection, name, lambda sql: accept(connection, sql, given))
             _refuse(last, token, name, connection)
 
-        await self._place.run_with(work)
+        await self._transaction.run_with(work)
 
-    async def accept_object(self, instance: object, token: int) -> None:
+    async def accept_object(self, instance: object, *, token: int) -> None:
+        """Accept a token for a mapped object, and read the object again. See `SqlGuard.accept_object`."""
         state = inspect_mapped(instance, raiseerr=False)
         if not isinstance(state, InstanceState):
-            message = f"give an object of a mapped class, not {validation.shown(instance)}"
+            message = f"instance must be an object of a mapped class, not {validation.shown(instance)}"
             raise ConfigurationError(message)
         name = f"{type(instance).__name__} {state.identity}"
         check_token(token, name=name)
@@ -295,7 +167,7 @@ class _Core:
                 message = f"{name} does not belong to the session of this guard"
                 raise ConfigurationError(message, name=name)
             if state.modified:
-                message = f"{name} has changes already: accept the token first, then look at the object and change it"
+                message = f"{name} has unsaved changes: accept the token first, then read the object and change it"
                 raise ConfigurationError(message, name=name)
             keys = zip(state.mapper.primary_key, state.identity or (), strict=True)
             statement = update(column.table).where(*(key == value for key, value in keys))
@@ -307,22 +179,23 @@ class _Core:
                         message = f"the row of {name} is gone"
                         raise StaleDataError(message)
                     raise stale_token("the change", token, last, name=name, backend=label_of(connection))
-                # Locked, so that MariaDB and MySQL give the newest one and not that of an earlier snapshot.
+                # With a lock, so that MariaDB and MySQL return the newest row and not that of an earlier snapshot.
                 executor.refresh(instance, with_for_update=True)
 
-        await self._place.run_with(work)
+        await self._transaction.run_with(work)
 
-    async def last(self, scope: object) -> int | None:
+    async def last(self, scope: str) -> int | None:
+        """Return the newest token that was accepted for a scope, as this transaction sees it; None if there is none."""
         name = _scope(scope)
 
         def work(_: object, connection: Connection) -> int | None:
             given = {"scope": key_of(family_of(connection.dialect), name)}
             return self._ask(connection, name, lambda sql: connection.execute(sql["last"], given).scalar())
 
-        return await self._place.run_with(work)
+        return await self._transaction.run_with(work)
 
     def _ask(self, connection: Connection, name: str, ask: Callable[[Mapping[str, TextClause]], T]) -> T:
-        """Ask the table of scopes something, and make it if it is missing."""
+        """Query the table of scopes, and create it if it is missing."""
         family = family_of(connection.dialect)
         sql = _statements(family, quoted(family, self._table))
         with translating(connection, name):
@@ -337,8 +210,112 @@ class _Core:
             return ask(sql)
 
 
+class AsyncSqlGuard(_Guard):
+    """
+    Guards data in a SQL database, with asyncio.
+
+    The same as `SqlGuard`, and both may guard the same data; what does I/O is awaited.
+    """
+
+    def __init__(self, target: Asynchronous, *, table: str = FENCES, auto_create: bool = True) -> None:
+        """
+        Use the application's session or connection. No I/O.
+
+        Args:
+            target: An `AsyncSession` or `AsyncConnection`.
+            table: See `SqlGuard`.
+            auto_create: See `SqlGuard`.
+        """
+        super().__init__(target, "asyncio", table, auto_create=auto_create)
+
+
+class SqlGuard:
+    """
+    Guards data in PostgreSQL, MariaDB, MySQL or SQLite, blocking, inside a transaction of the application's.
+
+    ::
+
+        with client.lock("seat:12A") as lease, Session(engine) as session, session.begin():
+            guard = lockkit.fencing.SqlGuard(session)
+            guard.execute(update(Seat).where(Seat.name == "12A").values(customer="Ben"), token=lease.token)
+
+    The guard commits nothing: the transaction is yours. Until it ends, other transactions wait for the same row or
+    scope. **After a refusal you must not commit**: let `StaleToken` leave the ``with`` block.
+
+    Raises:
+        lockkit.StaleToken: By each change, when a newer token was accepted. Nothing was written.
+        lockkit.LockTimeout: The transaction met a deadlock or began too early: roll back and run it again.
+        lockkit.BackendUnavailable: By each call, when the database gave no usable answer.
+    """
+
+    def __init__(self, target: Blocking, *, table: str = FENCES, auto_create: bool = True) -> None:
+        """
+        Use the application's session or connection. No I/O.
+
+        Args:
+            target: A `Session` or `Connection`, not in autocommit.
+            table: For scopes, as ``table`` or ``schema.table``. Use the same one in all programs that guard the same
+                data.
+            auto_create: Create that table if it is missing; without it, see `lockkit.sql.create_tables`.
+        """
+        self._guard = _Guard(target, "blocking", table, auto_create=auto_create)
+
+    def execute(self, statement: Update | Delete, *, token: int, fence: ColumnElement[int] | None = None) -> int:
+        """
+        Run an UPDATE or DELETE, unless the token is stale for any of its rows.
+
+        The guard first locks the rows and reads their tokens. For a single row that you know to exist, `fenced` is
+        cheaper.
+
+        Args:
+            statement: Of one table with a column for the token, with its values. See `fenced`.
+            token: The token of the lease under which you work.
+            fence: See `fenced`.
+
+        Returns:
+            How many rows it changed.
+
+        Raises:
+            sqlalchemy.exc.DBAPIError: The database refused the statement itself.
+        """
+        return drive(self._guard.execute(statement, token=token, fence=fence))
+
+    def accept(self, scope: str, *, token: int) -> None:
+        """
+        Accept a token for a scope: no other holder's until this transaction ends, and never again an older one.
+
+        Use it for data without a token column of its own: several tables, rows that are yet to be inserted. Call it
+        first; what you write in the same transaction afterwards is guarded.
+
+        Args:
+            scope: 1 to 255 UTF-8 bytes, such as the name of the lock.
+            token: The token of the lease under which you work.
+        """
+        drive(self._guard.accept(scope, token=token))
+
+    def accept_object(self, instance: object, *, token: int) -> None:
+        """
+        Accept a token for a mapped object that has the column ``fence`` (`FenceMixin`), and read the object again.
+
+        Call it before you change the object. Its row is locked until the transaction ends, so what you decide by its
+        values, and flush, is guarded.
+
+        Args:
+            instance: A persistent object of this guard's session.
+            token: The token of the lease under which you work.
+
+        Raises:
+            sqlalchemy.orm.exc.StaleDataError: Its row is gone.
+        """
+        drive(self._guard.accept_object(instance, token=token))
+
+    def last(self, scope: str) -> int | None:
+        """Return the newest token that was accepted for a scope, as this transaction sees it; None if there is none."""
+        return drive(self._guard.last(scope))
+
+
 def _accept(connection: Connection, sql: Mapping[str, TextClause], given: Mapping[str, Any]) -> int:
-    """Write the token unless a newer one is there; give what is there."""
+    """Write the token unless a newer one is stored; return the stored one."""
     last = connection.execute(sql["accept"], given).scalar()
     return int(connection.execute(sql["last"], given).scalar_one() if last is None else last)
 
@@ -366,7 +343,9 @@ def _statements(family: Family, table: str) -> Mapping[str, TextClause]:
 def _mapped_column(state: InstanceState[Any], name: str) -> Column[Any]:
     column = state.mapper.columns.get(FENCE)
     if column is None:
-        message = f"the class of {name} has no column {FENCE!r}: derive it from FenceMixin, or use a scope"
+        message = (
+            f"the class of {name} has no column {FENCE!r}: derive it from lockkit.fencing.FenceMixin, or use a scope"
+        )
         raise ConfigurationError(message, name=name)
     if state.identity is None:
         message = f"{name} is not in the database yet: there is nothing to guard. Flush it, or use a scope"
@@ -379,7 +358,7 @@ def _mapped_column(state: InstanceState[Any], name: str) -> Column[Any]:
 
 @contextmanager
 def _of_application(connection: Connection) -> Iterator[None]:
-    """Let through what the database says to the application's own statement, but for the loss of the connection."""
+    """Let errors of the application's own statement through unchanged, except a lost connection."""
     try:
         yield
     except exc.DBAPIError as error:

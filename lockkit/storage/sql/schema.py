@@ -1,18 +1,18 @@
 """
-The tables of what works inside an application's transactions, and how they come to be.
+The tables of `lockkit.sql.lock_in` and `lockkit.fencing.SqlGuard`, and how they are created.
 
 ================  =========================================  ==================================================
 ``lockkit_tx``    ``name``, ``owner``, ``token``             a row for each name of `lockkit.sql.lock_in`
-``…_token``       a sequence; on MariaDB and MySQL a table   tokens: what was drawn stays drawn after a rollback
+``…_token``       a sequence; on MariaDB and MySQL a table   tokens: a rollback does not give a number back
                   of an AUTO_INCREMENT number, empty
 ``lockkit_fences``  ``scope``, ``token``                     a row for each scope of `lockkit.fencing.SqlGuard`
 ================  =========================================  ==================================================
 
-Names are compared as bytes. Rows stay: there are as many as different names were ever used.
+Names are compared as bytes. Rows are never removed: each name that was ever used has one.
 
-Tables are made on a connection of our own and committed there: DDL in the application's transaction would commit it
-(MariaDB, MySQL) or keep others from the new table until it ends (PostgreSQL). SQLite has one writer, so there it is
-done in the application's transaction.
+lockkit creates and commits tables on a connection of its own: DDL in the application's transaction would commit it
+(MariaDB, MySQL) or block others from the new table until it ends (PostgreSQL). SQLite has one writer, so there lockkit
+uses the application's transaction.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ KEYS: dict[Family, str] = {
 }
 """How a statement writes a name that it takes as the parameter ``{0}``, see `key_of`."""
 
-# bytes of "lockkit": the advisory lock under which one process at a time makes tables or raises the tokens.
+# The bytes of "lockkit": the advisory lock under which one process at a time creates tables or raises the tokens.
 ADVISORY_KEY = int.from_bytes(b"lockkit")
 
 _ready: weakref.WeakKeyDictionary[Engine, set[str]] = weakref.WeakKeyDictionary()
@@ -83,35 +83,35 @@ _ready: weakref.WeakKeyDictionary[Engine, set[str]] = weakref.WeakKeyDictionary(
 
 def family_of(dialect: Dialect | str) -> Family:
     """
-    Tell which kind of SQL a database speaks.
+    Return which SQL dialect family a database belongs to.
 
     Raises:
-        Unsupported: None that lockkit does.
+        Unsupported: lockkit does not support it.
     """
     name = dialect if isinstance(dialect, str) else dialect.name
     family = _FAMILIES.get(name)
     if family is None:
-        message = f"lockkit knows PostgreSQL, MariaDB, MySQL and SQLite, not {name}"
+        message = f"lockkit supports PostgreSQL, MariaDB, MySQL and SQLite, not {name}: use one of those"
         raise Unsupported(message)
     return family
 
 
 def key_of(family: Family, name: str) -> str:
     """
-    Give a name as a statement takes it, as the parameter of `KEYS`: in hexadecimal digits, but for SQLite.
+    Encode a name as the parameter of a statement, see `KEYS`: in hexadecimal digits, except for SQLite.
 
-    Text would depend on the character set of the application's connection: a database in SQL_ASCII stores what it gets,
-    and a driver cannot send a character that the connection's encoding lacks.
+    A str would depend on the character set of the application's connection: a SQL_ASCII database stores the bytes that
+    it gets, and a driver cannot send a character that the connection's encoding lacks.
     """
     return name if family == "sqlite" else name.encode().hex()
 
 
 def quoted(family: Family, table: object, suffix: str = "") -> str:
     """
-    Write a table's name, with its schema if it has one, for use in a statement.
+    Quote a table's name, with its schema if it has one, for use in a statement.
 
     Raises:
-        ConfigurationError: It is no name.
+        ConfigurationError: It is not a table name.
     """
     try:
         name = parse_table(table)
@@ -123,7 +123,7 @@ def quoted(family: Family, table: object, suffix: str = "") -> str:
 
 
 def ddl(family: Family, *, locks: str | None = LOCKS, fences: str | None = FENCES) -> list[str]:
-    """Give the statements that make the tables where they are missing."""
+    """Return the statements that create the tables if they are missing."""
     name = _NAME_TYPES[family]
     engine = " ENGINE=InnoDB" if family == "mysql" else ""
     made = []
@@ -146,10 +146,10 @@ def ddl(family: Family, *, locks: str | None = LOCKS, fences: str | None = FENCE
 
 
 def create(connection: Connection, *, locks: str | None = LOCKS, fences: str | None = FENCES) -> None:
-    """Make the tables where they are missing, in the transaction of a connection."""
+    """Create the tables if they are missing, in the transaction of a connection."""
     family = family_of(connection.dialect)
     if family == "postgresql":
-        # Two sessions that create the same name meet in the catalogue: one fails although it said IF NOT EXISTS.
+        # Without it, one of two sessions that create the same name at once fails, despite IF NOT EXISTS.
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": ADVISORY_KEY})
     for statement in ddl(family, locks=locks, fences=fences):
         connection.execute(text(statement))
@@ -157,10 +157,10 @@ def create(connection: Connection, *, locks: str | None = LOCKS, fences: str | N
 
 def create_at(target: object, *, locks: str | None, fences: str | None) -> Awaitable[None] | None:
     """
-    Make the tables at an engine or a connection of either face; to be awaited for the asyncio ones.
+    Create the tables at an engine or connection. The result must be awaited for asyncio's.
 
     Raises:
-        ConfigurationError: It is something else, or a right is missing.
+        ConfigurationError: `target` is neither, or a right is missing.
     """
 
     def make(connection: Connection) -> None:
@@ -184,16 +184,16 @@ def create_at(target: object, *, locks: str | None, fences: str | None) -> Await
         return make_there(target)
     if isinstance(target, AsyncConnection):
         return target.run_sync(make)
-    message = f"give a SQLAlchemy engine or connection of either kind, not {type(target).__name__}"
+    message = f"target must be a SQLAlchemy engine or connection, not {type(target).__name__}"
     raise ConfigurationError(message)
 
 
 def ensure(connection: Connection, kind: Kind, table: str) -> None:
     """
-    See that a table is there, once for each engine and process. Not for SQLite: see `make_here`.
+    Make sure that a table exists, once for each engine and process. Not for SQLite: see `make_here`.
 
     Raises:
-        LockError: It is missing and cannot be made.
+        LockError: The table is missing and cannot be created.
     """
     ready = _ready.setdefault(connection.engine, set())
     if table in ready:
@@ -209,7 +209,7 @@ def ensure(connection: Connection, kind: Kind, table: str) -> None:
 
 
 def make_here(connection: Connection, kind: Kind, table: str) -> None:
-    """Make a table in the application's transaction, after it was found missing. It may go with a rollback."""
+    """Create a table in the application's transaction, after it was found missing. A rollback removes it again."""
     create(connection, **_only(kind, table))
 
 
@@ -218,7 +218,7 @@ def _only(kind: Kind, table: str) -> dict[str, str | None]:
 
 
 def _there(connection: Connection, table: str) -> bool:
-    """Look first: who may not create tables may use one that is there."""
+    """Return whether a table exists, so that a user without the right to create tables can use it."""
     try:
         connection.execute(text(f"SELECT 1 FROM {quoted(family_of(connection.dialect), table)} LIMIT 0"))
     except exc.DBAPIError as error:

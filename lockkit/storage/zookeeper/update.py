@@ -20,8 +20,7 @@ from lockkit.backends.zookeeper.connection import outcome
 from lockkit.backends.zookeeper.errors import DRIVER_ERRORS, translate, was_unanswered
 from lockkit.backends.zookeeper.options import client_label
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockError
-from lockkit.optimistic import DELETE, Delete
-from lockkit.storage.retry import Conflict, check_bounds, retry
+from lockkit.storage.retry import DELETE, Conflict, Delete, OptimisticUpdate
 
 if TYPE_CHECKING:
     from lockkit.runtime import Runtime
@@ -29,8 +28,8 @@ if TYPE_CHECKING:
 __all__ = ["NodeUpdate"]
 
 
-class NodeUpdate:
-    """One call, for the sync and async APIs."""
+class NodeUpdate(OptimisticUpdate):
+    """One call of `lockkit.optimistic.update_node` or `lockkit.optimistic.update_node_async`."""
 
     def __init__(self, runtime: Runtime, client: object, path: object, fn: object) -> None:
         """
@@ -45,27 +44,22 @@ class NodeUpdate:
         if not isinstance(path, str) or not path.startswith("/"):
             message = f"path must be a str that starts with a slash, not {validation.shown(path)}"
             raise ConfigurationError(message)
-        if not callable(fn):
-            message = f"fn must be a function of the current value, not {validation.shown(fn)}"
-            raise ConfigurationError(message, name=path)
-        self._runtime = runtime
+        super().__init__(runtime, fn, path)
         self._client = client
         self._path = path
-        self._fn: Callable[[Any], Any] = fn
-        self._label = client_label(client)
 
-    async def run(self, attempts: object, timeout: object) -> Any:  # noqa: ANN401 - what `fn` returns
-        """Try until it succeeds or a bound is reached."""
-        bounds = check_bounds(attempts, timeout, self._path)
-        return await retry(self._runtime, self._try, bounds, name=self._path, label=lambda: self._label)
+    @property
+    def label(self) -> str:
+        """See `OptimisticUpdate.label`."""
+        return client_label(self._client)
 
-    async def _try(self) -> Any:  # noqa: ANN401 - what `fn` returns
-        """Read, call `fn`, and write if nobody changed the node meanwhile; else raise `Conflict`."""
+    async def attempt(self) -> Any:  # noqa: ANN401 - what `fn` returns
+        """See `OptimisticUpdate.attempt`."""
         try:
             data, stat = await self._ask(self._client.get_async)
         except NoNodeError:
             data, stat = None, None
-        new = self._checked(await self._runtime.io(self._fn(data)))
+        new = await self.new_value(data)
         if new is not None:
             await self._write(new, stat)
         return new
@@ -85,10 +79,10 @@ class NodeUpdate:
         except NoNodeError as error:
             if stat is not None:
                 raise Conflict from error
-            message = f"{self._path!r} at {self._label} cannot be created: create its parent node first"
+            message = f"{self._path!r} at {self.label} cannot be created: create its parent node first"
             raise ConfigurationError(message, name=self._path) from error
         except NotEmptyError as error:
-            message = f"{self._path!r} at {self._label} has children and cannot be deleted"
+            message = f"{self._path!r} at {self.label} has children and cannot be deleted"
             raise ConfigurationError(message, name=self._path) from error
 
     async def _change(self, ask: Callable[[str], Any]) -> None:
@@ -98,7 +92,7 @@ class NodeUpdate:
         except BackendUnavailable as error:
             if was_unanswered(error):
                 message = (
-                    f"the change of {self._path!r} at {self._label} may have been made: {error}. lockkit did not retry "
+                    f"the change of {self._path!r} at {self.label} may have been made: {error}. lockkit did not retry "
                     "it, which could make it twice: read the node"
                 )
                 raise BackendUnavailable(message, name=self._path) from error.__cause__
@@ -107,30 +101,15 @@ class NodeUpdate:
     async def _ask(self, ask: Callable[[str], Any]) -> Any:  # noqa: ANN401 - kazoo has no types
         if not self._client.connected:
             # kazoo would queue the request, and send it when it is connected again, which may be much later.
-            message = f"no connection to {self._label}: is the client started, and the ensemble up?"
+            message = f"no connection to {self.label}: is the client started, and the ensemble up?"
             raise BackendUnavailable(message, name=self._path)
         try:
-            return await outcome(self._runtime, ask(self._path))
+            return await outcome(self.runtime, ask(self._path))
         except (BadVersionError, NodeExistsError, NoNodeError, NotEmptyError):
             raise
         except DRIVER_ERRORS as error:
-            raise self._named(translate(error, self._label)) from error
+            raise self._named(translate(error, self.label)) from error
 
     def _named(self, error: LockError) -> LockError:
         error.name = self._path
         return error
-
-    def _checked(self, new: object) -> bytes | str | Literal[Delete.DELETE] | None:
-        """
-        Check what `fn` returned.
-
-        Raises:
-            ConfigurationError: ZooKeeper cannot store it.
-        """
-        if not isinstance(new, (bytes, str, Delete, type(None))):
-            message = (
-                f"fn returned {validation.shown(new)}: it must return bytes or a str, lockkit.optimistic.DELETE, "
-                "or None to leave the value as it is"
-            )
-            raise ConfigurationError(message, name=self._path)
-        return new

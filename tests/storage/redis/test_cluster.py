@@ -87,7 +87,7 @@ def test_keys_of_one_tag_are_guarded_together(client: redis.RedisCluster) -> Non
 
 def test_keys_of_several_slots_are_refused_with_advice(client: redis.RedisCluster) -> None:
     """Redis cannot change them in one step."""
-    with pytest.raises(lockkit.ConfigurationError, match="one hash tag"):
+    with pytest.raises(lockkit.ConfigurationError, match="same hash tag"):
         RedisGuard(client).set(KEYS[0], "1", token=1, scope=KEYS[1])
 
 

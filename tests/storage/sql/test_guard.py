@@ -98,7 +98,7 @@ def test_newer_and_equal_tokens_write_and_older_ones_are_refused(guard: Any, bas
     assert guard(lambda guard: guard.execute(book("12A", "again"), token=41)) == 1
     assert guard(lambda guard: guard.execute(book("12A", "newer"), token=42)) == 1
 
-    with pytest.raises(lockkit.StaleToken, match=r"to 'seat' at .* token 42 .* this one, 41") as refusal:
+    with pytest.raises(lockkit.StaleToken, match=r"to 'seat' at .* token 42 .* yours, 41") as refusal:
         guard(lambda guard: guard.execute(book("12A", "late"), token=41))
     with pytest.raises(lockkit.StaleToken):
         guard(lambda guard: guard.execute(sa.delete(Seat).where(Seat.name == "12A"), token=1))
@@ -183,7 +183,7 @@ def test_object_is_read_again_and_flushed_under_its_row(base: Base) -> None:
             seat.customer = "Ben"
         async with AsyncSession(engine) as session, session.begin():
             seat = await session.get_one(Seat, "12A")
-            with pytest.raises(lockkit.StaleToken, match=r"to .Seat \('12A',\). at .* token 7 .* this one, 6"):
+            with pytest.raises(lockkit.StaleToken, match=r"to .Seat \('12A',\). at .* token 7 .* yours, 6"):
                 await AsyncSqlGuard(session).accept_object(seat, token=6)
 
     base.aio(main)
@@ -196,13 +196,13 @@ def test_object_that_cannot_be_guarded_is_named(base: Base) -> None:
         guard = SqlGuard(session)
         changed = session.get_one(Seat, "12A")
         changed.customer = "Ada"
-        with pytest.raises(lockkit.ConfigurationError, match="has changes already: accept the token first"):
+        with pytest.raises(lockkit.ConfigurationError, match="has unsaved changes: accept the token first"):
             guard.accept_object(changed, token=1)
         session.rollback()
         wrong: list[tuple[object, str]] = [
             (session.get_one(Plain, "x"), "has no column 'fence'"),
             (Seat(name="new"), "not in the database yet"),
-            ("12A", "give an object of a mapped class, not '12A'"),
+            ("12A", "must be an object of a mapped class, not '12A'"),
         ]
         for instance, message in wrong:
             with pytest.raises(lockkit.ConfigurationError, match=message):
@@ -225,7 +225,7 @@ def test_scope_keeps_its_newest_token(guard: Any) -> None:  # noqa: ANN401 - a f
     guard(lambda guard: guard.accept("seat:12A", token=5))
     guard(lambda guard: guard.accept("SEAT:12a ", token=3))
 
-    with pytest.raises(lockkit.StaleToken, match=r"to 'seat:12A' at .* token 5 .* this one, 4") as refusal:
+    with pytest.raises(lockkit.StaleToken, match=r"to 'seat:12A' at .* token 5 .* yours, 4") as refusal:
         guard(lambda guard: guard.accept("seat:12A", token=4))
     guard(lambda guard: guard.accept("seat:12A", token=TOKEN_MAX))
 
@@ -295,9 +295,9 @@ def test_statement_s_own_error_is_the_application_s(guard: Any) -> None:  # noqa
     [
         (lambda guard: guard.accept("", token=1), "scope"),
         (lambda guard: guard.accept(None, token=1), "scope must be a str"),
-        (lambda guard: guard.accept("s", token=0), "token=0 is not a fencing token"),
-        (lambda guard: guard.accept("s", token=True), "token=True"),
-        (lambda guard: guard.execute(book("12A", "Ada"), token="5"), "token='5'"),  # noqa: S106 - a number
+        (lambda guard: guard.accept("s", token=0), "token must be a fencing token, not 0"),
+        (lambda guard: guard.accept("s", token=True), "fencing token, not True"),
+        (lambda guard: guard.execute(book("12A", "Ada"), token="5"), "fencing token, not '5'"),  # noqa: S106 - a number
         (lambda guard: guard.execute(sa.update(Plain).values(name="y"), token=1), "plain has no column 'fence'"),
         (lambda guard: guard.execute(sa.select(Seat), token=1), "an UPDATE or a DELETE"),
         (lambda guard: guard.execute("UPDATE seat", token=1), "an UPDATE or a DELETE"),

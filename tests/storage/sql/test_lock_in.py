@@ -385,7 +385,7 @@ def test_deadlock_is_told_and_the_other_goes_on(server: Base) -> None:
     assert len(outcomes) == 2
     assert len(failed) == 1
     assert "a deadlock at" in str(failed[0])
-    assert "take locks in one order" in str(failed[0])
+    assert "take locks in the same order" in str(failed[0])
 
 
 def test_victim_of_a_deadlock_is_not_tried_again_inside(server: Base) -> None:
@@ -533,7 +533,7 @@ def test_full_pool_is_no_deadlock(server: Base) -> None:
         lock_in(connection, "never used before", table="lockkit_tx_pool")
         with (
             Session(engine) as session,
-            pytest.raises(lockkit.BackendUnavailable, match="is used up: each open transaction has one"),
+            pytest.raises(lockkit.BackendUnavailable, match="is exhausted: each open transaction uses one connection"),
         ):
             lock_in(session, "x")
     server.rows("DROP TABLE lockkit_tx_pool")
@@ -577,7 +577,7 @@ def test_missing_table_is_named_if_it_is_not_to_be_made(base: Base, engine: sa.E
 
     base.aio(main)
     wrong: Any = "sqlite://"
-    with pytest.raises(lockkit.ConfigurationError, match="engine or connection of either kind, not str"):
+    with pytest.raises(lockkit.ConfigurationError, match="target must be a SQLAlchemy engine or connection, not str"):
         create_tables(wrong)
     for table in ("lockkit_tx_own", "lockkit_fences_own"):
         base.rows(f"DROP TABLE {table}")

@@ -378,7 +378,7 @@ def test_condition_alone(base: Base) -> None:
         ({"table": "product"}, "give a SQLAlchemy Table or a mapped class, not 'product'"),
         ({"key": ("x", 1)}, "1 columns in its primary key"),
         ({"version": "count"}, "has no column 'count'"),
-        ({"attempts": 0}, "attempts=0"),
+        ({"attempts": 0}, "1 or more, or None; not 0"),
         ({"attempts": None, "timeout": None}, "give attempts or timeout"),
         ({"timeout": -1}, "timeout must be 0 or more seconds, not -1"),
     ],

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session, sessionmaker
 
 import lockkit
@@ -183,7 +183,7 @@ def test_transact_on_an_engine_in_autocommit_applies_nothing_twice(base: Base) -
         async def half(place: Any) -> None:  # noqa: ANN401 - see above
             await place.execute(CHANGE)
 
-        for source in (engine, sa.ext.asyncio.async_sessionmaker(engine)):
+        for source in (engine, async_sessionmaker(engine)):
             with pytest.raises(lockkit.ConfigurationError, match="is in autocommit"):
                 await lockkit.optimistic.transact_async(source, half)
 

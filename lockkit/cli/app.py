@@ -33,6 +33,11 @@ class _Commands(TyperGroup):
         import_module("lockkit.bench.command").register(holder)
         return typer.main.get_group(holder).commands["bench"]
 
+    def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override] # noqa: ANN401
+        """Run the command; report errors of the library as one line and an exit status."""
+        with reporting():
+            return super().invoke(ctx)
+
 
 def _has_bench() -> bool:
     # find_spec of an inner module imports the outer one, which must exist for that.
@@ -192,8 +197,7 @@ def _run(
         min_hold=min_hold,
         metadata=metadata,
     )
-    with reporting():
-        raise typer.Exit(run(name, command, options))
+    raise typer.Exit(run(name, command, options))
 
 
 @app.command("demo", short_help="Sell seats with several processes, without a lock and with one.")
@@ -213,8 +217,7 @@ def _demo(
     """
     from lockkit.cli.demo import demo  # noqa: PLC0415 - see the module
 
-    with reporting():
-        raise typer.Exit(demo(url, profile, seats=seats, processes=processes, as_json=as_json))
+    raise typer.Exit(demo(url, profile, seats=seats, processes=processes, as_json=as_json))
 
 
 @app.command("holders", short_help="Show who holds a lock.")
@@ -222,8 +225,7 @@ def _holders(*, name: Name, url: Url = None, profile: Profile = None, as_json: J
     """Show who holds a lock. Ends with 0 also when nobody does."""
     from lockkit.cli.inspection import show_holders  # noqa: PLC0415 - see the module
 
-    with reporting():
-        show_holders(name, url, profile, as_json=as_json)
+    show_holders(name, url, profile, as_json=as_json)
 
 
 @app.command("break", short_help="Free a lock by force.")
@@ -243,8 +245,7 @@ def _break(
     """
     from lockkit.cli.inspection import break_lock  # noqa: PLC0415 - see the module
 
-    with reporting():
-        raise typer.Exit(break_lock(name, url, profile, yes=yes, as_json=as_json))
+    raise typer.Exit(break_lock(name, url, profile, yes=yes, as_json=as_json))
 
 
 @app.command("migrate", short_help="Make the tables of a SQL backend.")
@@ -267,8 +268,7 @@ def _migrate(
     """
     from lockkit.cli.migrate import migrate  # noqa: PLC0415 - see the module
 
-    with reporting():
-        migrate(url, profile, sql_only=sql_only)
+    migrate(url, profile, sql_only=sql_only)
 
 
 @app.command("backends", short_help="Show what each backend promises.")
@@ -276,8 +276,7 @@ def _backends(*, as_json: Json = False) -> None:
     """Show what each backend promises, and what to install for those whose driver is missing."""
     from lockkit.cli.backends import show_backends  # noqa: PLC0415 - see the module
 
-    with reporting():
-        show_backends(as_json=as_json)
+    show_backends(as_json=as_json)
 
 
 @app.command("doctor", short_help="Examine the servers behind a URL.")
@@ -316,8 +315,7 @@ def _doctor(
     from lockkit.cli.doctor import examine  # noqa: PLC0415 - see the module
     from lockkit.doctor import Severity  # noqa: PLC0415
 
-    with reporting():
-        raise typer.Exit(examine(url, profile, ttl=ttl, fail_on=Severity(fail_on.value), as_json=as_json))
+    raise typer.Exit(examine(url, profile, ttl=ttl, fail_on=Severity(fail_on.value), as_json=as_json))
 
 
 @app.command("verify", short_help="Run the conformance suite on a backend.")
@@ -350,5 +348,4 @@ def _verify(
     """
     from lockkit.cli.verify import verify  # noqa: PLC0415 - see the module
 
-    with reporting():
-        raise typer.Exit(verify(url, profile, face=None if face is None else face.value, only=only, as_json=as_json))
+    raise typer.Exit(verify(url, profile, face=None if face is None else face.value, only=only, as_json=as_json))

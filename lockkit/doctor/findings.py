@@ -54,13 +54,13 @@ class Finding:
         check: What was looked for.
         where: Which servers or directories, without passwords.
         seen: What was seen there, as a sentence.
-        mend: The command or setting that mends it.
+        fix: The command or setting that fixes it.
     """
 
     check: Check
     where: tuple[str, ...]
     seen: str
-    mend: str
+    fix: str
 
     def as_dict(self) -> dict[str, object]:
         """Give it as JSON has it."""
@@ -70,6 +70,6 @@ class Finding:
             "where": list(self.where),
             "seen": self.seen,
             "risk": self.check.risk,
-            "mend": self.mend,
+            "fix": self.fix,
             "page": self.check.page,
         }

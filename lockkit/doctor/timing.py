@@ -112,11 +112,11 @@ def judge_round_trip(examination: Examination, where: str, round_trip: float) ->
     """Compare the ttl with a round trip, in seconds."""
     ttl = examination.ttl
     seen = f"A round trip takes {round_trip * 1000:.3g} ms, the ttl is {ttl:g} s."
-    mend = f"Set ttl={max(5.0, ROUND_TRIPS_MIN * round_trip):.3g} or more, or move clients and server closer together."
+    fix = f"Set ttl={max(5.0, ROUND_TRIPS_MIN * round_trip):.3g} or more, or move clients and server closer together."
     if ttl - drift(ttl) <= ROUND_TRIPS_NEEDED * round_trip:
-        examination.find(TTL_BELOW_ROUND_TRIP, where, seen, mend)
+        examination.find(TTL_BELOW_ROUND_TRIP, where, seen, fix)
     elif ttl < ROUND_TRIPS_MIN * round_trip:
-        examination.find(TTL_NEAR_ROUND_TRIP, where, seen, mend)
+        examination.find(TTL_NEAR_ROUND_TRIP, where, seen, fix)
 
 
 def wall_clock() -> float:

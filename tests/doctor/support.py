@@ -21,7 +21,7 @@ def found(url: str, *, ttl: float | None = None) -> dict[str, Finding]:
         # A sentence each: what is empty or cut off helps nobody.
         assert finding.where
         assert finding.seen.endswith(".")
-        assert finding.mend
+        assert finding.fix
     return {finding.check.id: finding for finding in diagnosis.findings}
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import lockkit.backends
 import lockkit.doctor
 from lockkit.doctor import Check
 
@@ -19,7 +20,12 @@ PAGE = ROOT / "docs" / "how-to" / "check-your-servers.md"
 def checks() -> list[Check]:
     """All that the doctor looks for, each once though it may be imported elsewhere."""
     found: dict[str, Check] = {}
-    for module in pkgutil.iter_modules(lockkit.doctor.__path__, "lockkit.doctor."):
+    backends = pkgutil.walk_packages(lockkit.backends.__path__, "lockkit.backends.")
+    modules = [
+        *pkgutil.iter_modules(lockkit.doctor.__path__, "lockkit.doctor."),
+        *(module for module in backends if ".examine" in module.name),
+    ]
+    for module in modules:
         for value in vars(importlib.import_module(module.name)).values():
             if isinstance(value, Check):
                 assert found.setdefault(value.id, value) is value, f"{value.id} is there twice"
@@ -45,7 +51,8 @@ def test_finding_leads_to_a_heading(check: Check) -> None:
 
 def test_every_finding_is_made_by_a_test() -> None:
     """A check that no test has seen at work is none."""
-    files = [*(ROOT / "tests" / "doctor").glob("test_*.py"), ROOT / "tests" / "cli" / "test_doctor.py"]
+    tests = ROOT / "tests"
+    files = [*tests.glob("doctor/test_*.py"), *tests.glob("backends/*/test_examine*.py"), tests / "cli/test_doctor.py"]
     sources = "".join(path.read_text() for path in files)
     # The two of appendfsync are made of one pattern.
     sources += 'redis-appendfsync-no" "redis-appendfsync-everysec"' if "redis-appendfsync-{value}" in sources else ""

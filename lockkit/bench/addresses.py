@@ -10,7 +10,7 @@ from lockkit.url import parse
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["addresses", "at", "title", "why_not_through"]
+__all__ = ["addresses", "redirected", "title", "why_not_through"]
 
 DEFAULT_PORTS: Mapping[str, int] = MappingProxyType(
     {
@@ -37,18 +37,18 @@ def addresses(url: str) -> list[tuple[str, int]]:
     return [(host, port) for host, port in found if port is not None] if default else []
 
 
-def at(url: str, places: Sequence[str]) -> str:
+def redirected(url: str, new_addresses: Sequence[str]) -> str:
     """
     Give the URL with other servers, and all else as it is.
 
     Args:
         url: The URL.
-        places: ``host:port`` for each of its servers, in order.
+        new_addresses: ``host:port`` for each of its servers, in order.
     """
     scheme, _, rest = url.partition("://")
     end = min((index for index in (rest.find("/"), rest.find("?")) if index >= 0), default=len(rest))
     users = [part.rpartition("@")[:2] for part in rest[:end].split(",")]
-    hosts = [f"{user}{sign}{place}" for (user, sign), place in zip(users, places, strict=True)]
+    hosts = [f"{user}{sign}{address}" for (user, sign), address in zip(users, new_addresses, strict=True)]
     return f"{scheme}://{','.join(hosts)}{rest[end:]}"
 
 

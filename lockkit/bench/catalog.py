@@ -1,4 +1,4 @@
-"""Who is measured on a URL: lockkit with both faces, the libraries that lock in the same place, and floors."""
+"""Who is measured on a URL: lockkit with both faces, the libraries that lock on the same servers, and baselines."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ _POLL_SECONDS = 0.25
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
     """
-    A library, or a floor.
+    A library, or a baseline.
 
     Attributes:
         schemes: Of the URLs on which it locks.
         label: What people call it.
         target: Its adapter, within `lockkit.bench.adapters`.
-        role: Library or floor.
+        role: Library or baseline.
         scope: Whom it excludes.
         face: Its face.
-        module: What must be there to import; empty for a floor.
+        module: What must be there to import; empty for a baseline.
         distribution: What is to be installed for it.
         poll: See `Subject.poll`.
         renews: See `Subject.renews`.
@@ -112,18 +112,18 @@ _TOOZ: tuple[tuple[tuple[str, ...], Scope, float, bool, str | None], ...] = (
     (("mysql", "mariadb"), "network", 1.0, False, "advisory"),
 )
 
-# The first floor of a face is what ratios are taken to.
+# The first baseline of a face is what ratios are taken to.
 ENTRIES: tuple[Entry, ...] = (
-    Entry(schemes=("memory",), label="threading.Lock", target="memory:ThreadingLock", role="floor", scope="process"),
+    Entry(schemes=("memory",), label="threading.Lock", target="memory:ThreadingLock", role="baseline", scope="process"),
     Entry(
         schemes=("memory",),
         label="asyncio.Lock",
         target="memory:AsyncioLock",
-        role="floor",
+        role="baseline",
         scope="process",
         face="asyncio",
     ),
-    Entry(schemes=("file",), label="flock + read + write", target="files:Flock", role="floor", scope="machine"),
+    Entry(schemes=("file",), label="flock + read + write", target="files:Flock", role="baseline", scope="machine"),
     Entry(
         schemes=("file",),
         label="portalocker",
@@ -157,7 +157,7 @@ ENTRIES: tuple[Entry, ...] = (
         schemes=_NODE,
         label="raw socket",
         target="redis:RawRedis",
-        role="floor",
+        role="baseline",
         workloads=("pair", "contention"),
         tuning="asks again at once while the lock is busy",
     ),
@@ -165,7 +165,7 @@ ENTRIES: tuple[Entry, ...] = (
         schemes=_NODE,
         label="raw socket + BLPOP",
         target="redis:RawPushRedis",
-        role="floor",
+        role="baseline",
         workloads=("contention", "handoff", "idle"),
     ),
     Entry(
@@ -200,7 +200,7 @@ ENTRIES: tuple[Entry, ...] = (
         schemes=("redlock",),
         label="raw sockets, fenced",
         target="redis:RawFencedRedlock",
-        role="floor",
+        role="baseline",
         poll=0.002,
         workloads=("pair", "contention"),
         tuning="three rounds, each sent to all nodes before an answer is read",
@@ -210,7 +210,7 @@ ENTRIES: tuple[Entry, ...] = (
         label="raw sockets, no token",
         quick=False,
         target="redis:RawRedlock",
-        role="floor",
+        role="baseline",
         poll=0.002,
         workloads=("pair", "contention"),
         tuning="two rounds, each sent to all nodes before an answer is read",
@@ -237,7 +237,7 @@ ENTRIES: tuple[Entry, ...] = (
         schemes=_ETCD,
         label="gRPC, by hand",
         target="etcd:RawEtcd",
-        role="floor",
+        role="baseline",
         workloads=("pair", "contention", "handoff"),
         tuning="one transaction and one delete; who is late watches the key",
     ),
@@ -246,7 +246,7 @@ ENTRIES: tuple[Entry, ...] = (
         label="gRPC, by hand",
         target="etcd:RawEtcdAsyncio",
         face="asyncio",
-        role="floor",
+        role="baseline",
         workloads=("pair", "contention", "handoff"),
         tuning="one transaction and one delete; who is late watches the key",
     ),
@@ -271,7 +271,7 @@ ENTRIES: tuple[Entry, ...] = (
         schemes=("zookeeper", "zk"),
         label="kazoo, by hand",
         target="zookeeper:RawZooKeeper",
-        role="floor",
+        role="baseline",
         workloads=("pair", "contention", "handoff"),
         tuning="create, get_children, delete; watches the one before",
     ),
@@ -287,7 +287,7 @@ ENTRIES: tuple[Entry, ...] = (
         schemes=("postgresql",),
         label="psycopg, by hand",
         target="sql:RawPostgresqlTable",
-        role="floor",
+        role="baseline",
         poll=0.002,
         workloads=("pair", "contention"),
         mode="table",
@@ -296,7 +296,7 @@ ENTRIES: tuple[Entry, ...] = (
         schemes=("mariadb", "mysql"),
         label="PyMySQL, by hand",
         target="sql:RawMysqlTable",
-        role="floor",
+        role="baseline",
         poll=0.002,
         workloads=("pair", "contention"),
         mode="table",
@@ -305,7 +305,7 @@ ENTRIES: tuple[Entry, ...] = (
         schemes=("sqlite",),
         label="sqlite3, by hand",
         target="sql:RawSqliteTable",
-        role="floor",
+        role="baseline",
         scope="machine",
         poll=0.002,
         workloads=("pair", "contention"),
@@ -315,7 +315,7 @@ ENTRIES: tuple[Entry, ...] = (
         schemes=("postgresql",),
         label="psycopg, by hand",
         target="sql_session:RawPostgresqlRow",
-        role="floor",
+        role="baseline",
         workloads=("pair", "contention", "handoff"),
         mode="row",
     ),
@@ -324,7 +324,7 @@ ENTRIES: tuple[Entry, ...] = (
         label="psycopg, no token",
         quick=False,
         target="sql_session:RawPostgresqlRowUnfenced",
-        role="floor",
+        role="baseline",
         workloads=("pair", "contention", "handoff"),
         mode="row",
     ),
@@ -332,7 +332,7 @@ ENTRIES: tuple[Entry, ...] = (
         schemes=("mariadb", "mysql"),
         label="PyMySQL, by hand",
         target="sql_session:RawMysqlRow",
-        role="floor",
+        role="baseline",
         workloads=("pair", "contention", "handoff"),
         mode="row",
     ),
@@ -341,7 +341,7 @@ ENTRIES: tuple[Entry, ...] = (
         label="PyMySQL, no token",
         quick=False,
         target="sql_session:RawMysqlRowUnfenced",
-        role="floor",
+        role="baseline",
         workloads=("pair", "contention", "handoff"),
         mode="row",
     ),
@@ -349,7 +349,7 @@ ENTRIES: tuple[Entry, ...] = (
         schemes=("postgresql",),
         label="psycopg, by hand",
         target="sql_session:RawPostgresqlAdvisory",
-        role="floor",
+        role="baseline",
         workloads=("pair", "contention", "handoff"),
         mode="advisory",
     ),
@@ -358,7 +358,7 @@ ENTRIES: tuple[Entry, ...] = (
         label="psycopg, no token",
         quick=False,
         target="sql_session:RawPostgresqlAdvisoryUnfenced",
-        role="floor",
+        role="baseline",
         workloads=("pair", "contention", "handoff"),
         mode="advisory",
     ),
@@ -366,7 +366,7 @@ ENTRIES: tuple[Entry, ...] = (
         schemes=("mariadb", "mysql"),
         label="PyMySQL, by hand",
         target="sql_session:RawMysqlAdvisory",
-        role="floor",
+        role="baseline",
         workloads=("pair", "contention", "handoff"),
         mode="advisory",
     ),
@@ -375,7 +375,7 @@ ENTRIES: tuple[Entry, ...] = (
         label="PyMySQL, no token",
         quick=False,
         target="sql_session:RawMysqlAdvisoryUnfenced",
-        role="floor",
+        role="baseline",
         workloads=("pair", "contention", "handoff"),
         mode="advisory",
     ),
@@ -432,16 +432,16 @@ def subjects(
         faces: Which faces.
         scratch: For each ``file:`` URL a directory in which everybody lays their lock files instead, so that none of
             them stays behind.
-        peers: Libraries and floors too.
+        peers: Libraries and baselines too.
         quick: Of those, the ones for a first look.
 
     Raises:
         ConfigurationError: A URL is wrong.
     """
-    places = {url: _Place.of(url, (scratch or {}).get(url)) for url in urls}
-    found = [subject for url in urls for subject in places[url].lockkit()]
+    locations = {url: _Location.of(url, (scratch or {}).get(url)) for url in urls}
+    found = [subject for url in urls for subject in locations[url].lockkit()]
     if peers:
-        found += [subject for place in places.values() for subject in place.others(quick=quick)]
+        found += [subject for location in locations.values() for subject in location.others(quick=quick)]
     return _numbered([subject for subject in found if subject.face in faces])
 
 
@@ -491,7 +491,7 @@ def lock_directory(url: str) -> Path | None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _Location:
     """
     Where subjects lock.
 

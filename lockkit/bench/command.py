@@ -10,7 +10,6 @@ import typer
 
 from lockkit.bench.options import QUICK_WORKLOADS, WORKLOAD_NAMES, FaceChoice, ServersChoice, WorkloadChoice
 from lockkit.bench.settings import QUICK, Settings
-from lockkit.cli.output import reporting
 
 if TYPE_CHECKING:
     from lockkit.bench.subject import Face
@@ -43,7 +42,7 @@ def bench(  # the signature is the command line
     face: Annotated[
         FaceChoice | None, typer.Option(help="Blocking, asyncio, or both. Default: both; with --quick blocking.")
     ] = None,
-    peers: Annotated[bool, typer.Option(help="Measure other libraries and hand-written floors too.")] = True,
+    peers: Annotated[bool, typer.Option(help="Measure other libraries and hand-written baselines too.")] = True,
     quick: Annotated[
         bool, typer.Option(help="A first look in less than two minutes: fewer workloads, short turns, more noise.")
     ] = False,
@@ -71,7 +70,7 @@ def bench(  # the signature is the command line
     ] = None,
 ) -> None:
     """
-    Measure locks side by side: lockkit on your URLs, other libraries in the same place, and hand-written floors.
+    Measure locks side by side: lockkit on your URLs, other libraries in the same place, and hand-written baselines.
 
     Every subject runs in processes of its own; all take turns in random order, round after round, and ratios are taken
     within a round. A witness outside of all backends tells which locks did not exclude. Use servers that nobody else
@@ -84,27 +83,26 @@ def bench(  # the signature is the command line
     if html is not None and not html.absolute().parent.is_dir():
         # Before the run, not after it.
         raise typer.BadParameter(f"there is no directory {html.parent}", param_hint="--html")
-    with reporting():
-        from lockkit.bench.session import Wanted, run  # noqa: PLC0415 - see the module
+    from lockkit.bench.session import Wanted, run  # noqa: PLC0415 - see the module
 
-        given: dict[str, Any] = {"rounds": rounds, "seconds": seconds, "processes": processes, "waiters": waiters}
-        given |= {"leases": leases, "lease_ttl": lease_ttl, "limit": limit}
-        given |= {"rounds_max_long": long_rounds, "idle_seconds": idle_seconds}
-        faces: tuple[Face, ...] = ("blocking", "asyncio")
-        face = face or (FaceChoice.BLOCKING if quick else FaceChoice.BOTH)
-        wanted = Wanted(
-            urls=urls or [],
-            servers=servers.value,
-            several=not quick,
-            workloads=[choice.value for choice in workload or ()] or (QUICK_WORKLOADS if quick else WORKLOAD_NAMES),
-            faces=[kind for kind in faces if face in {FaceChoice.BOTH, kind}],
-            peers=peers,
-            quick=quick,
-            settings=replace(
-                QUICK if quick else Settings(), **{name: value for name, value in given.items() if value is not None}
-            ),
-            seed=seed,
-            as_json=as_json,
-            html=html,
-        )
-        raise typer.Exit(run(wanted))
+    given: dict[str, Any] = {"rounds": rounds, "seconds": seconds, "processes": processes, "waiters": waiters}
+    given |= {"leases": leases, "lease_ttl": lease_ttl, "limit": limit}
+    given |= {"rounds_max_long": long_rounds, "idle_seconds": idle_seconds}
+    faces: tuple[Face, ...] = ("blocking", "asyncio")
+    face = face or (FaceChoice.BLOCKING if quick else FaceChoice.BOTH)
+    wanted = Wanted(
+        urls=urls or [],
+        servers=servers.value,
+        several=not quick,
+        workloads=[choice.value for choice in workload or ()] or (QUICK_WORKLOADS if quick else WORKLOAD_NAMES),
+        faces=[kind for kind in faces if face in {FaceChoice.BOTH, kind}],
+        peers=peers,
+        quick=quick,
+        settings=replace(
+            QUICK if quick else Settings(), **{name: value for name, value in given.items() if value is not None}
+        ),
+        seed=seed,
+        as_json=as_json,
+        html=html,
+    )
+    raise typer.Exit(run(wanted))

@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
     from lockkit.bench.adapters.base import Adapter
 
-__all__ = ["enter", "leave", "pause", "run_lanes"]
+__all__ = ["enter", "leave", "pause", "run_contenders"]
 
 T = TypeVar("T")
 
 
-async def run_lanes(adapter: Adapter, lanes: Sequence[Callable[[], Coroutine[Any, Any, T]]]) -> list[T]:
+async def run_contenders(adapter: Adapter, contenders: Sequence[Callable[[], Coroutine[Any, Any, T]]]) -> list[T]:
     """
     Run coroutine functions side by side: in threads, or as tasks. One alone runs where the caller runs.
 
@@ -30,27 +30,27 @@ async def run_lanes(adapter: Adapter, lanes: Sequence[Callable[[], Coroutine[Any
     Raises:
         BaseException: What the first that failed raised. The others are left running: a process ends with them.
     """
-    if len(lanes) == 1:
-        return [await lanes[0]()]
+    if len(contenders) == 1:
+        return [await contenders[0]()]
     if adapter.face == "asyncio":
-        return await asyncio.gather(*(lane() for lane in lanes))
+        return await asyncio.gather(*(contender() for contender in contenders))
     results: dict[int, T] = {}
     ended: SimpleQueue[BaseException | None] = SimpleQueue()
 
-    def run(index: int, lane: Callable[[], Coroutine[Any, Any, T]]) -> None:
+    def run(index: int, contender: Callable[[], Coroutine[Any, Any, T]]) -> None:
         try:
-            results[index] = drive(lane())
+            results[index] = drive(contender())
         except BaseException as error:  # noqa: BLE001 - raised below, in the caller's thread
             ended.put(error)
         else:
             ended.put(None)
 
-    for index, lane in enumerate(lanes):
-        threading.Thread(target=run, args=(index, lane), daemon=True).start()
-    for _ in lanes:
+    for index, contender in enumerate(contenders):
+        threading.Thread(target=run, args=(index, contender), daemon=True).start()
+    for _ in contenders:
         if (error := ended.get()) is not None:
             raise error
-    return [results[index] for index in range(len(lanes))]
+    return [results[index] for index in range(len(contenders))]
 
 
 async def enter(adapter: Adapter, lock: Any) -> Any:  # noqa: ANN401 - what the library gives

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["ORDER_BYTES_MAX", "Nursery", "NurseryGone", "close_all", "nursery"]
+__all__ = ["ORDER_BYTES_MAX", "ForkServer", "ForkServerGone", "close_all", "fork_server"]
 
 ORDER_BYTES_MAX = 4096
 """An order is short; and one at a time, it needs no end mark."""
@@ -20,11 +20,11 @@ ANSWER_SECONDS = 120.0
 """An order is answered at once, but for the first, which waits for the imports on a busy machine."""
 
 
-class NurseryGone(Exception):
-    """A nursery does not answer any more."""
+class ForkServerGone(Exception):
+    """A fork_server does not answer any more."""
 
 
-class Nursery:
+class ForkServer:
     """
     The end of the process that measures.
 
@@ -61,7 +61,7 @@ class Nursery:
             fds: What it has open: our file descriptors by its numbers.
 
         Raises:
-            NurseryGone: There is no answer.
+            ForkServerGone: There is no answer.
         """
         return self._order({"fork": list(fds)}, list(fds.values()))["pid"]
 
@@ -70,7 +70,7 @@ class Nursery:
         Wait until a worker has ended; give its exit status, negative if a signal ended it.
 
         Raises:
-            NurseryGone: There is no answer.
+            ForkServerGone: There is no answer.
         """
         return self._order({"reap": pid}, [])["status"]
 
@@ -87,19 +87,19 @@ class Nursery:
         except OSError as error:
             self._gone = True
             message = f"the process that starts workers does not answer: {error}"
-            raise NurseryGone(message) from error
+            raise ForkServerGone(message) from error
         if not answer:
             self._gone = True
             message = "the process that starts workers has ended"
-            raise NurseryGone(message)
+            raise ForkServerGone(message)
         found: dict[str, int] = json.loads(answer)
         return found
 
 
-_OPEN: dict[tuple[str, ...], Nursery] = {}
+_OPEN: dict[tuple[str, ...], ForkServer] = {}
 
 
-def nursery(modules: Sequence[str], environment: dict[str, str]) -> Nursery:
+def fork_server(modules: Sequence[str], environment: dict[str, str]) -> ForkServer:
     """Give the one whose workers import so much, and start it if there is none."""
     key = tuple(modules)
     known = _OPEN.get(key)
@@ -107,7 +107,7 @@ def nursery(modules: Sequence[str], environment: dict[str, str]) -> Nursery:
         return known
     if known is not None:
         known.close()
-    _OPEN[key] = Nursery(modules, environment)
+    _OPEN[key] = ForkServer(modules, environment)
     return _OPEN[key]
 
 

@@ -35,15 +35,15 @@ def file_system(path: Path) -> str:
         return ""
     kinds = {}
     for line in mounts.read_text().splitlines():
-        _, place, kind, *_ = line.split(" ")
-        kinds[Path(place.replace("\\040", " "))] = kind  # a later mount hides an earlier one
+        _, mount, kind, *_ = line.split(" ")
+        kinds[Path(mount.replace("\\040", " "))] = kind  # a later mount hides an earlier one
     try:
         resolved = path.resolve()
         if not resolved.exists():
             return ""
     except OSError:
         return ""  # not ours to look into
-    above = next(place for place in (resolved, *resolved.parents) if place in kinds)
+    above = next(mount for mount in (resolved, *resolved.parents) if mount in kinds)
     return kinds[above]
 
 

@@ -12,10 +12,10 @@ from lockkit.runtime import drive
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Link", "readable"]
+__all__ = ["ParentPipe", "readable"]
 
 
-class Link:
+class ParentPipe:
     """The worker's end of the line to the process that started it."""
 
     def __init__(self, incoming: int, outgoing: int) -> None:

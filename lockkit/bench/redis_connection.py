@@ -1,4 +1,4 @@
-"""The least code that talks to Redis: a blocking socket, bytes packed by hand, one answer parsed. For the floors."""
+"""The least code that talks to Redis: a blocking socket, bytes packed by hand, one answer parsed. For the baselines."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from lockkit.url import HostPort, Url
 
-__all__ = ["FENCE", "FENCED_SET", "RELEASE", "RELEASE_AND_SIGNAL", "Wire", "encode", "node_urls", "wire_to"]
+__all__ = ["FENCE", "FENCED_SET", "RELEASE", "RELEASE_AND_SIGNAL", "RawConnection", "connect_to", "encode", "node_urls"]
 
 RELEASE = b"""
 if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end
@@ -60,14 +60,14 @@ def node_urls(url: str) -> list[str]:
     return [f"redis://{_userinfo(host)}{host}{parsed.raw_path}" for host in parsed.hosts]
 
 
-def wire_to(url: str) -> Wire:
+def connect_to(url: str) -> RawConnection:
     """Connect to the node of a ``redis://``, ``valkey://`` or ``unix://`` URL."""
     parsed: Url = parse(url)
     if parsed.base == "unix":
-        return Wire(parsed.path, dict(parsed.query).get("db", "0"), parsed.username, parsed.password)
+        return RawConnection(parsed.path, dict(parsed.query).get("db", "0"), parsed.username, parsed.password)
     host = parsed.hosts[0]
     database = parsed.path.strip("/") or "0"
-    return Wire((host.host, host.port or 6379), database, host.username, host.password)
+    return RawConnection((host.host, host.port or 6379), database, host.username, host.password)
 
 
 def _userinfo(host: HostPort) -> str:
@@ -76,7 +76,7 @@ def _userinfo(host: HostPort) -> str:
     return f"{quote(host.username or '', safe='')}:{quote(host.password, safe='')}@"
 
 
-class Wire:
+class RawConnection:
     """
     One connection.
 

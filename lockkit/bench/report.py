@@ -66,7 +66,7 @@ class Row:
         reason: Why, unless it is ``ok``.
         figures: Over all rounds, by `Figure.key`.
         ratios: By figure, then by the key of the subject that it was divided by.
-        floor: Key of the floor of its face and URL, or None.
+        baseline: Key of the baseline of its face and URL, or None.
         notes: What else a reader must know.
     """
 
@@ -75,7 +75,7 @@ class Row:
     reason: str
     figures: dict[str, float]
     ratios: dict[str, dict[str, Ratio]] = field(default_factory=dict)
-    floor: str | None = None
+    baseline: str | None = None
     notes: list[str] = field(default_factory=list)
 
 
@@ -167,7 +167,7 @@ class Report:
         for figure in cell.workload.ratios:
             ratios = {other.subject.key: Ratio.of(figure, cell, other) for other in comparable}
             row.ratios[figure] = {key: ratio for key, ratio in ratios.items() if ratio is not None}
-        row.floor = _floor(cell, comparable)
+        row.baseline = _baseline(cell, comparable)
         return row
 
     def _comparable(self, cell: Cell, other: Cell) -> bool:
@@ -179,13 +179,13 @@ class Report:
         )
 
 
-def _floor(cell: Cell, comparable: Sequence[Cell]) -> str | None:
-    floors = [other.subject for other in comparable if other.subject.role == "floor"]
-    if cell.subject.role == "floor" or not floors:
+def _baseline(cell: Cell, comparable: Sequence[Cell]) -> str | None:
+    baselines = [other.subject for other in comparable if other.subject.role == "baseline"]
+    if cell.subject.role == "baseline" or not baselines:
         return None
-    # An asyncio subject is held against the blocking floor where there is none of its own: the least that is possible.
-    same_face = [floor for floor in floors if floor.face == cell.subject.face]
-    return (same_face or floors)[0].key
+    # An asyncio subject without a baseline of its own is compared with the blocking one: the least that is possible.
+    same_face = [baseline for baseline in baselines if baseline.face == cell.subject.face]
+    return (same_face or baselines)[0].key
 
 
 def _combined(figure: Figure, cell: Cell) -> float | None:
@@ -238,7 +238,7 @@ def _section_json(section: Section) -> dict[str, Any]:
                 "reason": row.reason,
                 "notes": row.notes,
                 "figures": row.figures,
-                "floor": row.floor,
+                "baseline": row.baseline,
                 "ratios": {
                     figure: {key: asdict(ratio) for key, ratio in ratios.items()}
                     for figure, ratios in row.ratios.items()

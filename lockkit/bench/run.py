@@ -127,10 +127,10 @@ class Run:
         began, limit = time.monotonic(), self.outcome.settings.limit
         try:
             for number in range(self.outcome.settings.rounds):
-                for place, workload in enumerate(self._workloads, 1):
+                for position, workload in enumerate(self._workloads, 1):
                     # In the first round each workload has its share of the time, or a slow machine would spend all of
                     # it on the first one. Whom that left out takes his turn in the second round.
-                    share = place / len(self._workloads) if number == 0 else 1.0
+                    share = position / len(self._workloads) if number == 0 else 1.0
                     until = float("inf") if limit is None else began + share * limit
                     self._round(workload, number, until, progress)
         except KeyboardInterrupt:

@@ -7,12 +7,12 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from lockkit.bench.observer import Observer
-from lockkit.bench.redis_connection import encode, wire_to
+from lockkit.bench.redis_connection import connect_to, encode
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from lockkit.bench.redis_connection import Wire
+    from lockkit.bench.redis_connection import RawConnection
 
 __all__ = ["RedisObserver"]
 
@@ -30,8 +30,8 @@ class RedisObserver(Observer):
     def __init__(self, urls: list[str]) -> None:
         with ExitStack() as stack:
             try:
-                self._wires = [stack.enter_context(wire_to(url)) for url in urls]
-                self._connections = self._count_connections()
+                self._connections = [stack.enter_context(connect_to(url)) for url in urls]
+                self._connections_before = self._count_connections()
             except RuntimeError as error:  # an answer that is an error; it does not quote what it was given
                 raise ConnectionError(str(error)) from error
             self._stack = stack.pop_all()
@@ -48,31 +48,31 @@ class RedisObserver(Observer):
         seconds = time.monotonic() - self._began
         return {
             "commands_per_second": (self._count_commands() - self._commands) / seconds,
-            "connections": self._count_connections() - self._connections,
+            "connections": self._count_connections() - self._connections_before,
         }
 
     def about(self) -> dict[str, str]:
         """See `Observer.about`. Of the first node."""
-        wire = self._wires[0]
-        server, persistence = _info(wire, b"server"), _info(wire, b"persistence")
+        connection = self._connections[0]
+        server, persistence = _info(connection, b"server"), _info(connection, b"persistence")
         version = server.get("valkey_version") or server["redis_version"]
         about = {"server": server.get("server_name", "Redis"), "version": version}
-        about |= {"nodes": str(len(self._wires))} if len(self._wires) > 1 else {}
+        about |= {"nodes": str(len(self._connections))} if len(self._connections) > 1 else {}
         about["appendonly"] = "yes" if persistence.get("aof_enabled") == "1" else "no"
         for name in ("appendfsync", "save") if about["appendonly"] == "yes" else ("save",):
-            answer = wire.ask(encode(b"CONFIG", b"GET", name.encode()))
+            answer = connection.ask(encode(b"CONFIG", b"GET", name.encode()))
             if isinstance(answer, list) and answer:
                 about[name] = answer[1].decode() or "never"
         return about
 
     def _count_connections(self) -> int:
-        return sum(int(_info(wire, b"clients")["connected_clients"]) for wire in self._wires)
+        return sum(int(_info(connection, b"clients")["connected_clients"]) for connection in self._connections)
 
     def _count_commands(self) -> int:
         return sum(
             int(text.partition("calls=")[2].partition(",")[0])
-            for wire in self._wires
-            for name, text in _info(wire, b"commandstats").items()
+            for connection in self._connections
+            for name, text in _info(connection, b"commandstats").items()
             if name != "cmdstat_info"  # ours
         )
 
@@ -82,8 +82,8 @@ class RedisObserver(Observer):
         self._stack.close()
 
 
-def _info(wire: Wire, section: bytes) -> dict[str, str]:
-    answer = wire.ask(encode(b"INFO", section))
+def _info(connection: RawConnection, section: bytes) -> dict[str, str]:
+    answer = connection.ask(encode(b"INFO", section))
     assert isinstance(answer, bytes), answer
     pairs = (line.partition(":") for line in answer.decode().splitlines() if ":" in line)
     return {name: value for name, _, value in pairs}

@@ -119,7 +119,7 @@ def _backends(wanted: Wanted, stack: ExitStack) -> tuple[list[str], dict[str, st
     if wanted.servers == "none":
         return list(wanted.urls or EMBEDDED), {}
     # Here and not above: it loads every kind of server.
-    from lockkit.bench.throwaway_servers import Fleet  # noqa: PLC0415
+    from lockkit.bench.throwaway_servers import ThrowawayServers  # noqa: PLC0415
 
     console = Console(stderr=True)
     status = stack.enter_context(console.status("")) if console.is_terminal else None
@@ -128,10 +128,11 @@ def _backends(wanted: Wanted, stack: ExitStack) -> tuple[list[str], dict[str, st
         if status is not None:
             status.update(line)
 
-    fleet = stack.enter_context(Fleet(docker=wanted.servers == "docker", several=wanted.several, tell=tell))
+    servers = ThrowawayServers(docker=wanted.servers == "docker", several=wanted.several, tell=tell)
+    started = stack.enter_context(servers)
     if status is not None:
         status.stop()
-    return [*wanted.urls, *fleet.urls], fleet.missing
+    return [*wanted.urls, *started.urls], started.missing
 
 
 def _measure(measuring: Run) -> Outcome:

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 __all__ = ["Face", "Role", "Scope", "Subject"]
 
 Face = Literal["blocking", "asyncio"]
-Role = Literal["lockkit", "peer", "floor"]
-"""A floor is the least work that a lock of its kind can do, written by hand."""
+Role = Literal["lockkit", "peer", "baseline"]
+"""A baseline is the least work that a lock of its kind can do, written by hand."""
 
 Scope = Literal["process", "machine", "network"]
 
@@ -28,10 +28,10 @@ class Subject:
         url: Where it locks. **Holds the password**: goes to the worker process and nowhere else.
         group: Which subjects it is compared with: the same text for all subjects of one URL, no password in it.
         face: Blocking or asyncio.
-        role: lockkit, another library, or a floor.
+        role: lockkit, another library, or a baseline.
         scope: Whom it excludes; contenders of a ``process`` scope are threads or tasks instead of processes.
         number: Tells equal entries apart (the same URL given twice).
-        version: Of the library; empty for a floor.
+        version: Of the library; empty for a baseline.
         poll: How often its waiters look again, seconds; 0 if they are woken.
         renews: Keeps a lease alive by itself.
         session_each: Each of its leases keeps a connection to the server.

@@ -23,7 +23,7 @@ DASH = "\N{EN DASH}"
 
 
 def render(report: Report) -> RenderableType:
-    """Make one table for each workload, and what must be said about it."""
+    """Make one table for each workload, and its remarks."""
     parts: list[RenderableType] = []
     for group, about in report.about.get("servers", {}).items():
         if about:
@@ -46,10 +46,10 @@ def render(report: Report) -> RenderableType:
 
 
 def limited(report: Report) -> str:
-    """Say what a limit of the time has cost."""
+    """Say what the time limit has cost."""
     limit = report.outcome.settings.limit or 0
     without = sum(cell.status == "pending" for cell in report.outcome.cells)
-    cost = f"{without} turns were never reached" if without else "everybody had a turn, and some of them more than one"
+    cost = f"{without} measurements were not reached" if without else "every subject was measured at least once"
     return f"The run ended at its limit of {limit:g} s: {cost}."
 
 
@@ -67,19 +67,19 @@ def _table(section: Section, rows: list[Row]) -> Table:
     ]
     several = len({row.subject.group for row in rows}) > 1
     table.add_column("subject", overflow="fold")
-    table.add_column("face")
+    table.add_column("API")
     if several:
         table.add_column("at", overflow="fold")
     for figure in figures:
         table.add_column(figure.title, justify="right")
     others = [
         (title, other)
-        for title, other in ((f"{TIMES} floor", _floor), (f"{TIMES} lockkit", _lockkit))
+        for title, other in ((f"{TIMES} baseline", _baseline), (f"{TIMES} lockkit", _lockkit))
         if any(_ratio(section, row, other(row, rows)) is not None for row in rows)
     ]
     for title, _ in others:
         table.add_column(title, justify="right")
-    # Subjects of one place stay together, so that they can be compared.
+    # Subjects of one backend stay together, so that they can be compared.
     for row in sorted(rows, key=lambda row: [other.subject.group for other in rows].index(row.subject.group)):
         cells = [_name(row), Text(row.subject.face)]
         if several:
@@ -93,7 +93,7 @@ def _table(section: Section, rows: list[Row]) -> Table:
 def _name(row: Row) -> Text:
     subject = row.subject
     text = Text(subject.label + (f" #{subject.number}" if subject.number > 1 else ""))
-    text.stylize({"lockkit": "bold", "floor": "dim", "peer": ""}[subject.role])
+    text.stylize({"lockkit": "bold", "baseline": "dim", "peer": ""}[subject.role])
     if row.status != "ok":
         text.append(f" {row.status.upper()}", style="bold red" if row.status == "broken" else "yellow")
     return text
@@ -116,13 +116,13 @@ def _ratio(section: Section, row: Row, other: str | None) -> Text | None:
     return text
 
 
-def _floor(row: Row, rows: list[Row]) -> str | None:
+def _baseline(row: Row, rows: list[Row]) -> str | None:
     del rows
-    return row.floor
+    return row.baseline
 
 
 def _lockkit(row: Row, rows: list[Row]) -> str | None:
-    """Find lockkit's own row of the same place and face."""
+    """Find lockkit's row on the same backend and API."""
     if row.subject.role == "lockkit" and row.subject.number == 1:
         return None
     same = [

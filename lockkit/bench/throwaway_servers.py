@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
     from lockkit.testing.servers import Service
 
-__all__ = ["SPECS", "Fleet", "Spec"]
+__all__ = ["SPECS", "ServerSpec", "ThrowawayServers"]
 
 NODES = 5
 """Of Redlock: what its description uses."""
 
 
 @dataclass(frozen=True, slots=True)
-class Spec:
+class ServerSpec:
     """
     One service to start.
 
@@ -46,20 +46,20 @@ class Spec:
 
 
 SPECS = (
-    Spec("redis"),
-    Spec("redlock", {"count": NODES}, {"count": NODES}),
-    Spec("postgresql", {"durable": True}),
-    Spec("mariadb", {"durable": True}),
-    Spec("zookeeper", {"durable": True}),
-    Spec("etcd"),
-    Spec("redis-sentinel", several=True),
-    Spec("redis-cluster", several=True),
-    Spec("zookeeper-ensemble", {"durable": True}, several=True),
-    Spec("etcd-cluster", several=True),
+    ServerSpec("redis"),
+    ServerSpec("redlock", {"count": NODES}, {"count": NODES}),
+    ServerSpec("postgresql", {"durable": True}),
+    ServerSpec("mariadb", {"durable": True}),
+    ServerSpec("zookeeper", {"durable": True}),
+    ServerSpec("etcd"),
+    ServerSpec("redis-sentinel", several=True),
+    ServerSpec("redis-cluster", several=True),
+    ServerSpec("zookeeper-ensemble", {"durable": True}, several=True),
+    ServerSpec("etcd-cluster", several=True),
 )
 
 
-class Fleet:
+class ThrowawayServers:
     """
     A context manager: starts the servers one after the other, and on leaving ends and removes them.
 
@@ -103,7 +103,7 @@ class Fleet:
         self._offer("file", f"file://{directory}/files")
         self._offer("sqlite", f"sqlite:///{Path(directory) / 'locks.db'}")
 
-    def _add(self, spec: Spec) -> None:
+    def _add(self, spec: ServerSpec) -> None:
         """Start a service; one that cannot be had or does not start does not end the run."""
         kind = KINDS[spec.kind]
         try:
@@ -116,7 +116,7 @@ class Fleet:
         except (ServerError, OSError) as error:
             self.missing[spec.kind] = str(error).splitlines()[0]
 
-    def _local(self, spec: Spec) -> Service | None:
+    def _local(self, spec: ServerSpec) -> Service | None:
         kind = KINDS[spec.kind]
         if lacking := kind.missing():
             install = f"python -m lockkit.testing.servers install {spec.kind}"
@@ -124,7 +124,7 @@ class Fleet:
             return None
         return kind.make(**spec.options)
 
-    def _container(self, spec: Spec) -> Service | None:
+    def _container(self, spec: ServerSpec) -> Service | None:
         kind = KINDS[spec.kind]
         if (lacking := kind.missing_image()) is not None:
             self.missing[spec.kind] = lacking

@@ -24,7 +24,7 @@ import traceback
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from lockkit.bench.adapters.base import load
-from lockkit.bench.pipe import Link
+from lockkit.bench.pipe import ParentPipe
 from lockkit.bench.subject import Subject
 from lockkit.bench.workloads import WORKLOADS
 from lockkit.runtime import drive
@@ -40,20 +40,20 @@ def main() -> NoReturn:
     # What a library prints must not get between the messages.
     outgoing = os.dup(sys.stdout.fileno())
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    link = Link(sys.stdin.fileno(), outgoing)
+    parent = ParentPipe(sys.stdin.fileno(), outgoing)
     status = 0
     try:
-        link.send({"result": _work(link.job(), link)})
+        parent.send({"result": _work(parent.job(), parent)})
     except BaseException as error:  # noqa: BLE001 - the parent reports it, and goes on with the next subject
         traceback.print_exc()
-        link.send({"error": f"{type(error).__name__}: {error}"})
+        parent.send({"error": f"{type(error).__name__}: {error}"})
         status = 1
     # No orderly end: threads that still wait for a lock (100 idle waiters of a library) would keep the process.
     sys.stderr.flush()
     os._exit(status)
 
 
-def _work(job: Mapping[str, Any], link: Link) -> dict[str, Any]:
+def _work(job: Mapping[str, Any], parent: ParentPipe) -> dict[str, Any]:
     # The default action ends the process: nothing that a library does can make it outlive the run.
     signal.alarm(int(job["limit"]) + 1)
     subject = Subject.from_worker(job["subject"])
@@ -62,7 +62,7 @@ def _work(job: Mapping[str, Any], link: Link) -> dict[str, Any]:
 
     async def work() -> dict[str, Any]:
         await adapter.open()
-        result = await workload.work(adapter, job["part"], link)
+        result = await workload.work(adapter, job["part"], parent)
         await adapter.close()
         return result
 

@@ -13,16 +13,16 @@ import time
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Self
 
-from lockkit.bench.fork_servers import NurseryGone, nursery
+from lockkit.bench.fork_servers import ForkServerGone, fork_server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from types import TracebackType
 
-    from lockkit.bench.fork_servers import Nursery
+    from lockkit.bench.fork_servers import ForkServer
     from lockkit.bench.subject import Subject
 
-__all__ = ["Crew", "Worker", "WorkerFailed", "environment"]
+__all__ = ["WorkerFailed", "WorkerPool", "WorkerProcess", "environment"]
 
 _COMPLAINT_LINES = 3
 """How much of what a process that ended silently had printed is shown."""
@@ -32,7 +32,7 @@ class WorkerFailed(Exception):
     """A worker process raised, ended, or did not answer in time."""
 
 
-class Crew:
+class WorkerPool:
     """
     Starts workers, and ends them at the end of the ``with``, whatever happened.
 
@@ -42,11 +42,11 @@ class Crew:
 
     def __init__(self, limit: float) -> None:
         self.limit = limit
-        self._workers: list[Worker] = []
+        self._workers: list[WorkerProcess] = []
 
     def start(
         self, subject: Subject, workload: str, part: Mapping[str, Any], *, ttl: float, pass_fds: Sequence[int] = ()
-    ) -> Worker:
+    ) -> WorkerProcess:
         """
         Start a process that does its part of a workload for a subject.
 
@@ -59,7 +59,7 @@ class Crew:
         """
         job = {"subject": subject.to_worker(), "workload": workload, "part": part, "ttl": ttl, "limit": self.limit}
         with _uninterrupted():
-            worker = Worker(_nursery(subject), self.limit, pass_fds)
+            worker = WorkerProcess(_fork_server(subject), self.limit, pass_fds)
             self._workers.append(worker)
         # The URL, which may hold a password, goes through the pipe: arguments can be seen by other users.
         worker.tell(job)
@@ -99,11 +99,11 @@ class Crew:
                 worker.end()
 
 
-class Worker:
-    """One process; see `lockkit.bench.worker` for what is said. Made by `Crew.start`."""
+class WorkerProcess:
+    """One process; see `lockkit.bench.worker` for what is said. Made by `WorkerPool.start`."""
 
-    def __init__(self, nursery: Nursery, limit: float, pass_fds: Sequence[int]) -> None:
-        self._nursery = nursery
+    def __init__(self, fork_server: ForkServer, limit: float, pass_fds: Sequence[int]) -> None:
+        self._fork_server = fork_server
         self._deadline = time.monotonic() + limit
         self._limit = limit
         self._buffer = b""
@@ -117,8 +117,8 @@ class Worker:
             self._complaints, self._writer, self._reader = complaints, ours_to_write, ours_to_read
             standard = {0: its_input, 1: its_output, 2: complaints.fileno()}
             try:
-                self.pid = nursery.fork(standard | {fd: fd for fd in pass_fds})
-            except NurseryGone as error:
+                self.pid = fork_server.fork(standard | {fd: fd for fd in pass_fds})
+            except ForkServerGone as error:
                 self._close()
                 raise WorkerFailed(str(error)) from error
 
@@ -173,8 +173,8 @@ class Worker:
     def end(self) -> None:
         """Kill the process unless it has ended, and reap it."""
         if not self._ended:
-            # Whoever has ended is still there for its nursery: nobody else can have its number before it is reaped.
-            with suppress(ProcessLookupError):  # unless that nursery itself has ended
+            # Whoever has ended is still there for its fork_server: nobody else can have its number before it is reaped.
+            with suppress(ProcessLookupError):  # unless that fork_server itself has ended
                 os.kill(self.pid, signal.SIGKILL)
             self._reap()
         self._close()
@@ -217,8 +217,8 @@ class Worker:
         # An answer that is not waited for would be taken for that to the next order.
         with _uninterrupted():
             try:
-                status = self._nursery.reap(self.pid)
-            except NurseryGone as error:
+                status = self._fork_server.reap(self.pid)
+            except ForkServerGone as error:
                 return str(error)
             finally:
                 self._ended = True
@@ -230,10 +230,10 @@ class Worker:
         self._complaints.close()
 
 
-def _nursery(subject: Subject) -> Nursery:
+def _fork_server(subject: Subject) -> ForkServer:
     """Give where the workers of a subject come from: with its adapter and what that imports in it."""
     adapter, _, _ = subject.target.partition(":")
-    return nursery([adapter, *subject.imports], environment())
+    return fork_server([adapter, *subject.imports], environment())
 
 
 @contextmanager
@@ -243,9 +243,9 @@ def _uninterrupted() -> Iterator[None]:
 
     ::
 
-        crew: starts a process
+        pool: starts a process
         user: Ctrl-C                      the exception leaves `Popen` before anybody knows of the process
-        crew: ends all that it knows of   and that one goes on
+        pool: ends all that it knows of   and that one goes on
     """
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread is interrupted

@@ -1,4 +1,4 @@
-"""The commands and their options. Each command's own module is loaded when it is run, so that ``--help`` is quick."""
+"""The commands and their options. A command's module is loaded when the command runs, so that ``--help`` is quick."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["app"]
 
 
 class _Commands(TyperGroup):
-    """The commands below, and ``bench``, which is loaded only when it is wanted: it brings much along."""
+    """The commands below, and ``bench``, which is loaded only when needed because its imports take time."""
 
     def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
         """Name all commands, in the order of the help."""
@@ -32,6 +32,11 @@ class _Commands(TyperGroup):
         holder = _make_app(TyperGroup)
         import_module("lockkit.bench.command").register(holder)
         return typer.main.get_group(holder).commands["bench"]
+
+    def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override] # noqa: ANN401
+        """Run the command; report errors of the library as one line and an exit status."""
+        with reporting():
+            return super().invoke(ctx)
 
 
 def _has_bench() -> bool:
@@ -55,16 +60,21 @@ def _make_app(cls: type[TyperGroup]) -> typer.Typer:
 
 app = _make_app(_Commands)
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="The lock.", show_default=False)]
+_URL_HELP = (
+    "Backend. Default: LOCKKIT_URL, else the profile named by LOCKKIT_ENV, else files of this user. "
+    "Put a URL with a password there, because all users of the machine can see the command line."
+)
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the lock.", show_default=False)]
 Url = Annotated[
     str | None,
     typer.Option(
         "--url",
         metavar="URL",
-        help="Backend. By default that of LOCKKIT_URL, of the profile named by LOCKKIT_ENV, or files of this user. "
-        "A URL with a password belongs there: the command line is visible to all users of the machine.",
+        help=_URL_HELP,
     ),
 ]
+UrlArgument = Annotated[str | None, typer.Argument(metavar="URL", help=_URL_HELP, show_default=False)]
 Profile = Annotated[
     str | None,
     typer.Option("--profile", metavar="PROFILE", help="Profile of lockkit.toml or pyproject.toml."),
@@ -101,16 +111,16 @@ _width = max(len(status) for status, _ in RUN_STATUSES)
 _RUN_HELP = """
 Run a command under a lock: lockkit run NAME --on-busy=skip -- COMMAND ARGUMENT...
 
-COMMAND gets a process group of its own. Signals are forwarded to it, its exit status becomes lockkit's, and the lock
-is released when it ends. Put -- in front of it, so that its options are not taken for lockkit's.
+COMMAND runs in its own process group. lockkit forwards signals to it, ends with its exit status, and releases the lock
+when it ends. Put -- before COMMAND, so that lockkit does not read its options.
 
-If the lease is lost, or about to end because it cannot be renewed, the whole process group gets SIGTERM, and SIGKILL
-after --signal-grace: all before the deadline, at which another client may be granted the lock. A guard process does the
-same if lockkit itself is killed or stopped. Processes that have left the process group (daemons), and whatever runs
-while the whole machine is paused, are protected only by storage that checks LOCKKIT_TOKEN.
-When COMMAND ends by itself, processes that it leaves behind go on, without the lock.
+If the lease is lost, or is about to end because it cannot be renewed, lockkit sends SIGTERM to the whole process group,
+and SIGKILL after --signal-grace. Both happen before the deadline, when another client may get the lock. If lockkit
+itself is killed or stopped, a guard process kills the group instead. Only storage that checks LOCKKIT_TOKEN protects
+you from processes that have left the process group (daemons) and from a machine that is paused as a whole. When COMMAND
+ends by itself, processes that it leaves behind keep running, without the lock.
 
-COMMAND finds in its environment:
+COMMAND's environment has these variables:
 
 \b
   LOCKKIT_NAME      the lock
@@ -136,19 +146,21 @@ def _run(
         float | None,
         typer.Option(
             metavar="SECONDS",
-            help="How long the backend keeps the lock without renewal, and so how long others wait for a machine that "
-            "died. By default the profile's or the URL's, else 30.",
+            help="How long the backend keeps the lock without renewal, and so how long others wait after a machine "
+            "dies. Default: that of the profile or the URL, else 30.",
         ),
     ] = None,
     on_busy: Annotated[
         OnBusy,
-        typer.Option(help="If another client holds the lock: wait for it; fail with 75; or skip, that is end with 0."),
+        typer.Option(
+            help="If another client holds the lock: wait for it, fail with exit status 75, or skip with exit status 0."
+        ),
     ] = OnBusy.WAIT,
     timeout: Annotated[
         float | None,
         typer.Option(
             metavar="SECONDS",
-            help="How long to wait for the lock. By default without limit, and not at all with fail and skip.",
+            help="How long to wait for the lock. Default: without limit; with fail and skip, try once.",
         ),
     ] = None,
     signal_grace: Annotated[
@@ -156,14 +168,16 @@ def _run(
         typer.Option(
             metavar="SECONDS",
             callback=_seconds,
-            help="From SIGTERM to SIGKILL when the lease is lost; at most half of the ttl. "
-            "By default a sixth of the ttl, at most 10.",
+            help="Time between SIGTERM and SIGKILL when the lease is lost; at most half of the ttl. "
+            "Default: a sixth of the ttl, at most 10.",
         ),
     ] = None,
     kill_after: Annotated[
         float,
         typer.Option(
-            metavar="SECONDS", callback=_seconds, help="From a SIGTERM sent to lockkit, which is forwarded, to SIGKILL."
+            metavar="SECONDS",
+            callback=_seconds,
+            help="Time between forwarding a SIGTERM to COMMAND and sending SIGKILL.",
         ),
     ] = 60,
     min_hold: Annotated[
@@ -171,12 +185,12 @@ def _run(
         typer.Option(
             metavar="SECONDS",
             callback=_seconds,
-            help="Keep the lock at least so long, even if COMMAND ends earlier: for a short job on machines whose "
+            help="Keep the lock at least this long, even if COMMAND ends earlier: for short jobs on machines whose "
             "clocks differ.",
         ),
     ] = 0,
     metadata: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Shown by lockkit holders. Never a secret.")
+        str | None, typer.Option(metavar="TEXT", help="Text that lockkit holders shows. Never a secret.")
     ] = None,
 ) -> None:
     from lockkit.cli.run import run  # noqa: PLC0415 - see the module
@@ -192,8 +206,7 @@ def _run(
         min_hold=min_hold,
         metadata=metadata,
     )
-    with reporting():
-        raise typer.Exit(run(name, command, options))
+    raise typer.Exit(run(name, command, options))
 
 
 @app.command("demo", short_help="Sell seats with several processes, without a lock and with one.")
@@ -208,22 +221,20 @@ def _demo(
     """
     Sell seats with several processes, without a lock and with one.
 
-    The seats stand in a plain file that each process reads, thinks about, and writes. Without --url or --profile the
-    lock lies in files of a temporary directory. Ends with 1 if a seat was sold twice under the lock.
+    The number of free seats is in a plain file, which each process reads and, after a pause, writes. Without --url or
+    --profile the lock is a file in a temporary directory. Exit status 1 if a seat was sold twice under the lock.
     """
     from lockkit.cli.demo import demo  # noqa: PLC0415 - see the module
 
-    with reporting():
-        raise typer.Exit(demo(url, profile, seats=seats, processes=processes, as_json=as_json))
+    raise typer.Exit(demo(url, profile, seats=seats, processes=processes, as_json=as_json))
 
 
 @app.command("holders", short_help="Show who holds a lock.")
 def _holders(*, name: Name, url: Url = None, profile: Profile = None, as_json: Json = False) -> None:
-    """Show who holds a lock. Ends with 0 also when nobody does."""
+    """Show who holds a lock. Exit status 0 also if nobody does."""
     from lockkit.cli.inspection import show_holders  # noqa: PLC0415 - see the module
 
-    with reporting():
-        show_holders(name, url, profile, as_json=as_json)
+    show_holders(name, url, profile, as_json=as_json)
 
 
 @app.command("break", short_help="Free a lock by force.")
@@ -232,123 +243,104 @@ def _break(
     name: Name,
     url: Url = None,
     profile: Profile = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     as_json: Json = False,
 ) -> None:
     """
-    Free a lock by force, after asking.
+    Free a lock by force, after asking for confirmation.
 
-    The holder is told by its next renewal, and works on until then: only storage that checks fencing tokens keeps it
-    out. Ends with 0 if the lock is free now, with 1 if the answer was no.
+    The holder notices at its next renewal and works until then: only storage that checks fencing tokens keeps it out.
+    Exit status 0 if the lock is now free, 1 if you answered no.
     """
     from lockkit.cli.inspection import break_lock  # noqa: PLC0415 - see the module
 
-    with reporting():
-        raise typer.Exit(break_lock(name, url, profile, yes=yes, as_json=as_json))
+    raise typer.Exit(break_lock(name, url, profile, yes=yes, as_json=as_json))
 
 
-@app.command("migrate", short_help="Make the tables of a SQL backend.")
+@app.command("migrate", short_help="Create the tables of a SQL backend.")
 def _migrate(
     *,
     url: Annotated[
         str | None,
-        typer.Argument(metavar="[URL]", help="Backend, with ?mode= and ?table= as your program has them."),
+        typer.Argument(metavar="[URL]", help="Backend, with the same ?mode= and ?table= as in your program."),
     ] = None,
     profile: Profile = None,
     sql_only: Annotated[
-        bool, typer.Option("--sql", help="Print the statements for an empty database, and do not connect.")
+        bool, typer.Option("--sql", help="Print the statements for an empty database instead, without connecting.")
     ] = False,
 ) -> None:
     """
-    Make the tables of a SQL backend, and columns that they lack.
+    Create the tables of a SQL backend, or add missing columns.
 
-    Without it they are made at the first use, unless auto_create=0 or the user may not. It can be run again, and by
-    several at once. Without URL the backend is that of LOCKKIT_URL or of the profile.
+    Otherwise lockkit creates them at the first use, unless auto_create=0 is set or the user lacks the right. You can
+    run it again, and several at the same time. Without URL, the backend is that of LOCKKIT_URL or the profile.
     """
     from lockkit.cli.migrate import migrate  # noqa: PLC0415 - see the module
 
-    with reporting():
-        migrate(url, profile, sql_only=sql_only)
+    migrate(url, profile, sql_only=sql_only)
 
 
-@app.command("backends", short_help="Show what each backend promises.")
+@app.command("backends", short_help="Show the capabilities of each backend.")
 def _backends(*, as_json: Json = False) -> None:
-    """Show what each backend promises, and what to install for those whose driver is missing."""
+    """Show the capabilities of each backend, and what to install where a driver is missing."""
     from lockkit.cli.backends import show_backends  # noqa: PLC0415 - see the module
 
-    with reporting():
-        show_backends(as_json=as_json)
+    show_backends(as_json=as_json)
 
 
 @app.command("doctor", short_help="Examine the servers behind a URL.")
 def _doctor(
     *,
-    url: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="URL",
-            help="Backend. By default that of LOCKKIT_URL, of the profile named by LOCKKIT_ENV, or files of this user. "
-            "A URL with a password belongs there: the command line is visible to all users of the machine.",
-            show_default=False,
-        ),
-    ] = None,
+    url: UrlArgument = None,
     profile: Profile = None,
     ttl: Annotated[
         float | None,
         typer.Option(
-            metavar="SECONDS", callback=_seconds, help="Lease time to judge by. By default the backend's, else 30."
+            metavar="SECONDS", callback=_seconds, help="ttl to check the servers for. Default: the backend's, else 30."
         ),
     ] = None,
-    fail_on: Annotated[
-        FailOn, typer.Option(help="End with 1 if there is an error; or already if there is a warning.")
-    ] = FailOn.ERROR,
+    fail_on: Annotated[FailOn, typer.Option(help="Lowest severity that gives exit status 1.")] = FailOn.ERROR,
     as_json: Json = False,
 ) -> None:
     """
-    Examine the servers behind a URL, and say what can happen to locks there.
+    Examine the servers behind a URL, and report what endangers locks there.
 
-    Looks at versions, persistence, replication, rights, clocks, round trips and the like, and changes nothing. Each
-    finding has a name that stays the same, its severity, what was seen, what can happen, and what fixes it.
+    Checks versions, persistence, replication, rights, clocks, round trips and more, and changes nothing. Each finding
+    has a stable name, its severity, what was seen, the risk, and the fix.
 
-    Ends with 0; 1 if there is a finding as severe as --fail-on; 69 if no server answers; 78 if the URL, a credential or
-    an option is wrong.
+    Exit status: 0; 1 if a finding is as severe as --fail-on; 69 if no server answers; 78 if the URL, a credential or an
+    option is wrong.
     """
     from lockkit.cli.doctor import examine  # noqa: PLC0415 - see the module
     from lockkit.doctor import Severity  # noqa: PLC0415
 
-    with reporting():
-        raise typer.Exit(examine(url, profile, ttl=ttl, fail_on=Severity(fail_on.value), as_json=as_json))
+    raise typer.Exit(examine(url, profile, ttl=ttl, fail_on=Severity(fail_on.value), as_json=as_json))
 
 
 @app.command("verify", short_help="Run the conformance suite on a backend.")
 def _verify(
     *,
-    url: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="URL",
-            help="Backend. By default that of LOCKKIT_URL, of the profile named by LOCKKIT_ENV, or files of this user. "
-            "A URL with a password belongs there: the command line is visible to all users of the machine.",
-            show_default=False,
-        ),
-    ] = None,
+    url: UrlArgument = None,
     profile: Profile = None,
-    face: Annotated[Face | None, typer.Option(help="Only this one. By default both.", show_default=False)] = None,
+    face: Annotated[
+        Face | None,
+        typer.Option(help="Test only the sync (blocking) or async (asyncio) API. Default: both.", show_default=False),
+    ] = None,
     only: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Only cases with this in their name, or pytest's -k expression.")
+        str | None,
+        typer.Option(metavar="TEXT", help="Run only cases with this in their name; or an expression as for pytest -k."),
     ] = None,
     as_json: Json = False,
 ) -> None:
     """
-    Run the conformance suite on a backend: whether it keeps, on these servers, what every backend promises.
+    Run the conformance suite on a backend: check that on these servers it keeps the promises of every backend.
 
-    That takes some minutes. The suite works under a key prefix, in a table or in a directory of its own, and removes it
-    at the end; it ends and stops processes of its own, and never a server. It needs the extra testing.
+    It takes some minutes. The suite uses its own key prefix, table or directory and removes it at the end. It kills and
+    stops only processes that it started itself, never a server. It needs the extra testing.
 
-    Ends with 0 if all holds that the backend promises; 1 if a case failed; 69 if no server answers; 78 if the URL, a
-    credential or an option is wrong.
+    Exit status: 0 if the backend conforms; 1 if a case failed; 69 if no server answers; 78 if the URL, a credential or
+    an option is wrong.
     """
     from lockkit.cli.verify import verify  # noqa: PLC0415 - see the module
 
-    with reporting():
-        raise typer.Exit(verify(url, profile, face=None if face is None else face.value, only=only, as_json=as_json))
+    raise typer.Exit(verify(url, profile, face=None if face is None else face.value, only=only, as_json=as_json))

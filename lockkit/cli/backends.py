@@ -47,7 +47,7 @@ class _Row:
 
 
 def show_backends(*, as_json: bool) -> None:
-    """Print every backend that is known here."""
+    """Print every backend that is installed."""
     rows = _rows()
     if as_json:
         print_json([row.as_dict() for row in rows])
@@ -65,7 +65,7 @@ def show_backends(*, as_json: bool) -> None:
 
 
 def _rows() -> list[_Row]:
-    """All backends, each once, though it may have several schemes."""
+    """All backends, each in one row with all its schemes."""
     rows: dict[object, _Row] = {}
     for scheme in registry.schemes():
         for mode in registry.modes(scheme):
@@ -82,7 +82,7 @@ def _rows() -> list[_Row]:
 
 
 def _table(rows: list[_Row]) -> Table:
-    table = Table("URL", "excludes", "a dead holder is replaced", "shortest ttl", "queue", "waiters", "survives")
+    table = Table("URL", "excludes", "a dead holder's lock is free", "shortest ttl", "queue", "waiters", "survives")
     for row in rows:
         if row.capabilities is None:
             continue

@@ -1,10 +1,10 @@
 """
 The command of ``lockkit run``: a process group of its own.
 
-It is forked *before* the lock is asked for, while this process has one thread, and waits for the grant on a pipe:
+It is forked *before* lockkit asks for the lock, while this process has one thread, and waits for the grant on a pipe:
 
 - ``PR_SET_PDEATHSIG`` (Linux) can only be set by the child itself, between fork and exec. Python code there is safe
-  only if no other thread holds a lock at the fork; with a lease there are threads, the keeper's.
+  only if no other thread holds a lock at the fork; a lease has renewal threads.
 - Nothing of the client (connections, lock files, leases) exists yet, so the child inherits nothing of it.
 """
 
@@ -107,7 +107,7 @@ class Command:
             variables: Added to its environment.
 
         Raises:
-            CannotExecute: It is not there, or no program.
+            CannotExecute: It does not exist, or is not a program.
         """
         os.write(self._go, json.dumps(dict(variables)).encode())  # below PIPE_BUF: written as a whole
         os.close(self._go)
@@ -138,14 +138,14 @@ class Command:
         try:
             os.killpg(self.group, signum)
         except ProcessLookupError:
-            return True  # nobody is left
+            return True  # no process is left
         except PermissionError:
             return False
         return True
 
     def gone(self) -> bool:
         """
-        Tell whether nobody of the group is left. Only after `Ended`: until then its first process counts, even dead.
+        Tell whether the group has no process left. Only after `Ended`: until then its first process counts, even dead.
 
         Its id cannot have passed to another group while it has members, and hardly in the moment since the last look:
         the kernel gives ids out in turn.
@@ -172,10 +172,10 @@ class Command:
 
 def _has_living_member(group: int) -> bool:
     """
-    Tell the living from zombies, which signals reach like anybody.
+    Tell living processes from zombies, which accept signals too.
 
-    Orphans are reaped by process 1, in many containers late or never: then each loss would take the whole grace.
-    Elsewhere than on Linux everybody counts as living.
+    Process 1 reaps orphans, but in many containers late or never: then each loss would take the whole grace. Only Linux
+    can tell; elsewhere every process counts as living.
     """
     if sys.platform != "linux":
         return True
@@ -192,7 +192,7 @@ def _has_living_member(group: int) -> bool:
 
 
 def _become(argv: list[str], go: int, report: int, parent: int) -> NoReturn:
-    """Be the command: wait for the word, then execute it. In the child."""
+    """In the child: wait for the start message, then execute the command."""
     code = errno.EINVAL
     try:
         os.setpgid(0, 0)

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["Round", "demo"]
 
 LOOK_EVERY = 0.05
-"""Seconds between two looks at the ledger. Shorter shows more, and takes time from the sellers."""
+"""Seconds between two looks at the ledger. Shorter is smoother, but takes time from the sellers."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class Round:
 
 def demo(url: str | None, profile: str | None, *, seats: int, processes: int, as_json: bool) -> int:
     """
-    Sell the seats twice, show what came of it.
+    Sell the seats without and with a lock, and show the results.
 
     Args:
         url: Backend; with neither this nor a profile, files in a temporary directory.
@@ -121,7 +121,7 @@ def demo(url: str | None, profile: str | None, *, seats: int, processes: int, as
     with _ended_by_sigterm(), tempfile.TemporaryDirectory(prefix="lockkit-demo-") as temporary:
         directory = Path(temporary)
         if url is None and profile is None:
-            # Not the configured default: a demo asks no production server unless it is told to.
+            # Not the configured default: the demo uses no production server unless you name it.
             url = f"file://{quote(str(directory / 'locks'))}"
         with lockkit.connect(url, profile=profile) as client:
             refuse_private(client)
@@ -244,7 +244,7 @@ def _follow(office: BoxOffice, sellers: list[subprocess.Popen[str]], show: Show)
 
 
 def _failure(sellers: list[subprocess.Popen[str]]) -> typer.Exit:
-    """Say what the sellers that failed said, the same thing once; gives the exit with the status of one of them."""
+    """Print the errors of the failed sellers, each once; give the exit with the status of one of them."""
     for seller in sellers:
         seller.kill()
     said = {(seller.communicate()[1], seller.returncode) for seller in sellers}
@@ -295,7 +295,7 @@ def _print(console: Console, backend: str, rounds: list[Round], processes: int) 
     console.print(table)
     print(f"{processes} processes, {locked.seats} seats, lock at {backend}")
     if locked.right:
-        print(f"Without a lock {without.sold_again} tickets were for seats already sold; with a lock none.")
+        print(f"Without a lock, {without.sold_again} tickets were for seats already sold; with a lock, none.")
     else:
         print("THE LOCK DID NOT HOLD: a seat was sold again or not at all, or the tokens did not increase.")
 

@@ -1,4 +1,4 @@
-"""``lockkit doctor``: what endangers locks at the servers behind a URL."""
+"""``lockkit doctor``: reports what endangers locks at the servers behind a URL."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ __all__ = ["examine"]
 
 _INDENT = 9
 _WIDTH_MIN = 30
-"""Columns of text, at least: in a narrower terminal it rather wraps by itself."""
+"""Columns of text, at least: a narrower terminal wraps the lines itself."""
 
 _STYLES: Final = {"error": "bold red", "warning": "yellow", "info": "cyan"}
 
 
 def examine(url: str | None, profile: str | None, *, ttl: float | None, fail_on: Severity, as_json: bool) -> Status:
     """
-    Print what was found at a backend's servers.
+    Print the findings at a backend's servers.
 
     Args:
         url: Backend, or None.
@@ -69,11 +69,11 @@ def _print_finding(console: Console, finding: Finding, width: int | None) -> Non
         ("seen", _wrapped(finding.seen, width)),
         ("risk", _wrapped(finding.check.risk, width)),
         # As one line also on a narrow terminal, to be copied.
-        ("mend", plain(finding.mend)),
+        ("fix", plain(finding.fix)),
         ("docs", finding.check.page),
     )
     for name, text in rows:
-        _line(console, f"  {name}{' ' * (_INDENT - 6)}{text}")
+        _line(console, f"  {name:<{_INDENT - 2}}{text}")
 
 
 def _wrapped(text: str, width: int | None) -> str:

@@ -4,12 +4,12 @@ A second process that ends the command when ``lockkit run`` itself cannot.
 =============================================  ==========================================================
 ``lockkit run`` …                              the guard kills the command's process group …
 =============================================  ==========================================================
-is killed (SIGKILL, out of memory) or crashes  at once: with it the renewal ended, on some backends the lock
-is stopped (SIGSTOP, Ctrl-Z), or starved       just before the deadline that it was told last
+is killed (SIGKILL, out of memory) or crashes  at once: renewal has ended, and on some backends the lock
+is stopped (SIGSTOP, Ctrl-Z), or starved       just before the last deadline that it received
 =============================================  ==========================================================
 
-What it cannot help against: the whole machine, VM or container being paused, itself among it. Then the command is
-killed as soon as it all wakes up, and only a fencing token protects what the command does in between.
+It cannot help when the whole machine, VM or container is paused, and the guard with it. Then the guard kills the
+command as soon as they wake up, and only a fencing token protects what the command does in between.
 
 The kernel's ``PR_SET_PDEATHSIG`` ends no more than the command's first process, and only on Linux (it is set too, for
 the case that both processes of lockkit are killed).
@@ -41,7 +41,7 @@ _DEADLINE = struct.Struct("d")
 
 
 class Guard:
-    """The guard of one process group. Told nothing, it does nothing."""
+    """The guard of one process group. Before the first `tell` it does nothing."""
 
     def __init__(self, group: int) -> None:
         """Fork. Call it while this process has one thread."""
@@ -69,7 +69,7 @@ class Guard:
             self._told = -inf  # somebody has stopped it for hours: try again at the next look
         except BrokenPipeError:
             self._told = inf
-            say("the guard process was killed: a lockkit that is stopped or killed would leave its command running")
+            say("the guard process was killed: if lockkit is stopped or killed too, the command keeps running")
 
     def dismiss(self) -> None:
         """End it without harm to the group. May be called twice."""
@@ -129,6 +129,6 @@ def _watch(control: int, group: int) -> bool:
 
 
 def _kill(group: int) -> None:
-    # Nobody is left; or the command runs as another user (sudo), which lockkit tells when it can.
+    # No process is left; or the command runs as another user (sudo), which lockkit reports when it can.
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(group, signal.SIGKILL)

@@ -29,7 +29,7 @@ def show_holders(name: str, url: str | None, profile: str | None, *, as_json: bo
     Print who holds a lock.
 
     Raises:
-        LockError: It cannot be asked.
+        LockError: The backend cannot be asked.
     """
     with lockkit.connect(url, profile=profile) as client:
         refuse_private(client)
@@ -62,7 +62,7 @@ def break_lock(name: str, url: str | None, profile: str | None, *, yes: bool, as
         refuse_private(client)
         holders = client.holders(name)
         if holders and not yes and not _agreed(name, client.url, holders):
-            say("left as it is")
+            say("the lock was not broken")
             return Status.FAILED
         broken = client.break_lock(name)
         if as_json:
@@ -75,10 +75,10 @@ def break_lock(name: str, url: str | None, profile: str | None, *, yes: bool, as
 
 def _agreed(name: str, url: str, holders: Sequence[Holder]) -> bool:
     if not sys.stdin.isatty():
-        message = "cannot ask for confirmation without a terminal: give --yes if the lock should be free"
+        message = "cannot ask for confirmation without a terminal: give --yes to break the lock"
         raise typer.BadParameter(message, param_hint="--yes")
     Console(stderr=True).print(_table(name, url, holders))
-    return typer.confirm("Its holder works on until its next renewal. Break the lock?", err=True)
+    return typer.confirm("The holder keeps working until its next renewal. Break the lock?", err=True)
 
 
 def _table(name: str, url: str, holders: Sequence[Holder]) -> Table:

@@ -1,4 +1,4 @@
-"""``lockkit migrate``: make the tables of a SQL backend, or print how."""
+"""``lockkit migrate``: creates the tables of a SQL backend, or prints the statements."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["migrate"]
 
 def migrate(url: str | None, profile: str | None, *, sql_only: bool) -> None:
     """
-    Make what is missing of the tables of a backend.
+    Create the missing tables and columns of a backend.
 
     Args:
         url: Backend, or None.
@@ -32,7 +32,7 @@ def migrate(url: str | None, profile: str | None, *, sql_only: bool) -> None:
     backend, _ = registry.open_backend(settings.url, settings.options, _Host())
     tables = getattr(backend, "tables", None)
     if tables is None:
-        message = f"{backend.url} has no tables to make: give the URL of a database, such as postgresql://host/name"
+        message = f"{backend.url} has no tables: give the URL of a database, such as postgresql://host/name"
         raise ConfigurationError(message, backend=backend.url)
     from lockkit.backends.sql import schema as sql_schema  # noqa: PLC0415 - needs SQLAlchemy
 
@@ -49,7 +49,7 @@ def migrate(url: str | None, profile: str | None, *, sql_only: bool) -> None:
 
 
 class _Host:
-    """The engine's side, for a backend that locks nothing."""
+    """Stands in for the engine, for a backend that locks nothing."""
 
     def __init__(self) -> None:
         self.runtime: Runtime = BlockingRuntime()

@@ -9,7 +9,7 @@ __all__ = ["Face", "FailOn", "OnBusy", "RunOptions"]
 
 
 class Face(StrEnum):
-    """On which face ``lockkit verify`` runs the suite."""
+    """The API on which ``lockkit verify`` runs the suite: sync (blocking) or async (asyncio)."""
 
     BLOCKING = "blocking"
     ASYNCIO = "asyncio"
@@ -24,7 +24,7 @@ class OnBusy(StrEnum):
 
 
 class FailOn(StrEnum):
-    """Which findings make ``lockkit doctor`` end with 1."""
+    """The lowest severity for which ``lockkit doctor`` ends with 1."""
 
     ERROR = "error"
     WARNING = "warning"
@@ -41,8 +41,8 @@ class RunOptions:
         ttl: Of the lease; None: the client's default.
         on_busy: See `OnBusy`.
         timeout: How long to wait; None: without limit for ``wait``, not at all for the others.
-        grace: From SIGTERM to SIGKILL when the lease is about to end; None: `default_grace`.
-        kill_after: From a forwarded SIGTERM to SIGKILL.
+        grace: Between SIGTERM and SIGKILL when the lease is about to end; None: `default_grace`.
+        kill_after: Between a forwarded SIGTERM and SIGKILL.
         min_hold: Keep the lock at least so long, even if the command ends earlier.
         metadata: Text for ``lockkit holders``.
     """

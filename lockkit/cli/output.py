@@ -1,4 +1,4 @@
-"""What the commands print: tables and JSON on stdout, all else on stderr. Colours (NO_COLOR) are rich's affair."""
+"""What the commands print: tables and JSON on stdout, all else on stderr. rich handles colours (NO_COLOR)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from lockkit.sync import Client
 
-__all__ = ["plain", "print_json", "refuse_private", "reporting", "say"]
+__all__ = ["in_options", "plain", "print_json", "refuse_private", "reporting", "say"]
 
 _INTERRUPTED = SIGNALLED + 2
 
@@ -29,7 +29,7 @@ def say(message: str) -> None:
 
 
 def print_json(value: object) -> None:
-    """Print a value for programs on stdout. ASCII: names and metadata may hold anything."""
+    """Print a value for programs on stdout. ASCII only: names and metadata may contain any character."""
     print(json.dumps(value, indent=2))
 
 
@@ -40,6 +40,13 @@ def plain(value: object) -> str:
     The holder of the lock writes its metadata: an escape sequence in it must not reach the reader's terminal.
     """
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in str(value))
+
+
+def in_options(message: str) -> str:
+    """Give a message of the library in the words of the command line."""
+    for word, option in (("timeout=", "--timeout"), ("holders()", "lockkit holders")):
+        message = message.replace(f" {word}", f" {option}")
+    return message
 
 
 @contextmanager
@@ -56,7 +63,7 @@ def reporting() -> Iterator[None]:
     try:
         yield
     except LockError as error:
-        say(plain(error))
+        say(plain(in_options(str(error))))
         raise typer.Exit(status_of(error)) from error
     except KeyboardInterrupt:
         raise typer.Exit(_INTERRUPTED) from None
@@ -66,14 +73,14 @@ def reporting() -> Iterator[None]:
 
 def refuse_private(client: Client) -> None:
     """
-    Refuse a backend that this process has for itself.
+    Refuse a backend whose locks no other process can see.
 
     Raises:
         ConfigurationError: Its locks exclude nobody outside this process.
     """
     if client.capabilities.scope == "process":
         message = (
-            f"{client.url} has locks for the threads and tasks of one process only: a command of its own would lock "
-            "nobody out. Give a backend that processes share: --url file:, redis://…"
+            f"{client.url} locks only within one process, so this command would exclude nobody. "
+            "Give a backend that processes share: --url file:, redis://…"
         )
         raise ConfigurationError(message, backend=client.url)

@@ -13,7 +13,7 @@ from lockkit.cli.command import CannotExecute, Command
 from lockkit.cli.guard import LOOK_EVERY, Guard
 from lockkit.cli.options import OnBusy
 from lockkit.cli.output import plain, refuse_private, say
-from lockkit.cli.signals import ENDING, FORWARDED, Inbox
+from lockkit.cli.signals import ENDING, FORWARDED, Signals
 from lockkit.cli.status import SIGNALLED, Status
 from lockkit.cli.supervisor import Outcome, Supervisor, default_grace, grace_max
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockError, LockLost, LockTimeout
@@ -30,7 +30,7 @@ __all__ = ["Interrupted", "run"]
 
 class Interrupted(Exception):
     """
-    A signal came while the lock was being waited for.
+    A signal arrived during the wait for the lock.
 
     Attributes:
         signum: Its number.
@@ -71,7 +71,7 @@ def run(name: str, argv: Sequence[str], options: RunOptions) -> int:
 
 def _checked(option: str, parse: Callable[[object], float], value: float | None) -> float | None:
     """
-    Check a time span, in the words of the command line: the library would say what ``timeout=None`` does.
+    Check a time span, naming the option: the library would name its argument.
 
     Raises:
         ConfigurationError: It is out of range.
@@ -91,7 +91,7 @@ class _Job:
         self._options = options
         self._command = Command(argv)
         self._guard = Guard(self._command.group)
-        self._inbox = Inbox()
+        self._signals = Signals()
 
     def clean_up(self) -> None:
         """Leave no process behind. May be called twice."""
@@ -107,7 +107,7 @@ class _Job:
             ttl=_checked("--ttl", validation.parse_ttl, options.ttl),
             timeout=0 if timeout is None and options.on_busy is not OnBusy.WAIT else timeout,
             metadata=options.metadata,
-            on_lost=lambda *_: self._inbox.post(),
+            on_lost=lambda *_: self._signals.post(),
         )
         try:
             lease = self._acquire(lock)
@@ -115,7 +115,7 @@ class _Job:
             if options.on_busy is OnBusy.SKIP:
                 return Status.OK  # in silence: cron mails what is printed
             raise
-        self._inbox.watch_command()
+        self._signals.watch_command()
         held_until = monotonic() + options.min_hold
         try:
             outcome = self._run_command(lease)
@@ -145,12 +145,12 @@ class _Job:
             except LockError as error:
                 outcome.append(error)
             finally:
-                self._inbox.post()
+                self._signals.post()
 
         thread = threading.Thread(target=ask, name="lockkit-acquire", daemon=True)
         thread.start()
         while not outcome and thread.is_alive():
-            for signum in self._inbox.wait(LOOK_EVERY):
+            for signum in self._signals.wait(LOOK_EVERY):
                 if signum in FORWARDED:
                     raise Interrupted(signum)
         thread.join()
@@ -161,7 +161,7 @@ class _Job:
 
     def _run_command(self, lease: Lease) -> Outcome:
         """
-        Run it to its end, or to that of the lease.
+        Run the command until it ends or the lease does.
 
         Raises:
             CannotExecute: The command does not exist, or is not a program.
@@ -170,7 +170,7 @@ class _Job:
         if lease.remaining() <= lease.ttl / 2:
             lease.extend()  # the grant took long: without this the command might be ended before the first renewal
         supervisor = Supervisor(
-            self._command, lease, self._inbox, self._guard, grace=grace, kill_after=self._options.kill_after
+            self._command, lease, self._signals, self._guard, grace=grace, kill_after=self._options.kill_after
         )
         self._command.start(
             {
@@ -190,7 +190,7 @@ class _Job:
         and runs the job again.
         """
         while not lease.lost and (left := until - monotonic()) > 0:
-            if ENDING.intersection(self._inbox.wait(min(left, 1.0))):
+            if ENDING.intersection(self._signals.wait(min(left, 1.0))):
                 return
 
 
@@ -205,7 +205,7 @@ def _grace(lease: Lease, wanted: float | None) -> float:
         return default_grace(lease.ttl)
     if wanted > grace_max(lease.ttl):
         message = (
-            f"{wanted:g} s is more than half of the ttl of {lease.ttl:g} s, and would leave renewals no time. "
+            f"{wanted:g} s is more than half of the ttl of {lease.ttl:g} s and leaves no time for renewals. "
             "Give a shorter grace or a longer --ttl."
         )
         raise typer.BadParameter(message, param_hint="'--signal-grace'")
@@ -219,11 +219,11 @@ def _release(lease: Lease, outcome: Outcome) -> int:
     try:
         lease.release()
     except LockLost:
-        # When and why has been logged.
-        ended = f"the command had ended by itself, with status {outcome.status}"
+        # The log says when and why.
+        ended = f"the command had already ended, with status {outcome.status}"
         say(plain(f"lock {lease.name!r} (token {lease.token}) was lost before it was released; {ended}"))
         return Status.LOST
     except BackendUnavailable as error:
-        # The command was protected to its end; the lock goes at its ttl.
+        # The lock protected the command to its end; it expires after its ttl.
         say(plain(error))
     return outcome.status

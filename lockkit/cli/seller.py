@@ -1,8 +1,8 @@
 """
 One process of ``lockkit demo``: sells seats that are counted in a plain file.
 
-What it does is wrong on purpose: it reads how many seats are left, thinks, and writes one less. Two processes that read
-the same number sell the same seat. Under a lock the same code is right.
+It is wrong on purpose: it reads how many seats are left, pauses, and writes one less. Two processes that read the same
+number sell the same seat. Under a lock the same code is right.
 
 It is started as ``python -m lockkit.cli.seller`` and talks to the demo by pipes::
 
@@ -40,16 +40,16 @@ __all__ = ["LOCK_NAME", "BoxOffice", "Plan", "Sale"]
 LOCK_NAME = "lockkit-demo"
 
 WAIT_MAX = 60.0
-"""Seconds that a seller waits for the lock. A backend that is silent for longer ends the demo."""
+"""Seconds that a seller waits for the lock. If the backend is silent for longer, the demo ends."""
 
 THINK_MIN, THINK_MAX = 0.002, 0.008
-"""Seconds between reading and writing. Longer makes a double sale surer and the demo slower."""
+"""Seconds between reading and writing. A longer pause makes double sales more likely and the demo slower."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """
-    What a seller is told.
+    The orders for a seller.
 
     Attributes:
         directory: Where the box office keeps its files.

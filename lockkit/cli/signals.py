@@ -1,10 +1,10 @@
 """
-What ``lockkit run`` is told while it waits: signals, and the news of its own threads, in one pipe.
+The events that ``lockkit run`` waits for: signals, and wake-ups from its own threads, in one pipe.
 
-Signals do not raise exceptions here. One that arrives right before the main thread blocks in a wait would be noticed
-only when that wait ends (CPython runs handlers between instructions, and a wait that has not begun is not interrupted).
-So the C handler writes the number of the signal into a pipe (``signal.set_wakeup_fd``), and the main thread does all of
-its waiting on that pipe.
+Signals do not raise exceptions here. Python would notice a signal that arrives right before the main thread blocks in
+a wait only when that wait ends (CPython runs handlers between instructions, and a signal cannot interrupt a wait that
+has not begun). So the C handler writes the number of the signal into a pipe (``signal.set_wakeup_fd``), and the main
+thread always waits on that pipe.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from types import FrameType
 
-__all__ = ["ENDING", "FORWARDED", "WOKEN", "Inbox"]
+__all__ = ["ENDING", "FORWARDED", "WOKEN", "Signals"]
 
 WOKEN: Final = 0
 """Stands for "something has happened" among the numbers of signals."""
@@ -32,7 +32,7 @@ FORWARDED: Final = ENDING | {signal.SIGUSR1, signal.SIGUSR2}
 _WHILE_RUNNING = (signal.SIGTSTP, signal.SIGCONT, signal.SIGWINCH, signal.SIGCHLD)
 
 
-class Inbox:
+class Signals:
     """Takes the signals of this process from now on: `FORWARDED`, and after `watch_command` those of job control."""
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""What the exit status of a command means. The numbers are a contract, where they exist those of sysexits.h."""
+"""What exit statuses mean. The numbers are a contract, and follow sysexits.h where it has one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["RUN_STATUSES", "SIGNALLED", "Status", "status_of"]
 
 
 class Status(IntEnum):
-    """Exit statuses of lockkit's own."""
+    """lockkit's own exit statuses."""
 
     OK = 0
     FAILED = 1
@@ -36,16 +36,16 @@ SIGNALLED: Final = 128
 """Plus the number of the signal that ended a process."""
 
 RUN_STATUSES: Final = (
-    ("COMMAND's own", "it ran to its end under the lock"),
-    (f"{Status.OK:d}", "also: busy, with --on-busy=skip; COMMAND did not run"),
+    ("COMMAND's own", "COMMAND ran to its end under the lock"),
+    (f"{Status.OK:d}", "also: the lock was busy, with --on-busy=skip; COMMAND did not run"),
     (f"{Status.USAGE:d}", "wrong usage"),
     (f"{Status.UNAVAILABLE:d}", "the backend is unavailable"),
-    (f"{Status.BUSY:d}", "busy, or timed out; COMMAND did not run"),
+    (f"{Status.BUSY:d}", "the lock was busy until the timeout; COMMAND did not run"),
     (f"{Status.CONFIGURATION:d}", "wrong configuration: name, ttl, URL, option, profile, credentials"),
-    (f"{Status.LOST:d}", "the lease was lost: COMMAND's process group was ended before the deadline"),
+    (f"{Status.LOST:d}", "the lease was lost: lockkit ended COMMAND's process group before the deadline"),
     (f"{Status.NOT_EXECUTABLE:d}", "COMMAND is not executable"),
     (f"{Status.NOT_FOUND:d}", "COMMAND was not found"),
-    (f"{SIGNALLED} + n", "COMMAND, or the wait for the lock, was ended by signal n"),
+    (f"{SIGNALLED} + n", "signal n ended COMMAND, or the wait for the lock"),
 )
 """What ``lockkit run`` ends with, for its help."""
 

@@ -1,15 +1,15 @@
 """
 Looks after a running command and after the lease that it runs under.
 
-The rule that everything here serves: **no process of the command's group is left when the deadline passes.** ::
+Everything here serves one rule: **no process of the command's group is left when the deadline passes.** ::
 
     deadline - grace - margin      deadline - margin    deadline - margin/2    deadline
     ------------------------------+--------------------+----------------------+---------
     renewals may still succeed    | SIGTERM was sent   | SIGKILL was sent     | guard kills
-                                  | the command ends   | the kernel ends it   | if we did not
+                                  | the command ends   | the kernel ends it   | if lockkit did not
 
-The same when the backend says that the lock is not ours any more: then SIGTERM is sent at once, and SIGKILL after the
-grace, or at ``deadline - margin`` of the last deadline if that is sooner.
+If the backend says that the lease is gone, SIGTERM is sent at once, and SIGKILL after the grace, or at the last
+``deadline - margin`` if that is sooner.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from lockkit.runtime import monotonic
 if TYPE_CHECKING:
     from lockkit.cli.command import Command
     from lockkit.cli.guard import Guard
-    from lockkit.cli.signals import Inbox
+    from lockkit.cli.signals import Signals
     from lockkit.sync import Lease
 
 __all__ = ["Outcome", "Supervisor", "default_grace", "grace_max", "margin"]
@@ -38,7 +38,7 @@ __all__ = ["Outcome", "Supervisor", "default_grace", "grace_max", "margin"]
 _KILLED_STATUS: Final = SIGNALLED + signal.SIGKILL
 
 _GONE_EVERY: Final = 0.02
-"""Seconds between two looks whether a group that was told to end has ended."""
+"""Seconds between two checks whether a group that received SIGTERM or SIGKILL has ended."""
 
 _GONE_WITHIN: Final = 1.0
 """Seconds that a killed group is waited for when the deadline is over already."""
@@ -46,7 +46,7 @@ _GONE_WITHIN: Final = 1.0
 
 def default_grace(ttl: float) -> float:
     """
-    Seconds between SIGTERM and SIGKILL where nobody says: a sixth of the ttl, at most 10.
+    Seconds between SIGTERM and SIGKILL by default: a sixth of the ttl, at most 10.
 
     Longer gives the command more time to tidy up, and renewals less time to succeed after an outage.
     """
@@ -81,7 +81,7 @@ class Supervisor:
     """Waits for the end of a command; forwards signals; ends its group when the lease is about to end."""
 
     def __init__(
-        self, command: Command, lease: Lease, inbox: Inbox, guard: Guard, *, grace: float, kill_after: float
+        self, command: Command, lease: Lease, signals: Signals, guard: Guard, *, grace: float, kill_after: float
     ) -> None:
         """
         Take over a command that is about to be started.
@@ -89,14 +89,14 @@ class Supervisor:
         Args:
             command: Started right after this.
             lease: What it runs under.
-            inbox: Where signals, and the news of a loss, come in.
-            guard: Told of every deadline.
+            signals: Delivers signals and the notification of a loss.
+            guard: Receives every new deadline.
             grace: Seconds from SIGTERM to SIGKILL when the lease is about to end.
             kill_after: The same after a SIGTERM for lockkit, which is forwarded.
         """
         self._command = command
         self._lease = lease
-        self._inbox = inbox
+        self._signals = signals
         self._guard = guard
         self._grace = grace
         self._margin = margin(lease.ttl)
@@ -111,13 +111,13 @@ class Supervisor:
         guard.tell(self._deadline - self._margin / 2)
 
     def run(self) -> Outcome:
-        """Come back when the command has ended; when it was ended because of the lease, its group too."""
+        """Return when the command has ended; if lockkit ended it because of the lease, when its whole group has."""
         while not isinstance(event := self._command.poll(), Ended):
             if isinstance(event, Stopped):
                 self._on_stopped(event.signum)
             self._look_at_lease()
             self._kill_when_due()
-            for signum in self._inbox.wait(self._next_look() - monotonic()):
+            for signum in self._signals.wait(self._next_look() - monotonic()):
                 self._on_signal(signum)
         self._terminal.take_back()
         if event.status == _KILLED_STATUS and monotonic() >= self._deadline - self._margin / 2:
@@ -170,17 +170,17 @@ class Supervisor:
         """Wait until nobody of the group is left, and see to it: the command's children may outlive it."""
         while not self._command.gone() and not self._killed:
             self._kill_when_due()
-            self._inbox.wait(_GONE_EVERY)
+            self._signals.wait(_GONE_EVERY)
         until = max(self._deadline, monotonic() + _GONE_WITHIN)
         while not self._command.gone() and monotonic() < until:
-            self._inbox.wait(_GONE_EVERY)
+            self._signals.wait(_GONE_EVERY)
         self._report_end()
 
     def _report_end(self) -> None:
         left = self._deadline - monotonic()
         when = f"{left:.2f} s before the deadline" if left >= 0 else f"seen {-left:.2f} s after the deadline"
         what = f"lock {self._lease.name!r} (token {self._lease.token}) was lost: the command and its process group"
-        rest = "" if self._command.gone() else "; some process of it is still there"
+        rest = "" if self._command.gone() else "; some of its processes still run"
         say(plain(f"{what} were {self._how}, {when}{rest}"))
 
     # -- signals -----------------------------------------------------------------------------------------------------
@@ -199,7 +199,7 @@ class Supervisor:
     def _send(self, signum: int) -> None:
         if not self._command.signal(signum) and not self._forbidden:
             self._forbidden = True
-            say("the command runs as another user: this process may not send it signals, nor end it at the deadline")
+            say("the command runs as another user: lockkit may not signal it, and cannot end it at the deadline")
 
     # -- job control -------------------------------------------------------------------------------------------------
 
@@ -208,7 +208,7 @@ class Supervisor:
         Deal with a command that was stopped.
 
         By the kernel, for using the terminal from the background: lend it the terminal. By Ctrl-Z: stop too, so that
-        the shell gets its prompt. By SIGSTOP: somebody meant the command and not us; the lock stays held.
+        the shell gets its prompt. By SIGSTOP: the sender meant the command, not lockkit; the lock stays held.
         """
         if signum in {signal.SIGTTIN, signal.SIGTTOU} and self._terminal.lend():
             self._send(signal.SIGCONT)

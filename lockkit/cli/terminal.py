@@ -1,4 +1,4 @@
-"""Lends the terminal to the command's process group when the command asks for it, as a shell does for its jobs."""
+"""Lends the terminal to the command's process group when the command needs it, as a shell does for its jobs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Terminal:
         self.lent = False
 
     def lend(self) -> bool:
-        """Give the foreground to the command's group. False: it is not ours to give."""
+        """Give the foreground to the command's group. False: lockkit does not have it."""
         with _opened() as fd:
             if fd is None or os.tcgetpgrp(fd) != os.getpgrp():
                 return False

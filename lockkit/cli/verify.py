@@ -1,4 +1,4 @@
-"""``lockkit verify``: whether a backend, on the servers that it really has, keeps what every backend promises."""
+"""``lockkit verify``: checks that a backend, on its real servers, keeps the promises of every backend."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def verify(url: str | None, profile: str | None, *, face: str | None, only: str 
         message = f"lockkit verify needs the module {error.name!r}: pip install 'lockkit[testing]'"
         raise ConfigurationError(message) from error
 
-    # pytest takes both outputs for itself while cases run; a copy of stderr stays ours.
+    # pytest captures both outputs while cases run; progress goes to a copy of stderr.
     with os.fdopen(os.dup(sys.stderr.fileno()), "w") as own, _progress(Console(file=own)) as progress:
         task = progress.add_task("connecting", total=None)
 
@@ -86,7 +86,7 @@ def _print(verification: Verification) -> None:
             say(f"{case.group}: {case.name} ({case.face})", style="bold red")
             say(f"  must hold: {case.promise}")
             say(f"  seen: {case.reason}")
-    for outcome, words in (("not promised", "not promised"), ("skipped", "could not be run")):
+    for outcome, words in (("not promised", "not promised"), ("skipped", "could not run")):
         reasons = Counter(case.reason for case in verification.cases if case.outcome == outcome)
         for reason, count in sorted(reasons.items()):
             say(f"{words}: {reason} ({count} {'case' if count == 1 else 'cases'})")
@@ -108,9 +108,9 @@ def _table(verification: Verification) -> Table:
 def _summary(verification: Verification) -> str:
     verdict = "conforms" if verification.passed else "does not conform"
     place = (
-        f"All was done in {verification.place}, which is gone again."
+        f"The suite ran in {verification.place} and removed it."
         if verification.place is not None
-        else "The suite had no place of its own there; its lock names were."
+        else "The suite used prefixed lock names in the backend's own namespace."
     )
     return (
         f"{verdict}: {verification.count('passed')} passed, {verification.count('failed')} failed, "

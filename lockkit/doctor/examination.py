@@ -96,7 +96,7 @@ class Examination:
         """Report a fact that is neither good nor bad: a version, a round trip."""
         self._facts[name] = value
 
-    def find(self, check: Check, where: str, seen: str, mend: str) -> None:
+    def find(self, check: Check, where: str, seen: str, fix: str) -> None:
         """
         Report a finding. The same finding at several servers becomes one.
 
@@ -104,13 +104,13 @@ class Examination:
             check: What the module looked for.
             where: The server or directory, without a password.
             seen: What it found, a sentence.
-            mend: The command or setting that fixes it.
+            fix: The command or setting that fixes it.
         """
         for index, known in enumerate(self._findings):
-            if (known.check, known.seen, known.mend) == (check, seen, mend):
-                self._findings[index] = Finding(check, (*known.where, where), seen, mend)
+            if (known.check, known.seen, known.fix) == (check, seen, fix):
+                self._findings[index] = Finding(check, (*known.where, where), seen, fix)
                 return
-        self._findings.append(Finding(check, (where,), seen, mend))
+        self._findings.append(Finding(check, (where,), seen, fix))
 
     def has(self, check: Check) -> bool:
         """Tell whether there is a finding of that check, at any server."""

@@ -55,13 +55,13 @@ class Finding:
         check: What the doctor looked for.
         where: The servers or directories, without passwords.
         seen: What the doctor found there, a sentence.
-        mend: The command or setting that fixes it.
+        fix: The command or setting that fixes it.
     """
 
     check: Check
     where: tuple[str, ...]
     seen: str
-    mend: str
+    fix: str
 
     def as_dict(self) -> dict[str, object]:
         """Return it in the form of the JSON output."""
@@ -71,6 +71,6 @@ class Finding:
             "where": list(self.where),
             "seen": self.seen,
             "risk": self.check.risk,
-            "mend": self.mend,
+            "fix": self.fix,
             "page": self.check.page,
         }

@@ -11,28 +11,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
-from lockkit.bench import catalog, command, session
+from lockkit.bench import catalog, session
 from lockkit.bench.subject import Subject
 from lockkit.bench.worker_pool import environment
+from lockkit.cli.app import app
 from tests.bench.fakes import subject
 
 FEW = ["--rounds", "1", "--seconds", "0.05"]
 
-APP = typer.Typer()
-command.register(APP)
-
-
-@APP.callback()
-def _program() -> None:
-    """Makes ``bench`` a command among others."""
-
 
 def bench(*arguments: str) -> tuple[int, str]:
     """Exit status and standard output."""
-    result = CliRunner().invoke(APP, ["bench", *arguments], catch_exceptions=False)
+    result = CliRunner().invoke(app, ["bench", *arguments], catch_exceptions=False)
     return result.exit_code, result.stdout
 
 
@@ -55,8 +47,8 @@ def test_json_says_everything_that_a_reader_needs() -> None:
     (pair,) = found["workloads"]
     by_subject = {row["subject"]: row for row in pair["results"]}
     ours = by_subject["lockkit (blocking) at memory://"]
-    assert ours["floor"] == "threading.Lock (blocking) at memory://"
-    assert ours["ratios"]["min_us"][ours["floor"]]["rounds"][0] > 0
+    assert ours["baseline"] == "threading.Lock (blocking) at memory://"
+    assert ours["ratios"]["min_us"][ours["baseline"]]["rounds"][0] > 0
     assert {row["status"] for row in pair["results"]} == {"ok"}
     assert len(pair["rounds"]) == 4
 
@@ -77,7 +69,7 @@ def test_table_has_a_row_for_each_subject() -> None:
     assert "asyncio.Lock" in text
     assert "threading.Lock" not in text
     assert "Uncontended acquire + release" in text
-    assert "What a lock costs when nobody else wants it" in text
+    assert "What a lock costs without contention" in text
     assert "--seed" in text
 
 
@@ -91,7 +83,7 @@ def test_file_backend_is_measured_without_leaving_anything_behind(tmp_path: Path
 
 
 def test_same_url_twice_gives_two_entries() -> None:
-    """For an A/A run; floors and libraries stand there once."""
+    """For an A/A run; baselines and libraries stand there once."""
     found = report("memory://", "memory://", "--workload", "pair", "--face", "blocking", *FEW)
 
     assert [row["subject"] for row in found["workloads"][0]["results"]] == [

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from lockkit.bench import catalog
-from lockkit.bench.addresses import addresses, at, why_not_through
+from lockkit.bench.addresses import addresses, redirected, why_not_through
 from lockkit.bench.settings import ROUND_TRIPS_MS
 from lockkit.bench.workloads.contention import longest_wait
 from lockkit.bench.workloads.distance import trips
@@ -62,7 +62,7 @@ def test_servers_of_a_url_are_found_and_replaced(url: str, found: list[tuple[str
     """With their default ports, and everything else kept: user, password, path, options."""
     assert addresses(url) == found
     if found:
-        assert at(url, ["a:1", "b:2", "c:3"][: len(found)]) == moved
+        assert redirected(url, ["a:1", "b:2", "c:3"][: len(found)]) == moved
 
 
 @pytest.mark.parametrize(

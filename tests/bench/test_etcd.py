@@ -1,4 +1,4 @@
-"""Every library and floor on etcd, on a real server."""
+"""Every library and baseline on etcd, on a real server."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from lockkit.bench.run import Cell, Outcome
 from lockkit.bench.settings import CONTENDERS, Settings
 from lockkit.bench.workloads import WORKLOADS
 from lockkit.bench.workloads.base import Measured
-from tests.bench.test_run import FLOOR, OURS, PEER
+from tests.bench.test_run import BASELINE, OURS, PEER
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -99,7 +99,7 @@ def read(found: Outcome, about: dict[str, Any] | None = None) -> Checker:
 
 def test_page_needs_nothing_else_and_says_where_its_figures_come_from() -> None:
     """No script, nothing fetched; machine, versions, durability, what is missing, and how to repeat it."""
-    found = read(outcome(OURS, FLOOR, PEER))
+    found = read(outcome(OURS, BASELINE, PEER))
 
     assert {name for name, _ in found.tags}.isdisjoint({"script", "link", "img", "iframe"})
     assert not any({"src", "href", "onload"} & attributes.keys() for _, attributes in found.tags)
@@ -113,14 +113,14 @@ def test_page_needs_nothing_else_and_says_where_its_figures_come_from() -> None:
 
 def test_every_workload_is_plotted_for_every_subject_with_a_sentence_below() -> None:
     """What the plot shows, and what it does not."""
-    found = read(outcome(OURS, FLOOR, PEER))
+    found = read(outcome(OURS, BASELINE, PEER))
 
     captions = found.text.count("Not shown: ")
     assert captions == sum(len(plots) for plots in PLOTS.values())
     assert sum(name == "figcaption" for name, _ in found.tags) == captions
     assert [name for name, _ in found.tags].count("h2") == len(WORKLOADS) + 2
     pictures = [attributes["aria-label"] or "" for name, attributes in found.tags if name == "svg"]
-    for subject in (OURS, FLOOR, PEER):
+    for subject in (OURS, BASELINE, PEER):
         assert sum(label.startswith(subject.label) for label in pictures) >= len(WORKLOADS) - 1
 
 

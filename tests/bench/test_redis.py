@@ -1,4 +1,4 @@
-"""Every library and floor on Redis, on a real server."""
+"""Every library and baseline on Redis, on a real server."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from lockkit.bench.catalog import ENTRIES
-from lockkit.bench.redis_connection import encode, node_urls, wire_to
+from lockkit.bench.redis_connection import connect_to, encode, node_urls
 from lockkit.bench.run import Run
 from lockkit.bench.server import watch
 from lockkit.bench.workloads import WORKLOADS
@@ -71,10 +71,10 @@ def test_subject_on_independent_nodes(nodes: RedisNodes, entry: Entry) -> None:
 
 def test_observer_counts_commands_and_connections_of_others(node: RedisServer) -> None:
     """Its own questions are not counted."""
-    with watch(node.url) as observer, wire_to(node.url) as wire:
+    with watch(node.url) as observer, connect_to(node.url) as connection:
         observer.begin()
         for _ in range(10):
-            wire.ask(encode(b"PING"))
+            connection.ask(encode(b"PING"))
         seen = observer.end()
         about = observer.about()
 
@@ -115,12 +115,12 @@ def test_urls_of_the_nodes_keep_their_own_credentials() -> None:
 
 def test_raw_answers_are_parsed(node: RedisServer) -> None:
     """Strings, numbers, lists, nothing, and errors."""
-    with wire_to(node.url) as wire:
-        assert wire.ask(encode(b"PING")) == b"PONG"
-        assert wire.ask(encode(b"GET", b"none")) is None
-        assert wire.ask(encode(b"SET", b"k", b"v" * 10_000)) == b"OK"
-        assert wire.ask(encode(b"GET", b"k")) == b"v" * 10_000
-        assert wire.ask(encode(b"DEL", b"k")) == 1
-        assert wire.ask(encode(b"MGET", b"k", b"l")) == [None, None]
+    with connect_to(node.url) as connection:
+        assert connection.ask(encode(b"PING")) == b"PONG"
+        assert connection.ask(encode(b"GET", b"none")) is None
+        assert connection.ask(encode(b"SET", b"k", b"v" * 10_000)) == b"OK"
+        assert connection.ask(encode(b"GET", b"k")) == b"v" * 10_000
+        assert connection.ask(encode(b"DEL", b"k")) == 1
+        assert connection.ask(encode(b"MGET", b"k", b"l")) == [None, None]
         with pytest.raises(RuntimeError, match="ERR unknown command"):
-            wire.ask(encode(b"NONSENSE"))
+            connection.ask(encode(b"NONSENSE"))

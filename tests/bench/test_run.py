@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from lockkit.bench.subject import Subject
 
 HERE = Path("/nowhere")
-FLOOR = subject("Floor", HERE, role="floor")
+BASELINE = subject("Baseline", HERE, role="baseline")
 OURS = subject("Ours", HERE, role="lockkit")
 PEER = subject("Peer", HERE)
 
@@ -78,7 +78,7 @@ class ToldTogether(Told):
 
 
 def run(
-    *workloads: Workload, rounds: int = 3, seed: int = 1, subjects: tuple[Subject, ...] = (FLOOR, OURS, PEER)
+    *workloads: Workload, rounds: int = 3, seed: int = 1, subjects: tuple[Subject, ...] = (BASELINE, OURS, PEER)
 ) -> Outcome:
     """Run, without a progress bar."""
     settings = Settings(rounds=rounds, rounds_max_long=2)
@@ -94,7 +94,7 @@ def test_every_subject_takes_its_turn_in_every_round_in_changing_order() -> None
     run(other, rounds=6, seed=2)
 
     rounds = [one.turns[start : start + 3] for start in range(0, 18, 3)]
-    assert all(sorted(turn) == ["Floor", "Ours", "Peer"] for turn in rounds)
+    assert all(sorted(turn) == ["Baseline", "Ours", "Peer"] for turn in rounds)
     assert len({tuple(turn) for turn in rounds}) > 1
     assert one.turns == same.turns != other.turns
 
@@ -104,7 +104,7 @@ def test_long_workloads_get_fewer_rounds() -> None:
     workload, long = Told(lambda _: 1.0), ToldLong(lambda _: 1.0)
     seen: list[int] = []
 
-    measuring = Run((FLOOR, OURS, PEER), (workload, long), Settings(rounds=3, rounds_max_long=2), seed=1)
+    measuring = Run((BASELINE, OURS, PEER), (workload, long), Settings(rounds=3, rounds_max_long=2), seed=1)
     measuring.go(lambda _, over: seen.append(over))
 
     assert (len(workload.turns), len(long.turns)) == (9, 6)
@@ -116,10 +116,10 @@ def test_subjects_that_only_wait_are_measured_together() -> None:
     workload = ToldTogether(lambda _: 1.0)
     seen: list[int] = []
 
-    measuring = Run((FLOOR, OURS, PEER), (workload,), Settings(rounds=2), seed=1)
+    measuring = Run((BASELINE, OURS, PEER), (workload,), Settings(rounds=2), seed=1)
     outcome = measuring.go(lambda _, over: seen.append(over))
 
-    assert sorted(workload.turns) == ["Floor", "Floor", "Ours", "Ours"]
+    assert sorted(workload.turns) == ["Baseline", "Baseline", "Ours", "Ours"]
     assert seen == [0, 2, 3, 5]
     assert [cell.status for cell in outcome.cells] == ["ok", "ok", "failed"]
 
@@ -135,7 +135,7 @@ def test_rounds_are_combined_as_each_figure_says() -> None:
 
 def test_ratios_are_taken_within_a_round() -> None:
     """A machine that is busy in one round does not change them: here the second round takes ten times as long."""
-    pace = {"Floor": 1.0, "Ours": 2.0, "Peer": 4.0}
+    pace = {"Baseline": 1.0, "Ours": 2.0, "Peer": 4.0}
     turns = {"count": 0}
 
     def tell(subject: Subject) -> float:
@@ -144,12 +144,12 @@ def test_ratios_are_taken_within_a_round() -> None:
 
     (section,) = Report(run(Told(tell)), {}).sections
 
-    floor, ours, peer = section.rows
-    assert floor.floor is None
-    assert ours.floor == FLOOR.key
-    assert ours.ratios["us"][FLOOR.key].rounds == [2.0, 2.0, 2.0]
+    baseline, ours, peer = section.rows
+    assert baseline.baseline is None
+    assert ours.baseline == BASELINE.key
+    assert ours.ratios["us"][BASELINE.key].rounds == [2.0, 2.0, 2.0]
     assert peer.ratios["us"][OURS.key].median == 2.0
-    assert (peer.ratios["us"][FLOOR.key].lowest, peer.ratios["us"][FLOOR.key].highest) == (4.0, 4.0)
+    assert (peer.ratios["us"][BASELINE.key].lowest, peer.ratios["us"][BASELINE.key].highest) == (4.0, 4.0)
 
 
 def test_failure_in_a_later_round_keeps_the_former_figures() -> None:
@@ -166,20 +166,20 @@ def test_failure_in_a_later_round_keeps_the_former_figures() -> None:
 
     (section,) = Report(run(Told(tell), rounds=4), {}).sections
 
-    floor, ours, peer = section.rows
+    baseline, ours, peer = section.rows
     assert turns["Ours"] == 2
     assert (ours.status, ours.reason) == ("failed", "no more")
     assert ours.notes == ["figures of the 1 rounds before it failed"]
     assert ours.ratios == {"us": {}}
     assert OURS.key not in peer.ratios["us"]
-    assert floor.figures["count"] == 4
+    assert baseline.figures["count"] == 4
 
 
 def test_what_does_not_apply_or_is_not_installed_is_skipped_with_the_reason() -> None:
     """And takes no turn."""
     workload = Told(lambda _: 1.0)
     absent = replace(PEER, missing="not installed: pip install peer")
-    elsewhere = replace(FLOOR, workloads=("pair",))
+    elsewhere = replace(BASELINE, workloads=("pair",))
 
     outcome = run(workload, subjects=(absent, elsewhere, OURS))
 
@@ -221,7 +221,7 @@ def test_no_turn_begins_after_the_limit() -> None:
     """What was not reached is pending, and the report says why."""
     workload = Told(lambda _: 1.0)
 
-    outcome = Run((FLOOR, OURS), (workload,), Settings(limit=-1.0), seed=1).go(lambda *_: None)
+    outcome = Run((BASELINE, OURS), (workload,), Settings(limit=-1.0), seed=1).go(lambda *_: None)
 
     assert workload.turns == []
     assert [cell.status for cell in outcome.cells] == ["pending", "pending"]
@@ -238,7 +238,7 @@ def test_each_workload_has_its_share_of_the_limit(monkeypatch: pytest.MonkeyPatc
         return 1.0
 
     first, second = Told(tell), ToldLong(tell)
-    outcome = Run((FLOOR, OURS, PEER), (first, second), Settings(limit=10.0), seed=1).go(lambda *_: None)
+    outcome = Run((BASELINE, OURS, PEER), (first, second), Settings(limit=10.0), seed=1).go(lambda *_: None)
 
     assert (len(first.turns), len(second.turns)) == (2, 2)
     assert outcome.out_of_time
@@ -281,7 +281,7 @@ def test_a_subject_that_is_a_quarter_slower_is_seen_as_slower() -> None:
 
 def test_report_is_read_back_from_its_json() -> None:
     """Rounds, failures and what broke exclusion: all that follows from them is worked out again."""
-    outcome = Run((FLOOR, OURS, PEER), (WORKLOADS["pair"], WORKLOADS["held"]), Settings(rounds=2), seed=1).outcome
+    outcome = Run((BASELINE, OURS, PEER), (WORKLOADS["pair"], WORKLOADS["held"]), Settings(rounds=2), seed=1).outcome
     ok, failed, broken, *_ = outcome.cells
     for cell in (ok, failed, broken):
         cell.rounds = {0: Measured({"min_us": 2.0, "median_us": 3.0}), 1: Measured({"min_us": 1.0}, note="a note")}

@@ -1,4 +1,4 @@
-"""Every library and floor on the lock table, on real databases."""
+"""Every library and baseline on the lock table, on real databases."""
 
 from __future__ import annotations
 
@@ -64,10 +64,10 @@ def test_leases_that_take_a_connection_each_are_no_more_than_a_server_lets_in(se
     assert cell.rounds[0].note == f"{SESSIONS_MAX} leases only: each of them takes a connection"
 
 
-def test_floors_are_those_of_the_mode() -> None:
+def test_baselines_are_those_of_the_mode() -> None:
     """A lock table is not compared with an advisory lock by hand."""
     found = {subject.target for subject in subjects(["postgresql://localhost/db"], faces=["blocking"])}
 
     assert "lockkit.bench.adapters.sql:RawPostgresqlTable" in found
     other = subjects(["sqlite:///x.db"], faces=["blocking"])
-    assert {subject.role for subject in other} == {"lockkit", "floor"}
+    assert {subject.role for subject in other} == {"lockkit", "baseline"}

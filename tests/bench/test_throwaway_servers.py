@@ -13,7 +13,7 @@ import pytest
 
 import lockkit
 from lockkit.bench import throwaway_servers
-from lockkit.bench.throwaway_servers import SPECS, Fleet, Spec
+from lockkit.bench.throwaway_servers import SPECS, ServerSpec, ThrowawayServers
 from lockkit.bench.worker_pool import environment
 from lockkit.configuration import registry
 from lockkit.testing.servers import kinds
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def start(*, docker: bool = False) -> Fleet:
-    """A fleet that has not been entered."""
-    return Fleet(docker=docker, several=True, tell=lambda _: None)
+def start(*, docker: bool = False) -> ThrowawayServers:
+    """Servers that has not been entered."""
+    return ThrowawayServers(docker=docker, several=True, tell=lambda _: None)
 
 
 def test_servers_run_while_they_are_needed_and_leave_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the backends that need no server beside them."""
-    monkeypatch.setattr(throwaway_servers, "SPECS", (Spec("redis"), Spec("redlock", {"count": 3})))
+    monkeypatch.setattr(throwaway_servers, "SPECS", (ServerSpec("redis"), ServerSpec("redlock", {"count": 3})))
 
     with start() as servers:
         urls = servers.urls
@@ -53,8 +53,8 @@ def test_server_that_cannot_be_had_or_does_not_start_is_told_and_the_others_run(
     """The reason stands in the report."""
     absent = Kind("absent", "Nothing", "nowhere:Nothing", (Need(("no-such-program-here",)),), ())
     monkeypatch.setitem(KINDS, "absent", absent)
-    wrong = Spec("redis", {"settings": {"no-such-directive": "1"}})
-    monkeypatch.setattr(throwaway_servers, "SPECS", (Spec("absent"), wrong, Spec("redlock", {"count": 3})))
+    wrong = ServerSpec("redis", {"settings": {"no-such-directive": "1"}})
+    monkeypatch.setattr(throwaway_servers, "SPECS", (ServerSpec("absent"), wrong, ServerSpec("redlock", {"count": 3})))
 
     few = ["--workload", "pair", "--face", "blocking", "--no-peers", "--rounds", "1", "--seconds", "0.05"]
     found = report("--servers", "local", *few)
@@ -89,7 +89,9 @@ def test_every_backend_is_measured_on_some_server() -> None:
 def test_ctrl_c_ends_the_servers_too(tmp_path: Path) -> None:
     """The report of what there is, and every file of theirs gone."""
     program = (
-        "from lockkit.bench import fleet\nfleet.SPECS = (fleet.Spec('redis'),)\nfrom lockkit.cli import main\nmain()"
+        "from lockkit.bench import throwaway_servers as servers\n"
+        "servers.SPECS = (servers.ServerSpec('redis'),)\n"
+        "from lockkit.cli import main\nmain()"
     )
     arguments = ["bench", "--servers", "local", "--workload", "pair", "--rounds", "1000", "--seconds", "0.05", "--json"]
     process = subprocess.Popen(

@@ -93,7 +93,7 @@ def test_demo_refuses_memory(cli: Cli) -> None:
     done = cli.run("demo", "--url", "memory://")
 
     assert done.returncode == 78
-    assert "one process only" in done.stderr
+    assert "only within one process" in done.stderr
 
 
 def test_demo_says_why_a_seller_failed(cli: Cli) -> None:

@@ -79,7 +79,7 @@ def test_json(cli: Cli, server: RedisServer) -> None:
     assert {"ttl-short", "redis-no-persistence"} <= findings.keys()
     assert sum(diagnosis["counts"].values()) == len(diagnosis["findings"])
     assert findings["redis-no-persistence"]["where"] == [server.address]
-    assert set(findings["ttl-short"]) == {"id", "severity", "where", "seen", "risk", "mend", "page"}
+    assert set(findings["ttl-short"]) == {"id", "severity", "where", "seen", "risk", "fix", "page"}
 
 
 def test_status_by_the_threshold(cli: Cli, server: RedisServer, shared: str) -> None:

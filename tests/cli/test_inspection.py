@@ -69,7 +69,7 @@ def test_memory_is_refused(cli: Cli, command: str) -> None:
     done = cli.run(command, "a", "--url", "memory://")
 
     assert done.returncode == 78
-    assert "one process only" in done.stderr
+    assert "only within one process" in done.stderr
 
 
 @pytest.mark.parametrize("command", ["run", "holders", "break", "demo"])

@@ -120,7 +120,7 @@ def test_url_comes_from_the_environment_too(cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("url", "status", "message"),
     [
-        ("memory:", Status.CONFIGURATION, "has no tables to make"),
+        ("memory:", Status.CONFIGURATION, "has no tables"),
         ("postgresql://u:hunter2@127.0.0.1:9/x", Status.UNAVAILABLE, "cannot be reached"),
         ("sqlite:///x.db?mode=row", Status.CONFIGURATION, "mode=table"),
     ],

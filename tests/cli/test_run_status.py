@@ -94,7 +94,7 @@ def test_wrong_usage_is_2_and_runs_nothing(cli: Cli, args: list[str], said: str)
         ("a", ["--url", "nonsense"], "url"),
         ("a", ["--url", "fiel:"], "did you mean 'file'"),
         ("a", ["--url", "file:?tll=3"], "did you mean 'ttl'"),
-        ("a", ["--url", "memory://"], "one process only"),
+        ("a", ["--url", "memory://"], "only within one process"),
         ("a", ["--profile", "prod"], "profile"),
     ],
 )
@@ -128,7 +128,7 @@ def test_busy_is_75(cli: Cli, options: list[str]) -> None:
     done = cli.run("run", "a", *options, "--", "touch", "ran")
 
     assert done.returncode == 75
-    assert re.fullmatch(r"lockkit: lock 'a' at file://\S+ is busy .*\n", done.stderr)
+    assert re.fullmatch(r"lockkit: lock 'a' at file://\S+ is busy .* --timeout, .* lockkit holders\.\n", done.stderr)
     assert not (cli.home / "ran").exists()
     assert holder.poll() is None
 

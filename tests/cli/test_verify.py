@@ -66,7 +66,7 @@ def test_directory_is_as_it_was(cli: Cli, tmp_path: Path, there: bool) -> None: 
     done = cli.run("verify", f"file://{directory}", *FEW)
 
     assert done.returncode == 0, done.stdout
-    assert "which is gone again" in done.stdout
+    assert "and removed it" in done.stdout
     assert directory.exists() is there
     assert not there or [*directory.iterdir()] == []
 

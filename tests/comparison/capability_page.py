@@ -1,4 +1,4 @@
-"""Writes docs/comparison/capabilities.md from what the backends say of themselves."""
+"""Writes docs/comparison/capabilities.md from the capabilities that the backends declare."""
 
 from __future__ import annotations
 
@@ -67,14 +67,14 @@ CRASH = {
     "connection": "when its connection ends",
     "process": "at once",
 }
-WAKEUP = {"push": "woken", "poll": "look again and again"}
+WAKEUP = {"push": "woken", "poll": "polling"}
 
 HEAD = (
     "# Capabilities\n\n"
-    "<!-- Written by `nox -s comparison` from what the backends say of themselves: change it there. -->\n\n"
-    "What each backend says of itself, as `client.capabilities` has it; "
-    "the words are explained in the [Backend API](../reference/backend-api.md).\n"
-    "The conformance suite reads the same data, and holds each backend to it.\n\n"
+    "<!-- Written by `nox -s comparison` from the capabilities that the backends declare: change it there. -->\n\n"
+    "What each backend declares in `client.capabilities`; "
+    "the [Backend API](../reference/backend-api.md) explains the terms.\n"
+    "The conformance suite reads the same data and tests each backend against it.\n\n"
     "## At a glance\n"
 )
 
@@ -116,21 +116,21 @@ def text() -> str:
     lines += table(
         [
             "backend",
-            "keeps apart",
-            "the lock of a holder that dies is free",
+            "excludes",
+            "a dead holder's lock is free",
             "shortest ttl",
             "a ttl is rounded up to",
             "first come, first served",
             "waiters are",
-            "a lock survives the loss of a server",
-            "tokens grow on after a loss of data",
+            "locks survive the loss of a server",
+            "tokens keep increasing after data loss",
         ],
         [glance(subject) for subject in BACKENDS],
     )
     for title, field in (
         ("Where tokens come from", "token_source"),
-        ("Which clocks must run right", "clock_assumption"),
-        ("The honest sentence", "caveat"),
+        ("Clock requirements", "clock_assumption"),
+        ("Known limits", "caveat"),
     ):
         lines += ["", f"## {title}", ""]
         rows = [[subject.link, getattr(subject.capabilities, field)] for subject in BACKENDS]

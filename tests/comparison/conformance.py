@@ -18,7 +18,7 @@ import lockkit
 from lockkit.bench.addresses import title
 from lockkit.bench.server import watch
 from lockkit.bench.table import described
-from lockkit.bench.throwaway_servers import Fleet
+from lockkit.bench.throwaway_servers import ThrowawayServers
 from lockkit.bench.worker_pool import environment
 from tests.comparison.runs import CONFORMANCE, dump, neutral
 
@@ -33,13 +33,13 @@ AT_A_TIME = 3
 def record() -> None:
     """Verify all, and write the summaries. What could not be verified is told there."""
     started = datetime.now(UTC).date().isoformat()
-    with Fleet(docker=False, several=True, tell=say) as fleet, ThreadPoolExecutor(AT_A_TIME) as pool:
-        reports = list(pool.map(verify, fleet.urls))
-        about = [server(url) for url in fleet.urls]
-        missing = dict(fleet.missing)
+    with ThrowawayServers(docker=False, several=True, tell=say) as servers, ThreadPoolExecutor(AT_A_TIME) as pool:
+        reports = list(pool.map(verify, servers.urls))
+        about = [server(url) for url in servers.urls]
+        missing = dict(servers.missing)
     missing |= {
         title(neutral(url)): "could not be verified"
-        for url, report in zip(fleet.urls, reports, strict=True)
+        for url, report in zip(servers.urls, reports, strict=True)
         if report is None
     }
     backends = [summary(report, said) for report, said in zip(reports, about, strict=True) if report is not None]

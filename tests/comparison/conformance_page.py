@@ -21,9 +21,10 @@ OUTCOMES = ("passed", "not promised", "skipped", "failed")
 HEAD = (
     "# Conformance\n\n"
     "<!-- Written by `nox -s comparison` from runs/conformance.json: verify again to change it. -->\n\n"
-    "One suite for all backends, on both faces: what it holds a backend to is the same everywhere, "
-    "but for what its [capabilities](capabilities.md) say that it does not promise.\n"
-    "`lockkit verify URL` runs it on your servers, and [Write a backend](../tutorials/write-a-backend.md) on yours.\n"
+    "One suite tests all backends, on the sync and the async API; only cases that a backend's "
+    "[capabilities](capabilities.md) rule out do not apply.\n"
+    "`lockkit verify URL` runs it on your servers, and [Write a backend](../tutorials/write-a-backend.md) "
+    "shows how to run it on your own backend.\n"
 )
 
 
@@ -51,9 +52,9 @@ def _outcomes(backends: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _groups(backends: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    yield "## What was looked at"
+    yield "## Results by topic"
     yield ""
-    yield "Cases that passed, of those that apply."
+    yield "Passed of applicable cases."
     yield ""
     groups = sorted({group for backend in backends for group in backend["groups"]})
     rows = []
@@ -67,7 +68,7 @@ def _groups(backends: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 def _reasons(backends: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     yield "## What is not promised"
     yield ""
-    yield "Why cases do not apply, and to how many."
+    yield "Why cases do not apply, and how many."
     yield ""
     rows = [
         [backend["backend"], cell(reason), str(count)]
@@ -87,4 +88,4 @@ def _failures(backends: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield ""
         yield "## What failed"
         yield ""
-        yield from table(["backend", "case", "face", "seen"], rows)
+        yield from table(["backend", "case", "API", "seen"], rows)

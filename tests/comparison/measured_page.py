@@ -28,15 +28,15 @@ DASH = "\N{EN DASH}"
 HEAD = (
     "# Measured\n\n"
     "<!-- Written by `nox -s comparison` from runs/bench.json: measure again to change it. -->\n\n"
-    "One run of `lockkit bench`: lockkit on every backend, other libraries in the same place, and floors, "
-    "the least work that such a lock can do, written by hand.\n"
-    "Every subject runs in processes of its own, and all take turns in random order.\n"
-    "A witness outside of all backends looks whether two were inside at once.\n"
-    "[Measure your servers](../how-to/measure-your-servers.md) tells how to do the same on yours, "
-    "which says more than any page.\n\n"
-    "Compare within one place: the same server, the same minutes.\n"
-    "Times between places also compare servers, and how durable they were set up.\n"
-    "Ratios come again within about 15 %, times only on such a machine.\n"
+    "One run of `lockkit bench`: lockkit on every backend, other libraries on the same servers, and baselines: "
+    "minimal locks, written by hand.\n"
+    "Every subject ran in its own processes, and all took turns in random order.\n"
+    "A witness outside every backend checked whether two contenders were ever inside at the same time.\n"
+    "Measurements on your own servers say more than any page: see "
+    "[Measure your servers](../how-to/measure-your-servers.md).\n\n"
+    "Compare subjects on one backend: they used the same server in the same minutes.\n"
+    "Times on different backends also compare the servers and how durable they are.\n"
+    "Ratios repeat to within about 15 %, times only on such a machine.\n"
 )
 
 
@@ -69,7 +69,7 @@ def _run(report: Report) -> Iterator[str]:
         "machine": f"{machine['processor']}, {machine['cores']} cores, {machine['memory_gib']} GiB",
         "system": f"{machine['system']}, {machine['python']}",
         "load before": f"{machine['load_before']:.1f} processes",
-        "rounds": f"up to {settings.rounds}; {settings.rounds_max_long} of workloads that take long",
+        "rounds": f"up to {settings.rounds}; {settings.rounds_max_long} for long workloads",
         "everything else": "[bench.json](runs/bench.json), every figure of every round",
     }
     for name, fact in facts.items():
@@ -86,12 +86,12 @@ def _servers(report: Report) -> Iterator[str]:
     yield "## Servers and versions"
     yield ""
     yield (
-        "A server that flushes every change to the disk is slower than one that does not, "
-        "and loses nothing when the machine loses its power."
+        "A server that flushes every change to disk is slower than one that does not, "
+        "but loses nothing in a power failure."
     )
     yield ""
     rows = [[title(group), described(server) or "-"] for group, server in report.about["servers"].items()]
-    yield from table(["place", "server and its durability"], rows)
+    yield from table(["backend", "server and its durability"], rows)
     yield ""
     yield "Versions:"
     yield ""
@@ -116,9 +116,9 @@ GLANCE = (
 def _at_a_glance(report: Report) -> Iterator[str]:
     yield "## lockkit on each backend"
     yield ""
-    yield "The blocking face: medians, and in brackets the multiple of the floor, where there is one."
-    yield "A holder that is killed or frozen is followed after so many ttl."
-    yield "Idle waiters, 100 of them, cost the server so many commands."
+    yield "The sync API: medians, and in brackets the multiple of the baseline, where there is one."
+    yield "Killed and frozen holder: time until another client takes over, in multiples of the ttl."
+    yield "Idle waiters: commands per second that 100 of them cost the server."
     yield ""
     sections = {section.workload.name: section for section in report.sections}
     columns = [entry for entry in GLANCE if entry[0] in sections]
@@ -129,7 +129,7 @@ def _at_a_glance(report: Report) -> Iterator[str]:
                 value = written(row.figures[figure], unit)  # type: ignore[arg-type]
                 rows[title(row.subject.group)][column] = value + _bracketed(sections[name], row)
     head = ["backend", *(called for *_, called in columns)]
-    yield from table(head, [[place, *values] for place, values in rows.items()])
+    yield from table(head, [[backend, *values] for backend, values in rows.items()])
     for section in report.sections:
         drawn = glance(section)
         if drawn is not None:
@@ -140,7 +140,7 @@ def _at_a_glance(report: Report) -> Iterator[str]:
             yield str(chart)
             yield ""
             yield sentences(plot.reads)
-            yield "It does not show what each backend promises for that time: see [Capabilities](capabilities.md)."
+            yield "The plot does not show what each backend guarantees in return: see [Capabilities](capabilities.md)."
 
 
 def _first(row: Row) -> bool:
@@ -149,7 +149,7 @@ def _first(row: Row) -> bool:
 
 
 def _bracketed(section: Section, row: Row) -> str:
-    found = row.ratios.get(section.workload.headline, {}).get(row.floor or "")
+    found = row.ratios.get(section.workload.headline, {}).get(row.baseline or "")
     return f" ({found.median:.2g}{TIMES})" if found is not None else ""
 
 
@@ -160,20 +160,20 @@ def _workload(section: Section) -> Iterator[str]:
     workload = section.workload
     rows = [row for row in section.rows if shown(row)]
     figures = [figure for figure in workload.figures if figure.shown and any(figure.key in row.figures for row in rows)]
-    floors = any(row.floor for row in rows)
+    baselines = any(row.baseline for row in rows)
     yield f"## {workload.title}"
     yield ""
     yield sentences(workload.explains)
     yield sentences(workload.silent)
     yield ""
-    head = ["place", "subject", *(figure.title for figure in figures)]
-    if floors:
-        head.append(f"{TIMES} floor, {_headline(section)}")
+    head = ["backend", "subject", *(figure.title for figure in figures)]
+    if baselines:
+        head.append(f"{TIMES} baseline, {_headline(section)}")
     order = [row.subject.group for row in rows]
     body = []
     for row in sorted(rows, key=lambda row: order.index(row.subject.group)):
         words = [title(row.subject.group), subject(row), *(spread(section, row, figure) for figure in figures)]
-        body.append([*words, ratio(section, row, row.floor)] if floors else words)
+        body.append([*words, ratio(section, row, row.baseline)] if baselines else words)
     yield from table(head, body)
     yield from remarks(rows)
 
@@ -183,9 +183,9 @@ def _headline(section: Section) -> str:
 
 
 def subject(row: Row) -> str:
-    """What a row is called: lockkit's stand out, and who did not exclude does so too."""
+    """The name of a row; lockkit's rows and those that failed or did not exclude are marked."""
     name = row.subject.label + (" (asyncio)" if row.subject.face == "asyncio" else "")
-    name = f"**{name}**" if row.subject.role == "lockkit" else f"*{name}*" if row.subject.role == "floor" else name
+    name = f"**{name}**" if row.subject.role == "lockkit" else f"*{name}*" if row.subject.role == "baseline" else name
     return name if row.status == "ok" else f"{name}: {row.status}"
 
 
@@ -218,7 +218,7 @@ def ratio(section: Section, row: Row, other: str | None) -> str:
 
 
 def remarks(rows: Sequence[Row]) -> Iterator[str]:
-    """What must be said about figures, once for all whom it concerns."""
+    """The remarks on figures, each once with all subjects that it concerns."""
     said: dict[str, list[str]] = defaultdict(list)
     for row in rows:
         for remark in ([f"{row.status}: {row.reason}"] if row.reason else []) + row.notes:

@@ -30,11 +30,11 @@ COLOURS = """\
 .md-typeset .chart {
   --ink: var(--md-default-fg-color); --soft: var(--md-default-fg-color--light);
   --rule: var(--md-default-fg-color--lighter); --grid: var(--md-default-fg-color--lightest);
-  --lockkit: #2066c4; --peer: #9aa5b1; --floor: #c9a24a; --bad: #c23b2e;
+  --lockkit: #2066c4; --peer: #9aa5b1; --baseline: #c9a24a; --bad: #c23b2e;
   margin: 1em 0; max-width: 42rem;
 }
 [data-md-color-scheme="slate"] .md-typeset .chart {
-  --lockkit: #5b9df0; --peer: #77828e; --floor: #b28f42; --bad: #f07d71;
+  --lockkit: #5b9df0; --peer: #77828e; --baseline: #b28f42; --bad: #f07d71;
 }
 """
 

@@ -15,10 +15,10 @@ class Peer:
     Attributes:
         label: What the benchmark calls it.
         offers: What speaks for it. Sentences.
-        leaves: What it leaves to its users: a sentence, the test that shows it, and the one that shows how lockkit
-            does, where it stands beside it.
-        ttl: Its locks end by themselves.
-        waits: It can be told to wait; otherwise the benchmark asks again.
+        leaves: What it leaves to its users: a sentence, the test that shows it, and, if there is one, the test that
+            shows what lockkit does.
+        ttl: Whether its locks expire.
+        waits: Whether it can wait; otherwise the benchmark polls.
     """
 
     label: str
@@ -31,16 +31,16 @@ class Peer:
 PEERS = (
     Peer(
         "redis-py Lock",
-        "Part of the driver that you have anyway, on both faces. "
-        "Small enough to be read in one sitting, and its key is the one that lockkit uses: both exclude each other.",
+        "Part of the driver that you already have, with a sync and an async API. "
+        "Small enough to read in one sitting. It uses the same key as lockkit, so the two exclude each other.",
         (
             (
-                "Nothing renews the lock and nothing tells of its loss: the holder hears of it when it releases.",
+                "Nothing renews the lock, and the holder learns of its loss only when it releases.",
                 "test_redis_py_holder_hears_of_its_loss_when_it_releases",
                 "test_lockkit_holder_is_told_of_its_loss",
             ),
             (
-                "There is no token by which a storage could refuse a holder that was paused.",
+                "There is no token by which storage could reject a paused holder.",
                 "test_paused_holder_overwrites_what_the_next_one_wrote",
                 "test_lockkit_token_keeps_the_paused_holder_from_writing",
             ),
@@ -48,11 +48,11 @@ PEERS = (
     ),
     Peer(
         "python-redis-lock",
-        "Wakes its waiters, with one blocking command each, and renews a lock if it is asked to. "
-        "It has a reset for locks that were left behind, and a backend for Django's cache.",
+        "Wakes its waiters, with one blocking command each, and renews a lock on request. "
+        "It can reset abandoned locks, and has a backend for Django's cache.",
         (
             (
-                "The thread that renews ends with its first error, and nobody is told.",
+                "The renewal thread ends at its first error, without telling anyone.",
                 "test_python_redis_lock_renews_no_more_after_one_error",
             ),
         ),
@@ -62,43 +62,43 @@ PEERS = (
         "Redlock beside Redis containers that behave like dict, list and set, with an asyncio form.",
         (
             (
-                "Whether a lock is held cannot be asked by anybody but its holder.",
+                "Only the holder can ask whether a lock is held.",
                 "test_pottery_says_free_of_a_lock_that_another_object_holds",
             ),
         ),
     ),
     Peer(
         "redlock-py",
-        "The description of Redlock in 130 lines, by which many have understood it.",
+        "The Redlock algorithm in 130 lines, from which many people have learned it.",
         (
             (
-                "After its tries it gives up, and a caller who wants the lock asks again.",
+                "It gives up after a fixed number of attempts; the caller must try again.",
                 "test_redlock_py_gives_up_after_its_tries",
             ),
         ),
     ),
     Peer(
         "kazoo Lock",
-        "The recipe of ZooKeeper in the driver that everybody uses: fair, woken one at a time, with read and write "
-        "locks, semaphores, barriers and elections beside it, which lockkit has not. "
-        "lockkit lays its nodes out in the same way, and both stand in one line.",
+        "The recipe of ZooKeeper in the usual driver: fair, wakes one waiter at a time, and offers read and write "
+        "locks, semaphores, barriers and elections, which lockkit lacks. "
+        "lockkit uses the same node layout, so both share one queue.",
     ),
     Peer(
         "pyetcd",
-        "A complete client of etcd: keys, watches, leases, members, and a lock among them. It wakes its waiters.",
+        "A complete etcd client: keys, watches, leases, members, and a lock. It wakes its waiters.",
         (
             (
-                "Each attempt that fails leaves an etcd lease behind until its ttl is over.",
+                "Each failed attempt leaves an etcd lease behind until its ttl ends.",
                 "test_pyetcd_leaves_a_lease_for_each_attempt_that_fails",
             ),
         ),
     ),
     Peer(
         "etcd3gw",
-        "Speaks to etcd's HTTP gateway: no gRPC to install, and it goes through proxies that know HTTP only.",
+        "Talks to etcd's HTTP gateway: it needs no gRPC, and works through HTTP-only proxies.",
         (
             (
-                "`with` enters its block also if it did not get the lock: look at `acquire` yourself.",
+                "`with` enters its block even without the lock: check the result of `acquire` yourself.",
                 "test_etcd3gw_enters_the_block_without_the_lock",
             ),
         ),
@@ -106,11 +106,11 @@ PEERS = (
     ),
     Peer(
         "sqlalchemy-dlock",
-        "The advisory locks of PostgreSQL, MySQL and MariaDB, and of SQL Server and Oracle, which lockkit has not. "
-        "It works on the connection that you give it, with both faces.",
+        "The advisory locks of PostgreSQL, MySQL and MariaDB, and of SQL Server and Oracle, which lockkit lacks. "
+        "It works on the connection that you pass, and has a sync and an async API.",
         (
             (
-                "Nothing looks after that connection: when its session ends, others get the lock that it believes in.",
+                "Nothing watches that connection: when its session ends, another client gets the lock unnoticed.",
                 "test_sqlalchemy_dlock_believes_in_a_lock_whose_session_was_ended",
             ),
         ),
@@ -118,21 +118,22 @@ PEERS = (
     ),
     Peer(
         "tooz",
-        "The nearest relative: one API over many servers, with groups, members and elections, and years in OpenStack.",
+        "The closest relative: one API over many servers, with groups, members and elections. "
+        "OpenStack has used it for years.",
         (
             (
-                "`acquired` is what it remembers, not what the server says.",
+                "`acquired` is what the object remembers, not what the server says.",
                 "test_tooz_believes_in_a_lock_whose_key_is_gone",
             ),
         ),
     ),
     Peer(
         "filelock",
-        "The lock of virtualenv, tox and many others: no dependency, every platform, both faces, and locks that work "
-        "where the file system has none. lockkit's file backend is for Linux and macOS only.",
+        "The lock of virtualenv, tox and many others: no dependency, every platform, sync and async, and a soft lock "
+        "where the file system has no locks. lockkit's file backend is for Linux and macOS only.",
         (
             (
-                "An `AsyncFileLock` counts for its object: two tasks that share one are in together.",
+                "An `AsyncFileLock` belongs to its object: two tasks that share one both get in.",
                 "test_filelock_object_shared_by_two_tasks_lets_both_in",
                 "test_lockkit_object_shared_by_two_tasks_lets_one_in",
             ),
@@ -141,7 +142,7 @@ PEERS = (
     ),
     Peer(
         "portalocker",
-        "Locks the very file that you work on, on every platform, with shared locks and semaphores.",
+        "Locks the file that you work on, on every platform, with shared locks and semaphores.",
         ttl=False,
     ),
 )

@@ -24,7 +24,7 @@ __all__ = ["COMPARED", "PAGE", "text"]
 PAGE = BENCH.parent.parent / "peers.md"
 
 NOISE = 1.05
-"""Whoever is better by less than this is as good."""
+"""Figures that differ by less than this count as equal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ COMPARED = (
     Compared("pair", "median_us", "less", "us", "pair, median", "pair"),
     Compared("pair", "p99_us", "less", "us", "pair, p99"),
     Compared("contention", "pairs_per_second", "more", "per_s", "pairs under contention", "under contention"),
-    Compared("contention", "share", "more", "share", "least / most served", "least / most served"),
+    Compared("contention", "share", "more", "share", "fairness", "fairness"),
     Compared("contention", "longest_wait_ms", "less", "ms", "longest wait under contention"),
     Compared("sweep", "pairs_16", "more", "per_s", "pairs by 16 processes"),
     Compared("handoff", "median_ms", "less", "ms", "hand-off, median", "hand-off"),
@@ -72,17 +72,18 @@ COMPARED = (
 HEAD = (
     "# Other libraries\n\n"
     "<!-- Written by `nox -s comparison` from runs/bench.json and tests/comparison/peers.py: change it there. -->\n\n"
-    "Every library here is somebody's answer to a real need, and several are the better choice for some jobs.\n"
-    "Figures are those of the run in [Measured](measured.md), "
-    "which also has the day, the machine, the command and the durability of each server.\n"
-    "A library is used as its documentation says; where not, that stands under [Used otherwise](#used-otherwise).\n"
+    "Every library here answers a real need, and several are the better choice for some jobs.\n"
+    "The figures come from the run in [Measured](measured.md), "
+    "which also lists the date, the machine, the command and the durability of each server.\n"
+    "Each library is used as its documentation says; "
+    "exceptions are under [Not used with defaults](#not-used-with-defaults).\n"
 )
 
 
 def text() -> str:
     """The whole page."""
     report = bench()
-    lines = [HEAD, *_libraries(report), "", *_better(report), "", *_places(report), "", *_otherwise(report)]
+    lines = [HEAD, *_libraries(report), "", *_better(report), "", *_backends(report), "", *_otherwise(report)]
     return "\n".join(lines) + "\n"
 
 
@@ -119,21 +120,19 @@ def _seen(report: Report, peer: Peer) -> Iterator[str]:
     """What the run says of a library, in words."""
     rows = [row for section in report.sections for row in section.rows if _library(row) == peer.label]
     if not rows:
-        yield "The run does not have it: see [Measure your servers](../how-to/measure-your-servers.md)."
+        yield "The run does not include it: see [Measure your servers](../how-to/measure-your-servers.md)."
         return
     polls = sorted({row.subject.poll for row in rows if row.subject.poll})
     if polls:
-        said = (
-            "Its waiters ask again and again" if peer.waits else "It does not wait: it was asked again and again here"
-        )
+        said = "Its waiters poll" if peer.waits else "It does not wait: the benchmark polled"
         yield f"{said}, every {' or '.join(f'{poll:g}' for poll in polls)} s."
     if peer.ttl and not any(row.subject.renews for row in rows):
-        yield "It renews nothing by itself."
+        yield "It does not renew its locks."
     for section in report.sections:
         mine = [row for row in section.rows if _library(row) == peer.label]
         kept = sorted({title(row.subject.group) for row in mine if row.figures.get("never")})
         if kept:
-            yield f"{section.workload.title}: nobody had the lock within three ttl, at {', '.join(kept)}."
+            yield f"{section.workload.title}: no other client got the lock within three ttl, at {', '.join(kept)}."
         for row in mine:
             if row.status in {"broken", "failed"}:
                 yield f"{section.workload.title}: {row.status} at {title(row.subject.group)}, {code(cell(row.reason))}."
@@ -146,19 +145,19 @@ def _better(report: Report) -> Iterator[str]:
     yield "## Where they are better"
     yield ""
     yield (
-        "Every figure in which a library did better than lockkit in the same place, on the same face, "
+        "Every figure in which a library did better than lockkit on the same backend and API "
         "by more than 5 %, as the median of the rounds."
     )
     yield (
-        "A figure alone is not a verdict: who keeps a lock to himself has many pairs per second, "
-        "who writes no token to the disk is done sooner, "
-        "and a lock that nobody renews is free sooner when its holder dies: it would have ended soon anyway."
+        "A figure alone is not a verdict: a client that monopolises the lock reaches many pairs per second, "
+        "a library that writes no token to disk is faster, "
+        "and a lock that is never renewed is free sooner after its holder dies: it would have expired soon anyway."
     )
     yield ""
     order = [peer.label for peer in PEERS]
     rows = sorted(_wins(report), key=lambda row: order.index(row[0].removesuffix(" (asyncio)").partition(",")[0]))
     if rows:
-        yield from table(["library", "place", "figure", "its", "lockkit's", "lockkit's / its"], rows)
+        yield from table(["library", "backend", "figure", "its", "lockkit's", "lockkit's / its"], rows)
     else:
         yield "Nowhere in this run."
 
@@ -196,7 +195,7 @@ def _section(report: Report, name: str) -> Section | None:
 
 
 def _ours(section: Section, row: Row) -> Row | None:
-    """Find lockkit in the same place, on the same face."""
+    """Find lockkit's row on the same backend and API."""
     return next(
         (
             other
@@ -210,13 +209,13 @@ def _ours(section: Section, row: Row) -> Row | None:
     )
 
 
-# -- place by place ----------------------------------------------------------------------------------------------------
+# -- backend by backend ------------------------------------------------------------------------------------------------
 
 
-def _places(report: Report) -> Iterator[str]:
-    yield "## Place by place"
+def _backends(report: Report) -> Iterator[str]:
+    yield "## Backend by backend"
     yield ""
-    yield "Medians of the rounds; *floors* are written by hand, without a library."
+    yield "Medians of the rounds; *baselines* are written by hand, without a library."
     groups = dict.fromkeys(
         row.subject.group
         for section in report.sections
@@ -269,17 +268,17 @@ def _plot(report: Report, group: str) -> Iterator[str]:
         yield str(chart)
         yield ""
         yield f"{sentences(plot.reads)}"
-        yield "At the right: the least time of a pair, as a multiple of the floor's."
+        yield "At the right: the shortest time of a pair, as a multiple of the baseline's."
 
 
 FACES = {"blocking": "", "asyncio": " (asyncio)"}
 
 
 def _otherwise(report: Report) -> Iterator[str]:
-    """In what a use differs from the library's defaults."""
-    yield "## Used otherwise"
+    """How the benchmark's use of a library differs from its defaults."""
+    yield "## Not used with defaults"
     yield ""
-    yield "Where a library's defaults would have ended the measurement, or its documentation leaves a choice:"
+    yield "A library's defaults would have stopped the measurement, or its documentation leaves a choice:"
     yield ""
     tuned: dict[str, list[str]] = {}
     for section in report.sections:

@@ -15,7 +15,7 @@ from lockkit.bench.workloads import WORKLOADS
 from lockkit.configuration import registry
 from lockkit.url import parse
 from tests.bench.test_page import ABOUT, outcome
-from tests.bench.test_run import FLOOR, OURS, PEER
+from tests.bench.test_run import BASELINE, OURS, PEER
 from tests.comparison import capability_page, measured_page, peers_page, runs
 from tests.comparison.pages import PAGES
 from tests.comparison.peers import PEERS
@@ -98,7 +98,7 @@ def test_committed_runs_tell_nothing_of_the_machine_they_ran_on() -> None:
 
 def test_what_is_kept_of_a_run_gives_the_same_report() -> None:
     """What is left out is worked out again: figures, ratios, and what the workloads say of themselves."""
-    raw = json.loads(json.dumps(Report(outcome(OURS, PEER, FLOOR), ABOUT).to_json()))
+    raw = json.loads(json.dumps(Report(outcome(OURS, PEER, BASELINE), ABOUT).to_json()))
 
     found = Report.from_json(json.loads(runs.dump(runs.kept(raw)))).to_json()
 

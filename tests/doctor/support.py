@@ -21,7 +21,7 @@ def found(url: str, *, ttl: float | None = None) -> dict[str, Finding]:
         # Each is a complete sentence.
         assert finding.where
         assert finding.seen.endswith(".")
-        assert finding.mend
+        assert finding.fix
     return {finding.check.id: finding for finding in diagnosis.findings}
 
 

@@ -1,1 +1,1 @@
-"""How lockkit, other libraries and the floors are used: one class each, made in the process that locks."""
+"""How lockkit, other libraries and the baselines are used: one class each, made in the process that locks."""

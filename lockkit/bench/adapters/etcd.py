@@ -1,4 +1,4 @@
-"""etcd: a transaction and a delete through gRPC by hand as floors, and the Python libraries."""
+"""etcd: a transaction and a delete through gRPC by hand as baselines, and the Python libraries."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _method(kind: Any, path: str, answer: Any) -> Any:  # noqa: ANN401 - of grpc
 
 
 class _Calls:
-    """The calls of a floor over one channel, and their messages."""
+    """The calls of a baseline over one channel, and their messages."""
 
     def __init__(self, channel: Any) -> None:  # noqa: ANN401 - of grpc's two stacks
         self.txn = _method(channel.unary_unary, "KV/Txn", rpc.TxnResponse)

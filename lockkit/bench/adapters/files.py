@@ -29,7 +29,7 @@ def _path(url: str, name: str) -> Path:
 
 
 class Flock(BlockingAdapter):
-    """``flock``, read and write the record, unlock: the floor of a file lock that knows its holder."""
+    """``flock``, read and write the record, unlock: the baseline of a file lock that knows its holder."""
 
     def lock(self, name: str, *, renew: bool = False) -> AbstractContextManager[Any]:
         """See `BlockingAdapter.lock`."""

@@ -1,5 +1,5 @@
 """
-Redis: raw sockets as floors, and the Python libraries.
+Redis: raw sockets as baselines, and the Python libraries.
 
 Every library gets what makes it fastest and lets it wait for ever, without changing its algorithm or its polling.
 """
@@ -12,13 +12,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Self
 
 from lockkit.bench.adapters.base import AsyncAdapter, BlockingAdapter
-from lockkit.bench.redis_connection import FENCE, FENCED_SET, RELEASE, RELEASE_AND_SIGNAL, encode, node_urls, wire_to
+from lockkit.bench.redis_connection import FENCE, FENCED_SET, RELEASE, RELEASE_AND_SIGNAL, connect_to, encode, node_urls
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager, AbstractContextManager
     from types import TracebackType
 
-    from lockkit.bench.redis_connection import Wire
+    from lockkit.bench.redis_connection import RawConnection
 
 __all__ = [
     "Pottery",
@@ -57,7 +57,7 @@ class _Bracket:
         self.leave()
 
 
-# -- floors ------------------------------------------------------------------------------------------------------------
+# -- baselines ---------------------------------------------------------------------------------------------------------
 
 
 class RawRedis(BlockingAdapter):
@@ -66,13 +66,13 @@ class RawRedis(BlockingAdapter):
     def lock(self, name: str, *, renew: bool = False) -> AbstractContextManager[Any]:
         """See `BlockingAdapter.lock`."""
         del renew
-        return _RawLock(wire_to(self.url), name, self.ttl)
+        return _RawLock(connect_to(self.url), name, self.ttl)
 
 
 class _RawLock(_Bracket):
-    def __init__(self, wire: Wire, name: str, ttl: float) -> None:
-        self._wire = wire
-        self._release_sha = wire.load(RELEASE)
+    def __init__(self, connection: RawConnection, name: str, ttl: float) -> None:
+        self._connection = connection
+        self._release_sha = connection.load(RELEASE)
         self._name = name.encode()
         self._ttl_ms = b"%d" % (ttl * 1000)
         self._owner = b""
@@ -80,12 +80,12 @@ class _RawLock(_Bracket):
     def enter(self) -> object:
         owner = self._owner = secrets.token_hex(16).encode()
         request = encode(b"SET", self._name, owner, b"NX", b"PX", self._ttl_ms)
-        while self._wire.ask(request) is None:
+        while self._connection.ask(request) is None:
             pass
         return self
 
     def leave(self) -> None:
-        self._wire.ask(encode(b"EVALSHA", self._release_sha, b"1", self._name, self._owner))
+        self._connection.ask(encode(b"EVALSHA", self._release_sha, b"1", self._name, self._owner))
 
 
 class RawPushRedis(BlockingAdapter):
@@ -94,25 +94,25 @@ class RawPushRedis(BlockingAdapter):
     def lock(self, name: str, *, renew: bool = False) -> AbstractContextManager[Any]:
         """See `BlockingAdapter.lock`."""
         del renew
-        return _RawPushLock(wire_to(self.url), name, self.ttl)
+        return _RawPushLock(connect_to(self.url), name, self.ttl)
 
 
 class _RawPushLock(_RawLock):
-    def __init__(self, wire: Wire, name: str, ttl: float) -> None:
-        super().__init__(wire, name, ttl)
-        self._release_sha = wire.load(RELEASE_AND_SIGNAL)
+    def __init__(self, connection: RawConnection, name: str, ttl: float) -> None:
+        super().__init__(connection, name, ttl)
+        self._release_sha = connection.load(RELEASE_AND_SIGNAL)
         self._signal = self._name + b":signal"
         self._wait = encode(b"BLPOP", self._signal, b"%d" % max(1, int(ttl)))
 
     def enter(self) -> object:
         owner = self._owner = secrets.token_hex(16).encode()
         request = encode(b"SET", self._name, owner, b"NX", b"PX", self._ttl_ms)
-        while self._wire.ask(request) is None:
-            self._wire.ask(self._wait)
+        while self._connection.ask(request) is None:
+            self._connection.ask(self._wait)
         return self
 
     def leave(self) -> None:
-        self._wire.ask(encode(b"EVALSHA", self._release_sha, b"2", self._name, self._signal, self._owner))
+        self._connection.ask(encode(b"EVALSHA", self._release_sha, b"2", self._name, self._signal, self._owner))
 
 
 class RawRedlock(BlockingAdapter):
@@ -121,17 +121,17 @@ class RawRedlock(BlockingAdapter):
     def lock(self, name: str, *, renew: bool = False) -> AbstractContextManager[Any]:
         """See `BlockingAdapter.lock`."""
         del renew
-        return _RawRedlock([wire_to(url) for url in node_urls(self.url)], name, self.ttl)
+        return _RawRedlock([connect_to(url) for url in node_urls(self.url)], name, self.ttl)
 
 
 class _RawRedlock(_Bracket):
-    def __init__(self, wires: list[Wire], name: str, ttl: float) -> None:
-        self._wires = wires
-        self._quorum = len(wires) // 2 + 1
+    def __init__(self, connections: list[RawConnection], name: str, ttl: float) -> None:
+        self._connections = connections
+        self._quorum = len(connections) // 2 + 1
         self._name = name.encode()
         self._ttl_ms = b"%d" % (ttl * 1000)
         self._owner = b""
-        self._release_sha = _load(wires, RELEASE)
+        self._release_sha = _load(connections, RELEASE)
 
     def enter(self) -> object:
         while True:
@@ -150,14 +150,14 @@ class _RawRedlock(_Bracket):
         self._scatter(encode(b"EVALSHA", self._release_sha, b"1", self._name, self._owner))
 
     def _scatter(self, request: bytes) -> list[object]:
-        for wire in self._wires:
-            wire.send(request)
-        return [wire.receive() for wire in self._wires]
+        for connection in self._connections:
+            connection.send(request)
+        return [connection.receive() for connection in self._connections]
 
 
-def _load(wires: list[Wire], script: bytes) -> bytes:
+def _load(connections: list[RawConnection], script: bytes) -> bytes:
     """Load a script on every node; its name is the same everywhere."""
-    (sha,) = {wire.load(script) for wire in wires}
+    (sha,) = {connection.load(script) for connection in connections}
     return sha
 
 
@@ -167,7 +167,7 @@ class RawFencedRedlock(BlockingAdapter):
     def lock(self, name: str, *, renew: bool = False) -> AbstractContextManager[Any]:
         """See `BlockingAdapter.lock`."""
         del renew
-        return _RawFencedRedlock([wire_to(url) for url in node_urls(self.url)], name, self.ttl)
+        return _RawFencedRedlock([connect_to(url) for url in node_urls(self.url)], name, self.ttl)
 
     def token(self, entered: Any) -> int | None:  # noqa: ANN401 - see Adapter
         """See `Adapter.token`."""
@@ -175,20 +175,20 @@ class RawFencedRedlock(BlockingAdapter):
 
 
 class _RawFencedRedlock(_RawRedlock):
-    def __init__(self, wires: list[Wire], name: str, ttl: float) -> None:
-        super().__init__(wires, name, ttl)
+    def __init__(self, connections: list[RawConnection], name: str, ttl: float) -> None:
+        super().__init__(connections, name, ttl)
         self._counter = b"{%b}:fence" % self._name
-        self._set_sha = _load(wires, FENCED_SET)
-        self._fence_sha = _load(wires, FENCE)
+        self._set_sha = _load(connections, FENCED_SET)
+        self._fence_sha = _load(connections, FENCE)
         self.token = 0
 
     def _granted(self, owner: bytes) -> bool:
         keys = (b"2", self._name, self._counter)
         answers = self._scatter(encode(b"EVALSHA", self._set_sha, *keys, owner, self._ttl_ms))
-        floors = [answer for answer in answers if isinstance(answer, int) and answer > 0]
-        if len(floors) < self._quorum:
+        counters = [answer for answer in answers if isinstance(answer, int) and answer > 0]
+        if len(counters) < self._quorum:
             return False
-        self.token = max(floors) + 1
+        self.token = max(counters) + 1
         confirmed = self._scatter(encode(b"EVALSHA", self._fence_sha, *keys, owner, b"%d" % self.token))
         return confirmed.count(1) >= self._quorum
 

@@ -1,8 +1,8 @@
 """
-SQL databases: the lock table by hand through bare drivers as floors, and sqlalchemy-dlock.
+SQL databases: the lock table by hand through bare drivers as baselines, and sqlalchemy-dlock.
 
-A floor does what a fenced lock with a ttl takes at the least: one statement that takes a row if it is free, raises its
-token and keeps its end; and one that frees it. The same driver, autocommit, one connection, no lost answers.
+A baseline does the least that a fenced lock with a ttl needs: one statement takes a row if it is free, raises its token
+and sets its expiry; another frees it. The same driver, autocommit, one connection, no handling of lost answers.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = [
     "arguments",
 ]
 
-_TABLE = "lockkit_bench_floor"
+_TABLE = "lockkit_bench_baseline"
 _COLUMNS = "token bigint NOT NULL, expires_at_us bigint NOT NULL"
 _PAUSE_MAX = 0.002
 _WAIT_SECONDS = 3600  # MariaDB's GET_LOCK refuses to wait without limit

@@ -1,7 +1,7 @@
 """
 mode=row and mode=advisory by hand, through bare drivers.
 
-A floor does what a fenced lock takes at the least where the session is the lock: lock, on a connection of the lock's
+A baseline does what a fenced lock takes at the least where the session is the lock: lock, on a connection of the lock's
 own; raise the token on another one, where it is committed apart; and end the transaction. Its statements are those of
 lockkit, without what makes them safe: limits of time, looks whether the session still holds, lost answers. One without
 a token leaves the second step out.

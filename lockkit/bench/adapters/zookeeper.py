@@ -1,4 +1,4 @@
-"""ZooKeeper: the least requests by hand through kazoo as a floor, and kazoo's ``Lock``."""
+"""ZooKeeper: the least requests by hand through kazoo as a baseline, and kazoo's ``Lock``."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ Unit = Literal["us", "ms", "s", "per_s", "share", "trips", "percent"]
 @dataclass(frozen=True, slots=True)
 class Plot:
     """
-    One plot of a workload, drawn for each place.
+    One plot of a workload, drawn for each backend.
 
     Attributes:
         kind: ``box`` of the quantiles of a time; ``bar`` of one figure, its whiskers the rounds; ``columns`` of a
@@ -27,9 +27,9 @@ class Plot:
         figure: Key of the figure; of a box the unit at the end of its keys; of columns the beginning of its keys.
         title: Above it.
         unit: Of its values.
-        reads: How it is read: the sentence under it begins with this.
+        reads: How to read it: the sentence under the plot begins with this.
         line: A value to mark on the axis, or None.
-        ratio: It shows what the workload's headline figure is about, and so the multiples of the floor's too.
+        ratio: Whether it shows the workload's headline figure, and with it the multiples of the baseline's.
     """
 
     kind: Literal["box", "bar", "columns"]
@@ -42,10 +42,10 @@ class Plot:
 
 
 _BOX = (
-    "The thick line is the median, the box the middle half of all {what}, the whiskers go from the fastest to the "
-    "99th of 100, on a logarithmic axis."
+    "The thick line is the median, the box the middle half of all {what}; the whiskers reach from the fastest to the "
+    "99th percentile, on a logarithmic axis."
 )
-_ROUNDS = "The bar is the median of the rounds, its whisker the lowest and the highest of them."
+_ROUNDS = "The bar is the median of the rounds; its whisker reaches from the lowest to the highest."
 
 PLOTS: Mapping[str, tuple[Plot, ...]] = MappingProxyType(
     {
@@ -62,22 +62,18 @@ PLOTS: Mapping[str, tuple[Plot, ...]] = MappingProxyType(
             Plot(
                 "bar",
                 "share",
-                "Share of the least served, of the most served",
+                "Fairness: least served \N{DIVISION SIGN} most served",
                 "share",
-                f"{_ROUNDS} 1 is fair; near 0 somebody starved.",
+                f"{_ROUNDS} 1 is fair; near 0 a contender starved.",
                 line=1.0,
             ),
         ),
         "handoff": (Plot("box", "ms", "Time of a hand-off", "ms", _BOX.format(what="hand-offs"), ratio=True),),
         "crash": (
-            Plot(
-                "bar", "fraction", "Takeover, in ttl", "share", f"{_ROUNDS} At the line a whole ttl passed.", line=1.0
-            ),
+            Plot("bar", "fraction", "Takeover, in ttl", "share", f"{_ROUNDS} The line marks one ttl.", line=1.0),
         ),
         "freeze": (
-            Plot(
-                "bar", "fraction", "Takeover, in ttl", "share", f"{_ROUNDS} At the line a whole ttl passed.", line=1.0
-            ),
+            Plot("bar", "fraction", "Takeover, in ttl", "share", f"{_ROUNDS} The line marks one ttl.", line=1.0),
         ),
         "distance": (
             Plot(
@@ -85,10 +81,16 @@ PLOTS: Mapping[str, tuple[Plot, ...]] = MappingProxyType(
                 "pair_trips",
                 "Round trips of a pair",
                 "trips",
-                f"{_ROUNDS} Times your round trip: the cost.",
+                f"{_ROUNDS} Multiply by your round trip to get the cost.",
                 ratio=True,
             ),
-            Plot("bar", "handoff_trips", "Round trips of a hand-off", "trips", f"{_ROUNDS} Pollers have none."),
+            Plot(
+                "bar",
+                "handoff_trips",
+                "Round trips of a hand-off",
+                "trips",
+                f"{_ROUNDS} None for polling locks.",
+            ),
         ),
         "sweep": (
             Plot(
@@ -97,7 +99,7 @@ PLOTS: Mapping[str, tuple[Plot, ...]] = MappingProxyType(
                 f"Pairs per second by {', '.join(map(str, CONTENDERS))} processes",
                 "per_s",
                 "Each column is a number of contenders, written under it with their pairs per second; each row has "
-                "a height of its own, and a pale column was shared badly.",
+                "its own scale, and a pale column means an unfair lock.",
             ),
         ),
         "idle": (
@@ -106,7 +108,7 @@ PLOTS: Mapping[str, tuple[Plot, ...]] = MappingProxyType(
         ),
         "held": (Plot("bar", "cpu_percent", "CPU of the holding process", "percent", f"{_ROUNDS} Less is better."),),
         "overhead": (
-            Plot("bar", "overhead_median_us", "Face and engine, over the backend", "us", f"{_ROUNDS} Less is better."),
+            Plot("bar", "overhead_median_us", "API and engine, over the backend", "us", f"{_ROUNDS} Less is better."),
         ),
         "import": (Plot("bar", "over_min_ms", "Over a bare interpreter", "ms", f"{_ROUNDS} Less is better."),),
     }

@@ -61,7 +61,7 @@ def _head(report: Report) -> Html:
         "Python": str(machine["python"]),
         "Load before": f"{machine['load_before']:.1f} processes"
         + (" \N{EM DASH} the machine was busy: trust ratios, not times" if _busy(machine) else ""),
-        "Rounds": f"up to {settings.rounds}, order of the subjects drawn anew in each (seed {report.outcome.seed})",
+        "Rounds": f"up to {settings.rounds}, subjects in a new random order in each (seed {report.outcome.seed})",
     }
     rows = [Html(tag("dt", name) + tag("dd", value)) for name, value in facts.items()]
     legend = [
@@ -69,7 +69,7 @@ def _head(report: Report) -> Html:
         for role, text in (
             ("lockkit", "lockkit"),
             ("peer", "another library"),
-            ("floor", "floor: the least work that such a lock can do, written by hand"),
+            ("baseline", "baseline: a minimal lock of this kind, written by hand"),
         )
     ]
     return tag(
@@ -77,9 +77,9 @@ def _head(report: Report) -> Html:
         tag("h1", "Locks, side by side"),
         tag(
             "p",
-            "Every subject ran in processes of its own, in turn with all others, in random order. Compare within one "
-            "place: the same server, the same minute. Times between places also compare servers, and how durable they "
-            "were set up.",
+            "Every subject ran in its own processes, and all took turns in random order. Compare subjects on one "
+            "backend: they used the same server in the same minutes. Times on different backends also compare the "
+            "servers and how durable they are.",
         ),
         tag("dl", *rows),
         tag("p", *legend, class_="legend"),
@@ -106,10 +106,10 @@ def _alarms(report: Report) -> Html:
 
 def _where(report: Report) -> Html:
     servers = [
-        tag("tr", tag("td", title(group)), tag("td", described(about) or "nothing to tell"), tag("td", group))
+        tag("tr", tag("td", title(group)), tag("td", described(about) or "no server"), tag("td", group))
         for group, about in report.about["servers"].items()
     ]
-    head = tag("tr", tag("th", "place"), tag("th", "server and its durability"), tag("th", "URL"))
+    head = tag("tr", tag("th", "backend"), tag("th", "server and its durability"), tag("th", "URL"))
     versions = ", ".join(f"{name} {version}" for name, version in sorted(report.about["versions"].items()))
     tuned = {row.subject.label: row.subject.tuning for s in report.sections for row in s.rows if row.subject.tuning}
     missing = {row.subject.label: row.reason for s in report.sections for row in s.rows if row.subject.missing}
@@ -119,12 +119,12 @@ def _where(report: Report) -> Html:
         tag("h2", "Servers, versions, settings"),
         tag(
             "p",
-            "A server that flushes every change to the disk is slower than one that does not, and loses nothing when "
-            "the machine loses its power.",
+            "A server that flushes every change to disk is slower than one that does not, but loses nothing in a power "
+            "failure.",
         ),
         tag("div", tag("table", head, *servers), class_="scroll"),
         tag("p", f"Versions: {versions}."),
-        *([tag("p", "Used otherwise than by its defaults, or not installed:"), tag("ul", *notes)] if notes else []),
+        *([tag("p", "Not used with its default settings, or not installed:"), tag("ul", *notes)] if notes else []),
     )
 
 
@@ -135,8 +135,8 @@ def _repeat(report: Report) -> Html:
         tag("pre", report.about["command"]),
         tag(
             "p",
-            "The seed repeats the order, not the figures: ratios come again within about 15 %, times only on the same "
-            "machine with nothing else to do.",
+            "The seed repeats the order, not the figures: ratios repeat to within about 15 %, times only on the same "
+            "idle machine.",
         ),
     )
 
@@ -145,30 +145,30 @@ def _repeat(report: Report) -> Html:
 
 
 def _glance(sections: Sequence[Section], report: Report) -> Html:
-    """Show lockkit's blocking face on all backends."""
+    """Show lockkit's sync API on all backends."""
     figures = []
     for section in sections:
         drawn = glance(section)
         if drawn is not None:
             plot, chart = drawn
-            caption = f"{plot.reads} It does not show what each backend promises for that time: see its page."
+            caption = f"{plot.reads} The plot does not show what each backend guarantees in return: see its page."
             figures.append(_figure(section.workload.title, "", chart, caption))
     if not figures:
         return Html()
     return tag(
         "section",
         tag("h2", "lockkit on each backend"),
-        tag("p", f"The blocking face, version {report.about['versions']['lockkit']}."),
+        tag("p", f"The sync API, version {report.about['versions']['lockkit']}."),
         tag("div", *figures, class_="panels"),
     )
 
 
 def glance(section: Section) -> tuple[Plot, Html] | None:
-    """Draw lockkit's blocking face on all places; None for a workload that is not shown so, or on one place only."""
+    """Draw lockkit's sync API on all backends; None for a workload not drawn like this, or with one backend only."""
     ours = [row for row in section.rows if _ours(row) and _shown(row)]
     if section.workload.name not in GLANCE or len({row.subject.group for row in ours}) < 2:  # noqa: PLR2004
         return None
-    # Floors are no concern here: each backend has another one.
+    # Without multiples of the baseline: each backend has a different one.
     plot = replace(PLOTS[section.workload.name][0], ratio=False)
     chart = draw(plot, section, ours, name=lambda row: title(row.subject.group))
     return None if chart is None else (plot, chart)
@@ -190,10 +190,12 @@ def _section(section: Section, report: Report) -> Html:
                 continue
             about = described(report.about["servers"].get(group, {}))
             heading = title(group) if len(PLOTS[workload.name]) == 1 else f"{title(group)}: {plot.title.lower()}"
-            floor = (
-                f" At the right: {_headline(section)} as a multiple of the floor's." if "floor</small>" in drawn else ""
+            baseline = (
+                f" At the right: {_headline(section)} as a multiple of the baseline's."
+                if "baseline</small>" in drawn
+                else ""
             )
-            panels.append(_figure(heading, about, drawn, f"{plot.reads}{floor} Not shown: {workload.silent}"))
+            panels.append(_figure(heading, about, drawn, f"{plot.reads}{baseline} Not shown: {workload.silent}"))
     return tag(
         "section",
         tag("h2", workload.title),
@@ -227,13 +229,13 @@ def _remarks(section: Section) -> list[Html]:
 def _details(section: Section) -> Html:
     figures = [f for f in section.workload.figures if any(f.key in row.figures for row in section.rows)]
     headline = section.workload.headline
-    head = ["subject", "face", "place", *(figure.title for figure in figures), f"{TIMES} floor"]
+    head = ["subject", "API", "backend", *(figure.title for figure in figures), f"{TIMES} baseline"]
     rows = []
     for row in filter(_shown, section.rows):
         numbers = [
             f"{row.figures[figure.key]:,.{figure.digits}f}" if figure.key in row.figures else "" for figure in figures
         ]
-        ratio = row.ratios.get(headline, {}).get(row.floor or "")
+        ratio = row.ratios.get(headline, {}).get(row.baseline or "")
         numbers.append(f"{ratio.median:.2f}" if ratio is not None else "")
         words = [row.subject.label, row.subject.face, title(row.subject.group)]
         cells = [tag("td", word) for word in words] + [tag("td", number, class_="number") for number in numbers]

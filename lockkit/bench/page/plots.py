@@ -34,13 +34,13 @@ class Line:
         row: Who.
         name: What it is called in this plot.
         values: By what the mark calls them.
-        times_floor: Its headline figure as a multiple of its floor's; empty where there is none.
+        times_baseline: Its headline figure as a multiple of its baseline's; empty where there is none.
     """
 
     row: Row
     name: str
     values: Values
-    times_floor: str
+    times_baseline: str
 
 
 def draw(plot: Plot, section: Section, rows: Sequence[Row], *, name: Callable[[Row], str]) -> Html | None:
@@ -57,7 +57,7 @@ def draw(plot: Plot, section: Section, rows: Sequence[Row], *, name: Callable[[R
         The plot, or None if nobody has a value for it.
     """
     shown = [row for row in rows if row.status not in {"skipped", "pending"}]
-    lines = [Line(row, name(row), _values(plot, section, row), _times_floor(plot, section, row)) for row in shown]
+    lines = [Line(row, name(row), _values(plot, section, row), _times_baseline(plot, section, row)) for row in shown]
     # Without values and without a reason for it: the figure does not apply.
     lines = [line for line in lines if line.values or line.row.reason or line.row.notes]
     if not any(line.values for line in lines):
@@ -88,10 +88,10 @@ def _values(plot: Plot, section: Section, row: Row) -> Values:
 _SWEPT = ("pairs", "share")
 
 
-def _times_floor(plot: Plot, section: Section, row: Row) -> str:
+def _times_baseline(plot: Plot, section: Section, row: Row) -> str:
     if not plot.ratio:
         return ""
-    ratio = row.ratios.get(section.workload.headline, {}).get(row.floor or "")
+    ratio = row.ratios.get(section.workload.headline, {}).get(row.baseline or "")
     return "" if ratio is None else f"{written(ratio.median, 'share')}{TIMES}"
 
 
@@ -141,18 +141,18 @@ def _chart(
         text = written(value(line.values), plot.unit)
         described = f"{line.name}: {text}"
         grid = [
-            tag("line", class_="grid", x1=_percent(place), x2=_percent(place), y1="0", y2="22")
-            for place in map(scale.at, scale.ticks())
+            tag("line", class_="grid", x1=_percent(position), x2=_percent(position), y1="0", y2="22")
+            for position in map(scale.at, scale.ticks())
         ]
         if plot.line is not None:
-            place = _percent(scale.at(plot.line))
-            grid.append(tag("line", class_="mark", x1=place, x2=place, y1="0", y2="22"))
+            position = _percent(scale.at(plot.line))
+            grid.append(tag("line", class_="mark", x1=position, x2=position, y1="0", y2="22"))
         marks = tag(
             "svg", tag("title", described), *grid, *mark(line.values), role="img", aria_label=described, height="22"
         )
         rows.append(_row(line, marks, text))
-    compared = any(line.times_floor for line in lines)
-    axis = _axis(scale, plot.unit, f"{TIMES} floor" if compared else "")
+    compared = any(line.times_baseline for line in lines)
+    axis = _axis(scale, plot.unit, f"{TIMES} baseline" if compared else "")
     return tag("div", *rows, axis, class_="chart compared" if compared else "chart")
 
 
@@ -161,7 +161,7 @@ def _row(line: Line, marks: Html, text: str) -> Html:
         "div",
         tag("div", line.name, class_="name"),
         tag("div", marks, class_="marks"),
-        tag("div", text, tag("small", line.times_floor), class_="value"),
+        tag("div", text, tag("small", line.times_baseline), class_="value"),
         class_=f"row {line.row.subject.role} {line.row.status}",
     )
 
@@ -170,9 +170,9 @@ def _axis(scale: Scale, unit: Unit, over_ratios: str) -> Html:
     ticks = scale.ticks()
     labels = []
     for tick in ticks:
-        place = scale.at(tick)
-        side = "start" if place < 5 else "end" if place > 95 else "middle"  # noqa: PLR2004 - percent of the width
-        labels.append(tag("span", written(tick, unit), class_=side, style=f"left:{place:.4g}%"))
+        position = scale.at(tick)
+        side = "start" if position < 5 else "end" if position > 95 else "middle"  # noqa: PLR2004 - percent of the width
+        labels.append(tag("span", written(tick, unit), class_=side, style=f"left:{position:.4g}%"))
     return tag(
         "div",
         tag("div", class_="name"),
@@ -189,12 +189,12 @@ def _why_empty(row: Row) -> str:
 
 
 def _whisker(left: float, right: float) -> Html:
-    ends = [tag("line", x1=_percent(place), x2=_percent(place), y1="7", y2="15") for place in (left, right)]
+    ends = [tag("line", x1=_percent(position), x2=_percent(position), y1="7", y2="15") for position in (left, right)]
     return tag("g", tag("line", x1=_percent(left), x2=_percent(right), y1="11", y2="11"), *ends, class_="whisker")
 
 
-def _percent(place: float) -> str:
-    return f"{place:.4g}%"
+def _percent(position: float) -> str:
+    return f"{position:.4g}%"
 
 
 # -- columns -----------------------------------------------------------------------------------------------------------

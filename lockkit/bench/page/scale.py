@@ -1,4 +1,4 @@
-"""From values to places on an axis."""
+"""From values to positions on an axis."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Scale:
         return cls(low, high if high > low else low * 10, logarithmic=True)
 
     def at(self, value: float) -> float:
-        """Give the place of a value: 0 to 100, also for values beyond the ends."""
+        """Give the position of a value: 0 to 100, also for values beyond the ends."""
         if self.logarithmic:
             if value <= 0:
                 return 0.0

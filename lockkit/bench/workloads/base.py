@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from lockkit.bench.adapters.base import AsyncAdapter, BlockingAdapter
-    from lockkit.bench.pipe import Link
+    from lockkit.bench.pipe import ParentPipe
     from lockkit.bench.settings import Settings
     from lockkit.bench.subject import Subject
     from lockkit.bench.worker_pool import WorkerFailed
@@ -106,7 +106,7 @@ class Workload(ABC):
         raise NotImplementedError
 
     async def work(
-        self, adapter: BlockingAdapter | AsyncAdapter, part: Mapping[str, Any], link: Link
+        self, adapter: BlockingAdapter | AsyncAdapter, part: Mapping[str, Any], parent: ParentPipe
     ) -> dict[str, Any]:
         """
         Do the part of one process. Must not block an event loop that it runs in.
@@ -114,7 +114,7 @@ class Workload(ABC):
         Args:
             adapter: The subject's, open.
             part: What `measure` gave along.
-            link: To the process of the command.
+            parent: To the process of the command.
 
         Returns:
             What `measure` gets as the result; JSON.

@@ -6,16 +6,16 @@ import os
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from lockkit.bench.adapters.base import AsyncAdapter, BlockingAdapter
-from lockkit.bench.contenders import pause, run_lanes
+from lockkit.bench.contenders import pause, run_contenders
 from lockkit.bench.samples import now_ns
 from lockkit.bench.witness import Section, judge
-from lockkit.bench.worker_pool import Crew
+from lockkit.bench.worker_pool import WorkerPool
 from lockkit.bench.workloads.base import Figure, Measured, Workload, fresh_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping
 
-    from lockkit.bench.pipe import Link
+    from lockkit.bench.pipe import ParentPipe
     from lockkit.bench.settings import Settings
     from lockkit.bench.subject import Subject
 
@@ -34,15 +34,15 @@ class Contention(Workload):
     name = "contention"
     title = "Contention for one lock"
     explains = (
-        "Sections per second of all contenders together, the share of the one that got least of the one that got most, "
-        "and the longest that one of them had to wait. Read all three: a poller looks fast when one process goes on "
-        "taking the lock that it has just released, and the others starve. Overlaps are sections that were inside "
-        "together, seen by a witness outside the backend."
+        "Critical sections per second of all contenders together, the fairness (least-served \N{DIVISION SIGN} "
+        "most-served contender), and the longest wait. Read all three: a lock that polls looks fast when one process "
+        "keeps retaking the lock that it has just released while the others starve. Overlaps count critical sections "
+        "that ran at the same time, as seen by a witness outside the backend."
     )
-    silent = "Nobody works under the lock here: with work of some milliseconds, what counts is the hand-off."
+    silent = "The critical sections are empty: with work of some milliseconds, the hand-off time matters more."
     figures: ClassVar[tuple[Figure, ...]] = (
         Figure("pairs_per_second", "pairs/s", digits=0),
-        Figure("share", "min/max share", digits=3),
+        Figure("share", "fairness", digits=3),
         Figure("longest_wait_ms", "longest wait ms", "max", 0),
         Figure("jain", "Jain's index", digits=3, shown=False),
         Figure("overlaps", "overlaps", "sum", 0),
@@ -55,31 +55,31 @@ class Contention(Workload):
     def measure(self, subject: Subject, settings: Settings) -> Measured:
         """See `Workload.measure`."""
         alone = subject.scope == "process"
-        lanes = settings.processes if alone else 1
-        part = {"name": fresh_name(), "lanes": lanes, "seconds": settings.seconds}
-        with Crew(settings.seconds + settings.patience) as crew:
+        contenders = settings.processes if alone else 1
+        part = {"name": fresh_name(), "contenders": contenders, "seconds": settings.seconds}
+        with WorkerPool(settings.seconds + settings.patience) as pool:
             count = 1 if alone else settings.processes
-            workers = [crew.start(subject, self.name, part, ttl=settings.ttl) for _ in range(count)]
+            workers = [pool.start(subject, self.name, part, ttl=settings.ttl) for _ in range(count)]
             for worker in workers:
                 worker.ready()
             start_ns = now_ns() + int(START_SECONDS * 1e9)
             for worker in workers:
                 worker.go(start_ns=start_ns)
-            notes: list[list[Note]] = [lane for result in crew.results() for lane in result["lanes"]]
+            notes: list[list[Note]] = [contender for result in pool.results() for contender in result["contenders"]]
         return _measured(notes, start_ns, settings.seconds)
 
     async def work(
-        self, adapter: BlockingAdapter | AsyncAdapter, part: Mapping[str, Any], link: Link
+        self, adapter: BlockingAdapter | AsyncAdapter, part: Mapping[str, Any], parent: ParentPipe
     ) -> dict[str, Any]:
         """See `Workload.work`."""
-        start_ns = (await link.ready())["start_ns"]
+        start_ns = (await parent.ready())["start_ns"]
         until_ns = start_ns + int(part["seconds"] * 1e9)
 
-        def lane() -> Coroutine[Any, Any, list[Note]]:
-            return _contend(adapter, part["name"], start_ns, until_ns, alone=part["lanes"] == 1)
+        def contender() -> Coroutine[Any, Any, list[Note]]:
+            return _contend(adapter, part["name"], start_ns, until_ns, alone=part["contenders"] == 1)
 
-        lanes: list[Callable[[], Coroutine[Any, Any, list[Note]]]] = [lane] * part["lanes"]
-        return {"lanes": await run_lanes(adapter, lanes)}
+        contenders: list[Callable[[], Coroutine[Any, Any, list[Note]]]] = [contender] * part["contenders"]
+        return {"contenders": await run_contenders(adapter, contenders)}
 
 
 async def _contend(
@@ -119,15 +119,15 @@ async def _contend(
     return notes
 
 
-def _measured(lanes: list[list[Note]], start_ns: int, seconds: float) -> Measured:
-    verdict = judge(Section(*note, contender) for contender, notes in enumerate(lanes) for note in notes)
+def _measured(contenders: list[list[Note]], start_ns: int, seconds: float) -> Measured:
+    verdict = judge(Section(*note, contender) for contender, notes in enumerate(contenders) for note in notes)
     # All sections are judged, but only those that ended in time are counted: a late one says more about the end.
     until_ns = start_ns + int(seconds * 1e9)
-    counts = [sum(note[1] <= until_ns for note in notes) for notes in lanes]
+    counts = [sum(note[1] <= until_ns for note in notes) for notes in contenders]
     figures: dict[str, float] = {
         "pairs_per_second": sum(counts) / seconds,
         "overlaps": verdict.overlaps,
-        "longest_wait_ms": max(longest_wait(notes, start_ns, until_ns) for notes in lanes) / 1e6,
+        "longest_wait_ms": max(longest_wait(notes, start_ns, until_ns) for notes in contenders) / 1e6,
         "starved": counts.count(0),
         "sections": verdict.sections,
     }

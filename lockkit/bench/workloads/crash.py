@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from lockkit.bench.contenders import enter, leave
 from lockkit.bench.samples import now_ns
-from lockkit.bench.worker_pool import Crew, WorkerFailed
+from lockkit.bench.worker_pool import WorkerFailed, WorkerPool
 from lockkit.bench.workloads.base import Figure, Measured, Workload, fresh_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from lockkit.bench.adapters.base import AsyncAdapter, BlockingAdapter
-    from lockkit.bench.pipe import Link
+    from lockkit.bench.pipe import ParentPipe
     from lockkit.bench.settings import Settings
     from lockkit.bench.subject import Subject
-    from lockkit.bench.worker_pool import Worker
+    from lockkit.bench.worker_pool import WorkerProcess
 
 __all__ = ["Crash", "Freeze"]
 
@@ -39,13 +39,13 @@ class Crash(Workload):
     name = "crash"
     title = "Takeover after the holder was killed"
     explains = (
-        "From SIGKILL for the holding process to the moment when the waiting process has the lock, as a share of the "
-        "ttl. A lease that was renewed a moment ago lasts nearly 1; locks that belong to a connection or an open file "
-        "go with their process, at once."
+        "From SIGKILL to the holding process until the waiting process has the lock, as a multiple of the ttl. A lease "
+        "that was just renewed lasts nearly 1 ttl; a lock that belongs to a connection or an open file is free as soon "
+        "as its process dies."
     )
     silent = (
-        "Only the process died here: when its machine dies or the network parts, no connection is closed, and what "
-        "took a moment here takes as long as the server needs to notice."
+        "Only the process died here. When its machine dies or the network fails, no connection is closed, and the "
+        "takeover waits until the server notices."
     )
     figures: ClassVar[tuple[Figure, ...]] = (
         Figure("fraction", "takeover / ttl", digits=2),
@@ -94,7 +94,7 @@ class Crash(Workload):
             return [scene.outcome() for scene in scenes]
 
     async def work(
-        self, adapter: BlockingAdapter | AsyncAdapter, part: Mapping[str, Any], link: Link
+        self, adapter: BlockingAdapter | AsyncAdapter, part: Mapping[str, Any], parent: ParentPipe
     ) -> dict[str, Any]:
         """See `Workload.work`. The holder never gets to its end."""
         lock = adapter.lock(part["name"], renew=part["renew"])
@@ -102,10 +102,10 @@ class Crash(Workload):
         warm = adapter.lock(f"{part['name']}-warm-{part['role']}")
         await enter(adapter, warm)
         await leave(adapter, warm)
-        await link.ready()
+        await parent.ready()
         if part["role"] == "hold":
             await enter(adapter, lock)
-            await link.ready()
+            await parent.ready()
         await enter(adapter, lock)
         taken_ns = now_ns()
         await leave(adapter, lock)
@@ -118,14 +118,14 @@ class Freeze(Crash):
     name = "freeze"
     title = "Takeover after the holder was frozen"
     explains = (
-        "From SIGSTOP for the holding process to the moment when the waiting process has the lock, as a share of the "
-        "ttl: the holder lives and its connections stay open, but nothing renews the lease. A lock that has a ttl goes "
-        "to the waiter after it; one that belongs to a connection or an open file stays locked, here for more than "
+        "From SIGSTOP to the holding process until the waiting process has the lock, as a multiple of the ttl: the "
+        "holder lives and its connections stay open, but nothing renews the lease. A lock with a ttl goes to the "
+        "waiter when the ttl ends; one that belongs to a connection or an open file stays locked, here for more than "
         f"{TTLS_MAX} ttl."
     )
     silent = (
-        "A frozen holder that wakes up does not know yet that it lost the lock: what keeps its next write out is a "
-        "fencing token that the storage checks, not the lock."
+        "A frozen holder that wakes up does not know yet that it lost the lock: only storage that checks the fencing "
+        "token rejects its next write."
     )
     strike = signal.SIGSTOP
 
@@ -138,8 +138,8 @@ class _Scene:
     subject: Subject
     settings: Settings
     stack: ExitStack
-    holder: Worker | None = None
-    waiter: Worker | None = None
+    holder: WorkerProcess | None = None
+    waiter: WorkerProcess | None = None
     strike_ns: int = 0
     failure: WorkerFailed | OSError | None = None
     result: dict[str, Any] | None = None
@@ -155,10 +155,10 @@ class _Scene:
 
     def start(self) -> None:
         ttl = self.settings.crash_ttl
-        crew = self.stack.enter_context(Crew((TTLS_MAX + 1) * ttl + self.settings.patience))
+        pool = self.stack.enter_context(WorkerPool((TTLS_MAX + 1) * ttl + self.settings.patience))
         name = fresh_name()
         self.holder, self.waiter = (
-            crew.start(
+            pool.start(
                 self.subject,
                 self.workload.name,
                 {"name": name, "role": role, "renew": self.subject.renews},

@@ -9,7 +9,7 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
-from lockkit.bench.addresses import addresses, at, why_not_through
+from lockkit.bench.addresses import addresses, redirected, why_not_through
 from lockkit.bench.samples import now_ns
 from lockkit.bench.settings import ROUND_TRIPS_MS
 from lockkit.bench.workloads.base import Figure, Measured, Workload, fresh_name
@@ -43,12 +43,12 @@ class Distance(Workload):
     name = "distance"
     title = "Pair and hand-off over a network"
     explains = (
-        "Medians with an injected round trip of 1, 5 and 20 ms, and from them how many round trips, one after the "
-        "other, a pair and a hand-off take: the time that one more millisecond of distance costs. The round trip is "
-        "measured beside the subject, with the same proxy."
+        "Medians with an injected round trip of 1, 5 and 20 ms, and from them the number of consecutive round trips in "
+        "a pair and in a hand-off: the milliseconds that each extra millisecond of distance costs. The round trip is "
+        "measured along with the subject, through the same proxy."
     )
     silent = (
-        "Bandwidth, loss of packets and jitter are not injected; between several nodes of a server there is no delay."
+        "Limited bandwidth, packet loss and jitter are not injected, nor is any delay between the nodes of a server."
     )
     figures: ClassVar[tuple[Figure, ...]] = (
         Figure("pair_trips", "round trips of a pair", digits=2),
@@ -74,7 +74,7 @@ class Distance(Workload):
         with ExitStack() as stack:
             proxies = [stack.enter_context(_proxy(address)) for address in addresses(subject.url)]
             echo = stack.enter_context(_echo())
-            far = replace(subject, url=at(subject.url, [proxy.address for proxy in proxies]))
+            far = replace(subject, url=redirected(subject.url, [proxy.address for proxy in proxies]))
             for trip_ms in settings.round_trips_ms:
                 for proxy in (*proxies, echo):
                     proxy.delay(trip_ms / 2000, trip_ms / 2000)

@@ -9,17 +9,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from lockkit.bench.contenders import enter, leave, pause, run_lanes
+from lockkit.bench.contenders import enter, leave, pause, run_contenders
 from lockkit.bench.pipe import readable
 from lockkit.bench.samples import now_ns, spread
-from lockkit.bench.worker_pool import Crew
+from lockkit.bench.worker_pool import WorkerPool
 from lockkit.bench.workloads.base import Figure, Measured, Workload, fresh_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping, Sequence
 
     from lockkit.bench.adapters.base import AsyncAdapter, BlockingAdapter
-    from lockkit.bench.pipe import Link
+    from lockkit.bench.pipe import ParentPipe
     from lockkit.bench.settings import Settings
     from lockkit.bench.subject import Subject
 
@@ -35,10 +35,10 @@ class Handoff(Workload):
     name = "handoff"
     title = "Hand-off to a waiting process"
     explains = (
-        "From the moment before the holder calls release to the moment after the waiter's acquire has returned, both "
-        "by the clock that the processes share. On a busy machine it contains the time until the waiter gets a core."
+        "From just before the holder calls release until just after the waiter's acquire returns, measured on the "
+        "clock that both processes share. On a busy machine it includes the time until the waiter gets a core."
     )
-    silent = "One waiter only: a crowd that is woken all at once costs more, and shows in the contention."
+    silent = "There is one waiter only: waking many at once costs more, and shows in the contention workload."
     figures: ClassVar[tuple[Figure, ...]] = (
         Figure("min_ms", "min ms", "min", 3),
         Figure("median_ms", "median ms", digits=3),
@@ -61,9 +61,9 @@ class Handoff(Workload):
         casts = [["give", "take"]] if subject.scope == "process" else [["give"], ["take"]]
         with ExitStack() as stack:
             begin, done = stack.enter_context(_Pipe.open()), stack.enter_context(_Pipe.open())
-            crew = stack.enter_context(Crew(expected + settings.patience))
+            pool = stack.enter_context(WorkerPool(expected + settings.patience))
             workers = [
-                crew.start(
+                pool.start(
                     subject,
                     self.name,
                     {**part, "roles": roles, "begin": begin.fds, "done": done.fds},
@@ -76,12 +76,12 @@ class Handoff(Workload):
                 worker.ready()
             for worker in workers:
                 worker.go()
-            times = {role: stamps for result in crew.results() for role, stamps in result.items()}
+            times = {role: stamps for result in pool.results() for role, stamps in result.items()}
         gaps = [taken - given for given, taken in zip(times["give"], times["take"], strict=True)]
         return _measured(gaps)
 
     async def work(
-        self, adapter: BlockingAdapter | AsyncAdapter, part: Mapping[str, Any], link: Link
+        self, adapter: BlockingAdapter | AsyncAdapter, part: Mapping[str, Any], parent: ParentPipe
     ) -> dict[str, Any]:
         """See `Workload.work`."""
         begin, done = _Pipe(*part["begin"]), _Pipe(*part["done"])
@@ -90,8 +90,8 @@ class Handoff(Workload):
             "take": partial(_take, adapter, part, begin, done),
         }
         roles: Sequence[str] = part["roles"]
-        await link.ready()
-        return dict(zip(roles, await run_lanes(adapter, [parts[role] for role in roles]), strict=True))
+        await parent.ready()
+        return dict(zip(roles, await run_contenders(adapter, [parts[role] for role in roles]), strict=True))
 
 
 async def _give(

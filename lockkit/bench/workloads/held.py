@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from lockkit.bench.contenders import enter, leave, pause
 from lockkit.bench.server import watch
-from lockkit.bench.worker_pool import Crew
+from lockkit.bench.worker_pool import WorkerPool
 from lockkit.bench.workloads.base import Figure, Measured, Workload, fresh_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from lockkit.bench.adapters.base import AsyncAdapter, BlockingAdapter
-    from lockkit.bench.pipe import Link
+    from lockkit.bench.pipe import ParentPipe
     from lockkit.bench.settings import Settings
     from lockkit.bench.subject import Subject
 
@@ -35,10 +35,10 @@ class Held(Workload):
     name = "held"
     title = "Held leases"
     explains = (
-        "CPU time of the holding process, as a share of one core, over one whole ttl (each lease is renewed at least "
-        "once in it), and its threads. Measured at the ttl shown: a longer one needs fewer renewals, in proportion."
+        "CPU time of the holding process, as a share of one core, over one whole ttl (in which each lease is renewed "
+        "at least once), and its threads. Measured at the ttl shown: a longer ttl needs proportionally fewer renewals."
     )
-    silent = "The server's own CPU time is not in it, only what it was asked."
+    silent = "The server's CPU time is not included, only the commands that it received."
     figures: ClassVar[tuple[Figure, ...]] = (
         Figure("leases", "leases", "max", 0),
         Figure("ttl", "ttl s", "max", 0),
@@ -65,8 +65,8 @@ class Held(Workload):
         expected = settings.lease_ttl + leases * MICROSECONDS_EACH / 1e6
         with ExitStack() as stack:
             observer = stack.enter_context(watch(subject.url))
-            crew = stack.enter_context(Crew(expected + settings.patience))
-            worker = crew.start(subject, self.name, part, ttl=settings.lease_ttl)
+            pool = stack.enter_context(WorkerPool(expected + settings.patience))
+            worker = pool.start(subject, self.name, part, ttl=settings.lease_ttl)
             worker.ready()
             observer.begin()
             worker.go()
@@ -81,20 +81,20 @@ class Held(Workload):
         return Measured({**result, **seen, "leases": leases, "ttl": settings.lease_ttl}, note=note)
 
     async def work(
-        self, adapter: BlockingAdapter | AsyncAdapter, part: Mapping[str, Any], link: Link
+        self, adapter: BlockingAdapter | AsyncAdapter, part: Mapping[str, Any], parent: ParentPipe
     ) -> dict[str, Any]:
         """See `Workload.work`."""
         locks = [adapter.lock(f"{part['name']}-{index}", renew=True) for index in range(part["leases"])]
         began = time.monotonic()
         entered = [await enter(adapter, lock) for lock in locks]
         acquire_us = (time.monotonic() - began) / len(locks) * 1e6
-        await link.ready()
+        await parent.ready()
         cpu, began = time.process_time(), time.monotonic()
         await pause(adapter, part["seconds"])
         cpu, seconds = time.process_time() - cpu, time.monotonic() - began
         threads = threading.active_count()
         lost = sum(adapter.still_held(lock, lease) is False for lock, lease in zip(locks, entered, strict=True))
-        await link.ready()
+        await parent.ready()
         if not lost:
             for lock in locks:
                 await leave(adapter, lock)

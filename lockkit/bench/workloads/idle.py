@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from lockkit.bench.contenders import enter, leave, pause
 from lockkit.bench.server import watch
-from lockkit.bench.worker_pool import Crew
+from lockkit.bench.worker_pool import WorkerPool
 from lockkit.bench.workloads.base import Figure, Measured, Workload, fresh_name
 from lockkit.runtime import drive
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from lockkit.bench.adapters.base import AsyncAdapter, BlockingAdapter
-    from lockkit.bench.pipe import Link
+    from lockkit.bench.pipe import ParentPipe
     from lockkit.bench.settings import Settings
     from lockkit.bench.subject import Subject
 
@@ -35,9 +35,9 @@ class Idle(Workload):
     title = "Idle waiters on one lock"
     explains = (
         "CPU time of the waiting process as a share of one core, its threads, and what the waiting costs the server: "
-        "commands per second, and connections of this process and the holder. A waiter that polls costs all the time."
+        "commands per second, and connections of this process and the holder. A waiter that polls keeps costing."
     )
-    silent = "Memory is not counted; where a server cannot be asked, its columns are missing."
+    silent = "Memory is not counted; columns are missing where the server does not report the figure."
     figures: ClassVar[tuple[Figure, ...]] = (
         Figure("waiters", "waiters", "max", 0),
         Figure("cpu_percent", "CPU % of a core", digits=2),
@@ -60,12 +60,12 @@ class Idle(Workload):
         expected = settings.idle_seconds + settings.settle + LEAVE_SECONDS
         with ExitStack() as stack:
             observer = stack.enter_context(watch(subject.url))
-            crew = stack.enter_context(Crew(expected + settings.patience))
+            pool = stack.enter_context(WorkerPool(expected + settings.patience))
             holder = None
             if not alone:
-                holder = crew.start(subject, self.name, {**part, "holds": True, "waiters": 0}, ttl=settings.ttl)
+                holder = pool.start(subject, self.name, {**part, "holds": True, "waiters": 0}, ttl=settings.ttl)
                 holder.ready()
-            waiting = crew.start(subject, self.name, {**part, "holds": alone}, ttl=settings.ttl)
+            waiting = pool.start(subject, self.name, {**part, "holds": alone}, ttl=settings.ttl)
             waiting.ready()
             observer.begin()
             waiting.go()
@@ -81,26 +81,26 @@ class Idle(Workload):
         return Measured({**result, **seen, "waiters": settings.waiters}, broken=broken)
 
     async def work(
-        self, adapter: BlockingAdapter | AsyncAdapter, part: Mapping[str, Any], link: Link
+        self, adapter: BlockingAdapter | AsyncAdapter, part: Mapping[str, Any], parent: ParentPipe
     ) -> dict[str, Any]:
         """See `Workload.work`."""
         lock = adapter.lock(part["name"])
         if part["holds"]:
             await enter(adapter, lock)
         if not part["waiters"]:
-            await link.ready()
+            await parent.ready()
             await leave(adapter, lock)
             return {}
         crowd = _Crowd(adapter, part["name"], part["waiters"])
         crowd.begin()
         await pause(adapter, part["settle"])
-        await link.ready()
+        await parent.ready()
         cpu, began = time.process_time(), time.monotonic()
         await pause(adapter, part["seconds"])
         cpu, seconds = time.process_time() - cpu, time.monotonic() - began
         early = crowd.check()
         threads = threading.active_count()
-        await link.ready()
+        await parent.ready()
         if part["holds"]:
             await leave(adapter, lock)
         await crowd.end(LEAVE_SECONDS)

@@ -37,10 +37,10 @@ class Imports(Workload):
     name = "import"
     title = "Import"
     explains = (
-        "From the start of an interpreter to its end, minus the same without the import: of minima and of medians. "
-        "Byte code has been compiled, and the files are in the system's cache."
+        "The run time of an interpreter with the import minus that without it: of minima and of medians. "
+        "The byte code is already compiled, and the files are in the system's cache."
     )
-    silent = "The first start after an installation or a reboot takes several times as long."
+    silent = "The first start after an installation or reboot takes several times as long."
     figures: ClassVar[tuple[Figure, ...]] = (
         # Not the least of the rounds: of a difference that would be the round in which the bare one was disturbed.
         Figure("over_min_ms", "over bare, minima ms"),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from lockkit.backend import Grant, LossReason, Request
 from lockkit.bench.samples import now_ns, spread
-from lockkit.bench.worker_pool import Crew
+from lockkit.bench.worker_pool import WorkerPool
 from lockkit.bench.workloads.base import Figure, Measured, Workload, fresh_name
 from lockkit.bench.workloads.pair import time_pairs
 from lockkit.configuration import registry
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from lockkit.backend import LockBackend
     from lockkit.bench.adapters.base import AsyncAdapter, BlockingAdapter
-    from lockkit.bench.pipe import Link
+    from lockkit.bench.pipe import ParentPipe
     from lockkit.bench.settings import Settings
     from lockkit.bench.subject import Subject
     from lockkit.runtime import Runtime
@@ -35,19 +35,19 @@ class Overhead(Workload):
     """In one process, in turns: pairs through the face, and the backend's own ``try_acquire`` and ``release``."""
 
     name = "overhead"
-    title = "Overhead of face and engine"
+    title = "Overhead of API and engine"
     explains = (
-        "A pair through the public API minus the same pair by the backend's own operations, with requests made "
-        "beforehand: owner, deadline, queue of the client, renewal and lease are what the difference buys."
+        "A pair through the public API minus the same pair through the backend's own operations with prepared "
+        "requests. The difference pays for owner, deadline, local queue, renewal and lease."
     )
-    silent = "It is a difference of two larger figures: where a pair takes milliseconds it drowns in their noise."
+    silent = "It is the difference of two larger figures: where a pair takes milliseconds, it drowns in their noise."
     figures: ClassVar[tuple[Figure, ...]] = (
-        Figure("face_min_us", "face min µs", "min"),
+        Figure("face_min_us", "API min µs", "min"),
         Figure("backend_min_us", "backend min µs", "min"),
         # Not the least of the rounds: of a difference that would be the round in which the backend was disturbed.
         Figure("overhead_min_us", "overhead of minima µs"),
         Figure("overhead_median_us", "overhead of medians µs"),
-        Figure("face_median_us", "face median µs", shown=False),
+        Figure("face_median_us", "API median µs", shown=False),
         Figure("backend_median_us", "backend median µs", shown=False),
     )
     headline = "overhead_median_us"
@@ -67,8 +67,8 @@ class Overhead(Workload):
             "seconds": settings.seconds,
             "warm_up": settings.warm_up,
         }
-        with Crew(settings.seconds + settings.patience) as crew:
-            worker = crew.start(subject, self.name, part, ttl=settings.ttl)
+        with WorkerPool(settings.seconds + settings.patience) as pool:
+            worker = pool.start(subject, self.name, part, ttl=settings.ttl)
             worker.ready()
             worker.go()
             result = worker.result()
@@ -77,13 +77,13 @@ class Overhead(Workload):
         return Measured({figure.key: result[figure.key] for figure in self.figures})
 
     async def work(
-        self, adapter: BlockingAdapter | AsyncAdapter, part: Mapping[str, Any], link: Link
+        self, adapter: BlockingAdapter | AsyncAdapter, part: Mapping[str, Any], parent: ParentPipe
     ) -> dict[str, Any]:
         """See `Workload.work`."""
         direct = _Direct(part, AsyncioRuntime() if adapter.face == "asyncio" else BlockingRuntime())
         await time_pairs(adapter, part["name"], pairs=part["warm_up"])
         await direct.time(adapter, part["warm_up"])
-        await link.ready()
+        await parent.ready()
         faces, backends = array("q"), array("q")
         until = now_ns() + int(part["seconds"] * 1e9)
         while now_ns() < until:

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from lockkit.bench.adapters.base import AsyncAdapter, BlockingAdapter
 from lockkit.bench.samples import now_ns, spread
-from lockkit.bench.worker_pool import Crew
+from lockkit.bench.worker_pool import WorkerPool
 from lockkit.bench.workloads.base import Figure, Measured, Workload, fresh_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from lockkit.bench.pipe import Link
+    from lockkit.bench.pipe import ParentPipe
     from lockkit.bench.settings import Settings
     from lockkit.bench.subject import Subject
 
@@ -26,10 +26,10 @@ class Pair(Workload):
     name = "pair"
     title = "Uncontended acquire + release"
     explains = (
-        "What a lock costs when nobody else wants it; it says nothing about waiting. The minimum is least disturbed by "
-        "what else the machine does, so ratios are of minima."
+        "What a lock costs without contention; it says nothing about waiting. Other work on the machine disturbs the "
+        "minimum least, so ratios are taken between minima."
     )
-    silent = "Over a network, where a round trip outweighs all else, differences in CPU time vanish: see the distances."
+    silent = "Over a network the round trip dominates and differences in CPU time vanish: see the distances."
     figures: ClassVar[tuple[Figure, ...]] = (
         Figure("min_us", "min µs", "min"),
         Figure("median_us", "median µs"),
@@ -50,18 +50,18 @@ class Pair(Workload):
 
     def measure_part(self, subject: Subject, settings: Settings, part: Mapping[str, Any]) -> Measured:
         """Measure until ``part["seconds"]`` have passed and ``part["pairs"]`` were timed."""
-        with Crew(settings.seconds + settings.patience) as crew:
-            worker = crew.start(subject, self.name, part, ttl=settings.ttl)
+        with WorkerPool(settings.seconds + settings.patience) as pool:
+            worker = pool.start(subject, self.name, part, ttl=settings.ttl)
             worker.ready()
             worker.go()
             return Measured(worker.result())
 
     async def work(
-        self, adapter: BlockingAdapter | AsyncAdapter, part: Mapping[str, Any], link: Link
+        self, adapter: BlockingAdapter | AsyncAdapter, part: Mapping[str, Any], parent: ParentPipe
     ) -> dict[str, Any]:
         """See `Workload.work`."""
         await time_pairs(adapter, part["name"], pairs=part["warm_up"])
-        await link.ready()
+        await parent.ready()
         return spread(await time_pairs(adapter, part["name"], pairs=part["pairs"], seconds=part["seconds"]), "us")
 
 

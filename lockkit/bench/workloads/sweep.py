@@ -24,14 +24,14 @@ class Sweep(Workload):
     name = "sweep"
     title = "Contention by 1 to 16 processes"
     explains = (
-        "Sections per second of all contenders together, and the share of the one that got least, as their number "
-        "grows. A lock that is handed over in order keeps its pace and a share near 1; where the pairs rise while the "
-        "share falls, one contender keeps the lock to itself."
+        "Critical sections per second of all contenders together, and the fairness, as the number of contenders grows. "
+        "A lock that serves waiters in order keeps its pace and a fairness near 1; where pairs rise while the fairness "
+        "falls, one contender monopolises the lock."
     )
-    silent = "With more processes than cores it also shows how the system shares its cores among them."
+    silent = "With more processes than cores the figures also reflect the operating system's scheduler."
     figures: ClassVar[tuple[Figure, ...]] = (
         *(Figure(f"pairs_{count}", f"pairs/s by {count}", digits=0) for count in CONTENDERS),
-        *(Figure(f"share_{count}", f"share by {count}", digits=2) for count in CONTENDERS[1:]),
+        *(Figure(f"share_{count}", f"fairness by {count}", digits=2) for count in CONTENDERS[1:]),
         Figure("overlaps", "overlaps", "sum", 0),
     )
     headline = f"pairs_{CONTENDERS[-1]}"

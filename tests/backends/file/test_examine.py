@@ -117,7 +117,7 @@ def test_no_inotify_left(directory: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(Inotify, "__init__", refuse)
 
-    assert "max_user_instances" in found(f"file:{directory}")["file-no-inotify"].mend
+    assert "max_user_instances" in found(f"file:{directory}")["file-no-inotify"].fix
 
 
 def test_wrong_url_is_no_finding(directory: Path) -> None:

@@ -83,7 +83,7 @@ def test_eviction_policy(server: RedisServer, setting: SetOnce) -> None:
 
     assert finding.check.severity is Severity.ERROR
     assert "volatile-lru" in finding.seen
-    assert "noeviction" in finding.mend
+    assert "noeviction" in finding.fix
 
 
 def test_eviction_policy_without_a_limit_is_none(server: RedisServer, setting: SetOnce) -> None:
@@ -162,7 +162,7 @@ def test_replication(server: RedisServer, setting: SetOnce) -> None:
 
         with RedisServer(password=SECRET, replica_of=server), server.connect() as connection:
             wait_until(lambda: None if connection.info("replication")["connected_slaves"] == "2" else "one replica")
-            assert "?replicas=2" in found(f"{server.url}?replicas=1")["redis-replicas-not-all"].mend
+            assert "?replicas=2" in found(f"{server.url}?replicas=1")["redis-replicas-not-all"].fix
             assert set(found(f"{server.url}?replicas=2")) == {"redis-failover"}
 
 
@@ -178,7 +178,7 @@ def test_rights_missing() -> None:
         assert "PUBLISH" in finding.seen
         assert "PTTL" not in finding.seen
         with server.connect() as connection:
-            connection.call(*(word.strip("'") for word in finding.mend.removeprefix("redis-cli ").split()))
+            connection.call(*(word.strip("'") for word in finding.fix.removeprefix("redis-cli ").split()))
         assert "redis-rights" not in found(url)
 
 
@@ -232,7 +232,7 @@ def test_tls_absent_across_a_network(server: RedisServer, monkeypatch: pytest.Mo
     """Of an address that is not this machine's own."""
     monkeypatch.setattr(redis_node, "is_loopback", lambda host: False)  # noqa: ARG005
 
-    assert "rediss://" in found(server.url)["redis-no-tls"].mend
+    assert "rediss://" in found(server.url)["redis-no-tls"].fix
     with RedisServer(appendonly=True, appendfsync="always", password=SECRET, tls=True) as safe:
         assert found(safe.url) == {}
 
@@ -266,10 +266,10 @@ def test_node_of_a_cluster_or_sentinel_as_a_single_server() -> None:
     """The wrong scheme is said, and the right one."""
     with RedisCluster(password=SECRET) as cluster:
         url = cluster.nodes[0].url
-        assert "redis+cluster://" in found(url)["redis-cluster-node"].mend
+        assert "redis+cluster://" in found(url)["redis-cluster-node"].fix
     with RedisSentinels() as sentinels:
         url = f"redis://{sentinels.sentinels[0].address}"
-        assert "redis+sentinel://" in found(url)["redis-sentinel-given"].mend
+        assert "redis+sentinel://" in found(url)["redis-sentinel-given"].fix
 
 
 def test_nobody_answers() -> None:

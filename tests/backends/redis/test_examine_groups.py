@@ -62,7 +62,7 @@ def test_quorum_of_sentinels(sentinels: RedisSentinels) -> None:
 
         assert f"quorum is {quorum}" in finding.seen
         assert set(finding.where) == {sentinel.address for sentinel in sentinels.sentinels}
-        assert "quorum 2" in finding.mend
+        assert "quorum 2" in finding.fix
     set_quorum(sentinels, 2)
 
 
@@ -227,7 +227,7 @@ def test_redlock_user_without_info(nodes: list[NodeAt]) -> None:
 
     finding = found(url)["redlock-run-hidden"]
     assert len(finding.where) == 3
-    assert "ACL SETUSER app +info" in finding.mend
+    assert "ACL SETUSER app +info" in finding.fix
     assert finding.check.severity == Severity.ERROR
     assert "redlock-run-hidden" not in found(f"{url}?durable=on")
 

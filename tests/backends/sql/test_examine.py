@@ -120,7 +120,7 @@ def test_postgresql_rights_missing(postgres: PostgresServer) -> None:
 
     finding = found(url)["sql-rights"]
     assert "INSERT, UPDATE, DELETE" in finding.seen
-    postgres.execute(finding.mend)
+    postgres.execute(finding.fix)
     assert found(url) == {}
 
     postgres.execute("REVOKE CREATE ON SCHEMA public FROM public")
@@ -143,7 +143,7 @@ def test_postgresql_table_of_another_version(postgres: PostgresServer) -> None:
     finding = found(f"{postgres.url}?table=old")["sql-columns-missing"]
 
     assert "expires_at_us" in finding.seen
-    assert "lockkit migrate" in finding.mend
+    assert "lockkit migrate" in finding.fix
 
 
 def test_postgresql_without_password() -> None:
@@ -259,7 +259,7 @@ def test_mariadb_rights_missing(maria: MariaServer) -> None:
 
     finding = found(url)["sql-rights"]
     assert "no right to UPDATE, DELETE on" in finding.seen
-    maria.execute(finding.mend)
+    maria.execute(finding.fix)
     assert found(url) == {}
 
     assert "may not make it" in found(f"{url}?table=another")["sql-table-missing"].seen
@@ -273,7 +273,7 @@ def test_mariadb_without_password(maria: MariaServer) -> None:
 
     finding = found(f"mariadb://anybody@{maria.address}/lockkit")["sql-no-password"]
 
-    assert finding.mend.startswith("ALTER USER 'anybody'@'%'")
+    assert finding.fix.startswith("ALTER USER 'anybody'@'%'")
 
 
 def test_silent_on_a_good_sqlite_file(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def test_server_alone(server: ZooKeeperServer) -> None:
 def test_open_access_rights(server: ZooKeeperServer) -> None:
     """What lockkit does unless it is told otherwise, also with a login."""
     assert set(found(server.url)) == {"zookeeper-alone", "zookeeper-open-acl"}
-    assert "acl=creator" in found(f"zookeeper://app:{SECRET}@{server.address}")["zookeeper-open-acl"].mend
+    assert "acl=creator" in found(f"zookeeper://app:{SECRET}@{server.address}")["zookeeper-open-acl"].fix
 
 
 def test_ttl_above_the_longest_session(server: ZooKeeperServer) -> None:
@@ -92,7 +92,7 @@ def test_ttl_above_the_longest_session(server: ZooKeeperServer) -> None:
 
     assert "60 s" in finding.seen
     assert "40 s at most" in finding.seen
-    assert "maxSessionTimeout=60000" in finding.mend
+    assert "maxSessionTimeout=60000" in finding.fix
 
 
 def test_ttl_below_the_shortest_session(server: ZooKeeperServer) -> None:
@@ -100,7 +100,7 @@ def test_ttl_below_the_shortest_session(server: ZooKeeperServer) -> None:
     finding = found(url_of([server]), ttl=2)["zookeeper-session-lengthened"]
 
     assert "4 s at least" in finding.seen
-    assert "minSessionTimeout=2000" in finding.mend
+    assert "minSessionTimeout=2000" in finding.fix
 
 
 def test_rights_missing(server: ZooKeeperServer) -> None:

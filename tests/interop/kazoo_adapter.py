@@ -59,7 +59,7 @@ class Lock:
     @property
     def node(self) -> str | None:
         """The name of the node that holds."""
-        return None if self._lease is None else self._lease._hold.grant.state.path.rpartition("/")[2]
+        return None if self._lease is None else self._lease._record.grant.state.path.rpartition("/")[2]
 
     def acquire(self, blocking: bool = True, timeout: float | None = None, ephemeral: bool = True) -> bool:  # noqa: FBT001, FBT002 - kazoo's
         """Acquire; False if this object has it, or for a single try if anybody has."""

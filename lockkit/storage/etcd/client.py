@@ -54,7 +54,7 @@ class Store:
     def _backend(self) -> EtcdBackend:
         assert self._client is not None
         # Asked for each time: a forked child has another one.
-        return self._checked(self._client._engine._ready())  # noqa: SLF001 - ours
+        return self._checked(self._client._engine.client.ready())  # noqa: SLF001 - ours
 
     def _checked(self, backend: object) -> EtcdBackend:
         if not isinstance(backend, EtcdBackend):

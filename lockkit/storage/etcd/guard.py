@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from lockkit.backends.etcd import rpc_pb2 as rpc
 from lockkit.backends.etcd.session import Contender
-from lockkit.engine.lease import BaseLease
 from lockkit.errors import ConfigurationError, StaleToken
 from lockkit.fencing import stale_token
+from lockkit.lease import BaseLease
 from lockkit.runtime import AsyncioRuntime, BlockingRuntime, drive
 from lockkit.storage.etcd.client import Key, Store, Value, as_bytes, text_of
 
@@ -174,7 +174,7 @@ class _Core:
 
 
 def _contender(lease: object) -> Contender:
-    state = lease._hold.grant.state if isinstance(lease, BaseLease) else None  # noqa: SLF001 - ours
+    state = lease._record.grant.state if isinstance(lease, BaseLease) else None  # noqa: SLF001 - ours
     if not isinstance(state, Contender):
         message = "lease must be a lease of a lock on etcd, the one under which you work"
         raise ConfigurationError(message)

@@ -136,7 +136,7 @@ class TestConnections:
         """Of a row. PostgreSQL frees what it had locked at once; its COMMIT would not tell."""
         client, other = connect(postgresql.url, mode="row"), connect(postgresql.url, mode="row")
         lease = client.lock("aborted", ttl=LONG).acquire()
-        session = lease._hold.grant.state.session
+        session = lease._record.grant.state.session
         with pytest.raises(psycopg.errors.DivisionByZero):
             drive(session.run(Statement("SELECT 1/0")))
 
@@ -152,7 +152,7 @@ class TestConnections:
         lock = client.lock("kept", ttl=LONG)
         for give_up in (False, True):
             lease = lock.acquire(PATIENCE)
-            place: _Place = lease._hold.grant.state
+            place: _Place = lease._record.grant.state
             assert place.session is not None
             with pytest.raises(psycopg.errors.DivisionByZero):
                 drive(place.session.run(Statement("SELECT 1/0")))
@@ -175,7 +175,7 @@ class TestConnections:
         """A pool has dropped it, or the text that plans it was cancelled halfway: it is planned anew."""
         client = connect(on_postgresql.url)
         lease = client.lock("planned", ttl=LONG).acquire()
-        session = lease._hold.grant.state.session
+        session = lease._record.grant.state.session
         lease.release()
         if forgetful == "server":
             drive(session.run(Statement("DEALLOCATE ALL")))
@@ -184,7 +184,7 @@ class TestConnections:
 
         again = client.lock("planned", ttl=LONG).acquire(TTL)
 
-        assert again._hold.grant.state.session is session
+        assert again._record.grant.state.session is session
         again.release()
 
     def test_waiter_whose_connection_is_ended_waits_on(self, place: Place, connect: Connect) -> None:

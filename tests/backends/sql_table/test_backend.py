@@ -261,7 +261,7 @@ class TestCost:
         client = connect(url)
         leases = [client.lock(f"lock {index}", ttl=600).acquire() for index in range(1000)]
         backend: Any = client._engine._backend
-        grants = [lease._hold.grant for lease in leases]
+        grants = [lease._record.grant for lease in leases]
         client.break_lock("lock 7")
 
         with counted(monkeypatch) as statements:

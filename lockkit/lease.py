@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, TypeVar
 
 from lockkit.backend import decode_metadata
+from lockkit.engine.lease_record import RELEASED
 from lockkit.errors import LockError
 
 if TYPE_CHECKING:
@@ -137,7 +138,7 @@ class BaseLease:
     def __del__(self) -> None:
         """Stop renewing a lease that was dropped without release; the lock goes at its ttl. No I/O."""
         record: LeaseRecord | None = getattr(self, "_record", None)
-        if record is None or record.released:
+        if record is None or record.state is RELEASED:
             return
         if self._engine.leases.dropped(record):
             warnings.warn(

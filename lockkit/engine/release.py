@@ -73,7 +73,12 @@ class Releases:
             ours = await self._send(record)
             answered = True
         finally:
-            self._end(record, answered=answered)
+            with client.mutex:
+                assert record.state is RELEASING, "nothing else changes a lease that is being released"
+                record.state = RELEASED if answered else UNCONFIRMED
+                waited_for, record.release_done = record.release_done, None
+            if waited_for is not None:
+                waited_for.set()
         # Not ours any more, though the deadline has not passed: broken, flushed or taken. (Past the deadline the lease
         # may have run out while the release was on its way: the work had ended by then.) A release that is sent again
         # may find that the first one was run.
@@ -126,15 +131,6 @@ class Releases:
             self._cleanups.release_later(grant)
             if not isinstance(error, Exception):
                 raise
-
-    def _end(self, record: LeaseRecord, *, answered: bool) -> None:
-        """Note how a release has ended, and wake the threads that wait for it."""
-        with self._client.mutex:
-            assert record.state is RELEASING, "nothing else changes a lease that is being released"
-            record.state = RELEASED if answered else UNCONFIRMED
-            waited_for, record.release_done = record.release_done, None
-        if waited_for is not None:
-            waited_for.set()
 
     async def leave(self, record: LeaseRecord, error: BaseException | None) -> None:
         """

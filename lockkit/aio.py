@@ -1,7 +1,7 @@
 """
-The asyncio face: the same names as `lockkit`; what does I/O is awaited, what is local stays plain.
+The async API: the same names as `lockkit`; what does I/O is awaited, what is local stays plain.
 
-Thin: every decision is the engine's. A client belongs to the event loop in which it was first used.
+Thin: every decision is made by the engine. A client belongs to the event loop in which it was first used.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 from lockkit import validation
 from lockkit.configuration import profiles, registry
 from lockkit.configuration.name_template import NameTemplate
-from lockkit.engine.engine import Engine, Spec
-from lockkit.engine.lease import BaseLease, Entered, LostCallback
+from lockkit.engine.engine import Engine
 from lockkit.errors import ConfigurationError
+from lockkit.lease import INHERIT, BaseLease, Inherit, WithStack
 from lockkit.runtime import AsyncioRuntime
-from lockkit.sync import INHERIT, _Inherit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from lockkit.backend import Capabilities, Holder
+    from lockkit.engine.settings import LockSettings, LostCallback
 
 __all__ = ["Client", "Lease", "Lock", "connect", "from_client"]
 
@@ -71,30 +71,30 @@ class Lease(BaseLease):
 
     async def confirm(self) -> bool:
         """See `lockkit.Lease.confirm`."""
-        return await self._hold.engine.confirm(self._hold)
+        return await self._engine.confirm(self._record)
 
     async def extend(self, ttl: float | timedelta | None = None) -> None:
         """See `lockkit.Lease.extend`."""
-        await self._hold.engine.extend(self._hold, ttl)
+        await self._engine.extend(self._record, ttl)
 
     async def release(self) -> None:
         """See `lockkit.Lease.release`."""
-        await self._hold.engine.release(self._hold)
+        await self._engine.releases.release(self._record)
 
     async def wait_lost(self, timeout: float | timedelta | None = None) -> bool:
         """See `lockkit.Lease.wait_lost`."""
-        return await self._hold.engine.wait_lost(self._hold, timeout)
+        return await self._engine.leases.wait_lost(self._record, timeout)
 
     async def __aenter__(self) -> Self:
         """Return itself: it is held already."""
-        self._hold.body = True
+        self._record.body = True
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Release, as leaving ``async with lock`` does."""
-        await self._hold.engine.leave(self._hold, error)
+        await self._engine.releases.leave(self._record, error)
 
 
 class Lock:
@@ -104,39 +104,39 @@ class Lock:
     May be used again, by many tasks at once, as an async context manager, and as a decorator of coroutine functions.
     """
 
-    __slots__ = ("_cancel_on_lost", "_engine", "_entered", "_spec")
+    __slots__ = ("_blocks", "_cancel_on_lost", "_engine", "_settings")
 
-    def __init__(self, engine: Engine[Lease], spec: Spec, *, cancel_on_lost: bool) -> None:
+    def __init__(self, engine: Engine[Lease], settings: LockSettings, *, cancel_on_lost: bool) -> None:
         """Made by `Client.lock`."""
         self._engine = engine
-        self._spec = spec
+        self._settings = settings
         self._cancel_on_lost = cancel_on_lost
-        self._entered: Entered[_Block] = Entered()
+        self._blocks: WithStack[_Block] = WithStack()
 
     @property
     def name(self) -> str:
         """Name of the lock."""
-        return self._spec.name
+        return self._settings.name
 
-    async def acquire(self, timeout: float | timedelta | _Inherit | None = INHERIT) -> Lease:
+    async def acquire(self, timeout: float | timedelta | Inherit | None = INHERIT) -> Lease:
         """See `lockkit.Lock.acquire`. Cancelling it leaves nothing behind at the backend."""
-        seconds = self._spec.timeout if isinstance(timeout, _Inherit) else self._seconds(timeout)
-        return await self._engine.acquire(self._spec, seconds)
+        seconds = self._settings.timeout if isinstance(timeout, Inherit) else self._seconds(timeout)
+        return await self._engine.acquire(self._settings, seconds)
 
     async def try_acquire(self, timeout: float | timedelta | None = 0) -> Lease | None:
         """See `lockkit.Lock.try_acquire`."""
-        return await self._engine.try_acquire(self._spec, self._seconds(timeout))
+        return await self._engine.try_acquire(self._settings, self._seconds(timeout))
 
     async def locked(self) -> bool:
         """See `lockkit.Lock.locked`."""
-        return bool(await self._engine.holders(self._spec.name))
+        return bool(await self._engine.holders(self._settings.name))
 
     async def __aenter__(self) -> Lease:
         """Acquire; the body never runs without the lock."""
-        lease = await (await self._engine.acquire(self._spec, self._spec.timeout)).__aenter__()
+        lease = await (await self._engine.acquire(self._settings, self._settings.timeout)).__aenter__()
         task = self._engine.runtime.current()
         cancelled = cast("asyncio.Task[Any]", task) if self._cancel_on_lost else None
-        self._entered.push(task, _Block(lease, cancelled))
+        self._blocks.push(task, _Block(lease, cancelled))
         return lease
 
     async def __aexit__(
@@ -148,11 +148,11 @@ class Lock:
         Raises:
             LockLost: The body ended well, or was cancelled by ``cancel_on_lost``, after the lease was lost.
         """
-        block = self._entered.pop(self._engine.runtime.current())
-        hold = block.lease._hold  # noqa: SLF001 - the faces and their lease are one unit
+        block = self._blocks.pop(self._engine.runtime.current())
+        record = block.lease._record  # noqa: SLF001 - the lock and its lease are one unit
         if block.turns_into_loss(error):
-            self._engine.check(hold)
-        await self._engine.leave(hold, error)
+            record.check()
+        await self._engine.releases.leave(record, error)
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """
@@ -165,13 +165,13 @@ class Lock:
             ConfigurationError: Not a coroutine function, or a field that is no parameter of the function.
                 From a call: the coroutine returned another one, or a generator, which would run without the lock.
         """
-        template = NameTemplate(self._spec.name, function, backend=self._engine.url)
+        template = NameTemplate(self._settings.name, function, backend=self._engine.url)
         if not template.is_coroutine and not template.wraps_coroutine:
             message = (
                 f"an asyncio lock cannot decorate {template.label!r}, which is not a coroutine function: it could "
                 "not wait for the lock. Make it `async def`, or use a client of lockkit.connect()."
             )
-            raise ConfigurationError(message, name=self._spec.name, backend=self._engine.url)
+            raise ConfigurationError(message, name=self._settings.name, backend=self._engine.url)
 
         @functools.wraps(function)
         async def hold(*arguments: P.args, **keywords: P.kwargs) -> Any:  # noqa: ANN401 - what the function returns
@@ -183,15 +183,15 @@ class Lock:
         return cast("Callable[P, R]", hold)
 
     def _seconds(self, timeout: float | timedelta | None) -> float | None:
-        return validation.timeout(timeout, name=self._spec.name, backend=self._engine.url)
+        return validation.timeout(timeout, name=self._settings.name, backend=self._engine.url)
 
     def _named(self, name: str) -> Lock:
-        spec = replace(self._spec, name=validation.lock_name(name))
-        return Lock(self._engine, spec, cancel_on_lost=self._cancel_on_lost)
+        settings = replace(self._settings, name=validation.lock_name(name))
+        return Lock(self._engine, settings, cancel_on_lost=self._cancel_on_lost)
 
     def __repr__(self) -> str:
         """Show name and backend."""
-        return f"<lockkit.aio.Lock {self._spec.name!r} at {self._engine.url}>"
+        return f"<lockkit.aio.Lock {self._settings.name!r} at {self._engine.url}>"
 
 
 class _Block:
@@ -282,7 +282,7 @@ class Client:
             ConfigurationError: One of them is wrong.
             LockError: The client is closed.
         """
-        spec = self._engine.spec(
+        settings = self._engine.settings(
             name,
             ttl=ttl,
             timeout=timeout,
@@ -293,7 +293,7 @@ class Client:
             on_lost=on_lost,
             raise_on_lost=raise_on_lost,
         )
-        return Lock(self._engine, spec, cancel_on_lost=cancel_on_lost)
+        return Lock(self._engine, settings, cancel_on_lost=cancel_on_lost)
 
     async def holders(self, name: str) -> list[Holder]:
         """See `lockkit.Client.holders`."""

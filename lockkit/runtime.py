@@ -1,7 +1,7 @@
 """
 The only place that knows whether we block, run on asyncio, or run on simulated time.
 
-The core (`engine`, `keeper`) and the backends are ``async def`` throughout and written once.
+The engine and the backends are ``async def`` throughout and written once.
 They take the clock, sleeping, waiting, background work, random numbers and thread hand-over from a `Runtime`.
 
 - `BlockingRuntime`: what looks like awaiting blocks the thread inside the call. A coroutine driven by `drive` therefore
@@ -207,7 +207,8 @@ def drive(coroutine: Coroutine[Any, Any, T]) -> T:
     try:
         coroutine.send(None)
     except StopIteration as stop:
-        return cast("T", stop.value)
+        value: T = stop.value  # not by cast(): a call, where every lock comes by twice
+        return value
     coroutine.close()
     name = getattr(coroutine, "__qualname__", repr(coroutine))
     message = (

@@ -1,4 +1,4 @@
-"""The blocking face: threads wait inside the call. Thin: every decision is the engine's."""
+"""The sync API: threads wait inside the call. Thin: every decision is made by the engine."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ import inspect
 import threading
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from lockkit import validation
 from lockkit.configuration import profiles, registry
 from lockkit.configuration.name_template import NameTemplate
-from lockkit.engine.engine import Engine, Spec
-from lockkit.engine.lease import BaseLease, Entered, LostCallback
-from lockkit.errors import LockTimeout
+from lockkit.engine.engine import Engine
+from lockkit.lease import INHERIT, BaseLease, Inherit, WithStack
 from lockkit.runtime import BlockingRuntime, drive
 
 if TYPE_CHECKING:
@@ -24,21 +23,12 @@ if TYPE_CHECKING:
     from typing import Self
 
     from lockkit.backend import Capabilities, Holder
+    from lockkit.engine.settings import LockSettings, LostCallback
 
 __all__ = ["Client", "Lease", "Lock", "ThreadingLock", "connect", "from_client"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-
-class _Inherit:
-    """Marks "the lock's own timeout" in signatures."""
-
-    def __repr__(self) -> str:
-        return "<the lock's>"
-
-
-INHERIT: Final = _Inherit()
 
 
 def connect(url: str | None = None, *, profile: str | None = None, **options: Any) -> Client:
@@ -92,7 +82,7 @@ class Lease(BaseLease):
         Raises:
             BackendUnavailable: It cannot be asked.
         """
-        return drive(self._hold.engine.confirm(self._hold))
+        return drive(self._engine.confirm(self._record))
 
     def extend(self, ttl: float | timedelta | None = None) -> None:
         """
@@ -106,7 +96,7 @@ class Lease(BaseLease):
             BackendUnavailable: No answer; the lease may still be held, see ``remaining()``.
             ConfigurationError: The ttl is wrong.
         """
-        drive(self._hold.engine.extend(self._hold, ttl))
+        drive(self._engine.extend(self._record, ttl))
 
     def release(self) -> None:
         """
@@ -116,7 +106,7 @@ class Lease(BaseLease):
             LockLost: The lease was lost before: what was done since was not protected.
             BackendUnavailable: No answer. Renewal has stopped; call again, or leave it to the ttl.
         """
-        drive(self._hold.engine.release(self._hold))
+        drive(self._engine.releases.release(self._record))
 
     def wait_lost(self, timeout: float | timedelta | None = None) -> bool:
         """
@@ -128,18 +118,18 @@ class Lease(BaseLease):
         Returns:
             True when lost; False when it was released, or the time is over.
         """
-        return drive(self._hold.engine.wait_lost(self._hold, timeout))
+        return drive(self._engine.leases.wait_lost(self._record, timeout))
 
     def __enter__(self) -> Self:
         """Return itself: it is held already."""
-        self._hold.body = True
+        self._record.body = True
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Release, as leaving ``with lock`` does."""
-        drive(self._hold.engine.leave(self._hold, error))
+        drive(self._engine.releases.leave(self._record, error))
 
 
 class Lock:
@@ -149,20 +139,20 @@ class Lock:
     May be used again, by many threads at once, as a context manager, and as a decorator.
     """
 
-    __slots__ = ("_engine", "_entered", "_spec")
+    __slots__ = ("_blocks", "_engine", "_settings")
 
-    def __init__(self, engine: Engine[Lease], spec: Spec) -> None:
+    def __init__(self, engine: Engine[Lease], settings: LockSettings) -> None:
         """Made by `Client.lock`."""
         self._engine = engine
-        self._spec = spec
-        self._entered: Entered[Lease] = Entered()
+        self._settings = settings
+        self._blocks: WithStack[Lease] = WithStack()
 
     @property
     def name(self) -> str:
         """Name of the lock."""
-        return self._spec.name
+        return self._settings.name
 
-    def acquire(self, timeout: float | timedelta | _Inherit | None = INHERIT) -> Lease:
+    def acquire(self, timeout: float | timedelta | Inherit | None = INHERIT) -> Lease:
         """
         Wait for the lock. In a thread that runs an event loop the wait blocks that loop: prefer `lockkit.aio` there.
 
@@ -176,8 +166,8 @@ class Lock:
                 ``unavailable_after`` seconds).
             ConfigurationError: The timeout is wrong, or the server refuses the credentials.
         """
-        seconds = self._spec.timeout if isinstance(timeout, _Inherit) else self._seconds(timeout)
-        return drive(self._engine.acquire(self._spec, seconds))
+        seconds = self._settings.timeout if isinstance(timeout, Inherit) else self._seconds(timeout)
+        return drive(self._engine.acquire(self._settings, seconds))
 
     def try_acquire(self, timeout: float | timedelta | None = 0) -> Lease | None:
         """
@@ -190,10 +180,7 @@ class Lock:
             BackendUnavailable: The backend did not answer.
             ConfigurationError: The timeout is wrong, or the server refuses the credentials.
         """
-        try:
-            return drive(self._engine.acquire(self._spec, self._seconds(timeout)))
-        except LockTimeout:
-            return None
+        return drive(self._engine.try_acquire(self._settings, self._seconds(timeout)))
 
     def locked(self) -> bool:
         """
@@ -202,7 +189,7 @@ class Lock:
         Raises:
             BackendUnavailable: It cannot be asked.
         """
-        return bool(drive(self._engine.holders(self._spec.name)))
+        return bool(drive(self._engine.holders(self._settings.name)))
 
     def as_threading_lock(self) -> ThreadingLock:
         """Give an adapter with the signatures of ``threading.Lock``, for code that wants one."""
@@ -210,9 +197,9 @@ class Lock:
 
     def __enter__(self) -> Lease:
         """Acquire; the body never runs without the lock."""
-        lease = drive(self._engine.acquire(self._spec, self._spec.timeout))
+        lease = drive(self._engine.acquire(self._settings, self._settings.timeout))
         lease.__enter__()
-        self._entered.push(threading.get_ident(), lease)
+        self._blocks.push(threading.get_ident(), lease)
         return lease
 
     def __exit__(
@@ -224,8 +211,8 @@ class Lock:
         Raises:
             LockLost: The body ended well, but the lease was lost before (unless ``raise_on_lost=False``).
         """
-        lease = self._entered.pop(threading.get_ident())
-        drive(self._engine.leave(lease._hold, error))  # noqa: SLF001 - the faces and their lease are one unit
+        lease = self._blocks.pop(threading.get_ident())
+        drive(self._engine.releases.leave(lease._record, error))  # noqa: SLF001 - the lock and its lease are one unit
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """
@@ -240,7 +227,7 @@ class Lock:
             ConfigurationError: A generator function, or a field that is no parameter of the function.
                 From a call: the function returned an awaitable or a generator, which would run without the lock.
         """
-        template = NameTemplate(self._spec.name, function, backend=self._engine.url)
+        template = NameTemplate(self._settings.name, function, backend=self._engine.url)
         if template.is_coroutine:
 
             @functools.wraps(function)
@@ -272,14 +259,14 @@ class Lock:
         return hold
 
     def _seconds(self, timeout: float | timedelta | None) -> float | None:
-        return validation.timeout(timeout, name=self._spec.name, backend=self._engine.url)
+        return validation.timeout(timeout, name=self._settings.name, backend=self._engine.url)
 
     def _named(self, name: str) -> Lock:
-        return Lock(self._engine, replace(self._spec, name=validation.lock_name(name)))
+        return Lock(self._engine, replace(self._settings, name=validation.lock_name(name)))
 
     def __repr__(self) -> str:
         """Show name and backend."""
-        return f"<lockkit.Lock {self._spec.name!r} at {self._engine.url}>"
+        return f"<lockkit.Lock {self._settings.name!r} at {self._engine.url}>"
 
 
 async def _finish(block: ExitStack, coroutine: Coroutine[Any, Any, object], template: NameTemplate) -> object:
@@ -344,7 +331,7 @@ class Client:
             ConfigurationError: One of them is wrong.
             LockError: The client is closed.
         """
-        spec = self._engine.spec(
+        settings = self._engine.settings(
             name,
             ttl=ttl,
             timeout=timeout,
@@ -355,7 +342,7 @@ class Client:
             on_lost=on_lost,
             raise_on_lost=raise_on_lost,
         )
-        return Lock(self._engine, spec)
+        return Lock(self._engine, settings)
 
     def holders(self, name: str) -> list[Holder]:
         """
@@ -420,14 +407,14 @@ class ThreadingLock:
     - ``release()`` ends the last one of its own thread; in a thread that has none, the oldest of all.
     """
 
-    __slots__ = ("__weakref__", "_acquired", "_entered", "_lock")
+    __slots__ = ("__weakref__", "_acquired", "_blocks", "_lock")
 
     def __init__(self, lock: Lock) -> None:
         """Made by `Lock.as_threading_lock`."""
         self._lock = lock
         # Its methods are atomic. A mutex might stay taken when Ctrl-C strikes.
         self._acquired: list[tuple[int, Lease]] = []
-        self._entered: Entered[tuple[int, Lease]] = Entered()
+        self._blocks: WithStack[tuple[int, Lease]] = WithStack()
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:  # noqa: FBT001, FBT002 - threading.Lock's
         """
@@ -490,18 +477,18 @@ class ThreadingLock:
         lease = self._lock.acquire(None)
         entry = (threading.get_ident(), lease)
         self._acquired.append(entry)
-        self._entered.push(entry[0], entry)
+        self._blocks.push(entry[0], entry)
         return True
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Release; an exception of the body is not hidden."""
-        entry = self._entered.pop(threading.get_ident())
+        entry = self._blocks.pop(threading.get_ident())
         if self._forget(entry):
             entry[1].__exit__(kind, error, trace)
 
     def __repr__(self) -> str:
         """Show name and backend, and whether this object holds the lock (it does not ask for other holders)."""
         state = "locked" if self._acquired else "unlocked"
-        return f"<{state} lockkit.ThreadingLock object {self._lock.name!r} at {self._lock._engine.url}>"  # noqa: SLF001 - the face's own
+        return f"<{state} lockkit.ThreadingLock object {self._lock.name!r} at {self._lock._engine.url}>"  # noqa: SLF001 - of the same API

@@ -119,8 +119,7 @@ def test_leases_dropped_in_other_threads_do_not_end_the_watch() -> None:
                 number += 1
                 # Without a lease object nobody warns; the record is dropped in this thread all the same.
                 lease = client.lock(f"{threading.get_ident()}/{number}", ttl=30).acquire()
-                hold = lease._hold
-                hold.engine.dropped(hold)
+                client._engine.leases.dropped(lease._record)
 
     interval = sys.getswitchinterval()
     many = [client.lock(f"many/{number}", ttl=60).acquire() for number in range(5000)]
@@ -140,9 +139,9 @@ def test_leases_dropped_in_other_threads_do_not_end_the_watch() -> None:
             thread.join()
 
     # It goes on: a loss is told, and the lease is renewed.
-    until = kept._hold.valid_until
+    until = kept._record.valid_until
     assert client.lock("lost", ttl=TTL, renew=False).acquire().wait_lost(20)
-    eventually(lambda: kept._hold.valid_until > until, 20)
+    eventually(lambda: kept._record.valid_until > until, 20)
     assert kept.held
     assert len(many) == 5000
     client.close()
@@ -203,7 +202,7 @@ def test_nothing_is_started_under_the_mutex() -> None:
 
     async def run() -> None:
         def factory(loop: Any, coroutine: Any, **details: Any) -> asyncio.Task[Any]:  # noqa: ANN401 - asyncio's
-            assert not engine._mutex.locked()
+            assert not engine.client.mutex.locked()
             task: asyncio.Task[Any] = asyncio.Task(coroutine, loop=loop, **details)
             started.append(task)
             return task
@@ -221,7 +220,7 @@ def test_nothing_is_started_under_the_mutex() -> None:
     asyncio.run(run())
 
     names = {task.get_name() for task in started}
-    assert names >= {"lockkit-watch", "lockkit-renew", "lockkit-undo", "lockkit-on-lost"}
+    assert names >= {"lockkit-watch", "lockkit-renew", "lockkit-cleanup", "lockkit-on-lost"}
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="asyncio.eager_task_factory is new in Python 3.12")

@@ -11,7 +11,7 @@ from lockkit import validation
 from lockkit.configuration import profiles, registry
 from lockkit.doctor import timing
 from lockkit.doctor.findings import Check, Finding, Severity
-from lockkit.engine.engine import DEFAULT_TTL
+from lockkit.engine.settings import DEFAULT_TTL
 from lockkit.runtime import BlockingRuntime, drive
 
 if TYPE_CHECKING:

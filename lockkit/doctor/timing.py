@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, Protocol
 
 from lockkit.doctor.findings import Check, Severity
-from lockkit.engine.lease import drift
+from lockkit.engine.settings import drift_margin
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -126,7 +126,7 @@ def judge_round_trip(examination: Case, where: str, round_trip: float) -> None:
     ttl = examination.ttl
     seen = f"A round trip takes {round_trip * 1000:.3g} ms, the ttl is {ttl:g} s."
     fix = f"Set ttl={max(5.0, ROUND_TRIPS_MIN * round_trip):.3g} or more, or move clients and server closer together."
-    if ttl - drift(ttl) <= ROUND_TRIPS_NEEDED * round_trip:
+    if ttl - drift_margin(ttl) <= ROUND_TRIPS_NEEDED * round_trip:
         examination.find(TTL_BELOW_ROUND_TRIP, where, seen, fix)
     elif ttl < ROUND_TRIPS_MIN * round_trip:
         examination.find(TTL_NEAR_ROUND_TRIP, where, seen, fix)

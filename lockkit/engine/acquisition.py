@@ -1,13 +1,13 @@
 """
-One acquisition: in line, at the backend, waiting, through outages, to the lease or to the error.
+One acquisition: in the client's queue, at the backend, waiting, through outages, to the lease or to the error.
 
 ::
 
-    Lines.enter ── head? ──> try_acquire ──> Grant ──> lease
-                                 │  ^
-                                 │  └── woken, or the holder's ttl has run out
-                                 ├──> Busy ──> wait ──┘
-                                 └──> no answer ──> abandon by owner ──> back off ──> a new request, a new owner
+    LocalQueues.enter ── head? ──> try_acquire ──> Grant ──> lease
+                                      │  ^
+                                      │  └── woken, or the holder's ttl has run out
+                                      ├──> Busy ──> wait ──┘
+                                      └──> no answer ──> abandon by owner ──> back off ──> a new request, a new owner
 
 Whatever ends it early (timeout, Ctrl-C, cancellation, an outage) leaves nothing behind: the request is abandoned.
 """
@@ -19,21 +19,24 @@ from math import inf
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from lockkit.backend import CALL_SECONDS, Grant, Request
-from lockkit.engine.lease import BaseLease
-from lockkit.engine.local_queue import Place
+from lockkit.engine.local_queue import LocalQueues, Ticket
 from lockkit.errors import BackendUnavailable, LockError, LockTimeout
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from lockkit.backend import Busy, Holder, LockBackend
-    from lockkit.engine.engine import Engine, Spec
+    from lockkit.engine.cleanup import PendingCleanups
+    from lockkit.engine.client_state import ClientState
+    from lockkit.engine.lease_record import LeaseRecord
+    from lockkit.engine.leases import Leases
+    from lockkit.engine.settings import LockSettings
 
-__all__ = ["UNDO_SECONDS", "Acquisition", "Outage"]
+__all__ = ["Acquisition", "AcquisitionContext"]
 
 log = logging.getLogger("lockkit")
 
-L = TypeVar("L", bound=BaseLease)
+L = TypeVar("L")
 
 UNDO_SECONDS = 5.0
 """How long a cancelled or failed acquisition waits for its undoing before that goes on in the background."""
@@ -51,24 +54,66 @@ OUTAGE_PAUSE_MAX = 1.0
 """Longest pause between tries while the backend is away, seconds. Longer notices its return later."""
 
 POLL_PAUSE_MAX = 0.25
-"""Longest pause between looks where nobody wakes us, seconds. Longer hands over later, shorter asks more often."""
+"""Longest pause between polls where the backend wakes no waiter, seconds. Longer hands over later, shorter asks more
+often."""
 
 
-class Outage:
+class AcquisitionContext(Generic[L]):
     """
-    What a client knows of its backend's last answers; shared by its acquisitions.
+    What the acquisitions of one client share.
 
     Attributes:
+        client: The client's state.
+        leases: What the client holds already, for messages.
+        cleanups: Undoes in the background what could not be undone at once.
+        admit: Makes the lease from the settings, the grant and the time before it was asked for; None if the lease has
+            ended already.
+        unavailable_after: Seconds without one answer after which a wait without timeout gives up.
+        queues: Those who wait behind another call of this client.
+        waiting: The requests that wait at the backend.
         answered_at: Before the last request that was answered, client monotonic clock.
-        error: Of the last request, if it was not answered.
+        last_error: Of the last request, if it was not answered.
     """
 
-    __slots__ = ("answered_at", "error")
+    __slots__ = (
+        "admit",
+        "answered_at",
+        "cleanups",
+        "client",
+        "last_error",
+        "leases",
+        "queues",
+        "unavailable_after",
+        "waiting",
+    )
 
-    def __init__(self) -> None:
-        """Know nothing yet."""
+    def __init__(
+        self,
+        client: ClientState,
+        leases: Leases,
+        cleanups: PendingCleanups,
+        admit: Callable[[LockSettings, Grant, float], L | None],
+        unavailable_after: float,
+    ) -> None:
+        """Start without acquisitions. See the class for the arguments."""
+        self.client = client
+        self.leases = leases
+        self.cleanups = cleanups
+        self.admit = admit
+        self.unavailable_after = unavailable_after
+        self.queues = LocalQueues(client.runtime)
+        self.waiting: set[Request] = set()
         self.answered_at = -inf
-        self.error: BackendUnavailable | None = None
+        self.last_error: BackendUnavailable | None = None
+
+    def forked(self) -> None:
+        """Forget the parent's waiters."""
+        self.queues.forked()
+        self.waiting = set()
+
+    def waiting_count(self, name: str) -> int:
+        """How many calls of this client wait for a lock: at the backend (at most one), or behind that one."""
+        return sum(request.name == name for request in tuple(self.waiting)) + self.queues.behind(name)
 
 
 class Acquisition(Generic[L]):
@@ -79,33 +124,37 @@ class Acquisition(Generic[L]):
         "_attempts",
         "_backend",
         "_began",
+        "_client",
+        "_context",
         "_deadline",
-        "_engine",
         "_request",
         "_runtime",
-        "_spec",
+        "_settings",
         "_waiting",
         "_warn_at",
     )
 
-    def __init__(self, engine: Engine[L], backend: LockBackend, spec: Spec, timeout: float | None) -> None:
+    def __init__(
+        self, context: AcquisitionContext[L], backend: LockBackend, settings: LockSettings, timeout: float | None
+    ) -> None:
         """
         Start the clock.
 
         Args:
-            engine: The client's.
+            context: The client's.
             backend: To ask.
-            spec: What to acquire.
+            settings: What to acquire.
             timeout: Seconds to wait, None without limit, 0 to try once.
         """
-        self._engine = engine
-        self._runtime = engine.runtime
+        self._context = context
+        self._client = context.client
+        self._runtime = context.client.runtime
         self._backend = backend
-        self._spec = spec
+        self._settings = settings
         self._began = self._runtime.now()
         self._deadline = None if timeout is None else self._began + timeout
         self._answer_by = inf if self._deadline is None else self._deadline + ANSWER_GRACE
-        self._warn_at = self._began + spec.ttl
+        self._warn_at = self._began + settings.ttl
         self._attempts = 0
         self._waiting = False
         self._request = self._new_request()
@@ -119,26 +168,29 @@ class Acquisition(Generic[L]):
             BackendUnavailable: No answer to the end of the wait.
             LockError: The client was closed.
         """
-        lines, name, place = self._engine.lines, self._spec.name, Place()
+        queues, name, ticket = self._context.queues, self._settings.name, Ticket()
         try:
             started = self._began
-            if not lines.enter(name, place, wait=self._request.queue):
-                if not self._request.queue or not await self._turn(place):
+            if not queues.enter(name, ticket, wait=self._request.queue):
+                if not self._request.queue or not await self._wait_in_queue(ticket):
                     self._check_open()
                     raise self._timed_out(None)
                 started = self._runtime.now()
             return await self._contend(started)
         finally:
             try:
-                lines.leave(name, place)
+                queues.leave(name, ticket)
             except BaseException:
-                lines.leave(name, place)  # interrupted halfway; twice does no harm
+                queues.leave(name, ticket)  # interrupted halfway; twice does no harm
                 raise
 
-    async def _turn(self, place: Place) -> bool:
-        """Wait behind others of this client; tell whether it is our turn."""
+    async def _wait_in_queue(self, ticket: Ticket) -> bool:
+        """Wait behind other calls of this client; returns whether this call is at the head now."""
+        assert self._request.queue, "a single try does not wait"
         self._warn_loop()
-        return await self._engine.lines.turn(self._spec.name, place, self._deadline, self._warn_at, self._warn_in_line)
+        return await self._context.queues.wait_for_turn(
+            self._settings.name, ticket, self._deadline, self._warn_at, self._warn_in_queue
+        )
 
     async def _contend(self, started: float) -> L:
         """Ask the backend until it grants, as the only contender of this client for that name."""
@@ -161,14 +213,15 @@ class Acquisition(Generic[L]):
     async def _ask(self, started: float) -> L | None:
         """Ask once, and wait if the answer is "busy". None: ask again."""
         request = self._request
+        assert not request.uncertain, "a request that was not answered is not sent again"
         request.answer_by = min(started + CALL_SECONDS, self._answer_by)
         # Until we know better: an interrupt or a cancellation from here on finds a request that must be undone.
         request.uncertain = True
         outcome = await self._backend.try_acquire(request)
-        self._engine.outage.answered_at = started
-        self._engine.outage.error = None
+        self._context.answered_at = started
+        self._context.last_error = None
         if isinstance(outcome, Grant):
-            lease = self._engine.admit(self._spec, outcome, started)
+            lease = self._context.admit(self._settings, outcome, started)
             if lease is None:
                 # The answer took longer than the lease is worth. Never return it.
                 await self._undo()
@@ -188,72 +241,75 @@ class Acquisition(Generic[L]):
     def _new_request(self) -> Request:
         # A fresh owner for each. Never a host, process or thread id: two workers of one host would own each other's
         # lock; never that of a request whose answer was lost: its lease must not be handed out later.
-        spec, runtime = self._spec, self._runtime
+        settings, runtime = self._settings, self._runtime
         queue = self._deadline != self._began
-        return Request(spec.name, runtime.owner(), spec.ttl, spec.metadata, queue=queue, runtime=runtime)
+        return Request(settings.name, runtime.owner(), settings.ttl, settings.metadata, queue=queue, runtime=runtime)
 
     async def _wait(self, busy: Busy) -> None:
         """Sleep until it is worth asking again."""
-        engine, request = self._engine, self._request
+        context, request = self._context, self._request
+        assert request.queue, "a single try does not wait"
         now = self._runtime.now()
         if now >= self._warn_at:
             self._warn_at = inf
             self._warn_at_backend(now - self._began)
-        # Look again a little after the holder's ttl: the server must have seen it run out. Apart from each other,
-        # so that the waiters of many clients do not all ask in one instant.
-        look = self._spec.ttl if busy.retry_after is None else busy.retry_after + self._jitter(0.001, 0.01)
+        # Look again a little after the holder's ttl: the server must have seen it run out. At random times, so that the
+        # waiters of many clients do not all ask at once.
+        look = self._settings.ttl if busy.retry_after is None else busy.retry_after + self._jitter(0.001, 0.01)
         until = min(now + look, self._warn_at, inf if self._deadline is None else self._deadline)
         request.answer_by = min(until + CALL_SECONDS, self._answer_by)
-        engine.waiting.add(request)
+        context.waiting.add(request)
         try:
             self._check_open()  # after the add: close() wakes what is in `waiting`
-            if busy.poll or engine.capabilities.wakeup == "poll":
+            if busy.poll or self._client.capabilities.wakeup == "poll":
                 pause = min(self._pause(POLL_PAUSE_MAX), until - now)
                 await request.wake.wait(max(0.0, pause))
             else:
                 await self._backend.wait(request, busy, until)
         finally:
-            engine.waiting.discard(request)
+            context.waiting.discard(request)
         self._check_open()
 
     async def _undo(self) -> None:
         """
         Leave nothing of the request at the backend.
 
-        If it was granted and the answer was lost, it would block everybody, us too, for its ttl.
+        If it was granted and the answer was lost, it would block everybody, this client too, for its ttl.
         If the backend cannot be reached now, the client retries in the background.
         """
-        engine, backend, request = self._engine, self._backend, self._request
+        backend, request = self._backend, self._request
         if request.state is None and not request.uncertain:
             return
-        now = self._runtime.now()
-        request.answer_by = min(now + UNDO_SECONDS, max(min(self._answer_by, engine.close_by), now + UNDO_SECONDS_MIN))
+        assert request not in self._context.waiting, "its wait has ended"
+        now, close_by = self._runtime.now(), self._client.close_by
+        request.answer_by = min(now + UNDO_SECONDS, max(min(self._answer_by, close_by), now + UNDO_SECONDS_MIN))
         try:
             await self._runtime.settle(backend.abandon(request), request.answer_by - now)
         except BaseException as error:
             log.debug("undoing a request for lock %r: %s", request.name, error)
             # A place in the queue is kept for a ttl beyond the lease of the holder, which mostly has a like ttl.
             seconds = request.ttl * (2.2 if request.queue else 1.1)
-            engine.undo_later(seconds, lambda: self._abandon_again(request))
+            self._context.cleanups.add(seconds, lambda: self._abandon_again(request))
             if not isinstance(error, Exception):
                 raise
 
     async def _abandon_again(self, request: Request) -> None:
-        request.answer_by = min(self._runtime.now() + CALL_SECONDS, self._engine.close_by)
+        request.answer_by = self._client.answer_by(CALL_SECONDS)
         await self._backend.abandon(request)
 
     async def _back_off(self, error: BackendUnavailable) -> None:
         """Pause after a failure, or raise it if the wait is over."""
-        engine, name = self._engine, self._spec.name
-        engine.outage.error = error
+        assert self._attempts > 0, "only what was tried can fail"
+        context, name = self._context, self._settings.name
+        context.last_error = error
         now = self._runtime.now()
         if self._deadline is None:
-            # From our own start or the last answer to anybody: waiters in line do not each wait anew.
-            over = now - max(self._began, engine.outage.answered_at) >= engine.unavailable_after
+            # From the start of this call, or the last answer to any call: those in the queue do not each wait anew.
+            over = now - max(self._began, context.answered_at) >= context.unavailable_after
         else:
             over = now >= self._deadline
         if over:
-            raise engine.unavailable(error, f"acquire lock {name!r}", name)
+            raise self._client.unavailable(error, f"acquire lock {name!r}", name)
         if self._attempts == 1:
             log.warning("acquiring lock %r: %s; lockkit retries", name, error)
         pause = self._pause(OUTAGE_PAUSE_MAX)
@@ -268,42 +324,52 @@ class Acquisition(Generic[L]):
         return self._runtime.random.uniform(low, high)
 
     def _check_open(self) -> None:
-        if self._engine.closed:
-            raise self._engine.closed_error()
+        if self._client.closed:
+            raise self._client.closed_error()
 
     @property
     def _out_of_time(self) -> bool:
         return self._deadline is not None and self._runtime.now() >= self._deadline
 
     def _too_late(self) -> LockError:
-        engine, name = self._engine, self._spec.name
+        name, url = self._settings.name, self._client.url
         message = (
-            f"lock {name!r} at {engine.url} was granted and given back: the answer took longer than its ttl of "
-            f"{self._spec.ttl:g} s. Acquire with a longer ttl."
+            f"lock {name!r} at {url} was granted and given back: the answer took longer than its ttl of "
+            f"{self._settings.ttl:g} s. Acquire with a longer ttl."
         )
-        return LockTimeout(message, name=name, backend=engine.url)
+        return LockTimeout(message, name=name, backend=url)
 
     def _timed_out(self, busy: Busy | None) -> LockError:
-        engine, name = self._engine, self._spec.name
-        if busy is None and engine.outage.error is not None:
-            return engine.unavailable(engine.outage.error, f"acquire lock {name!r}", name)
+        """Return the error of a wait that is over; `busy` is None if it ended in the client's queue."""
+        assert self._deadline is not None, "a wait without limit does not time out"
+        name, url, error = self._settings.name, self._client.url, self._context.last_error
+        if busy is None and error is not None:
+            return self._client.unavailable(error, f"acquire lock {name!r}", name)
         waited = self._runtime.now() - self._began
         holder = f" (held by owner {busy.owner})" if busy is not None and busy.owner else ""
         advice = "Wait longer with timeout=, or see who holds it with holders()."
-        if busy is not None and (relation := self._relation(busy)):
-            holder, advice = f" (held by {relation})", "Pass reentrant=True to lock() to acquire it again in one place."
-        message = f"lock {name!r} at {engine.url} is busy{holder}: waited {waited:.3g} s. {advice}"
-        return LockTimeout(message, name=name, backend=engine.url)
+        if busy is not None and (record := self._holder_in_same_thread(busy)) is not None:
+            holder = f" (held by {self._runtime.relation(record.acquired_by)})"
+            advice = f"{self._advice(record)}."
+        message = f"lock {name!r} at {url} is busy{holder}: waited {waited:.3g} s. {advice}"
+        return LockTimeout(message, name=name, backend=url)
 
     # -- warnings of waits that may never end ------------------------------------------------------------------------
 
-    def _relation(self, busy: Busy) -> str:
-        """Say who of the caller's own thread holds the lock, if one does."""
-        engine = self._engine
-        hold = engine.keeper.holds.get(busy.owner or "")
-        if hold is None and busy.owner is None:
-            hold = next((one for one in engine.keeper.all() if one.grant.name == self._spec.name), None)
-        return "" if hold is None else self._runtime.relation(hold.acquired_by)
+    def _holder_in_same_thread(self, busy: Busy) -> LeaseRecord | None:
+        """Return the lease that holds the lock, if its holder cannot go on while the caller waits."""
+        record = self._context.leases.find(busy.owner, self._settings.name)
+        return record if record is not None and self._runtime.relation(record.acquired_by) else None
+
+    def _is_own(self, record: LeaseRecord) -> bool:
+        """Tell whether the caller's own thread or task holds a lease; another task of the same loop is not the same."""
+        return record.acquired_by is self._runtime.current()
+
+    def _advice(self, record: LeaseRecord) -> str:
+        """Say how to avoid waiting for a holder that cannot go on."""
+        if self._is_own(record):
+            return "Pass reentrant=True to lock(), here and there, to get the same lease again"
+        return "It cannot release while this call blocks their event loop: use lockkit.aio, which does not block"
 
     def _before_waiting(self, busy: Busy) -> None:
         """
@@ -313,37 +379,29 @@ class Acquisition(Generic[L]):
             LockError: It could never end: A holds the lock and awaits something. B, a task of the same event loop,
                 waits for the lock by blocking their thread: the loop stands still, and A never leaves.
         """
-        engine, name, holder = self._engine, self._spec.name, self._relation(busy)
-        if holder and self._deadline is None and self._runtime.blocks_event_loop():
-            advice = (
-                "which would wait for itself. With reentrant=True, here and there, it gets its own lease again."
-                if holder.startswith("this same")
-                else "which cannot go on while this call blocks their event loop. Use lockkit.aio: it waits without "
-                "blocking."
-            )
-            raise LockError(
-                f"lock {name!r} at {engine.url} is held by {holder}, {advice}", name=name, backend=engine.url
-            )
-        if holder:
-            log.warning(
-                "waiting for lock %r at %s, which %s holds; pass reentrant=True to lock() to acquire it again",
-                name, engine.url, holder,
-            )  # fmt: skip
-        else:
+        record = self._holder_in_same_thread(busy)
+        if record is None:
             self._warn_loop()
+            return
+        name, url, holder = self._settings.name, self._client.url, self._runtime.relation(record.acquired_by)
+        if self._deadline is None and self._runtime.blocks_event_loop():
+            itself = ", which would wait for itself" if self._is_own(record) else ""
+            message = f"lock {name!r} at {url} is held by {holder}{itself}. {self._advice(record)}."
+            raise LockError(message, name=name, backend=url)
+        log.warning("waiting for lock %r at %s, which %s holds. %s", name, url, holder, self._advice(record))
 
     def _warn_loop(self) -> None:
         if self._runtime.blocks_event_loop():
             log.warning(
                 "waiting for lock %r at %s in a thread that runs an event loop: nothing else runs in that loop until "
-                "the lock is free; use lockkit.aio in coroutines", self._spec.name, self._engine.url,
+                "the lock is free; use lockkit.aio in coroutines", self._settings.name, self._client.url,
             )  # fmt: skip
 
-    def _warn_in_line(self) -> None:
+    def _warn_in_queue(self) -> None:
         self._warn_at = inf
         log.warning(
             "waiting for lock %r at %s for more than %g s, behind other waiters of this same client",
-            self._spec.name, self._engine.url, self._spec.ttl,
+            self._settings.name, self._client.url, self._settings.ttl,
         )  # fmt: skip
 
     def _warn_at_backend(self, waited: float) -> None:
@@ -351,10 +409,10 @@ class Acquisition(Generic[L]):
         try:
             self._runtime.spawn("lockkit-holders", lambda: self._warn_of_holders(waited))
         except RuntimeError as error:
-            log.debug("asking for the holders of lock %r: %s", self._spec.name, error)
+            log.debug("asking for the holders of lock %r: %s", self._settings.name, error)
 
     async def _warn_of_holders(self, waited: float) -> None:
-        name = self._spec.name
+        name = self._settings.name
         try:
             holders: Sequence[Holder] = await self._backend.holders(name)
         except LockError as error:
@@ -362,10 +420,10 @@ class Acquisition(Generic[L]):
             holders = ()
         who = ", ".join(self._describe(holder) for holder in holders) or "unknown"
         log.warning(
-            "waiting for lock %r at %s for %.1f s, longer than its ttl; holder: %s", name, self._engine.url, waited, who
+            "waiting for lock %r at %s for %.1f s, longer than its ttl; holder: %s", name, self._client.url, waited, who
         )
 
     def _describe(self, holder: Holder) -> str:
         about = " ".join(f"{key}={value}" for key, value in holder.metadata.items())
-        mine = " (this same client)" if holder.owner in self._engine.keeper.holds else ""
+        mine = " (this same client)" if holder.owner in self._context.leases.records else ""
         return f"owner {holder.owner}{mine} {about}".rstrip()

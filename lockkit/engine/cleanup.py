@@ -1,8 +1,10 @@
 """
-Undoes at the backend what could not be undone at once: an acquisition whose answer was lost, a release cut short.
+Undoes in the background what could not be undone at the backend at once.
 
-A coroutine of its own, started when first needed and ended when nothing is left to do.
-A backend that hangs takes seconds for each try, and the renewals of leases must not wait behind it.
+That is an acquisition whose answer was lost, or a release that was cut short.
+
+A coroutine of its own, started when first needed and ended when nothing is left to do: each try at a backend that hangs
+takes seconds, and the renewals of leases must not wait for it.
 """
 
 from __future__ import annotations
@@ -12,16 +14,17 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING
 
+from lockkit.backend import CALL_SECONDS
 from lockkit.background import Background
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
-    from contextlib import AbstractContextManager
     from typing import Any
 
-    from lockkit.runtime import Runtime
+    from lockkit.backend import Grant
+    from lockkit.engine.client_state import ClientState
 
-__all__ = ["Undoer"]
+__all__ = ["RELEASE_SECONDS", "PendingCleanups"]
 
 log = logging.getLogger("lockkit")
 
@@ -32,57 +35,72 @@ PAUSE_MAX = 10.0
 """Longest pause between two tries, seconds. Longer notices later that the backend is back, and others wait meanwhile
 for a lock that nobody holds; shorter loads a backend that is struggling."""
 
+RELEASE_SECONDS = CALL_SECONDS - 0.5
+"""What a release may take, seconds: leaving a ``with`` block takes at most five, whatever hangs."""
 
-class Undoer:
-    """What one client has still to undo. Shares the engine's mutex; nothing is awaited while it is held."""
 
-    def __init__(self, runtime: Runtime, mutex: AbstractContextManager[Any]) -> None:
+class PendingCleanups:
+    """What one client still has to undo at its backend. Guarded by the client's mutex."""
+
+    def __init__(self, client: ClientState) -> None:
         """Start nothing yet."""
-        self._runtime = runtime
-        self._background = Background(runtime, "lockkit-undo", self._work, self._flush_at_end)
-        self.forked(mutex)
+        self._client = client
+        self._runtime = client.runtime
+        self._background = Background(client.runtime, "lockkit-cleanup", self._work, self._flush_at_end)
+        self._closed = False
+        self.forked()
 
-    def forked(self, mutex: AbstractContextManager[Any]) -> None:
+    def forked(self) -> None:
         """Forget everything: it is the parent's."""
-        self._mutex = mutex
-        self._pending: list[_Undo] = []
+        self._pending: list[_Cleanup] = []
         self._stopped = False
         self._idle = self._runtime.event()  # nothing is being undone at this moment
         self._idle.set()
         self._background.forked()
 
-    def later(self, seconds: float, function: Callable[[], Coroutine[Any, Any, object]]) -> None:
+    def add(self, seconds: float, function: Callable[[], Coroutine[Any, Any, object]]) -> None:
         """
-        Call `function` until it succeeds or `seconds` have passed. Under the mutex; `start` after it.
+        Call `function` in the background until it succeeds or `seconds` have passed.
 
         Args:
             seconds: When a ttl has done the same; ``inf`` where none does.
             function: Undoes it. Allowed to be called again after it succeeded.
         """
-        now = self._runtime.now()
-        self._pending.append(_Undo(function, now, now + seconds))
+        with self._client.mutex:
+            if self._closed:
+                return
+            now = self._runtime.now()
+            self._pending.append(_Cleanup(function, now, now + seconds))
         self._background.wake()
-
-    def start(self) -> None:
-        """See that somebody works on what `later` was given. Not under the mutex."""
         try:
             self._background.start()
         except RuntimeError as error:  # the next call starts it
             log.warning("could not start the undoing of %d requests: %s", len(self._pending), error)
 
+    def release_later(self, grant: Grant) -> None:
+        """Release a grant in the background, until its ttl has passed."""
+        backend = self._client.backend
+        if backend is not None:
+            self.add(grant.ttl, lambda: backend.release(grant, self._client.answer_by(RELEASE_SECONDS)))
+
     async def flush(self, until: float) -> None:
-        """Try once more what is still to be undone, as far as that goes until then: the client is closed."""
-        with self._mutex:
+        """Try once more what is still to be undone, until the given time: the client is being closed."""
+        with self._client.mutex:
             self._stopped = True
         await self._idle.wait(max(0.0, until - self._runtime.now()))
-        with self._mutex:
+        with self._client.mutex:
             pending, self._pending = self._pending, []
-        for number, undo in enumerate(pending):
+        for number, cleanup in enumerate(pending):
             if self._runtime.now() >= until:
                 log.warning("closing with %d requests not undone: no answer", len(pending) - number)
                 return
-            undo.until = -inf
-            await self._try(undo)
+            cleanup.until = -inf
+            await self._try(cleanup)
+
+    def close(self) -> None:
+        """Take nothing more: the connections are about to be closed."""
+        assert self._stopped, "what is pending is tried once more before"
+        self._closed = True
 
     async def _flush_at_end(self) -> None:
         self._idle.set()  # what was being undone has been cancelled
@@ -91,53 +109,58 @@ class Undoer:
     async def _work(self) -> None:
         while True:
             self._background.clear()
-            with self._mutex:
-                undo, at = self._take()
-                if undo is None and at == inf:
+            with self._client.mutex:
+                cleanup, at = self._take()
+                if cleanup is None and at == inf:
                     return
-            if undo is not None:
+            if cleanup is not None:
                 try:
-                    await self._try(undo)
+                    await self._try(cleanup)
                 finally:
                     self._idle.set()
             else:
                 await self._background.wait(at - self._runtime.now())
 
-    def _take(self) -> tuple[_Undo | None, float]:
-        """Take what is to be tried now, else tell when the next is."""
-        undo = min(self._pending, key=_planned, default=None)
-        if undo is None or self._stopped:
+    def _take(self) -> tuple[_Cleanup | None, float]:
+        """Take what is to be tried now; if nothing is, return when the next one is. Under the mutex."""
+        cleanup = min(self._pending, key=_planned, default=None)
+        if cleanup is None or self._stopped:
             return None, inf
-        if undo.at > self._runtime.now():
-            return None, undo.at
-        self._pending.remove(undo)
+        if cleanup.at > self._runtime.now():
+            return None, cleanup.at
+        assert self._idle.is_set(), "one at a time"
+        self._pending.remove(cleanup)
         self._idle.clear()
-        return undo, undo.at
+        return cleanup, cleanup.at
 
-    async def _try(self, undo: _Undo) -> None:
+    async def _try(self, cleanup: _Cleanup) -> None:
         done = False
         try:
-            await undo.function()
+            await cleanup.function()
             done = True
         except Exception as error:  # noqa: BLE001 - tried again until the ttl has done the same
-            again = self._runtime.now() < undo.until
+            again = self._runtime.now() < cleanup.until
             log.debug("undoing at the backend failed, %s: %s", "lockkit retries" if again else "giving up", error)
         finally:
             # Also when cancelled: it is still to be undone.
-            with self._mutex:
-                if done:
-                    for other in self._pending:
-                        other.at = 0.0  # the backend is back: the others need not wait longer
-                elif (now := self._runtime.now()) < undo.until:
-                    undo.at = now + undo.pause * self._runtime.random.uniform(0.5, 1.0)
-                    # A long outage leaves many of them, from each try of each waiter: together they are not to be a
-                    # load.
-                    undo.pause = min(2 * undo.pause, PAUSE_MAX)
-                    self._pending.append(undo)
+            with self._client.mutex:
+                self._plan_after(cleanup, done=done)
+
+    def _plan_after(self, cleanup: _Cleanup, *, done: bool) -> None:
+        """Plan the next try after one has ended. Under the mutex."""
+        assert cleanup not in self._pending, "what is being tried is not planned"
+        if done:
+            for other in self._pending:
+                other.at = 0.0  # the backend is back: the others need not wait longer
+        elif (now := self._runtime.now()) < cleanup.until:
+            cleanup.at = now + cleanup.pause * self._runtime.random.uniform(0.5, 1.0)
+            # A long outage leaves many of them, from each try of each waiter: together they must not be a load.
+            cleanup.pause = min(2 * cleanup.pause, PAUSE_MAX)
+            self._pending.append(cleanup)
 
 
 @dataclass(slots=True, eq=False)
-class _Undo:
+class _Cleanup:
     """Something that must not stay at the backend. Times are the client's monotonic clock."""
 
     function: Callable[[], Coroutine[Any, Any, object]]
@@ -146,5 +169,5 @@ class _Undo:
     pause: float = FIRST_PAUSE
 
 
-def _planned(undo: _Undo) -> float:
-    return undo.at
+def _planned(cleanup: _Cleanup) -> float:
+    return cleanup.at

@@ -1,7 +1,7 @@
 """
-The waiting lines of one client: a first-come-first-served line per lock name.
+The waiting calls of one client: a first-come-first-served queue per lock name.
 
-Only the head of a line contends at the backend; the others wait here.
+Only the head of a queue contends at the backend; the others wait here.
 So 1,000 threads or tasks waiting for one lock cost the backend one contender.
 """
 
@@ -16,35 +16,31 @@ if TYPE_CHECKING:
 
     from lockkit.runtime import Event, Runtime
 
-__all__ = ["Lines", "Place"]
+__all__ = ["LocalQueues", "Ticket"]
 
 LOOK_SECONDS = 2.0
-"""How often a waiter makes sure that the head in front of it still exists, seconds. A head that an interrupt tore out
-of its call at the wrong instruction tells nobody that it left. Shorter costs each waiter more wake-ups."""
+"""How often a waiter makes sure that the head in front of it still exists, seconds. If an interrupt tears a head out of
+its call at the wrong instruction, it leaves without waking the next. Shorter costs each waiter more wake-ups."""
 
 
-class Place:
+class Ticket:
     """
-    Where one acquisition stands. The line refers to it weakly: one that is gone has left.
+    The place of one acquisition in its queue. The queue refers to it weakly: one that is gone has left.
 
     Attributes:
-        turn: Set when it is worth looking whether this is the head now; None for who became the head at once.
+        turn: Set when it is worth looking whether this is the head now; None if it became the head at once.
     """
 
-    __slots__ = ("__weakref__", "turn")
-
-    def __init__(self) -> None:
-        """Stand nowhere yet."""
-        self.turn: Event | None = None
+    turn: Event | None = None  # in the class: mostly it stays so, and every acquisition makes a ticket
 
 
-class Lines:
-    """All lines of one client. Nothing is awaited while the mutex is held."""
+class LocalQueues:
+    """All queues of one client. Nothing is awaited while the mutex is held."""
 
-    __slots__ = ("_closed", "_drained", "_lines", "_mutex", "_runtime")
+    __slots__ = ("_closed", "_drained", "_mutex", "_queues", "_runtime")
 
     def __init__(self, runtime: Runtime) -> None:
-        """Start without lines."""
+        """Start without queues."""
         self._runtime = runtime
         self._closed = False
         self.forked()
@@ -52,50 +48,54 @@ class Lines:
     def forked(self) -> None:
         """Forget the waiters: they are threads of the parent, one of which may hold the mutex for ever."""
         self._mutex = self._runtime.mutex()
-        self._lines: dict[str, list[ref[Place]]] = {}
+        self._queues: dict[str, list[ref[Ticket]]] = {}
         self._drained: Event | None = None
 
-    def enter(self, name: str, place: Place, *, wait: bool) -> bool:
+    def enter(self, name: str, ticket: Ticket, *, wait: bool) -> bool:
         """
-        Stand in line.
+        Join the queue.
 
         Args:
             name: The lock.
-            place: Of the caller, who keeps it until `leave`.
-            wait: If there is somebody in front, stay.
+            ticket: A new one, which the caller keeps until `leave`.
+            wait: Stay also if another call is in front.
 
         Returns:
             Whether this is the head.
         """
         with self._mutex:
-            line = self._lines.get(name)
-            if line is None or _head(line) is None:
-                self._lines[name] = [ref(place)]
+            queue = self._queues.get(name)
+            if queue is None or _head(queue) is None:
+                self._queues[name] = [ref(ticket)]
                 return True
             if wait:
-                place.turn = self._runtime.event()
-                line.append(ref(place))
+                assert ticket.turn is None, "a ticket is used once"
+                ticket.turn = self._runtime.event()
+                queue.append(ref(ticket))
             return False
 
-    async def turn(
-        self, name: str, place: Place, deadline: float | None, warn_at: float, warn: Callable[[], None]
+    async def wait_for_turn(
+        self, name: str, ticket: Ticket, deadline: float | None, warn_at: float, warn: Callable[[], None]
     ) -> bool:
         """
-        Wait to become the head; tell whether it came to that before `deadline`.
+        Wait to become the head.
 
         Args:
             name: The lock.
-            place: As for `enter`, which had somebody in front.
+            ticket: As for `enter`, which put it behind another.
             deadline: Client monotonic clock, or None without limit.
             warn_at: Client monotonic clock: call `warn` if it takes longer.
             warn: Called at most once.
+
+        Returns:
+            Whether this is the head; False if the deadline has passed or the client is closed.
         """
-        turn, until = place.turn, inf if deadline is None else deadline
-        assert turn is not None, "only who waits in line has a turn"
+        turn, until = ticket.turn, inf if deadline is None else deadline
+        assert turn is not None, "only a ticket behind another waits"
         while not self._closed:
             turn.clear()
             with self._mutex:
-                if _head(self._lines[name]) is place:
+                if _head(self._queues[name]) is ticket:
                     return True
             now = self._runtime.now()
             if now >= until:
@@ -106,56 +106,56 @@ class Lines:
             await turn.wait(min(until, warn_at, now + LOOK_SECONDS) - now)
         return False
 
-    def leave(self, name: str, place: Place) -> None:
+    def leave(self, name: str, ticket: Ticket) -> None:
         """
-        Leave the line, which may be over already; the next becomes the head. Allowed to be called again.
+        Leave the queue, which may be gone already; the next becomes the head. Allowed to be called again.
 
-        An interrupt strikes between any two instructions: call it again then, or the next learns of its turn late.
+        An interrupt strikes between any two instructions: call it again then, or the next is woken late.
         """
         with self._mutex:
-            line = self._lines.get(name)
-            if line is None:
+            queue = self._queues.get(name)
+            if queue is None:
                 return
-            for index, other in enumerate(line):
-                if other() is place:
-                    del line[index]
+            for index, other in enumerate(queue):
+                if other() is ticket:
+                    del queue[index]
                     break
-            head = _head(line)
+            head = _head(queue) if queue else None
             if head is None:
-                del self._lines[name]
-                if self._drained is not None and not self._lines:
+                del self._queues[name]
+                if self._drained is not None and not self._queues:
                     self._drained.set()
         if head is not None and head.turn is not None:
             head.turn.set()
 
     def behind(self, name: str) -> int:
-        """How many stand behind the head."""
-        return max(0, len(self._lines.get(name, ())) - 1)
+        """How many wait behind the head."""
+        return max(0, len(self._queues.get(name, ())) - 1)
 
     async def close(self, seconds: float) -> None:
-        """Send everybody away, and wait until the heads have left too, at most `seconds`."""
+        """Turn all waiters away, and wait until the heads have left too, at most `seconds`."""
         with self._mutex:
             self._closed = True
-            turns = [_turn(other) for line in self._lines.values() for other in line]
-            if self._lines and self._drained is None:
+            turns = [_turn(other) for queue in self._queues.values() for other in queue]
+            if self._queues and self._drained is None:
                 self._drained = self._runtime.event()
         for turn in turns:
             if turn is not None:
                 turn.set()
-        if self._drained is not None and self._lines:
+        if self._drained is not None and self._queues:
             await self._drained.wait(max(0.0, seconds))
 
 
-def _turn(other: ref[Place]) -> Event | None:
-    place = other()
-    return None if place is None else place.turn
+def _turn(other: ref[Ticket]) -> Event | None:
+    ticket = other()
+    return None if ticket is None else ticket.turn
 
 
-def _head(line: list[ref[Place]]) -> Place | None:
-    """Who stands in front, past those that are gone without having left."""
-    while line:
-        place = line[0]()
-        if place is not None:
-            return place
-        del line[0]
+def _head(queue: list[ref[Ticket]]) -> Ticket | None:
+    """Return the ticket in front, past those that are gone without having left."""
+    while queue:
+        ticket = queue[0]()
+        if ticket is not None:
+            return ticket
+        del queue[0]
     return None

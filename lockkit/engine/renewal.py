@@ -1,5 +1,5 @@
 """
-Keeps the leases of one client alive, and tells when one is lost.
+Renews the leases of one client, and notices when one has reached its deadline.
 
 Two coroutines per client, whatever the number of leases, each started when first needed and ended when idle:
 
@@ -7,29 +7,32 @@ Two coroutines per client, whatever the number of leases, each started when firs
   from marking a lease lost at its deadline (design rule 6).
 - the **renewer** sends the renewals that are due, in one batch.
 
-They share the engine's mutex; nothing is awaited, started or logged while it is held.
+They share the client's mutex; nothing is awaited, started or logged while it is held.
 """
 
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING
 
 from lockkit.backend import Gone, Renewed, Unknown
 from lockkit.background import Background
+from lockkit.engine.lease_record import HELD
 from lockkit.errors import BackendUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
-    from contextlib import AbstractContextManager
     from typing import Any
 
     from lockkit.backend import LockBackend, LossReason, Renewal
-    from lockkit.engine.lease import Hold
-    from lockkit.runtime import Event, Runtime, Work
+    from lockkit.engine.client_state import ClientState
+    from lockkit.engine.lease_record import LeaseRecord
+    from lockkit.engine.leases import Leases
+    from lockkit.runtime import Event, Work
 
-__all__ = ["Keeper", "Notes"]
+__all__ = ["Renewer"]
 
 log = logging.getLogger("lockkit")
 
@@ -42,69 +45,62 @@ BATCH_SHARE = 1 / 30
 RETRY_START = 0.1
 """When to try again to start the renewer that could not be started (no more threads), seconds."""
 
-Notes = list[tuple[int, str, tuple[object, ...]]]
-"""What is to be logged once the mutex is free, as arguments of ``Logger.log``: a handler may block, or use a lock of
-this same client."""
+LogEntry = tuple[int, str, tuple[object, ...]]
+"""Arguments of ``Logger.log``, to be logged once the mutex is free: a handler may block, or use a lock of this same
+client."""
 
 
-class Keeper:
+class Renewer:
     """Deadlines and renewals of all leases of one client."""
 
     def __init__(
-        self,
-        runtime: Runtime,
-        mutex: AbstractContextManager[Any],
-        backend: Callable[[], LockBackend | None],
-        lose: Callable[[Hold, LossReason], None],
-        loop_ended: Callable[[], Coroutine[Any, Any, None]],
+        self, client: ClientState, leases: Leases, loop_ended: Callable[[], Coroutine[Any, Any, None]]
     ) -> None:
         """
         Start nothing yet.
 
         Args:
-            runtime: Clock, waiting and background work.
-            mutex: The engine's.
-            backend: Gives the backend in use, or None once the client is closed.
-            lose: Marks a lease as lost and tells its holder. Called without the mutex.
-            loop_ended: Run when an event loop ends under us and nothing but background work is left in it.
+            client: The client's state.
+            leases: To renew and to watch.
+            loop_ended: Run when the event loop ends and nothing but background work is left in it.
         """
-        self._runtime = runtime
-        self._backend = backend
-        self._lose = lose
-        self._watching = Background(runtime, "lockkit-watch", self._watch, loop_ended)
-        self._renewing = Background(runtime, "lockkit-renew", self._renew, _nothing)
-        self.forked(mutex)
+        self._client = client
+        self._runtime = client.runtime
+        self._leases = leases
+        self._watching = Background(client.runtime, "lockkit-watch", self._watch, loop_ended)
+        self._renewing = Background(client.runtime, "lockkit-renew", self._renew, _nothing)
+        self.forked()
 
-    def forked(self, mutex: AbstractContextManager[Any]) -> None:
-        """Forget leases and threads: they are the parent's."""
-        self._mutex = mutex
-        self.holds: dict[str, Hold] = {}
+    def forked(self) -> None:
+        """Forget what is due, and the threads: they are the parent's."""
         self._wake_at = inf
-        self._due: list[Hold] = []
+        self._due: list[LeaseRecord] = []
         self._last_work: tuple[Work, Event] | None = None
         self._watching.forked()
         self._renewing.forked()
 
-    # -- called by the engine, under the mutex ---------------------------------------------------------------------
+    # -- called under the mutex ------------------------------------------------------------------------------------
 
-    def add(self, hold: Hold) -> None:
-        """Watch over a lease from now on; `start` after the mutex."""
-        self.reschedule(hold)
-        self.holds[hold.grant.owner] = hold
-
-    def reschedule(self, hold: Hold) -> None:
-        """See that the watch is awake in time for this lease."""
-        at = min(hold.renew_at, hold.valid_until)
+    def reschedule(self, record: LeaseRecord) -> None:
+        """Make sure that the watch is awake in time for this lease."""
+        at = min(record.renewal.next_at, record.valid_until)
         # In a row of short leases the later ones are due later than the first: no thread is woken for them.
         if at < self._wake_at:
             self._wake_at = at
             self._watching.wake()
 
-    # -- called by the engine, without the mutex -------------------------------------------------------------------
+    def renew_soon(self) -> None:
+        """Plan a renewal of every lease that is renewed at all for now."""
+        for record in self._leases.all():
+            if record.renewal.next_at != inf:
+                record.renewal.next_at = 0.0
+                self.reschedule(record)
+
+    # -- called without the mutex ----------------------------------------------------------------------------------
 
     def start(self) -> None:
         """
-        See that the watch runs.
+        Make sure that the watch runs.
 
         Raises:
             RuntimeError: It cannot be started.
@@ -112,24 +108,20 @@ class Keeper:
         if not self._watching.running:
             self._watching.start()
 
-    def forget(self, hold: Hold) -> None:
-        """Stop watching. With or without the mutex (a dict operation is atomic): ``__del__`` may run anywhere."""
-        self.holds.pop(hold.grant.owner, None)
-
-    def all(self) -> tuple[Hold, ...]:
-        """Give all leases. A copy, made in one step: ``__del__`` forgets leases in any thread, at any time."""
-        return tuple(self.holds.values())
-
     def stop(self) -> None:
         """Let both coroutines end: the client is closed."""
+        assert self._client.closed, "they end only when the client is closed or idle"
         self._watching.wake()
         self._renewing.wake()
 
     def hand_over(self, work: Work) -> Event | None:
         """
-        Have the watch run this, in its own thread; gives the event that tells that it is done, or None if none runs.
+        Have the watch run this in its own thread.
 
         While the interpreter exits no thread can be started (Python 3.12 and later), but those that run go on.
+
+        Returns:
+            The event that is set when it has run; None if the watch does not run.
         """
         if not self._watching.running:
             return None
@@ -146,13 +138,13 @@ class Keeper:
             self._watching.clear()
             if self._last_work is not None:
                 await self._do_last_work(*self._last_work)
-            with self._mutex:
+            with self._client.mutex:
                 now = self._runtime.now()
                 expired, due, at = self._survey(now)
                 self._due.extend(due)
-                if self.holds:
+                if self._leases.records:
                     idle_since = None
-                elif self._backend() is None or (idle_since is not None and now >= idle_since + LINGER):
+                elif self._client.backend is None or (idle_since is not None and now >= idle_since + LINGER):
                     self._wake_at = inf
                     return
                 elif idle_since is None:
@@ -160,8 +152,8 @@ class Keeper:
                 if at == inf:
                     at = now + LINGER
                 self._wake_at = at
-            for hold in expired:
-                self._lose(hold, "expired")
+            for record in expired:
+                self._leases.lose(record, "expired")
             if self._due and not self._start_renewer():
                 at = min(at, now + RETRY_START)
             await self._watching.wait(at - self._runtime.now())
@@ -173,23 +165,25 @@ class Keeper:
         finally:
             done.set()
 
-    def _survey(self, now: float) -> tuple[list[Hold], list[Hold], float]:
+    def _survey(self, now: float) -> tuple[list[LeaseRecord], list[LeaseRecord], float]:
         """Find what has expired, what is to be renewed (marked as in flight), and when to look again."""
-        expired: list[Hold] = []
-        due: list[Hold] = []
+        expired: list[LeaseRecord] = []
+        due: list[LeaseRecord] = []
         look_again = inf
-        for hold in self.all():
-            at = hold.valid_until
+        for record in self._leases.all():
+            plan = record.renewal
+            at = record.valid_until
             if at <= now:
-                expired.append(hold)
+                expired.append(record)
                 continue
-            if hold.renew_at < at and not hold.in_flight:
-                if hold.renew_at <= now + hold.grant.ttl * BATCH_SHARE:
-                    hold.in_flight = True
-                    due.append(hold)
+            if plan.next_at < at and not plan.in_flight:
+                if plan.next_at <= now + record.grant.ttl * BATCH_SHARE:
+                    plan.in_flight = True
+                    due.append(record)
                 else:
-                    at = hold.renew_at
+                    at = plan.next_at
             look_again = min(look_again, at)
+        assert look_again > now, "the watch sleeps before it looks again"
         return expired, due, look_again
 
     # -- the renewer -----------------------------------------------------------------------------------------------
@@ -208,35 +202,36 @@ class Keeper:
         idle_since = self._runtime.now()
         while True:
             self._renewing.clear()
-            with self._mutex:
+            with self._client.mutex:
                 now = self._runtime.now()
                 due, self._due = self._due, []
-                backend = self._backend()
+                backend = self._client.backend
                 if not due and (backend is None or now >= idle_since + LINGER):
                     return
             if due:
                 idle_since = now
-                if batch := [hold for hold in due if self._is_due(hold, now)]:
+                if batch := [record for record in due if self._is_due(record, now)]:
                     await self._renew_batch(backend, batch)
             else:
                 await self._renewing.wait(idle_since + LINGER - self._runtime.now())
 
-    def _is_due(self, hold: Hold, now: float) -> bool:
-        """Tell whether it is still to be renewed: it may have been released, or held for long enough, while we hung."""
-        if hold.finished:
+    def _is_due(self, record: LeaseRecord, now: float) -> bool:
+        """Tell whether a lease is still to be renewed: the batch before may have taken long."""
+        plan = record.renewal
+        assert plan.in_flight, "the survey marks what is due"
+        if record.released:
             return False
-        if now > hold.renew_until:
-            with self._mutex:
-                hold.renew_at = inf
-                hold.in_flight = False
-                self.reschedule(hold)
-                if hold.settled is not None:
-                    hold.settled.set()
+        if now > plan.until:
+            with self._client.mutex:
+                plan.next_at = inf
+                self.reschedule(record)
+                plan.finish()
             return False
         return True
 
-    async def _renew_batch(self, backend: LockBackend | None, batch: list[Hold]) -> None:
+    async def _renew_batch(self, backend: LockBackend | None, batch: list[LeaseRecord]) -> None:
         """One renewal of each; the answers change deadlines, or mark leases as lost."""
+        assert batch, "the backend is not asked for nothing"
         started = self._runtime.now()
         outcomes: Sequence[Renewal] = [Unknown(InterruptedError("cut short"))] * len(batch)
         try:
@@ -245,11 +240,11 @@ class Keeper:
             # Also when this coroutine is cancelled: a lease that stays in flight would never be renewed again.
             self._apply(batch, outcomes, started)
 
-    async def _ask(self, backend: LockBackend | None, batch: list[Hold]) -> Sequence[Renewal]:
+    async def _ask(self, backend: LockBackend | None, batch: list[LeaseRecord]) -> Sequence[Renewal]:
         try:
             if backend is None:
                 raise BackendUnavailable("the client is closed")  # noqa: TRY301 - goes to the log only
-            outcomes = await backend.renew([hold.grant for hold in batch])
+            outcomes = await backend.renew([record.grant for record in batch])
             if len(outcomes) != len(batch):
                 message = f"{type(backend).__name__}.renew gave {len(outcomes)} outcomes for {len(batch)} grants"
                 raise RuntimeError(message)  # noqa: TRY301 - a backend's bug counts as no answer, and is logged
@@ -257,63 +252,131 @@ class Keeper:
             return [Unknown(error)] * len(batch)
         return outcomes
 
-    def _apply(self, batch: list[Hold], outcomes: Sequence[Renewal], started: float) -> None:
-        gone: list[tuple[Hold, LossReason]] = []
-        notes: Notes = []
-        with self._mutex:
-            for hold, outcome in zip(batch, outcomes, strict=True):
-                self._settle(hold, outcome, started, gone, notes)
-        for note in notes:
-            log.log(note[0], note[1], *note[2])
-        for hold, reason in gone:
-            self._lose(hold, reason)
+    def _apply(self, batch: list[LeaseRecord], outcomes: Sequence[Renewal], started: float) -> None:
+        lost: list[tuple[LeaseRecord, LossReason]] = []
+        entries: list[LogEntry] = []
+        with self._client.mutex:
+            for record, outcome in zip(batch, outcomes, strict=True):
+                reason = self._apply_one(record, outcome, started, entries)
+                if reason is not None:
+                    lost.append((record, reason))
+        for level, message, arguments in entries:
+            log.log(level, message, *arguments)
+        for record, reason in lost:
+            self._leases.lose(record, reason)
 
-    def _settle(
-        self, hold: Hold, outcome: Renewal, started: float, gone: list[tuple[Hold, LossReason]], notes: Notes
-    ) -> None:
-        hold.in_flight = False
+    def _apply_one(
+        self, record: LeaseRecord, outcome: Renewal, started: float, entries: list[LogEntry]
+    ) -> LossReason | None:
+        """Apply one answer; returns the reason if the lease is lost. Under the mutex."""
         if isinstance(outcome, Unknown):
-            hold.doubt(hold.grant.ttl, started)
-        if hold.settled is not None:
-            hold.settled.set()
-        if hold.finished or hold.lost_reason is not None:
-            return  # lost is final, also when a late answer says otherwise
-        if self._runtime.now() >= hold.valid_until:
-            gone.append((hold, "expired"))  # so is the deadline, should the watch not have run yet (a pause)
-            return
+            record.renewal.note_unanswered(record.grant.ttl, started)
+        record.renewal.finish()
+        if record.state is not HELD:
+            return None  # lost is final, also when a late answer says otherwise
+        if self._runtime.now() >= record.valid_until:
+            return "expired"  # so is the deadline, should the watch not have run yet (a pause)
         if isinstance(outcome, Gone):
-            gone.append((hold, outcome.reason))
-            return
-        if isinstance(outcome, Renewed):
-            renewed(hold, outcome, started, notes)
-        else:
-            self._jeopardy(hold, outcome.error, notes)
-        self.reschedule(hold)
+            return outcome.reason
+        if isinstance(outcome, Unknown):
+            self._plan_retry(record, outcome.error, entries)
+        elif record.renewed(outcome, started):
+            entries.append(_recovered(record))
+        self.reschedule(record)
+        return None
 
-    def _jeopardy(self, hold: Hold, error: BaseException, notes: Notes) -> None:
-        """Plan the next try after a renewal without an answer, and say so once."""
+    def _plan_retry(self, record: LeaseRecord, error: BaseException, entries: list[LogEntry]) -> None:
+        """Plan the next try after a renewal without an answer, and log the first failure."""
+        grant, plan = record.grant, record.renewal
         now = self._runtime.now()
-        left = hold.valid_until - now
+        left = record.valid_until - now
         # Several more tries before the deadline, spread so that the clients of a server that comes back do not all
         # call in the same instant. At least 5 ms: a dead port answers at once and would be asked in a busy loop.
-        pause = max(0.005, min(hold.grant.ttl / 10, left / 3)) * self._runtime.random.uniform(0.8, 1.2)
-        hold.renew_in_time(now + pause)
-        if not hold.in_jeopardy:
-            hold.in_jeopardy = True
-            text = "renewal of lock %r (token %d) failed, %.3f s to its deadline; lockkit retries: %s"
-            notes.append((logging.WARNING, text, (hold.grant.name, hold.grant.token, max(0.0, left), error)))
+        pause = max(0.005, min(grant.ttl / 10, left / 3)) * self._runtime.random.uniform(0.8, 1.2)
+        plan.schedule(now + pause)
+        if not plan.in_jeopardy:
+            plan.in_jeopardy = True
+            message = "renewal of lock %r (token %d) failed, %.3f s to its deadline; lockkit retries: %s"
+            entries.append((logging.WARNING, message, (grant.name, grant.token, max(0.0, left), error)))
+
+    # -- on the holder's request -----------------------------------------------------------------------------------
+
+    async def extend(self, record: LeaseRecord, backend: LockBackend, ttl: float) -> Renewal:
+        """
+        Renew one lease for another ttl.
+
+        Args:
+            record: The lease.
+            backend: To ask.
+            ttl: Seconds from now on, and for the renewals to come.
+
+        Returns:
+            The backend's answer, which has been applied.
+
+        Raises:
+            LockLost: The lease is not held.
+            BackendUnavailable: No answer; the deadline stays, or is the earlier one that was asked for.
+        """
+        await self._wait_for_turn(record)
+        started = self._runtime.now()
+        with self._client.mutex:
+            # Before it is sent: the server counts a shorter ttl from its arrival on, however late the answer comes.
+            record.shorten_deadline(started, ttl)
+            self.reschedule(record)
+        outcome: Renewal = Unknown(InterruptedError("cut short"))
+        try:
+            (outcome,) = await backend.renew([replace(record.grant, ttl=ttl)])
+        finally:
+            self._apply_extension(record, outcome, ttl, started)
+        if isinstance(outcome, Gone):
+            self._leases.lose(record, outcome.reason)
+        return outcome
+
+    async def _wait_for_turn(self, record: LeaseRecord) -> None:
+        """
+        Wait until no renewal of this lease is in flight, and mark one as being so.
+
+        Without it: A (the renewer) sends ttl=30, B (extend) sends ttl=60; the server runs B, then A;
+        B's caller believes in 60 s, the server keeps 30.
+        """
+        plan = record.renewal
+        while True:
+            record.check()
+            with self._client.mutex:
+                if not plan.in_flight:
+                    plan.in_flight = True
+                    return
+                if plan.answered is None:
+                    plan.answered = self._runtime.event()
+                plan.answered.clear()
+                answered = plan.answered
+            await answered.wait(record.remaining())
+
+    def _apply_extension(self, record: LeaseRecord, outcome: Renewal, ttl: float, started: float) -> None:
+        """Change the deadline according to the answer, unless the lease has ended meanwhile."""
+        plan = record.renewal
+        recovered = False
+        with self._client.mutex:
+            if isinstance(outcome, Unknown):
+                plan.note_unanswered(ttl, started)
+            # The clock comes first: a "yes" that arrives past the deadline brings nothing back.
+            if record.state is HELD and self._runtime.now() < record.valid_until:
+                if isinstance(outcome, Renewed):
+                    record.grant.ttl = ttl
+                    recovered = record.renewed(outcome, started)
+                elif plan.next_at != inf:
+                    plan.next_at = 0.0  # the deadline may now be earlier than the next renewal was planned
+                self.reschedule(record)
+            plan.finish()
+        if recovered:
+            level, message, arguments = _recovered(record)
+            log.log(level, message, *arguments)
 
 
-def renewed(hold: Hold, outcome: Renewed, started: float, notes: Notes) -> None:
-    """Move the deadline after an answer that the lock is still ours. Under the engine's mutex."""
-    if outcome.ttl is not None:
-        hold.grant.ttl = outcome.ttl
-    anchor = started if outcome.anchor is None else outcome.anchor
-    hold.believe(anchor, hold.grant.ttl)
-    if hold.in_jeopardy:
-        hold.in_jeopardy = False
-        notes.append((logging.INFO, "lock %r (token %d) is renewed again", (hold.grant.name, hold.grant.token)))
+def _recovered(record: LeaseRecord) -> LogEntry:
+    """Say that a renewal has worked again."""
+    return logging.INFO, "lock %r (token %d) is renewed again", (record.grant.name, record.grant.token)
 
 
 async def _nothing() -> None:
-    """What the renewer does when its event loop ends: nothing is left to renew."""
+    """Nothing is left to renew when the renewer's event loop ends."""

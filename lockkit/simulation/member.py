@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from lockkit.aio import Client
     from lockkit.backend import LockBackend
-    from lockkit.engine.lease import Hold
+    from lockkit.engine.lease_record import LeaseRecord
     from lockkit.simulation.network import Network
     from lockkit.simulation.process import Process
     from lockkit.simulation.run import Simulation
@@ -147,9 +147,9 @@ class Member:
 
     # -- what it believes ------------------------------------------------------------------------------------------
 
-    def watch(self, hold: Hold) -> None:
+    def watch(self, record: LeaseRecord) -> None:
         """Take down from now on what the client believes about a lease."""
-        self._watched.append(_Watched(hold))
+        self._watched.append(_Watched(record))
 
     def _probe(self) -> None:
         """
@@ -158,23 +158,23 @@ class Member:
         At the fields: asking the lease would make it notice its loss.
         """
         for watched in self._watched:
-            hold = watched.hold
-            if hold.valid_until != watched.valid_until:
-                watched.valid_until = hold.valid_until
-                until = self.process.clock.true_time(hold.valid_until)
-                self.history.append(Believed(self.world.now, hold.grant.owner, until))
-            why = hold.lost_reason or ("released" if hold.finished else "")
+            record = watched.record
+            if record.valid_until != watched.valid_until:
+                watched.valid_until = record.valid_until
+                until = self.process.clock.true_time(record.valid_until)
+                self.history.append(Believed(self.world.now, record.grant.owner, until))
+            why = record.lost_reason or ("released" if record.released else "")
             if why != watched.why:
                 watched.why = why
-                self.history.append(Unheld(self.world.now, hold.grant.owner, why))
+                self.history.append(Unheld(self.world.now, record.grant.owner, why))
 
 
 class _Watched:
     """A lease of a client, as it was when last looked at."""
 
-    __slots__ = ("hold", "valid_until", "why")
+    __slots__ = ("record", "valid_until", "why")
 
-    def __init__(self, hold: Hold) -> None:
-        self.hold = hold
-        self.valid_until = hold.valid_until
+    def __init__(self, record: LeaseRecord) -> None:
+        self.record = record
+        self.valid_until = record.valid_until
         self.why = ""

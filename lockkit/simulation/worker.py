@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from lockkit.engine.lease_record import UNCONFIRMED
 from lockkit.errors import LockError, LockLost
 from lockkit.simulation.history import Acquired, Called, Dropped, Failed, Looked, Released, Told
 from lockkit.simulation.schedule import EXTENDED_MAX
@@ -100,12 +101,12 @@ class Worker:
             if self.member.exiting:
                 raise
             return None
-        hold = lease._hold
-        until = self.process.clock.true_time(hold.valid_until)
+        record = lease._record
+        until = self.process.clock.true_time(record.valid_until)
         self.history.append(
             Acquired(self.world.now, call, self.process.name, name, lease.owner, lease.token, until, told_wanted)
         )
-        self.member.watch(hold)
+        self.member.watch(record)
         return lease
 
     async def _cancelled(self, calling: Coroutine[Any, Any, T], name: str) -> T:
@@ -137,7 +138,8 @@ class Worker:
         for _ in range(self.chance.choice((0, 2, 4))):
             await self._sleep(1.0)
             self._look(lease)
-            assert lease.held or lease.lost or self.member.client._engine.closed, "released under a body that runs"
+            closed = self.member.client._engine.client.closed
+            assert lease.held or lease.lost or closed, "released under a body that runs"
         await self._release(lease)
 
     async def _use_on(self, lease: Lease, times: int) -> None:
@@ -189,7 +191,7 @@ class Worker:
         try:
             if way < 0.2:
                 await lease.__aexit__(None, None, None)
-                if lease._hold.unconfirmed:
+                if lease._record.state is UNCONFIRMED:
                     outcome = "BackendUnavailable"  # which leaving a block only logs
             elif way < 0.3:
                 await self._cancelled(lease.release(), "release")

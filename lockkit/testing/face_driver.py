@@ -229,10 +229,9 @@ class FaceDriver(ABC):
 
 
 def waiting_count(client: aio.Client, name: str) -> int:
-    """How many acquisitions of a client wait for a lock: at the backend (at most one), or in the client's line."""
-    # The client does not tell; its engine knows.
-    engine = client._engine
-    return sum(request.name == name for request in list(engine.waiting)) + engine.lines.behind(name)
+    """How many acquisitions of a client wait for a lock: at the backend (at most one), or in the client's queue."""
+    # Only the client's engine knows.
+    return client._engine.acquisitions.waiting_count(name)
 
 
 # -- blocking ----------------------------------------------------------------------------------------------------------

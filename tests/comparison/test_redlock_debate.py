@@ -15,6 +15,7 @@ import pytest
 import redis
 
 import lockkit
+from lockkit.engine.lease_record import LeaseState
 from lockkit.simulation import Conditions, LockServer, Network, Node, SimulatedRuntime, World, connect
 from lockkit.testing.servers import FaultProxy, RedisNodes, RedisServer, require, wait_until
 from tests.comparison.support import LONG, PATIENCE, run_out
@@ -123,7 +124,7 @@ def replaced(first: Client, second: Client) -> tuple[Lease, Lease]:
 def let_go(*leases: Lease | aio.Lease) -> None:
     """Give leases up without a word: they have done their part."""
     for lease in leases:
-        lease._hold.finished = True
+        lease._record.state = LeaseState.RELEASED
 
 
 # -- the pause after the grant -----------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ import pytest
 import lockkit
 import lockkit.aio
 from lockkit.backend import Grant, Renewed
+from lockkit.engine.lease_record import LeaseRecord
 from lockkit.errors import BackendUnavailable, LockError, LockLost, LockTimeout
 from lockkit.runtime import AsyncioRuntime, BlockingRuntime, monotonic
 from tests.engine.scripted import fail, once, scripted
@@ -39,7 +40,7 @@ class MovableClock(BlockingRuntime):
 
 def waiting(client: Any, count: int) -> bool:  # noqa: ANN401 - a client of either face
     """Tell whether `count` stand in the client's line for ``x`` behind its head."""
-    return bool(client._engine.lines.behind("x") == count)
+    return bool(client._engine.acquisitions.queues.behind("x") == count)
 
 
 def wait_for(event: threading.Event) -> Callable[[], None]:
@@ -419,7 +420,7 @@ def test_renewal_that_recovers_ends_the_jeopardy() -> None:
     with client.lock("x", ttl=1.5) as lease:
         time.sleep(2.0)
         assert lease.held
-        assert not lease._hold.in_jeopardy
+        assert not lease._record.renewal.in_jeopardy
 
 
 def test_lost_renewal_answer_is_no_loss() -> None:
@@ -601,10 +602,10 @@ def test_extend_does_not_wait_for_a_renewal_that_release_made_pointless() -> Non
         except LockError as error:
             errors.append(error)
 
-    lease._hold.in_flight = True  # whichever of the two batches it is in
+    lease._record.renewal.in_flight = True  # whichever of the two batches it is in
     extending = threading.Thread(target=extend)
     extending.start()
-    eventually(lambda: lease._hold.settled is not None)
+    eventually(lambda: lease._record.renewal.answered is not None)
     lease.release()
     extending.join(30)
 
@@ -732,11 +733,11 @@ def test_idle_threads_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lockkit.engine.renewal.LINGER", 0.05)
     client, _ = scripted()
 
-    keeper = client._engine.keeper
+    renewer = client._engine.renewer
 
     with client.lock("x", ttl=0.2):
-        eventually(lambda: keeper._watching.running and keeper._renewing.running)
-    eventually(lambda: not keeper._watching.running and not keeper._renewing.running)
+        eventually(lambda: renewer._watching.running and renewer._renewing.running)
+    eventually(lambda: not renewer._watching.running and not renewer._renewing.running)
     with client.lock("x", ttl=1.5) as lease:
         time.sleep(2.0)
         assert lease.held
@@ -830,23 +831,22 @@ def test_second_release_asks_again_when_the_first_had_no_answer() -> None:
     assert client.holders("x") == []
 
 
-def test_re_entry_never_gives_a_released_lease() -> None:
+def test_re_entry_never_gives_a_released_lease(monkeypatch: pytest.MonkeyPatch) -> None:
     """The lease was handed over, and is released there in the instant of the re-entry."""
     client, _ = scripted()
-    engine = client._engine
     lock = client.lock("x", ttl=30, reentrant=True)
     lease = lock.acquire()
-    check = engine.check
+    check = LeaseRecord.check
 
-    def released_meanwhile(hold: Any) -> None:  # noqa: ANN401 - the engine's record
-        check(hold)
+    def released_meanwhile(record: LeaseRecord) -> None:
+        check(record)
         thread = threading.Thread(target=lease.release)
         thread.start()
         thread.join(10)
 
-    engine.check = released_meanwhile
-    again = lock.acquire()
-    engine.check = check
+    with monkeypatch.context() as patch:
+        patch.setattr(LeaseRecord, "check", released_meanwhile)
+        again = lock.acquire()
 
     assert again is not lease
     assert again.held
@@ -889,10 +889,11 @@ def test_unanswered_short_extension_does_not_cap_the_lease_for_ever() -> None:
 
     lease.extend(600)
     assert lease.remaining() <= 2.0
-    eventually(lambda: lease._hold.renew_at != 0.0)
+    eventually(lambda: lease._record.renewal.next_at != 0.0)
 
     runtime.added += 0.1
-    lease._hold.unanswered_until = runtime.now()  # two minutes later; nobody keeps a lease of 2 s for so long here
+    # As if two minutes had passed, for which nobody here would keep a lease of 2 s.
+    lease._record.renewal.unanswered_until = runtime.now()
     lease.extend(600)
     assert lease.remaining() > 500
     lease.release()
@@ -1140,9 +1141,9 @@ def test_renewal_is_planned_at_a_third_of_the_ttl() -> None:
     before = monotonic()
     with client.lock("x", ttl=30) as lease:
         after = monotonic()
-        assert before + 10.0 <= lease._hold.renew_at <= after + 10.0
+        assert before + 10.0 <= lease._record.renewal.next_at <= after + 10.0
         lease.extend(60)
-        assert after + 20.0 <= lease._hold.renew_at <= monotonic() + 20.0
+        assert after + 20.0 <= lease._record.renewal.next_at <= monotonic() + 20.0
 
 
 def test_released_lease_is_not_renewed() -> None:
@@ -1163,7 +1164,7 @@ def test_released_lease_is_not_renewed() -> None:
     first = client.lock("first", ttl=0.6).acquire()
     assert hanging.wait(10)
     second = client.lock("second", ttl=0.6).acquire()
-    eventually(lambda: second._hold.in_flight)
+    eventually(lambda: second._record.renewal.in_flight)
     second.release()
     go_on.set()
     third = client.lock("third", ttl=0.6).acquire()

@@ -8,31 +8,31 @@ from math import inf
 
 import pytest
 
-from lockkit.engine.local_queue import Lines, Place
+from lockkit.engine.local_queue import LocalQueues, Ticket
 from lockkit.runtime import BlockingRuntime, _BlockingEvent, drive
 from lockkit.testing.servers import wait_until
 from tests.interrupts import CallStrike
 
 
-def lines(monkeypatch: pytest.MonkeyPatch) -> Lines:
+def lines(monkeypatch: pytest.MonkeyPatch) -> LocalQueues:
     """Make an empty set of lines that looks often whether a head is gone."""
     monkeypatch.setattr("lockkit.engine.local_queue.LOOK_SECONDS", 0.05)
-    return Lines(BlockingRuntime())
+    return LocalQueues(BlockingRuntime())
 
 
 def nobody() -> None:
     """Warn of nothing."""
 
 
-def wait(line: Lines, name: str, place: Place, seconds: float = 10.0) -> bool:
+def wait(line: LocalQueues, name: str, place: Ticket, seconds: float = 10.0) -> bool:
     """Wait for one's turn."""
-    return drive(line.turn(name, place, BlockingRuntime().now() + seconds, inf, nobody))
+    return drive(line.wait_for_turn(name, place, BlockingRuntime().now() + seconds, inf, nobody))
 
 
 def test_turns_come_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     """First come, first served."""
     line = lines(monkeypatch)
-    places = [Place() for _ in range(3)]
+    places = [Ticket() for _ in range(3)]
     assert [line.enter("x", place, wait=True) for place in places] == [True, False, False]
     assert line.behind("x") == 2
 
@@ -43,14 +43,14 @@ def test_turns_come_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     assert wait(line, "x", places[2], 0.0)
     line.leave("x", places[2])
 
-    assert line.enter("x", Place(), wait=False)
+    assert line.enter("x", Ticket(), wait=False)
 
 
 def test_next_in_line_is_woken(monkeypatch: pytest.MonkeyPatch) -> None:
     """It need not look by itself."""
     line = lines(monkeypatch)
     monkeypatch.setattr("lockkit.engine.local_queue.LOOK_SECONDS", 60.0)
-    head, second = Place(), Place()
+    head, second = Ticket(), Ticket()
     line.enter("x", head, wait=True)
     line.enter("x", second, wait=True)
     came = threading.Event()
@@ -71,7 +71,7 @@ def test_next_in_line_is_woken(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_other_names_have_lines_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody waits for another lock."""
-    line, first, second = lines(monkeypatch), Place(), Place()
+    line, first, second = lines(monkeypatch), Ticket(), Ticket()
     assert line.enter("x", first, wait=True)
     assert line.enter("y", second, wait=True)
 
@@ -79,7 +79,7 @@ def test_other_names_have_lines_of_their_own(monkeypatch: pytest.MonkeyPatch) ->
 def test_head_that_gives_up_at_once_passes_its_turn_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """It was made the head in the instant in which it gave up."""
     line = lines(monkeypatch)
-    head, second, third = Place(), Place(), Place()
+    head, second, third = Ticket(), Ticket(), Ticket()
     for place in (head, second, third):
         line.enter("x", place, wait=True)
     line.leave("x", head)  # `second` is the head now, and does not know it yet
@@ -92,7 +92,7 @@ def test_head_that_gives_up_at_once_passes_its_turn_on(monkeypatch: pytest.Monke
 def test_leaving_twice_takes_nobodys_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is called again after an interrupt."""
     line = lines(monkeypatch)
-    first, second, third = Place(), Place(), Place()
+    first, second, third = Ticket(), Ticket(), Ticket()
     for place in (first, second, third):
         line.enter("x", place, wait=True)
 
@@ -106,7 +106,7 @@ def test_leaving_twice_takes_nobodys_turn(monkeypatch: pytest.MonkeyPatch) -> No
 def test_head_that_is_gone_without_leaving_blocks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """An exception from a signal handler may strike before its call could note that it must leave."""
     line = lines(monkeypatch)
-    head, second, third = Place(), Place(), Place()
+    head, second, third = Ticket(), Ticket(), Ticket()
     for place in (head, second, third):
         line.enter("x", place, wait=True)
     del head
@@ -115,10 +115,10 @@ def test_head_that_is_gone_without_leaving_blocks_nobody(monkeypatch: pytest.Mon
     del place, second  # also one that waited
     assert wait(line, "x", third)
     del third
-    assert line.enter("x", Place(), wait=False)
+    assert line.enter("x", Ticket(), wait=False)
 
 
-def acquire(line: Lines, head: Place, second: Place) -> None:
+def acquire(line: LocalQueues, head: Ticket, second: Ticket) -> None:
     """Stand in line as an acquisition does; somebody comes behind it."""
     try:
         line.enter("x", head, wait=True)
@@ -137,8 +137,8 @@ def test_interrupt_anywhere_leaves_no_name_without_a_head(where: str, monkeypatc
     number, struck = 0, True
     while struck:
         line = lines(monkeypatch)
-        head, second, third = Place(), Place(), Place()
-        strike = CallStrike(number, getattr(Lines, where).__code__)
+        head, second, third = Ticket(), Ticket(), Ticket()
+        strike = CallStrike(number, getattr(LocalQueues, where).__code__)
 
         strike.during(partial(acquire, line, head, second))
 
@@ -153,7 +153,7 @@ def test_interrupt_anywhere_leaves_no_name_without_a_head(where: str, monkeypatc
 def test_close_sends_everybody_away(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that wait are told; it waits until the head has left."""
     line = lines(monkeypatch)
-    head, second = Place(), Place()
+    head, second = Ticket(), Ticket()
     line.enter("x", head, wait=True)
     line.enter("x", second, wait=True)
     came: list[bool] = []

@@ -48,7 +48,7 @@ class Lock:
         # A client of ours for each object: several of one client would wait in this process, and not in line there.
         self._ours = lockkit.from_client(self.client)
         parent, _, name = self.path.rpartition("/")
-        self._ours._engine._backend._tree.root = parent  # type: ignore[union-attr]
+        self._ours._engine.client.backend._tree.root = parent  # type: ignore[union-attr]
         self._lock = self._ours.lock(name, ttl=TTL, metadata=self.data.decode())
 
     @property
@@ -59,7 +59,7 @@ class Lock:
     @property
     def node(self) -> str | None:
         """The name of the node that holds."""
-        return None if self._lease is None else self._lease._hold.grant.state.path.rpartition("/")[2]
+        return None if self._lease is None else self._lease._record.grant.state.path.rpartition("/")[2]
 
     def acquire(self, blocking: bool = True, timeout: float | None = None, ephemeral: bool = True) -> bool:  # noqa: FBT001, FBT002 - kazoo's
         """Acquire; False if this object has it, or for a single try if anybody has."""

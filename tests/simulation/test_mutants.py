@@ -14,10 +14,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from lockkit.engine.acquisition import Acquisition
-from lockkit.engine.cleanup import Undoer
-from lockkit.engine.engine import Engine, Spec
-from lockkit.engine.lease import BaseLease, Hold, LostCallback, drift
-from lockkit.engine.renewal import Keeper
+from lockkit.engine.cleanup import PendingCleanups
+from lockkit.engine.engine import Engine
+from lockkit.engine.lease_record import LeaseRecord
+from lockkit.engine.leases import Leases
+from lockkit.engine.renewal import Renewer
+from lockkit.engine.settings import LockSettings, LostCallback, drift_margin
+from lockkit.lease import BaseLease
 from lockkit.simulation import LockServer, Schedule, SimulatedBackend, Simulation, draw
 from lockkit.simulation.history import Wrote
 from lockkit.simulation.process import Process
@@ -30,10 +33,10 @@ if TYPE_CHECKING:
 SEEDS = range(2000)
 
 AnyEngine = Engine[Any]
-Surveyed = tuple[list[Hold], list[Hold], float]
-Survey = Callable[[Keeper, float], Surveyed]
-Tell = Callable[[AnyEngine, Hold, LostCallback, str], None]
-Admit = Callable[[AnyEngine, Spec, "Grant", float], BaseLease | None]
+Surveyed = tuple[list[LeaseRecord], list[LeaseRecord], float]
+Survey = Callable[[Renewer, float], Surveyed]
+Notify = Callable[[Leases, LeaseRecord, LostCallback, str], None]
+Admit = Callable[[AnyEngine, LockSettings, "Grant", float], BaseLease | None]
 
 pytestmark = pytest.mark.filterwarnings("ignore:lease of lock:ResourceWarning")
 
@@ -121,40 +124,44 @@ async def nothing(*_: object) -> None:
     """Take the place of a coroutine function."""
 
 
-def believe_from_the_answer(self: Hold, anchor: float, ttl: float, real: Callable[..., None] = Hold.believe) -> None:
+def believe_from_the_answer(
+    self: LeaseRecord, anchor: float, ttl: float, real: Callable[..., None] = LeaseRecord.set_deadline
+) -> None:
     """Count the ttl from when the answer came."""
     del anchor
-    real(self, self.engine.runtime.now(), ttl)
+    real(self, self.client.runtime.now(), ttl)
 
 
-def watch_is_blind(self: Keeper, now: float, real: Survey = Keeper._survey) -> Surveyed:
-    """Renewals go on; who looks sees a loss, nobody is told."""
+def watch_is_blind(self: Renewer, now: float, real: Survey = Renewer._survey) -> Surveyed:
+    """Renewals go on; whoever looks sees a loss, nobody is notified."""
     _, due, look_again = real(self, now)
     return [], due, max(look_again, now + 0.01)
 
 
-def tell_twice(self: AnyEngine, hold: Hold, callback: LostCallback, reason: str, real: Tell = Engine._tell) -> None:
+def notify_twice(
+    self: Leases, record: LeaseRecord, callback: LostCallback, reason: str, real: Notify = Leases._notify
+) -> None:
     """Call ``on_lost`` again."""
-    real(self, hold, callback, reason)
-    real(self, hold, callback, reason)
+    real(self, record, callback, reason)
+    real(self, record, callback, reason)
 
 
 def admit_anything(
-    self: AnyEngine, spec: Spec, grant: Grant, started: float, real: Admit = Engine.admit
+    self: AnyEngine, settings: LockSettings, grant: Grant, started: float, real: Admit = Engine.admit
 ) -> BaseLease | None:
     """Hand out a lease that its deadline has overtaken."""
-    lease = real(self, spec, grant, self.runtime.now())
+    lease = real(self, settings, grant, self.runtime.now())
     if lease is not None:
-        lease._hold.valid_until = started + grant.ttl - drift(grant.ttl)
+        lease._record.valid_until = started + grant.ttl - drift_margin(grant.ttl)
     return lease
 
 
 def admit_without_anchor(
-    self: AnyEngine, spec: Spec, grant: Grant, started: float, real: Admit = Engine.admit
+    self: AnyEngine, settings: LockSettings, grant: Grant, started: float, real: Admit = Engine.admit
 ) -> BaseLease | None:
     """Count the ttl of a session's lease from the request, not from the session's last heartbeat."""
     grant.anchor = None
-    return real(self, spec, grant, started)
+    return real(self, settings, grant, started)
 
 
 def accept_all(self: Storage, name: str, token: int) -> None:
@@ -163,7 +170,7 @@ def accept_all(self: Storage, name: str, token: int) -> None:
 
 
 def drifting(schedule: Schedule) -> Schedule:
-    """Clocks that differ by 6 %, where the allowance is 1 %."""
+    """Clocks that differ by 6 %, where the margin is 1 %."""
     return replace(schedule, client_rates=tuple(0.97 for _ in schedule.client_rates), server_rate=1.03)
 
 
@@ -180,18 +187,18 @@ class Mutant:
 
 MUTANTS = {
     "deadline counted from the answer": Mutant(
-        ("cover", "exclusion"), patch=(Hold, "believe", believe_from_the_answer)
+        ("cover", "exclusion"), patch=(LeaseRecord, "set_deadline", believe_from_the_answer)
     ),
     "anchor of a grant ignored": Mutant(("cover",), patch=(Engine, "admit", admit_without_anchor)),
     "released while bodies clean up": Mutant(("progress",), patch=(Process, "cancel_when_alone", lambda *_: False)),
     "grant handed out past its deadline": Mutant(("deadlines",), patch=(Engine, "admit", admit_anything)),
     "undo omitted": Mutant(("leftovers", "progress"), patch=(Acquisition, "_undo", nothing)),
-    "undo not repeated": Mutant(("leftovers",), patch=(Undoer, "later", lambda *_: None)),
+    "undo not repeated": Mutant(("leftovers",), patch=(PendingCleanups, "add", lambda *_: None)),
     "timeout not looked at": Mutant(("timeouts",), patch=(Acquisition, "_out_of_time", False)),
-    "watch disabled": Mutant(("loss",), patch=(Keeper, "_watch", nothing)),
-    "watch blind to deadlines": Mutant(("loss",), patch=(Keeper, "_survey", watch_is_blind)),
-    "told twice": Mutant(("loss",), patch=(Engine, "_tell", tell_twice)),
-    "not told": Mutant(("loss",), patch=(Engine, "_tell", lambda *_: None)),
+    "watch disabled": Mutant(("loss",), patch=(Renewer, "_watch", nothing)),
+    "watch blind to deadlines": Mutant(("loss",), patch=(Renewer, "_survey", watch_is_blind)),
+    "notified twice": Mutant(("loss",), patch=(Leases, "_notify", notify_twice)),
+    "not notified": Mutant(("loss",), patch=(Leases, "_notify", lambda *_: None)),
     "wake-up waited for without limit": Mutant(("progress", "timeouts"), backend=WaitsForAWakeUpOnly),
     "release without owner check": Mutant(("ownership", "exclusion"), server=ReleasesAnybodys),
     "renewal creates": Mutant(("tokens",), server=RenewalCreates),
@@ -201,7 +208,7 @@ MUTANTS = {
     "nobody woken": Mutant(("progress",), server=WakesNobody),
     "queue not left": Mutant(("progress",), server=KeepsPlaces),
     "storage without guard": Mutant(("storage",), patch=(Storage, "_accept", accept_all)),
-    "drift beyond the allowance": Mutant(("exclusion",), schedule=drifting),
+    "drift beyond the margin": Mutant(("exclusion",), schedule=drifting),
 }
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 import pytest
 
 import lockkit
+from lockkit.engine.lease_record import LeaseState
 from lockkit.simulation import LockServer, Network, Node, SimulatedRuntime, World, connect
 from tests.simulation.redlock import RedlockSimulation, VotingNode, redlock_at, schedule_of
 
@@ -109,7 +110,7 @@ def test_old_snapshot_makes_no_second_holder_where_the_run_is_known(*, info: boo
         first = await acquire(early, 10.0)
         assert first is not None
         await SimulatedRuntime(director).sleep(70.0)  # the first start is long ago, the first lease over
-        first._hold.finished = True
+        first._record.state = LeaseState.RELEASED
         nodes[1].saves = True
         nodes[1].save()
         network.cut(alice, nodes[2].node, requests=True, answers=True)
@@ -124,7 +125,7 @@ def test_old_snapshot_makes_no_second_holder_where_the_run_is_known(*, info: boo
         outcome.append(older.held and newer is not None)
         for lease in (older, newer):
             if lease is not None:
-                lease._hold.finished = True
+                lease._record.state = LeaseState.RELEASED
 
     director = world.process("director")
     processes = [world.process(name) for name in ("early", "alice", "bob")]
@@ -170,7 +171,7 @@ def test_guard_stops_the_older_of_two_holders() -> None:
         write("bob", newer.token)
         write("alice", older.token)
         # Given up without a word: they have done their part.
-        older._hold.finished = newer._hold.finished = True
+        older._record.state = newer._record.state = LeaseState.RELEASED
 
     director = world.process("director")
     task = director.start(story(world.process("alice"), world.process("bob")), "story", awaited=True)

@@ -269,7 +269,7 @@ def test_renewals_do_not_wait_for_what_is_to_be_undone() -> None:
     async def story() -> None:
         lease = await client.lock("x", ttl=3.0).acquire()
         for _ in range(20):
-            client._engine.undo_later(30.0, undo)
+            client._engine.cleanups.add(30.0, undo)
         for _ in range(60):
             await sleep(alice, 0.5)
             lease.check()

@@ -44,7 +44,7 @@ class Lease(Protocol):
         ...
 
     @property
-    def _hold(self) -> Any: ...  # noqa: ANN401 - see `_Client`
+    def _record(self) -> Any: ...  # noqa: ANN401 - see `_Client`
 
 
 class Store:
@@ -66,7 +66,7 @@ class Store:
                 message = f"client must be {_CLIENTS[runtime.kind]}, not {_CLIENTS[engine.runtime.kind]}"
                 raise ConfigurationError(message)
             self.label = self._client.url
-            self._cluster_of(engine._backend)  # noqa: SLF001 - ours
+            self._cluster_of(engine.client.backend)
             return
         # All that is asked of the host is its runtime.
         found = adopt_cluster(client, cast("Host", SimpleNamespace(runtime=runtime)))
@@ -98,7 +98,7 @@ class Store:
         cluster = self._cluster
         if self._client is not None:
             # Asked for each time: a forked child has another one.
-            cluster = self._cluster_of(self._client._engine._ready())  # noqa: SLF001 - ours
+            cluster = self._cluster_of(self._client._engine.client.ready())  # noqa: SLF001 - ours
         assert cluster is not None
         unknown: list[bool] = []
         try:

@@ -167,7 +167,7 @@ class EtcdGuard:
 
 
 def _contender(lease: object) -> Contender:
-    state = lease._hold.grant.state if isinstance(lease, Lease) else None  # noqa: SLF001 - ours
+    state = lease._record.grant.state if isinstance(lease, Lease) else None  # noqa: SLF001 - ours
     if not isinstance(state, Contender):
         message = "lease must be a lease of a lock on etcd, the one under which you work"
         raise ConfigurationError(message)

@@ -102,7 +102,7 @@ class Exclusion(Cases):
             await driver.call(lease.release)
             after = await waiting.result()
             theirs = driver.spawn(driver.call(blocking.lock(name, ttl=driver.timing.long).acquire))
-            await driver.eventually(lambda: bool(blocking._engine.waiting), "the blocking client waits")
+            await driver.eventually(lambda: bool(blocking._engine.acquisitions.waiting), "the blocking client waits")
 
             await after.release()
             last = await theirs.result()

@@ -182,8 +182,8 @@ class Timeouts(Cases):
         name = driver.name()
         client, other = await driver.connect(), await driver.connect()
         async with client.lock(name, ttl=driver.timing.long):
-            assert other._engine._backend is not None
-            backend = type(other._engine._backend)
+            assert other._engine.client.backend is not None
+            backend = type(other._engine.client.backend)
             try_acquire = backend.try_acquire
             asked = 0
 

@@ -20,7 +20,7 @@ import pytest
 import lockkit
 import lockkit.aio
 from lockkit.backends.etcd.cluster import Login, settle_by
-from lockkit.engine.lease import drift
+from lockkit.engine.settings import drift_margin
 from lockkit.runtime import AsyncioRuntime, BlockingRuntime
 from lockkit.testing.processes import Worker
 from lockkit.testing.servers import EtcdServer, FaultProxy, require, wait_until
@@ -281,7 +281,7 @@ class TestDeadlines:
 
             lease.extend()
 
-            assert lease.remaining() <= LONG - drift(LONG) - 1.6
+            assert lease.remaining() <= LONG - drift_margin(LONG) - 1.6
             proxy.heal()
             lease.release()
 

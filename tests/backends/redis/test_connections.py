@@ -187,7 +187,7 @@ def test_connect_does_no_io() -> None:
 def test_no_message_shows_a_password(server: RedisServer) -> None:
     """Not the URL of a client, nor what stands in its parts."""
     client = lockkit.connect(f"redis://app:hidden@{server.address}?client_name=me", password="hidden too")  # noqa: S106
-    route: Any = client._engine._backend._route  # type: ignore[union-attr]
+    route: Any = client._engine.client.backend._route  # type: ignore[union-attr]
     shown = f"{client!r} {client.url} {route._station.node.target!r}"
 
     assert "hidden" not in shown

@@ -92,14 +92,14 @@ def running(function: Callable[[], object]) -> Iterator[list[Any]]:
 
 def pid_of(lease: Lease | aio.Lease) -> int:
     """Give the server's number of the session that is this lease."""
-    session = lease._hold.grant.state.session
+    session = lease._record.grant.state.session
     assert session is not None
     return int(session.pid)
 
 
 def waiting_pid(client: Client, name: str) -> int:
     """Give the server's number of the session in which this client waits."""
-    (request,) = [request for request in client._engine.waiting if request.name == name]
+    (request,) = [request for request in client._engine.acquisitions.waiting if request.name == name]
     return int(request.state.session.pid)
 
 
@@ -113,8 +113,9 @@ def until_waiting(client: Client | aio.Client, name: str, count: int = 1) -> Non
     """Return once so many acquisitions of this client wait for the lock, at the backend or behind one that does."""
 
     def ask() -> str | None:
-        at_backend = [r for r in list(client._engine.waiting) if r.name == name and r.state and r.state.queued]
-        waiting = len(at_backend) + client._engine.lines.behind(name) if at_backend else 0
+        acquisitions = client._engine.acquisitions
+        at_backend = [r for r in list(acquisitions.waiting) if r.name == name and r.state and r.state.queued]
+        waiting = len(at_backend) + acquisitions.queues.behind(name) if at_backend else 0
         return None if waiting >= count else f"{waiting} wait"
 
     wait_until(ask)

@@ -136,7 +136,7 @@ class TestConnections:
         """Of a row. PostgreSQL frees what it had locked at once; its COMMIT would not tell."""
         client, other = connect(postgresql.url, mode="row"), connect(postgresql.url, mode="row")
         lease = client.lock("aborted", ttl=LONG).acquire()
-        session = lease._hold.grant.state.session
+        session = lease._record.grant.state.session
         with pytest.raises(psycopg.errors.DivisionByZero):
             drive(session.run(Statement("SELECT 1/0")))
 
@@ -152,14 +152,14 @@ class TestConnections:
         lock = client.lock("kept", ttl=LONG)
         for give_up in (False, True):
             lease = lock.acquire(PATIENCE)
-            place: _Place = lease._hold.grant.state
+            place: _Place = lease._record.grant.state
             assert place.session is not None
             with pytest.raises(psycopg.errors.DivisionByZero):
                 drive(place.session.run(Statement("SELECT 1/0")))
 
             assert other.lock("kept", ttl=LONG).try_acquire() is None
             if give_up:
-                backend: Any = client._engine._backend
+                backend: Any = client._engine.client.backend
                 drive(backend._give_up(place, inf))
             else:
                 lease.release()
@@ -175,7 +175,7 @@ class TestConnections:
         """A pool has dropped it, or the text that plans it was cancelled halfway: it is planned anew."""
         client = connect(on_postgresql.url)
         lease = client.lock("planned", ttl=LONG).acquire()
-        session = lease._hold.grant.state.session
+        session = lease._record.grant.state.session
         lease.release()
         if forgetful == "server":
             drive(session.run(Statement("DEALLOCATE ALL")))
@@ -184,7 +184,7 @@ class TestConnections:
 
         again = client.lock("planned", ttl=LONG).acquire(TTL)
 
-        assert again._hold.grant.state.session is session
+        assert again._record.grant.state.session is session
         again.release()
 
     def test_waiter_whose_connection_is_ended_waits_on(self, place: Place, connect: Connect) -> None:
@@ -328,7 +328,7 @@ class TestConnections:
         """A kept connection that the server has ended meanwhile is replaced without anybody's noticing."""
         client = connect(place.url)
         client.lock("idle", ttl=LONG).acquire().release()
-        (session,) = client._engine._backend._sessions._idle  # type: ignore[union-attr]
+        (session,) = client._engine.client.backend._sessions._idle  # type: ignore[union-attr]
         place.end(session.pid)
         wait_until(lambda: None if session.ended else "not ended yet")
 
@@ -373,7 +373,7 @@ class TestServers:
         """A renewal without an answer is no end of the connection that is the lock."""
         client = connect(place.url)
         lease = client.lock("hang", ttl=24.0).acquire()
-        backend: SessionBackend = client._engine._backend  # type: ignore[assignment]
+        backend: SessionBackend = client._engine.client.backend  # type: ignore[assignment]
         place.server.pause()
         try:
             with pytest.raises(lockkit.BackendUnavailable, match="did not answer in time"):

@@ -221,7 +221,7 @@ class TestWaiters:
         with running(lambda: client.lock("gone", ttl=LONG).acquire(PATIENCE)) as got:
             until_waiting(client, "gone")
             first = waiting_pid(client, "gone")
-            (request,) = list(client._engine.waiting)
+            (request,) = list(client._engine.acquisitions.waiting)
             with socket.socket(fileno=os.dup(request.state.session.link.fileno())) as connection:
                 connection.shutdown(socket.SHUT_RDWR)
 
@@ -432,7 +432,7 @@ class TestHungServers:
     def test_leaving_while_a_renewal_hangs_is_back_in_time(self, place: Place, connect: Connect) -> None:
         """It has the session when the release wants it."""
         lease = connect(place.url).lock("renewed", ttl=9.0).acquire()
-        session = lease._hold.grant.state.session
+        session = lease._record.grant.state.session
         place.server.pause()
         try:
             wait_until(lambda: None if session.unheard else "no renewal yet")
@@ -449,8 +449,8 @@ class TestHungServers:
         """The session may be another lock's by then, whose answers it would take."""
         client = connect(place.url)
         lease = client.lock("turn", ttl=LONG).acquire()
-        grant = lease._hold.grant
-        session, backend = grant.state.session, client._engine._backend
+        grant = lease._record.grant
+        session, backend = grant.state.session, client._engine.client.backend
         assert backend is not None
         outcomes: list[Any] = []
         assert session.turn.take_now()  # a release is under way

@@ -72,7 +72,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
 def waits(client: Client, name: str) -> bool:
     """Tell whether an acquisition of this client waits at the backend."""
-    return any(request.name == name for request in list(client._engine.waiting))
+    return any(request.name == name for request in list(client._engine.acquisitions.waiting))
 
 
 def now_us() -> int:

@@ -219,7 +219,7 @@ class TestRow:
         client, other = connect(url), connect(url)
         lease = client.lock("x", ttl=3).acquire()
         for one in (client, other):
-            backend: Any = one._engine._backend
+            backend: Any = one._engine.client.backend
             now = backend.database.dialect.now_us
             backend._texts = type(backend._texts)("lockkit_locks", f"({now} - {HOUR_US})")
 
@@ -260,8 +260,8 @@ class TestCost:
         """Per batch; and each has its own outcome."""
         client = connect(url)
         leases = [client.lock(f"lock {index}", ttl=600).acquire() for index in range(1000)]
-        backend: Any = client._engine._backend
-        grants = [lease._hold.grant for lease in leases]
+        backend: Any = client._engine.client.backend
+        grants = [lease._record.grant for lease in leases]
         client.break_lock("lock 7")
 
         with counted(monkeypatch) as statements:

@@ -278,7 +278,7 @@ def test_serialization_failure_of_ours(mode: str, step: str, postgresql: Postgre
     with ExitStack() as stack:
         client = stack.enter_context(place.client())
         _, act = place.step(client, step)
-        backend: Any = client._engine._backend
+        backend: Any = client._engine.client.backend
         for link in (*backend.database._idle, *sessions_of(backend)):
             drive(link.run(Statement("SET default_transaction_isolation = 'serializable'")))
         other = stack.enter_context(place.others())

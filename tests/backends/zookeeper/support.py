@@ -50,7 +50,7 @@ def holding(locks: Iterable[Lock]) -> Iterator[list[Lease]]:
 
 def backend_of(client: Client | aio.Client) -> ZooKeeperBackend:
     """What a client asks."""
-    backend = client._engine._backend
+    backend = client._engine.client.backend
     assert isinstance(backend, ZooKeeperBackend)
     return backend
 

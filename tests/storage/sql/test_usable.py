@@ -362,13 +362,13 @@ def test_connections_are_at_read_committed_whatever_the_role_says(bases: Bases) 
     show = Statement("SHOW transaction_isolation")
     with lockkit.connect(f"postgresql://{place}") as client:
         client.ping()
-        backend: Any = client._engine._backend
+        backend: Any = client._engine.client.backend
         assert drive(backend.database.run(show)).rows == [("read committed",)]
 
     async def main() -> None:
         async with lockkit.aio.connect(f"postgresql://{place}") as client:
             await client.ping()
-            backend: Any = client._engine._backend
+            backend: Any = client._engine.client.backend
             assert (await backend.database.run(show)).rows == [("read committed",)]
 
     asyncio.run(main())

@@ -1,0 +1,99 @@
+"""What all parts of one client share: its runtime, its mutex, its backend, and whether it is still open."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import TYPE_CHECKING
+
+from lockkit.errors import LockError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from lockkit.backend import Capabilities, LockBackend
+    from lockkit.runtime import Runtime
+
+__all__ = ["ClientState"]
+
+
+class ClientState:
+    """
+    The state of one client.
+
+    Attributes:
+        runtime: Clock, waiting and background work.
+        mutex: Guards the leases, their renewals and the pending cleanups. Nothing is awaited, started, logged or called
+            back while it is held.
+        backend: The backend in use; None in a forked child until its first use, and once the client is closed.
+        url: Where the backend is, without its password.
+        closed: ``close()`` has been called.
+        close_by: When ``close()`` returns at the latest, client monotonic clock; ``inf`` before it is called.
+    """
+
+    __slots__ = ("_capabilities", "_open_backend", "backend", "close_by", "closed", "mutex", "runtime", "url")
+
+    def __init__(self, runtime: Runtime, backend: LockBackend, open_backend: Callable[[], LockBackend]) -> None:
+        """
+        Start as open.
+
+        Args:
+            runtime: Of the API in use.
+            backend: Opened, without I/O.
+            open_backend: Opens another one, in a forked child.
+        """
+        self.runtime = runtime
+        self.mutex = runtime.mutex()
+        self.backend: LockBackend | None = backend
+        self.url = backend.url
+        self.closed = False
+        self.close_by = inf
+        self._open_backend = open_backend
+        self._capabilities = backend.capabilities
+
+    def forked(self) -> None:
+        """Let go of the parent's backend, and of its mutex: another thread of the parent may have held it."""
+        self.mutex = self.runtime.mutex()
+        self.backend = None
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the backend promises; a backend may know more precisely once it has seen its server."""
+        backend = self.backend
+        if backend is not None:
+            self._capabilities = backend.capabilities
+        return self._capabilities
+
+    def ready(self) -> LockBackend:
+        """
+        Return the backend for a call that may do I/O; opens a new one after a fork.
+
+        Raises:
+            LockError: The client is closed, or belongs to another event loop.
+        """
+        backend = self.backend
+        if backend is None:
+            if self.closed:
+                raise self.closed_error()
+            backend = self.backend = self._open_backend()
+        try:
+            self.runtime.bind()
+        except RuntimeError as error:
+            message = f"this asyncio client of {self.url} cannot be used here: {error}. Make one client per event loop."
+            raise LockError(message, backend=self.url) from error
+        return backend
+
+    def answer_by(self, seconds: float) -> float:
+        """Return when a call that may take `seconds` must be back: not later than the end of ``close()``."""
+        return min(self.runtime.now() + seconds, self.close_by)
+
+    def closed_error(self) -> LockError:
+        """Return the error of every call after ``close()``."""
+        assert self.closed, "only a closed client refuses calls"
+        return LockError(f"the client of {self.url} is closed; connect again", backend=self.url)
+
+    def unavailable(self, error: LockError, action: str, name: str | None) -> LockError:
+        """Say what was tried, on which lock and at which backend; the driver's exception stays the cause."""
+        message = f"could not {action} at {self.url}: {error}"
+        wrapped = type(error)(message, name=name, backend=self.url)
+        wrapped.__cause__ = error.__cause__ or error
+        return wrapped

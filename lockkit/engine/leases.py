@@ -1,0 +1,243 @@
+"""The leases of one client: which there are, which a thread or task may enter again, and the loss of one."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from lockkit import validation
+from lockkit.engine.lease_record import HELD, LOSS_REASONS, LOST, RELEASED
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+    from lockkit.backend import LossReason
+    from lockkit.engine.cleanup import PendingCleanups
+    from lockkit.engine.client_state import ClientState
+    from lockkit.engine.lease_record import LeaseRecord, LeaseState
+    from lockkit.engine.settings import LostCallback
+
+__all__ = ["Leases"]
+
+log = logging.getLogger("lockkit")
+
+EARLY_LOSSES_MAX = 100
+"""How many losses of unknown owners are remembered. Those of leases that were released stay until others push them out;
+with fewer, the loss of a lease that is being granted at this moment could be forgotten."""
+
+
+class Leases:
+    """All leases of one client that are neither released nor lost, and what happens when one is lost."""
+
+    def __init__(self, client: ClientState, cleanups: PendingCleanups) -> None:
+        """Start without leases."""
+        self._client = client
+        self._cleanups = cleanups
+        self.records: dict[str, LeaseRecord] = {}
+        self._reentrant: dict[tuple[int, str], LeaseRecord] = {}
+        self.early_losses: dict[str, LossReason] = {}  # reported by the backend, of owners that are not known here
+
+    def forked(self) -> None:
+        """Own nothing in the child of a fork: its copies of the parent's leases are lost."""
+        for record in self.all():
+            record.state = LOST
+            record.lost_reason = "session"
+        self.records = {}
+        self._reentrant = {}
+        self.early_losses = {}
+
+    # -- which there are -------------------------------------------------------------------------------------------
+
+    def all(self) -> tuple[LeaseRecord, ...]:
+        """Return all leases. A copy, made in one step: ``__del__`` forgets leases in any thread, at any time."""
+        return tuple(self.records.values())
+
+    def add(self, record: LeaseRecord, *, reentrant: bool) -> None:
+        """Keep a new lease; its thread or task may enter it again if `reentrant`. Under the mutex."""
+        owner = record.grant.owner
+        assert owner not in self.records, "each acquisition has an owner of its own"
+        self.records[owner] = record
+        if reentrant:
+            record.reentry_key = (id(record.acquired_by), record.grant.name)
+            self._reentrant[record.reentry_key] = record
+
+    def forget(self, record: LeaseRecord) -> None:
+        """Stop watching a lease. With or without the mutex (a dict operation is atomic): ``__del__`` runs anywhere."""
+        self.records.pop(record.grant.owner, None)
+
+    def drop(self, record: LeaseRecord) -> None:
+        """Forget a lease that has ended, also for re-entry. Dict operations only: also called from ``__del__``."""
+        assert record.state is not HELD, "a lease that is held must be watched"
+        self.records.pop(record.grant.owner, None)
+        if record.reentry_key is not None:
+            self._reentrant.pop(record.reentry_key, None)
+
+    def find(self, owner: str | None, name: str) -> LeaseRecord | None:
+        """Return the lease of this owner; if the owner is not known, one of this lock."""
+        if owner is not None:
+            return self.records.get(owner)
+        return next((record for record in self.all() if record.grant.name == name), None)
+
+    def reenter(self, name: str) -> Any | None:  # noqa: ANN401 - the lease class of the API in use
+        """
+        Return the lease of a lock that the current thread or task holds already, counted once more; None without one.
+
+        Raises:
+            LockLost: It was lost.
+        """
+        client = self._client
+        record = self._reentrant.get((id(client.runtime.current()), name))
+        if record is None:
+            return None
+        record.check()
+        lease = None if record.lease_ref is None else record.lease_ref()
+        if lease is None:
+            return None
+        with client.mutex:
+            if record.released:
+                return None  # another thread has it, and released it after the check
+            record.count += 1
+        return lease
+
+    def dropped(self, record: LeaseRecord) -> bool:
+        """
+        Stop renewing a lease that nothing refers to any more.
+
+        Returns:
+            Whether it was dropped by mistake: it was neither lost nor ended by closing the client.
+        """
+        # No mutex: the garbage collector may run this in a thread that holds it.
+        mistake = record.state is HELD and not self._client.closed
+        if record.state is HELD:
+            record.state = RELEASED
+        self.drop(record)
+        return mistake
+
+    # -- loss ------------------------------------------------------------------------------------------------------
+
+    def lose(self, record: LeaseRecord, reason: LossReason, *, state: LeaseState = HELD) -> None:
+        """
+        Mark a lease as lost, once, and notify its holder.
+
+        Args:
+            record: The lease.
+            reason: Why.
+            state: Without effect if the lease is in another state.
+        """
+        client = self._client
+        with client.mutex:
+            if record.state is not state:
+                return
+            if reason == "expired" and client.runtime.now() < record.valid_until:
+                return  # renewed since the caller looked at the clock
+            callbacks = self._mark_lost(record, reason)
+            event = record.lost_event
+            may_have_renewed = record.renewal.may_have_renewed
+        if event is not None:
+            event.set()
+        for callback in callbacks:
+            self._notify(record, callback, reason)
+        grant = record.grant
+        if reason == "expired" and may_have_renewed:
+            # A renewal whose answer was lost may have kept the lock at the server: free it for the others.
+            self._cleanups.release_later(grant)
+        log.warning("lost lock %r (token %d) at %s: %s", grant.name, grant.token, client.url, LOSS_REASONS[reason])
+
+    def _mark_lost(self, record: LeaseRecord, reason: LossReason) -> list[LostCallback]:
+        """Change the state; returns the callbacks to call once the mutex is free. Under the mutex."""
+        assert record.state is not LOST, "lost once"
+        record.state = LOST
+        record.lost_reason = reason
+        # It stays the reentrant lease of its thread until released: entering again must say "lost", not acquire.
+        self.forget(record)
+        callbacks, record.callbacks = record.callbacks or [], None
+        return callbacks
+
+    def lost_at_backend(self, owner: str, reason: LossReason) -> None:
+        """See `lockkit.backend.Host.lost`."""
+        # First this: the lease may have been granted, and another thread may be about to add it.
+        self.early_losses[owner] = reason
+        record = self.records.get(owner)
+        if record is not None:
+            self.early_losses.pop(owner, None)
+            self._client.runtime.deliver(lambda: self.lose(record, reason))
+        elif len(self.early_losses) > EARLY_LOSSES_MAX:
+            self.early_losses.pop(next(iter(self.early_losses)), None)
+
+    def apply_early_loss(self, record: LeaseRecord) -> None:
+        """Mark a new lease as lost if the backend reported its loss before it was added."""
+        reason = self.early_losses.pop(record.grant.owner, None)
+        if reason is not None:
+            self.lose(record, reason)
+
+    def on_lost(self, record: LeaseRecord, callback: LostCallback) -> None:
+        """Register a callback, or call it at once if the lease is lost already."""
+        validation.on_lost(callback)
+        with self._client.mutex:
+            if record.lost_reason is None:
+                record.callbacks = [*(record.callbacks or ()), callback]
+                return
+        self._notify(record, callback, record.lost_reason)
+
+    def _notify(self, record: LeaseRecord, callback: LostCallback, reason: str) -> None:
+        assert record.state is LOST, "a holder is notified of a loss only"
+        lease = None if record.lease_ref is None else record.lease_ref()
+        runtime, name = self._client.runtime, record.grant.name
+
+        async def call() -> None:
+            try:
+                await runtime.io(callback(lease, reason))
+            except Exception:
+                log.exception("on_lost callback of lock %r raised", name)
+
+        # In the background: a slow callback must delay neither the loss of other leases nor the caller of check().
+        try:
+            runtime.spawn("lockkit-on-lost", call)
+        except RuntimeError:  # no more threads, or the event loop has ended: the watch must survive that
+            log.exception("could not call the on_lost callback of lock %r", name)
+
+    async def wait_lost(self, record: LeaseRecord, timeout: float | timedelta | None) -> bool:
+        """Wait until the lease is lost (True) or released, or the time is over (False)."""
+        seconds = validation.timeout(timeout)
+        if record.lost:
+            return True
+        with self._client.mutex:
+            if record.lost_event is None:
+                record.lost_event = self._client.runtime.event()
+            event = record.lost_event
+            if record.state is not HELD:
+                event.set()
+        await event.wait(seconds)
+        return record.lost
+
+    # -- the end of the client -------------------------------------------------------------------------------------
+
+    def end_all(self, *, notify: bool) -> list[LeaseRecord]:
+        """
+        End every lease: one under which a ``with`` block runs is lost, the others are released.
+
+        Args:
+            notify: Call the holders' callbacks.
+
+        Returns:
+            The leases that have to be freed at the backend.
+        """
+        callbacks: list[tuple[LeaseRecord, LostCallback]] = []
+        with self._client.mutex:
+            ended = [record for record in self.all() if record.state is HELD]
+            for record in ended:
+                if record.body:
+                    callbacks += [(record, callback) for callback in self._mark_lost(record, "session")]
+                else:
+                    record.state = RELEASED
+                    self.drop(record)
+                record.renewal.wake_waiters()
+        for record in ended:
+            if record.lost_event is not None:
+                record.lost_event.set()
+        if notify:
+            for record, callback in callbacks:
+                self._notify(record, callback, "session")
+        if lost := sum(record.body for record in ended):
+            log.warning("ending %d leases at %s while `with` blocks run under them", lost, self._client.url)
+        return ended

@@ -1,0 +1,181 @@
+"""Gives locks back: by their holder, at the end of a ``with`` block, and all together when the client ends."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from lockkit.engine.cleanup import RELEASE_SECONDS
+from lockkit.engine.lease_record import HELD, RELEASED, RELEASING, UNCONFIRMED
+from lockkit.errors import BackendUnavailable, LockError, LockLost
+
+if TYPE_CHECKING:
+    from lockkit.backend import Grant
+    from lockkit.engine.cleanup import PendingCleanups
+    from lockkit.engine.client_state import ClientState
+    from lockkit.engine.lease_record import LeaseRecord
+    from lockkit.engine.leases import Leases
+    from lockkit.runtime import Event
+
+__all__ = ["Releases"]
+
+log = logging.getLogger("lockkit")
+
+INTERRUPTED_SECONDS = 5.0
+"""How long a release that was cancelled or interrupted waits until it has been sent again, seconds; after that it goes
+on in the background."""
+
+
+class Releases:
+    """All ways in which a client gives locks back."""
+
+    def __init__(self, client: ClientState, leases: Leases, cleanups: PendingCleanups) -> None:
+        """Start with nothing to give back."""
+        self._client = client
+        self._leases = leases
+        self._cleanups = cleanups
+        self._unreleased: list[Grant] = []
+
+    def forked(self) -> None:
+        """Release nothing of the parent's."""
+        self._unreleased = []
+
+    # -- one lease -------------------------------------------------------------------------------------------------
+
+    async def release(self, record: LeaseRecord) -> None:
+        """
+        Give the lock back.
+
+        Raises:
+            LockLost: It was lost before.
+            BackendUnavailable: No answer; renewal has stopped, call again or leave it to the ttl.
+        """
+        client = self._client
+        while True:
+            if record.lost:
+                self._leases.drop(record)
+                raise record.lost_error()
+            with client.mutex:
+                before = record.state
+                if before is RELEASED:
+                    return
+                if before is HELD and record.count > 1:
+                    record.count -= 1
+                    return
+                if before is HELD or before is UNCONFIRMED:
+                    self._begin(record)
+                    break
+                done = self._end_of_other_release(record) if before is RELEASING else None
+            if done is not None:  # else it was lost after the look at the clock
+                await done.wait(None)
+        answered = False
+        try:
+            ours = await self._send(record)
+            answered = True
+        finally:
+            with client.mutex:
+                assert record.state is RELEASING, "nothing else changes a lease that is being released"
+                record.state = RELEASED if answered else UNCONFIRMED
+                waited_for, record.release_done = record.release_done, None
+            if waited_for is not None:
+                waited_for.set()
+        # Not ours any more, though the deadline has not passed: broken, flushed or taken. (Past the deadline the lease
+        # may have run out while the release was on its way: the work had ended by then.) A release that is sent again
+        # may find that the first one was run.
+        if not ours and before is HELD and client.runtime.now() < record.valid_until:
+            self._leases.lose(record, "gone", state=RELEASED)
+            raise record.lost_error()
+
+    def _begin(self, record: LeaseRecord) -> None:
+        """End a lease on its holder's word, before the backend knows. Under the mutex."""
+        record.state = RELEASING
+        self._leases.drop(record)
+        if record.renewal.in_flight:
+            record.renewal.wake_waiters()  # it may not be sent any more: an extend() must not wait for it
+        if record.lost_event is not None:
+            record.lost_event.set()
+
+    def _end_of_other_release(self, record: LeaseRecord) -> Event:
+        """
+        Return the event that tells that another thread's release has ended. Under the mutex.
+
+        Two threads release one lease: were both to ask, the second would be told that it does not hold the lock.
+        """
+        assert record.state is RELEASING, "only a release under way is waited for"
+        if record.release_done is None:
+            record.release_done = self._client.runtime.event()
+        return record.release_done
+
+    async def _send(self, record: LeaseRecord) -> bool:
+        """Release at the backend; returns whether the lease still held the lock."""
+        grant = record.grant
+        try:
+            return await self._client.ready().release(grant, self._client.answer_by(RELEASE_SECONDS))
+        except BackendUnavailable as error:
+            raise self._client.unavailable(error, f"release lock {grant.name!r}", grant.name) from error
+        except BaseException as error:
+            # Cancelled or interrupted halfway: it may or may not have been sent. The backend compares the owner, so it
+            # is safe to send it again.
+            if not isinstance(error, Exception):
+                await self._send_again(grant)
+            raise
+
+    async def _send_again(self, grant: Grant) -> None:
+        """Release as well as possible: now, else in the background until the ttl has passed."""
+        client, backend = self._client, self._client.backend
+        if backend is None:
+            return
+        try:
+            await client.runtime.settle(backend.release(grant, client.answer_by(RELEASE_SECONDS)), INTERRUPTED_SECONDS)
+        except BaseException as error:
+            self._cleanups.release_later(grant)
+            if not isinstance(error, Exception):
+                raise
+
+    async def leave(self, record: LeaseRecord, error: BaseException | None) -> None:
+        """
+        Release at the end of a ``with`` block.
+
+        Args:
+            record: The lease of the block.
+            error: What the body raised. It goes on unchanged, with a note: a release error never hides it.
+
+        Raises:
+            LockLost: The body ended well but was not protected to its end (unless ``raise_on_lost=False``).
+        """
+        try:
+            await self.release(record)
+        except LockLost as lost:
+            if error is not None:
+                error.add_note(f"lockkit: {lost}")
+            elif record.raise_on_lost:
+                raise
+            # With raise_on_lost=False the loss has been logged when it was noticed.
+        except LockError as failed:
+            if error is not None:
+                error.add_note(f"lockkit: {failed}")
+            log.warning("%s; lockkit retries, and the backend frees the lock within %g s", failed, record.grant.ttl)
+            self._cleanups.release_later(record.grant)
+
+    # -- all leases ------------------------------------------------------------------------------------------------
+
+    async def end_all(self, answer_by: float, *, notify: bool = True) -> None:
+        """
+        End and free every lease: the client, its event loop or the interpreter ends.
+
+        One under which a ``with`` block runs is lost for that block, which must not end as if it had been protected.
+
+        Args:
+            answer_by: When to be back, client monotonic time.
+            notify: Call the holders' callbacks.
+        """
+        # Kept until they have been sent: if this is cancelled, it is called again.
+        self._unreleased += [record.grant for record in self._leases.end_all(notify=notify)]
+        backend, url = self._client.backend, self._client.url
+        if backend is None or not self._unreleased:
+            return
+        try:
+            await backend.release_all(self._unreleased, answer_by)
+        except LockError as error:
+            log.warning("could not release all of %d locks at %s: %s", len(self._unreleased), url, error)
+        self._unreleased = []

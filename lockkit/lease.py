@@ -1,0 +1,196 @@
+"""What the sync and async APIs share: the local part of a lease, and which lease belongs to which ``with`` block."""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, TypeVar
+
+from lockkit.backend import decode_metadata
+from lockkit.engine.lease_record import RELEASED
+from lockkit.errors import LockError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from lockkit.engine.engine import Engine
+    from lockkit.engine.lease_record import LeaseRecord
+    from lockkit.engine.settings import LostCallback
+
+__all__ = ["INHERIT", "BaseLease", "Inherit", "WithStack"]
+
+
+class Inherit:
+    """Marks "the lock's own timeout" in signatures."""
+
+    def __repr__(self) -> str:
+        """Show what it stands for."""
+        return "<the lock's>"
+
+
+INHERIT: Final = Inherit()
+
+
+class BaseLease:
+    """One grant of a lock: the properties and methods that look at local state only and never block."""
+
+    __slots__ = ("__weakref__", "_engine", "_record")
+
+    def __init__(self, engine: Engine[Any], record: LeaseRecord) -> None:
+        """Made by the engine only."""
+        self._engine = engine
+        self._record = record
+        record.lease_ref = weakref.ref(self)
+
+    @property
+    def name(self) -> str:
+        """Name of the lock."""
+        return self._record.grant.name
+
+    @property
+    def owner(self) -> str:
+        """Random id of this acquisition, 32 hexadecimal digits."""
+        return self._record.grant.owner
+
+    @property
+    def token(self) -> int:
+        """Fencing token: above 0, higher than that of every earlier grant of this lock."""
+        return self._record.grant.token
+
+    @property
+    def ttl(self) -> float:
+        """Seconds for which the backend keeps the lock without renewal, as granted or last extended."""
+        return self._record.grant.ttl
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """
+        What is stored beside the lock for ``holders``: ``host``, ``pid``, ``started`` and the application's own.
+
+        Read-only: give what is to be stored to ``Client.lock(metadata=…)``.
+        """
+        return MappingProxyType(dict(decode_metadata(self._record.metadata)))
+
+    @property
+    def held(self) -> bool:
+        """
+        Not released and the deadline has not passed. Local: asks the clock, not the backend.
+
+        True is no proof that the next statement runs in time (the process may be paused right after): guard storage
+        with `token`.
+        """
+        return self._record.held
+
+    @property
+    def lost(self) -> bool:
+        """The lease ended without being released: the deadline passed, or the backend said so."""
+        return self._record.lost
+
+    def remaining(self) -> float:
+        """Seconds until the deadline unless it is renewed; 0.0 when not held. Local."""
+        return self._record.remaining()
+
+    def check(self) -> None:
+        """
+        Raise unless held. Local: call it often, it costs less than a microsecond.
+
+        Raises:
+            LockLost: The deadline passed, the backend said that the lease has ended, or it was released.
+        """
+        self._record.check()
+
+    def on_lost(self, callback: LostCallback) -> None:
+        """
+        Have ``callback(lease, reason)`` called once if the lease is lost; at once if it is lost already.
+
+        Args:
+            callback: Called in a thread of its own (in a task under asyncio, where it may be a coroutine function).
+                ``reason`` is one of ``lockkit.backend.LossReason``. Its exceptions are logged and go no further.
+        """
+        self._engine.leases.on_lost(self._record, callback)
+
+    def __bool__(self) -> bool:
+        """Return True: a lease never stands for "not acquired"."""
+        return True
+
+    def __repr__(self) -> str:
+        """Show name, token and state."""
+        record = self._record
+        if record.released:
+            state = "released"
+        elif record.lost_reason is not None:
+            state = f"lost: {record.lost_reason}"
+        else:
+            state = f"{self.remaining():.3f} s left"
+        return f"<{type(self).__module__}.Lease {self.name!r} token={self.token} {state}>"
+
+    def __reduce__(self) -> NoReturn:
+        """
+        Refuse to be pickled: another process would neither renew it nor notice its loss.
+
+        Raises:
+            TypeError: Always.
+        """
+        message = "a lockkit Lease cannot be pickled or copied: pass lease.token to the other process instead"
+        raise TypeError(message)
+
+    def __del__(self) -> None:
+        """Stop renewing a lease that was dropped without release; the lock goes at its ttl. No I/O."""
+        record: LeaseRecord | None = getattr(self, "_record", None)
+        if record is None or record.state is RELEASED:
+            return
+        if self._engine.leases.dropped(record):
+            warnings.warn(
+                f"lease of lock {record.grant.name!r} (token {record.grant.token}) was dropped without release; "
+                f"the backend frees it within {record.grant.ttl:g} s. Use `with`, or call release().",
+                ResourceWarning,
+                stacklevel=2,
+                source=self,
+            )
+
+
+B = TypeVar("B")
+
+
+class WithStack(Generic[B]):
+    """
+    Which lease belongs to which ``with`` of one lock object.
+
+    One lock object may be entered by many threads or tasks at once, and again by the same one when reentrant, so each
+    keeps its own stack. The key identifies the thread or task.
+    """
+
+    __slots__ = ("_stacks",)
+
+    def __init__(self) -> None:
+        """Start without blocks."""
+        self._stacks: dict[object, list[B]] = {}
+
+    def push(self, who: object, lease: B) -> None:
+        """Remember the lease of the block that `who` entered."""
+        self._stacks.setdefault(who, []).append(lease)
+
+    def pop(self, who: object) -> B:
+        """
+        Return the lease of the block that `who` leaves.
+
+        A block may be left by another thread or task than entered it (an exit stack closed elsewhere): that is clear as
+        long as only one thread or task is inside.
+
+        Raises:
+            LockError: Several are inside, and none of them is `who`.
+        """
+        if who not in self._stacks:
+            if len(self._stacks) != 1:
+                message = (
+                    "this `with` block was entered by another thread or task, and the lock object is in use by "
+                    "several: hold the lease of lock.acquire() and release that"
+                )
+                raise LockError(message)
+            (who,) = self._stacks
+        stack = self._stacks[who]
+        lease = stack.pop()
+        if not stack:
+            del self._stacks[who]
+        return lease

@@ -19,13 +19,11 @@ from lockkit.simulation.checker import CHECKS, Limits, Problem, Verdict, check
 from lockkit.simulation.clock import Clock
 from lockkit.simulation.history import Event, History, describe
 from lockkit.simulation.network import CALM, Conditions, Network, NoAnswer, Node
-from lockkit.simulation.process import Process
 from lockkit.simulation.run import Outcome, Simulation, simulate
 from lockkit.simulation.runtime import SimulatedRuntime
 from lockkit.simulation.schedule import Fault, Schedule, draw
 from lockkit.simulation.server import LockServer
-from lockkit.simulation.task import Cancelled, ProcessDied, Task
-from lockkit.simulation.world import Overrun, World
+from lockkit.simulation.world import Cancelled, Overrun, Process, ProcessDied, Task, World
 
 __all__ = [
     "CALM",

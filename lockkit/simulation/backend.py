@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
     from lockkit.backend import Holder, Host, Renewal, Request
     from lockkit.simulation.network import Network
-    from lockkit.simulation.process import Process
     from lockkit.simulation.schedule import Schedule
     from lockkit.simulation.server import LockServer
+    from lockkit.simulation.world import Process
     from lockkit.url import Url
 
 __all__ = ["CALL_TIMEOUT", "SimulatedBackend", "connect"]

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 from lockkit.errors import LockError
 from lockkit.simulation.backend import connect
 from lockkit.simulation.history import Believed, Closed, Crashed, Paused, Resumed, Unheld
-from lockkit.simulation.worker import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -16,38 +15,37 @@ if TYPE_CHECKING:
     from lockkit.backend import LockBackend
     from lockkit.engine.lease_record import LeaseRecord
     from lockkit.simulation.network import Network
-    from lockkit.simulation.process import Process
-    from lockkit.simulation.run import Simulation
+    from lockkit.simulation.scenario import Scenario
     from lockkit.simulation.schedule import Fault
     from lockkit.simulation.server import LockServer
-    from lockkit.simulation.task import Task
+    from lockkit.simulation.world import Process, Task
 
 __all__ = ["Member"]
 
 
 class Member:
-    """One client of the simulation: its process, its workers, and what the history says about it."""
+    """One client of the scenario: its process, its workers, and what the history says about it."""
 
     def __init__(
         self,
-        simulation: Simulation,
+        scenario: Scenario,
         index: int,
         rate: float,
         offset: float,
         backend: Callable[[Process, LockServer, Network, float], LockBackend],
     ) -> None:
         """Connect; no worker runs yet."""
-        self.simulation = simulation
-        self.schedule = simulation.schedule
-        self.world = simulation.world
-        self.history = simulation.history
+        self.scenario = scenario
+        self.schedule = scenario.schedule
+        self.world = scenario.world
+        self.history = scenario.history
         self.index = index
         self.process = self.world.process(f"client{index}", rate=rate, offset=offset, lateness=self.schedule.lateness)
         self.process.probe = self._probe
         self.client: Client = connect(
             self.process,
-            simulation.server,
-            simulation.network,
+            scenario.server,
+            scenario.network,
             call_timeout=self.schedule.call_timeout,
             backend=backend,
             schedule=self.schedule,
@@ -61,14 +59,6 @@ class Member:
     def start(self, coroutine: Coroutine[Any, Any, Any], name: str) -> Task[Any]:
         """Run something in the client's process."""
         return self.process.start(coroutine, name)
-
-    def start_workers(self) -> list[Task[None]]:
-        """Start the tasks that use the client."""
-        workers = []
-        for number in range(self.schedule.workers[self.index]):
-            worker = Worker(self, self.world.chance(f"worker {self.index} {number}"))
-            workers.append(self.start(worker.work(), f"worker{number}"))
-        return workers
 
     # -- what is done to it ----------------------------------------------------------------------------------------
 

@@ -24,12 +24,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from lockkit.simulation.clock import Clock
-from lockkit.simulation.process import TICK
+from lockkit.simulation.world import TICK
 
 if TYPE_CHECKING:
-    from lockkit.simulation.process import Process
-    from lockkit.simulation.task import Waiter
-    from lockkit.simulation.world import World
+    from lockkit.simulation.world import Process, Waiter, World
 
 __all__ = ["CALM", "Conditions", "Network", "NoAnswer", "Node"]
 

@@ -7,25 +7,23 @@ from typing import TYPE_CHECKING, Any
 
 from lockkit.simulation.backend import SimulatedBackend
 from lockkit.simulation.checker import Limits, Verdict, check
-from lockkit.simulation.history import Broken, Cut, Ended, Healed, History, Stuck, Wrote
+from lockkit.simulation.history import Broken, Cut, Ended, Healed, History, Stuck
 from lockkit.simulation.member import Member
-from lockkit.simulation.network import CALM, Network, NoAnswer, Node
+from lockkit.simulation.network import CALM, Network
+from lockkit.simulation.scenario import Scenario
 from lockkit.simulation.schedule import EXTENDED_MAX, Schedule, draw
 from lockkit.simulation.server import LockServer
-from lockkit.simulation.world import Overrun, World
+from lockkit.simulation.worker import start_workers
+from lockkit.simulation.world import Overrun
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from lockkit.backend import LockBackend
-    from lockkit.simulation.process import Process
     from lockkit.simulation.schedule import Fault
-    from lockkit.simulation.task import Task
+    from lockkit.simulation.world import Process, Task
 
 __all__ = ["Outcome", "Simulation", "simulate"]
-
-WALL_CLOCK_WRONG = 1000.0
-"""The server's time of day is wrong by up to this, seconds. It must not matter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +46,7 @@ def simulate(seed: int, **parts: Any) -> Outcome:
     return Simulation(draw(seed), **parts).run()
 
 
-class Simulation:
+class Simulation(Scenario):
     """One run of a schedule."""
 
     def __init__(
@@ -68,28 +66,14 @@ class Simulation:
             backend: Another backend, for the same reason.
             limits: In place of the schedule's.
         """
-        self.schedule = schedule
+        super().__init__(schedule, server)
         self.limits = schedule.limits() if limits is None else limits
-        self.history: History = []
-        self.world = World(schedule.seed)
-        self.network = Network(self.world, schedule.conditions)
-        chance = self.world.chance("machines")
-        wrong = chance.uniform(-WALL_CLOCK_WRONG, WALL_CLOCK_WRONG)
-        self.node = Node(self.world, "server", rate=schedule.server_rate, wall_offset=wrong)
-        self.server = server(self.node, self.network, self.history, wakeup=schedule.wakeup, tells=schedule.tells)
-        self.storage = Storage(self)
         self.clients = [
-            Member(self, index, rate, chance.uniform(0.0, 1e5), backend)
+            Member(self, index, rate, self.chance.uniform(0.0, 1e5), backend)
             for index, rate in enumerate(schedule.client_rates)
         ]
         self.healed = False
         self._director = self.world.process("director")
-        self._calls = 0
-
-    def next_call(self) -> int:
-        """Number the calls of ``acquire``."""
-        self._calls += 1
-        return self._calls
 
     def run(self) -> Outcome:
         """Let it happen, once."""
@@ -97,7 +81,7 @@ class Simulation:
         faulty = not self.schedule.calm
         if faulty:
             history.append(Cut(0.0))
-        workers = [worker for member in self.clients for worker in member.start_workers()]
+        workers = [worker for member in self.clients for worker in start_workers(member)]
         for fault in self.schedule.faults:
             world.call_at(fault.at, self._apply, fault)
         world.call_at(self.schedule.healed_at, self._heal)
@@ -170,27 +154,3 @@ class Simulation:
         for member in self.clients:
             self.network.heal(member.process, self.node)
             member.resume()
-
-
-class Storage:
-    """What the locks protect: it compares fencing tokens, so a late write of a former holder is refused."""
-
-    def __init__(self, simulation: Simulation) -> None:
-        """Run on a node of its own, that no fault is done to."""
-        self.node = Node(simulation.world, "storage")
-        self._network = simulation.network
-        self._history = simulation.history
-        self._newest: dict[str, int] = {}
-
-    async def write(self, process: Process, name: str, token: int, timeout: float) -> None:
-        """Send a write, and wait for the answer for a while; whether it was accepted is for the history."""
-        try:
-            await self._network.call(process, self.node, lambda: self._accept(name, token), timeout)
-        except NoAnswer:
-            return  # it may have been written or not, as any write
-
-    def _accept(self, name: str, token: int) -> None:
-        accepted = token >= self._newest.get(name, 0)
-        if accepted:
-            self._newest[name] = token
-        self._history.append(Wrote(self.node.world.now, name, token, accepted))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from lockkit.simulation.task import Cancelled, ProcessDied
+from lockkit.simulation.world import Cancelled, ProcessDied
 
 if TYPE_CHECKING:
     import random
@@ -12,9 +12,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from lockkit.runtime import Event, Kind, Work
-    from lockkit.simulation.process import Process
-    from lockkit.simulation.task import Waiter
-    from lockkit.simulation.world import World
+    from lockkit.simulation.world import Process, Waiter, World
 
 __all__ = ["SimulatedRuntime"]
 

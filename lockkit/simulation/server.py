@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from lockkit.backend import Host, LossReason
     from lockkit.simulation.history import History
     from lockkit.simulation.network import Network, Node
-    from lockkit.simulation.process import Process
+    from lockkit.simulation.world import Process
 
 __all__ = ["GRACE_MAX", "LockServer", "Refusal", "Wakeup"]
 

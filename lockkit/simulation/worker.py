@@ -8,7 +8,7 @@ from lockkit.engine.lease_record import UNCONFIRMED
 from lockkit.errors import LockError, LockLost
 from lockkit.simulation.history import Acquired, Called, Dropped, Failed, Looked, Released, Told
 from lockkit.simulation.schedule import EXTENDED_MAX
-from lockkit.simulation.task import Cancelled
+from lockkit.simulation.world import Cancelled, Task
 
 if TYPE_CHECKING:
     import random
@@ -17,9 +17,18 @@ if TYPE_CHECKING:
     from lockkit.aio import Lease, Lock
     from lockkit.simulation.member import Member
 
-__all__ = ["Worker"]
+__all__ = ["Worker", "start_workers"]
 
 T = TypeVar("T")
+
+
+def start_workers(member: Member) -> list[Task[None]]:
+    """Start the tasks that use a client."""
+    workers = []
+    for number in range(member.schedule.workers[member.index]):
+        worker = Worker(member, member.world.chance(f"worker {member.index} {number}"))
+        workers.append(member.start(worker.work(), f"worker{number}"))
+    return workers
 
 
 class Worker:
@@ -85,7 +94,7 @@ class Worker:
         told_wanted: bool,
         reentrant: bool,
     ) -> Lease | None:
-        call = self.member.simulation.next_call()
+        call = self.member.scenario.next_call()
         self.history.append(Called(self.world.now, call, self.process.name, name, timeout))
         try:
             # A reentrant lease belongs to the task that acquired it.
@@ -161,7 +170,7 @@ class Worker:
         elif action < 0.7:
             lease.check()
             # Between the look and the write anything may happen: that is what the token is for.
-            await self.member.simulation.storage.write(self.process, lease.name, lease.token, ttl)
+            await self.member.scenario.storage.write(self.process, lease.name, lease.token, ttl)
         elif action < 0.8:
             await lease.extend(ttl * chance.uniform(0.15, EXTENDED_MAX) if chance.random() < 0.8 else None)
         elif action < 0.9:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from lockkit import LockLost
-from lockkit.simulation.task import Cancelled
+from lockkit.simulation.world import Cancelled
 from tests.simulation.support import Stage, sleep
 
 if TYPE_CHECKING:

@@ -23,9 +23,9 @@ from lockkit.engine.settings import LockSettings, LostCallback, drift_margin
 from lockkit.lease import BaseLease
 from lockkit.simulation import LockServer, Schedule, SimulatedBackend, Simulation, draw
 from lockkit.simulation.history import Wrote
-from lockkit.simulation.process import Process
-from lockkit.simulation.run import Storage
+from lockkit.simulation.scenario import Storage
 from lockkit.simulation.server import Record
+from lockkit.simulation.world import Process
 
 if TYPE_CHECKING:
     from lockkit.backend import Busy, Grant, LossReason, Request

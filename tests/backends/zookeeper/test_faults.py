@@ -175,7 +175,7 @@ class TestSessions:
             lease.release()
         client.lock("expired", ttl=LONG).acquire(timeout=PATIENCE).release()
 
-    def test_waiter_whose_session_expired_queues_again(
+    def test_waiter_whose_session_expired_stands_in_line_again(
         self, server: ZooKeeperServer, tree: Tree, connect: Connect
     ) -> None:
         """Its node is gone with the session; it gets another one, and then the lock."""

@@ -68,10 +68,12 @@ from lockkit.backends.zookeeper.options import (
     client_label,
     driver_options,
     probe_arguments,
+    refusal_explained,
     root_of,
 )
 from lockkit.backends.zookeeper.path import contenders
 from lockkit.backends.zookeeper.queue import LockQueue
+from lockkit.backends.zookeeper.quirks import sync
 from lockkit.backends.zookeeper.session import MILLISECOND, Session
 from lockkit.backends.zookeeper.sessions import Sessions
 from lockkit.backends.zookeeper.short_leases import ShortLeases
@@ -147,11 +149,8 @@ class ZooKeeperBackend(LockBackend):
         directories = LockDirectories(host.runtime, root_of(url, options["prefix"]), cleanup=options["cleanup"])
         backend = cls(url.safe_text, arguments["hosts"], directories, host)
         backend._refine_capabilities(len(url.hosts))
-        try:
-            backend._sessions.use(arguments)  # kazoo checks the arguments now, and not at the first use
-        except (TypeError, ValueError) as error:
-            message = f"{url.safe_text} is not understood: kazoo does not take its options: {error}"
-            raise ConfigurationError(message, backend=url.safe_text) from error
+        with refusal_explained(url):  # kazoo checks the arguments now, and not at the first use
+            backend._sessions.use(arguments)
         return backend
 
     @classmethod
@@ -257,7 +256,7 @@ class ZooKeeperBackend(LockBackend):
             session = node.session
             if session.usable and session not in heartbeats:
                 # The leader answers it: the member that answers for the nodes is not cut off from its leader.
-                heartbeats[session] = session.sync()
+                heartbeats[session] = sync(session.client)
             unchecked = session in heartbeats and not session.watches.watches_lease(node)
             checks.append(session.watches.watch_lease(node) if unchecked else None)
         # A member that hangs must not delay the answers of the others for leases that end sooner.
@@ -278,8 +277,6 @@ class ZooKeeperBackend(LockBackend):
             await session.answer(result, until)
         except LockError as error:
             return error
-        except NoNodeError:
-            pass  # of a chroot that another client removed; the leader has answered
         return None
 
     async def _renewed(self, grant: Grant, check: Any, started: float, until: float) -> Renewal:  # noqa: ANN401 - kazoo's

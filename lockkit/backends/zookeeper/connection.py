@@ -126,7 +126,7 @@ class Connection:
             TypeError: kazoo does not take one of the arguments.
             ValueError: As before.
         """
-        handler = self._handler = _Handler(round_failed)
+        handler = self._handler = Handler(round_failed, ended)
         retry = {
             "delay": 0.05,
             "backoff": 2,
@@ -134,8 +134,6 @@ class Connection:
             "sleep_func": handler.sleep_func,
         }
         self.client: Any = InterruptibleClient(
-            ANSWER_SECONDS,
-            ended,
             timeout=session_seconds,
             handler=handler,
             connection_retry=KazooRetry(max_tries=-1, **retry),
@@ -152,8 +150,7 @@ class Connection:
     @property
     def session_seconds(self) -> float:
         """Session timeout that the server granted; 0 before the first connection."""
-        seconds: float = self.client.session_seconds
-        return seconds
+        return self._handler.session_seconds
 
     def hang_up(self) -> None:
         """Break the connection, so that kazoo connects to another member. The session stays."""
@@ -163,7 +160,7 @@ class Connection:
         """
         Have kazoo's threads end; returns at once.
 
-        The server is not told: it ends the session after its timeout, unless it was asked to do so before.
+        The server does not know: it ends the session after its timeout, unless it was asked to end it before.
         """
         self.expect_end()
         self._handler.end_pause()
@@ -174,16 +171,29 @@ class Connection:
         end_with_connection(self.client)
 
 
-class _Handler(UnjoinedThreadsHandler):
-    """kazoo's threads, with shorter timeouts, remembering the last error."""
+class Handler(UnjoinedThreadsHandler):
+    """
+    kazoo's threads, with shorter timeouts, and what the connection reports.
 
-    def __init__(self, round_failed: Callable[[], None]) -> None:
+    Attributes:
+        answer_seconds: Longest wait for each answer during the login.
+        ended: To be called in kazoo's connection thread when that ends.
+        last_error: See `Connection.last_error`.
+        session_seconds: See `Connection.session_seconds`.
+    """
+
+    answer_seconds = ANSWER_SECONDS
+
+    def __init__(self, round_failed: Callable[[], None], ended: Callable[[], None]) -> None:
+        """Start nothing yet; see `Connection`."""
         super().__init__()
         self._round_failed = round_failed
+        self.ended = ended
         self._pause = threading.Event()
         self._socket: socket.socket | None = None
         self._connect_again: Callable[[], socket.socket] | None = None
         self.last_error: BaseException | None = None
+        self.session_seconds = 0.0
 
     def sleep_func(self, seconds: float) -> None:
         """Pause between two rounds over the members: kazoo calls it when a connection broke, or none could be made."""

@@ -11,6 +11,7 @@ refuses that unless it is empty: the same rule, for one more request per release
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from kazoo.exceptions import NodeExistsError, NoNodeError, UnimplementedError
@@ -90,18 +91,13 @@ class LockDirectories:
             parent = path.rpartition("/")[0]
             if parent:
                 await self._make(session, parent, until)
-            await self._make_below_parent(session, path, until)
+            with suppress(NodeExistsError, NoNodeError):  # the next attempt to create a node in it deals with either
+                await session.answer(self._request(session, path), until)
         except LockError as error:
             if not (self.containers and isinstance(error.__cause__, UnimplementedError)):
                 raise
             self.containers = False
             await self._make(session, path, until)
-
-    async def _make_below_parent(self, session: Session, path: str, until: float) -> None:
-        try:
-            await session.answer(self._request(session, path), until)
-        except (NodeExistsError, NoNodeError):
-            return  # the next attempt to create a node in it deals with either
 
     def _request(self, session: Session, path: str) -> Any:  # noqa: ANN401 - kazoo has no types
         # The directories above those of the locks stay: users agreed on them, and may have set access rights there.

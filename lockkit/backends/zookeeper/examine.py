@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from kazoo.exceptions import NoAuthError, NoNodeError
 from kazoo.security import OPEN_ACL_UNSAFE, Permissions, make_digest_acl_credential
 
-from lockkit.backends.zookeeper.options import DEFAULT_PORT, client_arguments, root_of
-from lockkit.backends.zookeeper.session import Session
+from lockkit.backends.zookeeper.options import DEFAULT_PORT, client_arguments, refusal_explained, root_of
+from lockkit.backends.zookeeper.session import MILLISECOND, Session
 from lockkit.doctor.addresses import is_loopback
 from lockkit.doctor.findings import Check, Severity
 from lockkit.errors import ConfigurationError
@@ -32,8 +32,6 @@ VERSION_MIN = (3, 5)
 
 WORD_SECONDS = 2.0
 """For the answer to a four-letter word. Longer waits for members that are down; shorter reports busy ones as down."""
-
-MILLISECOND = 0.001
 
 VERSION = Check("zookeeper-version", Severity.ERROR, "The server lacks requests that lockkit needs.", _PAGE)
 SESSION_SHORTENED = Check(
@@ -97,11 +95,8 @@ async def examine(examination: Examination) -> None:
     """
     url, options = examination.url, examination.options
     arguments = client_arguments(url, options)
-    try:
+    with refusal_explained(url):
         session = Session.opened(examination.host, arguments["hosts"], arguments, examination.ttl)
-    except (TypeError, ValueError) as error:
-        message = f"{url.safe_text} is not understood: kazoo does not take its options: {error}"
-        raise ConfigurationError(message, backend=url.safe_text) from error
     try:
         await session.connected()
         _check_session(examination, session.granted_seconds)

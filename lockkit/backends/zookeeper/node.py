@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
 __all__ = ["LockNode"]
 
 
+@dataclass(slots=True, eq=False)
 class LockNode:
     """
     A sequential ephemeral node, from the request that creates it until the server has confirmed that it is gone.
@@ -32,35 +34,22 @@ class LockNode:
         watched_over: Number of the connection over which the server was asked to tell when it goes away.
     """
 
-    __slots__ = (
-        "asked_at",
-        "directory",
-        "missed_at",
-        "name",
-        "owner",
-        "remove_at",
-        "session",
-        "session_id",
-        "token",
-        "ttl",
-        "watched_over",
-        "watched_path",
-    )
+    session: Session
+    owner: str
+    directory: str
+    session_id: int = field(init=False)
+    name: str | None = None
+    token: int = 0
+    watched_path: str | None = None
+    asked_at: float | None = None
+    ttl: float = 0.0
+    remove_at: float = inf
+    missed_at: float | None = None
+    watched_over: int = -1
 
-    def __init__(self, session: Session, owner: str, directory: str) -> None:
-        """Begin in the session as it is now; not created yet."""
-        self.session = session
-        self.session_id = session.id
-        self.owner = owner
-        self.directory = directory
-        self.name: str | None = None
-        self.token = 0
-        self.watched_path: str | None = None
-        self.asked_at: float | None = None
-        self.ttl = 0.0
-        self.remove_at = inf
-        self.missed_at: float | None = None
-        self.watched_over = -1
+    def __post_init__(self) -> None:
+        """Begin in the session as it is now."""
+        self.session_id = self.session.id
 
     @property
     def path(self) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ __all__ = [
     "client_label",
     "driver_options",
     "probe_arguments",
+    "refusal_explained",
     "root_of",
 ]
 
@@ -109,20 +111,11 @@ def _as_given(value: object) -> object:
     return value
 
 
-_DRIVER_PARSERS: Mapping[str, Callable[[Any], Any]] = MappingProxyType(
-    {
-        "use_ssl": validation.parse_bool,
-        "ca": validation.parse_text,
-        "certfile": validation.parse_text,
-        "keyfile": validation.parse_text,
-        "keyfile_password": validation.parse_text,
-        "verify_certs": validation.parse_bool,
-        "check_hostname": validation.parse_bool,
-        "randomize_hosts": validation.parse_bool,
-        "auth_data": _as_given,
-        "sasl_options": _as_given,
-    }
-)
+_DRIVER_PARSERS: Mapping[str, Callable[[Any], Any]] = {
+    **dict.fromkeys(("ca", "certfile", "keyfile", "keyfile_password"), validation.parse_text),
+    **dict.fromkeys(("use_ssl", "verify_certs", "check_hostname", "randomize_hosts"), validation.parse_bool),
+    **dict.fromkeys(("auth_data", "sasl_options"), _as_given),
+}
 
 
 def driver_options() -> Mapping[str, Option]:
@@ -173,6 +166,15 @@ def root_of(url: Url, prefix: str) -> str:
     except ValueError as error:
         raise _wrong(url, f"its path is not a ZooKeeper path ({error})") from error
     return f"{chroot.rstrip('/')}/{prefix}"
+
+
+@contextmanager
+def refusal_explained(url: Url) -> Iterator[None]:
+    """Raise `ConfigurationError` when kazoo's client refuses its arguments."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        raise _wrong(url, f"kazoo does not take its options: {error}") from error
 
 
 def _wrong(url: Url, problem: str) -> ConfigurationError:

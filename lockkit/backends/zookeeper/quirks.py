@@ -9,7 +9,7 @@ If a later kazoo changes one of these parts, that test fails, or importing this 
 from __future__ import annotations
 
 import socket
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kazoo.client import CLOSED_STATES, KazooClient
 from kazoo.exceptions import ConnectionClosedError, ConnectionDropped, SessionExpiredError
@@ -19,9 +19,6 @@ from kazoo.protocol.serialization import Close, CloseInstance, Connect, Create2,
 from kazoo.security import OPEN_ACL_UNSAFE
 
 from lockkit.runtime import let_go
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 __all__ = [
     "BoundedConnectionHandler",
@@ -50,7 +47,7 @@ class _CreateContainer(Create2):  # type: ignore[misc]  # kazoo has no types
 
 
 class _EndSession(Close):  # type: ignore[misc]  # kazoo has no types
-    """ZooKeeper's request ``closeSession``."""
+    """ZooKeeper's request ``closeSession``, whose answer one can wait for."""
 
     def __bool__(self) -> bool:
         """Be true: kazoo's own request is an empty tuple, and kazoo delivers no answer to a request that is false."""
@@ -91,16 +88,16 @@ def _acl(client: Any) -> Any:  # noqa: ANN401 - kazoo has no types
     return client.default_acl or OPEN_ACL_UNSAFE
 
 
-def sync(client: Any, path: str) -> Any:  # noqa: ANN401 - kazoo has no types
+def sync(client: Any) -> Any:  # noqa: ANN401 - kazoo has no types
     """Have the member that the client is connected to catch up with its leader. Only the leader answers."""
-    return _submit(client, Sync(client.chroot + path or "/"))
+    return _submit(client, Sync("/"))  # ZooKeeper ignores the path
 
 
 def end_session(client: Any) -> Any:  # noqa: ANN401 - kazoo has no types
     """
-    Ask the server to end the session, and have its answer, unlike with ``KazooClient.stop``.
+    Ask the server to end the session; give kazoo's result, unlike ``KazooClient.stop``.
 
-    Test: ``test_outages.py::TestLeftBehind::test_close_frees_all_locks_in_a_few_requests``.
+    Test: ``test_end_of_a_session_is_answered``.
     """
     return _submit(client, _EndSession())
 
@@ -147,30 +144,13 @@ class InterruptibleClient(KazooClient):  # type: ignore[misc]  # kazoo has no ty
     Test: ``test_interrupt_while_a_request_is_handed_over``.
     """
 
-    _connection: Any
-
-    def __init__(self, answer_seconds: float, ended: Callable[[], None], **arguments: Any) -> None:
-        """
-        Make it; nothing is sent.
-
-        Args:
-            answer_seconds: See `BoundedConnectionHandler`.
-            ended: See `BoundedConnectionHandler`.
-            arguments: For `KazooClient`.
-        """
+    def __init__(self, **arguments: Any) -> None:
+        """Make it, with a `BoundedConnectionHandler`; nothing is sent."""
         super().__init__(**arguments)
         kazoos_own = self._connection
-        self._connection = BoundedConnectionHandler(
+        self._connection: Any = BoundedConnectionHandler(
             self, kazoos_own.retry_sleeper, logger=self.logger, sasl_options=kazoos_own.sasl_options
         )
-        self._connection.answer_seconds = answer_seconds
-        self._connection.ended = ended
-
-    @property
-    def session_seconds(self) -> float:
-        """Session timeout that the server granted; 0 before the first connection."""
-        seconds: float = self._connection.session_seconds
-        return seconds
 
     def _call(self, request: Any, async_object: Any) -> Any:  # noqa: ANN401 - kazoo's
         if self.client_state in CLOSED_STATES:
@@ -210,8 +190,8 @@ class BoundedConnectionHandler(ConnectionHandler):  # type: ignore[misc]  # kazo
 
     - It tells the session timeout that the server granted, which kazoo only logs (python-zk/kazoo#769).
       Test: ``test_backend.py::TestSessionTimeout``.
-    - Logging in takes `answer_seconds` at most, and not the session timeout: a member that hangs must not cost the
-      session that another member would have kept (python-zk/kazoo#756). Test: ``test_login_is_bounded``.
+    - Each answer during the login is awaited for a few seconds, not for the session timeout: a member that hangs must
+      not cost the session that another member would have kept (python-zk/kazoo#756). Test: ``test_login_is_bounded``.
     - Handing over a request never blocks: kazoo wakes its thread through a socket pair that holds some hundred bytes,
       one for each request (python-zk/kazoo#577).
       Test: ``test_outages.py::TestKazoosThreads::test_thread_that_hangs_in_a_name_lookup_delays_nobody``.
@@ -224,15 +204,9 @@ class BoundedConnectionHandler(ConnectionHandler):  # type: ignore[misc]  # kazo
     - A client that was stopped while it connected does not keep that connection.
       Test: ``test_client_stopped_while_connecting_does_not_connect``.
 
-    Attributes:
-        answer_seconds: Longest wait for each answer while a connection is set up.
-        ended: Called in kazoo's thread when that ends, also after an error.
-        session_seconds: See `InterruptibleClient.session_seconds`.
+    It reports to its handler, `lockkit.backends.zookeeper.connection.Handler`.
     """
 
-    answer_seconds: float
-    ended: Callable[[], None]
-    session_seconds = 0.0
     _socket: Any
     _refused = False
     _pipe_is_full = False
@@ -241,12 +215,12 @@ class BoundedConnectionHandler(ConnectionHandler):  # type: ignore[misc]  # kazo
         """Run, in kazoo's thread. Afterwards end kazoo's other threads and close the socket pair."""
         try:
             super().zk_loop()
-        except Exception as error:  # noqa: BLE001 - kazoo has logged it, and told its listeners that it is closed
+        except Exception as error:  # noqa: BLE001 - kazoo has logged it, and reported to its listeners that it is closed
             self.handler.last_error = error
         finally:
             self.handler.stop()
             self.close()
-            self.ended()
+            self.handler.ended()
 
     def wake(self) -> None:
         """Have the thread look at the queue. Raises OSError or AttributeError when the socket pair is closed."""
@@ -272,12 +246,12 @@ class BoundedConnectionHandler(ConnectionHandler):  # type: ignore[misc]  # kazo
     def _invoke(self, timeout: float, request: Any, xid: int | None = None) -> Any:  # noqa: ANN401 - kazoo's
         """Send one of the requests with which a connection begins, and read its answer."""
         try:
-            answer = super()._invoke(min(timeout, self.answer_seconds), request, xid)
+            answer = super()._invoke(min(timeout, self.handler.answer_seconds), request, xid)
         except ConnectionDropped:
             self._refused = isinstance(request, Connect)
             raise
         if isinstance(request, Connect):
-            self.session_seconds = max(0, answer[0].time_out) / 1000
+            self.handler.session_seconds = max(0, answer[0].time_out) / 1000
         return answer
 
     def _connect(self, host: str, hostip: str, port: int) -> Any:  # noqa: ANN401 - kazoo's
@@ -303,17 +277,17 @@ class BoundedConnectionHandler(ConnectionHandler):  # type: ignore[misc]  # kazo
         snapshot and will refuse for ever. A new session needs the majority and is the latest transaction when its
         member answers. So if that comes before what this client has seen, the majority has lost it.
         """
-        client = self.client
+        client, seconds = self.client, self.handler.answer_seconds
         self._socket.close()
         try:
             with self._socket_error_handling():
                 self._socket = self.handler.connect_again()
             self._socket.settimeout(0)
             begin = Connect(0, 0, client._session_timeout, 0, bytes(16), False)  # noqa: SLF001, FBT003 - as kazoo does
-            super()._invoke(self.answer_seconds, begin)
-            self._submit(PingInstance, self.answer_seconds, PING_XID)
-            header, _, _ = self._read_header(self.answer_seconds)
-            self._submit(CloseInstance, self.answer_seconds, 1)
+            super()._invoke(seconds, begin)
+            self._submit(PingInstance, seconds, PING_XID)
+            header, _, _ = self._read_header(seconds)
+            self._submit(CloseInstance, seconds, 1)
         except (ConnectionDropped, KazooTimeoutError):
             return False
         return bool(0 < header.zxid < client.last_zxid)

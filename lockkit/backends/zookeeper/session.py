@@ -62,6 +62,7 @@ class Session:
         client: kazoo's.
         watches: What the server was asked to tell about nodes.
         requested_seconds: Session timeout that was asked for; 0 for the application's session.
+        adopted_seconds: Session timeout of the application's session, which kazoo does not tell; 0 before it is known.
         id: The server's name for the session, also while there is no connection; 0 before there is one, and after the
             server has ended it.
         held: The nodes in it that hold locks, by owner.
@@ -81,7 +82,7 @@ class Session:
         self.watches: Watches
         self.requested_seconds = 0.0
         self.id = 0
-        self._adopted_seconds = 0.0
+        self.adopted_seconds = 0.0
         self._failure: LockError | None = None
         self._failed_rounds_count = 0
         self._started = False
@@ -127,11 +128,7 @@ class Session:
     @property
     def granted_seconds(self) -> float:
         """Session timeout that the server granted; 0 before that is known."""
-        return self._adopted_seconds if self._connection is None else self._connection.session_seconds
-
-    def learn_granted(self, seconds: float) -> None:
-        """Note the timeout of an application's session, which kazoo does not tell."""
-        self._adopted_seconds = seconds
+        return self.adopted_seconds if self._connection is None else self._connection.session_seconds
 
     @property
     def usable(self) -> bool:
@@ -271,10 +268,6 @@ class Session:
             self._silent_since = None
             self._connection.hang_up()
 
-    def sync(self, path: str = "") -> Any:  # noqa: ANN401 - kazoo has no types
-        """Have the member that this session is connected to catch up with its leader; give kazoo's result."""
-        return sync(self.client, path)
-
     async def read(self, send: Callable[[], Any], until: float = inf) -> Any:  # noqa: ANN401 - kazoo has no types
         """Send a request that changes nothing, and again if no answer came. Raises as `answer`."""
         until = self._until(until)
@@ -327,7 +320,7 @@ class Session:
     def _request_children(self, path: str) -> tuple[float, Any]:
         """Send what `children` needs, in one round trip; give the time before, and kazoo's result."""
         asked_at = self._runtime.now()
-        self.sync(path)
+        sync(self.client)
         return asked_at, self.client.get_children_async(path)
 
     # -- losses ----------------------------------------------------------------------------------------------------
@@ -400,16 +393,12 @@ class Session:
             self.client.remove_listener(self._state_changed)
         return started and self.id != 0 and not self.ended
 
-    def ask_to_end(self) -> Any:  # noqa: ANN401 - kazoo has no types
-        """Ask the server to end it; give kazoo's result."""
-        return end_session(self.client)
-
     def end_soon(self) -> None:
         """End it without waiting for that: nothing is held in it."""
         if self.close() and self.usable and self._connection is not None:
             self.ended = True
             self._connection.expect_end()
-            self.ask_to_end()
+            end_session(self.client)
         else:
             self.stop()
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from lockkit.backend import CALL_SECONDS
 from lockkit.backends.zookeeper.connection import ANSWER_SECONDS, can_wait
-from lockkit.backends.zookeeper.quirks import requested_timeout
+from lockkit.backends.zookeeper.quirks import end_session, requested_timeout
 from lockkit.backends.zookeeper.session import MILLISECOND, Session
 from lockkit.errors import BackendUnavailable, LockError
 
@@ -168,7 +168,7 @@ class Sessions:
         probe = self._open(requested_timeout(session.client))
         try:
             await probe.connected(until)
-            session.learn_granted(probe.granted_seconds)
+            session.adopted_seconds = probe.granted_seconds
         finally:
             probe.end_soon()
 
@@ -217,7 +217,7 @@ class Sessions:
         left = [session for session in sessions if session.close()]
         problem: LockError | None = None
         while left:
-            asked = [(session, session.ask_to_end()) for session in left if session.usable]
+            asked = [(session, end_session(session.client)) for session in left if session.usable]
             answer_by = min(until, self._runtime.now() + ANSWER_SECONDS)
             for session, result in asked:
                 try:

@@ -1,5 +1,5 @@
 """
-What the server tells about nodes: a waiter is woken, or the node of a lease has gone.
+What the server reports about nodes: a waiter is woken, or the node of a lease has gone.
 
 One method is called for all nodes, so that kazoo keeps it once for each path: waits that ended leave nothing behind.
 """
@@ -83,7 +83,7 @@ class Watches:
     # -- leases ----------------------------------------------------------------------------------------------------
 
     def watch_lease(self, node: LockNode) -> Any:  # noqa: ANN401 - kazoo has no types
-        """Ask for the node of a lease, and to be told when it goes away; give kazoo's result."""
+        """Ask for the node of a lease, and watch it; give kazoo's result."""
         self._leases[node.path] = node
         # Before it is sent: should it go over the next connection, it is asked for once more, and not once less.
         node.watched_over = self.connections_count
@@ -91,9 +91,9 @@ class Watches:
 
     def watches_lease(self, node: LockNode) -> bool:
         """
-        Tell whether the server would have told that the node of a lease has gone.
+        Tell whether the server would have reported that the node of a lease has gone.
 
-        It tells that before it answers any later request. So one heartbeat serves all leases of the session.
+        It reports that before it answers any later request. So one heartbeat serves all leases of the session.
         """
         return node.watched_over == self.connections_count and node.path in self._leases
 

@@ -1,4 +1,4 @@
-"""What the tests of ZooKeeper have in common: a look at the tree that is not lockkit's, and waiting."""
+"""What the tests of ZooKeeper share: an independent view of the tree, waiters, and access to a client's sessions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PATIENCE = 60.0
 
 @contextmanager
 def kazoo_client(address: str, **options: Any) -> Iterator[KazooClient]:
-    """A client of kazoo's, as an operator or another program has it."""
+    """A kazoo client, like that of an operator or another program."""
     client = KazooClient(address, **options)
     client.start(PATIENCE)
     try:
@@ -49,22 +49,22 @@ def holding(locks: Iterable[Lock]) -> Iterator[list[Lease]]:
 
 
 def backend_of(client: Client | aio.Client) -> ZooKeeperBackend:
-    """What a client asks."""
+    """The backend of a client."""
     backend = client._engine.client.backend
     assert isinstance(backend, ZooKeeperBackend)
     return backend
 
 
 def sessions_of(client: Client | aio.Client) -> list[Session]:
-    """The sessions that a client has."""
+    """The sessions of a client."""
     return [session for session in backend_of(client)._sessions.all() if not session.failed]
 
 
 class Tree:
-    """What is at the server, seen by somebody else."""
+    """The nodes at the server, as another client sees them."""
 
     def __init__(self, client: KazooClient) -> None:
-        """Look through a client."""
+        """Use a client."""
         self.client = client
 
     def nodes(self, directory: str) -> list[str]:
@@ -75,7 +75,7 @@ class Tree:
             return []
 
     def until_empty(self, directory: str, within: float = PATIENCE) -> None:
-        """Wait until nobody stands in line."""
+        """Wait until the queue is empty."""
 
         def problem() -> str | None:
             found = self.nodes(directory)
@@ -84,27 +84,27 @@ class Tree:
         wait_until(problem, timeout=within)
 
     def until_waiting(self, directory: str, count: int) -> None:
-        """Wait until so many stand in line, the holder among them."""
+        """Wait until the queue has that many nodes, including the holder's."""
 
         def problem() -> str | None:
             found = len(self.nodes(directory))
-            return None if found == count else f"{found} and not {count} are in line"
+            return None if found == count else f"{found} and not {count} are in the queue"
 
         wait_until(problem, timeout=PATIENCE)
 
 
-class Line:
+class Waiters:
     """Threads that wait for a lock one after the other, each with a client of its own."""
 
     def __init__(self, tree: Tree, directory: str) -> None:
-        """Be empty."""
+        """Start no thread yet."""
         self._tree = tree
         self._directory = directory
         self._threads: list[threading.Thread] = []
         self.order: list[int] = []
 
-    def join(self, client: Client, name: str, ttl: float, present: int) -> None:
-        """Add a waiter, and return when it stands behind the `present` others."""
+    def add(self, client: Client, name: str, ttl: float, present: int) -> None:
+        """Start a waiter, and return when it is in the queue behind the `present` others."""
         number = len(self._threads)
 
         def wait() -> None:

@@ -1,4 +1,4 @@
-"""Locks on one ZooKeeper server: layout, options, logins, sessions of the application's, and what is cleaned up."""
+"""Locks on one ZooKeeper server: layout, options, logins, the application's sessions, and clean-up."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def server() -> Iterator[ZooKeeperServer]:
 
 
 class TestLayout:
-    """Where a lock lies, and who holds it."""
+    """Where a lock is stored, and who holds it."""
 
     def test_node_is_laid_out_as_kazoo_does(self, server: ZooKeeperServer, tree: Tree, connect: Connect) -> None:
         """The owner, kazoo's word and ZooKeeper's number; the token is the transaction that created it."""
@@ -75,8 +75,8 @@ class TestLayout:
         """Only what it refuses, so that people can read the others."""
         assert escape_name(name) == node
 
-    def test_line_is_ordered_across_the_end_of_zookeeper_s_numbers(self) -> None:
-        """They have 32 bits with a sign; strangers are left out, kazoo's readers are not."""
+    def test_queue_is_ordered_across_the_end_of_zookeeper_s_numbers(self) -> None:
+        """They have 32 bits with a sign. Other nodes are left out, kazoo's readers are not."""
         children = [
             "b__lock__-2147483648",
             "a__lock__2147483647",
@@ -88,7 +88,7 @@ class TestLayout:
         assert [one.owner for one in contenders(children)] == ["a", "b", "c"]
 
     def test_chroot_and_prefix_say_where(self, server: ZooKeeperServer, tree: Tree, connect: Connect) -> None:
-        """Missing directories are made; other places are other locks."""
+        """Missing directories are created; a lock in another directory is another lock."""
         client = connect(f"{server.url}/team/a?prefix=deep/locks")
         with client.lock("x", ttl=LONG):
             assert len(tree.nodes("/team/a/deep/locks/x")) == 1
@@ -113,7 +113,7 @@ class TestLayout:
     def test_single_try_creates_nothing_while_the_lock_is_busy(
         self, server: ZooKeeperServer, tree: Tree, connect: Connect
     ) -> None:
-        """A look is cheap, a node is a transaction of the whole ensemble."""
+        """Reading is cheap, creating a node is a transaction of the whole ensemble."""
         client, other = connect(server.url), connect(server.url)
         with client.lock("busy", ttl=LONG):
             before = tree.client.exists("/lockkit/busy").cversion
@@ -129,7 +129,7 @@ class TestWoken:
     def test_time_between_question_and_answer_is_not_part_of_the_lease(
         self, server: ZooKeeperServer, connect: Connect, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The process may have been stopped, and the session have ended, after kazoo's thread asked for the waiter."""
+        """After kazoo's thread sent the request, the process may have been stopped, and the session may have ended."""
         holder, waiter = connect(server.url), connect(server.url)
         backend = backend_of(waiter)
         wait, stopped = backend.wait, threading.Event()
@@ -151,7 +151,7 @@ class TestWoken:
 
 
 class TestCleanUp:
-    """Nothing is left, and nothing is missing."""
+    """Nothing is left behind, and no directory is missing."""
 
     def test_directory_of_an_unused_lock_goes_and_comes_again(
         self, server: ZooKeeperServer, tree: Tree, connect: Connect
@@ -312,7 +312,7 @@ class TestAdopted:
     """``from_client``."""
 
     def test_session_stays_the_application_s(self, server: ZooKeeperServer, tree: Tree) -> None:
-        """All ttls share it; closing leaves it open, and nothing of ours in it."""
+        """All ttls share it; closing leaves it open, without any node of lockkit's."""
         with kazoo_client(server.address, timeout=20) as theirs:
             client = lockkit.from_client(theirs)
             with client.lock("a", ttl=5) as short, client.lock("b", ttl=600) as long:
@@ -325,7 +325,7 @@ class TestAdopted:
             assert not theirs.state_listeners
 
     def test_asyncio_takes_it_too(self, server: ZooKeeperServer, tree: Tree) -> None:
-        """There is one form of kazoo's client for both faces."""
+        """The sync and async APIs take the same kazoo client."""
         tree.client.ensure_path("/below")
 
         async def scenario() -> None:
@@ -343,7 +343,7 @@ class TestAdopted:
             tree.until_empty("/lockkit/short")
 
     def test_client_must_be_started_and_have_threads(self, server: ZooKeeperServer) -> None:
-        """What cannot work says why."""
+        """Otherwise the error says why."""
         theirs = KazooClient(server.address)
         with lockkit.from_client(theirs) as client, pytest.raises(lockkit.ConfigurationError, match=r"start\(\)"):
             client.ping()
@@ -444,7 +444,7 @@ class TestAccess:
 
 
 class TestBadInput:
-    """What is wrong is said where it was given."""
+    """What is wrong is reported at once."""
 
     @pytest.mark.parametrize(
         ("url", "problem"),
@@ -471,7 +471,7 @@ class TestBadInput:
             lockkit.connect(url)
 
     def test_wrong_type_of_rights(self) -> None:
-        """Neither a text nor a list."""
+        """Neither a string nor a list."""
         with pytest.raises(lockkit.ConfigurationError, match="creator"):
             lockkit.connect("zookeeper://h", acl=5)
 
@@ -481,7 +481,7 @@ class TestBadInput:
             connect(server.url).lock("x", ttl=0.5)
 
     def test_nobody_listens(self, connect: Connect) -> None:
-        """Told at once, with the address and the reason."""
+        """Reported at once, with the address and the reason."""
         with ZooKeeperServer() as server:
             url = server.url
         with pytest.raises(lockkit.BackendUnavailable, match="refused") as raised:
@@ -489,7 +489,7 @@ class TestBadInput:
         assert raised.value.backend == url
 
     def test_directory_that_is_an_ephemeral_node(self, server: ZooKeeperServer, tree: Tree, connect: Connect) -> None:
-        """Somebody else's node stands where the lock should be."""
+        """Another client's node is where the lock's directory should be."""
         tree.client.ensure_path("/odd")
         tree.client.create("/odd/x", ephemeral=True)
 
@@ -498,7 +498,7 @@ class TestBadInput:
 
 
 def test_several_hosts_are_an_ensemble() -> None:
-    """Of which it may lose one; a single server is none."""
+    """Which may lose one; a single server is no ensemble."""
     with lockkit.connect("zookeeper://h1,h2,h3") as ensemble, lockkit.connect("zk://h1") as single:
         assert ensemble.capabilities.survives_node_loss
         assert not single.capabilities.survives_node_loss

@@ -1,4 +1,4 @@
-"""The doctor on ZooKeeper ensembles, each with one thing set wrongly."""
+"""The doctor on ZooKeeper ensembles, each with one wrong setting."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_ensemble() -> None:
 
 
 def test_member_without_a_majority() -> None:
-    """It answers, and says that it does not serve."""
+    """It answers that it serves no clients."""
     with ZooKeeperEnsemble(settings=SESSION_LIMITS) as ensemble, ZooKeeperServer(settings=SESSION_LIMITS) as other:
         for member in ensemble.members[:2]:
             member.kill()
@@ -76,12 +76,12 @@ def test_old_version(server: ZooKeeperServer, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_server_alone(server: ZooKeeperServer) -> None:
-    """Nobody stands in for it."""
+    """No other server can replace it."""
     assert set(found(url_of([server]))) == {"zookeeper-alone"}
 
 
 def test_open_access_rights(server: ZooKeeperServer) -> None:
-    """What lockkit does unless it is told otherwise, also with a login."""
+    """The default, also with a login."""
     assert set(found(server.url)) == {"zookeeper-alone", "zookeeper-open-acl"}
     assert "acl=creator" in found(f"zookeeper://app:{SECRET}@{server.address}")["zookeeper-open-acl"].fix
 
@@ -121,6 +121,6 @@ def test_tls_absent_across_a_network(server: ZooKeeperServer, monkeypatch: pytes
 
 
 def test_nobody_answers(server: ZooKeeperServer) -> None:
-    """That is an error as everywhere, and not a finding."""
+    """That is an error, as everywhere, not a finding."""
     with pytest.raises(lockkit.BackendUnavailable):
         examine(f"zookeeper://127.0.0.1:{server.port_for('nobody')}")

@@ -14,8 +14,8 @@ import lockkit.aio
 from lockkit.testing.servers import FaultProxy, ZooKeeperEnsemble, ZooKeeperServer, require, wait_until
 from tests.backends.zookeeper.support import (
     PATIENCE,
-    Line,
     Tree,
+    Waiters,
     end_session,
     holding,
     kazoo_client,
@@ -37,7 +37,7 @@ LONGEST = 120.0
 
 @pytest.fixture(scope="module")
 def ensemble() -> Iterator[ZooKeeperEnsemble]:
-    """Three servers. Who harms one mends it."""
+    """Three servers. A test that stops one starts it again."""
     require("zookeeper-ensemble", local=True)
     with ZooKeeperEnsemble() as running:
         yield running
@@ -49,12 +49,12 @@ def through(proxy: FaultProxy) -> str:
 
 
 class TestLostAnswers:
-    """The server did it, and the client cannot know."""
+    """The server carried out a request, and the client cannot know."""
 
     def test_creation_whose_answer_was_lost_is_found_by_its_owner(
         self, server: ZooKeeperServer, tree: Tree, proxy: FaultProxy, connect: Connect
     ) -> None:
-        """One node, which holds; nobody else does; nothing is left after the release."""
+        """One node, which holds the lock; nothing is left after the release."""
         client, other = connect(through(proxy)), connect(server.url)
         client.ping()
         dropped = proxy.drop_next_reply(match=b"__lock__")
@@ -69,7 +69,7 @@ class TestLostAnswers:
         assert tree.nodes("/lockkit/created") == []
 
     def test_the_same_with_asyncio(self, tree: Tree, proxy: FaultProxy) -> None:
-        """The two faces share the algorithm, and not the way in which answers are waited for."""
+        """The sync and async APIs share the algorithm, but wait for answers in different ways."""
 
         async def scenario() -> None:
             async with lockkit.aio.connect(through(proxy)) as client:
@@ -103,7 +103,7 @@ class TestLostAnswers:
     def test_release_whose_answer_was_lost_frees_nobody_else_s_lock(
         self, server: ZooKeeperServer, proxy: FaultProxy, connect: Connect
     ) -> None:
-        """It can be called again, and says nothing of a loss: the lock was ours until then."""
+        """It can be called again, and reports no loss: the client held the lock until then."""
         client, other = connect(through(proxy)), connect(server.url)
         lease = client.lock("released", ttl=LONG).acquire(PATIENCE)
         dropped = proxy.drop_next_reply(match=b"/lockkit/released/")
@@ -138,7 +138,7 @@ class TestSessions:
     def test_client_that_is_cut_off_loses_its_lease_by_the_deadline(
         self, server: ZooKeeperServer, proxy: FaultProxy, connect: Connect
     ) -> None:
-        """Nobody is granted the lock before; and the session that the server ended makes no trouble."""
+        """No other client is granted the lock before; the session that the server ended does no harm."""
         client, other = connect(through(proxy)), connect(server.url)
         lease = client.lock("cut-off", ttl=TTL).acquire(PATIENCE)
         proxy.blackhole()
@@ -154,7 +154,7 @@ class TestSessions:
     def test_expired_session_is_told_at_once_and_the_next_one_is_fresh(
         self, server: ZooKeeperServer, connect: Connect
     ) -> None:
-        """The server ends the session long before the deadline; the holder need not wait for that."""
+        """The server ends the session long before the deadline; the holder is notified at once."""
         client, other = connect(server.url), connect(server.url)
         reasons: list[str] = []
         told = threading.Event()
@@ -180,18 +180,18 @@ class TestSessions:
     ) -> None:
         """Its node is gone with the session; it gets another one, and then the lock."""
         holder, waiter = connect(server.url), connect(server.url)
-        line = Line(tree, "/lockkit/again")
+        waiters = Waiters(tree, "/lockkit/again")
         with holder.lock("again", ttl=LONG):
-            line.join(waiter, "again", LONG, 1)
+            waiters.add(waiter, "again", LONG, 1)
             before = tree.nodes("/lockkit/again")
 
             end_session(server, waiter)
 
             wait_until(lambda: None if changed(before, tree) else "the waiter has not come back", timeout=PATIENCE)
-        assert line.end() == [0]
+        assert waiters.end() == [0]
 
     def test_node_that_an_operator_deletes_is_a_lost_lease(self, server: ZooKeeperServer, connect: Connect) -> None:
-        """Told by the first renewal at the latest, and after that at once."""
+        """The first renewal detects it at the latest; after that it is detected at once."""
         client = connect(server.url)
         lease = client.lock("deleted", ttl=TTL).acquire(PATIENCE)
 
@@ -222,10 +222,10 @@ class TestSessions:
     ) -> None:
         """Twenty waiters keep their order, and the holder its lock."""
         holder = connect(server.url)
-        line = Line(tree, "/lockkit/storm")
+        waiters = Waiters(tree, "/lockkit/storm")
         with holder.lock("storm", ttl=LONG) as lease:
             for _ in range(20):
-                line.join(connect(through(proxy)), "storm", LONG, 1)
+                waiters.add(connect(through(proxy)), "storm", LONG, 1)
             nodes = tree.nodes("/lockkit/storm")
 
             for _ in range(50):
@@ -234,17 +234,17 @@ class TestSessions:
 
             assert lease.confirm()
             assert tree.nodes("/lockkit/storm") == nodes
-        assert line.end() == [*range(20)]
+        assert waiters.end() == [*range(20)]
         tree.until_empty("/lockkit/storm")
 
 
 class TestCrowds:
-    """What the server is asked for, counted by itself."""
+    """How many requests the server gets, as it counts them."""
 
     def test_release_wakes_one_waiter(self, server: ZooKeeperServer, tree: Tree, connect: Connect) -> None:
-        """No herd: a hand-over is a handful of requests, however long the line is."""
+        """No herd: a hand-over takes a few requests, however long the queue is."""
         clients = [connect(server.url) for _ in range(20)]
-        line = Line(tree, "/lockkit/herd")
+        waiters = Waiters(tree, "/lockkit/herd")
         entered, leave = threading.Event(), threading.Event()
 
         def second() -> None:
@@ -257,7 +257,7 @@ class TestCrowds:
         thread.start()
         tree.until_waiting("/lockkit/herd", 2)
         for client in clients[2:]:
-            line.join(client, "herd", LONG, 2)
+            waiters.add(client, "herd", LONG, 2)
         before = packets_count(server)
 
         first.release()
@@ -268,11 +268,11 @@ class TestCrowds:
         assert 3 <= asked <= 8
         leave.set()
         thread.join(PATIENCE)
-        assert line.end() == [*range(18)]
+        assert waiters.end() == [*range(18)]
 
     def test_renewals_of_many_leases_are_one_request(self, server: ZooKeeperServer, connect: Connect) -> None:
         """
-        The server tells when a node goes away, so one heartbeat of their session does for all that are due.
+        The server reports when a node goes away, so one heartbeat of their session serves all that are due.
 
         They were acquired one after the other and are due in some batches; asked for one by one it would be 300.
         """
@@ -312,12 +312,12 @@ class TestCrowds:
 
 
 class TestEnsemble:
-    """Three servers, of which a majority decides."""
+    """Three servers."""
 
     def test_leases_and_places_survive_the_death_of_the_leader(
         self, ensemble: ZooKeeperEnsemble, connect: Connect
     ) -> None:
-        """The sessions move to the members that are left; tokens go on."""
+        """The sessions move to the members that are left; tokens keep increasing."""
         client, other = connect(ensemble.url), connect(ensemble.url)
         lease = client.lock("election", ttl=20).acquire(PATIENCE)
         entered: list[int] = []
@@ -336,7 +336,7 @@ class TestEnsemble:
             old.start()
 
     def test_without_a_majority_nobody_is_granted_a_lock(self, ensemble: ZooKeeperEnsemble, connect: Connect) -> None:
-        """A bounded, clear error; the holder is told by its deadline; afterwards everything goes on."""
+        """A bounded, clear error; the holder is notified by its deadline; afterwards everything works again."""
         client, other = connect(ensemble.url), connect(ensemble.url)
         lease = client.lock("majority", ttl=TTL).acquire(PATIENCE)
         for member in ensemble.members[:2]:
@@ -370,7 +370,7 @@ class TestEnsemble:
 
 
 def changed(before: list[str], tree: Tree) -> bool:
-    """Whether the second in line is another one, or stands there anew."""
+    """Whether the waiter's node is a new one."""
     after = tree.nodes("/lockkit/again")
     return len(after) == 2 and set(after) != set(before)
 

@@ -1,4 +1,4 @@
-"""On the same path kazoo's ``Lock`` and lockkit keep each other out, first come, first served, in both directions."""
+"""On the same path kazoo's ``Lock`` and lockkit exclude each other, first come, first served."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def theirs(server: ZooKeeperServer) -> Iterator[KazooClient]:
 
 
 def test_their_lock_keeps_us_out(ours: Client, theirs: KazooClient) -> None:
-    """And its release wakes us: it deletes its node, which we watch."""
+    """Its release deletes its node, which lockkit watches, and so wakes lockkit's waiter."""
     lock = theirs.Lock("/lockkit/x", "their identifier")
     assert lock.acquire()
     assert ours.lock("x", ttl=LONG).try_acquire() is None
@@ -70,8 +70,8 @@ def test_our_lock_keeps_them_out(ours: Client, theirs: KazooClient) -> None:
     lock.release()
 
 
-def test_one_line_for_both(server: ZooKeeperServer, theirs: KazooClient, ours: Client) -> None:
-    """Ours and theirs are served in the order in which they came."""
+def test_one_queue_for_both(server: ZooKeeperServer, theirs: KazooClient, ours: Client) -> None:
+    """Waiters of both are served in the order of arrival."""
     tree, order, threads = Tree(theirs), list[int](), list[threading.Thread]()
     clients = [lockkit.connect(server.url) for _ in range(3)]
     contenders: list[Any] = []

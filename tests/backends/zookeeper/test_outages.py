@@ -1,4 +1,4 @@
-"""What ZooKeeper's clients leave behind, and how long they take, when servers hang, come back, or come back empty."""
+"""What lockkit's clients leave behind, and how long calls take, when servers hang, come back, or come back empty."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from lockkit.backend import Gone, Grant
 from lockkit.backends.zookeeper.backend import ZooKeeperBackend
 from lockkit.backends.zookeeper.connection import outcome
 from lockkit.backends.zookeeper.node import LockNode
+from lockkit.backends.zookeeper.quirks import sync
 from lockkit.backends.zookeeper.sessions import SESSIONS_MAX, session_timeout
 from lockkit.backends.zookeeper.short_leases import ShortLeases
 from lockkit.configuration.registry import split_options
@@ -151,14 +152,14 @@ class TestHungServer:
 
 
 class TestLeftBehind:
-    """Nothing but the server's word ends the duty to remove a node."""
+    """A client tries to remove a node until the server has confirmed that it is gone."""
 
     @pytest.mark.parametrize("face", FACES)
     def test_place_of_a_waiter_that_gave_up_in_an_outage_goes(self, fresh: ZooKeeperServer, face: Face) -> None:
         """
         The session survives the outage, which is longer than the ttl: the server has its nodes when it is back.
 
-        Nobody would ever take the lock when the turn of such a node had come.
+        Once such a node is first, nobody could take the lock any more.
         """
 
         async def body(driver: FaceDriver) -> None:
@@ -184,7 +185,7 @@ class TestLeftBehind:
         play(face, fresh.url, body)
 
     def test_place_in_an_application_s_session_goes_though_the_client_is_closed(self, fresh: ZooKeeperServer) -> None:
-        """The session goes on after `close()`, and would keep the node."""
+        """The session lives on after `close()`, and would keep the node."""
         with kazoo_client(fresh.address, timeout=LONG) as theirs, lockkit.connect(fresh.url) as other:
             client = lockkit.from_client(theirs)
             lease = other.lock("x", ttl=LONG).acquire()
@@ -245,7 +246,7 @@ class TestLeftBehind:
 
 
 class TestShortLeases:
-    """What removes nodes later goes on, whatever strikes it."""
+    """Nodes are removed later, whatever happens to the task or thread that does it."""
 
     def test_cancelled_task_is_started_again_on_demand(self, server: ZooKeeperServer, tree: Tree) -> None:
         """A program may cancel all tasks of its loop."""
@@ -368,14 +369,14 @@ def connected(client: lockkit.Client) -> bool:
 
 
 class TestOlderData:
-    """The ensemble comes back without what its clients have seen: it refuses them for ever."""
+    """The ensemble comes back without what its clients have seen, and refuses them for ever."""
 
     @pytest.mark.parametrize("face", FACES)
     @pytest.mark.parametrize("restored", ["empty", "snapshot"])
     def test_clients_go_on_in_new_sessions(
         self, fresh: ZooKeeperServer, tmp_path: Path, face: Face, restored: str
     ) -> None:
-        """The holder is told that its session has ended, long before its deadline; waiters stand in line again."""
+        """The holder is notified that its session has ended, long before its deadline; waiters queue again."""
 
         async def body(driver: FaceDriver) -> None:
             first = await driver.connect()
@@ -406,7 +407,7 @@ class TestOlderData:
 
 
 class TestKazoosThreads:
-    """They send heartbeats and wake waiters: nothing may hold them up, and one that dies is replaced."""
+    """They send heartbeats and wake waiters: nothing may delay them, and one that dies is replaced."""
 
     def test_handler_of_the_log_may_use_a_lock_of_the_client(self, server: ZooKeeperServer) -> None:
         """When a lease is lost with its session, the log says so."""
@@ -425,7 +426,7 @@ class TestKazoosThreads:
                 began = monotonic()
                 end_session(server, client)
                 assert lease.wait_lost(PATIENCE)
-                wait_until(lambda: None if found else "the handler is at it", timeout=PATIENCE)
+                wait_until(lambda: None if found else "the handler still waits", timeout=PATIENCE)
                 assert found[0] is not None
                 assert monotonic() - began < PATIENCE / 2
         finally:
@@ -433,7 +434,7 @@ class TestKazoosThreads:
 
     @pytest.mark.parametrize("face", FACES)
     def test_thread_that_died_costs_its_leases_and_no_more(self, server: ZooKeeperServer, face: Face) -> None:
-        """They are told, and the client goes on in another session."""
+        """Their holders are notified, and the client continues in another session."""
 
         async def body(driver: FaceDriver) -> None:
             client = await driver.connect()
@@ -452,7 +453,7 @@ class TestKazoosThreads:
     def test_thread_that_hangs_in_a_name_lookup_delays_nobody(
         self, server: ZooKeeperServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Neither a call, nor the handing over of thousands of requests, nor `close()`; they are answered later."""
+        """Neither a call, nor thousands of requests, which are answered later, nor `close()`."""
         look_up, go_on, asked = socket.getaddrinfo, threading.Event(), threading.Event()
         stuck = False
 
@@ -473,7 +474,9 @@ class TestKazoosThreads:
             proxy.cut()
             assert asked.wait(PATIENCE)
             results: list[Any] = []
-            asking = threading.Thread(target=lambda: results.extend(session.sync() for _ in range(2000)), daemon=True)
+            asking = threading.Thread(
+                target=lambda: results.extend(sync(session.client) for _ in range(2000)), daemon=True
+            )
             asking.start()
             began = monotonic()
             with pytest.raises(lockkit.BackendUnavailable):
@@ -549,7 +552,7 @@ def opened() -> Iterator[Callable[[str], Backend]]:
 
 
 class TestWhatAnswersProve:
-    """Answers that must not be taken for more than they are."""
+    """What an answer proves, and what it does not."""
 
     def test_node_of_another_session_is_not_ours(
         self, server: ZooKeeperServer, tree: Tree, opened: Callable[[str], Backend]
@@ -611,14 +614,14 @@ class TestWhatAnswersProve:
 
 @pytest.fixture(scope="module")
 def ensemble() -> Iterator[ZooKeeperEnsemble]:
-    """Three servers that are patient with each other: a follower serves on for ten seconds without its leader."""
+    """Three servers with a long syncLimit: a follower serves for ten more seconds without its leader."""
     require("zookeeper-ensemble", local=True)
     with ZooKeeperEnsemble(settings={"syncLimit": "50"}) as running:
         yield running
 
 
 class TestFollowerWithoutLeader:
-    """It answers reads from what it has, and the leader counts the sessions meanwhile."""
+    """It answers reads from its own copy, while the leader counts the session timeouts."""
 
     @pytest.fixture
     def cut_off(self, ensemble: ZooKeeperEnsemble) -> Iterator[tuple[ZooKeeperServer, Callable[[], None]]]:

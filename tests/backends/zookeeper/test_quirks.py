@@ -15,7 +15,7 @@ from kazoo.protocol.states import Callback
 
 import lockkit
 from lockkit.backends.zookeeper.connection import _encrypted, outcome
-from lockkit.backends.zookeeper.quirks import UnjoinedThreadsHandler
+from lockkit.backends.zookeeper.quirks import UnjoinedThreadsHandler, end_session
 from lockkit.runtime import BlockingRuntime, drive, monotonic
 from lockkit.testing.servers import wait_until
 from tests.backends.zookeeper.support import PATIENCE, sessions_of
@@ -73,6 +73,15 @@ def test_interrupt_while_a_request_is_handed_over(server: ZooKeeperServer, conne
         client.ping()
 
     client.ping()
+
+
+def test_end_of_a_session_is_answered(server: ZooKeeperServer, connect: Connect) -> None:
+    """So that `close()` returns when the locks are free."""
+    client = connect(server.url)
+    client.ping()
+    (session,) = sessions_of(client)
+
+    assert end_session(session.client).get(timeout=PATIENCE / 4) is True
 
 
 def test_interrupted_wait_leaves_no_lock_taken() -> None:

@@ -1,4 +1,4 @@
-"""Optimistic updates lose nothing and end: in ZooKeeper on a real server, on both faces."""
+"""Optimistic updates in ZooKeeper, on a real server, through the sync and async APIs: they lose nothing, and end."""
 
 from __future__ import annotations
 

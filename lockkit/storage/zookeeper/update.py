@@ -2,8 +2,8 @@
 Optimistic updates of a ZooKeeper node: see `lockkit.optimistic`.
 
 ZooKeeper counts the changes of a node, and ``setData`` and ``delete`` may name the count that they expect (ZooKeeper
-Programmer's Guide, "ZooKeeper Data Model"). A node that was deleted and created anew counts from 0 again: if it then
-had just as many changes, it would be taken for the old one.
+Programmer's Guide, "ZooKeeper Data Model"). Known limit: a node that was deleted and created anew counts from 0 again,
+and after the same number of changes it looks like the old one.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class NodeUpdate(OptimisticUpdate):
             message = f"client must be a KazooClient with kazoo's own threads, not {validation.shown(client)}"
             raise ConfigurationError(message)
         if not isinstance(path, str) or not path.startswith("/"):
-            message = f"the path of a node is a str that begins with a slash, not {validation.shown(path)}"
+            message = f"path must be a str that starts with a slash, not {validation.shown(path)}"
             raise ConfigurationError(message)
         super().__init__(runtime, fn, path)
         self._client = client
@@ -79,28 +79,28 @@ class NodeUpdate(OptimisticUpdate):
         except NoNodeError as error:
             if stat is not None:
                 raise Conflict from error
-            message = f"{self._path!r} at {self.label} cannot be created: the node above it is missing, create that"
+            message = f"{self._path!r} at {self.label} cannot be created: create its parent node first"
             raise ConfigurationError(message, name=self._path) from error
         except NotEmptyError as error:
             message = f"{self._path!r} at {self.label} has children and cannot be deleted"
             raise ConfigurationError(message, name=self._path) from error
 
     async def _change(self, ask: Callable[[str], Any]) -> None:
-        """Ask for a change. Where nobody knows whether it was made, it is not tried again."""
+        """Send a change. If it may have been made already, it is not sent again."""
         try:
             await self._ask(ask)
         except BackendUnavailable as error:
             if was_unanswered(error):
                 message = (
-                    f"the change of {self._path!r} at {self.label} may have been made: {error}. It was not tried "
-                    "again, which could make it twice: read the node"
+                    f"the change of {self._path!r} at {self.label} may have been made: {error}. lockkit did not retry "
+                    "it, which could make it twice: read the node"
                 )
                 raise BackendUnavailable(message, name=self._path) from error.__cause__
             raise
 
     async def _ask(self, ask: Callable[[str], Any]) -> Any:  # noqa: ANN401 - kazoo has no types
         if not self._client.connected:
-            # kazoo would keep the request, and send it when it is connected again, which may be much later.
+            # kazoo would queue the request, and send it when it is connected again, which may be much later.
             message = f"no connection to {self.label}: is the client started, and the ensemble up?"
             raise BackendUnavailable(message, name=self._path)
         try:

@@ -171,7 +171,7 @@ def test_refused_arguments(data: KazooClient) -> None:
         (data, b"/data/x", bytes, "slash"),
         (data, "/data/x", 5, "function"),
         (data, "/data/x", lambda _: 5, "bytes or a str"),
-        (data, "/data/none/x", lambda _: b"", "node above"),
+        (data, "/data/none/x", lambda _: b"", "parent"),
         (data, "/data/parent", lambda _: DELETE, "children"),
     ):
         with pytest.raises(lockkit.ConfigurationError, match=problem):

@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, overload
 
 from lockkit.storage.drivers import load
+from lockkit.storage.sql import FENCES
+from lockkit.storage.sql import LOCKS as TABLE
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -33,12 +35,6 @@ if TYPE_CHECKING:
     from lockkit.storage.sql.client import ApplicationTransaction, Asynchronous, Blocking
 
 __all__ = ["FENCES", "TABLE", "TransactionLock", "create_tables", "ddl", "lock_in"]
-
-TABLE = "lockkit_tx"
-"""Default table of `lock_in`."""
-
-FENCES = "lockkit_fences"
-"""Default table of `lockkit.fencing.SqlGuard`."""
 
 
 @dataclass(frozen=True, slots=True)

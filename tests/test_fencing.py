@@ -132,7 +132,7 @@ def test_error_of_a_script_is_the_application_s_own(face: Face, data: redis.Redi
 
 
 def test_keys_of_one_scope_are_guarded_together(face: Face, data: redis.Redis) -> None:
-    """Who was replaced is kept from all that the lock protects, not only from what the next holder has written."""
+    """A replaced holder can change nothing that the lock protects, not even what the next holder has not written."""
     face.guard(lambda guard: guard.set("{seat}:customer", "Ben", token=8, scope="{seat}"))
 
     with pytest.raises(lockkit.StaleToken):
@@ -199,7 +199,7 @@ def test_forgotten_script_is_sent_again(face: Face, data: redis.Redis) -> None:
 
 @pytest.mark.parametrize("content", ["nonsense", "-1", "", ["a", "list"]])
 def test_foreign_content_of_a_mark_is_named(face: Face, data: redis.Redis, content: Any) -> None:  # noqa: ANN401 - two types
-    """Nothing is written, and nobody's key is overwritten."""
+    """Nothing is written, and no other program's key is overwritten."""
     if isinstance(content, list):
         data.rpush("lockkit:guard:{x}", *content)
     else:
@@ -375,7 +375,7 @@ def test_guard_in_this_process_is_free_after_an_error() -> None:
 
 
 def test_driver_is_loaded_by_the_guard_that_needs_it() -> None:
-    """Who guards a dict needs no Redis."""
+    """To guard a dict you need no Redis."""
     script = (
         "import sys, lockkit\n"
         "lockkit.fencing.TokenGuard().accept(1); lockkit.optimistic.with_retry\n"
@@ -383,11 +383,13 @@ def test_driver_is_loaded_by_the_guard_that_needs_it() -> None:
         "sys.modules['redis'] = None\n"
         "try: lockkit.fencing.RedisGuard\n"
         "except lockkit.ConfigurationError as error: print(error)\n"
+        "try: lockkit.optimistic.with_retry(None, 'x', str)\n"
+        "except lockkit.ConfigurationError as error: print(error)\n"
     )
 
     said = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, check=True, text=True, timeout=60)
 
-    assert "pip install 'lockkit[redis]'" in said.stdout
+    assert said.stdout.count("pip install 'lockkit[redis]'") == 2
     assert "RedisGuard" in dir(lockkit.fencing)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = lockkit.fencing.nothing

@@ -335,7 +335,7 @@ def test_no_password_in_any_message_or_repr(frame: str, password: str) -> None:
     """Also of passwords that were pasted without encoding, wherever that makes the parser see them."""
     # An @ and then a comma are the end of one host and the beginning of the next, as in redlock://u:p@h1,v:q@h2.
     assume(not re.search("@.*,", password))
-    # What stands before a colon is a user name, or the scheme: those are shown.
+    # The part before a colon is a user name, or the scheme: messages show those.
     assume(not (frame.startswith(("{}", "redis://{}")) and re.search("Zq7w.*:", password)))
     text = frame.format(*[password] * frame.count("{}"))
     try:

@@ -313,7 +313,7 @@ def test_escape_keeps_different_names_different(one: str, other: str) -> None:
 
 @pytest.mark.parametrize("text", ["%", "a%2", "%zz", "%é0", "%-1", "%ff", "%C3", "%+2"])
 def test_unescape_refuses_what_escape_never_writes(text: str) -> None:
-    """A foreign client's key is told from an escaped name."""
+    """A foreign client's key is distinguished from an escaped name."""
     with pytest.raises(ConfigurationError, match="not an escaped lock name"):
         validation.unescape(text)
 
@@ -338,7 +338,7 @@ def test_percent_decode_agrees_with_the_standard_library(text: str) -> None:
     [("30", 30.0), ("0", 0.0), ("1.5", 1.5), (".5", 0.5), ("1e3", 1000.0), (2, 2.0), (timedelta(seconds=3), 3.0)],
 )
 def test_parse_seconds_takes_text_and_numbers(value: object, number: float) -> None:
-    """The same option may stand in a URL and in a call."""
+    """The same option may be given in a URL and in a call."""
     assert validation.parse_seconds(value) == number
 
 

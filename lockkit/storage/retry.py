@@ -52,7 +52,7 @@ class Conflict(LockError):
 
 class OptimisticUpdate(ABC):
     """
-    One call of an update function: tries until nobody interferes. Written once for the sync and async APIs.
+    One call of an update function: it tries until no other writer interferes. Written once for the sync and async APIs.
 
     Attributes:
         name: What is changed, for errors.

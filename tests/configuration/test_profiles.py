@@ -77,7 +77,7 @@ def test_the_first_that_says_something_decides(
 
 
 def test_files_are_not_read_unless_a_profile_is_wanted(tmp_path: Path) -> None:
-    """A broken file of somebody else's does not stop who never asked for it."""
+    """A broken file of another project does not stop a program that does not use it."""
     write(tmp_path, "this is no TOML")
 
     assert resolve(directory=tmp_path).url.text == "file:"
@@ -246,7 +246,7 @@ def test_malformed_url_from_a_variable_is_not_shown(tmp_path: Path) -> None:
     ],
 )
 def test_environment_that_is_wrong_never_falls_back(tmp_path: Path, environ: dict[str, str], part: str) -> None:
-    """A lock of this machine alone where the others use a server would exclude nobody."""
+    """A lock of this machine alone, where the others use a server, would exclude no other machine."""
     with pytest.raises(ConfigurationError, match=part) as caught:
         resolve(directory=tmp_path, environ=environ)
 
@@ -311,7 +311,7 @@ def test_file_of_settings_that_is_wrong(tmp_path: Path, text: str, part: str) ->
     ],
 )
 def test_pyproject_that_is_wrong(tmp_path: Path, text: str, part: str) -> None:
-    """What the message proposes stands below tool.lockkit."""
+    """The table that the message proposes is below tool.lockkit."""
     write(tmp_path, text, name="pyproject.toml")
 
     with pytest.raises(ConfigurationError, match=part):

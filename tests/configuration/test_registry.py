@@ -189,7 +189,7 @@ def test_scheme_registered_twice_is_refused(install: Callable[..., None]) -> Non
 
 
 def test_the_same_registration_seen_twice_is_one(install: Callable[..., None]) -> None:
-    """A checkout and its installation stand side by side."""
+    """A checkout and its installation may both be present."""
     install("stranger", zoo="fake_backends:Fake")
     install("stranger_editable", zoo="fake_backends:Fake")
 
@@ -271,7 +271,7 @@ def test_driver_is_asked_only_when_needed() -> None:
     [("tll", "ttl"), ("unavailable", "unavailable_after"), ("prefx", "prefix"), ("socket_timout", "socket_timeout")],
 )
 def test_unknown_option_suggests_the_nearest(name: str, suggestion: str) -> None:
-    """Whether it stands in the URL or in the call, and whosever option was meant."""
+    """In the URL and in the call, for an option of lockkit and of the driver."""
     for query, given in ((f"?{name}=1", {}), ("", {name: 1})):
         with pytest.raises(ConfigurationError, match=rf"unknown option '{name}' .*\(did you mean '{suggestion}'\?\)"):
             registry.split_options(Fake, parse(f"fake://u:hunter2@h{query}"), given)
@@ -379,7 +379,7 @@ def test_adopt_goes_on_to_the_backend_that_has_the_option() -> None:
 
 @pytest.mark.usefixtures("_adopters")
 def test_adopt_reports_the_option_that_nobody_has() -> None:
-    """Not that nobody takes the object."""
+    """And not that no backend accepts the object."""
     with pytest.raises(ConfigurationError, match="unknown option 'prefx' for Fake"):
         registry.adopt(Connection(), {"prefx": "x"}, HOST)
 
@@ -405,7 +405,7 @@ def test_adopt_asks_third_party_backends_too(install: Callable[..., None]) -> No
 
 
 def test_adopt_passes_over_third_party_backends_without_their_driver(install: Callable[..., None]) -> None:
-    """Nobody has an object of a driver that is not installed; nor can a stranger take the place of a built-in one."""
+    """No object can come from a driver that is not installed; and no package can replace a built-in backend."""
     install("broken", broken="no_such_module:Backend", memory="fake_backends:Fake")
 
     with pytest.raises(ConfigurationError, match=r"no backend accepts a connection of type fakedb\.client\.Connection"):

@@ -22,6 +22,7 @@ from sqlalchemy.orm.exc import StaleDataError
 from lockkit import validation
 from lockkit.errors import ConfigurationError
 from lockkit.runtime import drive
+from lockkit.storage.sql import FENCES
 from lockkit.storage.sql.client import (
     ApplicationTransaction,
     Asynchronous,
@@ -33,7 +34,7 @@ from lockkit.storage.sql.client import (
     problem_of,
     translating,
 )
-from lockkit.storage.sql.schema import FENCES, KEYS, Family, ensure, family_of, key_of, make_here, quoted
+from lockkit.storage.sql.schema import KEYS, Family, ensure, family_of, key_of, make_here, quoted
 from lockkit.storage.tokens import check_token, stale_token
 
 if TYPE_CHECKING:

@@ -151,9 +151,9 @@ class _Postgres(_Locker):
             if found is None:
                 return None
             row = found
-        token, started = row
-        if token < started:
-            token = self._draw(connection, sql, given, started)
+        token, started_us = row
+        if token < started_us:
+            token = self._draw(connection, sql, given, started_us)
         return int(token)
 
     def _wait(self, connection: Connection, sql: Statements, given: dict[str, str], wait: float) -> Any:  # noqa: ANN401 - a row
@@ -178,15 +178,15 @@ class _Postgres(_Locker):
         connection.execute(text("RELEASE SAVEPOINT lockkit"))
         return row
 
-    def _draw(self, connection: Connection, sql: Statements, given: dict[str, str], started: int) -> int:
+    def _draw(self, connection: Connection, sql: Statements, given: dict[str, str], started_us: int) -> int:
         """Draw a number for a locked row that is new, or that gets its first token since the server's start."""
         token: int = connection.execute(sql["draw"], given).scalar_one()
-        if token < started:
+        if token < started_us:
             # setval could lower what others have drawn, so only one transaction at a time calls it, and only while the
             # number is too low. The rollback ends the advisory lock, but does not undo setval (manual, 9.17).
             connection.execute(text("SAVEPOINT lockkit"))
             connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": ADVISORY_KEY})
-            connection.execute(sql["raise"], {"started": started})
+            connection.execute(sql["raise"], {"started_us": started_us})
             _roll_back_to_savepoint(connection)
             token = connection.execute(sql["draw"], given).scalar_one()
         return token
@@ -202,7 +202,7 @@ def _postgres(table: str, tokens: str) -> Statements:
     number = f"'{tokens}'::regclass"
     # The second: when a replica received the last transaction of its primary. Numbers drawn after that are lost.
     began = "greatest(pg_postmaster_start_time(), pg_last_xact_replay_timestamp())"
-    started = f"(extract(epoch FROM {began}) * 1000000)::bigint"
+    started_us = f"(extract(epoch FROM {began}) * 1000000)::bigint"
     now = dialect_named("postgresql").now_us
     name = KEYS["postgresql"].format("name")
     statements = {
@@ -212,11 +212,11 @@ def _postgres(table: str, tokens: str) -> Statements:
         "lock": (
             f"INSERT INTO {table} AS held (name, owner, token) VALUES ({name}, :owner, 0) ON CONFLICT (name) DO UPDATE "
             f"SET owner = excluded.owner, token = CASE WHEN held.owner = excluded.owner THEN held.token "
-            f"ELSE nextval({number}) END RETURNING token, {started}"
+            f"ELSE nextval({number}) END RETURNING token, {started_us}"
         ),
         "draw": f"UPDATE {table} SET token = nextval({number}) WHERE name = {name} RETURNING token",
         # A replica's clock may be behind the clock of the primary that it followed.
-        "raise": f"SELECT setval({number}, greatest({now}, :started)) FROM {tokens} WHERE last_value < :started",
+        "raise": f"SELECT setval({number}, greatest({now}, :started_us)) FROM {tokens} WHERE last_value < :started_us",
         "limit": "SELECT set_config('lock_timeout', :limit, true)",
     }
     return {key: text(statement) for key, statement in statements.items()}
@@ -387,7 +387,7 @@ class _SQLite(_Locker):
     """SQLite: a writer excludes all other writers, whatever the name, until its transaction ends."""
 
     def attempt(self, connection: Connection, wait: float | None) -> int | None:
-        began = not _in_transaction(connection)
+        was_idle = not _in_transaction(connection)
         started = self._runtime.now()
         limit = _SQLITE_WAIT_MAX if wait is None else min(wait, _SQLITE_WAIT_MAX)
         self.owner = transaction_of(connection, self._runtime)
@@ -396,7 +396,7 @@ class _SQLite(_Locker):
         except exc.DBAPIError as error:
             if problem_of(error) is not Problem.BUSY:
                 raise
-            if began and _in_transaction(connection):
+            if was_idle and _in_transaction(connection):
                 connection.exec_driver_sql("ROLLBACK")  # undoes only the driver's BEGIN before this statement
             elif self._runtime.now() - started < limit * 0.9:
                 # SQLite did not wait, because this transaction has read, and the writer waits for it to end (SQLite

@@ -25,6 +25,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from lockkit.backends.sql.schema import parse_table
 from lockkit.errors import ConfigurationError, Unsupported
+from lockkit.storage.sql import FENCES, LOCKS
 from lockkit.storage.sql.client import Problem, data_error, problem_of, spare
 from lockkit.validation import shown
 
@@ -35,9 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ADVISORY_KEY",
-    "FENCES",
     "KEYS",
-    "LOCKS",
     "Family",
     "Kind",
     "create",
@@ -52,9 +51,6 @@ __all__ = [
 
 Family = Literal["postgresql", "mysql", "sqlite"]
 Kind = Literal["locks", "fences"]
-
-LOCKS = "lockkit_tx"
-FENCES = "lockkit_fences"
 
 _FAMILIES: dict[str, Family] = {
     "postgresql": "postgresql",

@@ -29,7 +29,7 @@ PATIENCE = 60.0
 @dataclass(frozen=True, slots=True)
 class Face:
     """
-    One of the two faces, asked from blocking code.
+    The sync or the async API, called from blocking code.
 
     Attributes:
         name: ``sync`` or ``asyncio``.
@@ -49,7 +49,7 @@ class Face:
         )
 
     def update(self, key: Any, fn: Any, **given: Any) -> Any:  # noqa: ANN401 - also what is no key
-        """Call `with_retry` or its twin."""
+        """Call `with_retry` or `with_retry_async`."""
         return self.client(
             lambda client: lockkit.optimistic.with_retry(client, key, fn, **given),
             lambda client: lockkit.optimistic.with_retry_async(client, key, fn, **given),

@@ -92,6 +92,22 @@ def test_asyncio_function_may_be_async(server: RedisServer, data: redis.Redis) -
     assert data.get("x") == "!"
 
 
+def test_sync_call_refuses_a_coroutine_function(server: RedisServer, data: redis.Redis) -> None:
+    """Its coroutine would never run."""
+
+    async def change(now: object) -> str:
+        raise AssertionError(now)
+
+    wrong: Any = change
+    with (
+        redis.Redis(port=server.port) as client,
+        pytest.raises(lockkit.ConfigurationError, match="use the function that ends in _async"),
+    ):
+        with_retry(client, "x", wrong)
+
+    assert not data.exists("x")
+
+
 def test_none_leaves_the_value_and_delete_removes_it(face: Face, data: redis.Redis) -> None:
     """The two answers that are no value."""
     data.set("x", "1")
@@ -149,7 +165,7 @@ def test_any_touch_of_the_key_counts_as_a_change(face: Face, data: redis.Redis, 
 
 
 def test_attempts_bound_the_tries(face: Face, data: redis.Redis) -> None:
-    """LockTimeout names the key, and nothing of ours was written."""
+    """LockTimeout names the key, and the loser has written nothing."""
     rival = Rival(data, times=100)
 
     with pytest.raises(lockkit.LockTimeout, match=r"'x' at .*: other writers were faster in all of 3 tries") as caught:
@@ -324,7 +340,7 @@ def test_asyncio_cluster_is_unsupported_with_the_reason() -> None:
 
 
 def test_eight_processes_lose_no_update(server: RedisServer, data: redis.Redis) -> None:
-    """What eight processes added is what is there, though they got in one another's way."""
+    """The value is the sum of what eight processes added, although they collided."""
     asked = support.all_done([support.start("count", server.port, "x", 100) for _ in range(8)])
 
     assert data.get("x") == "800"

@@ -51,7 +51,7 @@ OLD = sa.Table(
 
 @pytest.fixture(params=KINDS)
 def base(request: pytest.FixtureRequest, bases: dict[str, Base]) -> Base:
-    """Each kind in turn, with two seats that nobody has."""
+    """Each kind in turn, with two free seats."""
     base = bases[request.param]
     with base.engine() as engine:
         for metadata in (Model.metadata, OLD.metadata):
@@ -251,7 +251,7 @@ def test_token_goes_with_a_rollback(base: Base) -> None:
 def test_stale_writer_that_came_first_is_waited_for_and_a_later_one_refused(
     bases: dict[str, Base], kind: str, what: str
 ) -> None:
-    """The row stays locked until the transaction ends, so nobody writes between comparison and commit."""
+    """The row stays locked until the transaction ends, so no other transaction writes between comparison and commit."""
     base = bases[kind]
     with base.engine() as engine:
         Model.metadata.drop_all(engine)
@@ -348,7 +348,7 @@ def test_missing_table_of_scopes_is_named_if_it_is_not_to_be_made(base: Base) ->
 
 @pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
 def test_eight_processes_write_in_the_order_of_their_tokens(bases: dict[str, Base], kind: str, tmp_path: Any) -> None:  # noqa: ANN401 - a Path
-    """Whoever is late is refused: the order of writes is that of the tokens."""
+    """Late writers are refused: the order of writes is that of the tokens."""
     base = bases[kind]
     base.rows("DROP TABLE IF EXISTS lockkit_fences")
     journal = tmp_path / "tokens"
@@ -364,7 +364,7 @@ def test_eight_processes_write_in_the_order_of_their_tokens(bases: dict[str, Bas
 
 @pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
 def test_execute_locks_the_rows_that_it_looks_at(bases: dict[str, Base], kind: str) -> None:
-    """From the look at the tokens on nobody else comes between: otherwise half of the rows could be changed."""
+    """No other transaction writes after the guard has read the tokens: otherwise half of the rows could be changed."""
     base = bases[kind]
     seats = sa.Table("looked_at", sa.MetaData(), sa.Column("name", sa.String(20), primary_key=True), fence_column())
     refused: list[str] = []

@@ -49,7 +49,7 @@ def engine(base: Base) -> Iterator[sa.Engine]:
 
 
 def taken(engine: sa.Engine, name: str, timeout: float | None = 0) -> bool:
-    """Whether somebody holds a lock, seen from another transaction."""
+    """Whether a lock is held, seen from another transaction."""
     with engine.connect() as connection:
         try:
             lock_in(connection, name, timeout=timeout)
@@ -315,7 +315,7 @@ def test_transaction_that_failed_before_must_be_rolled_back(bases: dict[str, Bas
 
 @pytest.mark.parametrize("isolation", ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"])
 def test_eight_processes_lose_no_update_and_tokens_follow_grants(server: Base, isolation: str, tmp_path: Any) -> None:  # noqa: ANN401 - a Path
-    """A name that is new, whoever commits or rolls back, at every isolation level."""
+    """A name that is new, with commits and rollbacks, at every isolation level."""
     server.rows("DROP TABLE IF EXISTS numbers")
     server.rows("CREATE TABLE numbers (value INTEGER)")
     server.rows("INSERT INTO numbers VALUES (0)")
@@ -469,7 +469,7 @@ def test_stopped_holder_is_ended_by_the_server_if_it_was_told_to(server: Base) -
 
 @pytest.mark.parametrize("victim", ["holder", "waiter"])
 def test_connection_ended_by_the_server(server: Base, victim: str) -> None:
-    """The holder's: the lock is free. The waiter's: it is told, and its session can be used again."""
+    """The holder's: the lock is free. The waiter's: it gets an error, and its session can be used again."""
     ended = {"postgresql": "SELECT pg_terminate_backend({})", "mariadb": "KILL {}"}[server.kind]
     asked = {"postgresql": "SELECT pg_backend_pid()", "mariadb": "SELECT CONNECTION_ID()"}[server.kind]
     with server.engine() as engine, engine.connect() as holder, engine.connect() as waiter:
@@ -498,7 +498,7 @@ def test_connection_ended_by_the_server(server: Base, victim: str) -> None:
             assert isinstance(outcome[0], TransactionLock)
             with pytest.raises(lockkit.BackendUnavailable, match="was lost, and the transaction with it"):
                 lock_in(holder, "y")
-            with pytest.raises(lockkit.ConfigurationError, match="was lost before: roll its transaction back first"):
+            with pytest.raises(lockkit.ConfigurationError, match="was lost: roll its transaction back first"):
                 lock_in(holder, "y")
         else:
             assert isinstance(outcome[0], lockkit.BackendUnavailable)

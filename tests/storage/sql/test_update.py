@@ -129,7 +129,7 @@ def test_change_in_between_is_seen_by_the_next_try(bases: dict[str, Base], isola
 
 
 def test_attempts_and_timeout_bound_the_tries(bases: dict[str, Base]) -> None:
-    """LockTimeout names the row, and nothing of ours was written."""
+    """LockTimeout names the row, and the loser has written nothing."""
     base = prepared(bases["postgresql"])
 
     def rival(row: Any) -> dict[str, int]:  # noqa: ANN401 - a row
@@ -422,7 +422,7 @@ def test_other_face_is_refused(bases: dict[str, Base]) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_eight_processes_lose_no_update(bases: dict[str, Base], kind: str) -> None:
-    """What eight processes added is what is there, though they got in one another's way."""
+    """The value is the sum of what eight processes added, although they collided."""
     base = prepared(bases[kind])
 
     asked = support.all_done([support.start("count", base.url, 10) for _ in range(8)])

@@ -10,7 +10,6 @@ The calls to one etcd member.
 
 from __future__ import annotations
 
-import threading
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
@@ -143,15 +142,7 @@ class MemberConnection(ABC):
 
 
 class BlockingConnection(MemberConnection):
-    """
-    Blocks the thread during the call.
-
-    If a signal handler raises in the middle of grpc's code (Ctrl-C), grpc may lose track of the call, and closing or
-    collecting the channel then waits for that call for ever. So from then on a daemon thread owns the channel, and
-    closes it.
-    """
-
-    _close_now: threading.Event | None = None
+    """Blocks the thread during the call."""
 
     async def call(self, method: Method, request: Any, timeout: float, metadata: Metadata) -> Any:  # noqa: ANN401
         """See `MemberConnection.call`."""
@@ -163,26 +154,12 @@ class BlockingConnection(MemberConnection):
             raise
         except BaseException:
             quirks.free_locks(self._channel)
-            self._close_in_daemon_thread()
             raise
-
-    def _close_in_daemon_thread(self) -> None:
-        if self._owned and self._close_now is None:
-            self._close_now = threading.Event()
-            arguments = (self._channel, self._close_now)
-            threading.Thread(target=_close_later, args=arguments, name="lockkit-etcd-close", daemon=True).start()
 
     async def close(self) -> None:
         """See `MemberConnection.close`."""
-        if self._close_now is not None:
-            self._close_now.set()
-        elif self._owned:
+        if self._owned:
             self._channel.close()
-
-
-def _close_later(channel: Any, when: threading.Event) -> None:  # noqa: ANN401 - grpc's
-    when.wait()
-    channel.close()
 
 
 class ForkedConnection(BlockingConnection):
@@ -221,8 +198,7 @@ class AsyncioConnection(MemberConnection):
 
         try:
             return await self._calls[method](request, timeout=quirks.WallClockTimeout(timeout), metadata=metadata)
-        except (grpc.aio.BaseError, asyncio.InvalidStateError) as error:
-            # Closed, perhaps in this instant.
+        except grpc.aio.BaseError as error:
             raise ClosedError(str(error)) from error
         except asyncio.CancelledError as error:
             # Closing the channel cancels its calls, which looks as if the caller had been cancelled.

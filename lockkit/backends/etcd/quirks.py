@@ -78,7 +78,7 @@ def target_of(channel: grpc.Channel | grpc.aio.Channel) -> str:
     Give the address that a channel leads to, or "channel" if it doesn't tell.
 
     Relies on: the C part of a channel, in ``_channel``, has ``target()``. The public interface has nothing like it.
-    Fails without it: TestNeighbours.test_channel_and_clients_of_others_are_used
+    Fails without it: TestForeignClients.test_channel_and_clients_of_others_are_used
     """
     target = getattr(getattr(channel, "_channel", None), "target", None)
     if not callable(target):

@@ -21,15 +21,16 @@ import logging
 import queue
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from itertools import count
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from lockkit.backends.etcd import rpc_pb2 as rpc
 from lockkit.backends.etcd.connection import AsyncioConnection, MemberConnection
 from lockkit.backends.etcd.errors import DRIVER_ERRORS, code_of, details_of, is_stale_token
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
     from lockkit.backends.etcd.cluster import Cluster
     from lockkit.backends.etcd.connection import Metadata
     from lockkit.backends.etcd.session import Contender
@@ -256,7 +257,7 @@ class _TaskStream(_WatchStream):
         self._requests.put_nowait(request)
 
     async def _read(self) -> None:
-        self._call = self.connection.open_stream(_QueueReader(self._requests), self.metadata)
+        self._call = self.connection.open_stream(_take_from(self._requests), self.metadata)
         async for answer in self._call:
             if not self._on_answer(self, answer):
                 break
@@ -274,21 +275,7 @@ class _TaskStream(_WatchStream):
             self._task.cancel()
 
 
-class _QueueReader:
-    """
-    Takes requests out of a queue, up to None.
-
-    Not an asynchronous generator: a cancelled call leaves that running, and asyncio complains when it is collected.
-    """
-
-    def __init__(self, requests: asyncio.Queue[Any]) -> None:
-        self._requests = requests
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Any:  # noqa: ANN401 - a WatchRequest
-        request = await self._requests.get()
-        if request is None:
-            raise StopAsyncIteration
-        return request
+async def _take_from(requests: asyncio.Queue[Any]) -> AsyncIterator[Any]:
+    """Take requests out of a queue, up to None."""
+    while (request := await requests.get()) is not None:
+        yield request

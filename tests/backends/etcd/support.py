@@ -1,4 +1,4 @@
-"""Servers and looks behind the scenes for the tests of the etcd backend."""
+"""What the tests of the etcd backend read from the server, and how they interrupt."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ def queue_of(server: EtcdServer, prefix: str = "lockkit/") -> list[str]:
 
 
 def session_of(server: EtcdServer, key: str) -> int:
-    """Give the id of the etcd lease that a key hangs on."""
+    """Return the id of the etcd lease that a key is attached to."""
     (kv,) = server.call("/v3/kv/range", key=base64.b64encode(key.encode()).decode())["kvs"]
     return int(kv["lease"])
 
 
 def leases_of(server: EtcdServer) -> set[int]:
-    """Give the ids of all etcd leases that there are."""
+    """Return the ids of all etcd leases."""
     return {int(lease["ID"]) for lease in server.call("/v3/lease/leases").get("leases", [])}
 
 
 def until_waiting(client: lockkit.Client, name: str, waiters_count: int = 1) -> None:
-    """Return once so many contenders stand behind the holder."""
+    """Return once so many contenders wait behind the holder."""
     wait_until(
         lambda: (
             None
@@ -50,7 +50,7 @@ def until_waiting(client: lockkit.Client, name: str, waiters_count: int = 1) -> 
 
 @contextmanager
 def interrupted(seconds: float) -> Iterator[None]:
-    """Ctrl-C in the main thread after so many seconds, unless the block is over by then."""
+    """Raise KeyboardInterrupt in the main thread after so many seconds, unless the block is over by then."""
     armed = True
 
     def strike(*_: object) -> None:

@@ -1,4 +1,4 @@
-"""The doctor on etcd clusters, each with one thing set wrongly."""
+"""The doctor on etcd clusters that each have one problem."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def url_of(members: Sequence[EtcdServer], *, user: str = "root") -> str:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[EtcdServer]:
-    """A member alone, where everybody may do everything, with slow elections."""
+    """A single member without logins, with slow elections."""
     with EtcdServer(settings={"election-timeout": "2000"}) as made:
         yield made
 
 
 def test_cluster() -> None:
-    """Silent while all of three members serve; then one is named alone, one is down, and two are."""
+    """No finding while all three members run; then the URL names only one, one is down, two are down."""
     with EtcdCluster() as cluster:
         cluster.members[0].enable_auth(SECRET)
         diagnosis = examine(url_of(cluster.members))
@@ -47,19 +47,19 @@ def test_cluster() -> None:
         assert "etcd-member-down" in found(url_of(cluster.members))
         cluster.leader.kill()
         left = next(member for member in cluster.members if member.running)
-        wait_until(lambda: None if left.metrics()["etcd_server_has_leader"] == "0" else "it believes in its leader")
+        wait_until(lambda: None if left.metrics()["etcd_server_has_leader"] == "0" else "it still has a leader")
         assert "etcd-no-leader" in found(f"etcd://{left.address}")
 
 
-def test_member_alone_where_everybody_may_do_everything(server: EtcdServer) -> None:
-    """What a test server has."""
+def test_single_member_without_logins(server: EtcdServer) -> None:
+    """As most test servers are."""
     assert set(found(server.url)) == {"etcd-alone", "etcd-no-auth"}
-    # Whoever gives a password is not asked for it.
+    # A password in the URL changes nothing.
     assert set(found(url_of([server]))) == {"etcd-alone", "etcd-no-auth"}
 
 
 def test_two_members(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No better than one; and an even number is no better than one less."""
+    """Two are no better than one; and an even number is no better than one fewer."""
     with EtcdCluster(2) as cluster:
         assert "etcd-few-members" in found(cluster.url)
 
@@ -68,7 +68,7 @@ def test_two_members(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_old_version(server: EtcdServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Below what lockkit needs, were that more."""
+    """With a higher minimum than any version."""
     monkeypatch.setattr(etcd_examine, "VERSION_MIN", (99, 0))
 
     assert "etcd-version" in found(server.url)
@@ -84,7 +84,7 @@ def test_corrupt_member() -> None:
 
 
 def test_restored_cluster(tmp_path: Path) -> None:
-    """Its tokens go back to where the backup was made; after a mere restart nothing is said."""
+    """Its tokens restart where the backup was made; a mere restart is no finding."""
     with EtcdServer() as server, lockkit.connect(server.url) as client:
         for _ in range(30):
             client.lock("x").acquire().release()
@@ -105,7 +105,7 @@ def test_restored_cluster(tmp_path: Path) -> None:
 
 
 def test_changes_nothing(server: EtcdServer) -> None:
-    """Neither keys nor their revision; and no lease stays."""
+    """It changes neither keys nor revision, and leaves no etcd lease."""
     before = server.etcdctl("get", "", "--prefix", "--write-out=fields")
 
     examine(server.url)
@@ -118,7 +118,7 @@ def test_changes_nothing(server: EtcdServer) -> None:
 
 
 def test_ttl_below_the_shortest_lease(server: EtcdServer) -> None:
-    """The lock of a dead holder stays longer than asked for."""
+    """The lock of a dead holder stays longer than its ttl."""
     finding = found(server.url, ttl=2)["etcd-ttl-raised"]
 
     assert "2 s" in finding.seen
@@ -126,7 +126,7 @@ def test_ttl_below_the_shortest_lease(server: EtcdServer) -> None:
 
 
 def test_quota_and_alarm() -> None:
-    """Nearly used up; then used up, and the alarm is on."""
+    """First nearly used up; then used up, with the alarm on."""
     with EtcdServer() as server:
         for number in range(10):
             put(server, number)
@@ -145,19 +145,19 @@ def test_quota_and_alarm() -> None:
 
 
 def put_for_ever(server: EtcdServer) -> None:
-    """Writes until that fails."""
+    """Write until that fails."""
     for number in itertools.count(10):
         put(server, number)
 
 
 def put(server: EtcdServer, number: int) -> None:
-    """Writes a hundred kilobytes under a new key."""
+    """Write a hundred kilobytes under a new key."""
     key = base64.b64encode(b"%d" % number).decode()
     server.call("/v3/kv/put", key=key, value=base64.b64encode(b"x" * 100_000).decode())
 
 
 def test_rights_missing() -> None:
-    """A user who may only read, and one who may read and write."""
+    """First a user may only read, then read and write."""
     with EtcdServer() as server:
         server.enable_auth(SECRET)
         as_root = f"--user=root:{SECRET}"
@@ -176,7 +176,7 @@ def test_rights_missing() -> None:
 
 
 def test_tls(server: EtcdServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Absent towards an address that is not this machine's own; a client's certificate is a login."""
+    """Without TLS to another machine is a finding; a client certificate counts as a login."""
     monkeypatch.setattr(etcd_examine, "is_loopback", lambda host: False)  # noqa: ARG005
 
     assert found(server.url)["etcd-no-tls"].where == (server.address,)
@@ -185,6 +185,6 @@ def test_tls(server: EtcdServer, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_nobody_answers(server: EtcdServer) -> None:
-    """That is an error as everywhere, and not a finding."""
+    """That is an error, not a finding."""
     with pytest.raises(lockkit.BackendUnavailable):
         examine(f"etcd://127.0.0.1:{server.port_for('nobody')}")

@@ -1,4 +1,4 @@
-"""Locks on etcd while the world behaves badly: real members are killed, stopped, cut off, filled and compacted."""
+"""Locks on etcd during faults: real members are killed, stopped, cut off, filled and compacted."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def cluster() -> Iterator[EtcdCluster]:
 
 @pytest.fixture
 def proxy(server: EtcdServer) -> Iterator[FaultProxy]:
-    """Stands between client and member."""
+    """A proxy between client and member."""
     with FaultProxy(server.host, server.port) as proxy:
         yield proxy
 
@@ -74,18 +74,18 @@ class Waiter:
 
     @property
     def waits(self) -> bool:
-        """It does not have it yet."""
+        """Whether it does not have the lock yet."""
         return self._thread.is_alive()
 
     def lease(self) -> Lease:
-        """Wait until it has it."""
+        """Wait until it has the lock."""
         self._thread.join(PATIENCE)
         assert self._got, "the waiter did not get the lock"
         return self._got[0]
 
 
 def confirmed(lease: Lease) -> bool:
-    """Ask whether the lease is held, through an election."""
+    """Tell whether the lease is held; False while no leader is elected."""
     try:
         return lease.confirm()
     except lockkit.BackendUnavailable:
@@ -97,7 +97,7 @@ class TestOneMember:
 
     @pytest.mark.parametrize("fault", ["kill", "pause"])
     def test_dead_or_frozen_member_ends_the_lease_by_its_deadline(self, connect: Connect, fault: str) -> None:
-        """Loss is told in time though nothing answers, calls end with a clear error, and the client recovers."""
+        """The holder is notified in time, calls end with a clear error, and the client recovers."""
         with EtcdServer() as member:
             client = connect(member.url)
             lease = client.lock("x", ttl=TTL).acquire()
@@ -115,8 +115,8 @@ class TestOneMember:
             assert again.token > lease.token
             again.release()
 
-    def test_full_database_is_said_to_be_full(self, connect: Connect) -> None:
-        """With the alarm NOSPACE nothing is granted, and the message says why; a release still works."""
+    def test_error_message_names_a_full_database(self, connect: Connect) -> None:
+        """With the alarm NOSPACE etcd grants nothing, and the message says why; a release still works."""
         with EtcdServer(settings={"quota-backend-bytes": str(2 * 1024 * 1024)}) as member:
             client = connect(member.url)
             lease = client.lock("x", ttl=30).acquire()
@@ -127,13 +127,13 @@ class TestOneMember:
                     break
 
             with pytest.raises(lockkit.BackendUnavailable, match=r"NOSPACE.*alarm disarm"):
-                client.lock("y", ttl=30).acquire(timeout=0)
+                client.lock("y", ttl=30).acquire(timeout=3)
 
             lease.extend()
             lease.release()
 
     def test_member_that_comes_back_empty_ends_the_session(self, connect: Connect) -> None:
-        """The holder is told by its next renewal."""
+        """The next renewal notifies the holder."""
         with EtcdServer() as member:
             client = connect(member.url)
             lease = client.lock("x", ttl=6).acquire()
@@ -147,9 +147,9 @@ class TestOneMember:
 
 
 class TestLoss:
-    """Somebody takes the lock away at the server."""
+    """An operator removes the lock at the server."""
 
-    def test_revoked_lease_is_told(self, server: EtcdServer, connect: Connect) -> None:
+    def test_revoked_lease_notifies_the_holders(self, server: EtcdServer, connect: Connect) -> None:
         """`etcdctl lease revoke` ends all locks of the session, with the reason; the next lock has a fresh one."""
         client = connect(server.url)
         before = leases_of(server)
@@ -162,15 +162,15 @@ class TestLoss:
         server.etcdctl("lease", "revoke", f"{session:x}")
 
         assert all(lease.wait_lost(PATIENCE) for lease in leases)
-        wait_until(lambda: None if reasons == ["session"] * 2 else f"told {reasons}")
-        after = client.lock("a", ttl=TTL).acquire(timeout=0)
+        wait_until(lambda: None if reasons == ["session"] * 2 else f"reasons: {reasons}")
+        after = client.lock("a", ttl=TTL).acquire(PATIENCE)
         assert after.token > leases[0].token
         after.release()
 
-    def test_revoked_lease_of_a_waiter_puts_it_at_the_end_of_the_line(
+    def test_revoked_lease_of_a_waiter_puts_it_at_the_end_of_the_queue(
         self, server: EtcdServer, connect: Connect
     ) -> None:
-        """It looks, finds its key gone, and makes another one."""
+        """It finds its key gone, and creates another one."""
         holder, waiter = connect(server.url), connect(server.url)
         lease = holder.lock("revoked waiter", ttl=30).acquire()
         before = leases_of(server)
@@ -185,8 +185,8 @@ class TestLoss:
         lease.release()
         waiting.lease().release()
 
-    def test_deleted_key_is_told(self, server: EtcdServer, connect: Connect) -> None:
-        """An operator deletes it: the next renewal says that nobody holds the lock; others of the session stay."""
+    def test_deleted_key_notifies_the_holder(self, server: EtcdServer, connect: Connect) -> None:
+        """The next renewal reports that nobody holds the lock; other locks of the session stay."""
         client = connect(server.url)
         lease, other = (client.lock(name, ttl=TTL).acquire() for name in ("deleted", "stays"))
         reasons: list[str] = []
@@ -195,12 +195,12 @@ class TestLoss:
         server.etcdctl("del", "--prefix", "lockkit/deleted/")
 
         assert lease.wait_lost(PATIENCE)
-        wait_until(lambda: None if reasons == ["gone"] else f"told {reasons}")
+        wait_until(lambda: None if reasons == ["gone"] else f"reasons: {reasons}")
         assert other.confirm()
         other.release()
 
-    def test_lock_that_is_not_renewed_goes_beside_one_that_is(self, server: EtcdServer, connect: Connect) -> None:
-        """Both hang on the session that the second keeps alive; the first goes all the same."""
+    def test_lock_that_is_not_renewed_ends_beside_one_that_is(self, server: EtcdServer, connect: Connect) -> None:
+        """Both share the session that the other one keeps alive; the lock without renewal ends all the same."""
         client, other = connect(server.url), connect(server.url)
         kept = client.lock("kept", ttl=TTL).acquire()
         dropped = client.lock("not kept", ttl=TTL, renew=False).acquire()
@@ -215,20 +215,20 @@ class TestLoss:
 
 
 class TestLostAnswers:
-    """The request was carried out, and its answer never came."""
+    """The member executed the request, and its answer was lost."""
 
-    def test_grant_is_had_all_the_same(self, server: EtcdServer, proxy: FaultProxy, connect: Connect) -> None:
-        """Asked again, the member finds the key of the first request."""
+    def test_grant_is_found_by_asking_again(self, server: EtcdServer, proxy: FaultProxy, connect: Connect) -> None:
+        """The second request finds the key of the first."""
         client = connect(f"etcd://{proxy.address}")
         client.lock("lost grant", ttl=TTL).acquire().release()
         dropped = proxy.drop_next_reply(match=b"lockkit/lost grant", until=http2_call_ended)
 
-        lease = client.lock("lost grant", ttl=TTL).acquire(timeout=0)
+        lease = client.lock("lost grant", ttl=TTL).acquire(PATIENCE)
 
         assert dropped.wait(PATIENCE)
         (key,) = queue_of(server, "lockkit/lost grant/")
         assert [holder.token for holder in client.holders("lost grant")] == [lease.token]
-        # The lease stays where it is; what comes later does not rely on that session.
+        # The lease stays where it is; later locks get another session.
         lease.extend()
         assert lease.confirm()
         assert queue_of(server, "lockkit/lost grant/") == [key]
@@ -242,7 +242,7 @@ class TestLostAnswers:
     def test_key_of_a_client_that_was_cut_off_is_gone_within_a_ttl(
         self, server: EtcdServer, proxy: FaultProxy, connect: Connect
     ) -> None:
-        """It cannot undo the grant that it never heard of: its session is not kept alive, also not by other locks."""
+        """It cannot undo a grant whose answer it never got. Other locks of the session do not keep that key."""
         client, other = connect(f"etcd://{proxy.address}"), connect(server.url)
         kept = client.lock("kept here", ttl=TTL).acquire()
         proxy.blackhole(to_server=False)
@@ -254,12 +254,12 @@ class TestLostAnswers:
         lease = other.lock("cut off", ttl=TTL).acquire(PATIENCE)
         assert [key.count("/") for key in queue_of(server, "lockkit/cut off/")] == [2]
         lease.release()
-        # The other one has never been in danger.
+        # The other lock was never in danger.
         assert kept.confirm()
         kept.release()
 
     def test_release_can_be_called_again(self, server: EtcdServer, proxy: FaultProxy, connect: Connect) -> None:
-        """A release whose answer was lost raises; the second one touches nobody else's lock."""
+        """A release whose answer was lost raises; the second one does not touch another client's lock."""
         client, other = connect(f"etcd://{proxy.address}"), connect(server.url)
         lease = client.lock("lost release", ttl=30).acquire()
         dropped = proxy.drop_next_reply(match=b"lockkit/lost release", until=http2_call_ended)
@@ -268,13 +268,13 @@ class TestLostAnswers:
             lease.release()
 
         assert dropped.wait(PATIENCE)
-        newer = other.lock("lost release", ttl=30).acquire(timeout=0)
+        newer = other.lock("lost release", ttl=30).acquire(PATIENCE)
         lease.release()
         assert newer.confirm()
         newer.release()
 
     def test_waiter_survives_cut_connections(self, server: EtcdServer, proxy: FaultProxy, connect: Connect) -> None:
-        """It keeps its place, watches anew, and is told when its turn comes."""
+        """It keeps its place in the queue, watches again, and gets the lock in its turn."""
         holder, waiter, third = connect(server.url), connect(f"etcd://{proxy.address}"), connect(server.url)
         lease = holder.lock("cut waiter", ttl=120).acquire()
         first = Waiter(waiter, "cut waiter", ttl=120)
@@ -293,7 +293,7 @@ class TestLostAnswers:
         second.lease().release()
 
     def test_compaction_does_not_reach_a_waiter(self, server: EtcdServer, connect: Connect) -> None:
-        """Neither one that waits already, nor one that comes later."""
+        """Neither one that waits already, nor a later one."""
         holder, waiter, later = connect(server.url), connect(server.url), connect(server.url)
         lease = holder.lock("compacted", ttl=30).acquire()
         first = Waiter(waiter, "compacted", ttl=30)
@@ -309,13 +309,13 @@ class TestLostAnswers:
         second.lease().release()
 
 
-class TestDoubt:
-    """A request of one lock was interrupted or not answered: what is held of others does not depend on it."""
+class TestUnknownOutcomes:
+    """A request for one lock was interrupted or not answered: other leases do not depend on it."""
 
     def test_interrupted_acquire_leaves_the_session_that_a_lease_is_being_moved_to(
         self, server: EtcdServer, proxy: FaultProxy, connect: Connect
     ) -> None:
-        """Ctrl-C while the answer to an extension to the same ttl is on its way."""
+        """The Ctrl-C comes while the answer to an extension to the same ttl is on its way."""
         client, other = connect(f"etcd://{proxy.address}"), connect(server.url)
         lease = client.lock("extended", ttl=6).acquire()
         (key,) = queue_of(server, "lockkit/extended/")
@@ -337,7 +337,7 @@ class TestDoubt:
     # An interrupt may strike after a coroutine was made and before it is awaited.
     @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
     def test_storm_of_interrupts_loses_no_lease(self, server: EtcdServer, proxy: FaultProxy, connect: Connect) -> None:
-        """Two hundred acquisitions are interrupted at any instant, while others are held and renewed."""
+        """Two hundred acquisitions are interrupted at random instants, while other locks are held and renewed."""
         client, other = connect(f"etcd://{proxy.address}"), connect(server.url)
         proxy.delay(to_client=0.01)
         held = [client.lock(f"held {number}", ttl=TTL).acquire() for number in range(5)]
@@ -360,7 +360,7 @@ class TestDoubt:
     def test_unanswered_acquire_leaves_held_leases_where_they_are(
         self, server: EtcdServer, proxy: FaultProxy, connect: Connect
     ) -> None:
-        """Their session lives on, takes nothing new, and with each heartbeat deletes what may have been created."""
+        """Their session lives on, takes no new key, and each heartbeat deletes the key that may come late."""
         client = connect(f"etcd://{proxy.address}")
         held = client.lock("stays", ttl=6).acquire()
         (key,) = queue_of(server, "lockkit/stays/")
@@ -387,7 +387,7 @@ class TestDoubt:
     def test_extension_that_was_not_answered_is_settled_by_the_next(
         self, server: EtcdServer, proxy: FaultProxy, connect: Connect
     ) -> None:
-        """The key hung on one lease or on the other; then surely on one, and the other may go."""
+        """The key was attached to one etcd lease or to the other; the next extension makes sure of one."""
         client = connect(f"etcd://{proxy.address}")
         lease = client.lock("unsettled", ttl=30).acquire()
         (key,) = queue_of(server, "lockkit/unsettled/")
@@ -412,7 +412,7 @@ class TestDoubt:
         lease.release()
 
     def test_renewal_says_gone_of_keys_that_are_gone(self, server: EtcdServer, connect: Connect) -> None:
-        """Whether they stay in their session or are moved to another."""
+        """Both for keys that stay in their session, and for keys that move to another."""
         client = connect(server.url)
         for ttl in (30, 40):
             lease = client.lock("no key", ttl=30).acquire()
@@ -424,7 +424,7 @@ class TestDoubt:
             assert not lease.held
 
     def test_more_leases_run_out_than_a_transaction_takes(self, server: EtcdServer, connect: Connect) -> None:
-        """One heartbeat deletes them all: they do not live on beside one that is held."""
+        """One heartbeat deletes them all, although the session of the held lock lives on."""
         client = connect(server.url)
         kept = client.lock("kept beside many", ttl=2).acquire()
         dropped = [client.lock(f"not kept {number}", ttl=2, renew=False).acquire() for number in range(150)]
@@ -438,7 +438,7 @@ class TestThreeMembers:
     """A cluster."""
 
     def test_leader_dies_while_held_and_while_waiting(self, connect: Connect, cluster: EtcdCluster) -> None:
-        """The lease goes on, the waiter keeps its place."""
+        """The holder keeps its lease, the waiter its place."""
         holder, waiter = connect(cluster.url), connect(cluster.url)
         lease = holder.lock("x", ttl=15).acquire()
         waiting = Waiter(waiter, "x", ttl=15)
@@ -456,8 +456,8 @@ class TestThreeMembers:
         after.release()
         leader.start()
 
-    def test_stopped_member_is_left(self, connect: Connect, cluster: EtcdCluster) -> None:
-        """Connected to it or not: another one is asked within the same call, and what it does late does not stay."""
+    def test_client_switches_from_a_stopped_member(self, connect: Connect, cluster: EtcdCluster) -> None:
+        """The same call asks another member; keys that the stopped one creates late do not stay."""
         clients = [connect(cluster.url) for _ in range(6)]
         for client in clients:
             client.ping()
@@ -469,12 +469,12 @@ class TestThreeMembers:
         finally:
             stopped.resume()
 
-        # A request that it kept may create a key now: in a session that nobody keeps alive.
+        # A request that it kept may create a key now, in a session that no client keeps alive.
         running = cluster.leader
         wait_until(lambda: None if not queue_of(running, "lockkit/") else "a key is left", timeout=PATIENCE)
 
-    def test_waiter_leaves_a_frozen_member(self, connect: Connect, cluster: EtcdCluster) -> None:
-        """It is told nothing there; its pings are not answered, so it watches at another one: long before its ttl."""
+    def test_waiter_switches_from_a_frozen_member(self, connect: Connect, cluster: EtcdCluster) -> None:
+        """The member sends no event and answers no ping, so the waiter watches at another one, long before its ttl."""
         frozen = cluster.followers[0]
         others = [member for member in cluster.members if member is not frozen]
         holder = connect("etcd://" + ",".join(member.address for member in others))
@@ -500,7 +500,7 @@ class TestThreeMembers:
             lease.release()
 
     def test_lost_majority_is_an_outage_and_ends_the_lease(self, connect: Connect, cluster: EtcdCluster) -> None:
-        """A bounded clear error, loss by the deadline, and recovery when the members are back."""
+        """A clear error in bounded time, loss by the deadline, and recovery when the members are back."""
         client = connect(cluster.url)
         lease = client.lock("majority", ttl=TTL).acquire()
         killed = cluster.members[:2]

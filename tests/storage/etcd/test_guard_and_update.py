@@ -1,4 +1,4 @@
-"""Guards and optimistic updates of data in etcd, on both faces, on a real server."""
+"""Guards and optimistic updates of data in etcd, with both APIs, on a real server."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class TestGuard:
     """`EtcdGuard` and `AsyncEtcdGuard`."""
 
     def test_holder_writes_as_often_as_it_likes(self, client: Client) -> None:
-        """And deletes."""
+        """And deletes as often."""
         guard = fencing.EtcdGuard(client)
         with client.lock("g1", ttl=TTL) as lease:
             guard.check(lease=lease)
@@ -60,7 +60,7 @@ class TestGuard:
             assert not guard.delete("data/1", lease=lease)
 
     def test_holder_that_was_replaced_is_refused(self, client: Client) -> None:
-        """It does not know yet that it lost; the next holder's token is in the error."""
+        """It does not know yet that it lost the lock; the error names the next holder's token."""
         guard = fencing.EtcdGuard(client)
         stale = client.lock("g2", ttl=TTL, renew=False).acquire()
         client.break_lock("g2")
@@ -93,13 +93,13 @@ class TestGuard:
             guard.put("data/3", "late", lease=lease)
 
     def test_extended_lease_is_accepted(self, client: Client) -> None:
-        """Its key hangs on another etcd lease then, and is the same."""
+        """The same key is then attached to another etcd lease."""
         with client.lock("g4", ttl=TTL) as lease:
             lease.extend(TTL * 2)
             fencing.EtcdGuard(client).put("data/4", "x", lease=lease)
 
     def test_asyncio_guard_does_the_same(self, server: EtcdServer) -> None:
-        """Through a client, made before any event loop runs, and through a channel."""
+        """Both through a client that was made before any event loop ran, and through a channel."""
         client = lockkit.aio.connect(server.url)
         guard = fencing.AsyncEtcdGuard(client)
 
@@ -119,7 +119,7 @@ class TestGuard:
         asyncio.run(scenario())
 
     def test_what_is_no_lease_or_no_etcd_is_refused(self, client: Client) -> None:
-        """At the call that brings it."""
+        """At the call that passes it."""
         guard = fencing.EtcdGuard(client)
         with lockkit.connect("memory://guard") as memory, memory.lock("x") as lease:
             for wrong in (lease, 5, None):
@@ -137,7 +137,7 @@ class TestGuard:
                 with pytest.raises(lockkit.ConfigurationError, match="key must be"):
                     guard.put(key, "x", lease=held)  # type: ignore[arg-type]
 
-    def test_lost_answer_is_said_to_be_lost(self, server: EtcdServer, client: Client) -> None:
+    def test_error_says_that_the_answer_was_lost(self, server: EtcdServer, client: Client) -> None:
         """The write may have been made, so it is not sent again."""
         with FaultProxy(server.host, server.port) as proxy, lockkit.connect(f"etcd://{proxy.address}") as behind:
             guard = fencing.EtcdGuard(behind)
@@ -155,7 +155,7 @@ class TestUpdate:
     """`update_key` and `update_key_async`."""
 
     def test_no_change_is_lost_among_threads(self, client: Client) -> None:
-        """Each counts up."""
+        """Each thread increments a counter."""
 
         def count_up() -> None:
             for _ in range(20):
@@ -170,7 +170,7 @@ class TestUpdate:
         assert value_at(client, "count") == b"80"
 
     def test_change_in_between_means_another_try(self, client: Client) -> None:
-        """With what is there then; a bound ends it."""
+        """With the new value; `attempts` ends it."""
         seen: list[bytes | None] = []
 
         def slow(now: bytes | None) -> str:
@@ -205,7 +205,7 @@ class TestUpdate:
                 optimistic.update_key(client, "gone", lambda _, wrong=wrong: wrong)  # type: ignore[misc]
 
     def test_key_keeps_its_etcd_lease(self, server: EtcdServer, client: Client) -> None:
-        """It goes when that ends, as before."""
+        """The key ends with the etcd lease, as before the update."""
         lease = int(server.call("/v3/lease/grant", TTL=600)["ID"])
         server.call("/v3/kv/put", key="bGVhc2Vk", value="YQ==", lease=str(lease))
 

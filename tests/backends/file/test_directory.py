@@ -66,17 +66,17 @@ def test_group_may_use_what_is_shared_with_it(connect: Connect, host: StubHost, 
 
 
 @pytest.mark.parametrize(
-    ("permissions", "query", "mend"),
+    ("permissions", "query", "fix"),
     [(0o777, "", "chmod o-w"), (0o770, "", "chmod g-w"), (0o777, "?group=1", "chmod o-w"), (0o702, "", "chmod o-w")],
 )
 def test_directory_that_other_users_may_write_to_is_refused(  # noqa: PLR0917 - fixtures
-    permissions: int, query: str, mend: str, connect: Connect, host: StubHost, directory: Path
+    permissions: int, query: str, fix: str, connect: Connect, host: StubHost, directory: Path
 ) -> None:
     """They could remove records of locks that are held."""
     directory.mkdir()
     directory.chmod(permissions)
 
-    with pytest.raises(ConfigurationError, match=mend):
+    with pytest.raises(ConfigurationError, match=fix):
         drive(connect(host, query).ping())
 
     assert list(directory.iterdir()) == []

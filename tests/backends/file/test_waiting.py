@@ -272,12 +272,12 @@ def test_waiter_that_nothing_can_wake_polls_and_gets_the_lock(
     """With pauses that grow; not a thousand times a second. With inotify back, it is woken again."""
     holder, waiter = connect(host), connect(host)
     grant = granted(drive(holder.try_acquire(host.request(ttl=LONG))))
-    looks = 0
+    attempts = 0
     original = FileBackend._acquire
 
     def count(self: FileBackend, *arguments: Any) -> Any:  # noqa: ANN401 - handed on
-        nonlocal looks
-        looks += self is waiter
+        nonlocal attempts
+        attempts += self is waiter
         return original(self, *arguments)
 
     monkeypatch.setattr(FileBackend, "_acquire", count)
@@ -295,7 +295,7 @@ def test_waiter_that_nothing_can_wake_polls_and_gets_the_lock(
             assert isinstance(busy, Busy)
             drive(waiter.wait(request, busy, until_at))
             busy = drive(waiter.try_acquire(request))
-    assert looks < 100
+    assert attempts < 100
     polling = request.state
     assert polling.listener is None
 
@@ -359,7 +359,7 @@ def test_dropped_clients_give_their_inotify_instances_back(
 
 @pytest.mark.skipif(sys.platform != "linux", reason="inotify is Linux's")
 def test_waiter_is_woken_though_its_listener_was_cancelled(directory: Path) -> None:
-    """Some programs end all tasks that they did not start. It looks for itself, and has another listener then."""
+    """Some programs cancel all tasks that they did not start. The waiter polls then, and gets another listener."""
 
     async def main() -> None:
         host = StubHost(AsyncioRuntime())

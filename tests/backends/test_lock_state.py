@@ -33,7 +33,7 @@ class LockStateMachine(RuleBasedStateMachine):
     Random clients acquire, wait, renew, release, give up, die and oversleep.
 
     The model knows only what a holder may believe: from its grant or last renewal on, for its ttl, while its client
-    lives, unless it was told otherwise.
+    lives, unless the lock was broken.
     """
 
     askers = Bundle("askers")
@@ -114,7 +114,7 @@ class LockStateMachine(RuleBasedStateMachine):
         others = self.believers() - {asker.owner}
         ours, _ = self.state.release(asker.owner, self.now)
         assert ours == (asker.owner in self.believers())
-        assert not others or self.state.holder is not None, "freed somebody else's lock"
+        assert not others or self.state.holder is not None, "freed another lock"
         self.believed.pop(asker.owner, None)
 
     @rule(asker=consumes(askers))
@@ -158,7 +158,7 @@ class LockStateMachine(RuleBasedStateMachine):
 
     @invariant()
     def agrees_with_the_model(self) -> None:
-        """The state never knows less than a believer, and holds nobody twice."""
+        """The state agrees with every holder that may believe in its lease, and has no owner twice."""
         if not hasattr(self, "ledger"):
             return
         for owner in self.believers():
@@ -189,7 +189,7 @@ def test_releaser_that_returns_does_not_overtake_the_waiter() -> None:
 
 
 def test_waiter_that_misses_its_offer_blocks_nobody_longer() -> None:
-    """After the offer whoever asks first takes the lock, and the sleeper loses its place."""
+    """After the offer the first request takes the lock, and the sleeper loses its place."""
     state: LockState[Asker] = LockState()
     sleeper, other, later = Asker("sleeper", ttl=0.6), Asker("other"), Asker("later")
     assert take(state, Asker("holder"), 0.0)
@@ -256,7 +256,7 @@ def test_abandoning_an_offer_passes_it_on() -> None:
 
 
 def test_renewal_reports_a_broken_lease() -> None:
-    """After a break renewal says so, also when somebody else holds the lock meanwhile."""
+    """After a break renewal says so, also when another client holds the lock by then."""
     state: LockState[Asker] = LockState()
     assert take(state, Asker("a"), 0.0)
     token = state.token

@@ -100,14 +100,14 @@ class FileBackend(LockBackend):
         ttl_granularity=0.0,
         fair=True,
         wakeup="push",
-        token_source="max(last + 1, wall clock in µs), in the record; grows on if the record is lost",  # noqa: S106
+        token_source="max(last + 1, wall clock in µs), in the record; keeps increasing if the record is lost",  # noqa: S106
         survives_node_loss=False,
         survives_data_loss=True,
         shared_mode=False,
         clock_assumption="none beyond the monotonic clock that all processes of this machine share",
         waiters_visible=True,
         scope="machine",
-        caveat="Excludes only on this machine, on a local file system, among those who may write to the directory.",
+        caveat="Excludes only on this machine, on a local file system, among users who may write to the directory.",
     )
     options: ClassVar[Mapping[str, Option]] = {
         "group": Option(parse_bool, "share the locks with the group of the directory (files 0660)", default=False),

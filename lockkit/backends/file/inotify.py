@@ -1,5 +1,5 @@
 """
-inotify(7) through the C library: just what the file backend needs, Linux only.
+The part of inotify(7) that the file backend needs, through the C library. Linux only.
 
 Imported when a client waits for the first time, because ctypes takes some milliseconds to import.
 """
@@ -54,7 +54,7 @@ class Inotify:
 
     def add(self, path: str, mask: int) -> int:
         """
-        Watch a file for the events in `mask`; give the number by which its events are known.
+        Watch a file for the events in `mask`; return the number that its events have.
 
         Raises:
             FileNotFoundError: There is no such file.
@@ -66,11 +66,11 @@ class Inotify:
         return number
 
     def remove(self, number: int) -> None:
-        """End a watch. No error if it has ended by itself, as it does when its file is gone."""
+        """End a watch. No error if it has ended by itself, as it does when its file is removed."""
         self._libc.inotify_rm_watch(self.fd, number)
 
     def read(self) -> Iterator[tuple[int, int]]:
-        """Give the events that have come: watch number (-1: some were lost) and mask."""
+        """Yield the events that have arrived: watch number (-1: some were lost) and mask."""
         try:
             data = os.read(self.fd, _READ_SIZE)
         except BlockingIOError:
@@ -88,7 +88,7 @@ class Inotify:
             os.close(fd)
 
     def __del__(self) -> None:
-        """Give it back: a user has 128 of them, and a client may be dropped without being closed."""
+        """Close it: a user has 128 of them, and a client may be dropped without being closed."""
         if hasattr(self, "fd"):
             self.close()
 

@@ -172,9 +172,7 @@ class RecordStore:
         # `BackendUnavailable` is an OSError too.
         explained = error if isinstance(error, LockError) else explain(error, path)
         explained.name, explained.backend = name, self._url
-        if explained is error:
-            raise explained
-        raise explained from error
+        raise explained from (explained.__cause__ if explained is error else error)
 
     def _warn(self) -> None:
         """Log what was noticed under mutex and flock: a handler may be slow, or use a lock of this client."""

@@ -54,7 +54,7 @@ class MemoryBackend(LockBackend):
         ttl_granularity=0.0,
         fair=True,
         wakeup="push",
-        token_source="max(last of the space + 1, wall clock in µs); grows across restarts of the process",  # noqa: S106
+        token_source="max(last of the space + 1, wall clock in µs); keeps increasing across restarts of the process",  # noqa: S106
         survives_node_loss=False,
         survives_data_loss=True,
         shared_mode=False,

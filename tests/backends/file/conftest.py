@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    """Where the locks lie. Not there yet."""
+    """The directory of the locks. It does not exist yet."""
     return tmp_path / "locks"
 
 
@@ -38,7 +38,7 @@ def frozen() -> StubHost:
 
 @pytest.fixture
 def connect(directory: Path) -> Iterator[Connect]:
-    """Opens clients of the directory, and closes them at the end."""
+    """Open clients of the directory, and close them at the end."""
     opened: list[FileBackend] = []
 
     def connect(host: StubHost, query: str = "", path: Path = directory) -> FileBackend:

@@ -38,7 +38,7 @@ async def main_async(url: str, fd: int, rounds: int) -> None:
 
 
 def inside(fd: int, token: int) -> None:
-    """Write when we come and when we go: anything in between is somebody else inside."""
+    """Write when we come and when we go: a line of another process in between shows two holders."""
     os.write(fd, b"enter %d %d\n" % (os.getpid(), token))
     os.write(fd, b"leave %d %d\n" % (os.getpid(), token))
 

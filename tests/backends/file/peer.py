@@ -1,9 +1,8 @@
 """
-Another process that uses locks, told by lines on its standard input what to do, and answering each with a line.
+Another process that uses locks. It reads a command per line from standard input and answers each with a line.
 
 ======================= ================================================================
 ``acquire NAME TTL``    waits for the lock; ``granted TOKEN``
-``attempt NAME TTL``    tries once; ``granted TOKEN`` or ``busy``
 ``release NAME``        ``released`` or ``lost``
 ``fork``                leaves a child that sleeps; ``forked PID``
 ======================= ================================================================
@@ -61,19 +60,19 @@ class Peer:
         return self.answer()
 
     def kill(self) -> None:
-        """End it without giving it a chance."""
+        """Kill it."""
         self.process.kill()
         self.process.wait()
 
     def __enter__(self) -> Self:
-        """Start with the first word."""
+        """Wait until it is ready."""
         assert self.answer() == ["ready"]
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End it."""
+        """Kill it and close its pipes."""
         self.kill()
         for stream in (self.process.stdin, self.process.stdout):
             assert stream is not None
@@ -81,7 +80,7 @@ class Peer:
 
 
 def serve(url: str) -> None:
-    """Do what the test says."""
+    """Run the commands of the test."""
     client = lockkit.connect(url)
     leases: dict[str, lockkit.Lease] = {}
     print("ready", flush=True)  # noqa: T201
@@ -90,12 +89,9 @@ def serve(url: str) -> None:
 
 
 def _obey(client: lockkit.Client, leases: dict[str, lockkit.Lease], command: str, name: str = "", ttl: str = "") -> str:
-    if command in {"acquire", "attempt"}:
-        lease = client.lock(name, ttl=float(ttl)).try_acquire(None if command == "acquire" else 0)
-        if lease is None:
-            return "busy"
-        leases[name] = lease
-        return f"granted {lease.token}"
+    if command == "acquire":
+        leases[name] = client.lock(name, ttl=float(ttl)).acquire()
+        return f"granted {leases[name].token}"
     if command == "release":
         try:
             leases.pop(name).release()

@@ -1,4 +1,4 @@
-"""What the tests of the file backend have in common."""
+"""Helpers for the tests of the file backend."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from lockkit.backend import Request
 
 LONG = 600.0
-"""A ttl that no test lives to see the end of: what happens within a test does not happen by expiry."""
+"""A ttl longer than any test: nothing in a test happens because of expiry."""
 
 Connect = Callable[..., FileBackend]
 """The fixture ``connect``: ``connect(host, query="", path=the test's directory)``."""
@@ -51,7 +51,7 @@ def until(condition: Callable[[], bool]) -> None:
         if condition():
             return
         pause.wait(0.01)
-    pytest.fail("it did not come to that")
+    pytest.fail("the condition did not become true")
 
 
 def tick(host: StubHost, seconds: float) -> None:

@@ -57,7 +57,7 @@ def test_expired_lease_is_neither_renewed_nor_released(connect: Connect, frozen:
 
 
 def test_renewal_reports_a_broken_lease(connect: Connect, frozen: StubHost) -> None:
-    """Also when somebody else holds the lock meanwhile, with a higher token."""
+    """Also when another client holds the lock by then, with a higher token."""
     first, second = connect(frozen), connect(frozen)
     grant = granted(drive(first.try_acquire(frozen.request())))
 

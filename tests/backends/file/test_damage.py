@@ -1,4 +1,4 @@
-"""Records that are damaged, foreign, no files, or on a full disk: never two holders, never stuck for good."""
+"""Records that are damaged, foreign, not files, or on a full disk: never two holders, never locked for ever."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ def damage(request: pytest.FixtureRequest, directory: Path) -> Callable[[], None
     return damage
 
 
-def test_damaged_record_heals_at_once_if_nobody_else_lives(
+def test_damaged_record_is_repaired_at_once_if_no_other_client_lives(
     connect: Connect, frozen: StubHost, damage: Callable[[], None]
 ) -> None:
-    """Nobody can hold the lock then. The token goes on."""
+    """No client can hold the lock then. Tokens keep increasing."""
     backend = connect(frozen)
     grant = granted(drive(backend.try_acquire(frozen.request())))
     drive(backend.release(grant))
@@ -55,10 +55,10 @@ def test_damaged_record_heals_at_once_if_nobody_else_lives(
     assert granted(drive(backend.try_acquire(frozen.request()))).token > grant.token
 
 
-def test_damaged_record_grants_nobody_while_an_old_lease_may_live(
+def test_damaged_record_grants_nothing_while_an_old_lease_may_last(
     connect: Connect, frozen: StubHost, directory: Path, damage: Callable[[], None]
 ) -> None:
-    """The largest ttl of any living client passes first; then the lock is as good as new."""
+    """The lock is free when the largest ttl of any live client has passed."""
     holder, other, third = connect(frozen), connect(frozen), connect(frozen)
     granted(drive(other.try_acquire(frozen.request("some other lock", ttl=50.0))))
     grant = granted(drive(holder.try_acquire(frozen.request(ttl=20.0))))
@@ -98,13 +98,13 @@ def test_damaged_record_of_a_lock_that_we_hold_ourselves(
 
 
 @pytest.mark.parametrize("seen", [False, True])
-def test_damaged_record_is_mended_by_break_lock(
+def test_damaged_record_is_repaired_by_break_lock(
     seen: bool,  # noqa: FBT001
     connect: Connect,
     frozen: StubHost,
     damage: Callable[[], None],
 ) -> None:
-    """As its message says; whether or not somebody has met the damage before."""
+    """As its message says; whether or not a client has met the damage before."""
     holder, other = connect(frozen), connect(frozen)
     grant = granted(drive(holder.try_acquire(frozen.request())))
     damage()
@@ -118,7 +118,7 @@ def test_damaged_record_is_mended_by_break_lock(
 
 
 def test_damaged_record_and_unreadable_client(connect: Connect, frozen: StubHost, directory: Path) -> None:
-    """If nobody can say how long a lease may last, a person has to."""
+    """If lockkit cannot tell how long a lease may last, a person must decide."""
     holder, other = connect(frozen), connect(frozen)
     granted(drive(holder.try_acquire(frozen.request())))
     assert holder._client_file.fd >= 0
@@ -161,7 +161,7 @@ def test_record_of_another_version_is_left_alone(connect: Connect, host: StubHos
 def test_record_that_is_no_file(
     make: Callable[[Path], None], match: str, connect: Connect, host: StubHost, directory: Path
 ) -> None:
-    """It says so, and does not follow links out of the directory."""
+    """The error says so, and lockkit does not follow links out of the directory."""
     backend = connect(host)
     drive(backend.ping())
     make(directory / "x.lock")
@@ -193,7 +193,7 @@ def test_system_errors_say_what_to_do(  # noqa: PLR0917 - fixtures
     host: StubHost,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """By the table; and when the fault is over the lock works."""
+    """By the table; and when the fault is gone the lock works."""
     backend = connect(host)
     drive(backend.ping())
     real = os.open
@@ -261,7 +261,7 @@ def test_full_disk_from_the_start(connect: Connect, host: StubHost, full: Callab
 
 
 def test_full_disk_later(connect: Connect, host: StubHost, full: Callable[[], Path], tmp_path: Path) -> None:
-    """Locks that have a record go on; new ones and long queues are refused, without harm to the record."""
+    """Locks that have a record keep working; new ones and long queues fail, and the record stays intact."""
     path = tmp_path / "small"
     backend = connect(host, path=path)
     grant = granted(drive(backend.try_acquire(host.request())))

@@ -1,4 +1,4 @@
-"""The URL, and the directory: who may use what is made, and what is refused."""
+"""The URL, and the directory: the permissions of new files, and which directories are refused."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.backends.support import StubHost, granted
 
 
 def test_url_names_the_directory(host: StubHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Absolute, or the default; nothing is touched by opening."""
+    """Absolute, or the default; opening makes nothing."""
     monkeypatch.setenv("LOCKKIT_STATE_DIR", str(tmp_path / "state"))
     backend = FileBackend.open(parse("file:///a/./b/"), {"group": False}, host)
     default = FileBackend.open(parse("file:"), {"group": False}, host)
@@ -29,7 +29,7 @@ def test_url_names_the_directory(host: StubHost, tmp_path: Path, monkeypatch: py
 
 @pytest.mark.parametrize("url", ["file://host/path", "file://user@host/path", "file+x:///path"])
 def test_url_that_means_something_else_is_refused(url: str, host: StubHost) -> None:
-    """Two slashes instead of three are the usual mistake."""
+    """Two slashes instead of three are a common mistake."""
     with pytest.raises(ConfigurationError, match="three slashes"):
         FileBackend.open(parse(url), {"group": False}, host)
 
@@ -66,17 +66,17 @@ def test_group_may_use_what_is_shared_with_it(connect: Connect, host: StubHost, 
 
 
 @pytest.mark.parametrize(
-    ("permissions", "query", "mend"),
+    ("permissions", "query", "fix"),
     [(0o777, "", "chmod o-w"), (0o770, "", "chmod g-w"), (0o777, "?group=1", "chmod o-w"), (0o702, "", "chmod o-w")],
 )
-def test_directory_that_strangers_may_write_to_is_refused(  # noqa: PLR0917 - fixtures
-    permissions: int, query: str, mend: str, connect: Connect, host: StubHost, directory: Path
+def test_directory_that_other_users_may_write_to_is_refused(  # noqa: PLR0917 - fixtures
+    permissions: int, query: str, fix: str, connect: Connect, host: StubHost, directory: Path
 ) -> None:
     """They could remove records of locks that are held."""
     directory.mkdir()
     directory.chmod(permissions)
 
-    with pytest.raises(ConfigurationError, match=mend):
+    with pytest.raises(ConfigurationError, match=fix):
         drive(connect(host, query).ping())
 
     assert list(directory.iterdir()) == []
@@ -86,7 +86,7 @@ def test_directory_that_strangers_may_write_to_is_refused(  # noqa: PLR0917 - fi
 def test_folder_of_clients_that_others_may_write_to_is_refused(
     permissions: int, connect: Connect, host: StubHost, directory: Path
 ) -> None:
-    """A sticky directory protects its entries, not what lies in a folder that another user made there before."""
+    """A sticky directory protects its entries, but not the files in a folder that another user made there."""
     directory.mkdir()
     directory.chmod(permissions)
     (directory / "clients").mkdir()
@@ -101,7 +101,7 @@ def test_folder_of_clients_that_others_may_write_to_is_refused(
 def test_folder_of_clients_that_is_a_link_is_refused(
     connect: Connect, host: StubHost, directory: Path, tmp_path: Path
 ) -> None:
-    """Its maker could have it lead elsewhere while locks are held."""
+    """The user who made it could point it elsewhere while locks are held."""
     directory.mkdir(mode=0o700)
     (tmp_path / "elsewhere").mkdir(mode=0o700)
     (directory / "clients").symlink_to(tmp_path / "elsewhere")
@@ -118,7 +118,7 @@ def test_folder_of_clients_that_is_a_link_is_refused(
 def test_folder_that_another_user_made_is_refused(  # noqa: PLR0917 - fixtures
     made_by_another: str, permissions: int, query: str, connect: Connect, host: StubHost, directory: Path
 ) -> None:
-    """The owner of a folder may remove whatever lies in it, also when it is sticky."""
+    """The owner of a folder may remove any file in it, even if it is sticky."""
     (directory / "clients").mkdir(parents=True)
     directory.chmod(permissions)
     os.chown(directory / made_by_another, 12345, -1)
@@ -129,7 +129,7 @@ def test_folder_that_another_user_made_is_refused(  # noqa: PLR0917 - fixtures
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
 def test_record_that_another_user_made_is_refused(connect: Connect, host: StubHost, directory: Path) -> None:
-    """In a sticky directory of root: its owner could write into it that the lock is free."""
+    """In a sticky directory of root: the owner of the record could write that the lock is free."""
     directory.mkdir()
     directory.chmod(0o1777)
     granted(drive(connect(host).try_acquire(host.request())))
@@ -145,7 +145,7 @@ def test_record_that_another_user_made_is_refused(connect: Connect, host: StubHo
 def test_folder_that_a_member_of_the_group_made_is_shared(
     made_by_another: str, connect: Connect, host: StubHost, directory: Path
 ) -> None:
-    """``?group=1``: the first of them made it."""
+    """``?group=1``: the first member made it."""
     (directory / "clients").mkdir(parents=True)
     directory.chmod(0o2770)
     (directory / "clients").chmod(0o2770)
@@ -155,7 +155,7 @@ def test_folder_that_a_member_of_the_group_made_is_shared(
 
 
 @pytest.mark.parametrize(("permissions", "query"), [(0o1777, ""), (0o770, "?group=1"), (0o755, "")])
-def test_directory_that_strangers_cannot_spoil_is_taken(
+def test_directory_that_other_users_cannot_damage_is_accepted(
     permissions: int, query: str, connect: Connect, host: StubHost, directory: Path
 ) -> None:
     """Sticky, or shared on purpose."""
@@ -188,8 +188,8 @@ def test_network_file_system_is_refused(connect: Connect, host: StubHost, monkey
 
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a file system that takes no new directories")
-def test_file_system_that_takes_no_directories_is_told(host: StubHost) -> None:
-    """The parent exists and yet nothing can be made in it: an error, not a search for a missing parent for ever."""
+def test_file_system_that_refuses_new_directories_is_an_error(host: StubHost) -> None:
+    """The parent exists but nothing can be made in it: an error, not an endless search for a missing parent."""
     backend = FileBackend.open(parse("file:///proc/nope"), {"group": False}, host)
 
     with pytest.raises(LockError, match="/proc/nope"):

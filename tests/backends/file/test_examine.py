@@ -24,7 +24,7 @@ def directory(tmp_path: Path) -> Path:
 
 
 def test_memory_is_for_one_process() -> None:
-    """Nothing can be wrong with it, but one thing is to be known."""
+    """Nothing can be misconfigured, and the scope of its locks is reported."""
     findings = found("memory://")
 
     assert set(findings) == {"memory-process-only"}
@@ -32,18 +32,18 @@ def test_memory_is_for_one_process() -> None:
 
 
 def test_silent_on_a_good_directory(directory: Path) -> None:
-    """Nothing is found, and nothing is made."""
+    """No findings, and no new files."""
     assert found(f"file:{directory}") == {}
     assert list(directory.iterdir()) == []
 
 
 def test_default_directory_is_examined() -> None:
-    """Without a URL it is where ``connect()`` would put its locks."""
+    """Without a URL the doctor examines the directory that ``connect()`` would use."""
     assert examine().backend == "file:"
 
 
 def test_missing_directory_is_not_made(directory: Path) -> None:
-    """It is said that it will be."""
+    """The first lock will make it."""
     assert set(found(f"file:{directory}/a/b")) == {"file-missing"}
     assert list(directory.iterdir()) == []
 
@@ -58,7 +58,7 @@ def test_missing_directory_is_not_made(directory: Path) -> None:
     ],
 )
 def test_directory_that_others_may_write_to(directory: Path, mode: int, query: str, ids: set[str]) -> None:
-    """The doctor and the backend are of one opinion."""
+    """The doctor and the backend agree."""
     directory.chmod(mode)
     url = f"file:{directory}{query}"
 
@@ -73,7 +73,7 @@ def test_directory_that_others_may_write_to(directory: Path, mode: int, query: s
 
 
 def test_folder_of_clients_that_others_may_write_to(directory: Path) -> None:
-    """Of one opinion with the backend here too."""
+    """Here too the doctor and the backend agree."""
     (directory / "clients").mkdir()
     (directory / "clients").chmod(0o777)
 
@@ -84,7 +84,7 @@ def test_folder_of_clients_that_others_may_write_to(directory: Path) -> None:
 
 
 def test_something_else_in_the_place_of_the_directory(directory: Path) -> None:
-    """At its place, or on the way to it."""
+    """In place of the directory, or of one of its parents."""
     (directory / "file").touch()
 
     for path in (directory / "file", directory / "file" / "locks"):
@@ -92,25 +92,25 @@ def test_something_else_in_the_place_of_the_directory(directory: Path) -> None:
 
 
 def test_directory_that_nobody_can_make() -> None:
-    """Not even root: the kernel takes no new directories there."""
+    """Not even for root: the kernel refuses new directories there."""
     assert "may not write to /proc/self" in found("file:/proc/self/locks")["file-unusable"].seen
 
 
 def test_network_file_system(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By what the kernel calls it."""
+    """By the kernel's name for it."""
     monkeypatch.setattr(file_examine, "kind_of_file_system", lambda device: "nfs4")  # noqa: ARG005
 
     assert "nfs4" in found(f"file:{directory}")["file-network"].seen
 
 
 def test_kind_of_file_system_is_that_of_the_kernel(directory: Path) -> None:
-    """The one that holds the directory has a name."""
+    """The type of the directory's file system is known."""
     assert file_examine.kind_of_file_system(Path("/proc").stat().st_dev) == "proc"
     assert file_examine.kind_of_file_system(directory.stat().st_dev) not in {"", "proc"}
 
 
 def test_no_inotify_left(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As when another program of this user has them all."""
+    """As when another program of this user uses all of them."""
 
     def refuse(self: Inotify) -> None:  # noqa: ARG001
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
@@ -121,7 +121,7 @@ def test_no_inotify_left(directory: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_wrong_url_is_no_finding(directory: Path) -> None:
-    """It is an error as everywhere."""
+    """The same error as everywhere."""
     for url in (f"file://{directory.name}/x", "file:?grup=1", "fiel:"):
         with pytest.raises(lockkit.ConfigurationError):
             examine(url)

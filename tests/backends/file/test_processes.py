@@ -48,7 +48,7 @@ def test_forked_child_does_not_keep_the_dead_parent_alive(connect: Connect, host
 
 
 def test_forked_child_shares_no_flock_with_its_parent(connect: Connect, host: StubHost) -> None:
-    """A lock taken through an inherited descriptor would exclude nobody."""
+    """A lock taken through an inherited descriptor would not exclude the parent."""
     backend = connect(host)
     granted(drive(backend.try_acquire(host.request("x"))))
     pid = os.fork()
@@ -64,7 +64,7 @@ def test_forked_child_shares_no_flock_with_its_parent(connect: Connect, host: St
 
     assert os.waitstatus_to_exitcode(status) == 0
     assert backend._client_file.fd >= 0
-    # What the child held went with it.
+    # The locks of the child were freed when it ended.
     granted(drive(backend.try_acquire(host.request("y"))))
     assert len(drive(backend.holders("x"))) == 1
 
@@ -99,7 +99,7 @@ SOON = 2.0
 def test_calls_with_a_deadline_do_not_wait_for_a_stopped_process(
     connect: Connect, host: StubHost, flocked: subprocess.Popen[bytes]
 ) -> None:
-    """Acquiring, undoing, releasing: each gives up when its caller must have an answer, and says who is in the way."""
+    """Acquiring, undoing, releasing: each gives up in time, and names the stopped process."""
     backend, now = connect(host), host.runtime.now
     request = host.request()
     grant = Grant("x", request.owner, 1, 30.0)
@@ -122,7 +122,7 @@ def test_calls_with_a_deadline_do_not_wait_for_a_stopped_process(
 def test_acquire_is_back_in_time_though_a_process_was_stopped(
     directory: Path, flocked: subprocess.Popen[bytes], timeout: float
 ) -> None:
-    """The same seen from outside, on both APIs."""
+    """The same through the public API, sync and async."""
 
     async def main() -> float:
         async with aio.connect(f"file://{directory}") as client:
@@ -145,13 +145,13 @@ def test_acquire_is_back_in_time_though_a_process_was_stopped(
 def test_stopped_process_delays_no_other_renewal_and_no_other_release(
     connect: Connect, host: StubHost, directory: Path, flocked: subprocess.Popen[bytes]
 ) -> None:
-    """Of many leases the one whose record it has flocked comes last: the others have not run out meanwhile."""
+    """Of many leases, the one whose record it has flocked comes last: the others do not expire meanwhile."""
     del flocked
     (directory / "x.lock").rename(directory / "hidden")
     backend, now = connect(host), host.runtime.now
     names = ["x", *(f"lock {number}" for number in range(20))]
     grants = [granted(drive(backend.try_acquire(host.request(name)))) for name in names]
-    # Each of them is in the way five times.
+    # Five times the same lease.
     stuck = [grants[0]] * 5
     (directory / "hidden").rename(directory / "x.lock")
     backend._store.reopen()
@@ -194,7 +194,7 @@ def test_clients_close_what_they_opened(directory: Path, host: StubHost) -> None
 
 
 def test_close_that_was_cancelled_leaves_no_client_file_and_can_be_called_again(directory: Path) -> None:
-    """Wherever the cancellation strikes. A client file that stays flocked would keep the locks of the dead."""
+    """Wherever the cancellation occurs. If the client file stayed flocked, nothing would free its locks."""
 
     async def close_cancelled(after: float, lock: int) -> None:
         host = StubHost(AsyncioRuntime())
@@ -206,7 +206,7 @@ def test_close_that_was_cancelled_leaves_no_client_file_and_can_be_called_again(
         await backend.wait(request, Busy(), host.runtime.now())
         await asyncio.sleep(0)  # the listener starts
         granted(await backend.try_acquire(host.request("mine", ttl=LONG)))
-        # Another process may stand in the way of leaving the queue.
+        # Another process may delay leaving the queue.
         fd = os.open(directory / "x.lock", os.O_RDWR)
         fcntl.flock(fd, lock)
         closing = asyncio.create_task(backend.close())
@@ -227,7 +227,7 @@ def test_close_that_was_cancelled_leaves_no_client_file_and_can_be_called_again(
 
     for after in (0.0, 0.01, 0.1):
         asyncio.run(close_cancelled(after, fcntl.LOCK_EX))
-    asyncio.run(close_cancelled(0.0, fcntl.LOCK_UN))  # nothing stands in the way: it waits for its listener
+    asyncio.run(close_cancelled(0.0, fcntl.LOCK_UN))  # no delay: it waits for its listener
 
 
 def test_number_of_open_records_is_bounded(connect: Connect, host: StubHost) -> None:
@@ -242,7 +242,7 @@ def test_number_of_open_records_is_bounded(connect: Connect, host: StubHost) -> 
 
 
 def test_threads_share_a_client(connect: Connect, host: StubHost) -> None:
-    """More names than records stay open: nobody uses a descriptor that another thread has closed."""
+    """More names than records stay open: no thread uses a descriptor that another one has closed."""
     backend = connect(host)
     failures: list[BaseException] = []
 
@@ -269,7 +269,7 @@ def test_threads_share_a_client(connect: Connect, host: StubHost) -> None:
 def test_interrupt_within_an_operation(
     call: str, moment: str, connect: Connect, host: StubHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ctrl-C between any two system calls: the flock is given back, and what the record says counts."""
+    """Ctrl-C between any two system calls: the flock is dropped, and the record decides."""
     backend = connect(host)
     assert drive(backend.release(granted(drive(backend.try_acquire(host.request())))))
     real = getattr(record, call)

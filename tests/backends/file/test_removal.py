@@ -1,4 +1,4 @@
-"""Files that somebody removed, reboots, and the tidying that lockkit does itself."""
+"""Files that another program removed, reboots, and the cleaning that lockkit does itself."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.backends.support import StubHost, granted
 
 
 def test_record_removed_by_a_stranger(connect: Connect, frozen: StubHost, directory: Path) -> None:
-    """The lock is free then, also for who has the old file open; the holder hears of it; tokens go on."""
+    """The lock is free, also for a client that has the old file open; the holder learns it; tokens keep increasing."""
     holder, other = connect(frozen), connect(frozen)
     grant = granted(drive(holder.try_acquire(frozen.request())))
     assert isinstance(drive(other.try_acquire(frozen.request(queue=False))), Busy)
@@ -36,7 +36,7 @@ def test_record_removed_by_a_stranger(connect: Connect, frozen: StubHost, direct
 
 
 def test_directory_removed_by_a_stranger(connect: Connect, frozen: StubHost, directory: Path) -> None:
-    """It is made again, and the clients find each other there."""
+    """A client makes it again, and the clients exclude each other there."""
     first, second = connect(frozen), connect(frozen)
     granted(drive(first.try_acquire(frozen.request())))
     granted(drive(second.try_acquire(frozen.request("y"))))
@@ -49,7 +49,7 @@ def test_directory_removed_by_a_stranger(connect: Connect, frozen: StubHost, dir
 
 
 def test_directory_replaced_a_moment_ago(connect: Connect, frozen: StubHost, directory: Path) -> None:
-    """Who opens a record in the new directory has a client file there first: else it would seem to be dead."""
+    """A client that opens a record in the new directory makes its client file there first, or it would seem dead."""
     first, second = connect(frozen), connect(frozen)
     drive(first.ping())
     directory.rename(directory.with_name("moved"))
@@ -63,7 +63,7 @@ def test_directory_replaced_a_moment_ago(connect: Connect, frozen: StubHost, dir
 def test_client_file_removed_by_a_stranger(
     connect: Connect, frozen: StubHost, directory: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The client seems dead for a moment; it notices, says so, and what it renews is its own again."""
+    """The client seems dead for a moment; it logs that, and holds again what it renews."""
     holder, other = connect(frozen), connect(frozen)
     grant = granted(drive(holder.try_acquire(frozen.request(ttl=5.0))))
     granted(drive(holder.try_acquire(frozen.request("long", ttl=20.0))))
@@ -79,14 +79,14 @@ def test_client_file_removed_by_a_stranger(
     # Closed: both records, and the former client file. Opened: one record, and the new client file.
     assert open_files() == before - 1
     assert isinstance(drive(other.try_acquire(frozen.request())), Busy)
-    # It goes on saying how long the leases may last that it was given before.
+    # The new file still has the largest ttl that the client asked for before.
     (directory / "x.lock").write_text("garbage")
     with pytest.raises(BackendUnavailable, match=r"20\.0 s"):
         drive(other.try_acquire(frozen.request()))
 
 
 def test_waiter_whose_client_file_was_removed_queues_up_again(connect: Connect, host: StubHost) -> None:
-    """It is woken, and listens as the new client."""
+    """It is woken, and waits under the new client id."""
     holder, waiter = connect(host), connect(host)
     grant = granted(drive(holder.try_acquire(host.request(ttl=LONG))))
     request = host.request(ttl=LONG)
@@ -116,7 +116,7 @@ def test_waiter_whose_client_file_was_removed_queues_up_again(connect: Connect, 
 def test_record_from_before_a_reboot_is_free(
     connect: Connect, frozen: StubHost, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever its times say; the token goes on."""
+    """Whatever its times are; tokens keep increasing."""
     holder = connect(frozen)
     grant = granted(drive(holder.try_acquire(frozen.request(ttl=LONG))))
     drive(holder.close())
@@ -142,12 +142,12 @@ def test_directory_shared_by_two_kernels_is_refused(
 
 @pytest.fixture
 def thorough(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Clients look at everything whenever they tidy."""
+    """Clients examine all files whenever they clean."""
     monkeypatch.setattr(cleanup, "ENTRIES_MAX", 1000)
 
 
 def age(directory: Path) -> None:
-    """Make all files look as if nobody had touched them for two days."""
+    """Make all files look unused for two days."""
     for path in directory.rglob("*"):
         if path.is_file():
             changed = path.stat().st_mtime - 2 * 24 * 3600
@@ -156,7 +156,7 @@ def age(directory: Path) -> None:
 
 @pytest.mark.usefixtures("thorough")
 def test_unused_records_are_removed(connect: Connect, host: StubHost, directory: Path) -> None:
-    """Also while another client has them open, which then makes a new one; tokens go on."""
+    """Also while another client has them open, which then makes a new one; tokens keep increasing."""
     user = connect(host)
     grants = {name: granted(drive(user.try_acquire(host.request(name, ttl=LONG)))) for name in ("used", "held")}
     drive(user.release(grants["used"]))
@@ -189,7 +189,7 @@ def test_recent_records_are_kept(connect: Connect, host: StubHost, directory: Pa
 def test_record_with_a_token_above_the_time_is_kept(
     connect: Connect, host: StubHost, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The clock was set back: only the record knows the last token."""
+    """The clock was set back: only the record has the last token."""
     user = connect(host)
     drive(user.release(granted(drive(user.try_acquire(host.request())))))
     wall_us = lock_state.wall_clock_us()
@@ -202,7 +202,7 @@ def test_record_with_a_token_above_the_time_is_kept(
 
 
 def test_record_that_was_removed_halfway_is_made_anew(connect: Connect, host: StubHost, directory: Path) -> None:
-    """Its remover died between the mark and the removal."""
+    """The process that removed it died after writing the mark."""
     backend = connect(host)
     grant = granted(drive(backend.try_acquire(host.request())))
     drive(backend.release(grant))
@@ -215,11 +215,11 @@ def test_record_that_was_removed_halfway_is_made_anew(connect: Connect, host: St
 
 @pytest.mark.usefixtures("thorough")
 def test_files_of_dead_clients_are_removed(connect: Connect, host: StubHost, directory: Path) -> None:
-    """And those of living ones kept."""
+    """And those of living clients are kept."""
     living = connect(host)
     drive(living.ping())
     with Peer(f"file://{directory}") as peer:
-        peer.ask("attempt x 30")
+        peer.ask("acquire x 30")
         peer.kill()
     assert len(list((directory / "clients").iterdir())) == 2
 
@@ -237,7 +237,7 @@ def test_files_of_dead_clients_are_removed(connect: Connect, host: StubHost, dir
 
 @pytest.mark.usefixtures("thorough")
 def test_records_of_dead_clients_are_removed(connect: Connect, host: StubHost, directory: Path) -> None:
-    """Holders and waiters that were killed. One in whose queue a client lives is kept; tokens go on."""
+    """Their holders and waiters were killed. A record with a live waiter is kept; tokens keep increasing."""
     living = connect(host)
     with Peer(f"file://{directory}") as peer:
         token = int(peer.ask(f"acquire held {LONG}")[1])
@@ -248,7 +248,7 @@ def test_records_of_dead_clients_are_removed(connect: Connect, host: StubHost, d
         until(lambda: waiter_count(living) == 1)
         peer.kill()
         peer.answer()
-    # As a holder that was not heard of any more leaves it.
+    # As after a holder that has ended.
     assert drive(living.release(grant))
     age(directory)
 
@@ -258,10 +258,10 @@ def test_records_of_dead_clients_are_removed(connect: Connect, host: StubHost, d
     assert granted(drive(living.try_acquire(host.request("held")))).token > token
 
 
-def test_client_that_lives_removes_all_that_is_unused_bit_by_bit(
+def test_client_removes_all_unused_records_bit_by_bit(
     connect: Connect, frozen: StubHost, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not only at its start, and in bounded work; however many there are."""
+    """Not only when it starts, a few at a time, and however many there are."""
     monkeypatch.setattr(cleanup, "NAMES_MAX", 50)
     former, backend = connect(frozen), connect(frozen)
     for number in range(200):
@@ -283,11 +283,11 @@ def test_nothing_is_logged_under_a_mutex(connect: Connect, host: StubHost, direc
     """A handler may write the log under a lock of the same client, even of the same name."""
     backend = connect(host)
     drive(backend.release(granted(drive(backend.try_acquire(host.request())))))
-    heard = []
+    seen = []
 
     class Handler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            thread = threading.Thread(target=lambda: heard.append((drive(backend.holders("x")), record.getMessage())))
+            thread = threading.Thread(target=lambda: seen.append((drive(backend.holders("x")), record.getMessage())))
             thread.start()
             thread.join(30)
 
@@ -303,7 +303,7 @@ def test_nothing_is_logged_under_a_mutex(connect: Connect, host: StubHost, direc
     finally:
         logging.getLogger("lockkit").removeHandler(handler)
 
-    assert ["was removed" in heard[0][1], "is damaged" in heard[1][1]] == [True, True]
+    assert ["was removed" in seen[0][1], "is damaged" in seen[1][1]] == [True, True]
 
 
 def test_client_that_lives_long_touches_its_file(connect: Connect, frozen: StubHost) -> None:

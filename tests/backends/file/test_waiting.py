@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(params=["inotify", "polling"])
 def wakeup(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """How waiters learn that it is their turn; polling is what macOS has."""
+    """How waiters learn that it is their turn; macOS has only polling."""
     if request.param == "polling":
         monkeypatch.setattr(Inotify, "__init__", _refuse)
     return str(request.param)
@@ -96,7 +96,7 @@ def test_notification_wakes_only_the_request_that_it_concerns(connect: Connect, 
 
 @pytest.mark.usefixtures("wakeup")
 def test_killed_holder_is_replaced_at_once(connect: Connect, host: StubHost, directory: Path) -> None:
-    """The kernel says that it is dead; nobody waits for its ttl."""
+    """The kernel reports its death; the waiter does not wait for its ttl."""
     backend = connect(host)
     with Peer(f"file://{directory}") as peer:
         assert peer.ask(f"acquire x {LONG}")[0] == "granted"
@@ -111,8 +111,8 @@ def test_killed_holder_is_replaced_at_once(connect: Connect, host: StubHost, dir
         assert not waiter.is_alive()
 
 
-def test_killed_holder_is_replaced_though_nobody_waited(connect: Connect, host: StubHost, directory: Path) -> None:
-    """Trying once is enough."""
+def test_killed_holder_is_replaced_without_waiters(connect: Connect, host: StubHost, directory: Path) -> None:
+    """The first attempt gets the lock."""
     backend = connect(host)
     with Peer(f"file://{directory}") as peer:
         token = int(peer.ask(f"acquire x {LONG}")[1])
@@ -126,7 +126,7 @@ def test_killed_holder_is_replaced_though_nobody_waited(connect: Connect, host: 
 
 @pytest.mark.usefixtures("wakeup")
 def test_killed_waiter_is_passed_over(connect: Connect, host: StubHost, directory: Path) -> None:
-    """Who stood behind it follows the one before it from then on, and is woken by the release."""
+    """The waiter behind it then watches the client before it, and the release wakes it."""
     holder, last = connect(host), connect(host)
     grant = granted(drive(holder.try_acquire(host.request(ttl=LONG))))
     with Peer(f"file://{directory}") as peer:
@@ -146,7 +146,7 @@ def test_killed_waiter_is_passed_over(connect: Connect, host: StubHost, director
 
 
 def test_stopped_holder_is_replaced_after_its_ttl(connect: Connect, host: StubHost, directory: Path) -> None:
-    """And when it goes on it has lost the lock, and frees nobody else's."""
+    """When it continues it has lost the lock, and does not release the new holder's."""
     backend = connect(host)
     with Peer(f"file://{directory}") as peer:
         token = int(peer.ask("acquire x 1")[1])
@@ -165,7 +165,7 @@ def test_stopped_holder_is_replaced_after_its_ttl(connect: Connect, host: StubHo
 @pytest.mark.usefixtures("wakeup")
 @pytest.mark.parametrize("end", ["release", "kill"])
 def test_stopped_first_waiter_is_passed_over(connect: Connect, host: StubHost, directory: Path, end: str) -> None:
-    """The second has the lock when the offer to the first is over, also if the holder died."""
+    """The second gets the lock when the offer to the first ends, also if the holder died."""
     second = connect(host)
     url = f"file://{directory}"
     with Peer(url) as holder, Peer(url) as first:
@@ -272,12 +272,12 @@ def test_waiter_that_nothing_can_wake_polls_and_gets_the_lock(
     """With pauses that grow; not a thousand times a second. With inotify back, it is woken again."""
     holder, waiter = connect(host), connect(host)
     grant = granted(drive(holder.try_acquire(host.request(ttl=LONG))))
-    looks = 0
+    attempts = 0
     original = FileBackend._acquire
 
     def count(self: FileBackend, *arguments: Any) -> Any:  # noqa: ANN401 - handed on
-        nonlocal looks
-        looks += self is waiter
+        nonlocal attempts
+        attempts += self is waiter
         return original(self, *arguments)
 
     monkeypatch.setattr(FileBackend, "_acquire", count)
@@ -295,7 +295,7 @@ def test_waiter_that_nothing_can_wake_polls_and_gets_the_lock(
             assert isinstance(busy, Busy)
             drive(waiter.wait(request, busy, until_at))
             busy = drive(waiter.try_acquire(request))
-    assert looks < 100
+    assert attempts < 100
     polling = request.state
     assert polling.listener is None
 
@@ -359,7 +359,7 @@ def test_dropped_clients_give_their_inotify_instances_back(
 
 @pytest.mark.skipif(sys.platform != "linux", reason="inotify is Linux's")
 def test_waiter_is_woken_though_its_listener_was_cancelled(directory: Path) -> None:
-    """Some programs end all tasks that they did not start. It looks for itself, and has another listener then."""
+    """Some programs cancel all tasks that they did not start. The waiter polls then, and gets another listener."""
 
     async def main() -> None:
         host = StubHost(AsyncioRuntime())

@@ -66,8 +66,8 @@ def test_space_is_shared_by_clients_and_apart_from_others(host: StubHost) -> Non
 
 def test_nothing_is_left_of_released_and_abandoned_locks(host: StubHost) -> None:
     """A million names used once need no memory, but the tokens go on."""
-    backend = connect("tidy", host)
-    space = _spaces["tidy"]
+    backend = connect("unused", host)
+    space = _spaces["unused"]
     tokens = []
     for index in range(100):
         request, waiter = host.request(f"lock {index}"), host.request(f"lock {index}")
@@ -111,7 +111,7 @@ def test_release_wakes_the_next_waiters_only(host: StubHost) -> None:
 
 
 def test_expired_lease_is_neither_renewed_nor_released(host: StubHost) -> None:
-    """A lease ends with its ttl, also while nobody else has taken the lock."""
+    """A lease ends with its ttl, also while no other client has taken the lock."""
     backend = connect("expiry", host)
     grant = granted(drive(backend.try_acquire(host.request(ttl=10.0))))
     clock(host).time += 9.0

@@ -99,7 +99,7 @@ class Story:
             "COLUMNS": "120",
             "NO_COLOR": "1",
             # What a page installs is installed for real, without a network, and for this story only.
-            "PYTHONPATH": str(installed),
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(installed), os.environ.get("PYTHONPATH")])),
             "PIP_TARGET": str(installed),
             "PIP_NO_DEPS": "1",
             "PIP_NO_BUILD_ISOLATION": "0",  # 0 means that there is none

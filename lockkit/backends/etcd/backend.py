@@ -352,7 +352,7 @@ class EtcdBackend(LockBackend):
         anchor = session.anchor
         again: list[Contender] = []
         for batch in transactions.batches(contenders, operations=2 if move else 1):
-            request = transactions.check_keys(batch, session if move else None)
+            request = transactions.check_keys(batch, session.id if move else None)
             answer = await self._cluster.call(TXN, request, resend=True, answer_by=answer_by)
             checks = [one.response_range.kvs for one in answer.responses if one.HasField("response_range")]
             for contender, kvs in zip(batch, checks, strict=True):

@@ -2,20 +2,45 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from lockkit.backends.etcd import rpc_pb2 as rpc
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from lockkit.backends.etcd.session import Contender, Session
-
 __all__ = ["batches", "check_keys", "check_queue", "create_key", "delete_key", "delete_keys", "first_key"]
 
 BATCH = 100
 """Operations in one transaction. etcd's default for --max-txn-ops is 128; an operation that is a transaction itself may
 have as many as are left. Fewer takes more round trips."""
+
+
+class Contender(Protocol):
+    """What a transaction says of one key of this client: see `lockkit.backends.etcd.session.Contender`."""
+
+    prefix: bytes
+    value: bytes
+    key: bytes
+    create_revision: int
+
+    @property
+    def compare_revision(self) -> rpc.Compare:
+        """True while the key is the one that was created."""
+        ...
+
+    @property
+    def compare_modification(self) -> rpc.Compare:
+        """True until the key is moved."""
+        ...
+
+    @property
+    def compare_value(self) -> rpc.Compare:
+        """True while the key is this contender's, whenever it was created."""
+        ...
+
+
+C = TypeVar("C", bound=Contender)
 
 
 def create_key(contender: Contender, lease_id: int, *, queue: bool) -> rpc.TxnRequest:
@@ -55,18 +80,18 @@ def check_queue(contender: Contender) -> rpc.TxnRequest:
     return request
 
 
-def check_keys(contenders: Sequence[Contender], move_to: Session | None) -> rpc.TxnRequest:
+def check_keys(contenders: Sequence[Contender], move_to: int | None) -> rpc.TxnRequest:
     """
-    Read keys, without their values; before that, move them to another session if one is given.
+    Read keys, without their values; before that, move them to another etcd lease if its id is given.
 
-    A move attaches the key to the lease of that session. The ``create_revision`` stays, and so does the token. It
+    A move attaches the key to that lease. The ``create_revision`` stays, and so does the token. It
     happens only if nothing has changed the key since its last known revision: a move that was not answered cannot be
     executed after a later one.
     """
     request = rpc.TxnRequest()
     for contender in contenders:
         if move_to is not None:
-            put = rpc.PutRequest(key=contender.key, ignore_value=True, lease=move_to.id)
+            put = rpc.PutRequest(key=contender.key, ignore_value=True, lease=move_to)
             compare = [contender.compare_revision, contender.compare_modification]
             request.success.add(request_txn=rpc.TxnRequest(compare=compare, success=[rpc.RequestOp(request_put=put)]))
         request.success.add(request_range=rpc.RangeRequest(key=contender.key, keys_only=True))
@@ -113,7 +138,7 @@ def _end(prefix: bytes) -> bytes:
     return prefix[:-1] + b"0"
 
 
-def batches(contenders: Sequence[Contender], operations: int = 1) -> Iterator[Sequence[Contender]]:
+def batches(contenders: Sequence[C], operations: int = 1) -> Iterator[Sequence[C]]:
     """Split contenders into as many as fit into a transaction with so many operations for each."""
     size = BATCH // operations
     return (contenders[start : start + size] for start in range(0, len(contenders), size))

@@ -7,14 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lockkit.backends.file.backend import FileBackend
-from lockkit.backends.file.directory import NETWORK_FILE_SYSTEMS, file_system, find_flaw
+from lockkit.backends.file.directory import NETWORK_FILE_SYSTEMS, find_flaw
 from lockkit.backends.file.inotify import Inotify
+from lockkit.doctor.file_systems import kind_of_file_system
 from lockkit.doctor.findings import Check, Severity
 
 if TYPE_CHECKING:
     from lockkit.doctor.examination import Examination
 
-__all__ = ["examine", "kind_of_file_system"]
+__all__ = ["examine"]
 
 _OPTIONS = "backends/file.md#url-and-options"
 _LIMITS = "backends/file.md#what-it-does-not-promise"
@@ -109,15 +110,6 @@ def _examine_file_system(examination: Examination, path: Path, status: os.stat_r
             f"The directory is on a network file system ({kind}).",
             "Name a local directory, or use a backend for several machines, such as redis:// or postgresql://",
         )
-
-
-def kind_of_file_system(device: int) -> str:
-    """Return the type of the file system of a device (``st_dev``); empty where the system does not say."""
-    try:
-        mounts = Path("/proc/self/mountinfo").read_text("utf-8", "surrogateescape")
-    except OSError:
-        return ""  # macOS
-    return file_system(mounts, device)
 
 
 def _examine_inotify(examination: Examination, where: str) -> None:

@@ -80,7 +80,7 @@ from lockkit.backends.zookeeper.short_leases import ShortLeases
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockError, Unsupported
 
 if TYPE_CHECKING:
-    from lockkit.backends.zookeeper.node import LockNode
+    from lockkit.backends.zookeeper.session import LockNode
     from lockkit.url import Url
 
 __all__ = ["ZooKeeperBackend"]

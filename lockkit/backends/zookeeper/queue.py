@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from kazoo.exceptions import NoNodeError
 
 from lockkit.backend import Busy
-from lockkit.backends.zookeeper.node import LockNode
 from lockkit.backends.zookeeper.path import contenders, node_prefix
 from lockkit.backends.zookeeper.quirks import create_queue_node
+from lockkit.backends.zookeeper.session import LockNode
 from lockkit.errors import BackendUnavailable, ConfigurationError
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from lockkit.backend import Host
-    from lockkit.backends.zookeeper.node import LockNode
+    from lockkit.backends.zookeeper.session import LockNode
 
 __all__ = ["SESSIONS_MAX", "Sessions", "session_timeout"]
 

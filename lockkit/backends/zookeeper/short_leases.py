@@ -27,8 +27,7 @@ from lockkit.errors import BackendUnavailable, LockError
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    from lockkit.backends.zookeeper.node import LockNode
-    from lockkit.backends.zookeeper.session import Session
+    from lockkit.backends.zookeeper.session import LockNode, Session
     from lockkit.runtime import Runtime
 
 __all__ = ["ShortLeases"]

@@ -6,7 +6,7 @@ One method is called for all nodes, so that kazoo keeps it once for each path: w
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from kazoo.protocol.states import EventType
 
@@ -14,12 +14,26 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from lockkit.backend import Request
-    from lockkit.backends.zookeeper.node import LockNode
 
 __all__ = ["Watches"]
 
 
-class Watches:
+class WatchedNode(Protocol):
+    """What the watches say of a node: see `lockkit.backends.zookeeper.session.LockNode`."""
+
+    watched_path: str | None
+    watched_over: int
+
+    @property
+    def path(self) -> str:
+        """Its path."""
+        ...
+
+
+N = TypeVar("N", bound=WatchedNode)
+
+
+class Watches(Generic[N]):
     """
     The watches of one session.
 
@@ -31,7 +45,7 @@ class Watches:
         self,
         client: Any,  # noqa: ANN401 - kazoo has no types
         request_children: Callable[[str], tuple[float, Any]],
-        lease_gone: Callable[[LockNode], None],
+        lease_gone: Callable[[N], None],
     ) -> None:
         """
         Watch nothing yet.
@@ -45,7 +59,7 @@ class Watches:
         self._request_children = request_children
         self._lease_gone = lease_gone
         self._waiters: dict[str, set[Request]] = {}
-        self._leases: dict[str, LockNode] = {}
+        self._leases: dict[str, N] = {}
         self._listings: dict[Request, tuple[float, Any]] = {}
         self.connections_count = 0
 
@@ -56,18 +70,18 @@ class Watches:
 
     # -- waiters ---------------------------------------------------------------------------------------------------
 
-    def watch_predecessor(self, node: LockNode, path: str, request: Request) -> Any:  # noqa: ANN401 - kazoo has no types
+    def watch_predecessor(self, node: N, path: str, request: Request) -> Any:  # noqa: ANN401 - kazoo has no types
         """Have a request woken when the node before its own goes away or the connection breaks; give kazoo's result."""
         self.stop_waking(node, request)
         node.watched_path = path
         self._waiters.setdefault(path, set()).add(request)
         return self._client.get_async(path, watch=self._node_changed)
 
-    def wakes(self, node: LockNode, path: str, request: Request) -> bool:
+    def wakes(self, node: N, path: str, request: Request) -> bool:
         """Tell whether a request will be woken when that node goes away."""
         return node.watched_path == path and request in self._waiters.get(path, ())
 
-    def stop_waking(self, node: LockNode, request: Request) -> None:
+    def stop_waking(self, node: N, request: Request) -> None:
         """Wake a request no more. The server keeps its watch, one for each node, until that changes."""
         self._listings.pop(request, None)
         path, node.watched_path = node.watched_path, None
@@ -82,14 +96,14 @@ class Watches:
 
     # -- leases ----------------------------------------------------------------------------------------------------
 
-    def watch_lease(self, node: LockNode) -> Any:  # noqa: ANN401 - kazoo has no types
+    def watch_lease(self, node: N) -> Any:  # noqa: ANN401 - kazoo has no types
         """Ask for the node of a lease, and watch it; give kazoo's result."""
         self._leases[node.path] = node
         # Before it is sent: should it go over the next connection, it is asked for once more, and not once less.
         node.watched_over = self.connections_count
         return self._client.exists_async(node.path, watch=self._node_changed)
 
-    def watches_lease(self, node: LockNode) -> bool:
+    def watches_lease(self, node: N) -> bool:
         """
         Tell whether the server would have reported that the node of a lease has gone.
 
@@ -97,7 +111,7 @@ class Watches:
         """
         return node.watched_over == self.connections_count and node.path in self._leases
 
-    def forget_lease(self, node: LockNode) -> None:
+    def forget_lease(self, node: N) -> None:
         """Expect that a node goes away."""
         self._leases.pop(node.path, None)
 

@@ -15,8 +15,8 @@ from kazoo.security import make_digest_acl
 import lockkit
 import lockkit.aio
 from lockkit.backends.zookeeper.backend import ZooKeeperBackend
-from lockkit.backends.zookeeper.node import LockNode
 from lockkit.backends.zookeeper.path import contenders, escape_name
+from lockkit.backends.zookeeper.session import LockNode
 from lockkit.configuration.registry import split_options
 from lockkit.runtime import drive
 from lockkit.testing.servers import ZooKeeperServer, require, wait_until

@@ -22,8 +22,8 @@ import lockkit.aio
 from lockkit.backend import Gone, Grant
 from lockkit.backends.zookeeper.backend import ZooKeeperBackend
 from lockkit.backends.zookeeper.connection import outcome
-from lockkit.backends.zookeeper.node import LockNode
 from lockkit.backends.zookeeper.quirks import sync
+from lockkit.backends.zookeeper.session import LockNode
 from lockkit.backends.zookeeper.sessions import SESSIONS_MAX, session_timeout
 from lockkit.backends.zookeeper.short_leases import ShortLeases
 from lockkit.configuration.registry import split_options

@@ -1,5 +1,5 @@
 """
-lockkit: locks that several processes, machines or services agree on. One API, the backend chosen by URL.
+lockkit: locks between threads, processes and machines. One API; a URL chooses the backend.
 
     import lockkit
 
@@ -7,8 +7,9 @@ lockkit: locks that several processes, machines or services agree on. One API, t
     with client.lock("seat:12A", ttl=30, timeout=5) as lease:
         book_seat(fence=lease.token)
 
-A lease alone is not mutual exclusion, since a paused holder does not know that it lost. So every grant carries a
-fencing token, every lease knows its deadline, loss is told to the holder, and storage can reject stale holders.
+A lease alone is not mutual exclusion, because a paused holder does not know that it lost the lock. So every grant
+carries a fencing token, every lease knows its deadline, the holder is notified when it loses the lock, and storage can
+reject stale holders.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ __all__ = [
     "sql",
 ]
 
-# Loaded on first use: `import lockkit` alone costs next to nothing, and asyncio is imported only by those who use it.
+# Loaded on first use: `import lockkit` alone costs next to nothing, and only programs that use asyncio import it.
 _LAZY = {
     "Capabilities": "lockkit.backend",
     "Client": "lockkit.sync",

@@ -1,4 +1,4 @@
-"""Who is measured on a URL: lockkit with both faces, the libraries that lock on the same servers, and baselines."""
+"""Who is measured on a URL: lockkit's sync and async APIs, libraries that lock on the same servers, and baselines."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ _TOOZ: tuple[tuple[tuple[str, ...], Scope, float, bool, str | None], ...] = (
     (("mysql", "mariadb"), "network", 1.0, False, "advisory"),
 )
 
-# The first baseline of a face is what ratios are taken to.
+# Ratios are taken to the first baseline of an API.
 ENTRIES: tuple[Entry, ...] = (
     Entry(schemes=("memory",), label="threading.Lock", target="memory:ThreadingLock", role="baseline", scope="process"),
     Entry(

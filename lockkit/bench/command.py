@@ -25,58 +25,57 @@ def register(app: typer.Typer) -> None:
 def bench(  # the signature is the command line
     urls: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="URL...", help="Backends of lockkit. Default: the embedded ones, and those of --servers."
-        ),
+        typer.Argument(metavar="URL...", help="lockkit backends. Default: the embedded ones, and those of --servers."),
     ] = None,
     *,
     servers: Annotated[
         ServersChoice,
-        typer.Option(
-            help="Start throw-away servers and measure on them too: programs of this machine, containers, or none."
-        ),
+        typer.Option(help="Also start throw-away servers and measure on them: local programs, containers, or none."),
     ] = ServersChoice.NONE,
     workload: Annotated[
-        list[WorkloadChoice] | None, typer.Option(help="Only this one; may be given several times.")
+        list[WorkloadChoice] | None, typer.Option(help="Run only this workload; can be repeated.")
     ] = None,
     face: Annotated[
-        FaceChoice | None, typer.Option(help="Blocking, asyncio, or both. Default: both; with --quick blocking.")
+        FaceChoice | None,
+        typer.Option(
+            help="Measure the sync (blocking) or the async (asyncio) API. Default: both; with --quick blocking."
+        ),
     ] = None,
-    peers: Annotated[bool, typer.Option(help="Measure other libraries and hand-written baselines too.")] = True,
+    peers: Annotated[bool, typer.Option(help="Also measure other libraries and hand-written baselines.")] = True,
     quick: Annotated[
         bool, typer.Option(help="A first look in less than two minutes: fewer workloads, short turns, more noise.")
     ] = False,
-    rounds: Annotated[int | None, typer.Option(min=1, help="How often every subject takes its turn.")] = None,
+    rounds: Annotated[int | None, typer.Option(min=1, help="Turns of every subject.")] = None,
     long_rounds: Annotated[
-        int | None, typer.Option(min=1, help="The same for workloads that take long; no more than --rounds.")
+        int | None, typer.Option(min=1, help="Turns in long workloads; no more than --rounds.")
     ] = None,
-    seconds: Annotated[float | None, typer.Option(min=0.01, help="Length of a turn in pair and contention.")] = None,
+    seconds: Annotated[float | None, typer.Option(min=0.01, help="Duration of a turn in pair and contention.")] = None,
     processes: Annotated[int | None, typer.Option(min=1, help="Contenders.")] = None,
     waiters: Annotated[int | None, typer.Option(min=1, help="Idle waiters.")] = None,
-    idle_seconds: Annotated[float | None, typer.Option(min=0.1, help="How long they are watched.")] = None,
+    idle_seconds: Annotated[float | None, typer.Option(min=0.1, help="How long to observe the idle waiters.")] = None,
     leases: Annotated[int | None, typer.Option(min=1, help="Held leases.")] = None,
     lease_ttl: Annotated[
-        float | None, typer.Option(min=0.1, help="Their ttl, seconds, and how long they are held.")
+        float | None, typer.Option(min=0.1, help="ttl of the held leases, seconds, and how long they are held.")
     ] = None,
     limit: Annotated[
         float | None,
-        typer.Option(min=1, help="Begin no turn after so many seconds; what was not reached is told."),
+        typer.Option(min=1, help="Begin no turn after this many seconds; the report says what was not reached."),
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Of the order of the subjects.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the random order of the subjects.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Write the whole report as JSON.")] = False,
     html: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", dir_okay=False, help="Write the report as one page with plots, too."),
+        typer.Option(metavar="FILE", dir_okay=False, help="Also write the report as one page with plots."),
     ] = None,
 ) -> None:
     """
-    Measure locks side by side: lockkit on your URLs, other libraries in the same place, and hand-written baselines.
+    Measure locks side by side: lockkit on your URLs, other libraries on the same servers, and hand-written baselines.
 
-    Every subject runs in processes of its own; all take turns in random order, round after round, and ratios are taken
-    within a round. A witness outside of all backends tells which locks did not exclude. Use servers that nobody else
-    uses meanwhile, or let --servers=local start some; commands are counted for the whole server.
+    Every subject runs in its own processes; all take turns in random order, round after round, and ratios are taken
+    within a round. A witness outside every backend detects locks that let two in at once. Use servers that nobody else
+    is using, or let --servers=local start some, because commands are counted for the whole server.
 
-    Ctrl-C ends the run and reports what there is.
+    Ctrl-C ends the run and reports what was measured.
 
     Exit status: 0; 1 if lockkit broke exclusion or failed; 78 for a wrong URL; 130 after Ctrl-C.
     """

@@ -22,7 +22,7 @@ WORKLOAD_NAMES = (
 """The keys of `lockkit.bench.workloads.WORKLOADS`, in the order of the report."""
 
 QUICK_WORKLOADS = ("pair", "contention", "handoff", "crash")
-"""What a first look looks at, unless it is told."""
+"""The default workloads of a first look."""
 
 
 class FaceChoice(StrEnum):

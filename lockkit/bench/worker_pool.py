@@ -53,7 +53,7 @@ class WorkerPool:
         Args:
             subject: Whom it measures.
             workload: Name of the workload.
-            part: What the workload's `work` is told.
+            part: Arguments for the workload's `work`.
             ttl: Lease time, seconds.
             pass_fds: File descriptors that it inherits under the same numbers.
         """

@@ -14,7 +14,7 @@ from lockkit.doctor.findings import Check, Severity
 if TYPE_CHECKING:
     from lockkit.doctor.examination import Examination
 
-__all__ = ["examine", "kind_of_file_system"]
+__all__ = ["NETWORK_FILE_SYSTEMS", "examine", "kind_of_file_system"]
 
 _OPTIONS = "backends/file.md#url-and-options"
 _LIMITS = "backends/file.md#what-it-does-not-promise"

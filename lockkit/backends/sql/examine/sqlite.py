@@ -7,8 +7,7 @@ import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from lockkit.backends.file.directory import NETWORK_FILE_SYSTEMS
-from lockkit.backends.file.examine import kind_of_file_system
+from lockkit.backends.file.examine import NETWORK_FILE_SYSTEMS, kind_of_file_system
 from lockkit.backends.sql.examine import common
 from lockkit.doctor.findings import Check, Severity
 

@@ -50,29 +50,6 @@ else:
 _clock_gettime = time.clock_gettime
 
 
-class _Owners:
-    """
-    Owner ids from the operating system's random numbers, drawn many at a time.
-
-    A system call for each would be a tenth of an acquisition. A forked child must not share them with its parent, so it
-    gets a new object.
-    """
-
-    __slots__ = ("_ready",)
-
-    def __init__(self) -> None:
-        self._ready: list[str] = []
-
-    def take(self) -> str:
-        """Give one that nobody else gets. ``list.pop`` is atomic: two threads never take the same."""
-        try:
-            return self._ready.pop()
-        except IndexError:
-            digits = secrets.token_hex(16 * 64)
-            self._ready += (digits[start : start + 32] for start in range(32, len(digits), 32))
-            return digits[:32]
-
-
 def monotonic() -> float:
     """Client monotonic clock, seconds, including the time that the machine was suspended."""
     return _clock_gettime(_CLOCK_ID)
@@ -299,22 +276,41 @@ def _current_task() -> asyncio.Task[Any] | None:
     return cast("asyncio.Task[Any] | None", module.current_task())
 
 
-class BlockingRuntime:
-    """Threads: every wait blocks the calling thread, background work runs in daemon threads."""
-
-    kind: Kind = "blocking"
-    works_at_exit = True
+class _OperatingSystem:
+    """Clock, random numbers and owner ids: what both runtimes take from the operating system."""
 
     def __init__(self) -> None:
-        """Seed the random numbers from the operating system."""
         self.random = random.Random()  # noqa: S311 - jitter, not secrets
-        self._owners = _Owners()
+        self._owners: list[str] = []
 
     now = staticmethod(partial(_clock_gettime, _CLOCK_ID))  # `monotonic`, without a Python frame
 
     def owner(self) -> str:
-        """See `Runtime.owner`."""
-        return self._owners.take()
+        """
+        See `Runtime.owner`.
+
+        Drawn many at a time: a system call for each would be a tenth of an acquisition. ``list.pop`` is atomic, so two
+        threads never take the same one.
+        """
+        owners = self._owners  # a signal handler may fork here: the child must not get this list back
+        try:
+            return owners.pop()
+        except IndexError:
+            digits = secrets.token_hex(16 * 64)
+            owners.extend(digits[start : start + 32] for start in range(32, len(digits), 32))
+            return digits[:32]
+
+    def forked(self) -> None:
+        """Draw other random numbers and owner ids than the parent."""
+        self.random.seed()
+        self._owners = []
+
+
+class BlockingRuntime(_OperatingSystem):
+    """Threads: every wait blocks the calling thread, background work runs in daemon threads."""
+
+    kind: Kind = "blocking"
+    works_at_exit = True
 
     def mutex(self) -> AbstractContextManager[Any]:
         """See `Runtime.mutex`."""
@@ -386,11 +382,6 @@ class BlockingRuntime:
         poll.register(fd, select.POLLIN)
         # Rounded up: poll counts whole milliseconds, and 0.4 ms must not become a busy loop.
         return bool(poll.poll(None if timeout is None else -int(-timeout * 1000 // 1)))
-
-    def forked(self) -> None:
-        """Draw other random numbers than the parent."""
-        self.random.seed()
-        self._owners = _Owners()
 
 
 class _AsyncioEvent:
@@ -547,7 +538,7 @@ def _resolve(waiter: asyncio.Future[bool]) -> None:
         waiter.set_result(False)
 
 
-class AsyncioRuntime:
+class AsyncioRuntime(_OperatingSystem):
     """Tasks of one event loop: the loop in which the runtime is first used."""
 
     kind: Kind = "asyncio"
@@ -555,17 +546,10 @@ class AsyncioRuntime:
 
     def __init__(self) -> None:
         """Belong to no loop yet."""
-        self.random = random.Random()  # noqa: S311 - jitter, not secrets
-        self._owners = _Owners()
+        super().__init__()
         self.loop: asyncio.AbstractEventLoop | None = None
         self.thread_id = 0
         self._tasks: set[asyncio.Task[Any]] = set()
-
-    now = staticmethod(partial(_clock_gettime, _CLOCK_ID))  # `monotonic`, without a Python frame
-
-    def owner(self) -> str:
-        """See `Runtime.owner`."""
-        return self._owners.take()
 
     def mutex(self) -> AbstractContextManager[Any]:
         """See `Runtime.mutex`. A real lock: ``__del__`` and other clients' threads come by."""
@@ -695,8 +679,7 @@ class AsyncioRuntime:
 
     def forked(self) -> None:
         """Belong to no loop again: the parent's loop does not run here."""
-        self.random.seed()
-        self._owners = _Owners()
+        super().forked()
         self.loop = None
         self._tasks = set()
 

@@ -1,5 +1,5 @@
 """
-The only place that knows whether we block, run on asyncio, or run on simulated time.
+The only place that knows whether lockkit blocks threads, runs on asyncio, or runs on simulated time.
 
 The engine and the backends are ``async def`` throughout and written once.
 They take the clock, sleeping, waiting, background work, random numbers and thread hand-over from a `Runtime`.
@@ -38,7 +38,7 @@ T = TypeVar("T")
 Kind = Literal["blocking", "asyncio", "simulated"]
 Work = Callable[[], Coroutine[Any, Any, None]]
 
-_LAST_SECONDS = 1.0  # for what is left to do when an event loop ends; longer delays its end when the server is gone
+_LAST_SECONDS = 1.0  # for the work left when an event loop ends; longer delays its end when the server is gone
 
 # The clock of all deadlines must go on while the machine is suspended: Linux's CLOCK_MONOTONIC (time.monotonic) stops,
 # so a laptop or a VM would wake up believing in a lease that is hours old. CLOCK_BOOTTIME counts suspended time
@@ -76,7 +76,7 @@ class Event(Protocol):
 
 
 class Runtime(Protocol):
-    """Clock, waiting, background work and chance for the core."""
+    """Clock, waiting, background work and random numbers for the engine and the backends."""
 
     kind: Kind
     random: random.Random
@@ -102,7 +102,7 @@ class Runtime(Protocol):
         ...
 
     def relation(self, holder: object) -> str:
-        """Say what `holder` (from `current`) is to the caller, if it cannot go on while the caller waits; else ""."""
+        """Name `holder` (from `current`) if it cannot go on while the caller waits, for messages; else return ""."""
         ...
 
     def bind(self) -> None:
@@ -117,7 +117,7 @@ class Runtime(Protocol):
         Run a coroutine function in the background: a daemon thread, or a task. Never call it under a mutex.
 
         A task is cancelled when its event loop ends, and by code that cancels all tasks. Without `ending` that ends it.
-        With it the function is run again, since others still rely on it: the bodies that clean up while the loop ends.
+        With it the function is run again, since bodies that clean up while the loop ends still rely on it.
         Only when nothing but background work is left in the loop, `ending` is awaited and that is the end.
 
         Args:
@@ -139,11 +139,11 @@ class Runtime(Protocol):
         ...
 
     def blocks_event_loop(self) -> bool:
-        """Tell whether waiting here would stop an event loop, in which this thread runs."""
+        """Tell whether waiting here would stop the event loop that this thread runs."""
         ...
 
     def loop_has_ended(self) -> bool:
-        """Tell whether there is no event loop where one is needed, as at the interpreter's exit: nothing can wait."""
+        """Tell whether an event loop is needed and none runs, as at the interpreter's exit: then nothing can wait."""
         ...
 
     async def sleep(self, seconds: float) -> None:
@@ -151,7 +151,7 @@ class Runtime(Protocol):
         ...
 
     async def io(self, value: T | Awaitable[T]) -> T:
-        """Give `value` back, awaited if it is awaitable: one spelling for a blocking and an asyncio driver."""
+        """Return `value`, awaited if it is awaitable: one spelling for a blocking and an asyncio driver."""
         ...
 
     async def settle(self, coroutine: Coroutine[Any, Any, T], seconds: float) -> T:
@@ -159,8 +159,8 @@ class Runtime(Protocol):
         Run a coroutine to its end even though the caller is being cancelled.
 
         Under asyncio it is a task of its own, awaited for at most `seconds` (then `TimeoutError`, the task goes on),
-        and a further cancellation of the caller leaves it running. A blocking call cannot be left: its own I/O timeouts
-        bound it.
+        and a further cancellation of the caller leaves it running. Under the blocking runtime
+        only the call's own I/O timeouts bound it.
         """
         ...
 
@@ -175,7 +175,7 @@ class Runtime(Protocol):
 
 def drive(coroutine: Coroutine[Any, Any, T]) -> T:
     """
-    Run a coroutine of the core to its end in this thread, without an event loop.
+    Run a coroutine of lockkit to its end in this thread, without an event loop.
 
     Raises:
         RuntimeError: The coroutine suspended: something awaited a real awaitable under the blocking runtime.
@@ -184,7 +184,7 @@ def drive(coroutine: Coroutine[Any, Any, T]) -> T:
     try:
         coroutine.send(None)
     except StopIteration as stop:
-        value: T = stop.value  # not by cast(): a call, where every lock comes by twice
+        value: T = stop.value  # cast() would be a call, and each lock runs this twice
         return value
     coroutine.close()
     name = getattr(coroutine, "__qualname__", repr(coroutine))
@@ -199,9 +199,9 @@ class _BlockingEvent:
     """
     A flag that threads wait for.
 
-    Not `threading.Event`: its condition has a lock that stays taken for ever when Ctrl-C strikes between the return of
+    Not `threading.Event`: the lock of its condition stays taken if Ctrl-C strikes between the return of
     ``Condition.__enter__`` and the beginning of the ``with``, and every thread that sets the flag hangs from then on.
-    Here each waiter has a lock of its own to sleep on, and nobody else ever takes it.
+    Here each waiter sleeps on a lock of its own, which no other thread takes.
     """
 
     __slots__ = ("_flag", "_sleepers")
@@ -227,7 +227,7 @@ class _BlockingEvent:
     def _wake(self) -> None:
         self._flag = True
         for sleeper in tuple(self._sleepers):
-            with suppress(RuntimeError):  # somebody else has woken it already
+            with suppress(RuntimeError):  # another thread has woken it already
                 sleeper.release()
 
     async def wait(self, timeout: float | None) -> bool:
@@ -237,7 +237,7 @@ class _BlockingEvent:
         sleeper.acquire()
         self._sleepers.append(sleeper)
         try:
-            # Looked at again: whoever raised it in between may not have seen us.
+            # Looked at again: a thread that raised the flag in between may not have seen this sleeper.
             return self.is_set() or _acquired(sleeper, timeout) or self.is_set()
         finally:
             self._sleepers.remove(sleeper)
@@ -252,21 +252,21 @@ def _acquired(lock: threading.Lock, timeout: float | None) -> bool:
 
 def let_go(lock: threading.Condition) -> None:
     """
-    Free a lock of a library's that an interrupt may have left taken, by a thread that is not in that library any more.
+    Free a library's lock that an interrupt may have left taken, although the thread has left that library.
 
     A signal handler strikes after any instruction, also after ``threading.Condition.__enter__`` has the lock and before
     the ``with`` has begun that would free it.
     """
-    with suppress(RuntimeError):  # not ours, or not any more
+    with suppress(RuntimeError):  # not taken by this thread, or not any more
         while True:
             lock.release()
 
 
 def _current_task() -> asyncio.Task[Any] | None:
     """
-    Give the task that runs in this thread now, if any.
+    Return the task that runs in this thread now, if any.
 
-    A program that has not imported asyncio runs no event loop, and lockkit does not import it for that question.
+    A program that has not imported asyncio runs no event loop, so lockkit does not import it to find out.
     """
     module = sys.modules.get("asyncio")
     # Another thread may be in the middle of importing it.
@@ -348,7 +348,7 @@ class BlockingRuntime(_OperatingSystem):
         threading.Thread(target=lambda: drive(function()), name=name, daemon=True).start()
 
     def deliver(self, function: Callable[[], None]) -> None:
-        """See `Runtime.deliver`. All threads are alike."""
+        """See `Runtime.deliver`. Any thread will do."""
         function()
 
     def at_exit(self, function: Work) -> None:
@@ -368,7 +368,7 @@ class BlockingRuntime(_OperatingSystem):
         time.sleep(seconds)
 
     async def io(self, value: T | Awaitable[T]) -> T:
-        """Return the value: blocking drivers have waited already."""
+        """Return the value: a blocking driver has waited already."""
         return cast("T", value)
 
     async def settle(self, coroutine: Coroutine[Any, Any, T], seconds: float) -> T:
@@ -406,7 +406,7 @@ class _AsyncioEvent:
         if loop is None or self._runtime.thread_id == threading.get_ident():
             self._wake()
         else:
-            # Closed, perhaps in this instant: then nobody waits there any more.
+            # Closed, perhaps just now: then nothing waits there any more.
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(self._wake)
 
@@ -432,7 +432,7 @@ class _AsyncioEvent:
 
 
 def _retrieve(task: asyncio.Task[Any]) -> None:
-    """See that asyncio does not complain of an error that nobody waits for any more: the caller has planned a retry."""
+    """Keep asyncio from reporting an error that no caller waits for any more: the caller has planned a retry."""
     if not task.cancelled():
         task.exception()
 
@@ -449,7 +449,7 @@ _background: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
 
 
 def _others(loop: asyncio.AbstractEventLoop) -> set[asyncio.Task[Any]]:
-    """Give the tasks of a loop that are no background work."""
+    """Return the tasks of a loop that are no background work."""
     import asyncio  # noqa: PLC0415 - `import lockkit` stays light
 
     return {task for task in asyncio.all_tasks(loop) if task not in _background}
@@ -459,8 +459,8 @@ class _Begun(Coroutine[Any, Any, T]):
     """
     A coroutine that begins before it is cancelled.
 
-    asyncio throws the cancellation of a task that has not run yet into its coroutine, of which then nothing runs, not
-    even a ``finally``: background work that was just started, when the event loop ends, would never be heard of.
+    If a task is cancelled before its first step, asyncio runs nothing of its coroutine, not even a ``finally``:
+    background work that was started just before the event loop ends would be lost.
     """
 
     __slots__ = ("_begun", "_coroutine")
@@ -486,7 +486,7 @@ class _Begun(Coroutine[Any, Any, T]):
 
 
 async def _outlive_others(function: Work, ending: Work) -> None:
-    """See `Runtime.spawn`: run the function again when it is cancelled, until it is the last."""
+    """See `Runtime.spawn`: run the function again when it is cancelled, until only background work is left."""
     import asyncio  # noqa: PLC0415 - `import lockkit` stays light
 
     task = asyncio.current_task()
@@ -504,7 +504,7 @@ async def _outlive_others(function: Work, ending: Work) -> None:
 
 
 async def _end(ending: Work) -> None:
-    """Await it for a limited time; again if it is cancelled: first all tasks were cancelled, then the loop ended."""
+    """Await it for a limited time; again if it is cancelled: all tasks are cancelled first, then the loop ends."""
     import asyncio  # noqa: PLC0415 - `import lockkit` stays light
 
     for _ in range(2):
@@ -552,7 +552,7 @@ class AsyncioRuntime(_OperatingSystem):
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def mutex(self) -> AbstractContextManager[Any]:
-        """See `Runtime.mutex`. A real lock: ``__del__`` and other clients' threads come by."""
+        """See `Runtime.mutex`. A real lock: ``__del__`` and other clients run in other threads."""
         return threading.Lock()
 
     def event(self) -> Event:
@@ -600,7 +600,7 @@ class AsyncioRuntime(_OperatingSystem):
         task.add_done_callback(_report)
 
     def blocks_event_loop(self) -> bool:
-        """See `Runtime.blocks_event_loop`. Awaiting stops nobody."""
+        """See `Runtime.blocks_event_loop`. Awaiting stops no other task."""
         return False
 
     def loop_has_ended(self) -> bool:
@@ -618,7 +618,7 @@ class AsyncioRuntime(_OperatingSystem):
         if self.loop is None or self.thread_id == threading.get_ident():
             function()
             return
-        with suppress(RuntimeError):  # closed: what was held there has ended with it
+        with suppress(RuntimeError):  # closed: the leases of that loop have ended with it
             self.loop.call_soon_threadsafe(function)
 
     def at_exit(self, function: Work) -> None:

@@ -52,7 +52,7 @@ def connect(url: str | None = None, *, profile: str | None = None, **options: An
 
 def from_client(client: object, **options: Any) -> Client:
     """
-    Make an asyncio client on a connection that the application has: it is used, and left open by ``close()``.
+    Make an asyncio client on a connection of the application, which ``close()`` leaves open.
 
     Args:
         client: For example a ``redis.asyncio.Redis``; the message of the error lists what is accepted.
@@ -177,7 +177,7 @@ class Lock:
         async def hold(*arguments: P.args, **keywords: P.kwargs) -> Any:  # noqa: ANN401 - what the function returns
             async with self._named(template.name(arguments, keywords)):
                 result = function(*arguments, **keywords)
-                # A wrapper may have run its coroutine itself.
+                # A wrapper may have run its coroutine already.
                 return template.finished(await result if inspect.isawaitable(result) else result, awaited=True)
 
         return cast("Callable[P, R]", hold)
@@ -215,7 +215,7 @@ class _Block:
 
     def turns_into_loss(self, error: BaseException | None) -> bool:
         """
-        End the block; tell whether its end is our cancellation, to be turned into `LockLost`.
+        End the block; returns whether it ended by this block's own cancellation, which becomes `LockLost`.
 
         As `asyncio.timeout` does it: if other code has cancelled the task too, that cancellation goes on.
         """

@@ -1,14 +1,14 @@
 """
 Background work that cannot die unnoticed: a worker that goes on while there is work, and a single run.
 
-Renewals, undoing and losses are told by coroutines in the background. One that dies takes every lease in its care with
-it, so all of them run under these rules, kept here once:
+Coroutines in the background renew leases, notice their loss and undo requests. If one died, every lease in its care
+would be lost with it, so all of them run under these rules:
 
 - It is started when there is work, never while a mutex is held: with ``asyncio.eager_task_factory`` a new task runs at
   once, inside the call that makes it, and takes the mutex itself.
 - If it raises, that is logged and it is run again, after a pause.
-- Its "running" flag falls however it ends, so the next piece of work starts it again.
-- No wake-up is missed in the instant in which it ends.
+- Its "running" flag is cleared however it ends, so the next piece of work starts it again.
+- No wake-up is missed at the moment when it ends.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ RESTART_PAUSE_MAX = 1.0
 
 
 class Background:
-    """One coroutine that does the work that `wake` tells of, and ends when nothing is left to do."""
+    """One coroutine that does the work that `wake` announces, and ends when nothing is left to do."""
 
     __slots__ = ("_ending", "_event", "_mutex", "_name", "_runtime", "_work", "running")
 
@@ -55,7 +55,7 @@ class Background:
         self.forked()
 
     def forked(self) -> None:
-        """Forget the thread: it is the parent's. Its mutex may be held there for ever."""
+        """Forget the thread: it is the parent's. Its mutex may stay taken there."""
         self._mutex = self._runtime.mutex()
         self._event = self._runtime.event()
         self.running = False
@@ -63,12 +63,12 @@ class Background:
     # -- from outside ----------------------------------------------------------------------------------------------
 
     def wake(self) -> None:
-        """Tell of work. Allowed under a mutex; whoever calls it calls `start` too, after that."""
+        """Announce work. Allowed under a mutex; the caller calls `start` after it has left the mutex."""
         self._event.set()
 
     def start(self) -> None:
         """
-        See that it runs. Never under a mutex.
+        Make sure that it runs. Never under a mutex.
 
         Raises:
             RuntimeError: No thread could be started, or the event loop has ended.
@@ -86,11 +86,11 @@ class Background:
     # -- by the work -----------------------------------------------------------------------------------------------
 
     def clear(self) -> None:
-        """Before looking for work: what `wake` tells from now on wakes anew."""
+        """Call this before looking for work: a `wake` from now on ends the next `wait`."""
         self._event.clear()
 
     async def wait(self, seconds: float) -> None:
-        """Wait for `wake`, at most so long."""
+        """Wait for `wake`, at most so many seconds."""
         await self._event.wait(max(0.0, seconds))
 
     async def _run(self) -> None:
@@ -98,13 +98,13 @@ class Background:
             while True:
                 self.clear()
                 await self._work_on()
-                # First the flag, then the look: who wakes us looks at the flag after having raised the event.
+                # First the flag, then the event: `wake` sets the event before `start` looks at the flag.
                 self.running = False
                 if not self._event.is_set():
                     return
                 with self._mutex:
                     if self.running:
-                        return  # started again meanwhile
+                        return  # another thread has started it again
                     self.running = True
         except BaseException:
             self.running = False
@@ -126,7 +126,7 @@ class Background:
 
 class SingleRun:
     """
-    Work in the background of which one run at a time is enough: connecting, subscribing, looking something up.
+    Background work of which one run at a time is enough: connecting, subscribing, looking something up.
 
     It may raise, be cancelled, or find no thread to run in: the next `start` begins anew.
     """
@@ -161,7 +161,7 @@ class SingleRun:
         return ended
 
     async def _go(self, ended: Event) -> None:
-        # What is spawned begins, even if it is cancelled before its first step: its end is always told.
+        # What is spawned begins, even if it is cancelled before its first step: its end is always noticed.
         try:
             await self._work()
         except Exception:
@@ -171,6 +171,6 @@ class SingleRun:
 
     def _end(self, ended: Event) -> None:
         with self._mutex:
-            if self._ended is ended:  # Ctrl-C while it was started ends it too, and another may have begun
+            if self._ended is ended:  # Ctrl-C during `start` ends it too, and another may have begun
                 self._ended = None
         ended.set()

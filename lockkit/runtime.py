@@ -1,5 +1,5 @@
 """
-The only place that knows whether we block, run on asyncio, or run on simulated time.
+The only place that knows whether lockkit blocks threads, runs on asyncio, or runs on simulated time.
 
 The engine and the backends are ``async def`` throughout and written once.
 They take the clock, sleeping, waiting, background work, random numbers and thread hand-over from a `Runtime`.
@@ -38,7 +38,7 @@ T = TypeVar("T")
 Kind = Literal["blocking", "asyncio", "simulated"]
 Work = Callable[[], Coroutine[Any, Any, None]]
 
-_LAST_SECONDS = 1.0  # for what is left to do when an event loop ends; longer delays its end when the server is gone
+_LAST_SECONDS = 1.0  # for the work left when an event loop ends; longer delays its end when the server is gone
 
 # The clock of all deadlines must go on while the machine is suspended: Linux's CLOCK_MONOTONIC (time.monotonic) stops,
 # so a laptop or a VM would wake up believing in a lease that is hours old. CLOCK_BOOTTIME counts suspended time
@@ -48,29 +48,6 @@ if sys.platform == "linux":
 else:
     _CLOCK_ID = time.CLOCK_MONOTONIC
 _clock_gettime = time.clock_gettime
-
-
-class _Owners:
-    """
-    Owner ids from the operating system's random numbers, drawn many at a time.
-
-    A system call for each would be a tenth of an acquisition. A forked child must not share them with its parent, so it
-    gets a new object.
-    """
-
-    __slots__ = ("_ready",)
-
-    def __init__(self) -> None:
-        self._ready: list[str] = []
-
-    def take(self) -> str:
-        """Give one that nobody else gets. ``list.pop`` is atomic: two threads never take the same."""
-        try:
-            return self._ready.pop()
-        except IndexError:
-            digits = secrets.token_hex(16 * 64)
-            self._ready += (digits[start : start + 32] for start in range(32, len(digits), 32))
-            return digits[:32]
 
 
 def monotonic() -> float:
@@ -99,7 +76,7 @@ class Event(Protocol):
 
 
 class Runtime(Protocol):
-    """Clock, waiting, background work and chance for the core."""
+    """Clock, waiting, background work and random numbers for the engine and the backends."""
 
     kind: Kind
     random: random.Random
@@ -125,7 +102,7 @@ class Runtime(Protocol):
         ...
 
     def relation(self, holder: object) -> str:
-        """Say what `holder` (from `current`) is to the caller, if it cannot go on while the caller waits; else ""."""
+        """Name `holder` (from `current`) if it cannot go on while the caller waits, for messages; else return ""."""
         ...
 
     def bind(self) -> None:
@@ -140,7 +117,7 @@ class Runtime(Protocol):
         Run a coroutine function in the background: a daemon thread, or a task. Never call it under a mutex.
 
         A task is cancelled when its event loop ends, and by code that cancels all tasks. Without `ending` that ends it.
-        With it the function is run again, since others still rely on it: the bodies that clean up while the loop ends.
+        With it the function is run again, since bodies that clean up while the loop ends still rely on it.
         Only when nothing but background work is left in the loop, `ending` is awaited and that is the end.
 
         Args:
@@ -162,11 +139,11 @@ class Runtime(Protocol):
         ...
 
     def blocks_event_loop(self) -> bool:
-        """Tell whether waiting here would stop an event loop, in which this thread runs."""
+        """Tell whether waiting here would stop the event loop that this thread runs."""
         ...
 
     def loop_has_ended(self) -> bool:
-        """Tell whether there is no event loop where one is needed, as at the interpreter's exit: nothing can wait."""
+        """Tell whether an event loop is needed and none runs, as at the interpreter's exit: then nothing can wait."""
         ...
 
     async def sleep(self, seconds: float) -> None:
@@ -174,7 +151,7 @@ class Runtime(Protocol):
         ...
 
     async def io(self, value: T | Awaitable[T]) -> T:
-        """Give `value` back, awaited if it is awaitable: one spelling for a blocking and an asyncio driver."""
+        """Return `value`, awaited if it is awaitable: one spelling for a blocking and an asyncio driver."""
         ...
 
     async def settle(self, coroutine: Coroutine[Any, Any, T], seconds: float) -> T:
@@ -182,8 +159,8 @@ class Runtime(Protocol):
         Run a coroutine to its end even though the caller is being cancelled.
 
         Under asyncio it is a task of its own, awaited for at most `seconds` (then `TimeoutError`, the task goes on),
-        and a further cancellation of the caller leaves it running. A blocking call cannot be left: its own I/O timeouts
-        bound it.
+        and a further cancellation of the caller leaves it running. Under the blocking runtime
+        only the call's own I/O timeouts bound it.
         """
         ...
 
@@ -198,7 +175,7 @@ class Runtime(Protocol):
 
 def drive(coroutine: Coroutine[Any, Any, T]) -> T:
     """
-    Run a coroutine of the core to its end in this thread, without an event loop.
+    Run a coroutine of lockkit to its end in this thread, without an event loop.
 
     Raises:
         RuntimeError: The coroutine suspended: something awaited a real awaitable under the blocking runtime.
@@ -207,7 +184,7 @@ def drive(coroutine: Coroutine[Any, Any, T]) -> T:
     try:
         coroutine.send(None)
     except StopIteration as stop:
-        value: T = stop.value  # not by cast(): a call, where every lock comes by twice
+        value: T = stop.value  # cast() would be a call, and each lock runs this twice
         return value
     coroutine.close()
     name = getattr(coroutine, "__qualname__", repr(coroutine))
@@ -222,9 +199,9 @@ class _BlockingEvent:
     """
     A flag that threads wait for.
 
-    Not `threading.Event`: its condition has a lock that stays taken for ever when Ctrl-C strikes between the return of
+    Not `threading.Event`: the lock of its condition stays taken if Ctrl-C strikes between the return of
     ``Condition.__enter__`` and the beginning of the ``with``, and every thread that sets the flag hangs from then on.
-    Here each waiter has a lock of its own to sleep on, and nobody else ever takes it.
+    Here each waiter sleeps on a lock of its own, which no other thread takes.
     """
 
     __slots__ = ("_flag", "_sleepers")
@@ -250,7 +227,7 @@ class _BlockingEvent:
     def _wake(self) -> None:
         self._flag = True
         for sleeper in tuple(self._sleepers):
-            with suppress(RuntimeError):  # somebody else has woken it already
+            with suppress(RuntimeError):  # another thread has woken it already
                 sleeper.release()
 
     async def wait(self, timeout: float | None) -> bool:
@@ -260,7 +237,7 @@ class _BlockingEvent:
         sleeper.acquire()
         self._sleepers.append(sleeper)
         try:
-            # Looked at again: whoever raised it in between may not have seen us.
+            # Looked at again: a thread that raised the flag in between may not have seen this sleeper.
             return self.is_set() or _acquired(sleeper, timeout) or self.is_set()
         finally:
             self._sleepers.remove(sleeper)
@@ -275,21 +252,21 @@ def _acquired(lock: threading.Lock, timeout: float | None) -> bool:
 
 def let_go(lock: threading.Condition) -> None:
     """
-    Free a lock of a library's that an interrupt may have left taken, by a thread that is not in that library any more.
+    Free a library's lock that an interrupt may have left taken, although the thread has left that library.
 
     A signal handler strikes after any instruction, also after ``threading.Condition.__enter__`` has the lock and before
     the ``with`` has begun that would free it.
     """
-    with suppress(RuntimeError):  # not ours, or not any more
+    with suppress(RuntimeError):  # not taken by this thread, or not any more
         while True:
             lock.release()
 
 
 def _current_task() -> asyncio.Task[Any] | None:
     """
-    Give the task that runs in this thread now, if any.
+    Return the task that runs in this thread now, if any.
 
-    A program that has not imported asyncio runs no event loop, and lockkit does not import it for that question.
+    A program that has not imported asyncio runs no event loop, so lockkit does not import it to find out.
     """
     module = sys.modules.get("asyncio")
     # Another thread may be in the middle of importing it.
@@ -299,22 +276,41 @@ def _current_task() -> asyncio.Task[Any] | None:
     return cast("asyncio.Task[Any] | None", module.current_task())
 
 
-class BlockingRuntime:
-    """Threads: every wait blocks the calling thread, background work runs in daemon threads."""
-
-    kind: Kind = "blocking"
-    works_at_exit = True
+class _OperatingSystem:
+    """Clock, random numbers and owner ids: what both runtimes take from the operating system."""
 
     def __init__(self) -> None:
-        """Seed the random numbers from the operating system."""
         self.random = random.Random()  # noqa: S311 - jitter, not secrets
-        self._owners = _Owners()
+        self._owners: list[str] = []
 
     now = staticmethod(partial(_clock_gettime, _CLOCK_ID))  # `monotonic`, without a Python frame
 
     def owner(self) -> str:
-        """See `Runtime.owner`."""
-        return self._owners.take()
+        """
+        See `Runtime.owner`.
+
+        Drawn many at a time: a system call for each would be a tenth of an acquisition. ``list.pop`` is atomic, so two
+        threads never take the same one.
+        """
+        owners = self._owners  # a signal handler may fork here: the child must not get this list back
+        try:
+            return owners.pop()
+        except IndexError:
+            digits = secrets.token_hex(16 * 64)
+            owners.extend(digits[start : start + 32] for start in range(32, len(digits), 32))
+            return digits[:32]
+
+    def forked(self) -> None:
+        """Draw other random numbers and owner ids than the parent."""
+        self.random.seed()
+        self._owners = []
+
+
+class BlockingRuntime(_OperatingSystem):
+    """Threads: every wait blocks the calling thread, background work runs in daemon threads."""
+
+    kind: Kind = "blocking"
+    works_at_exit = True
 
     def mutex(self) -> AbstractContextManager[Any]:
         """See `Runtime.mutex`."""
@@ -352,7 +348,7 @@ class BlockingRuntime:
         threading.Thread(target=lambda: drive(function()), name=name, daemon=True).start()
 
     def deliver(self, function: Callable[[], None]) -> None:
-        """See `Runtime.deliver`. All threads are alike."""
+        """See `Runtime.deliver`. Any thread will do."""
         function()
 
     def at_exit(self, function: Work) -> None:
@@ -372,7 +368,7 @@ class BlockingRuntime:
         time.sleep(seconds)
 
     async def io(self, value: T | Awaitable[T]) -> T:
-        """Return the value: blocking drivers have waited already."""
+        """Return the value: a blocking driver has waited already."""
         return cast("T", value)
 
     async def settle(self, coroutine: Coroutine[Any, Any, T], seconds: float) -> T:
@@ -386,11 +382,6 @@ class BlockingRuntime:
         poll.register(fd, select.POLLIN)
         # Rounded up: poll counts whole milliseconds, and 0.4 ms must not become a busy loop.
         return bool(poll.poll(None if timeout is None else -int(-timeout * 1000 // 1)))
-
-    def forked(self) -> None:
-        """Draw other random numbers than the parent."""
-        self.random.seed()
-        self._owners = _Owners()
 
 
 class _AsyncioEvent:
@@ -415,7 +406,7 @@ class _AsyncioEvent:
         if loop is None or self._runtime.thread_id == threading.get_ident():
             self._wake()
         else:
-            # Closed, perhaps in this instant: then nobody waits there any more.
+            # Closed, perhaps just now: then nothing waits there any more.
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(self._wake)
 
@@ -441,7 +432,7 @@ class _AsyncioEvent:
 
 
 def _retrieve(task: asyncio.Task[Any]) -> None:
-    """See that asyncio does not complain of an error that nobody waits for any more: the caller has planned a retry."""
+    """Keep asyncio from reporting an error that no caller waits for any more: the caller has planned a retry."""
     if not task.cancelled():
         task.exception()
 
@@ -458,7 +449,7 @@ _background: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
 
 
 def _others(loop: asyncio.AbstractEventLoop) -> set[asyncio.Task[Any]]:
-    """Give the tasks of a loop that are no background work."""
+    """Return the tasks of a loop that are no background work."""
     import asyncio  # noqa: PLC0415 - `import lockkit` stays light
 
     return {task for task in asyncio.all_tasks(loop) if task not in _background}
@@ -468,8 +459,8 @@ class _Begun(Coroutine[Any, Any, T]):
     """
     A coroutine that begins before it is cancelled.
 
-    asyncio throws the cancellation of a task that has not run yet into its coroutine, of which then nothing runs, not
-    even a ``finally``: background work that was just started, when the event loop ends, would never be heard of.
+    If a task is cancelled before its first step, asyncio runs nothing of its coroutine, not even a ``finally``:
+    background work that was started just before the event loop ends would be lost.
     """
 
     __slots__ = ("_begun", "_coroutine")
@@ -495,7 +486,7 @@ class _Begun(Coroutine[Any, Any, T]):
 
 
 async def _outlive_others(function: Work, ending: Work) -> None:
-    """See `Runtime.spawn`: run the function again when it is cancelled, until it is the last."""
+    """See `Runtime.spawn`: run the function again when it is cancelled, until only background work is left."""
     import asyncio  # noqa: PLC0415 - `import lockkit` stays light
 
     task = asyncio.current_task()
@@ -513,7 +504,7 @@ async def _outlive_others(function: Work, ending: Work) -> None:
 
 
 async def _end(ending: Work) -> None:
-    """Await it for a limited time; again if it is cancelled: first all tasks were cancelled, then the loop ended."""
+    """Await it for a limited time; again if it is cancelled: all tasks are cancelled first, then the loop ends."""
     import asyncio  # noqa: PLC0415 - `import lockkit` stays light
 
     for _ in range(2):
@@ -547,7 +538,7 @@ def _resolve(waiter: asyncio.Future[bool]) -> None:
         waiter.set_result(False)
 
 
-class AsyncioRuntime:
+class AsyncioRuntime(_OperatingSystem):
     """Tasks of one event loop: the loop in which the runtime is first used."""
 
     kind: Kind = "asyncio"
@@ -555,20 +546,13 @@ class AsyncioRuntime:
 
     def __init__(self) -> None:
         """Belong to no loop yet."""
-        self.random = random.Random()  # noqa: S311 - jitter, not secrets
-        self._owners = _Owners()
+        super().__init__()
         self.loop: asyncio.AbstractEventLoop | None = None
         self.thread_id = 0
         self._tasks: set[asyncio.Task[Any]] = set()
 
-    now = staticmethod(partial(_clock_gettime, _CLOCK_ID))  # `monotonic`, without a Python frame
-
-    def owner(self) -> str:
-        """See `Runtime.owner`."""
-        return self._owners.take()
-
     def mutex(self) -> AbstractContextManager[Any]:
-        """See `Runtime.mutex`. A real lock: ``__del__`` and other clients' threads come by."""
+        """See `Runtime.mutex`. A real lock: ``__del__`` and other clients run in other threads."""
         return threading.Lock()
 
     def event(self) -> Event:
@@ -616,7 +600,7 @@ class AsyncioRuntime:
         task.add_done_callback(_report)
 
     def blocks_event_loop(self) -> bool:
-        """See `Runtime.blocks_event_loop`. Awaiting stops nobody."""
+        """See `Runtime.blocks_event_loop`. Awaiting stops no other task."""
         return False
 
     def loop_has_ended(self) -> bool:
@@ -634,7 +618,7 @@ class AsyncioRuntime:
         if self.loop is None or self.thread_id == threading.get_ident():
             function()
             return
-        with suppress(RuntimeError):  # closed: what was held there has ended with it
+        with suppress(RuntimeError):  # closed: the leases of that loop have ended with it
             self.loop.call_soon_threadsafe(function)
 
     def at_exit(self, function: Work) -> None:
@@ -695,8 +679,7 @@ class AsyncioRuntime:
 
     def forked(self) -> None:
         """Belong to no loop again: the parent's loop does not run here."""
-        self.random.seed()
-        self._owners = _Owners()
+        super().forked()
         self.loop = None
         self._tasks = set()
 

@@ -40,7 +40,7 @@ def connect(url: str | None = None, *, profile: str | None = None, **options: An
             None: the profile, ``LOCKKIT_URL``, the profile named by ``LOCKKIT_ENV``, else files of this user's machine.
         profile: A profile of ``lockkit.toml`` or of ``[tool.lockkit]`` in ``pyproject.toml``.
         **options: ``ttl`` (default of the client's locks, seconds), ``unavailable_after`` (seconds without one answer
-            after which a wait without timeout gives up) and the backend's options, which may stand in the URL's query
+            after which a wait without timeout gives up) and the backend's options, which the URL's query may have
             too. What is given here wins.
 
     Raises:
@@ -54,7 +54,7 @@ def connect(url: str | None = None, *, profile: str | None = None, **options: An
 
 def from_client(client: object, **options: Any) -> Client:
     """
-    Make a client on a connection that the application has: it is used, and left open by ``close()``.
+    Make a client on a connection of the application, which ``close()`` leaves open.
 
     Args:
         client: For example a ``redis.Redis``; the message of the error lists what is accepted.
@@ -103,7 +103,7 @@ class Lease(BaseLease):
         Give the lock back. Releasing twice is no error.
 
         Raises:
-            LockLost: The lease was lost before: what was done since was not protected.
+            LockLost: The lease was lost before: the work since then was not protected.
             BackendUnavailable: No answer. Renewal has stopped; call again, or leave it to the ttl.
         """
         drive(self._engine.releases.release(self._record))
@@ -160,8 +160,8 @@ class Lock:
             timeout: Seconds to wait: None without limit, 0 tries once. By default the lock's.
 
         Raises:
-            LockError: The wait would block the event loop of the task that holds the lock, for ever.
-            LockTimeout: Somebody held it for the whole wait.
+            LockError: The wait would never end: it would block the event loop of the task that holds the lock.
+            LockTimeout: It was busy for the whole wait.
             BackendUnavailable: The backend did not answer to the end of the wait (without timeout: for
                 ``unavailable_after`` seconds).
             ConfigurationError: The timeout is wrong, or the server refuses the credentials.
@@ -184,7 +184,7 @@ class Lock:
 
     def locked(self) -> bool:
         """
-        Ask the backend whether anybody, also another client, holds the lock.
+        Ask the backend whether any client holds the lock.
 
         Raises:
             BackendUnavailable: It cannot be asked.
@@ -192,7 +192,7 @@ class Lock:
         return bool(drive(self._engine.holders(self._settings.name)))
 
     def as_threading_lock(self) -> ThreadingLock:
-        """Give an adapter with the signatures of ``threading.Lock``, for code that wants one."""
+        """Return an adapter with the signatures of ``threading.Lock``, for code that takes one."""
         return ThreadingLock(self)
 
     def __enter__(self) -> Lease:
@@ -270,7 +270,7 @@ class Lock:
 
 
 async def _finish(block: ExitStack, coroutine: Coroutine[Any, Any, object], template: NameTemplate) -> object:
-    """Run a coroutine in a block that was entered when it was made."""
+    """Run a coroutine in a block that was entered when the coroutine was made."""
     with block:
         return template.finished(await coroutine, awaited=True)
 
@@ -316,7 +316,7 @@ class Client:
 
         Args:
             name: 1 to 255 UTF-8 bytes without NUL. Names that differ in any byte are different locks.
-            ttl: Seconds after which the backend frees the lock if nobody renews it: how long others wait for a crashed
+            ttl: Seconds after which the backend frees the lock unless it is renewed: how long others wait for a crashed
                 holder. None: the client's default (30 s unless configured).
             timeout: Seconds that the caller waits; None without limit, 0 tries once.
             renew: Extend the ttl in the background while held. With False the lease ends at its ttl.
@@ -346,7 +346,7 @@ class Client:
 
     def holders(self, name: str) -> list[Holder]:
         """
-        Ask the backend who holds a lock now; an empty list if nobody does.
+        Ask the backend who holds a lock now; an empty list if it is free.
 
         Raises:
             BackendUnavailable: It cannot be asked.
@@ -355,10 +355,10 @@ class Client:
 
     def break_lock(self, name: str) -> bool:
         """
-        Free a lock by force. Its holder is told by its next renewal, and the next token is higher than its own.
+        Free a lock by force. The holder notices at its next renewal; the next token is higher than the holder's.
 
         Returns:
-            False if nobody held it.
+            False if it was free.
 
         Raises:
             BackendUnavailable: No answer.
@@ -399,9 +399,9 @@ class ThreadingLock:
     """
     A lock with the signatures and rules of ``threading.Lock``, for libraries that take one.
 
-    As there, any thread may release, and there is one holder at a time per object. What ``threading.Lock`` does not
-    know is loss: while A is inside, its lease may end and B enter by the same object. So each acquisition is kept with
-    its thread, and a release ends the acquisition that it belongs to:
+    As there, any thread may release, and there is one holder at a time per object. Unlike a
+    ``threading.Lock`` it can be lost: while A is inside, its lease may end and B enter through the same object. So each
+    acquisition is kept with its thread, and a release ends the acquisition that it belongs to:
 
     - leaving ``with`` ends that of its ``with``;
     - ``release()`` ends the last one of its own thread; in a thread that has none, the oldest of all.
@@ -469,7 +469,7 @@ class ThreadingLock:
         return True
 
     def locked(self) -> bool:
-        """Ask the backend whether anybody holds the lock."""
+        """Ask the backend whether any client holds the lock."""
         return self._lock.locked()
 
     def __enter__(self) -> bool:

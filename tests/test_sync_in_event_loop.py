@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from typing import Any
@@ -69,6 +70,36 @@ def test_wait_for_a_task_of_the_same_loop_is_refused(client: lockkit.Client) -> 
 
     run(lambda: while_held(lock, body))
     assert not lock.locked()
+
+
+def test_timed_wait_for_a_task_of_the_same_loop_names_what_helps(
+    client: lockkit.Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Another task holds the lock: `reentrant=True` would not let this one in, the async API would."""
+    lock = client.lock("timed")
+
+    async def body() -> None:
+        for timeout in (0, 0.01):
+            with pytest.raises(lockkit.LockTimeout, match=r"the task 'A' of this thread.*lockkit\.aio") as caught:
+                lock.acquire(timeout)
+            assert "reentrant" not in str(caught.value)
+
+    with caplog.at_level(logging.WARNING, "lockkit"):
+        run(lambda: while_held(lock, body))
+
+    (message,) = [record.getMessage() for record in caplog.records if "the task 'A'" in record.getMessage()]
+    assert "lockkit.aio" in message
+    assert "reentrant" not in message
+
+
+def test_timed_wait_of_a_task_for_itself_names_reentrant(client: lockkit.Client) -> None:
+    """There it helps."""
+
+    async def main() -> None:
+        with client.lock("own"), pytest.raises(lockkit.LockTimeout, match=r"this same task.*reentrant=True"):
+            client.lock("own").acquire(0.01)
+
+    run(main)
 
 
 def test_decorated_coroutine_functions_of_one_loop_do_not_hang(client: lockkit.Client) -> None:

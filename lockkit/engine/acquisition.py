@@ -39,16 +39,16 @@ log = logging.getLogger("lockkit")
 L = TypeVar("L")
 
 UNDO_SECONDS = 5.0
-"""How long a cancelled or failed acquisition waits for its undoing before that goes on in the background."""
+"""How long a cancelled or failed acquisition waits until it is undone, seconds; then that goes on in the background."""
 
 UNDO_SECONDS_MIN = 0.05
-"""What the undoing gets when the time of the call is used up. Longer makes the caller wait for a server that hangs;
-shorter leaves more to the background though the server would have answered at once."""
+"""How long undoing may take at least, also when the time of the call is used up, seconds. Longer makes the caller wait
+for a server that hangs; shorter leaves more to the background though the server would have answered at once."""
 
 ANSWER_GRACE = 0.4
-"""How long after the end of a timed wait the last answer may still come, seconds. A call with ``timeout=0`` has no
-other time for its one try. Longer and a server that hangs delays the caller more; shorter and one that is only slow, or
-far away, is called unavailable."""
+"""How long after the end of a timed wait the last answer may still come, seconds: all the time that a call with
+``timeout=0`` has. With a longer one, a server that hangs delays the caller more; with a shorter one, a server that is
+only slow or far away counts as unavailable."""
 
 OUTAGE_PAUSE_MAX = 1.0
 """Longest pause between tries while the backend is away, seconds. Longer notices its return later."""
@@ -164,7 +164,7 @@ class Acquisition(Generic[L]):
         Acquire.
 
         Raises:
-            LockTimeout: Somebody held the lock for the whole wait.
+            LockTimeout: The lock was busy for the whole wait.
             BackendUnavailable: No answer to the end of the wait.
             LockError: The client was closed.
         """
@@ -201,7 +201,8 @@ class Acquisition(Generic[L]):
             except BackendUnavailable as error:
                 await self._undo()
                 await self._back_off(error)
-                self._request = self._new_request()
+                failed, self._request = self._request, self._new_request()
+                assert self._request.owner != failed.owner, "the lease of a lost answer is never handed out"
             except BaseException:
                 await self._undo()
                 raise
@@ -215,7 +216,7 @@ class Acquisition(Generic[L]):
         request = self._request
         assert not request.uncertain, "a request that was not answered is not sent again"
         request.answer_by = min(started + CALL_SECONDS, self._answer_by)
-        # Until we know better: an interrupt or a cancellation from here on finds a request that must be undone.
+        # Until the answer is here: an interrupt or a cancellation from here on leaves a request that must be undone.
         request.uncertain = True
         outcome = await self._backend.try_acquire(request)
         self._context.answered_at = started
@@ -280,7 +281,6 @@ class Acquisition(Generic[L]):
         backend, request = self._backend, self._request
         if request.state is None and not request.uncertain:
             return
-        assert request not in self._context.waiting, "its wait has ended"
         now, close_by = self._runtime.now(), self._client.close_by
         request.answer_by = min(now + UNDO_SECONDS, max(min(self._answer_by, close_by), now + UNDO_SECONDS_MIN))
         try:
@@ -318,6 +318,7 @@ class Acquisition(Generic[L]):
 
     def _pause(self, longest: float) -> float:
         """Jittered exponential back-off, seconds: half to all of ``min(longest, 0.01 * 2 ** attempts)``."""
+        assert self._attempts > 0, "the first attempt is not delayed"
         return min(longest, 0.01 * 2.0 ** min(self._attempts, 20)) * self._jitter(0.5, 1.0)
 
     def _jitter(self, low: float, high: float) -> float:
@@ -332,6 +333,7 @@ class Acquisition(Generic[L]):
         return self._deadline is not None and self._runtime.now() >= self._deadline
 
     def _too_late(self) -> LockError:
+        assert self._out_of_time, "else the client asks again"
         name, url = self._settings.name, self._client.url
         message = (
             f"lock {name!r} at {url} was granted and given back: the answer took longer than its ttl of "
@@ -367,6 +369,7 @@ class Acquisition(Generic[L]):
 
     def _advice(self, record: LeaseRecord) -> str:
         """Say how to avoid waiting for a holder that cannot go on."""
+        assert record.grant.name == self._settings.name, "the holder of this lock"
         if self._is_own(record):
             return "Pass reentrant=True to lock(), here and there, to get the same lease again"
         return "It cannot release while this call blocks their event loop: use lockkit.aio, which does not block"

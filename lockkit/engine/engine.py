@@ -402,6 +402,7 @@ class Engine(Generic[L]):
         """
         if not self.leases.records:
             return None
+        assert not self._ended, "a client that is closed holds nothing"
         work = partial(self.releases.end_all, until, notify=False)
         done = self.renewer.hand_over(work) if self.runtime.works_at_exit else None
         if done is None:

@@ -180,7 +180,7 @@ class Leases:
         self._notify(record, callback, record.lost_reason)
 
     def _notify(self, record: LeaseRecord, callback: LostCallback, reason: str) -> None:
-        assert record.state is LOST, "a holder is notified of a loss only"
+        assert record.lost_reason is not None, "a holder is notified of a loss only"
         lease = None if record.lease_ref is None else record.lease_ref()
         runtime, name = self._client.runtime, record.grant.name
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from lockkit.backend import Gone, Renewed, Unknown
 from lockkit.background import Background
-from lockkit.engine.lease_record import HELD
+from lockkit.engine.lease_record import HELD, LOST
 from lockkit.errors import BackendUnavailable
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class Renewer:
     # -- called under the mutex ------------------------------------------------------------------------------------
 
     def reschedule(self, record: LeaseRecord) -> None:
-        """Make sure that the watch is awake in time for this lease."""
+        """Make sure that the watch wakes up in time for this lease."""
         at = min(record.renewal.next_at, record.valid_until)
         # In a row of short leases the later ones are due later than the first: no thread is woken for them.
         if at < self._wake_at:
@@ -189,7 +189,7 @@ class Renewer:
     # -- the renewer -----------------------------------------------------------------------------------------------
 
     def _start_renewer(self) -> bool:
-        """See that the renewer runs; False if it cannot be started now."""
+        """Make sure that the renewer runs; returns False if it cannot be started now."""
         self._renewing.wake()
         try:
             self._renewing.start()
@@ -248,7 +248,7 @@ class Renewer:
             if len(outcomes) != len(batch):
                 message = f"{type(backend).__name__}.renew gave {len(outcomes)} outcomes for {len(batch)} grants"
                 raise RuntimeError(message)  # noqa: TRY301 - a backend's bug counts as no answer, and is logged
-        except Exception as error:  # noqa: BLE001 - whatever it was: retry until the deadline
+        except Exception as error:  # noqa: BLE001 - whatever it was: retried until the deadline
             return [Unknown(error)] * len(batch)
         return outcomes
 
@@ -287,6 +287,7 @@ class Renewer:
 
     def _plan_retry(self, record: LeaseRecord, error: BaseException, entries: list[LogEntry]) -> None:
         """Plan the next try after a renewal without an answer, and log the first failure."""
+        assert record.state is not LOST, "lost is final"
         grant, plan = record.grant, record.renewal
         now = self._runtime.now()
         left = record.valid_until - now

@@ -19,7 +19,7 @@ __all__ = ["KeyUpdate"]
 
 
 class KeyUpdate:
-    """One call: what both faces do, written once."""
+    """One call: what the sync and async APIs share."""
 
     def __init__(self, runtime: Runtime, client: object, key: object, fn: object) -> None:
         self._key = as_bytes(key, "key")
@@ -37,7 +37,7 @@ class KeyUpdate:
         return await retry(store.runtime, self._try, bounds, name=self._name, label=lambda: store.label)
 
     async def _try(self) -> Any:  # noqa: ANN401 - what `fn` returns
-        """Read, ask `fn`, write if nobody changed the key meanwhile; else raise `Conflict`."""
+        """Read, call `fn`, write if the key has not changed meanwhile; else raise `Conflict`."""
         read = rpc.TxnRequest()
         read.success.add(request_range=rpc.RangeRequest(key=self._key))
         answer = await self._store.transact(read, self._name, changes=False)
@@ -45,14 +45,14 @@ class KeyUpdate:
         new = await self._store.runtime.io(self._fn(found[0].value if found else None))
         if new is None:
             return None
-        # A key that is not there has the mod_revision 0.
+        # A missing key has the mod_revision 0.
         before = found[0].mod_revision if found else 0
         change = rpc.TxnRequest()
         change.compare.add(target=rpc.Compare.MOD, key=self._key, mod_revision=before)
         if new is DELETE:
             change.success.add(request_delete_range=rpc.DeleteRangeRequest(key=self._key))
         else:
-            # A key that hangs on a lease goes on doing so.
+            # A key that is attached to a lease stays so.
             put = rpc.PutRequest(key=self._key, value=self._checked(new), ignore_lease=bool(found))
             change.success.add(request_put=put)
         answer = await self._store.transact(change, self._name, changes=True)
@@ -62,7 +62,7 @@ class KeyUpdate:
 
     def _checked(self, new: object) -> bytes:
         """
-        Look at what `fn` returned.
+        Check what `fn` returned, and return it as bytes.
 
         Raises:
             ConfigurationError: etcd cannot store it.

@@ -13,12 +13,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
-# Before grpc: it sets the environment that grpc reads.
-from lockkit.backends.etcd import quirks  # isort: skip
-
 import grpc
 import grpc.aio
 
+from lockkit.backends.etcd import quirks
 from lockkit.backends.etcd import rpc_pb2 as rpc
 
 if TYPE_CHECKING:

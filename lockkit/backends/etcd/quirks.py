@@ -3,12 +3,14 @@ What lockkit works around in grpcio: private parts that it reaches into, and beh
 
 Seen with grpcio 1.60 to 1.85. Each entry names the test that fails without it; when a new grpcio makes an entry
 unnecessary or ineffective, that test is where to look first.
+
+lockkit leaves the environment variable ``GRPC_ENABLE_FORK_SUPPORT`` alone. A child of a program that forks works
+without it; with ``1``, the fork of a program hangs while another of its threads keeps locking (grpcio 1.85.1).
 """
 
 from __future__ import annotations
 
 import gc
-import os
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -17,12 +19,6 @@ from lockkit.runtime import in_forked_child, let_go
 
 if TYPE_CHECKING:
     import grpc
-
-# grpc reads the variable once, when it is imported. Without it a process that forks after its first call has no usable
-# grpc in the child (grpc/grpc#15334, and doc/fork_support.md there). A program that imported grpc earlier, or that set
-# the variable itself, has decided already.
-# Fails without it: TestFork.test_child_of_a_blocking_program_locks
-os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "1")
 
 __all__ = [
     "WallClockTimeout",

@@ -1,4 +1,4 @@
-"""The etcd that an application's data are in, for `lockkit.fencing` and `lockkit.optimistic`."""
+"""The etcd that has an application's data, for `lockkit.fencing` and `lockkit.optimistic`."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ class Lease(Protocol):
 
 
 class Store:
-    """An etcd, through a lockkit client or a channel of the application's."""
+    """An etcd, reached through a lockkit client or a channel of the application."""
 
     def __init__(self, runtime: Runtime, client: object) -> None:
         """
         Find the etcd that a client leads to. No I/O.
 
         Raises:
-            ConfigurationError: It is no such client, or one of the other face.
+            ConfigurationError: It is no such client, or one for the other API (sync or async).
         """
         self.runtime = runtime
         self._client = client if isinstance(client, _Client) else None
@@ -68,7 +68,7 @@ class Store:
             self.label = self._client.url
             self._cluster_of(engine.client.backend)
             return
-        # All that is asked of the host is its runtime.
+        # `adopt_cluster` uses nothing of the host but its runtime.
         found = adopt_cluster(client, cast("Host", SimpleNamespace(runtime=runtime)))
         if found is None:
             message = f"client must be a lockkit client on etcd, or a gRPC channel, not {type(client).__name__}"
@@ -84,12 +84,12 @@ class Store:
 
     async def transact(self, request: rpc.TxnRequest, name: str, *, changes: bool) -> Any:  # noqa: ANN401 - a message
         """
-        Carry out a transaction.
+        Execute a transaction.
 
         Args:
             request: Its message.
-            name: Of what it is about, for errors.
-            changes: Sent once. If its answer is lost, the error says that it may have been made.
+            name: Key or lock, for error messages.
+            changes: Send it once, and if the answer is lost, say in the error that the change may have been made.
 
         Raises:
             BackendUnavailable: No usable answer.
@@ -113,7 +113,7 @@ class Store:
 
 def as_bytes(value: object, what: str, *, empty: bool = False) -> bytes:
     """
-    Check a key or a value, and give it as etcd has it.
+    Check a key or a value, and return it as bytes.
 
     Raises:
         ConfigurationError: It is neither text nor bytes, or empty where it must not be.
@@ -125,5 +125,5 @@ def as_bytes(value: object, what: str, *, empty: bool = False) -> bytes:
 
 
 def text_of(key: bytes) -> str:
-    """Give a key as text, for people."""
+    """Return a key as text, for people."""
     return key.decode("utf-8", "backslashreplace")

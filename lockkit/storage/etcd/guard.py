@@ -1,9 +1,9 @@
 """
 The guard for data in etcd: a write that succeeds only while the lock is held.
 
-Lock and data are in one store, so no mark is needed. The transaction that writes compares the ``create_revision`` of
-the lock's key with the token (as ``IsOwner`` of etcd's Go ``concurrency`` package does): when the lease has run out,
-was revoked, or the lock was broken, that key is gone, and nothing is written.
+Lock and data are in one store, so the store need not remember tokens. The transaction that writes compares the
+``create_revision`` of the lock's key with the token (as ``IsOwner`` of etcd's Go ``concurrency`` package does): if the
+lease has expired or was revoked, or the lock was broken, that key is gone, and nothing is written.
 """
 
 from __future__ import annotations
@@ -107,8 +107,9 @@ class EtcdGuard:
         with client.lock("seat:12A") as lease:
             guard.put("seat/12A/customer", "Ada", lease=lease)
 
-    Stronger than a comparison of tokens: a write is refused as soon as the lock is not held any more, also if nobody
-    has it yet. Every change is one transaction and one round trip. What is written past the guard is not guarded.
+    Stronger than a comparison of tokens: etcd refuses a write as soon as the lock is not held any more, even before
+    another client holds it. Every change is one transaction and one round trip. Writes that bypass the guard are not
+    guarded.
 
     Raises:
         lockkit.StaleToken: By each change, when the lease does not hold the lock any more. Nothing was written.
@@ -123,7 +124,7 @@ class EtcdGuard:
 
         Args:
             client: The `lockkit.Client` that the locks are from, or what `lockkit.from_client` takes for etcd. It must
-                lead to the cluster in which the locks are.
+                lead to the cluster that has the locks.
         """
         self._core = _Guard(BlockingRuntime(), client)
 
@@ -158,7 +159,7 @@ class EtcdGuard:
     @staticmethod
     def condition(lease: Lease) -> tuple[bytes, int]:
         """
-        Give what a transaction of your own has to compare: the lock's key, and its ``create_revision``. No I/O.
+        Return what your own transaction has to compare: the lock's key, and its ``create_revision``. No I/O.
 
         Args:
             lease: Under which you work.

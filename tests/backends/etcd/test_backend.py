@@ -765,7 +765,7 @@ class TestFork:
     """A process forks while it uses etcd."""
 
     def test_child_of_a_blocking_program_locks(self, server: EtcdServer) -> None:
-        """And so does the parent; grpc needs a variable in the environment for that, which lockkit sets."""
+        """So does the parent. Neither needs grpc's environment variable for it."""
         environment = {name: value for name, value in os.environ.items() if name != "GRPC_ENABLE_FORK_SUPPORT"}
 
         subprocess.run(

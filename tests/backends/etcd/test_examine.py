@@ -11,6 +11,7 @@ import pytest
 
 import lockkit
 from lockkit.backends.etcd import examine as etcd_examine
+from lockkit.backends.etcd import rpc_pb2 as rpc
 from lockkit.doctor import examine
 from lockkit.testing.servers import EtcdCluster, EtcdServer, wait_until
 from tests.doctor.support import SECRET, complaints, found
@@ -188,3 +189,10 @@ def test_nobody_answers(server: EtcdServer) -> None:
     """That is an error, not a finding."""
     with pytest.raises(lockkit.BackendUnavailable):
         examine(f"etcd://127.0.0.1:{server.port_for('nobody')}")
+
+
+def test_quota_in_the_status_of_etcd_3_6() -> None:
+    """Field 12; field 13 is a message about downgrades."""
+    status = rpc.StatusResponse.FromString(bytes.fromhex("60 96 01 6a 00"))
+
+    assert status.dbSizeQuota == 150

@@ -6,11 +6,14 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
 import lockkit
+from lockkit.backends.etcd.session import Contender, Session, Sessions
+from lockkit.runtime import BlockingRuntime
 from lockkit.testing.servers import EtcdCluster, EtcdServer, FaultProxy, http2_call_ended, require, wait_until
 from tests.backends.etcd.support import interrupted, leases_of, queue_of, session_of, until_waiting
 
@@ -18,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import TypeAlias
 
+    from lockkit.backend import Host
+    from lockkit.backends.etcd.cluster import Cluster
     from lockkit.sync import Client, Lease
 
     Connect: TypeAlias = Callable[..., Client]
@@ -383,6 +388,25 @@ class TestUnknownOutcomes:
         assert queue_of(server, "lockkit/unanswered/") == []
         assert session_of(server, key) == session
         held.release()
+
+    def test_end_of_a_session_is_no_loss_for_a_request_that_was_given_up(self) -> None:
+        """Its key may still come late, while another key of the same owner holds the lock in another session."""
+        lost: list[str] = []
+        host = SimpleNamespace(runtime=BlockingRuntime(), lost=lambda owner, _: lost.append(owner))
+        sessions = Sessions(cast("Host", host), cast("Cluster", None))
+        session = Session(1, 30, 30.0, 0.0)
+        held, given_up = (Contender("x", owner, b"lockkit/x/", b"", None) for owner in ("held", "given up"))
+        for contender in (held, given_up):
+            contender.home = contender.session = session
+            session.contenders.add(contender)
+        held.wanted_until = 30.0
+        given_up.set_may_come_late()
+        sessions.detach(given_up)
+        assert session.contenders == {held, given_up}
+
+        sessions.end(session)
+
+        assert lost == ["held"]
 
     def test_extension_that_was_not_answered_is_settled_by_the_next(
         self, server: EtcdServer, proxy: FaultProxy, connect: Connect

@@ -366,6 +366,17 @@ class LockBackend(ABC):
         del client, options, host
         return None
 
+    @classmethod
+    def examiner(cls, url: Url) -> str | None:
+        """
+        Name the module that examines the servers behind a URL for ``lockkit doctor``; None if there is none.
+
+        The module has ``async def examine(examination)``, which takes a `lockkit.doctor.examination.Examination`,
+        reports what endangers locks there, and changes nothing.
+        """
+        del url
+        return None
+
     @property
     @abstractmethod
     def url(self) -> str:

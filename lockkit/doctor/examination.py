@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from importlib import import_module
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from lockkit import validation
@@ -23,23 +22,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Diagnosis", "Examination", "examine"]
 
-# By the scheme without its driver: the kind of server, and not the way of locking, decides what can be wrong.
-_MODULES: Mapping[str, str] = MappingProxyType(
-    {
-        "memory": "lockkit.backends.memory.examine",
-        "file": "lockkit.backends.file.examine",
-        **dict.fromkeys(("redis", "rediss", "unix", "valkey"), "lockkit.backends.redis.examine.single"),
-        **dict.fromkeys(("redis+sentinel", "rediss+sentinel"), "lockkit.backends.redis.examine.sentinel"),
-        **dict.fromkeys(("redis+cluster", "rediss+cluster"), "lockkit.backends.redis.examine.cluster"),
-        **dict.fromkeys(("redlock", "redlocks"), "lockkit.backends.redlock.examine"),
-        "postgresql": "lockkit.backends.sql.examine.postgresql",
-        **dict.fromkeys(("mysql", "mariadb"), "lockkit.backends.sql.examine.mariadb"),
-        "sqlite": "lockkit.backends.sql.examine.sqlite",
-        **dict.fromkeys(("zookeeper", "zk"), "lockkit.backends.zookeeper.examine"),
-        **dict.fromkeys(("etcd", "etcd3", "etcds"), "lockkit.backends.etcd.examine"),
-    }
-)
-
 NOT_EXAMINED = Check(
     "not-examined",
     Severity.INFO,
@@ -49,7 +31,7 @@ NOT_EXAMINED = Check(
 
 
 class _Module(Protocol):
-    """What each module of `_MODULES` offers."""
+    """The module that `lockkit.backend.LockBackend.examiner` names."""
 
     async def examine(self, examination: Examination) -> None:
         """Examine the servers and report to `examination`."""
@@ -200,7 +182,7 @@ def examine(url: str | None = None, *, profile: str | None = None, ttl: float | 
 
 async def _examine(examination: Examination) -> None:
     url = examination.url
-    target = _MODULES.get(url.scheme) or _MODULES.get(url.base)
+    target = examination.backend_class.examiner(url)
     if target is None:
         examination.find(
             NOT_EXAMINED,

@@ -116,6 +116,12 @@ class EtcdBackend(LockBackend):
         self._listener = WakeupListener(host.runtime, cluster)
 
     @classmethod
+    def examiner(cls, url: Url) -> str:
+        """See `LockBackend.examiner`."""
+        del url
+        return "lockkit.backends.etcd.examine"
+
+    @classmethod
     def open(cls, url: Url, options: Mapping[str, Any], host: Host) -> EtcdBackend:
         """See `LockBackend.open`."""
         return cls(url.safe_text, open_cluster(url, options, host), options, host)

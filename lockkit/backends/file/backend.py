@@ -129,6 +129,12 @@ class FileBackend(LockBackend):
         _backends.add(self)
 
     @classmethod
+    def examiner(cls, url: Url) -> str:
+        """See `LockBackend.examiner`."""
+        del url
+        return "lockkit.backends.file.examine"
+
+    @classmethod
     def open(cls, url: Url, options: Mapping[str, Any], host: Host) -> FileBackend:
         """See `LockBackend.open`."""
         if url.hosts or url.username is not None or url.scheme != "file":

@@ -74,6 +74,12 @@ class MemoryBackend(LockBackend):
         self._url = f"memory://{space}"
 
     @classmethod
+    def examiner(cls, url: Url) -> str:
+        """See `LockBackend.examiner`."""
+        del url
+        return "lockkit.backends.memory.examine"
+
+    @classmethod
     def open(cls, url: Url, options: Mapping[str, Any], host: Host) -> MemoryBackend:
         """See `LockBackend.open`."""
         del options

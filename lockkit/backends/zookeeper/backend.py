@@ -143,6 +143,12 @@ class ZooKeeperBackend(LockBackend):
         return driver_options()
 
     @classmethod
+    def examiner(cls, url: Url) -> str:
+        """See `LockBackend.examiner`."""
+        del url
+        return "lockkit.backends.zookeeper.examine"
+
+    @classmethod
     def open(cls, url: Url, options: Mapping[str, Any], host: Host) -> ZooKeeperBackend:
         """See `LockBackend.open`."""
         arguments = client_arguments(url, options)

@@ -516,7 +516,7 @@ class TestGrants:
         """What a session was told in a transaction that was rolled back is told again."""
         client, other = connect(place.url), connect(place.url)
         with other.lock("told", ttl=LONG):
-            assert client.lock("told", ttl=2.0).try_acquire() is None
+            assert client.lock("told", ttl=2.0).try_acquire(TTL) is None
 
         lease = client.lock("told", ttl=2.0, renew=False).acquire(PATIENCE)
 
@@ -760,7 +760,7 @@ class TestPooler:
         with PooledPostgres(pool_mode="statement") as pooled:
             for mode in MODES:
                 with pytest.raises(lockkit.LockError, match="statement pooling"):
-                    connect(f"{pooled.url}?mode={mode}").lock("x", ttl=LONG).acquire(0)
+                    connect(f"{pooled.url}?mode={mode}").lock("x", ttl=LONG).acquire(TTL)
 
 
 def make_user(place: ModeServer, *, write: bool = True) -> None:

@@ -111,7 +111,7 @@ class TestSpellings:
         plain, qualified = (connect(place.url, table=table) for table in (name, f"{schema}.{name}"))
         for one, other in ((plain, qualified), (qualified, plain)):
             with one.lock("x", ttl=LONG) as lease:
-                assert other.lock("x", ttl=LONG).try_acquire() is None
+                assert other.lock("x", ttl=LONG).try_acquire(TTL) is None
                 assert [holder.owner for holder in other.holders("x")] == [lease.owner]
 
     def test_tables_of_one_name_in_two_schemas_do_not_share_locks(self, place: ModeServer, connect: Connect) -> None:

@@ -1,31 +1,28 @@
 """
-A database, as the SQL backends use it, on both faces.
+A database, as the SQL backends use it, with the sync and async APIs.
 
 ::
 
-    database = open_database(url, options, host)  # or adopt_database(engine, ...); see _sql_options. No I/O
+    database = open_database(url, options, host)  # or adopt_database(engine, ...), see `lockkit.backends.sql.options`
     result = await database.run(statement, [...])  # one statement, committed; raises LockError
-    result = await database.run(statement, [...], again=True)  # it does no harm to run it twice
+    result = await database.run(statement, [...], again=True)  # a statement that may run twice
     result = await database.run(statement, [...], answer_by=answer_by)  # raises BackendUnavailable by then
 
-    link = await database.connect()  # a connection for oneself: nobody else gets it
-    result = await link.run(Statement("BEGIN"))  # raises the driver's errors, see `driver_errors` and `translate`
-    link.terminate()  # or await link.close()
+    connection = await database.connect()  # a connection of the caller's own
+    result = await connection.run(Statement("BEGIN"))  # raises the driver's errors, see `driver_errors` and `translate`
+    connection.terminate()  # or await connection.close()
 
-- Statements run on a few kept connections (`Dialect.connections_max`), each in autocommit at READ COMMITTED; no pool of
-  SQLAlchemy's is in between. A connection that is given back goes to the caller that has waited longest; renewals are
-  urgent, and go first. With an engine of the application's, connections are made as its pool makes them, but are
-  not counted there: a release must never wait for a connection that the application holds.
-- What the database gave up for others (deadlock, serialization, a wait for a lock) is run again until the caller's time
-  is up; what it did not answer in time is not.
-- A SQLite file that was removed or replaced is noticed before and after each statement: what is written to a file
-  without a name, nobody else sees.
+- Statements run on a few kept connections (`Dialect.connections_max`), each in autocommit at READ COMMITTED, without a
+  pool of SQLAlchemy's. A connection that is given back goes to the caller that has waited longest; renewals are urgent
+  and go first. With an application's engine lockkit makes connections as the engine's pool makes them, but outside the
+  pool: a release must never wait for a connection that the application holds.
+- A statement that the database gave up for another one (deadlock, serialization, a wait for a lock) is retried until
+  the caller's time is up; one that was not answered in time is not.
+- lockkit checks before and after each statement whether a SQLite file was removed or replaced: other clients do not see
+  what is written to a file without a name.
 - Once the event loop has ended (`sys.exit` in it), statements run without one, on a blocking connection.
 - A connection that the server has closed meanwhile is replaced before it is used.
 - In a forked child the connections of the parent are left alone: closing them would end the parent's sessions.
-
-Beside it: `_sql_statement` (text and parameters), `_sql_link` and `_sql_pq` (one connection), `_sql_dialect` (what
-differs), `_sql_errors` (tables of errors), `_sql_schema` (tables, DDL), `_sql_options` (URLs, engines).
 """
 
 from __future__ import annotations
@@ -46,20 +43,12 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.util import greenlet_spawn
 
 from lockkit.backend import seconds_left
-from lockkit.backends.sql.connection import (
-    NO_ANSWER,
-    AdaptedLink,
-    DbapiLink,
-    Link,
-    OpenFile,
-    PyMysqlLink,
-    ThreadLink,
-    close_later,
-    identity,
-    in_time,
-)
+from lockkit.backends.sql.adapted import AdaptedConnection, close_later
+from lockkit.backends.sql.blocking import DbapiConnection, PyMysqlConnection, ThreadConnection, in_time
+from lockkit.backends.sql.connection import NO_ANSWER, Connection
 from lockkit.backends.sql.dialect import STATEMENT_SECONDS, Dialect, dialect_named
 from lockkit.backends.sql.errors import Kind, translate
+from lockkit.backends.sql.file import SqliteFile, identity
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockError
 from lockkit.runtime import BlockingRuntime
 from lockkit.url import HIDDEN
@@ -73,26 +62,26 @@ if TYPE_CHECKING:
 __all__ = ["Database"]
 
 TRUSTED_SECONDS = 0.005
-"""A connection that was used so long ago is looked at before it is used again: the server may have closed it. Longer
-finds fewer closed ones, shorter looks (a system call) more often."""
+"""A connection that was used longer ago is checked before it is used again: the server may have closed it. Longer
+finds fewer closed ones, shorter checks (a system call) more often."""
 
 CONFLICT_PAUSE_MAX = 0.1
 """Longest pause before a statement that met a conflict is run again, seconds. Longer delays it, shorter meets the same
 conflict again."""
 
 LOCKED_PAUSE_MAX = 0.01
-"""The same for one that waited in vain for others' locks: it has waited at the server. An urgent one takes a tenth, and
-so goes before those of other processes, too."""
+"""The same for one that waited in vain for locks of others: it has waited at the server. An urgent statement waits for
+a tenth of that, and so goes before those of other processes, too."""
 
-TURN_SECONDS = 0.5
-"""How long a caller waits for a connection before it looks whether one was lost by an interrupt, seconds."""
+WAIT_CHECK_SECONDS = 0.5
+"""How long a caller waits for a connection before it checks whether an interrupt lost one, seconds."""
 
 HUNG_MAX = 8
-"""How many tries to connect may hang. Each is a thread or task until its driver gives up, which an application's engine
-may not have told it to do. With more than that, callers are refused at once."""
+"""How many attempts to connect may hang. Each is a thread or task until its driver gives up, and an application's
+engine may not have set a limit for that. With more of them, callers are refused at once."""
 
 OPENINGS_MAX = 4
-"""How often a SQLite file is opened until it is the one that was there before. One that is not there yet takes two."""
+"""How often lockkit opens a SQLite file until it is the one that was there before. A new file takes two attempts."""
 
 _BLOCKING_DRIVERS: Mapping[str, str] = MappingProxyType(
     {
@@ -107,16 +96,16 @@ _BLOCKING_DRIVERS: Mapping[str, str] = MappingProxyType(
 
 class Database:
     """
-    One database and our connections to it.
+    One database and lockkit's connections to it.
 
     Attributes:
-        dialect: What is different in it.
+        dialect: What differs between databases.
         engine: SQLAlchemy's, own or the application's: blocking, or behind an ``AsyncEngine`` its ``sync_engine``.
         url: Where it is, without a password: for messages.
         label: The same, shorter: ``host:port/name``, or a path.
-        advisory: Advisory locks are to be taken here: servers where they do nothing are refused.
-        pooled: Its connections lead to a pooler that gives each statement another session; known after the first one.
-        driver_errors: What a `Link` may raise.
+        advisory: Advisory locks are taken here: servers where they do nothing are refused.
+        pooled: A pooler gives each statement another session; known after the first connection.
+        driver_errors: What a `Connection` may raise.
     """
 
     def __init__(
@@ -132,8 +121,8 @@ class Database:
         Connect to nothing yet.
 
         Args:
-            engine: In the form of the runtime's face.
-            runtime: Of the face.
+            engine: Sync or async, as the runtime is.
+            runtime: The client's.
             url: For messages.
             adopted: The engine is the application's.
             arguments: For its driver, beside what is in the engine's URL. **May hold a password.**
@@ -153,12 +142,12 @@ class Database:
         self._arguments = arguments
         self._pool: Any = None
         self._mutex = runtime.mutex()
-        self._idle: list[Link] = []
-        self._waiting: deque[_Turn] = deque()
+        self._idle: list[Connection] = []
+        self._waiting: deque[_Waiter] = deque()
         self._opening = 0
         # By weak references: one that an interrupt dropped between two lines is not counted any more.
-        self._counted: weakref.WeakSet[Link] = weakref.WeakSet()
-        self._links: weakref.WeakSet[Link] = weakref.WeakSet()
+        self._counted: weakref.WeakSet[Connection] = weakref.WeakSet()
+        self._connections: weakref.WeakSet[Connection] = weakref.WeakSet()
         self._tries: dict[object, float] = {}
         self._path = _sqlite_path(self.engine.url) if self.dialect.name == "sqlite" else ""
         self._blocking: Database | None = None
@@ -182,25 +171,26 @@ class Database:
         Args:
             statement: What to run.
             parameters: Values for ``$1``, ``$2``, …
-            again: It does no harm to run it twice, so one whose answer was lost with a kept connection is repeated.
+            again: It may run twice, so it is retried if its answer was lost with a kept connection.
             answer_by: When the caller must have an answer, client monotonic time.
-            urgent: It goes before those that wait for a connection.
+            urgent: It goes before others that wait for a connection.
 
         Raises:
-            BackendUnavailable: No usable answer.
+            BackendUnavailable: There was no usable answer.
             MissingTable: See `lockkit.backends.sql.errors`.
             ConfigurationError: Wrong credentials, missing rights and the like.
         """
         if self._runtime.loop_has_ended():
+            self.drop_idle()
             return await self._without_loop().run(statement, parameters, again=again, answer_by=answer_by)
         now = self._runtime.now()
         until = now + seconds_left(answer_by, now)
         attempt = 0
         while True:
-            link = self._kept() or await self._take(until, urgent=urgent)
-            fresh = not link.used
+            connection = self._kept() or await self._take(until, urgent=urgent)
+            fresh = not connection.used
             try:
-                result = await self._run_on(link, statement, parameters, until)
+                result = await self._run_on(connection, statement, parameters, until)
             except self.driver_errors as error:
                 kind = self.kind(error)
                 attempt += 1
@@ -216,167 +206,174 @@ class Database:
             else:
                 return result
 
-    async def _run_on(self, link: Link, statement: Statement, parameters: Sequence[Parameter], until: float) -> Result:
-        """Run it on a taken connection, which goes back or, where it is of no more use, away."""
+    async def _run_on(
+        self, connection: Connection, statement: Statement, parameters: Sequence[Parameter], until: float
+    ) -> Result:
+        """Run it on a taken connection, and give that back or drop it."""
         left = until - self._runtime.now()
         if left <= 0:
-            self._give_back(link)
+            self._give_back(connection)
             raise TimeoutError(NO_ANSWER)
         try:
-            result = await link.run(statement, parameters, min(left, STATEMENT_SECONDS))
-            if link.file is not None:
-                link.file.check()
+            result = await connection.run(statement, parameters, min(left, STATEMENT_SECONDS))
+            if connection.file is not None:
+                connection.file.check()
         except self.driver_errors as error:
             # Read-only: perhaps a primary that was demoted, and a new connection finds the one that took over.
             kind = self.kind(error)
             if kind not in {"connection", "timeout", "read-only", "other"}:
-                self._give_back(link)
+                self._give_back(connection)
                 raise
-            self._drop(link)
+            self._drop(connection)
             if kind in {"connection", "timeout"}:
-                self._drop_idle()
+                self.drop_idle()
             raise
         except BaseException:
-            # Cancelled or interrupted. Whoever undoes the statement must not overtake it: hear it out first.
+            # Cancelled or interrupted. What undoes the statement must not overtake it: read its answer first.
             with suppress(TimeoutError):  # then it has been dropped, or soon will be
-                await self._runtime.settle(self._hear_out(link), STATEMENT_SECONDS + 1.0)
+                await self._runtime.settle(self._discard_answer(connection), STATEMENT_SECONDS + 1.0)
             raise
-        self._give_back(link)
+        self._give_back(connection)
         return result
 
-    async def _hear_out(self, link: Link) -> None:
+    async def _discard_answer(self, connection: Connection) -> None:
         try:
-            await link.finish(STATEMENT_SECONDS)
+            await connection.finish(STATEMENT_SECONDS)
         except self.driver_errors:
-            self._drop(link)
+            self._drop(connection)
         except BaseException:
-            self._drop(link)
+            self._drop(connection)
             raise
         else:
-            self._give_back(link)
+            self._give_back(connection)
 
     # -- connections -----------------------------------------------------------------------------------------------
 
-    def _kept(self) -> Link | None:
-        """Take a kept connection, if one is still open. There is none while somebody waits for one."""
+    def _kept(self) -> Connection | None:
+        """Take a kept connection, if one is still open. There is none while a caller waits for one."""
         idle = self._idle
         while idle:
             try:
-                link = idle.pop()
+                connection = idle.pop()
             except IndexError:  # another thread took the last
                 return None
-            if self._usable(link):
-                return link
-            self._drop(link)
+            if self._usable(connection):
+                return connection
+            self._drop(connection)
         return None
 
-    def _usable(self, link: Link) -> bool:
-        if link.file is not None and link.file.moved:
+    def _usable(self, connection: Connection) -> bool:
+        if connection.file is not None and connection.file.moved:
             return False
-        return self._runtime.now() <= link.used + TRUSTED_SECONDS or not link.stale
+        return self._runtime.now() <= connection.used + TRUSTED_SECONDS or not connection.stale
 
-    async def _take(self, until: float, *, urgent: bool) -> Link:
-        """Connect anew, or wait for a connection that somebody gives back."""
+    async def _take(self, until: float, *, urgent: bool) -> Connection:
+        """Connect anew, or wait for a connection that another caller gives back."""
         while True:
-            turn: _Turn | None = None
+            waiter: _Waiter | None = None
             with self._mutex:
                 if not self._idle:
                     if len(self._counted) + self._opening < self.dialect.connections_max:
                         self._opening += 1
                     else:
-                        turn = _Turn(self._runtime.event())
-                        self._waiting.insert(0 if urgent else len(self._waiting), turn)
-                    opening = turn is None
+                        waiter = _Waiter(self._runtime.event())
+                        self._waiting.insert(0 if urgent else len(self._waiting), waiter)
+                    opening = waiter is None
                 else:
                     opening = False
             if opening:
                 return await self._open_counted(until)
-            link = self._kept() if turn is None else await self._wait_for(turn, until)
-            if link is not None:
-                return link
+            connection = self._kept() if waiter is None else await self._wait_for(waiter, until)
+            if connection is not None:
+                return connection
             if self._runtime.now() >= until:
                 count = self.dialect.connections_max
                 message = f"all {count} connections to {self.url} are busy: is it overloaded, or stopped?"
                 raise BackendUnavailable(message)
             urgent = True  # it has waited, and keeps its place
 
-    async def _wait_for(self, turn: _Turn, until: float) -> Link | None:
-        """Wait until a connection is given to us; None: look again."""
+    async def _wait_for(self, waiter: _Waiter, until: float) -> Connection | None:
+        """Wait until another caller hands over a connection; None: try again."""
         try:
-            await turn.event.wait(min(TURN_SECONDS, max(0.0, until - self._runtime.now())))
+            await waiter.event.wait(min(WAIT_CHECK_SECONDS, max(0.0, until - self._runtime.now())))
         except BaseException:
-            link = self._leave(turn)
-            if link is not None:
-                self._give_back(link)
-            elif turn.event.is_set():
+            connection = self._leave(waiter)
+            if connection is not None:
+                self._give_back(connection)
+            elif waiter.event.is_set():
                 self._wake_one()
             raise
-        link = self._leave(turn)
-        if link is None or self._usable(link):
-            return link
-        self._drop(link)
+        connection = self._leave(waiter)
+        if connection is None or self._usable(connection):
+            return connection
+        self._drop(connection)
         return None
 
-    def _leave(self, turn: _Turn) -> Link | None:
+    def _leave(self, waiter: _Waiter) -> Connection | None:
         with self._mutex:
-            if turn in self._waiting:
-                self._waiting.remove(turn)
-            return turn.link
+            if waiter in self._waiting:
+                self._waiting.remove(waiter)
+            return waiter.connection
 
-    async def _open_counted(self, until: float) -> Link:
-        """Connect; the place was counted before."""
-        link: Link | None = None
+    async def _open_counted(self, until: float) -> Connection:
+        """Connect; `_opening` was counted up before."""
+        connection: Connection | None = None
         try:
-            link = await self.connect(until)
-            link.used = 0.0
+            connection = await self.connect(until)
+            connection.used = 0.0
         finally:
             with self._mutex:
                 self._opening -= 1
-                if link is not None:
-                    self._counted.add(link)
-            if link is None:
+                if connection is not None:
+                    self._counted.add(connection)
+            if connection is None:
                 self._wake_one()
-        return link
+        return connection
 
-    def _give_back(self, link: Link) -> None:
-        link.used = self._runtime.now()
+    def _give_back(self, connection: Connection) -> None:
+        connection.used = self._runtime.now()
         if self._closed:
-            self._drop(link)
+            self._drop(connection)
             return
         with self._mutex:
             if not self._waiting:
-                self._idle.append(link)
+                self._idle.append(connection)
                 return
             # Handed over, not put back: its giver would take it again before the other is awake.
-            turn = self._waiting.popleft()
-            turn.link = link
-        turn.event.set()
+            waiter = self._waiting.popleft()
+            waiter.connection = connection
+        waiter.event.set()
 
-    def _drop(self, link: Link) -> None:
-        link.terminate()
+    def _drop(self, connection: Connection) -> None:
+        connection.terminate()
         with self._mutex:
-            self._counted.discard(link)
+            self._counted.discard(connection)
         self._wake_one()
 
-    def _drop_idle(self) -> None:
-        """Drop what is kept: where one connection led to nobody, each of the others would cost its caller a wait."""
+    def drop_idle(self) -> None:
+        """
+        Drop the kept connections.
+
+        Where one did not answer, each of the others would cost its caller a wait. And when the event loop ends they are
+        of no more use: aiomysql complains if they are left to the garbage collector then.
+        """
         while self._idle:
             try:
-                link = self._idle.pop()
+                connection = self._idle.pop()
             except IndexError:  # another thread took the last
                 return
-            self._drop(link)
+            self._drop(connection)
 
     def _wake_one(self) -> None:
-        """Let the first of those that wait connect."""
+        """Let the first waiting caller connect."""
         with self._mutex:
-            turn = self._waiting.popleft() if self._waiting else None
-        if turn is not None:
-            turn.event.set()
+            waiter = self._waiting.popleft() if self._waiting else None
+        if waiter is not None:
+            waiter.event.set()
 
-    async def connect(self, answer_by: float = inf) -> Link:
+    async def connect(self, answer_by: float = inf) -> Connection:
         """
-        Open a connection for the caller alone: in autocommit, at READ COMMITTED, and with limits of time.
+        Open a connection for the caller alone: in autocommit, at READ COMMITTED, and with time limits.
 
         Args:
             answer_by: When the caller must have it, client monotonic time.
@@ -387,33 +384,35 @@ class Database:
         now = self._runtime.now()
         until = now + seconds_left(answer_by, now)
         try:
-            link = await self._open(min(until - now, STATEMENT_SECONDS))
+            connection = await self._open(min(until - now, STATEMENT_SECONDS))
         except self.driver_errors as error:
             raise self.translate(error) from error
         try:
-            await self.dialect.greet(link, self.label, max(0.0, min(until - self._runtime.now(), STATEMENT_SECONDS)))
+            await self.dialect.set_up(
+                connection, self.label, max(0.0, min(until - self._runtime.now(), STATEMENT_SECONDS))
+            )
             if self.advisory:
-                self._refuse_without_advisory_locks(link.product)
+                self._refuse_without_advisory_locks(connection.product)
         except self.driver_errors as error:
-            link.terminate()
+            connection.terminate()
             raise self.translate(error) from error
         except BaseException:
-            link.terminate()
+            connection.terminate()
             raise
-        self.pooled = link.pooled
-        self._links.add(link)
-        return link
+        self.pooled = connection.pooled
+        self._connections.add(connection)
+        return connection
 
     def _refuse_without_advisory_locks(self, product: str) -> None:
         # It speaks PostgreSQL's protocol, and its functions for advisory locks exist "for compatibility" and do nothing
-        # ("Functions and Operators" in its documentation): everybody would be granted everything.
+        # ("Functions and Operators" in its documentation): every client would be granted every lock.
         if product.startswith("CockroachDB"):
             version = product.partition("(")[0].strip()
             message = f"{self.label} is {version}, whose advisory locks exclude nobody: use mode=table"
             raise ConfigurationError(message, backend=self.url)
 
-    async def _open(self, seconds: float) -> Link:
-        """Connect, in a thread or task of its own: drivers do not bound all that connecting may wait for."""
+    async def _open(self, seconds: float) -> Connection:
+        """Connect, in a thread or task of its own: drivers do not limit all that connecting may wait for."""
         now = self._runtime.now()
         hung = sum(now - began > STATEMENT_SECONDS for began in list(self._tries.values()))
         if seconds <= 0 or hung >= HUNG_MAX:
@@ -421,16 +420,16 @@ class Database:
         if self._is_asyncio:
             return await self._open_in_task(seconds)
         if self.dialect.name == "sqlite":  # a file: and other threads may not use what some engines make
-            return self._link(*self._open_dbapi())
-        return self._link(*in_time(self._open_dbapi, seconds, self._close_late))
+            return self._wrap(*self._open_dbapi())
+        return self._wrap(*in_time(self._open_dbapi, seconds, self._close_late))
 
-    async def _open_in_task(self, seconds: float) -> Link:
+    async def _open_in_task(self, seconds: float) -> Connection:
         # Not cancelled: drivers differ in what a cancellation leaves behind.
         import asyncio  # noqa: PLC0415 - a blocking client does without
 
         task = asyncio.ensure_future(self._open_asyncio())
 
-        def drop(done: asyncio.Task[Link]) -> None:
+        def drop(done: asyncio.Task[Connection]) -> None:
             if not done.cancelled() and done.exception() is None:
                 done.result().terminate()
 
@@ -444,36 +443,36 @@ class Database:
             raise TimeoutError(NO_ANSWER)
         return task.result()
 
-    async def _open_asyncio(self) -> Link:
-        return self._link(*await greenlet_spawn(self._open_dbapi))
+    async def _open_asyncio(self) -> Connection:
+        return self._wrap(*await greenlet_spawn(self._open_dbapi))
 
-    def _close_late(self, opened: tuple[Any, object, OpenFile | None] | None) -> None:
-        """Close a connection for which nobody waits any more."""
+    def _close_late(self, opened: tuple[Any, object, SqliteFile | None] | None) -> None:
+        """Close a connection that came too late."""
         if opened is not None:
             with suppress(*self.driver_errors):  # it is of no use in any case
                 opened[0].close()
 
-    def _link(self, dbapi: Any, keep: object, file: OpenFile | None) -> Link:  # noqa: ANN401 - any driver's
+    def _wrap(self, dbapi: Any, keep: object, file: SqliteFile | None) -> Connection:  # noqa: ANN401 - any driver's
         dialect = self.engine.dialect
         if dialect.driver in {"psycopg", "psycopg_async"}:
-            from lockkit.backends.sql.postgresql import PqLink  # noqa: PLC0415 - other databases need no psycopg
+            from lockkit.backends.sql.postgresql import PsycopgConnection  # noqa: PLC0415 - other databases need no psycopg
 
-            return PqLink(dialect.get_driver_connection(dbapi), self._runtime, (keep, dbapi))
-        link: Link
+            return PsycopgConnection(dialect.get_driver_connection(dbapi), self._runtime, (keep, dbapi))
+        connection: Connection
         if dialect.is_async:
             terminate = dialect.do_terminate if dialect.has_terminate else close_later
-            link = AdaptedLink(dbapi, dialect.paramstyle, terminate, keep)
+            connection = AdaptedConnection(dbapi, dialect.paramstyle, terminate, self._runtime, keep)
         elif self.dialect.name == "sqlite":
-            link = DbapiLink(dbapi, dialect.paramstyle, keep)
+            connection = DbapiConnection(dbapi, dialect.paramstyle, keep)
         elif dialect.driver == "pymysql":
-            link = PyMysqlLink(dbapi, dialect.paramstyle, STATEMENT_SECONDS, keep)
+            connection = PyMysqlConnection(dbapi, dialect.paramstyle, STATEMENT_SECONDS, self._runtime, keep)
         else:
-            link = ThreadLink(dbapi, dialect.paramstyle, keep)
-        link.file = file
-        return link
+            connection = ThreadConnection(dbapi, dialect.paramstyle, keep)
+        connection.file = file
+        return connection
 
-    def _open_dbapi(self) -> tuple[Any, object, OpenFile | None]:
-        """Connect, in autocommit; give the connection, what must live as long as it, and the file of SQLite."""
+    def _open_dbapi(self) -> tuple[Any, object, SqliteFile | None]:
+        """Connect, in autocommit; return the connection, what must live as long as it, and the file of SQLite."""
         mark = object()
         self._tries[mark] = self._runtime.now()
         try:
@@ -483,17 +482,17 @@ class Database:
         finally:
             del self._tries[mark]
 
-    def _open_file(self) -> tuple[Any, object, OpenFile | None]:
+    def _open_file(self) -> tuple[Any, object, SqliteFile | None]:
         for _ in range(OPENINGS_MAX):
             before = identity(self._path) if self._path else None
             dbapi, keep = self._open_once()
             self._path = self._path or _main_file(dbapi)
             if not self._path:  # in memory, shared under a name
                 return dbapi, keep, None
-            file = OpenFile(self._path)
+            file = SqliteFile(self._path)
             if before is not None and file.identity == before:
                 return dbapi, keep, file
-            # Made just now, or replaced: nobody can tell whether this connection leads to what is there now.
+            # Made just now, or replaced: lockkit cannot tell whether this connection leads to what is there now.
             dbapi.close()
         message = f"{self._path} was replaced again and again while it was opened"
         raise ConnectionAbortedError(message)
@@ -523,7 +522,7 @@ class Database:
 
     def _without_loop(self) -> Database:
         """
-        Give the same database for what is left to do once the event loop has ended: to release what is held.
+        Return the same database for what is left to do once the event loop has ended: to release what is held.
 
         Raises:
             BackendUnavailable: Only the application's engine knows how to connect there, or there is no such driver.
@@ -551,7 +550,7 @@ class Database:
         return self.dialect.kind(getattr(error, "orig", None) or error)
 
     def translate(self, error: BaseException) -> LockError:
-        """Make our error of a driver's, without passwords in its text. To be raised ``from`` it."""
+        """Make a `LockError` of a driver's error, without passwords. To be raised ``from`` that."""
         text = str(getattr(error, "orig", None) or error).strip() or type(error).__name__
         if self._password:
             text = text.replace(str(self._password), HIDDEN)
@@ -560,37 +559,37 @@ class Database:
     # -- the end ---------------------------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """Close our connections. Statements that are under way keep theirs to their end."""
+        """Close lockkit's connections. Statements that are under way keep theirs to their end."""
         self._closed = True
         if self._blocking is not None:
             await self._blocking.close()
         while self._idle:
-            link = self._idle.pop()
-            self._counted.discard(link)
+            connection = self._idle.pop()
+            self._counted.discard(connection)
             try:
-                await link.close()
+                await connection.close()
             except self.driver_errors:
-                link.terminate()
+                connection.terminate()
         if self._pool is not None:
             self._pool.dispose()
 
     def connections(self) -> list[object]:
-        """Give everything that must not be collected in a forked child: see the module."""
-        return [*self._links, self._pool]
+        """Return everything that must not be garbage-collected in a forked child: see the module."""
+        return [*self._connections, self._pool]
 
 
-class _Turn:
-    """One caller that waits for a connection; `link` is what it is given."""
+class _Waiter:
+    """One caller that waits for a connection, and then has `connection`."""
 
-    __slots__ = ("event", "link")
+    __slots__ = ("connection", "event")
 
     def __init__(self, event: Event) -> None:
         self.event = event
-        self.link: Link | None = None
+        self.connection: Connection | None = None
 
 
 def _sqlite_path(url: URL) -> str:
-    """Give the path of a file as SQLAlchemy opens it; empty where only SQLite knows it (a URI)."""
+    """Return the path of a file as SQLAlchemy opens it; empty where only SQLite knows it (a URI)."""
     database = url.database or ""
     return "" if database.startswith("file:") else str(Path(database).absolute())
 
@@ -615,8 +614,8 @@ _parents: list[object] = []
 
 
 def _before_fork() -> None:
-    # Before, because what the child does first is to drop its parent's clients. Collecting a connection closes it, and
-    # a transport of asyncio's even leaves the event loop's selector, which parent and child share.
+    # Before, because what the child does first is to drop its parent's clients. Garbage-collecting a connection closes
+    # it, and a transport of asyncio even leaves the event loop's selector, which parent and child share.
     _parents.append([database.connections() for database in list(_databases)])
 
 

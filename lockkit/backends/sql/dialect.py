@@ -2,7 +2,7 @@
 What differs between databases and between their drivers, as data and short SQL.
 
 Each dialect has the expression for its clock: ``now_us``, microseconds since 1970 in UTC, as an integer.
-No session's time zone, and no change to or from summer time, moves it.
+No time zone of a session, and no change to or from summer time, moves it.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from lockkit.errors import ConfigurationError
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
-    from lockkit.backends.sql.connection import Link
+    from lockkit.backends.sql.connection import Connection
 
 __all__ = ["CONNECT_SECONDS", "LOCK_SECONDS", "STATEMENT_SECONDS", "Dialect", "dialect_named"]
 
 CONNECT_SECONDS = 2
-"""For a connection. Longer holds up callers of a server that hangs; shorter takes a busy one for dead. A whole number:
-libpq knows no other."""
+"""Time limit for a connection. Longer holds up callers of a server that hangs; shorter takes a busy one for dead. libpq
+takes whole seconds only."""
 
 STATEMENT_SECONDS = 3.0
-"""For the answer to a statement; with `CONNECT_SECONDS` a call stays below five seconds."""
+"""Time limit for the answer to a statement; with `CONNECT_SECONDS` a call takes at most five seconds."""
 
 LOCK_SECONDS = 0.25
-"""How long the server lets a statement wait for others that have locked the row, the table or the file, before it is
-sent again: a caller may have as little time as that, and a statement that is left behind would lock for nobody. Longer
-keeps its place in the server's queue for longer. MariaDB and MySQL count whole seconds, so there it is one."""
+"""How long the server lets a statement wait for others that have locked the row, the table or the file, before lockkit
+sends it again: a caller may have as little time as that, and a statement that is left behind would lock for no caller.
+Longer keeps its position in the server's queue for longer. MariaDB and MySQL count whole seconds: it is one there."""
 
 SQLITE_LOCK_SECONDS = 0.02
-"""The same for SQLite, where the caller's other statements wait for this one meanwhile: renewals go first."""
+"""The same for SQLite, where the client's other statements wait for this one meanwhile: renewals go first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,27 +47,27 @@ class Dialect:
 
     Attributes:
         name: ``postgresql``, ``mysql`` (MariaDB too) or ``sqlite``.
-        title: What people call it.
+        title: Its usual name.
         now_us: SQL for its clock, see the module.
         kind: Tells what an error is about.
-        greet: Awaited with each new connection, a label for messages, and seconds for each answer: looks at the server,
-            and sets what is to hold for the session.
+        set_up: Awaited with each new connection, a label for messages, and seconds for each answer: checks the server
+            and the connection's settings, and sets what holds for the session.
         connections_max: Connections kept for statements. A statement takes a millisecond, so few carry many threads;
-            more would take places of the server's from others. SQLite has one writer: a second connection of the same
-            client would only compete with the first, and nobody could let renewals go first.
-        arguments: What each driver is given, by its name in SQLAlchemy, unless the application says otherwise.
+            more would use up the server's for others. SQLite has one writer: a second connection of the same client
+            would only compete with the first, and renewals could not go first.
+        arguments: What each driver gets, by its name in SQLAlchemy, unless the application says otherwise.
     """
 
     name: Literal["postgresql", "mysql", "sqlite"]
     title: str
     now_us: str
     kind: Callable[[BaseException], Kind]
-    greet: Callable[[Link, str, float], Awaitable[None]]
+    set_up: Callable[[Connection, str, float], Awaitable[None]]
     connections_max: int = 4
     arguments: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def name_parameter(self, text: str) -> str:
-        """Give a name or owner as a parameter: text, also for columns of bytes (aiomysql 0.3 cannot write bytes)."""
+        """Return a name or owner as a parameter: text, also for columns of bytes (aiomysql 0.3 cannot write bytes)."""
         return text
 
 
@@ -75,25 +75,25 @@ class Dialect:
 _POSTGRESQL_NOW = "CAST(extract(epoch FROM clock_timestamp()) * 1000000 AS bigint)"
 
 # Only on a connection that leads to the server itself. A pooler that lends out sessions shows a number of its own for
-# the server's process, and what is set there would stay for the next who gets that session.
-_POSTGRESQL_GREETING = Statement(
+# the server's process, and what is set there would stay for the next client of that session.
+_POSTGRESQL_SET_UP = Statement(
     "SELECT CAST(current_setting('server_version_num') AS integer), pg_backend_pid() = $1, version(),"
-    # Names travel as UTF-8. The role, the environment or the application may have chosen another encoding. A driver
+    # Names are sent as UTF-8. The role, the environment or the application may have chosen another encoding. A driver
     # that does not tell the server's process ($1 is 0) may be connected to a pooler, and those keep the encoding.
     " CASE WHEN $1 IN (0, pg_backend_pid()) THEN set_config('client_encoding', 'UTF8', false)"
     " ELSE current_setting('client_encoding') END, CASE WHEN pg_backend_pid() = $1 THEN"
     " set_config('default_transaction_isolation', 'read committed', false)"
     " || set_config('statement_timeout', $2, false) || set_config('lock_timeout', $3, false)"
-    # A grant that a crash of the server undoes, though it was told, would be granted twice.
+    # A grant that a crash of the server undoes, though the client knows of it, would be granted twice.
     " || CASE current_setting('synchronous_commit') WHEN 'off' THEN set_config('synchronous_commit', 'on', false)"
     " ELSE '' END END"
 )
 _POSTGRESQL_OLDEST = 120_000
 
 
-async def _greet_postgresql(link: Link, label: str, seconds: float) -> None:
+async def _set_up_postgresql(connection: Connection, label: str, seconds: float) -> None:
     limits = [f"{STATEMENT_SECONDS:g}s", f"{LOCK_SECONDS * 1000:.0f}ms"]
-    result = await link.run(_POSTGRESQL_GREETING, [link.server_pid, *limits], seconds)
+    result = await connection.run(_POSTGRESQL_SET_UP, [connection.server_pid, *limits], seconds)
     version, direct, product, encoding = result.rows[0][:4]
     if version < _POSTGRESQL_OLDEST:
         message = f"{label} is PostgreSQL {version // 10_000}: lockkit needs 12 or later"
@@ -104,8 +104,8 @@ async def _greet_postgresql(link: Link, label: str, seconds: float) -> None:
             "would be another one: give the engine client_encoding=utf8"
         )
         raise ConfigurationError(message)
-    link.pooled = not direct
-    link.product = product
+    connection.pooled = not direct
+    connection.product = product
 
 
 # Not UNIX_TIMESTAMP(NOW(6)): it goes through the session's time zone, where an hour of each autumn comes twice.
@@ -120,23 +120,23 @@ _MARIADB_OLDEST = (10, 5)
 _MYSQL_OLDEST = (8, 0)
 
 
-async def _greet_mysql(link: Link, label: str, seconds: float) -> None:
-    version, logging, log_format, *charsets = (await link.run(_MYSQL_LOOK, (), seconds)).rows[0]
+async def _set_up_mysql(connection: Connection, label: str, seconds: float) -> None:
+    version, logging, log_format, *charsets = (await connection.run(_MYSQL_LOOK, (), seconds)).rows[0]
     found = _MYSQL_VERSION.match(version)
     numbers = (int(found[1]), int(found[2])) if found else (0, 0)
     product, oldest = ("MariaDB", _MARIADB_OLDEST) if "MariaDB" in version else ("MySQL", _MYSQL_OLDEST)
     if numbers < oldest:
         message = f"{label} is {product} {version}: lockkit needs {oldest[0]}.{oldest[1]} or later"
         raise ConfigurationError(message)
-    # Names travel as text, are converted from the client's charset to the connection's, and compared as its bytes.
+    # Names are sent as text, are converted from the client's charset to the connection's, and compared as its bytes.
     wrong = set(charsets) - {"utf8mb4", "utf8mb3", "utf8"}
     if wrong:
         message = f"{label} is connected to with the charset {', '.join(wrong)}: give the engine charset=utf8mb4"
         raise ConfigurationError(message)
-    await link.run(Statement(_MYSQL_WAITS.format(max(1.0, LOCK_SECONDS))), (), seconds)
+    await connection.run(Statement(_MYSQL_WAITS.format(max(1.0, LOCK_SECONDS))), (), seconds)
     # With a log of statements InnoDB refuses to write at this level (error 1665).
     if not (int(logging) and log_format == "STATEMENT"):
-        await link.run(_MYSQL_ISOLATION, (), seconds)
+        await connection.run(_MYSQL_ISOLATION, (), seconds)
 
 
 # SQLite's clock counts milliseconds. 'now' is the same wherever it stands in one statement.
@@ -148,12 +148,12 @@ _SQLITE_PATIENCE = Statement(f"PRAGMA busy_timeout = {SQLITE_LOCK_SECONDS * 1000
 _SQLITE_OLDEST = (3, 35)
 
 
-async def _greet_sqlite(link: Link, label: str, seconds: float) -> None:
-    (version,) = (await link.run(_SQLITE_LOOK, (), seconds)).rows[0]
+async def _set_up_sqlite(connection: Connection, label: str, seconds: float) -> None:
+    (version,) = (await connection.run(_SQLITE_LOOK, (), seconds)).rows[0]
     if tuple(map(int, version.split(".")))[:2] < _SQLITE_OLDEST:
         message = f"{label} is used through SQLite {version}: lockkit needs 3.35 or later"
         raise ConfigurationError(message)
-    await link.run(_SQLITE_PATIENCE, (), seconds)
+    await connection.run(_SQLITE_PATIENCE, (), seconds)
 
 
 _DIALECTS = {
@@ -162,7 +162,7 @@ _DIALECTS = {
         title="PostgreSQL",
         now_us=_POSTGRESQL_NOW,
         kind=postgresql_kind,
-        greet=_greet_postgresql,
+        set_up=_set_up_postgresql,
         arguments={
             "psycopg": {
                 "connect_timeout": CONNECT_SECONDS,
@@ -184,7 +184,7 @@ _DIALECTS = {
         title="MariaDB or MySQL",
         now_us=_MYSQL_NOW,
         kind=mysql_kind,
-        greet=_greet_mysql,
+        set_up=_set_up_mysql,
         arguments={
             "pymysql": {
                 "connect_timeout": CONNECT_SECONDS,
@@ -202,7 +202,7 @@ _DIALECTS = {
         title="SQLite",
         now_us=_SQLITE_NOW,
         kind=sqlite_kind,
-        greet=_greet_sqlite,
+        set_up=_set_up_sqlite,
         connections_max=1,
         arguments={
             "pysqlite": {"timeout": SQLITE_LOCK_SECONDS, "check_same_thread": False, "isolation_level": None},

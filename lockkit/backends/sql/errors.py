@@ -1,4 +1,4 @@
-"""From what a database or its driver says to what a user of lockkit sees, by two tables."""
+"""From the error of a database or its driver to a `LockError`, by two tables: what it is about, and what to do."""
 
 from __future__ import annotations
 
@@ -11,7 +11,16 @@ if TYPE_CHECKING:
 
     from lockkit.errors import LockError
 
-__all__ = ["AlreadyThere", "Kind", "MissingTable", "mysql_kind", "postgresql_kind", "sqlite_kind", "translate"]
+__all__ = [
+    "AlreadyThere",
+    "Kind",
+    "MissingTable",
+    "is_mysql_session_end",
+    "mysql_kind",
+    "postgresql_kind",
+    "sqlite_kind",
+    "translate",
+]
 
 Kind = Literal[
     "conflict",
@@ -23,6 +32,7 @@ Kind = Literal[
     "denied",
     "login",
     "no database",
+    "no session",
     "read-only",
     "full",
     "crowded",
@@ -33,25 +43,26 @@ Kind = Literal[
 """
 What an error is about.
 
-- ``conflict``: the database gave this statement up for another one (deadlock, serialization): nothing was done, repeat.
+- ``conflict``: the database gave this statement up for another one (deadlock, serialization): it did nothing, retry.
 - ``locked``: it waited for a lock of the database as long as it may.
-- ``timeout``: the server or we ended it for taking too long; whether it was done is unknown.
+- ``timeout``: the server or lockkit ended it for taking too long; whether it took effect is unknown.
+- ``no session``: the session that was to be ended is not there.
 - ``encoding``: the database has no such character in its encoding.
-- ``connection``: there is none, or it ended; whether the statement was done is unknown.
-- ``other``: whatever the tables do not know.
+- ``connection``: there is none, or it ended; whether the statement took effect is unknown.
+- ``other``: not in the tables.
 """
 
 
 class MissingTable(ConfigurationError):
-    """The table is not there. Never leaves a backend: it makes the table, or says what to do."""
+    """The table is not there. A backend catches it, and makes the table or says what to do."""
 
 
 class AlreadyThere(ConfigurationError):
-    """The table or column is there already: who makes it has nothing more to do."""
+    """The table or column to be made is there already: nothing is left to do."""
 
 
 _ADVICE: dict[Kind, tuple[Callable[[str], LockError], str]] = {
-    "conflict": (BackendUnavailable, "gave the statement up for others again and again: is it overloaded?"),
+    "conflict": (BackendUnavailable, "gave the statement up for others repeatedly: is it overloaded?"),
     "locked": (BackendUnavailable, "is locked by another transaction for longer than a statement may wait"),
     "timeout": (BackendUnavailable, "did not answer in time: is it overloaded, stopped or cut off?"),
     "no table": (MissingTable, "has no such table"),
@@ -66,6 +77,7 @@ _ADVICE: dict[Kind, tuple[Callable[[str], LockError], str]] = {
     ),
     "login": (ConfigurationError, "refuses the login: see user name, password and the server's rules for this host"),
     "no database": (ConfigurationError, "cannot be opened: see the name of the database, and that it is there"),
+    "no session": (BackendUnavailable, "has no such session"),
     "read-only": (
         ConfigurationError,
         "is read-only here, and a lock must be written: give the address of the primary, and a user that may write",
@@ -83,7 +95,7 @@ _ADVICE: dict[Kind, tuple[Callable[[str], LockError], str]] = {
 
 def translate(kind: Kind, text: str, label: str) -> LockError:
     """
-    Make our error of a database's.
+    Make a `LockError` of an error of a database.
 
     Args:
         kind: What it is about.
@@ -122,10 +134,10 @@ _SQLSTATES: dict[str, Kind] = {
     "57": "connection",
     "25": "connection",
 }
-"""26000, 0A000 and 42P05 are about prepared statements that others dropped, or whose table was made anew: the link
-forgets its own, so the next try works."""
+"""26000, 0A000 and 42P05 are about prepared statements that others dropped, or whose table was made anew: the
+connection forgets its own, so the next try works."""
 
-# What refuses a connection has no code in psycopg.
+# psycopg has no code for a refused connection.
 _POSTGRESQL_TEXTS: tuple[tuple[str, Kind], ...] = (
     ("password authentication failed", "login"),
     ("no password supplied", "login"),
@@ -172,6 +184,8 @@ _ERRNOS: dict[int, Kind] = {
     1143: "denied",
     1227: "denied",
     1370: "denied",
+    1095: "denied",
+    1094: "no session",
     1045: "login",
     1130: "login",
     1698: "login",
@@ -193,9 +207,23 @@ _ERRNOS: dict[int, Kind] = {
 }
 
 
+_MYSQL_SESSION_ENDS = frozenset({1053, 1927, 4031})
+"""What the server says when it ends a session: it stops, by KILL, after ``wait_timeout``."""
+
+
+def _mysql_number(error: BaseException) -> int:
+    """Return the number of a driver's error, 0 if it has none: the first argument in all drivers."""
+    return error.args[0] if error.args and isinstance(error.args[0], int) else 0
+
+
+def is_mysql_session_end(error: BaseException) -> bool:
+    """Tell whether an error is what MariaDB or MySQL say when they end a session."""
+    return _mysql_number(error) in _MYSQL_SESSION_ENDS
+
+
 def mysql_kind(error: BaseException) -> Kind:
-    """See `Kind`. The number is the first argument in all drivers."""
-    number = error.args[0] if error.args and isinstance(error.args[0], int) else 0
+    """See `Kind`."""
+    number = _mysql_number(error)
     kind = _ERRNOS.get(number)
     if kind is not None:
         return kind

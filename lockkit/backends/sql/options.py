@@ -1,4 +1,4 @@
-"""From URLs, options and engines of an application to a database."""
+"""From a URL with options, or an application's engine, to a `Database`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["adopt_database", "driver_options", "mode_option", "open_database"]
 
-# The first that is installed. What a bare scheme means is a promise: see the page on URLs.
+# lockkit uses the first that is installed. The page on URLs promises this order.
 _DRIVERS: Mapping[tuple[str, str], tuple[str, ...]] = MappingProxyType(
     {
         ("postgresql", "blocking"): ("psycopg",),
@@ -40,11 +40,11 @@ _DRIVERS: Mapping[tuple[str, str], tuple[str, ...]] = MappingProxyType(
     }
 )
 _EXTRAS = {"postgresql": "postgresql", "mysql": "mysql", "sqlite": "sql"}
-_SPELLED = {"sqlite3": "pysqlite"}  # modules that SQLAlchemy calls otherwise
+_SPELLED = {"sqlite3": "pysqlite"}  # modules with another name in SQLAlchemy
 
 
 def mode_option(mode: str) -> Option:
-    """Give the option that chose this backend among those of its scheme; see `lockkit.configuration.registry`."""
+    """Return the option that chose this backend among those of its scheme; see `lockkit.configuration.registry`."""
     return Option(
         validation.parse_choice("table", "row", "advisory"),
         "How to lock: table (a row with a ttl), row (SELECT … FOR UPDATE) or advisory.",
@@ -54,7 +54,7 @@ def mode_option(mode: str) -> Option:
 
 @cache
 def driver_options() -> Mapping[str, Option]:
-    """Give what the drivers that are installed take, whichever the URL is for: `open_database` looks again."""
+    """Return what all installed drivers take, whichever the URL is for: `open_database` checks for its own."""
     names: set[str] = set()
     for driver in ("psycopg", "pymysql", "aiomysql", "asyncmy", "sqlite3"):
         if find_spec(driver) is not None:
@@ -64,7 +64,7 @@ def driver_options() -> Mapping[str, Option]:
 
 @cache
 def _keywords(driver: str) -> frozenset[str]:
-    """What a driver takes that is no business of lockkit's own."""
+    """Return the names of what a driver takes, except what lockkit decides itself."""
     if driver in {"psycopg", "psycopg_async"}:
         # libpq's own list, "34.1.2. Parameter Key Words".
         names = {one.keyword.decode() for one in import_module("psycopg.pq").Conninfo.get_defaults()}
@@ -90,7 +90,7 @@ def _as_it_is(value: object) -> object:
 def _parse_limit(value: object) -> float:
     seconds = validation.parse_seconds(value)
     if not seconds:
-        message = "it must be above 0 seconds: without a limit a server that hangs would hold up its callers for ever"
+        message = "it must be above 0 seconds: without a limit a server that hangs would hold up its callers forever"
         raise ValueError(message)
     return seconds
 
@@ -117,8 +117,8 @@ def open_database(url: Url, options: Mapping[str, Any], given: Mapping[str, Opti
 
     Args:
         url: The URL.
-        options: All options that were given, and lockkit's own.
-        given: lockkit's own: what is not among them is the driver's.
+        options: The values of all options, lockkit's and the driver's.
+        given: lockkit's options: all others are the driver's.
         host: The engine's side.
 
     Raises:
@@ -134,7 +134,7 @@ def open_database(url: Url, options: Mapping[str, Any], given: Mapping[str, Opti
     else:
         target = _server_url(url, dialect.name, driver, arguments)
     make: Any = create_async_engine if kind == "asyncio" else sqlalchemy.create_engine
-    # No two connections of ours share one of SQLAlchemy's: it only makes them.
+    # No pool: SQLAlchemy only makes the connections.
     defaults = dialect.arguments.get(driver, {})
     try:
         engine = make(target, poolclass=NullPool, connect_args={**defaults, **arguments})
@@ -146,15 +146,15 @@ def open_database(url: Url, options: Mapping[str, Any], given: Mapping[str, Opti
         message = f"{url.safe_text}: SQLAlchemy knows no driver {driver} for {dialect.title}"
         raise ConfigurationError(message, backend=url.safe_text) from error
     except InvalidRequestError as error:  # create_async_engine, about a driver that blocks
-        raise _other_face(url.safe_text, driver, kind) from error
+        raise _other_api(url.safe_text, driver, kind) from error
     if sync_engine.dialect.is_async != (kind == "asyncio"):
-        raise _other_face(url.safe_text, driver, kind)
+        raise _other_api(url.safe_text, driver, kind)
     return Database(engine, host.runtime, url.safe_text, adopted=False, arguments={**defaults, **arguments})
 
 
-def _other_face(url: str, driver: str, kind: str) -> ConfigurationError:
-    face, other = ("lockkit.aio", "lockkit") if kind == "asyncio" else ("lockkit", "lockkit.aio")
-    message = f"{url}: the driver {driver} is one for {other}, not for {face}: leave it out to get one that fits"
+def _other_api(url: str, driver: str, kind: str) -> ConfigurationError:
+    api, other = ("lockkit.aio", "lockkit") if kind == "asyncio" else ("lockkit", "lockkit.aio")
+    message = f"{url}: the driver {driver} is one for {other}, not for {api}: leave it out to get one that fits"
     return ConfigurationError(message, backend=url)
 
 
@@ -172,11 +172,11 @@ def _hint(dialect: str) -> str:
 
 
 def _check_arguments(url: Url, driver: str, arguments: Mapping[str, Any]) -> None:
-    """Refuse what another driver would take: the registry cannot tell them apart."""
+    """Refuse options of other drivers: the registry cannot tell them apart."""
     try:
         known = _keywords(driver)
     except ImportError:
-        return  # a driver that we know nothing of, or that is missing, which is said elsewhere
+        return  # a driver unknown to lockkit, or one that is missing, which the caller reports
     for name in arguments:
         if name not in known:
             nearest = validation.nearest(name, sorted(known))
@@ -223,17 +223,19 @@ def _wrong(url: Url, problem: str) -> ConfigurationError:
 
 def adopt_database(engine: object, host: Host) -> Database | None:
     """
-    Make the database of an engine that the application has, in the form of the host's face; None if it is no engine.
+    Make the database of an application's engine; None if it is no engine.
 
     Raises:
-        ConfigurationError: It is of the other face, or of a database that lockkit does not know.
+        ConfigurationError: It is async and the client is sync or the reverse, or lockkit does not know the database.
     """
     asyncio = host.runtime.kind == "asyncio"
     if not isinstance(engine, Engine | AsyncEngine):
         return None
     if isinstance(engine, AsyncEngine) != asyncio:
-        face, wanted = ("lockkit.aio", "an AsyncEngine") if asyncio else ("lockkit", "an Engine")
-        message = f"{face}.from_client needs {wanted}: {type(engine).__name__} is that of the other face"
+        api, wanted, other = (
+            ("lockkit.aio", "an AsyncEngine", "lockkit") if asyncio else ("lockkit", "an Engine", "lockkit.aio")
+        )
+        message = f"{api}.from_client needs {wanted}: {type(engine).__name__} is for {other}.from_client"
         raise ConfigurationError(message)
     shown = engine.url.render_as_string(hide_password=True)
     if engine.dialect.name == "sqlite" and engine.url.database in {None, "", ":memory:"}:

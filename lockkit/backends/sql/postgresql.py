@@ -1,41 +1,53 @@
 """
-A PostgreSQL connection of psycopg 3, driven through its libpq wrapper (``psycopg.pq``), the same on both faces.
+A PostgreSQL connection of psycopg 3, driven through its libpq wrapper (``psycopg.pq``), for sync and async clients.
 
-psycopg's cursors convert values, keep rows and wait without a limit; a lock needs none of the first two and must have
-the third. So statements go out and answers come in here, and waiting is the runtime's: a server that is stopped holds
-nobody up beyond the limit, and a cancelled caller leaves the answer to be heard out, as libpq's documentation asks
-("34.4. Asynchronous Command Processing").
+psycopg's cursors wait without a time limit, and a lock needs one. So this module sends statements and reads answers
+itself, and the runtime waits: a server that is stopped holds no caller up beyond the limit, and the answer of a
+cancelled call is read later, as libpq's documentation asks ("34.4. Asynchronous Command Processing").
 """
 
 from __future__ import annotations
 
+import re
 import select
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 from psycopg import pq
 
-from lockkit.backends.sql.connection import NO_ANSWER, Link
+from lockkit.backends.sql.connection import NO_ANSWER, SessionConnection, until_readable
 from lockkit.backends.sql.statement import Result
 
 if TYPE_CHECKING:
     from psycopg.pq.abc import PGconn, PGresult
 
     from lockkit.backends.sql.statement import Parameter, Statement
-    from lockkit.runtime import Runtime
+    from lockkit.runtime import Event, Runtime
 
-__all__ = ["PqLink"]
+__all__ = ["PsycopgConnection"]
 
 FLUSH_PAUSE = 0.001
 """Between two tries to send what the socket did not take, seconds. Only large batches to a slow server need it."""
 
 _OK = (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK, pq.ExecStatus.EMPTY_QUERY)
-_INTEGERS = frozenset({20, 21, 23, 26})  # int8, int2, int4, oid: pg_type.dat
-_BOOL = 16
+
+# psycopg's own adapters would do what `_LOADERS` and `_pack` do, but an application may have registered others, and
+# they give an int another type with its size, which does not fit a statement that was prepared once.
+_LOADERS: dict[int, Callable[[bytes], Any]] = {**dict.fromkeys((20, 21, 23, 26), int), 16: b"t".__eq__}
+"""By pg_type.dat: int8, int2, int4 and oid; bool. All else is text."""
+
+_PARAMETER = re.compile(rb"\$(\$?)([1-9])")
 
 
-class PqLink(Link):
+def _keep_fatal(fatal: list[bool], notice: PGresult) -> None:
+    # The text is in the server's language. PANIC is not for clients.
+    if notice.error_field(pq.DiagnosticField.SEVERITY_NONLOCALIZED) == b"FATAL":
+        fatal.append(True)
+
+
+class PsycopgConnection(SessionConnection):
     """One connection."""
 
     def __init__(self, connection: Any, runtime: Runtime, keep: object = None) -> None:  # noqa: ANN401 - psycopg's, of either face
@@ -43,11 +55,11 @@ class PqLink(Link):
         Take over a connection of psycopg's.
 
         Args:
-            connection: With nothing under way.
-            runtime: Of the face.
-            keep: What must live as long as it.
+            connection: psycopg's, with nothing under way.
+            runtime: The client's.
+            keep: What must live as long as the connection.
         """
-        self.connection = connection
+        self._driver = connection
         self.pgconn: PGconn = connection.pgconn
         self._runtime = runtime
         self._keep = keep
@@ -60,20 +72,25 @@ class PqLink(Link):
         poll = select.poll()
         poll.register(self._fd, select.POLLIN)
         self._poll = poll.poll
+        self._literal = pq.Escaping(self.pgconn).escape_literal
+        # The server's last words, when they come while nothing is under way, are a notice to libpq. A list and not an
+        # attribute: the handler must not keep this object alive.
+        self._fatal_notices: list[bool] = []
+        self.pgconn.notice_handler = partial(_keep_fatal, self._fatal_notices)
 
     def fileno(self) -> int:
-        """The socket."""
+        """See `SessionConnection.fileno`."""
         return self._fd
 
     async def run(self, statement: Statement, parameters: Sequence[Parameter] = (), seconds: float = 3.0) -> Result:
-        """See `Link.run`."""
+        """See `Connection.run`."""
         pgconn = self.pgconn
         packed = _pack(parameters)
         name = self._names.get(statement)
         if name:
             pgconn.send_query_prepared(name, packed)
         elif name is None or self.pooled:
-            # Preparing costs a round trip: not for what is run once. Behind a pooler the next may be another session.
+            # Preparing costs a round trip: not for statements run once. A pooler may give the next another session.
             if not statement.once:
                 self._names[statement] = b""
             pgconn.send_query_params(statement.packed, packed)
@@ -87,11 +104,11 @@ class PqLink(Link):
         return await self.answer(seconds)
 
     async def answer(self, seconds: float) -> Result:
-        """Hear what was sent through `pgconn`: of several statements in one text, the last rows, if any gave some."""
+        """See `SessionConnection.answer`. Of several statements in one text: the last rows, if any gave some."""
         return _read(await self._answer(seconds))
 
     async def _answer(self, seconds: float) -> PGresult:
-        """Give the last answer to what was sent; one that is an error is raised."""
+        """Return the last answer to what was sent, or raise it if it is an error."""
         pgconn = self.pgconn
         until = self._runtime.now() + seconds
         while pgconn.flush():
@@ -108,13 +125,13 @@ class PqLink(Link):
             result = pgconn.get_result()
             if result is None:
                 break
-            # Kept: the caller may be cancelled before the server says that this was all, and then it is heard out.
-            # Rows are not given up for a COMMIT behind them.
+            # Kept: the caller may be cancelled before the server says that this was all, and another call reads the
+            # rest. Rows are not given up for a COMMIT behind them.
             if self._last is None or not self._last.nfields or result.status != pq.ExecStatus.COMMAND_OK:
                 self._last = result
         last, self._last = self._last, None
         if last is None:
-            # An interrupt struck between libpq's giving it and our keeping it. Nobody knows what it was.
+            # An interrupt struck after libpq returned it and before it was kept.
             message = "the answer was lost to an interrupt"
             raise psycopg.OperationalError(message)
         if last.status not in _OK:
@@ -123,31 +140,90 @@ class PqLink(Link):
         return last
 
     def _forget_plans(self, result: PGresult) -> None:
-        # DISCARD ALL or DEALLOCATE by whoever else has this session, or a table that was made anew.
+        # DISCARD ALL or DEALLOCATE by another client of this session, or a table that was made anew.
         if result.error_field(pq.DiagnosticField.SQLSTATE) in {b"26000", b"0A000", b"42P05"}:
             self._names.clear()
 
     async def finish(self, seconds: float) -> None:
-        """See `Link.finish`."""
+        """See `Connection.finish`."""
         try:
             await self._answer(seconds)
         except psycopg.errors.Error as error:
             if error.sqlstate is None:
                 raise
 
+    def send(self, statement: Statement, parameters: Sequence[Parameter] = ()) -> None:
+        """
+        See `SessionConnection.send`.
+
+        By the simple protocol ("53.2.2. Simple Query"), which takes several statements in one text: BEGIN and what
+        locks are one round trip. It has no parameters, so they are written into the text as libpq escapes them.
+        """
+        text = statement.packed
+        if parameters:
+            text = _PARAMETER.sub(partial(self._written, parameters), text)
+        self.pgconn.send_query(text)
+
+    def _written(self, parameters: Sequence[Parameter], match: re.Match[bytes]) -> bytes:
+        if match[1]:
+            return b"$" + match[2]  # $$1 is a parameter of PREPARE
+        value = parameters[int(match[2]) - 1]
+        if isinstance(value, int):
+            return b"%d" % value
+        assert isinstance(value, str)
+        return bytes(self._literal(value.encode()))
+
+    @property
+    def answered(self) -> bool:
+        """See `SessionConnection.answered`."""
+        try:
+            if self._poll(0):
+                self.pgconn.consume_input()
+            return not self.pgconn.is_busy()
+        except psycopg.OperationalError:
+            return True  # the connection has ended: reading the answer says so
+
+    async def until_answer(self, wake: Event, until: float) -> None:
+        """See `SessionConnection.until_answer`."""
+        await until_readable(self._runtime, self._fd, wake, until)
+
+    @property
+    def in_transaction(self) -> bool:
+        """Whether the server has a transaction open for this connection, as of its last answer."""
+        return self.pgconn.transaction_status != pq.TransactionStatus.IDLE
+
+    @property
+    def failed(self) -> bool:
+        """Whether an error has ended that transaction, and with it what it had locked."""
+        return self.pgconn.transaction_status == pq.TransactionStatus.INERROR
+
+    def ended_by_server(self, error: BaseException) -> bool:
+        """See `SessionConnection.ended_by_server`. The server's last words may stand behind the end of the stream."""
+        if self._fatal_notices or getattr(error, "sqlstate", None) is not None:
+            return True
+        result = self.pgconn.get_result()
+        return result is not None and result.error_field(pq.DiagnosticField.SQLSTATE) is not None
+
     @property
     def stale(self) -> bool:
-        """See `Link.stale`. A notice ends it too."""
-        return bool(self._poll(0)) or self.pgconn.status != pq.ConnStatus.OK
+        """See `Connection.stale`. Not all that comes unasked is the end: a notice, a setting that was changed."""
+        try:
+            # The server's last words, then the end: two reads.
+            while self._poll(0):
+                self.pgconn.consume_input()
+                self.pgconn.is_busy()  # parses what was read
+        except psycopg.OperationalError:
+            return True
+        return bool(self._fatal_notices) or self.pgconn.status != pq.ConnStatus.OK
 
     @property
     def server_pid(self) -> int:
-        """See `Link.server_pid`."""
+        """See `Connection.server_pid`."""
         return self.pgconn.backend_pid
 
     def notifications(self) -> Iterable[bytes]:
         """
-        Give what NOTIFY told since the last call. Call it when the socket is readable.
+        Return what NOTIFY sent since the last call. Call it when the socket is readable.
 
         Raises:
             psycopg.OperationalError: The connection has ended.
@@ -157,7 +233,7 @@ class PqLink(Link):
             yield notification.extra
 
     def terminate(self) -> None:
-        """See `Link.terminate`. One message to the server, and the socket is closed."""
+        """See `Connection.terminate`. One message to the server, and the socket is closed."""
         self.pgconn.finish()
 
 
@@ -186,15 +262,11 @@ def _array(values: list[str]) -> bytes:
 
 def _read(result: PGresult) -> Result:
     columns = range(result.nfields)
-    kinds = [result.ftype(column) for column in columns]
-    value = result.get_value
-    rows = [tuple([_convert(value(row, column), kinds[column]) for column in columns]) for row in range(result.ntuples)]
+    loaders = [_LOADERS.get(result.ftype(column), bytes.decode) for column in columns]
+    rows = []
+    for row in range(result.ntuples):
+        packed = [result.get_value(row, column) for column in columns]
+        rows.append(
+            tuple([None if value is None else load(value) for value, load in zip(packed, loaders, strict=True)])
+        )
     return Result(rows, result.command_tuples or 0, 0)
-
-
-def _convert(value: bytes | None, kind: int) -> str | int | bool | None:
-    if value is None:
-        return None
-    if kind in _INTEGERS:
-        return int(value)
-    return value == b"t" if kind == _BOOL else value.decode()

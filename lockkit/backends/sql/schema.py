@@ -1,9 +1,9 @@
 """
-The tables: what is in them, and how they come to be there.
+The tables: their columns, and how lockkit makes them.
 
-`lock_table` is the one description. DDL is made of it, `create` runs that, and applications that keep their schema with
-Alembic put it into their own ``MetaData``. ``lockkit migrate`` works on any backend that has ``tables`` and its
-``database``.
+`lock_table` is the one description. lockkit makes the DDL from it, `create` runs that, and applications that keep their
+schema with Alembic put the table into their own ``MetaData``. ``lockkit migrate`` works on any backend that has
+``tables`` and a ``database``.
 
 Several processes may start at once and all find no table: ``CREATE TABLE IF NOT EXISTS`` is not atomic on PostgreSQL
 (two of them can meet in ``pg_type``), so "it exists already" counts as success.
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from lockkit.backends.sql.database import Database
 
-__all__ = ["TABLE", "create", "ddl", "lock_table", "migrate", "parse_table", "quoted", "with_room"]
+__all__ = ["TABLE", "create", "ddl", "lock_table", "migrate", "parse_table", "quoted", "with_fillfactor"]
 
 TABLE = "lockkit_locks"
 """Name of the lock table unless ``table=`` says otherwise."""
@@ -82,23 +82,23 @@ def lock_table(metadata: MetaData | None = None, name: str = TABLE) -> Table:
         Column("owner", key),
         Column("token", BigInteger, nullable=False, server_default=zero),
         Column("expires_at_us", BigInteger, nullable=False, server_default=zero),
-        # What the owner in metadata_owner said of itself; a holder that is another one is a foreign client.
+        # Written by the owner in metadata_owner; a holder that is not that owner is a foreign client.
         Column("metadata", long),
         Column("metadata_owner", key),
-        # Whom break_lock took the lock from, last.
+        # The owner whose lock break_lock broke last.
         Column("broken_owner", key),
-        # Somebody waits, and is to be told by NOTIFY when the lock is released.
+        # A client waits, and the release must notify it by NOTIFY.
         Column("wanted", Boolean, nullable=False, server_default=no),
         schema=schema or None,
         mysql_engine="InnoDB",
         sqlite_with_rowid=False,
     )
-    return with_room(table)
+    return with_fillfactor(table)
 
 
-def with_room(table: Table) -> Table:
-    """Have PostgreSQL store a table as one whose rows are updated all the time, however it is made."""
-    # The option postgresql_with of tables would do, but SQLAlchemy 2.0 has it for indexes only.
+def with_fillfactor(table: Table) -> Table:
+    """Have PostgreSQL store a table as one whose rows are often updated, however the table is made."""
+    # The option postgresql_with would be enough, but SQLAlchemy 2.0 has it for indexes only.
     table.info["lockkit_storage"] = _STORAGE
 
     def store(made: Table, connection: Connection, **_: object) -> None:
@@ -110,12 +110,12 @@ def with_room(table: Table) -> Table:
 
 
 def quoted(table: Table, dialect: SqlDialect) -> str:
-    """Write the name of a table as it stands in SQL."""
+    """Return the name of a table as SQL writes it."""
     return dialect.identifier_preparer.format_table(table)
 
 
 def ddl(table: Table, dialect: SqlDialect) -> str:
-    """Write the statement that makes a table if it is not there."""
+    """Return the statement that makes a table if it is not there."""
     lines = str(CreateTable(table, if_not_exists=True).compile(dialect=dialect)).strip().splitlines()
     if dialect.name == "postgresql" and (storage := table.info.get("lockkit_storage")):
         lines[-1] += f" WITH ({storage})"
@@ -127,7 +127,7 @@ async def create(database: Database, tables: Sequence[Table], answer_by: float =
     Make tables that are not there. Any number of processes may do it at once.
 
     Raises:
-        LockError: They cannot be made: see what to do in the message.
+        LockError: They cannot be made: the message says what to do.
     """
     for table in tables:
         try:
@@ -147,8 +147,8 @@ def _cannot_make(database: Database, table: Table, failure: LockError) -> LockEr
     if error is None or database.kind(error) not in {"denied", "read-only", "no table"}:
         return failure
     message = (
-        f"{database.url} has no table {table.fullname}, and it cannot be made: {failure}. Have somebody who may run "
-        "lockkit migrate, or what lockkit migrate --sql prints"
+        f"{database.url} has no table {table.fullname}, and it cannot be made: {failure}. Let a user with that right "
+        "run lockkit migrate, or what lockkit migrate --sql prints"
     )
     return ConfigurationError(message, backend=database.url)
 
@@ -158,7 +158,7 @@ async def migrate(database: Database, tables: Sequence[Table]) -> list[str]:
     Make tables that are not there, and columns that later versions added.
 
     Returns:
-        What was done, a line for each table. For a blocking client.
+        What was done, a line for each table. For a sync client.
 
     Raises:
         LockError: It cannot be done.

@@ -1,4 +1,4 @@
-"""SQL text with numbered parameters, in the spelling of whichever driver is in use."""
+"""SQL text with numbered parameters, and the spelling of each driver for it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _SPELLINGS = {"format": "%s", "pyformat": "%s", "qmark": "?"}
 
 class Result(NamedTuple):
     """
-    What a statement gave.
+    What a statement returned.
 
     Attributes:
         rows: All of them; numbers as int, text as str (as bytes from a column of bytes), NULL as None.
-        changed: How many rows it changed, or gave.
+        changed: How many rows it changed, or returned.
         last_id: What ``LAST_INSERT_ID(value)`` was set to, on MariaDB and MySQL.
     """
 
@@ -31,14 +31,14 @@ class Result(NamedTuple):
 
 class Statement:
     """
-    One statement. Made once and used often: drivers keep what they know of it by its identity.
+    One statement. Made once and used often: connections keep what they prepared by its identity.
 
     Args:
         text: See the attribute.
         once: It is not worth preparing: made for one use.
 
     Attributes:
-        text: With parameters ``$1``, ``$2``, … each as often as wanted. It has no ``$`` of its own.
+        text: With parameters ``$1``, ``$2``, … in any number and order. It has no other ``$``.
         packed: The same as bytes.
         once: See the argument.
     """
@@ -53,7 +53,7 @@ class Statement:
 
     def spelled(self, paramstyle: str) -> tuple[str, Callable[[Sequence[Any]], Sequence[Any]]]:
         """
-        Give the text as a driver wants it, and what puts the parameters into its order.
+        Return the text as a driver wants it, and a function that puts the parameters into its order.
 
         Args:
             paramstyle: As in PEP 249, or SQLAlchemy's ``numeric_dollar``.

@@ -1,13 +1,13 @@
 """
-Hearing from PostgreSQL that a lock was released: one listening connection per client, whatever the number of waiters.
+How PostgreSQL notifies waiters that a lock was released: one listening connection per client, for any number of them.
 
-A release of a row that is marked as wanted sends NOTIFY on the table's channel with the lock's name.
-Every client that listens there is told; those that wait for the name look again, and the first gets the lock.
+A release of a row that is marked as wanted sends NOTIFY on the table's channel with the lock's name. Every client that
+listens there is notified; those that wait for the name retry, and the first gets the lock.
 
-The order that keeps a wake-up from being missed: LISTEN is committed before a waiter marks the row or finds it marked;
-and when the connection ends, all waiters look again, which listens anew.
+The order that keeps a notification from being missed: LISTEN is committed before a waiter marks the row or finds it
+marked; and when the connection ends, all waiters retry, which listens anew.
 
-Behind a pooler that lends out sessions nobody would be told (LISTEN belongs to a session): then waiters poll.
+Behind a pooler that lends out sessions LISTEN does not work, because it belongs to a session: waiters poll then.
 """
 
 from __future__ import annotations
@@ -24,34 +24,34 @@ from lockkit.backends.sql.statement import Statement
 if TYPE_CHECKING:
     from lockkit.backend import Request
     from lockkit.backends.sql.database import Database
-    from lockkit.backends.sql.postgresql import PqLink
+    from lockkit.backends.sql.postgresql import PsycopgConnection
     from lockkit.runtime import Event, Runtime
 
-__all__ = ["Ears"]
+__all__ = ["WakeupListener"]
 
 log = logging.getLogger("lockkit")
 
 LINGER = 60.0
-"""Seconds that the connection stays when nobody waits. Shorter listens anew more often, longer keeps a connection of
-the server's."""
+"""How long the connection stays open when no request waits, seconds. Shorter listens anew more often, longer uses up a
+connection of the server's."""
 
 CLOSE_SECONDS = 1.0
-"""What ending the listener may take, seconds. It has nothing to do but to notice."""
+"""How long ending the listener may take, seconds. All it has to do is notice."""
 
 
-class Ears:
+class WakeupListener:
     """
     The listening connection of one client.
 
     Attributes:
-        link: It, while it listens; None otherwise.
-        deaf: Nobody can listen here: a pooler is in between.
+        connection: The connection while it listens; None otherwise.
+        cannot_listen: A pooler is in between: LISTEN does not work.
     """
 
     def __init__(self, runtime: Runtime, database: Database, channel: str) -> None:
         """Listen to nothing yet."""
-        self.link: PqLink | None = None
-        self.deaf = False
+        self.connection: PsycopgConnection | None = None
+        self.cannot_listen = False
         self._runtime = runtime
         self._database = database
         self._listen = Statement(f'LISTEN "{channel}"')
@@ -61,26 +61,26 @@ class Ears:
         self._ended: Event | None = None
 
     def expect(self, request: Request) -> None:
-        """Wake this request from now on."""
+        """Wake this request when its lock is released, from now on."""
         self._waiting[request.name] = request.wake
 
     def forget(self, request: Request) -> None:
-        """Wake it no more."""
+        """Stop waking it."""
         if self._waiting.get(request.name) is request.wake:
             del self._waiting[request.name]
 
     async def open(self, answer_by: float) -> None:
         """
-        Listen, if that has not been done; at most one caller does it, the others wait for it.
+        Listen, unless that is done; one caller does it, the others wait for that one.
 
         Args:
-            answer_by: When the caller must be back, client monotonic time. Nobody may listen then.
+            answer_by: When the caller must have an answer, client monotonic time. The client may not listen by then.
 
         Raises:
-            LockError: There is no connection to be had.
+            LockError: It cannot connect.
         """
         with self._mutex:
-            if self.link is not None or self.deaf:
+            if self.connection is not None or self.cannot_listen:
                 return
             opening = self._opening
             mine = opening is None
@@ -98,76 +98,79 @@ class Ears:
             opening.set()
 
     async def _open(self, answer_by: float) -> None:
-        link = cast("PqLink", await self._database.connect(answer_by))
+        connection = cast("PsycopgConnection", await self._database.connect(answer_by))
         try:
-            if link.pooled:
-                self.deaf = True
-                log.info("%s is behind a pooler that lends out sessions: waiters look now and then", self._database.url)
-                link.terminate()
+            if connection.pooled:
+                self.cannot_listen = True
+                log.info("%s is behind a pooler that lends out sessions: waiters poll", self._database.url)
+                connection.terminate()
                 return
             try:
-                await link.run(self._listen, (), seconds_left(answer_by, self._runtime.now()))
+                await connection.run(self._listen, (), seconds_left(answer_by, self._runtime.now()))
             except self._database.driver_errors as error:
                 raise self._database.translate(error) from error
             ended = self._runtime.event()
 
-            async def hear() -> None:
-                await self._hear(link, ended)
+            async def pass_on() -> None:
+                await self._pass_on(connection, ended)
 
             with self._mutex:
-                self.link, self._ended = link, ended
-            self._runtime.spawn("lockkit-sql-wake", hear)
+                self.connection, self._ended = connection, ended
+            self._runtime.spawn("lockkit-sql-wake", pass_on)
         except BaseException:
-            # Also Ctrl-C between any two lines: nobody may believe that somebody listens.
+            # Also Ctrl-C between any two lines: no request may rely on a connection that nobody reads.
             with self._mutex:
-                self._forget_link(link)
-            link.terminate()
+                self._forget_connection(connection)
+            connection.terminate()
             raise
 
-    async def _hear(self, link: PqLink, ended: Event) -> None:
-        """Pass on what is told until the connection ends, or nobody has waited for a while. In the background."""
+    async def _pass_on(self, connection: PsycopgConnection, ended: Event) -> None:
+        """Pass on notifications until the connection ends, or no request has waited for a while. In the background."""
         reason: object = "closed"
         try:
-            while await self._worth_listening(link):
-                for name in link.notifications():
-                    event = self._waiting.get(name.decode("utf-8", "replace"))  # anybody may NOTIFY anything
+            while await self._worth_listening(connection):
+                for name in connection.notifications():
+                    event = self._waiting.get(name.decode("utf-8", "replace"))  # others may NOTIFY anything
                     if event is not None:
                         event.set()
         except self._database.driver_errors as error:
             reason = error
         finally:
             with self._mutex:
-                self._forget_link(link)
-                # They may have been told while nobody listened.
+                self._forget_connection(connection)
+                # Their notifications may have come while nothing listened.
                 events = list(self._waiting.values())
-                link.terminate()
+                connection.terminate()
             ended.set()
             for event in events:
                 event.set()
         log.debug("no longer listening at %s: %s", self._database.url, reason)
 
-    async def _worth_listening(self, link: PqLink) -> bool:
-        """Wait until there is something to read; False when nobody waits any more, or the end was asked for."""
-        while not await self._runtime.readable(link.fileno(), LINGER):
+    async def _worth_listening(self, connection: PsycopgConnection) -> bool:
+        """Wait until there is something to read; False if no request waits any more, or `close` was called."""
+        while not await self._runtime.readable(connection.fileno(), LINGER):
             with self._mutex:
                 if not self._waiting:
-                    # Under the mutex: whoever comes from here on finds no link, and listens anew.
-                    self._forget_link(link)
+                    # Under the mutex: the next request finds no connection, and listens anew.
+                    self._forget_connection(connection)
                     return False
-        return self.link is link
+        return self.connection is connection
 
-    def _forget_link(self, link: PqLink) -> None:
-        if self.link is link:
-            self.link = None
+    def _forget_connection(self, connection: PsycopgConnection) -> None:
+        if self.connection is connection:
+            self.connection = None
 
     async def close(self) -> None:
         """Stop listening."""
         with self._mutex:
-            link, self.link = self.link, None
+            connection, self.connection = self.connection, None
             ended = self._ended
-            if link is not None:
+            if connection is not None:
                 # Not closed here: another thread may be reading. The end of the stream wakes it, and it closes.
-                with socket.socket(fileno=os.dup(link.fileno())) as copy, suppress(OSError):  # ended by the server
+                with (
+                    socket.socket(fileno=os.dup(connection.fileno())) as copy,
+                    suppress(OSError),
+                ):  # ended by the server
                     copy.shutdown(socket.SHUT_RDWR)
-        if link is not None and ended is not None:
+        if connection is not None and ended is not None:
             await ended.wait(CLOSE_SECONDS)

@@ -2,8 +2,8 @@
 Advisory locks of PostgreSQL, user locks (``GET_LOCK``) of MariaDB and MySQL: ``?mode=advisory``.
 
 Algorithm: the database has locks that mean nothing to itself, named by a number or a short text: here a hash of the
-lock's name and of the table's. Whoever holds one has a connection for it alone, on PostgreSQL with a transaction open;
-whoever waits waits in the database's own queue. See `lockkit.backends.sql_session.backend` for the life of a lease, and
+lock's name and of the table's. A holder has a connection for the lock alone, on PostgreSQL with a transaction open; a
+waiter waits in the database's own queue. See `lockkit.backends.sql_session.backend` for the life of a lease, and
 for what is in the table of leases beside it.
 
 A lock that is free is taken by the statement that writes the lease, which is committed there and then: so the lock is
@@ -14,8 +14,8 @@ What the server must offer: PostgreSQL 12, MariaDB 10.5 or MySQL 8; a connection
 for. It must be able to end a session that idles: ``idle_in_transaction_session_timeout`` on PostgreSQL,
 ``wait_timeout`` on MariaDB and MySQL.
 
-The hash: 64 bits on PostgreSQL, 192 on MariaDB and MySQL. Two names whose hashes are the same are one lock: they
-exclude one another needlessly, and whoever wants both at once waits for itself. With a million names in use the odds
+The hash: 64 bits on PostgreSQL, 192 on MariaDB and MySQL. Two names with the same hash are one lock: they exclude each
+other needlessly, and a client that wants both at once waits for itself. With a million names in use the odds
 are one in 37 million on PostgreSQL.
 
 What it cannot promise: a promoted replica does not know the locks of the former primary.
@@ -30,15 +30,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
-from lockkit.backend import Capabilities, Option
 from lockkit.backends.sql.schema import quoted
 from lockkit.backends.sql.statement import Statement
-from lockkit.backends.sql_session.backend import Key, Taken, options_of
-from lockkit.backends.sql_session.dialects import MysqlSessions, PostgresqlSessions
+from lockkit.backends.sql_session.backend import SessionBackend, capabilities_of, options_of
+from lockkit.backends.sql_session.claim import Key, Taken
+from lockkit.backends.sql_session.mysql import MysqlLocking
+from lockkit.backends.sql_session.postgresql import LEASE_COLUMNS, RETURNING, UPDATE_LEASE, PostgresqlLocking
 from lockkit.backends.sql_session.schema import ADVISORY, leases_table
 
 if TYPE_CHECKING:
-    from lockkit.backend import Request
+    from lockkit.backend import Option, Request
     from lockkit.backends.sql.statement import Parameter, Result
     from lockkit.backends.sql_session.session import Session
 
@@ -46,20 +47,8 @@ __all__ = ["MysqlAdvisory", "PostgresqlAdvisory"]
 
 _OPTIONS = options_of("advisory", ADVISORY)
 
-_CAPABILITIES = Capabilities(
-    crash_release="connection",
-    min_ttl=0.05,
-    ttl_granularity=0.001,
+_CAPABILITIES = capabilities_of(
     fair=True,
-    wakeup="push",
-    token_source="max(last + 1, database time in µs), committed apart from the transaction that is the lock",  # noqa: S106
-    survives_node_loss=False,
-    survives_data_loss=True,
-    shared_mode=False,
-    clock_assumption="the database's clock runs at the rate of the clients' within 1 %; for tokens after a crash or a "
-    "loss of data it is not set back by more than the outage",
-    waiters_visible=True,
-    scope="network",
     caveat="A lock is a connection, and names are hashed: a failover ends it without the holder's knowing until its "
     "next renewal.",
 )
@@ -69,29 +58,21 @@ _PG_FREE = Statement("COMMIT;SELECT pg_advisory_unlock($1), pg_advisory_unlock_a
 _PG_UNLOCK_ALL = Statement("SELECT pg_advisory_unlock_all()")
 
 
-class PostgresqlAdvisory(PostgresqlSessions):
-    """Processes that reach the same PostgreSQL database."""
-
-    capabilities = _CAPABILITIES
-    options: ClassVar[Mapping[str, Option]] = _OPTIONS
-
-    def _prepare(self) -> None:
+class _PostgresqlAdvisoryLocking(PostgresqlLocking):
+    def _make_statements(self) -> None:
         self.database.advisory = True
         leases_of = leases_table(name=self._table_name)
         self.tables = [leases_of]
-        super()._prepare()
+        super()._make_statements()
         leases = quoted(leases_of, self.database.engine.dialect)
         now = self.database.dialect.now_us
         self._begin_with(f"SELECT pg_backend_pid(), CASE WHEN pg_try_advisory_xact_lock($1) THEN {now} END", "bigint")
         # On a session of our own the lock is the session's, so that the lease can be committed where it is taken: one
         # round trip. The time is read after the lock is had.
         self._plan(
-            f"(bigint, text, text, text) AS INSERT INTO {leases} AS l"
-            " (name, owner, token, granted_at_us, session, metadata)"
+            f"(bigint, text, text, text) AS INSERT INTO {leases} AS l {LEASE_COLUMNS}"
             f" SELECT $2, $3, {now}, {now}, pg_backend_pid(), $4 WHERE pg_try_advisory_lock($1)"
-            " ON CONFLICT (name) DO UPDATE SET owner = excluded.owner,"
-            " token = greatest(l.token + 1, excluded.token), granted_at_us = excluded.granted_at_us,"
-            " session = excluded.session, metadata = excluded.metadata RETURNING token",
+            f"{UPDATE_LEASE} RETURNING token",
             # What idles afterwards is a transaction: that is what PostgreSQL before 14 has a limit for.
             taking := "BEGIN;EXECUTE lockkit_try ($1, $3, $4, $5);COMMIT AND CHAIN",
         )
@@ -107,65 +88,61 @@ class PostgresqlAdvisory(PostgresqlSessions):
             " classid = CAST({high} AS oid) AND objid = CAST({low} AS oid) AND "
         )
         holds = locks.format(what="", high="CAST($6 AS bigint)", low="CAST($7 AS bigint)")
-        self._written = Statement(
-            f"INSERT INTO {leases} AS l (name, owner, token, granted_at_us, session, metadata)"
-            " VALUES ($1, $2, $3, $3, $5, $4) ON CONFLICT (name) DO UPDATE SET owner = excluded.owner,"
-            " token = greatest(l.token + 1, excluded.token), granted_at_us = excluded.granted_at_us,"
-            " session = excluded.session, metadata = excluded.metadata"
-            # Whoever was granted the lock after us would have a later time there. pg_locks is slow, so it is asked only
-            # when the times do not tell (the clock was set back).
+        self.write_lease = Statement(
+            f"INSERT INTO {leases} AS l {LEASE_COLUMNS} VALUES ($1, $2, $3, $3, $5, $4){UPDATE_LEASE}"
+            # A client that was granted the lock later would have a later time there. pg_locks is slow, so it is asked
+            # only when the times do not show the order (the clock was set back).
             " WHERE excluded.granted_at_us > l.granted_at_us"
             f" OR EXISTS ({holds} granted AND pid = excluded.session)"
-            # A crash of the server frees the lock, and the time is then behind the token: no need to wait for a disk.
-            " RETURNING token, set_config('synchronous_commit', 'off', true)"
+            f"{RETURNING}"
         )
         held = locks.format(what="pid", high="CAST($2 AS bigint)", low="CAST($3 AS bigint)")
         waiting = locks.format(what="count(*)", high="CAST($2 AS bigint)", low="CAST($3 AS bigint)")
-        self._seen = Statement(
+        self.find_holder = Statement(
             f"SELECT k.pid, l.owner, l.token, l.metadata, ({waiting} NOT granted) FROM ({held} granted) k"
             f" LEFT JOIN {leases} l ON l.name = $1 AND l.session = k.pid"
         )
 
-    def _lease_parameters(self, session: Session, key: Key) -> tuple[Parameter, ...]:
+    def lease_parameters(self, session: Session, key: Key) -> tuple[Parameter, ...]:
         return (session.pid, *_halves(key.number))
 
-    def _look_parameters(self, key: Key) -> tuple[Parameter, ...]:
+    def holder_parameters(self, key: Key) -> tuple[Parameter, ...]:
         return (key.name, *_halves(key.number))
 
-    async def _attempt(self, session: Session, key: Key, limit: int, request: Request) -> Taken | None:
+    async def attempt(self, session: Session, key: Key, limit: int, request: Request) -> Taken | None:
         result = await self._begin(session, key.number, limit, key.name, request.owner, request.metadata)
         if session.pooled:
-            identity = self._granted(session, result)
+            identity = self.granted(session, result)
             return None if identity is None else Taken(identity)
         return Taken(session.pid, result.rows[0][0]) if result.rows else None
 
-    async def _enqueue(self, session: Session, key: Key, limit: int) -> None:
-        session.send(self._wait_pooled if session.pooled else self._wait, (key.number, self._offer(limit)))
+    async def enqueue(self, session: Session, key: Key, limit: int) -> None:
+        session.send(self._wait_pooled if session.pooled else self._wait, (key.number, self._waiter_limit(limit)))
 
-    def _granted(self, session: Session, result: Result) -> int | None:
+    def granted(self, session: Session, result: Result) -> int | None:
         session.pid, granted_at_us = result.rows[0]
         return None if granted_at_us is None else int(granted_at_us)
 
-    async def _prove(self, session: Session, key: Key, limit: int, request: Request, identity: int) -> Taken | None:
+    async def prove(self, session: Session, key: Key, limit: int, request: Request, identity: int) -> Taken | None:
         if session.pooled:
-            return await super()._prove(session, key, limit, request, identity)
+            return await super().prove(session, key, limit, request, identity)
         result = await session.run(self._take, (key.number, limit, key.name, request.owner, request.metadata))
         return Taken(identity, result.rows[0][0]) if result.rows else None
 
-    async def _leave(self, session: Session, key: Key) -> None:
-        await super()._leave(session, key)
+    async def leave(self, session: Session, key: Key) -> None:
+        await super().leave(session, key)
         if not session.pooled:
             await session.run(_PG_UNLOCK_ALL)
 
-    async def _free(self, session: Session, key: Key) -> bool:
+    async def free(self, session: Session, key: Key) -> bool:
         if session.pooled:
-            return await super()._free(session, key)
+            return await super().free(session, key)
         # Also when an error has ended the transaction: the lock is the session's.
         return bool((await session.run(_PG_FREE, (key.number,))).rows[0][0])
 
-    def _send_free(self, session: Session, key: Key) -> None:
+    def send_free(self, session: Session, key: Key) -> None:
         if session.pooled:
-            super()._send_free(session, key)
+            super().send_free(session, key)
         else:
             session.send(_PG_FREE, (key.number,))
 
@@ -184,16 +161,11 @@ _MYSQL_LOCK = Statement("SELECT GET_LOCK($1, $2)")
 _MYSQL_UNLOCK = Statement("SELECT RELEASE_ALL_LOCKS()")
 
 
-class MysqlAdvisory(MysqlSessions):
-    """Processes that reach the same MariaDB or MySQL server: its user locks are not of one database."""
-
-    capabilities = replace(_CAPABILITIES, min_ttl=1.0, ttl_granularity=1.0, waiters_visible=False)
-    options: ClassVar[Mapping[str, Option]] = _OPTIONS
-
-    def _prepare(self) -> None:
+class _MysqlAdvisoryLocking(MysqlLocking):
+    def _make_statements(self) -> None:
         leases_of = leases_table(name=self._table_name)
         self.tables = [leases_of]
-        super()._prepare()
+        super()._make_statements()
         leases = quoted(leases_of, self.database.engine.dialect)
         now = self.database.dialect.now_us
         # The lease is committed in the statement that locks: one round trip.
@@ -204,43 +176,59 @@ class MysqlAdvisory(MysqlSessions):
             " token = LAST_INSERT_ID(GREATEST(token + 1, VALUES(token))), granted_at_us = VALUES(granted_at_us),"
             " session = VALUES(session), metadata = VALUES(metadata)"
         )
-        self._seen = self._looking(leases, "IS_USED_LOCK($2)")
+        self.find_holder = self._looking(leases, "IS_USED_LOCK($2)")
 
-    def _look_parameters(self, key: Key) -> tuple[Parameter, ...]:
+    def holder_parameters(self, key: Key) -> tuple[Parameter, ...]:
         return (key.name, key.text)
 
-    async def _attempt(self, session: Session, key: Key, limit: int, request: Request) -> Taken | None:
+    async def attempt(self, session: Session, key: Key, limit: int, request: Request) -> Taken | None:
         await self._limited(session, limit)
         return await self._taken(session, key, request)
 
     async def _taken(self, session: Session, key: Key, request: Request) -> Taken | None:
         owner = self.database.dialect.name_parameter(request.owner)
         result = await session.run(self._take, (key.name, owner, request.metadata, key.text))
-        # NULL of GET_LOCK (out of memory, or this connection is being ended) counts as busy: the queue will tell.
+        # NULL of GET_LOCK (out of memory, or this connection is being ended) counts as busy: the queue decides.
         return Taken(session.pid, result.last_id) if result.changed else None
 
-    async def _enqueue(self, session: Session, key: Key, limit: int) -> None:
-        await self._offer(session, limit)
+    async def enqueue(self, session: Session, key: Key, limit: int) -> None:
+        await self._waiter_limit(session, limit)
         session.send(_MYSQL_LOCK, (key.text, _WAIT_SECONDS))
 
-    def _granted(self, session: Session, result: Result) -> int | None:
-        # 0: a year has passed. NULL: somebody ended the statement. In either case the lock is not ours.
+    def granted(self, session: Session, result: Result) -> int | None:
+        # 0: a year has passed. NULL: the statement was ended. In either case the lock is not granted.
         return session.pid if result.rows[0][0] == 1 else None
 
-    async def _prove(self, session: Session, key: Key, limit: int, request: Request, identity: int) -> Taken | None:
+    async def prove(self, session: Session, key: Key, limit: int, request: Request, identity: int) -> Taken | None:
         del identity
         await self._limited(session, limit)
         # It has the lock from the queue already: a session may have it twice.
         return await self._taken(session, key, request)
 
-    async def _leave(self, session: Session, key: Key) -> None:
+    async def leave(self, session: Session, key: Key) -> None:
         del key
         await session.run(_MYSQL_UNLOCK)
 
-    async def _free(self, session: Session, key: Key) -> bool:
+    async def free(self, session: Session, key: Key) -> bool:
         del key
         return bool((await session.run(_MYSQL_UNLOCK)).rows[0][0])
 
-    def _send_free(self, session: Session, key: Key) -> None:
+    def send_free(self, session: Session, key: Key) -> None:
         del key
         session.send(_MYSQL_UNLOCK)
+
+
+class PostgresqlAdvisory(SessionBackend):
+    """Processes that reach the same PostgreSQL database."""
+
+    capabilities = _CAPABILITIES
+    options: ClassVar[Mapping[str, Option]] = _OPTIONS
+    _locking_class = _PostgresqlAdvisoryLocking
+
+
+class MysqlAdvisory(SessionBackend):
+    """Processes that reach the same MariaDB or MySQL server: its user locks are not of one database."""
+
+    capabilities = replace(_CAPABILITIES, min_ttl=1.0, ttl_granularity=1.0, waiters_visible=False)
+    options: ClassVar[Mapping[str, Option]] = _OPTIONS
+    _locking_class = _MysqlAdvisoryLocking

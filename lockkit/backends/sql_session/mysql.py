@@ -1,156 +1,129 @@
-"""Sessions at MariaDB and MySQL: see `lockkit.backends.sql_session.session`."""
+"""What mode=row and mode=advisory have in common on MariaDB and MySQL."""
 
 from __future__ import annotations
 
-import os
-import socket
-from collections.abc import Sequence
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any, cast
+from math import inf
+from typing import TYPE_CHECKING, ClassVar
 
-from lockkit.backends.sql.connection import NO_ANSWER
-from lockkit.backends.sql.statement import Result
-from lockkit.backends.sql_session.session import Session, until_readable
+from lockkit.backends.sql.statement import Statement
+from lockkit.backends.sql_session.locking import Locking, whole_units
 
 if TYPE_CHECKING:
-    import asyncio
+    from lockkit.backends.sql.statement import Result
+    from lockkit.backends.sql_session.claim import Key
+    from lockkit.backends.sql_session.session import Session
 
-    from lockkit.backends.sql.connection import AdaptedLink, DbapiLink, Link
-    from lockkit.backends.sql.statement import Parameter, Statement
-    from lockkit.runtime import Event, Runtime
-
-__all__ = ["PyMysqlSession", "TaskSession", "error_number"]
-
-COM_QUERY = 3
-"""The protocol's command for a statement as text."""
+__all__ = ["MysqlLocking"]
 
 
-_ENDED = frozenset({1053, 1927, 4031})
-"""What the server says when it ends a session: it stops, by KILL, after ``wait_timeout``."""
+_LIMIT_SECONDS_MAX = 31_536_000
+"""The longest limit that MariaDB and MySQL take, a year."""
+
+_MYSQL_LOOK = Statement("SELECT CONNECTION_ID(), VERSION()")
+_MYSQL_NO_OTHER_LIMIT = Statement(
+    "SET SESSION idle_transaction_timeout = 0, idle_readonly_transaction_timeout = 0,"
+    " idle_write_transaction_timeout = 0"
+)
+_MYSQL_LIMIT = Statement("SET SESSION wait_timeout = $1")
+_MYSQL_CANCEL = Statement("KILL QUERY $1")
+_MYSQL_END = Statement("KILL $1")
+_MYSQL_WAITER = Statement("SELECT id FROM information_schema.processlist WHERE id = $1 AND INSTR(info, $2) > 0")
+_REFUSED = 1
+"""In place of a token: the session does not hold the lock. Tokens are times in µs, and far above."""
 
 
-class _MysqlSession(Session):
-    def told(self, error: BaseException) -> bool:
-        """See `Session.told`."""
-        return error_number(error) in _ENDED
-
-
-class PyMysqlSession(_MysqlSession):
+class MysqlLocking(Locking):
     """
-    A session of PyMySQL.
+    MariaDB and MySQL: ``wait_timeout`` ends a session that idles, whole seconds.
 
-    PyMySQL has no public way to send a statement and to hear its answer later, so the two methods are used here that
-    its own ``query`` is made of. Its limit of time ends the connection, and with it the lock; ours does not.
+    It counts in a transaction, too. MariaDB has other limits that go before it there: lockkit switches them off.
+
+    Attributes:
+        mariadb: The server is MariaDB, as the newest session found.
     """
 
-    link: DbapiLink
+    dialect: ClassVar[str] = "mysql"
+    right_to_end = "KILL of another user's needs CONNECTION ADMIN (SUPER on older MariaDB) or CONNECTION_ADMIN"
+    cancel = _MYSQL_CANCEL
+    end_session = _MYSQL_END
 
-    def __init__(self, link: Link, runtime: Runtime) -> None:
-        """Take over a connection with nothing under way."""
-        super().__init__(runtime)
-        self.link = cast("DbapiLink", link)
-        self._dbapi: Any = self.link.dbapi
-        self._fd: int = self._dbapi._sock.fileno()  # noqa: SLF001 - see the class
+    mariadb = False
 
-    def _send(self, statement: Statement, parameters: Sequence[Parameter]) -> None:
-        text, order = statement.spelled("format")
-        escape = self._dbapi.escape
-        text %= tuple([escape(value) for value in order(parameters)])
-        self._dbapi._execute_command(COM_QUERY, text.encode())  # noqa: SLF001 - see the class
+    def _make_statements(self) -> None:
+        schema, _, name = self._table_name.rpartition(".")
+        database = f"'{schema}'" if schema else "DATABASE()"
+        table = f"CONCAT({database}, '.{name}')"
+        # Where the names of tables are files of a file system that knows no case, T and t are one table.
+        self.find_table = Statement(f"SELECT IF(@@lower_case_table_names = 0, {table}, LOWER({table}))")
 
-    async def _answer(self, seconds: float) -> Result:
-        if not await self._runtime.readable(self._fd, seconds):
-            raise TimeoutError(NO_ANSWER)
-        # It has begun to answer: the rest must come in the same time.
-        self._dbapi._read_timeout = max(0.001, seconds)  # noqa: SLF001 - see the class
-        try:
-            changed = self._dbapi._read_query_result()  # noqa: SLF001 - see the class
-        except BaseException as error:
-            if not isinstance(error, Exception):
-                self.drop()  # Ctrl-C: nobody knows how much of the answer was read
-            raise
-        return Result(self._dbapi._result.rows or (), changed, self._dbapi.insert_id())  # noqa: SLF001 - see the class
+    async def set_up(self, session: Session) -> None:
+        """See `Locking.set_up`."""
+        session.pid, version = (await session.run(_MYSQL_LOOK)).rows[0]
+        self.mariadb = "MariaDB" in version
+        if self.mariadb:
+            await session.run(_MYSQL_NO_OTHER_LIMIT)
 
-    def fileno(self) -> int:
-        """See `Session.fileno`."""
-        return self._fd
+    def limit(self, ttl: float) -> int:
+        """See `Locking.limit`."""
+        return whole_units(ttl, 1, _LIMIT_SECONDS_MAX)
 
-    @property
-    def answered(self) -> bool:
-        """See `Session.answered`."""
-        return self.link.stale  # it looks whether there is something to read
+    def seconds(self, limit: int, ttl: float) -> float:
+        """See `Locking.seconds`."""
+        del ttl
+        return float(limit)
 
-    async def until_answer(self, wake: Event, until: float) -> None:
-        """See `Session.until_answer`."""
-        await until_readable(self._runtime, self._fd, wake, until)
+    def kept_seconds(self, session: Session) -> float:
+        """See `Locking.kept_seconds`."""
+        # Well before, by another clock, and with the time that the first statement takes to get there.
+        return 0.8 * session.limit if session.limit is not None else inf
 
+    async def _limited(self, session: Session, limit: int) -> None:
+        """See that the server ends this session when it has idled for so long."""
+        if session.limit != limit:
+            session.limit = None
+            await session.run(_MYSQL_LIMIT, (limit,))
+            session.limit = limit
 
-class TaskSession(_MysqlSession):
-    """A session of an asyncio driver, through SQLAlchemy's form of it."""
+    async def _waiter_limit(self, session: Session, limit: int) -> None:
+        """See `Locking.enqueue`."""
+        await self._limited(session, (limit + 1) // 2)
 
-    link: AdaptedLink
+    def keep(self, session: Session, limit: int) -> None:
+        """See `Locking.keep`."""
+        session.limit = limit
+        session.send(_MYSQL_LIMIT, (limit,))
 
-    def __init__(self, link: Link, runtime: Runtime) -> None:
-        """Take over a connection with nothing under way."""
-        super().__init__(runtime)
-        self.link = cast("AdaptedLink", link)
-        self._task: asyncio.Task[Result] | None = None
+    async def end_waiter(self, session: Session, key: Key, answer_by: float) -> None:
+        """See `Locking.end_waiter`."""
+        # Not another session that has got the same number since, as after a restart of the server.
+        if (await self.database.run(_MYSQL_WAITER, (session.pid, key.text), again=True, answer_by=answer_by)).rows:
+            await self.end(session.pid, answer_by)
 
-    def _send(self, statement: Statement, parameters: Sequence[Parameter]) -> None:
-        self._task = self.link.send(statement, parameters)
+    def token(self, result: Result) -> int | None:
+        """See `Locking.token`."""
+        return None if result.last_id == _REFUSED else result.last_id
 
-    async def _answer(self, seconds: float) -> Result:
-        return await self.link.answer(seconds)
+    def _writing(self, table: str, used: str) -> Statement:
+        """
+        Make `write_lease`: the lease, if `used` (an expression for the session that holds the lock) is $3.
 
-    def fileno(self) -> int:
-        """See `Session.fileno`."""
-        return self.link._fd  # noqa: SLF001 - asyncio drivers have no public name for it
+        MariaDB and MySQL assign from left to right, so `owner = $2` says what `used` was, which is evaluated once.
+        There is no RETURNING in MySQL: the token comes back as the last id.
+        """
+        now = self.database.dialect.now_us
+        return Statement(
+            f"INSERT INTO {table} (name, owner, token, granted_at_us, session, metadata)"
+            f" VALUES ($1, $2, LAST_INSERT_ID({now}), {now}, $3, $4) ON DUPLICATE KEY UPDATE"
+            f" owner = IF({used} = $3, $2, owner),"
+            f" token = IF(owner = $2, LAST_INSERT_ID(GREATEST(token + 1, {now})),"
+            f" token + 0 * LAST_INSERT_ID({_REFUSED})),"
+            " granted_at_us = IF(owner = $2, VALUES(granted_at_us), granted_at_us),"
+            " session = IF(owner = $2, $3, session), metadata = IF(owner = $2, $4, metadata)"
+        )
 
-    @property
-    def answered(self) -> bool:
-        """See `Session.answered`."""
-        return self._task is not None and self._task.done()
-
-    async def until_answer(self, wake: Event, until: float) -> None:
-        """See `Session.until_answer`."""
-        task = self._task
-        assert task is not None
-
-        def tell(_: object) -> None:
-            wake.set()
-
-        task.add_done_callback(tell)
-        try:
-            if not task.done():
-                await wake.wait(max(0.0, until - self._runtime.now()))
-        finally:
-            task.remove_done_callback(tell)
-        wake.clear()
-
-    @property
-    def ended(self) -> bool:
-        """See `Session.ended`. asyncio has read the end of the connection before we could see it at the socket."""
-        if self.dropped:
-            return True
-        reader = getattr(self.link.dbapi.driver_connection, "_reader", None)
-        if reader is None:
-            return super().ended
-        return bool(reader.at_eof() or reader.exception() is not None)
-
-    def drop(self) -> None:
-        """See `Session.drop`. At the exit of the interpreter there is no event loop for the driver to do it with."""
-        driver: Any = getattr(self.link.dbapi, "driver_connection", None)
-        if driver is None or not self._runtime.loop_has_ended():
-            super().drop()
-            return
-        self.unheard = False
-        self.dropped = True
-        with suppress(OSError), socket.socket(fileno=os.dup(self.fileno())) as connection:  # it may have ended
-            connection.shutdown(socket.SHUT_RDWR)
-        driver._writer = None  # noqa: SLF001 - else its __del__ asks the event loop to close it
-
-
-def error_number(error: BaseException | None) -> int:
-    """Give the number of a driver's error, 0 if it has none: its first argument in all drivers."""
-    arguments = getattr(getattr(error, "orig", None) or error, "args", ())
-    return arguments[0] if arguments and isinstance(arguments[0], int) else 0
+    def _looking(self, table: str, used: str) -> Statement:
+        """Make `find_holder`. MariaDB and MySQL show waiters to privileged users only."""
+        return Statement(
+            f"SELECT u.session, l.owner, l.token, l.metadata, NULL FROM (SELECT {used} AS session) u"
+            f" LEFT JOIN {table} l ON l.name = $1 AND l.session = u.session WHERE u.session IS NOT NULL"
+        )

@@ -8,28 +8,28 @@ pool how many connections it may have, so that number is kept to there; elsewher
 from __future__ import annotations
 
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
-from lockkit.backends.sql_session.session import Session, open_session
-from lockkit.backends.sql_session.watch import HangUps
-from lockkit.errors import BackendUnavailable
+from lockkit.backends.sql_session.session import Session
+from lockkit.backends.sql_session.watch import DisconnectWatcher
+from lockkit.errors import BackendUnavailable, ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Callable
 
-    from sqlalchemy import Pool
-
+    from lockkit.backends.sql.connection import SessionConnection
     from lockkit.backends.sql.database import Database
+    from lockkit.backends.sql_session.locking import Locking
     from lockkit.runtime import Runtime
 
-__all__ = ["Sessions", "size_of"]
+__all__ = ["Sessions", "open_session"]
 
 KEPT_MAX = 4
 """Sessions kept for the next lock. More take places of the server's from others, fewer connect more often."""
 
 TRUSTED_SECONDS = 0.005
-"""A session that was given back so long ago is looked at before it is used again: the server may have ended it. Longer
-finds fewer ended ones before they fail, shorter looks (a system call) more often."""
+"""A session that was given back longer ago is checked before it is used again: the server may have ended it. Longer
+finds fewer ended ones before they fail, shorter checks (a system call) more often."""
 
 SWEEP_SECONDS = 1.0
 """How often sessions of lost leases are looked for, at most. Longer keeps their sockets open for longer."""
@@ -43,9 +43,8 @@ class Sessions:
         database: Database,
         runtime: Runtime,
         size: int | None,
-        greet: Callable[[Session], Awaitable[None]],
+        locking: Locking,
         *,
-        kept_seconds: Callable[[Session], float],
         ended: Callable[[str], None],
     ) -> None:
         """
@@ -53,19 +52,17 @@ class Sessions:
 
         Args:
             database: Where.
-            runtime: Of the face.
+            runtime: The client's.
             size: How many there may be at once; None: as many as the server takes.
-            greet: Awaited with each new one; raises the driver's errors.
-            kept_seconds: How long the server lets one idle that is not in use, or infinite.
+            locking: Sets up each new one.
             ended: Called with the owner that was given to `hold` when the server has closed the connection.
         """
         self._database = database
         self._runtime = runtime
         self._size = size
-        self._greet = greet
-        self._kept_seconds = kept_seconds
+        self._locking = locking
         self._ended = ended
-        self._hang_ups = HangUps(runtime, self._hung_up)
+        self._watcher = DisconnectWatcher(runtime, self._hung_up)
         self._mutex = runtime.mutex()
         self._idle: list[Session] = []
         self._all: set[Session] = set()
@@ -88,19 +85,19 @@ class Sessions:
                 session = self._idle.pop()
             except IndexError:
                 return await self._open(answer_by)
-            idle = now - session.link.used
+            idle = now - session.connection.used
             if idle < TRUSTED_SECONDS:
                 return session
-            # The server ends what has been idle for longer than it was told to wait.
-            if idle < self._kept_seconds(session) and not session.ended:
+            # The server ends a session that has been idle for longer than its limit.
+            if idle < self._locking.kept_seconds(session) and not session.ended:
                 return session
             self.drop(session)
 
     def _sweep(self, now: float) -> None:
-        """Close what held a lease that is lost because nobody renewed it: the server has ended it, or does so now."""
+        """Close sessions of leases that expired without a renewal: the server has ended them, or does so now."""
         self._sweep_at = now + SWEEP_SECONDS
         with self._mutex:
-            lost = [session for session in self._all if session.useful_until < now]
+            lost = [session for session in self._all if session.valid_until < now]
         for session in lost:
             self._drop_unused(session)
 
@@ -113,8 +110,8 @@ class Sessions:
                 session.turn.give()
 
     def hold(self, session: Session, owner: str) -> None:
-        """Note that a session has become the lock of a lease, of which it is told if the server closes it."""
-        self._hang_ups.add(session, owner)
+        """Watch a session that has become a lock, and call `ended` with its owner if the server closes it."""
+        self._watcher.add(session, owner)
 
     def _hung_up(self, session: Session, owner: str) -> None:
         self._ended(owner)
@@ -141,7 +138,7 @@ class Sessions:
             with self._mutex:
                 self._opening -= 1
         try:
-            await self._greet(session)
+            await self._locking.set_up(session)
         except self._database.driver_errors as error:
             self.drop(session)
             raise self._database.translate(error) from error
@@ -155,9 +152,9 @@ class Sessions:
         if session.dropped:
             self.drop(session)
             return
-        self._hang_ups.forget(session)
-        session.useful_until = inf
-        session.link.used = self._runtime.now()
+        self._watcher.forget(session)
+        session.valid_until = inf
+        session.connection.used = self._runtime.now()
         if len(self._idle) < KEPT_MAX and not self._closed:
             self._idle.append(session)
             return
@@ -166,7 +163,7 @@ class Sessions:
 
     def drop(self, session: Session) -> None:
         """Close a session at once, from any state: the server ends its transaction."""
-        self._hang_ups.forget(session)
+        self._watcher.forget(session)
         self._forget(session)
         session.drop()
 
@@ -183,20 +180,33 @@ class Sessions:
     async def close(self) -> None:
         """Close what is kept, and what is given back from now on."""
         self._closed = True
-        self._hang_ups.close()
+        self._watcher.close()
         while self._idle:
             session = self._idle.pop()
             self._forget(session)
             await self._close(session)
-        # What was lost, or became nobody's by an interrupt.
+        # Sessions that were lost, or dropped by an interrupt.
         for session in list(self._all):
             self.drop(session)
 
 
-def size_of(pool: Pool) -> int | None:
-    """How many connections an application's pool may have at once; None: without limit."""
-    size = getattr(pool, "size", None)
-    overflow = getattr(pool, "_max_overflow", -1)  # QueuePool has no public name for it
-    if size is None or overflow < 0:
-        return None
-    return max(1, int(size()) + int(overflow))
+_DRIVERS = {"postgresql": ("psycopg", "psycopg_async"), "mysql": ("pymysql",)}
+
+
+async def open_session(database: Database, runtime: Runtime, answer_by: float) -> Session:
+    """
+    Connect, by then (client monotonic time).
+
+    Raises:
+        LockError: It cannot be had.
+        ConfigurationError: Its driver cannot read an answer later.
+    """
+    driver, wanted = database.engine.dialect.driver, _DRIVERS[database.dialect.name]
+    # Of the asyncio drivers for MariaDB and MySQL any will do: a task waits for the answer.
+    if driver not in wanted and (database.dialect.name, runtime.kind) != ("mysql", "asyncio"):
+        message = (
+            f"{database.url}: mode=row and mode=advisory wait in the database's own queue, for which they need the "
+            f"driver {wanted[0]}, not {driver}. Use that one, or mode=table"
+        )
+        raise ConfigurationError(message, backend=database.url)
+    return Session(cast("SessionConnection", await database.connect(answer_by)), runtime)

@@ -1,122 +1,205 @@
-"""A session at PostgreSQL, through psycopg's libpq wrapper: see `lockkit.backends.sql_session.session`."""
+"""What mode=row and mode=advisory have in common on PostgreSQL."""
 
 from __future__ import annotations
 
-import re
-import select
-from collections.abc import Sequence
-from functools import partial
-from typing import TYPE_CHECKING, cast
+from math import inf
+from typing import TYPE_CHECKING, ClassVar, cast
 
-import psycopg
-from psycopg import pq
-
-from lockkit.backends.sql_session.session import Session, until_readable
+from lockkit.backends.sql.schema import quoted
+from lockkit.backends.sql.statement import Statement
+from lockkit.backends.sql_session.locking import Locking, whole_units
 
 if TYPE_CHECKING:
-    from psycopg.pq.abc import PGresult
+    from lockkit.backends.sql.postgresql import PsycopgConnection
+    from lockkit.backends.sql.statement import Parameter, Result
+    from lockkit.backends.sql_session.claim import Key
+    from lockkit.backends.sql_session.session import Session
 
-    from lockkit.backends.sql.connection import Link
-    from lockkit.backends.sql.postgresql import PqLink
-    from lockkit.backends.sql.statement import Parameter, Result, Statement
-    from lockkit.runtime import Event, Runtime
-
-__all__ = ["PqSession"]
-
-_PARAMETER = re.compile(rb"\$(\$?)([1-9])")
+__all__ = ["LEASE_COLUMNS", "RETURNING", "UPDATE_LEASE", "PostgresqlLocking"]
 
 
-class PqSession(Session):
-    """
-    One session.
+_LIMIT_MS_MAX = 2_147_483_647
+"""The longest limit that PostgreSQL takes, 24.8 days. For a longer ttl there is none."""
 
-    Statements go by the simple protocol ("53.2.2. Simple Query"), which takes several in one text: BEGIN and what
-    locks are one round trip. It has no parameters, so they are written into the text as libpq escapes them.
-    """
+_PG_NO_CLIENT = (
+    "CASE WHEN current_setting('client_connection_check_interval', true) IS NOT NULL AND version() LIKE '%linux%'"
+    " THEN set_config('client_connection_check_interval', '2s', {local}) END"
+)
+"""Has PostgreSQL 14 and later end a statement that waits for a lock, soon after its client has gone. Longer keeps such
+waiters for longer, shorter asks the server's kernel more often."""
 
-    link: PqLink
+_PG_SESSION = Statement(
+    "SET statement_timeout = 0; SET lock_timeout = 0; SET synchronous_commit = off; SELECT"
+    " (SELECT CAST(extract(epoch FROM backend_start) * 1000000 AS bigint) FROM pg_stat_get_activity(pg_backend_pid())),"
+    f" {_PG_NO_CLIENT.format(local='false')}"
+)
+_PG_PID = Statement("SELECT pg_backend_pid()")
+_PG_CANCEL = Statement("SELECT pg_cancel_backend(CAST($1 AS integer))")
+_PG_END = Statement("SELECT pg_terminate_backend(CAST($1 AS integer))")
+# Not another session that has got the same number since.
+_PG_END_WAITER = Statement(
+    "SELECT pg_terminate_backend(pid) FROM pg_stat_get_activity(CAST($1 AS integer))"
+    " WHERE CAST(extract(epoch FROM backend_start) * 1000000 AS bigint) = CAST($2 AS bigint)"
+)
+_PG_OBSTRUCTS = Statement(
+    "SELECT EXISTS (SELECT FROM pg_locks mine JOIN pg_locks theirs ON theirs.virtualxid = mine.virtualxid"
+    " WHERE mine.pid = CAST($1 AS integer) AND mine.locktype = 'virtualxid' AND mine.granted"
+    " AND theirs.locktype = 'virtualxid' AND NOT theirs.granted)"
+)
+_PG_OFFER_MS = 250
+"""A waiter that is granted the lock has at least so long to use it. Longer keeps others waiting behind one that is
+stopped, with a short ttl; shorter throws out waiters on a busy machine."""
+_PG_KEEP = Statement("SET LOCAL idle_in_transaction_session_timeout = $1")
+_PG_ROLLBACK = Statement("ROLLBACK")
+_PG_COMMIT = Statement("COMMIT")
 
-    def __init__(self, link: Link, runtime: Runtime) -> None:
-        """Take over a connection with nothing under way."""
-        super().__init__(runtime)
-        self.link = cast("PqLink", link)
-        self._pgconn = self.link.pgconn
-        self._literal = pq.Escaping(self._pgconn).escape_literal
-        poll = select.poll()
-        poll.register(self.link, select.POLLIN)
-        self._poll = poll.poll
-        # The server's last words, when they come while nothing is asked, are a notice to libpq.
-        self._farewell = False
-        self._pgconn.notice_handler = self._notice
 
-    def _notice(self, notice: PGresult) -> None:
-        # The text is in the server's language. PANIC is not for clients.
-        if notice.error_field(pq.DiagnosticField.SEVERITY_NONLOCALIZED) == b"FATAL":
-            self._farewell = True
+LEASE_COLUMNS = "(name, owner, token, granted_at_us, session, metadata)"
+UPDATE_LEASE = (
+    " ON CONFLICT (name) DO UPDATE SET owner = excluded.owner, token = greatest(l.token + 1, excluded.token),"
+    " granted_at_us = excluded.granted_at_us, session = excluded.session, metadata = excluded.metadata"
+)
+# A crash of the server frees the lock, and the time is then behind the token: no need to wait for a disk.
+RETURNING = " RETURNING token, set_config('synchronous_commit', 'off', true)"
 
-    @property
-    def in_transaction(self) -> bool:
-        """Whether the server has a transaction open for us, as of its last answer."""
-        return self._pgconn.transaction_status != pq.TransactionStatus.IDLE
 
-    @property
-    def failed(self) -> bool:
-        """Whether an error has ended that transaction, and with it what it had locked."""
-        return self._pgconn.transaction_status == pq.TransactionStatus.INERROR
+class PostgresqlLocking(Locking):
+    """PostgreSQL: the lock belongs to an open transaction, ``idle_in_transaction_session_timeout`` ends it."""
 
-    def _send(self, statement: Statement, parameters: Sequence[Parameter]) -> None:
-        text = statement.packed
-        if parameters:
-            text = _PARAMETER.sub(partial(self._written, parameters), text)
-        self._pgconn.send_query(text)
+    dialect: ClassVar[str] = "postgresql"
+    right_to_end = "have your role granted pg_signal_backend"
+    cancel = _PG_CANCEL
+    end_session = _PG_END
 
-    def _written(self, parameters: Sequence[Parameter], match: re.Match[bytes]) -> bytes:
-        if match[1]:
-            return b"$" + match[2]  # $$1 is a parameter of PREPARE
-        value = parameters[int(match[2]) - 1]
-        if isinstance(value, int):
-            return b"%d" % value
-        assert isinstance(value, str)
-        return bytes(self._literal(value.encode()))
+    _begin_first: Statement
+    _begin_limited: Statement
+    _begin_again: Statement
+    _begin_pooled: Statement
 
-    async def _answer(self, seconds: float) -> Result:
-        return await self.link.answer(seconds)
+    def _make_statements(self) -> None:
+        # Schema and name, as PostgreSQL finds the table. Of what is in "public", as most is, the name alone.
+        table = quoted(self.tables[0], self.database.engine.dialect)
+        self.find_table = Statement(
+            "SELECT CASE n.nspname WHEN 'public' THEN '' ELSE n.nspname || '.' END || c.relname FROM pg_class c"
+            f" JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = to_regclass('{table}')"
+        )
 
-    @property
-    def ended(self) -> bool:
-        """See `Session.ended`. Not all that comes unasked is the end: a notice, a setting that was changed."""
-        if self.dropped:
-            return True
-        try:
-            # The server's last words, then the end: two looks.
-            while not self.unheard and self._poll(0):
-                self._pgconn.consume_input()
-                self._pgconn.is_busy()  # reads them
-        except psycopg.OperationalError:
-            return True
-        return self._farewell or self._pgconn.status != pq.ConnStatus.OK
+    def _begin_with(self, locking: str, kind: str) -> None:
+        """
+        Make the texts that begin a transaction and lock: one round trip each.
 
-    def told(self, error: BaseException) -> bool:
-        """See `Session.told`. What the server said last may stand behind the end of the connection."""
-        if self._farewell or getattr(error, "sqlstate", None) is not None:
-            return True
-        result = None if self.dropped else self._pgconn.get_result()
-        return result is not None and result.error_field(pq.DiagnosticField.SQLSTATE) is not None
+        What a session has set at its start is enough, but for the limit ($2 in ms), which changes with the ttl; and it
+        plans the statement once. Behind a pooler sessions are lent for one transaction, so each of them sets it all.
 
-    def fileno(self) -> int:
-        """See `Session.fileno`."""
-        return self.link.fileno()
+        Args:
+            locking: What locks, with $1 for the lock.
+            kind: SQL type of that.
+        """
+        settings = {
+            "idle_in_transaction_session_timeout": "CAST($2 AS text)",
+            "statement_timeout": "'0'",
+            "lock_timeout": "'0'",
+            "synchronous_commit": "'off'",
+        }
+        noticed = _PG_NO_CLIENT.format(local="true")
+        told = ", ".join(f"set_config('{name}', {value}, true)" for name, value in settings.items())
+        self._begin_pooled = Statement(f"BEGIN ISOLATION LEVEL READ COMMITTED;SELECT {told}, {noticed};{locking}")
+        self._plan(f"({kind}) AS {locking}", "BEGIN;EXECUTE lockkit_try ($1)")
 
-    @property
-    def answered(self) -> bool:
-        """See `Session.answered`."""
-        try:
-            if self._poll(0):
-                self._pgconn.consume_input()
-            return not self._pgconn.is_busy()
-        except psycopg.OperationalError:
-            return True  # the connection has ended: hearing the answer says so
+    def _plan(self, what: str, text: str) -> None:
+        """Make the texts for sessions of our own: of what they plan once, and what is sent each time."""
+        limit = "SET idle_in_transaction_session_timeout = $2"
+        plan = f"PREPARE lockkit_try {what.replace('$', '$$')}"
+        # Cancelled halfway, the same text is sent again: what was planned is not undone with the transaction.
+        self._begin_first = Statement(f"DEALLOCATE ALL;{plan};{limit};{text}")
+        self._begin_limited = Statement(f"{limit};{text}")
+        self._begin_again = Statement(text)
 
-    async def until_answer(self, wake: Event, until: float) -> None:
-        """See `Session.until_answer`."""
-        await until_readable(self._runtime, self.link.fileno(), wake, until)
+    async def set_up(self, session: Session) -> None:
+        """See `Locking.set_up`."""
+        if not session.pooled:
+            session.pid = session.connection.server_pid
+            # Nothing that this session writes need outlive a crash of the server: it frees the lock in any case.
+            session.started = (await session.run(_PG_SESSION)).rows[0][0]
+
+    def limit(self, ttl: float) -> int:
+        """See `Locking.limit`."""
+        limit = whole_units(ttl, 0.001, _LIMIT_MS_MAX)
+        return 0 if limit == _LIMIT_MS_MAX else limit
+
+    def seconds(self, limit: int, ttl: float) -> float:
+        """See `Locking.seconds`."""
+        return limit / 1000 if limit else ttl
+
+    def kept_seconds(self, session: Session) -> float:
+        """See `Locking.kept_seconds`."""
+        del session
+        return inf  # the limit is for transactions only
+
+    async def _begin(self, session: Session, name: str | int, limit: int, *more: Parameter) -> Result:
+        if session.pooled:
+            statement = self._begin_pooled
+        elif not session.planned:
+            statement = self._begin_first
+        else:
+            statement = self._begin_again if session.limit == limit else self._begin_limited
+        # Until it is answered, and well, nothing is known of either.
+        session.limit, session.planned = None, False
+        result = await session.run(statement, (name, limit, *more))
+        if not session.pooled:
+            session.planned = True
+            session.limit = limit
+        return result
+
+    def _waiter_limit(self, limit: int) -> int:
+        """Give the limit for a session that waits: see `Locking.enqueue`."""
+        return min(limit, max(limit // 2, _PG_OFFER_MS))
+
+    async def blocks_others(self, session: Session, answer_by: float) -> bool:
+        """See `Locking.blocks_others`."""
+        result = await self.database.run(_PG_OBSTRUCTS, (session.pid,), again=True, answer_by=answer_by)
+        return bool(result.rows[0][0])
+
+    async def _know_pid(self, session: Session) -> None:
+        """Ask which process serves the session: a pooler may use another one for each transaction."""
+        if session.pooled:
+            session.pid = (await session.run(_PG_PID)).rows[0][0]
+
+    def keep(self, session: Session, limit: int) -> None:
+        """See `Locking.keep`."""
+        session.send(_PG_KEEP, (limit,))
+
+    async def leave(self, session: Session, key: Key) -> None:
+        """See `Locking.leave`."""
+        del key
+        if _psycopg(session).in_transaction:
+            # It takes the limit back, which was set in the same text and so belongs to the transaction.
+            session.limit = None
+            await session.run(_PG_ROLLBACK)
+
+    async def free(self, session: Session, key: Key) -> bool:
+        """See `Locking.free`."""
+        if _psycopg(session).failed:
+            # For example a renewal that was cancelled: that ended the lock, and COMMIT would not say so.
+            await self.leave(session, key)
+            return False
+        await session.run(_PG_COMMIT)
+        return True
+
+    def send_free(self, session: Session, key: Key) -> None:
+        """See `Locking.send_free`."""
+        del key
+        session.send(_PG_COMMIT)
+
+    async def end_waiter(self, session: Session, key: Key, answer_by: float) -> None:
+        """See `Locking.end_waiter`."""
+        del key
+        await self.database.run(_PG_END_WAITER, (session.pid, session.started), again=True, answer_by=answer_by)
+
+    def token(self, result: Result) -> int | None:
+        """See `Locking.token`."""
+        return result.rows[0][0] if result.rows else None
+
+
+def _psycopg(session: Session) -> PsycopgConnection:
+    return cast("PsycopgConnection", session.connection)

@@ -13,7 +13,7 @@ from sqlalchemy import BigInteger, Column, MetaData, Table, Text
 from sqlalchemy.dialects.mysql import MEDIUMTEXT, VARBINARY
 from sqlalchemy.dialects.postgresql import TEXT as PG_TEXT
 
-from lockkit.backends.sql.schema import with_room
+from lockkit.backends.sql.schema import with_fillfactor
 
 if TYPE_CHECKING:
     from sqlalchemy.types import TypeEngine
@@ -55,7 +55,7 @@ def leases_table(metadata: MetaData | None = None, name: str = ADVISORY) -> Tabl
         schema=schema or None,
         mysql_engine="InnoDB",
     )
-    return with_room(table)
+    return with_fillfactor(table)
 
 
 def _key() -> TypeEngine[str]:

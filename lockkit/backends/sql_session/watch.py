@@ -5,7 +5,7 @@ Without it the holder learns of an ended session (``pg_terminate_backend``, ``KI
 renewal, a third of its ttl later. A server that hangs, or is cut off, closes nothing: for that there is the deadline.
 
 One epoll(7) instance for each client holds the sockets of its held sessions and is asked for the end of the connection
-only (``EPOLLRDHUP``), so answers wake nobody. Under asyncio the event loop watches the instance, and no transport is
+only (``EPOLLRDHUP``), so answers wake no thread. Under asyncio the event loop watches the instance, and no transport is
 disturbed; a blocking client has one thread, which runs while something is held. Systems without epoll go without.
 """
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from lockkit.backends.sql_session.session import Session
     from lockkit.runtime import Runtime
 
-__all__ = ["HangUps"]
+__all__ = ["DisconnectWatcher"]
 
 log = logging.getLogger("lockkit")
 
@@ -33,7 +33,7 @@ LINGER = 2.0
 often; longer keeps a dropped client."""
 
 
-class HangUps:
+class DisconnectWatcher:
     """Watches connections for their end. Its methods may be called from any thread of a blocking client."""
 
     def __init__(self, runtime: Runtime, tell: Callable[[Session, str], None]) -> None:
@@ -41,7 +41,7 @@ class HangUps:
         Watch nothing yet.
 
         Args:
-            runtime: Of the face.
+            runtime: The client's.
             tell: Called with the session and the owner that were given, once the connection has ended.
         """
         self._runtime = runtime
@@ -60,7 +60,7 @@ class HangUps:
         if sys.platform != "linux":
             return
         try:
-            fd = session.fileno()
+            fd = session.connection.fileno()
             with self._mutex:
                 if self._closed:
                     return
@@ -98,7 +98,7 @@ class HangUps:
             self._idle = self._loop.call_later(LINGER, self._stop_reading)
 
     def _stop_reading(self) -> None:
-        """Have the event loop let go of us, so that a client that nobody closes can be collected."""
+        """Have the event loop drop its reference, so that a client that was not closed can be garbage-collected."""
         self._idle = None
         if sys.platform == "linux" and self._loop is not None and self._epoll is not None and not self._watched:
             self._loop.remove_reader(self._epoll.fileno())

@@ -2,13 +2,13 @@
 Locks in a table of a SQL database: PostgreSQL, MariaDB, MySQL or SQLite.
 
 Algorithm: a row per lock, with its owner and the time until which it is held, by the database's clock. One statement in
-a transaction of its own decides (`lockkit.backends.sql_table.statements`): it takes the row if nobody holds it, and
-raises the token. A release empties the owner and leaves the row, so the token stays. A passing client removes rows
-that nobody has used for a day; the clock has left their tokens behind by then.
+a transaction of its own decides (`lockkit.backends.sql_table.statements`): it takes the row if it is free, and raises
+the token. A release clears the owner and keeps the row, so the token stays. Clients remove rows that were not used for
+a day; the clock has passed their tokens by then.
 
-On PostgreSQL a release tells waiting clients by NOTIFY (`lockkit.backends.sql.wakeup`), if one of them has marked the
-row. Elsewhere, behind a pooler that lends out sessions, and while a foreign client holds the lock, waiters look again
-after growing, jittered pauses.
+On PostgreSQL a release notifies waiting clients by NOTIFY (`lockkit.backends.sql.wakeup`), if one of them has marked
+the row. Elsewhere, behind a pooler that lends out sessions, and while a foreign client holds the lock, waiters poll
+with growing, jittered pauses.
 
 What the database must offer: PostgreSQL 12, MariaDB 10.5, MySQL 8 or SQLite 3.35; the rights to SELECT, INSERT, UPDATE
 and DELETE, and to CREATE the table unless it is there.
@@ -47,8 +47,8 @@ from lockkit.backends.sql.errors import MissingTable
 from lockkit.backends.sql.options import adopt_database, driver_options, mode_option, open_database
 from lockkit.backends.sql.schema import TABLE, create, lock_table, parse_table, quoted
 from lockkit.backends.sql.statement import Statement
-from lockkit.backends.sql.wakeup import Ears
-from lockkit.backends.sql_table.statements import MysqlTexts, PostgresqlTexts, SqliteTexts, Texts
+from lockkit.backends.sql.wakeup import WakeupListener
+from lockkit.backends.sql_table.statements import MysqlStatements, PostgresqlStatements, SqliteStatements, Statements
 from lockkit.background import SingleRun
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockError
 
@@ -72,13 +72,13 @@ CLOSE_SECONDS = 0.3
 """How long closing waits for a statement of the reaper. Longer delays it more when the server hangs."""
 
 REAP_SECONDS = 600.0
-"""A client looks for idle rows at most so often: that reads the whole table."""
+"""A client looks for idle rows at most this often: that reads the whole table."""
 
 REAP_SHARE = 1 / 256
-"""And only after about so many acquisitions: who locks more leaves more rows."""
+"""And in this share of its acquisitions: a client that locks more leaves more rows."""
 
 LOOKS_MAX = 5
-"""How often one attempt looks at a lock that changes hands all the time before it calls it busy."""
+"""How often one attempt retries on a lock that changes hands all the time before it reports it as busy."""
 
 OPTIONS: Mapping[str, Option] = MappingProxyType(
     {
@@ -118,7 +118,7 @@ class SqlTableBackend(LockBackend):
     capabilities = _CAPABILITIES
     options: ClassVar[Mapping[str, Option]] = OPTIONS
     _dialect: ClassVar[str]
-    _texts_class: ClassVar[type[Texts]]
+    _statements_class: ClassVar[type[Statements]]
 
     def __init__(self, database: Database, options: Mapping[str, Any], host: Host) -> None:
         """Use a database; nothing is sent."""
@@ -127,7 +127,9 @@ class SqlTableBackend(LockBackend):
         self.database = database
         self.tables = [lock_table(name=options["table"])]
         self._auto_create: bool = options["auto_create"]
-        self._texts = self._texts_class(quoted(self.tables[0], database.engine.dialect), database.dialect.now_us)
+        self._statements = self._statements_class(
+            quoted(self.tables[0], database.engine.dialect), database.dialect.now_us
+        )
         self._reap_at = 0.0
         self._reaping = SingleRun(host.runtime, "lockkit-sql-reap", self.reap)
         self._ttl_us = (0.0, 0)
@@ -144,7 +146,7 @@ class SqlTableBackend(LockBackend):
 
     @classmethod
     def adopt(cls, client: object, options: Mapping[str, Any], host: Host) -> SqlTableBackend | None:
-        """See `LockBackend.adopt`: an engine of SQLAlchemy's, in the form of this face."""
+        """See `LockBackend.adopt`: a SQLAlchemy `Engine`, for async clients an `AsyncEngine`."""
         database = adopt_database(client, host)
         if database is None or database.dialect.name != cls._dialect:
             return None
@@ -176,11 +178,11 @@ class SqlTableBackend(LockBackend):
 
     @abstractmethod
     async def _attempt(self, request: Request, parameters: tuple[Parameter, ...]) -> int | Busy:
-        """Ask once; give the token, or who holds the lock."""
+        """Try once; return the token, or who holds the lock."""
 
     async def _make_table(self, error: MissingTable, answer_by: float) -> None:
         if not self._auto_create:
-            message = f"{error}. Make it by lockkit migrate, or let auto_create on"
+            message = f"{error}. Make it by lockkit migrate, or keep auto_create on"
             raise ConfigurationError(message, backend=self.url) from error.__cause__
         await create(self.database, self.tables, answer_by)
 
@@ -201,7 +203,9 @@ class SqlTableBackend(LockBackend):
     async def _release(self, name: str, owner: str, answer_by: float, *, again: bool) -> bool:
         parameters = (name, owner)
         try:
-            return (await self._run(self._texts.release, parameters, again=again, answer_by=answer_by)).changed == 1
+            return (
+                await self._run(self._statements.release, parameters, again=again, answer_by=answer_by)
+            ).changed == 1
         except MissingTable:  # dropped, and the lock with it
             return False
 
@@ -210,7 +214,7 @@ class SqlTableBackend(LockBackend):
         failed: BackendUnavailable | None = None
         for start in range(0, len(grants), BATCH):
             some = grants[start : start + BATCH]
-            statement = self._texts.free(len(some))
+            statement = self._statements.free(len(some))
             try:
                 await self._run(statement, self._free_parameters(some), again=True, answer_by=answer_by)
             except MissingTable:
@@ -244,16 +248,16 @@ class SqlTableBackend(LockBackend):
         return outcomes
 
     async def _renew(self, ttl_us: int, grants: Sequence[Grant]) -> Iterable[str]:
-        """Renew, and give the owners that were."""
+        """Renew, and return the owners whose leases were renewed."""
         names = [grant.name for grant in grants]
         owners = [grant.owner for grant in grants]
-        statement = self._texts.renew(len(grants))
+        statement = self._statements.renew(len(grants))
         result = await self._run(statement, (ttl_us, *names, *owners), again=True, urgent=True)
         return [_text(owner) for (owner,) in result.rows]
 
     async def _states(self, names: Sequence[str]) -> dict[str, _State]:
         found = {name: _State() for name in names}
-        result = await self._run(self._texts.state(len(names)), names, again=True, urgent=True)
+        result = await self._run(self._statements.state(len(names)), names, again=True, urgent=True)
         for name, owner, expired, broken in result.rows:
             found[_text(name)] = _State(_text(owner), _text(broken), expired=bool(expired))
         return found
@@ -272,13 +276,13 @@ class SqlTableBackend(LockBackend):
         return [Holder(_text(owner), token if ours else None, left_us / 1e6, about)]
 
     async def _look(self, name: Parameter, answer_by: float = inf) -> tuple[Any, ...] | None:
-        rows = (await self._run(self._texts.look, (name,), again=True, answer_by=answer_by)).rows
+        rows = (await self._run(self._statements.look, (name,), again=True, answer_by=answer_by)).rows
         return rows[0] if rows else None
 
     async def break_lock(self, name: str) -> bool:
         """See `LockBackend.break_lock`."""
         try:
-            return (await self._run(self._texts.break_lock, (name,))).changed == 1
+            return (await self._run(self._statements.break_lock, (name,))).changed == 1
         except MissingTable:
             return False
 
@@ -300,14 +304,14 @@ class SqlTableBackend(LockBackend):
             self._reaping.start()
 
     async def reap(self) -> None:
-        """Remove rows that nobody has used for a day."""
+        """Remove rows that were not used for a day."""
         try:
             while True:
-                idle = (await self._run(self._texts.idle(BATCH), (IDLE_US_MIN,), again=True)).rows
+                idle = (await self._run(self._statements.idle(BATCH), (IDLE_US_MIN,), again=True)).rows
                 if not idle:
                     return
                 names = [name for (name,) in idle]
-                await self._run(self._texts.reap(len(names)), (IDLE_US_MIN, *names), again=True)
+                await self._run(self._statements.reap(len(names)), (IDLE_US_MIN, *names), again=True)
         except LockError as error:
             log.debug("could not remove idle rows at %s: %s", self.url, error)
 
@@ -317,24 +321,24 @@ class PostgresqlTable(SqlTableBackend):
 
     capabilities = replace(_CAPABILITIES, wakeup="push")
     _dialect = "postgresql"
-    _texts_class = PostgresqlTexts
-    _texts: PostgresqlTexts
+    _statements_class = PostgresqlStatements
+    _statements: PostgresqlStatements
 
     def __init__(self, database: Database, options: Mapping[str, Any], host: Host) -> None:
         """Use a database; nothing is sent."""
         super().__init__(database, options, host)
         self._channel = str(self.tables[0].name)
-        self._ears: Ears | None = None
+        self._listener: WakeupListener | None = None
         if database.engine.dialect.driver in {"psycopg", "psycopg_async"}:
-            self._ears = Ears(host.runtime, database, self._channel)
+            self._listener = WakeupListener(host.runtime, database, self._channel)
         else:
             self.capabilities = _CAPABILITIES
 
     async def _attempt(self, request: Request, parameters: tuple[Parameter, ...]) -> int | Busy:
-        ears = self._ears
+        listener = self._listener
         for _ in range(LOOKS_MAX):
             listening = self._listen(request)
-            statement = self._texts.acquire_or_wait if listening else self._texts.acquire
+            statement = self._statements.acquire_or_wait if listening else self._statements.acquire
             rows = (await self._run(statement, parameters, again=True, answer_by=request.answer_by)).rows
             if not rows:
                 continue
@@ -344,37 +348,37 @@ class PostgresqlTable(SqlTableBackend):
                 return cast("int", token)
             if not settled:
                 continue
-            if listening or not request.queue or ears is None or ears.deaf:
+            if listening or not request.queue or listener is None or listener.cannot_listen:
                 return Busy(left_us / 1e6, poll=alien or not listening, owner=owner)
-            await ears.open(request.answer_by)
+            await listener.open(request.answer_by)
         return Busy(0.0, poll=True)
 
     def _listen(self, request: Request) -> bool:
-        """See that a request that may wait is woken; tell whether it will be."""
-        ears = self._ears
-        link = None if ears is None or not request.queue else ears.link
-        if ears is None or link is None:
+        """Have a request that may wait woken; return whether it will be."""
+        listener = self._listener
+        connection = None if listener is None or not request.queue else listener.connection
+        if listener is None or connection is None:
             return False
-        if request.state is not link:
-            request.state = link
-            ears.expect(request)
+        if request.state is not connection:
+            request.state = connection
+            listener.expect(request)
         return True
 
     def _forget(self, request: Request) -> None:
         if request.state is not None:
             request.state = None
-            cast("Ears", self._ears).forget(request)
+            cast("WakeupListener", self._listener).forget(request)
 
     async def wait(self, request: Request, busy: Busy, until: float) -> None:
         """See `LockBackend.wait`."""
-        # The connection may have ended since the row was marked: look again at once, which listens anew.
-        if request.state is not None and request.state is cast("Ears", self._ears).link:
+        # The connection may have ended since the row was marked: retry at once, which listens anew.
+        if request.state is not None and request.state is cast("WakeupListener", self._listener).connection:
             await super().wait(request, busy, until)
 
     async def _release(self, name: str, owner: str, answer_by: float, *, again: bool) -> bool:
         parameters = (name, self._channel, owner)
         try:
-            return bool((await self._run(self._texts.release, parameters, again=again, answer_by=answer_by)).rows)
+            return bool((await self._run(self._statements.release, parameters, again=again, answer_by=answer_by)).rows)
         except MissingTable:
             return False
 
@@ -384,27 +388,27 @@ class PostgresqlTable(SqlTableBackend):
     async def break_lock(self, name: str) -> bool:
         """See `LockBackend.break_lock`."""
         try:
-            return bool((await self._run(self._texts.break_lock, (name, self._channel))).rows)
+            return bool((await self._run(self._statements.break_lock, (name, self._channel))).rows)
         except MissingTable:
             return False
 
     async def _renew(self, ttl_us: int, grants: Sequence[Grant]) -> Iterable[str]:
         names, owners = [grant.name for grant in grants], [grant.owner for grant in grants]
-        result = await self._run(self._texts.renew(1), (ttl_us, names, owners), again=True, urgent=True)
+        result = await self._run(self._statements.renew(1), (ttl_us, names, owners), again=True, urgent=True)
         return [owner for (owner,) in result.rows]
 
     async def close(self) -> None:
         """See `LockBackend.close`."""
-        if self._ears is not None:
-            await self._ears.close()
+        if self._listener is not None:
+            await self._listener.close()
         await super().close()
 
 
 class _PollingTable(SqlTableBackend):
-    """A database that tells nobody."""
+    """A database that cannot notify waiters: they poll."""
 
     async def _attempt(self, request: Request, parameters: tuple[Parameter, ...]) -> int | Busy:
-        # Who has seen it held only reads until it is free: that neither writes nor waits for writers.
+        # A request that found the lock held only reads until it is free: that neither writes nor waits for writers.
         if request.state is None or await self._look(parameters[0], request.answer_by) is None:
             token = await self._ask(parameters, request.answer_by)
             if token:
@@ -412,7 +416,7 @@ class _PollingTable(SqlTableBackend):
                 return token
         row = await self._look(parameters[0], request.answer_by)
         if row is not None and _text(row[0]) == request.owner:
-            # Granted, but not told so: MariaDB gives no last id when the table has a trigger that writes.
+            # Granted, but the answer did not say so: MariaDB returns no last id if the table has a trigger that writes.
             request.state = None
             return cast("int", row[2])
         if request.queue:
@@ -422,26 +426,26 @@ class _PollingTable(SqlTableBackend):
 
     @abstractmethod
     async def _ask(self, parameters: tuple[Parameter, ...], answer_by: float) -> int:
-        """Give the token; 0 if it is held."""
+        """Try to take the lock; return the token, 0 if it is held."""
 
 
 class MysqlTable(_PollingTable):
     """MariaDB and MySQL."""
 
     _dialect = "mysql"
-    _texts_class = MysqlTexts
+    _statements_class = MysqlStatements
 
     async def _ask(self, parameters: tuple[Parameter, ...], answer_by: float) -> int:
-        return (await self._run(self._texts.acquire, parameters, again=True, answer_by=answer_by)).last_id
+        return (await self._run(self._statements.acquire, parameters, again=True, answer_by=answer_by)).last_id
 
     async def _renew(self, ttl_us: int, grants: Sequence[Grant]) -> Iterable[str]:
         names = [grant.name for grant in grants]
         owners = [grant.owner for grant in grants]
-        statement = self._texts.renew(len(grants))
+        statement = self._statements.renew(len(grants))
         result = await self._run(statement, (ttl_us, *names, *owners), again=True, urgent=True)
         if result.changed == len(grants):
             return [grant.owner for grant in grants]
-        # How many, but not which: those that are still ours and ahead of the clock are.
+        # The answer says how many, but not which: those with the same owner that have not expired.
         states = await self._states([grant.name for grant in grants])
         return [grant.owner for grant in grants if states[grant.name].holds(grant.owner)]
 
@@ -458,10 +462,10 @@ class SqliteTable(_PollingTable):
         caveat="One machine, a local file system: locks of SQLite's own do not work on network file systems.",
     )
     _dialect = "sqlite"
-    _texts_class = SqliteTexts
+    _statements_class = SqliteStatements
 
     async def _ask(self, parameters: tuple[Parameter, ...], answer_by: float) -> int:
-        rows = (await self._run(self._texts.acquire, parameters, again=True, answer_by=answer_by)).rows
+        rows = (await self._run(self._statements.acquire, parameters, again=True, answer_by=answer_by)).rows
         return int(rows[0][0]) if rows else 0
 
 

@@ -1,25 +1,25 @@
 """
 The statements of the lock table.
 
-Each decides by itself, in a transaction of its own, by the database's clock (``{now}``, see `_sql_dialect`).
-A lock is held while ``owner`` is set and ``expires_at_us`` lies ahead.
+Each decides by itself, in a transaction of its own, by the database's clock (``{now}``, see
+`lockkit.backends.sql.dialect`). A lock is held while ``owner`` is set and ``expires_at_us`` is in the future.
 
 ==============  ==========================================  ===========================================================
-statement       parameters                                  gives
+statement       parameters                                  returns
 ==============  ==========================================  ===========================================================
 ``acquire``     name, owner, ttl in µs, metadata            by database, see there
-``look``        name                                        of a held lock: owner, µs left, token, metadata, whose it is
-``release``     name, owner (and the channel)               one row, or one row changed, if it was ours
-``free``        names, owners (and the channel)             releases many, gives what ``release`` gives
-``break_lock``  name (and the channel)                      the same, if anybody held it
-``renew``       ttl in µs, names, owners                    the owners whose lock it was; MariaDB and MySQL: how many
+``look``        name                                        of a held lock: owner, µs left, token, metadata, its owner
+``release``     name, owner (and the channel)               one row, or one row changed, if that owner held it
+``free``        names, owners (and the channel)             releases many, returns the same
+``break_lock``  name (and the channel)                      the same, if it was held
+``renew``       ttl in µs, names, owners                    the owners that held theirs; MariaDB and MySQL: how many
 ``state``       names                                       name, owner, expired, last broken owner
-``idle``        least age in µs                             names of rows that nobody has used for so long
+``idle``        least age in µs                             names of rows that were not used for so long
 ``reap``        least age in µs, names                      removes those rows unless they were used meanwhile
 ==============  ==========================================  ===========================================================
 
-The next token is the larger of the last one plus 1 and the clock; so a row may be removed once the clock has left its
-token behind, and a table that was lost starts above all tokens that it ever gave.
+The next token is the larger of the last one plus 1 and the clock; so a row may be removed once the clock has passed its
+token, and a table that was lost starts above all tokens that it ever granted.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from abc import ABC, abstractmethod
 
 from lockkit.backends.sql.statement import Statement
 
-__all__ = ["MysqlTexts", "PostgresqlTexts", "SqliteTexts", "Texts"]
+__all__ = ["MysqlStatements", "PostgresqlStatements", "SqliteStatements", "Statements"]
 
 
-class Texts(ABC):
+class Statements(ABC):
     """The statements on one table."""
 
     acquire: Statement
@@ -121,23 +121,23 @@ def _places(first: int, count: int) -> str:
     return ", ".join(f"${number}" for number in range(first, first + count))
 
 
-class PostgresqlTexts(Texts):
+class PostgresqlStatements(Statements):
     """
     PostgreSQL.
 
-    ``acquire`` gives one row: the token, or NULL and of the holder: owner, µs left, whether it is a foreign client. No
-    row: somebody else took the lock between the look and the try of this statement; ask again.
+    ``acquire`` returns one row: the token, or NULL and of the holder: owner, µs left, whether it is a foreign client.
+    No row: another client took the lock between the SELECT and the INSERT of this statement; retry.
 
-    It looks first, so that asking for a lock that is held writes nothing. ``ON CONFLICT`` waits for a concurrent
+    It selects first, so that a try on a lock that is held writes nothing. ``ON CONFLICT`` waits for a concurrent
     transaction on the same row and then decides by the newest version of it. (PostgreSQL: "INSERT", and "13.2.1. Read
     Committed Isolation Level".)
 
-    ``acquire_or_wait`` also marks the held row as wanted, so that its release tells. The last column says whether that
-    was done; if it was not, the lock changed hands meanwhile: ask again.
+    ``acquire_or_wait`` also marks the held row as wanted, so that its release notifies. The last column says whether
+    the row is marked; if it is not, the lock changed hands meanwhile: retry.
 
-    Races: a release that commits before the mark waits for nobody, and the mark finds a row without owner: not marked.
-    A release after it waits for the marking transaction and sees the mark. Who finds the mark there already was
-    listening when he looked, and the mark goes only with a new grant, which follows a release that told.
+    Races: a release that commits before the mark does not wait for it, and the mark finds a row without owner: not
+    marked. A release after it waits for the marking transaction and sees the mark. A waiter that finds the mark there
+    already was listening when it looked, and only a new grant removes the mark, after a release that notified.
     """
 
     acquire_or_wait: Statement
@@ -169,14 +169,14 @@ class PostgresqlTexts(Texts):
             f"WITH {held}, {granted}, {marked} SELECT token, NULL, NULL, false, false FROM granted"
             " UNION ALL SELECT NULL, owner, left_us, alien, wanted OR EXISTS (SELECT FROM marked) FROM held"
         )
-        told = " SELECT CASE WHEN wanted THEN pg_notify($2, $1) END FROM freed"
+        notify = " SELECT CASE WHEN wanted THEN pg_notify($2, $1) END FROM freed"
         self.release = self._written(
             "WITH freed AS (UPDATE {table} SET owner = NULL, expires_at_us = 0 WHERE name = $1 AND owner = $3"
-            f" RETURNING wanted){told}"
+            f" RETURNING wanted){notify}"
         )
         self.break_lock = self._written(
             "WITH freed AS (UPDATE {table} SET broken_owner = owner, owner = NULL, expires_at_us = 0"
-            f" WHERE name = $1 AND owner IS NOT NULL AND expires_at_us > {{now}} RETURNING wanted){told}"
+            f" WHERE name = $1 AND owner IS NOT NULL AND expires_at_us > {{now}} RETURNING wanted){notify}"
         )
 
     def _renew_text(self, count: int) -> str:
@@ -196,8 +196,8 @@ class PostgresqlTexts(Texts):
         )
 
 
-class _PollingTexts(Texts):
-    """A database that tells nobody: who frees a lock only writes so."""
+class _PollingStatements(Statements):
+    """A database that cannot notify waiters: a release only writes the row."""
 
     def _write(self) -> None:
         self.release = self._written(
@@ -209,21 +209,21 @@ class _PollingTexts(Texts):
         )
 
 
-class MysqlTexts(_PollingTexts):
+class MysqlStatements(_PollingStatements):
     """
     MariaDB and MySQL.
 
-    ``acquire`` gives no rows (MySQL has no RETURNING, and a result set would take longer than the statement): the token
-    comes as the value of ``LAST_INSERT_ID(…)``, which travels with the number of changed rows; 0 is busy. The last
+    ``acquire`` returns no rows (MySQL has no RETURNING, and a result set would take longer than the statement): the
+    token is the value of ``LAST_INSERT_ID(…)``, which travels with the number of changed rows; 0 is busy. The last
     evaluation counts: that of ON DUPLICATE KEY comes after that of VALUES. ("Information Functions", LAST_INSERT_ID.)
 
-    Assignments are done from left to right and see the new values ("INSERT … ON DUPLICATE KEY UPDATE"; MariaDB's
+    Assignments run from left to right and see the new values ("INSERT … ON DUPLICATE KEY UPDATE"; MariaDB's
     SIMULTANEOUS_ASSIGNMENT is about UPDATE alone): the token is decided first, and once the owner is, the others only
-    ask whether that is us.
+    compare that.
 
     ``VALUES(column)`` is what would have been inserted; of the token that is the clock.
-    UTC_TIMESTAMP is the time at which the statement began. It may have waited for the row since: then it takes a lock
-    for held that has run out meanwhile, and what it grants ends earlier, both harmless.
+    UTC_TIMESTAMP is the time at which the statement began. It may have waited for the row since: then it takes an
+    expired lock for held, and what it grants ends earlier; both are harmless.
     """
 
     def _write(self) -> None:
@@ -240,11 +240,11 @@ class MysqlTexts(_PollingTexts):
         )
 
 
-class SqliteTexts(_PollingTexts):
+class SqliteStatements(_PollingStatements):
     """
     SQLite.
 
-    ``acquire`` gives the token; no row is busy. One writer at a time: others wait in the driver.
+    ``acquire`` returns the token, or no row if the lock is busy. One writer at a time: others wait in the driver.
     """
 
     def _write(self) -> None:

@@ -20,14 +20,27 @@ if TYPE_CHECKING:
     from lockkit.sync import Client, Lease
     from tests.backends.support import StubHost
 
-__all__ = ["MODES", "Place", "pid_of", "place_backend", "running", "until_waiting", "waiting_pid"]
+__all__ = [
+    "LONG",
+    "MODES",
+    "PATIENCE",
+    "TTL",
+    "ModeServer",
+    "open_backend",
+    "pid_of",
+    "running",
+    "until_waiting",
+    "waiting_pid",
+]
 
 MODES = ["row", "advisory"]
+TTL = 3.0
+LONG = 120.0
 PATIENCE = 60.0
 
 
 @dataclass
-class Place:
+class ModeServer:
     """
     A server in one of the two modes.
 
@@ -103,7 +116,7 @@ def waiting_pid(client: Client, name: str) -> int:
     return int(request.state.session.pid)
 
 
-def place_backend(place: Place, host: StubHost) -> SessionBackend:
+def open_backend(place: ModeServer, host: StubHost) -> SessionBackend:
     """Make the backend itself, without an engine around it."""
     backend, _ = registry.open_backend(url.parse(place.url), {}, host)
     return backend  # type: ignore[return-value]

@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any, Literal
@@ -20,35 +20,41 @@ from sqlalchemy.ext.asyncio import create_async_engine
 import lockkit
 import lockkit.aio
 from lockkit.backend import Busy
+from lockkit.backends.sql.postgresql import PsycopgConnection
 from lockkit.backends.sql.statement import Statement
-from lockkit.backends.sql_session import dialects
-from lockkit.backends.sql_session.postgresql import PqSession
+from lockkit.backends.sql_session import mysql
 from lockkit.backends.sql_session.session import Session
 from lockkit.runtime import drive
 from lockkit.testing.servers import FaultProxy, MariaServer, PooledPostgres, PostgresServer, require, wait_until
 from lockkit.testing.witness import Witness
-from tests.backends.sql_session.support import MODES, Place, pid_of, place_backend, running, until_waiting, waiting_pid
+from tests.backends.sql_session.support import (
+    LONG,
+    MODES,
+    PATIENCE,
+    TTL,
+    ModeServer,
+    open_backend,
+    pid_of,
+    running,
+    until_waiting,
+    waiting_pid,
+)
 from tests.backends.sql_table.support import ASYNC_DRIVERS, DRIVERS, counted, with_driver
 from tests.backends.support import StubHost, granted
 from tests.interrupts import OpcodeStrike
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
-    from typing import TypeAlias
 
     from lockkit.backend import Request
     from lockkit.backends.sql.statement import Parameter
-    from lockkit.backends.sql_session.backend import Key, SessionBackend, _Place
-    from lockkit.sync import Client, Lease
-
-    Connect: TypeAlias = Callable[..., Client]
+    from lockkit.backends.sql_session.backend import SessionBackend
+    from lockkit.backends.sql_session.claim import Claim, Key
+    from lockkit.sync import Lease
+    from tests.backends.sql_table.support import Connect
 
 pytestmark = pytest.mark.timeout(180)
-
-TTL = 3.0
-LONG = 120.0
-PATIENCE = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -67,26 +73,6 @@ def mariadb() -> Iterator[MariaServer]:
         yield server
 
 
-@pytest.fixture(params=[f"{kind}-{mode}" for kind in ("postgresql", "mariadb") for mode in MODES])
-def place(request: pytest.FixtureRequest) -> Place:
-    """Each kind of server in each mode."""
-    kind, _, mode = request.param.partition("-")
-    return Place(request.getfixturevalue(kind), mode)
-
-
-@pytest.fixture(params=MODES)
-def on_postgresql(request: pytest.FixtureRequest, postgresql: PostgresServer) -> Place:
-    """PostgreSQL in each mode."""
-    return Place(postgresql, request.param)
-
-
-@pytest.fixture
-def connect() -> Iterator[Connect]:
-    """Makes clients, closed at the end."""
-    with ExitStack() as clients:
-        yield lambda url, **options: clients.enter_context(lockkit.connect(url, **options))
-
-
 def sent_from_now_on(monkeypatch: pytest.MonkeyPatch) -> list[Statement]:
     """Collect what is sent in the sessions of locks."""
     sent: list[Statement] = []
@@ -103,7 +89,7 @@ def sent_from_now_on(monkeypatch: pytest.MonkeyPatch) -> list[Statement]:
 class TestConnections:
     """A connection is the lock."""
 
-    def test_holder_whose_connection_is_ended_is_told_and_replaced(self, place: Place, connect: Connect) -> None:
+    def test_holder_whose_connection_is_ended_is_told_and_replaced(self, place: ModeServer, connect: Connect) -> None:
         """By whomever: the waiter has the lock at once, the holder is told by its next renewal."""
         client, other = connect(place.url), connect(place.url)
         lease = client.lock("ended", ttl=TTL).acquire()
@@ -122,7 +108,7 @@ class TestConnections:
         assert got[0].confirm()
         got[0].release()
 
-    def test_release_of_a_lease_whose_connection_was_ended_says_so(self, place: Place, connect: Connect) -> None:
+    def test_release_of_a_lease_whose_connection_was_ended_says_so(self, place: ModeServer, connect: Connect) -> None:
         """Before any renewal has noticed: the work was not protected to its end."""
         client = connect(place.url)
         lease = client.lock("unnoticed", ttl=LONG).acquire()
@@ -152,25 +138,25 @@ class TestConnections:
         lock = client.lock("kept", ttl=LONG)
         for give_up in (False, True):
             lease = lock.acquire(PATIENCE)
-            place: _Place = lease._record.grant.state
-            assert place.session is not None
+            claim: Claim = lease._record.grant.state
+            assert claim.session is not None
             with pytest.raises(psycopg.errors.DivisionByZero):
-                drive(place.session.run(Statement("SELECT 1/0")))
+                drive(claim.session.run(Statement("SELECT 1/0")))
 
             assert other.lock("kept", ttl=LONG).try_acquire() is None
             if give_up:
                 backend: Any = client._engine.client.backend
-                drive(backend._give_up(place, inf))
+                drive(backend._cleanup.give_up(claim, inf))
             else:
                 lease.release()
-            other.lock("kept", ttl=LONG).acquire(0).release()
+            other.lock("kept", ttl=LONG).acquire(PATIENCE).release()
             if give_up:
                 with pytest.raises(lockkit.LockLost):
                     lease.release()
 
     @pytest.mark.parametrize("forgetful", ["client", "server"])
     def test_statement_that_was_planned_otherwise_than_believed(
-        self, on_postgresql: Place, connect: Connect, forgetful: str
+        self, on_postgresql: ModeServer, connect: Connect, forgetful: str
     ) -> None:
         """A pool has dropped it, or the text that plans it was cancelled halfway: it is planned anew."""
         client = connect(on_postgresql.url)
@@ -187,7 +173,7 @@ class TestConnections:
         assert again._record.grant.state.session is session
         again.release()
 
-    def test_waiter_whose_connection_is_ended_waits_on(self, place: Place, connect: Connect) -> None:
+    def test_waiter_whose_connection_is_ended_waits_on(self, place: ModeServer, connect: Connect) -> None:
         """It joins the queue anew, and has the lock when it is free."""
         client, other = connect(place.url), connect(place.url)
         lease = client.lock("waiter", ttl=LONG).acquire()
@@ -207,7 +193,7 @@ class TestConnections:
         assert got[0].token > lease.token
         got[0].release()
 
-    def test_waiter_whose_statement_is_cancelled_waits_on(self, place: Place, connect: Connect) -> None:
+    def test_waiter_whose_statement_is_cancelled_waits_on(self, place: ModeServer, connect: Connect) -> None:
         """An administrator's cancel, or a limit of the server's, is no grant."""
         client, other = connect(place.url), connect(place.url)
         lease = client.lock("cancelled", ttl=LONG).acquire()
@@ -251,7 +237,7 @@ class TestConnections:
     ) -> None:
         """In two where the server says that it is MySQL, which has no blocks; in either case nothing stays locked."""
         look = Statement(f"SELECT CONNECTION_ID(), {version}")
-        monkeypatch.setattr(dialects, "_MYSQL_LOOK", look)
+        monkeypatch.setattr(mysql, "_MYSQL_LOOK", look)
         client, other = connect(mariadb.url, mode="row"), connect(mariadb.url, mode="row")
         client.lock("freed", ttl=LONG).acquire().release()
         sent = sent_from_now_on(monkeypatch)
@@ -262,9 +248,9 @@ class TestConnections:
         assert len(sent) == 1 + release_count
 
         assert client.holders("freed") == []
-        other.lock("freed", ttl=LONG).acquire(0).release()
+        other.lock("freed", ttl=LONG).acquire(PATIENCE).release()
 
-    def test_pool_that_is_used_up_says_so(self, place: Place) -> None:
+    def test_pool_that_is_used_up_says_so(self, place: ModeServer) -> None:
         """Of an application's engine; when a lock is released there is room again."""
         engine = sqlalchemy.create_engine(with_driver(place.server.url, DRIVERS), pool_size=3, max_overflow=2)
         with lockkit.from_client(engine, mode=place.mode) as client:
@@ -274,12 +260,12 @@ class TestConnections:
                 client.lock("pool 5", ttl=LONG).acquire(0)
 
             leases.pop().release()
-            client.lock("pool 5", ttl=LONG).acquire(0).release()
+            client.lock("pool 5", ttl=LONG).acquire(PATIENCE).release()
             for lease in leases:
                 lease.release()
         engine.dispose()
 
-    def test_pool_size_can_be_given(self, place: Place, connect: Connect) -> None:
+    def test_pool_size_can_be_given(self, place: ModeServer, connect: Connect) -> None:
         """Without it a client has as many connections as the server takes."""
         unlimited, limited = connect(place.url), connect(place.url, pool_size=1)
         leases = [unlimited.lock(f"many {number}", ttl=LONG).acquire(PATIENCE) for number in range(12)]
@@ -290,7 +276,7 @@ class TestConnections:
         for lease in leases:
             lease.release()
 
-    def test_thousand_waiters_use_one_connection(self, place: Place) -> None:
+    def test_thousand_waiters_use_one_connection(self, place: ModeServer) -> None:
         """They stand in line in the client; their first alone waits at the database."""
 
         async def run() -> int:
@@ -310,7 +296,7 @@ class TestConnections:
         # The one that waits, and one for statements.
         assert asyncio.run(run()) <= 2
 
-    def test_asyncio_engine_is_adopted(self, place: Place) -> None:
+    def test_asyncio_engine_is_adopted(self, place: ModeServer) -> None:
         """With its asyncio driver."""
 
         async def run() -> None:
@@ -324,7 +310,7 @@ class TestConnections:
 
         asyncio.run(run())
 
-    def test_fresh_lock_after_a_long_idle_time(self, place: Place, connect: Connect) -> None:
+    def test_fresh_lock_after_a_long_idle_time(self, place: ModeServer, connect: Connect) -> None:
         """A kept connection that the server has ended meanwhile is replaced without anybody's noticing."""
         client = connect(place.url)
         client.lock("idle", ttl=LONG).acquire().release()
@@ -334,13 +320,13 @@ class TestConnections:
 
         client.lock("idle", ttl=LONG).acquire(0).release()
 
-    def test_interrupt_anywhere_in_sending_leaves_no_waiter(self, on_postgresql: Place, connect: Connect) -> None:
+    def test_interrupt_anywhere_in_sending_leaves_no_waiter(self, on_postgresql: ModeServer, connect: Connect) -> None:
         """PostgreSQL does not notice that the client of a session has gone while that waits for a lock."""
         holder, client = connect(on_postgresql.url), connect(on_postgresql.url)
         lease = holder.lock("interrupted", ttl=LONG).acquire()
         number = 0
         while True:
-            strike = OpcodeStrike(number, Session.send.__code__, PqSession._send.__code__)
+            strike = OpcodeStrike(number, Session.send.__code__, PsycopgConnection.send.__code__)
             with suppress(lockkit.LockTimeout):
                 strike.during(partial(client.lock("interrupted", ttl=LONG).acquire, 0.2))
 
@@ -355,7 +341,7 @@ class TestConnections:
 class TestServers:
     """Servers that die, hang, or are cut off."""
 
-    def test_crashed_server_ends_the_lease_and_tokens_go_on(self, place: Place, connect: Connect) -> None:
+    def test_crashed_server_ends_the_lease_and_tokens_go_on(self, place: ModeServer, connect: Connect) -> None:
         """The holder is told; the client recovers by itself."""
         client = connect(place.url)
         lease = client.lock("crash", ttl=TTL).acquire()
@@ -369,7 +355,7 @@ class TestServers:
         with client.lock("crash", ttl=LONG, timeout=PATIENCE) as again:
             assert again.token > lease.token
 
-    def test_server_that_hangs_shorter_than_the_ttl_ends_nothing(self, place: Place, connect: Connect) -> None:
+    def test_server_that_hangs_shorter_than_the_ttl_ends_nothing(self, place: ModeServer, connect: Connect) -> None:
         """A renewal without an answer is no end of the connection that is the lock."""
         client = connect(place.url)
         lease = client.lock("hang", ttl=24.0).acquire()
@@ -394,7 +380,7 @@ class TestServers:
         assert len(backend._sessions._all) == 1
         lease.release()
 
-    def test_server_that_hangs_longer_ends_the_lease_by_its_deadline(self, place: Place, connect: Connect) -> None:
+    def test_server_that_hangs_longer_ends_the_lease_by_its_deadline(self, place: ModeServer, connect: Connect) -> None:
         """Loss is told in time though nothing answers, and calls end within five seconds."""
         client = connect(place.url)
         client.ping()
@@ -415,7 +401,7 @@ class TestServers:
             assert again.token > lease.token
 
     def test_release_whose_answer_was_lost_is_neither_success_nor_loss(
-        self, on_postgresql: Place, connect: Connect
+        self, on_postgresql: ModeServer, connect: Connect
     ) -> None:
         """The lock is free, but whether the release did that nobody can know; calling again is harmless."""
         server = on_postgresql.server
@@ -434,7 +420,7 @@ class TestServers:
                 lease.release()
                 assert after.confirm()
 
-    def test_partition_ends_the_lease_on_both_sides(self, on_postgresql: Place, connect: Connect) -> None:
+    def test_partition_ends_the_lease_on_both_sides(self, on_postgresql: ModeServer, connect: Connect) -> None:
         """Connections that stay open and carry nothing: the holder gives up, then the server throws it out."""
         server = on_postgresql.server
         assert isinstance(server, PostgresServer)
@@ -465,22 +451,21 @@ class TestGrants:
         A wakes: it must neither believe that it holds, nor write over B's lease.
         """
         kind, _, mode = where.partition("-")
-        place = Place(request.getfixturevalue(kind), mode)
+        place = ModeServer(request.getfixturevalue(kind), mode)
         monkeypatch.setattr(Session, "pooled", mode == "advisory")
         host = StubHost()
-        slow: SessionBackend = place_backend(place, host)
+        slow: SessionBackend = open_backend(place, host)
         other = connect(place.url)
-        write = slow._write
+        write = slow._leases.write
         theirs: list[Lease] = []
 
-        async def stopped(wanted: Request, at: _Place, identity: int) -> int | None:
+        async def stopped(wanted: Request, key: Key, session: Session, identity: int) -> int | None:
             if not theirs:
-                assert at.session is not None
-                place.end(at.session.pid)
+                place.end(session.pid)
                 theirs.append(other.lock("thrown out", ttl=LONG).acquire(PATIENCE))
-            return await write(wanted, at, identity)
+            return await write(wanted, key, session, identity)
 
-        slow._write = stopped  # type: ignore[method-assign, assignment]
+        slow._leases.write = stopped  # type: ignore[method-assign, assignment]
         wanted = host.request("thrown out", ttl=LONG)
         with other.lock("thrown out", ttl=LONG):
             assert isinstance(drive(slow.try_acquire(wanted)), Busy)
@@ -496,14 +481,14 @@ class TestGrants:
         drive(slow.abandon(wanted))
         drive(slow.close())
 
-    def test_grant_that_was_found_late_is_not_believed(self, place: Place, connect: Connect) -> None:
+    def test_grant_that_was_found_late_is_not_believed(self, place: ModeServer, connect: Connect) -> None:
         """
         A waiter that was stopped in the queue: the server granted it the lock, and threw it out after its ttl.
 
         What the queue's answer says was true once. The session must answer again, and it has ended.
         """
         host = StubHost()
-        waiter: SessionBackend = place_backend(place, host)
+        waiter: SessionBackend = open_backend(place, host)
         other = connect(place.url)
         lease = other.lock("late", ttl=LONG).acquire()
         request = host.request("late", ttl=1.0)
@@ -527,11 +512,11 @@ class TestGrants:
         assert drive(waiter.release(grant))
         drive(waiter.close())
 
-    def test_silent_holder_is_thrown_out_also_after_a_busy_attempt(self, place: Place, connect: Connect) -> None:
+    def test_silent_holder_is_thrown_out_also_after_a_busy_attempt(self, place: ModeServer, connect: Connect) -> None:
         """What a session was told in a transaction that was rolled back is told again."""
         client, other = connect(place.url), connect(place.url)
         with other.lock("told", ttl=LONG):
-            assert client.lock("told", ttl=2.0).try_acquire() is None
+            assert client.lock("told", ttl=2.0).try_acquire(TTL) is None
 
         lease = client.lock("told", ttl=2.0, renew=False).acquire(PATIENCE)
 
@@ -540,20 +525,20 @@ class TestGrants:
             assert after.token > lease.token
 
     def test_waiter_that_leaves_before_the_server_has_begun_leaves_nothing(
-        self, on_postgresql: Place, connect: Connect
+        self, on_postgresql: ModeServer, connect: Connect
     ) -> None:
         """A cancel that comes before the statement is forgotten by the server; it must come again."""
         host = StubHost()
-        waiter: SessionBackend = place_backend(on_postgresql, host)
+        waiter: SessionBackend = open_backend(on_postgresql, host)
         other = connect(on_postgresql.url)
         request = host.request("early", ttl=LONG)
-        enqueue = waiter._enqueue
+        enqueue = waiter._locking.enqueue
 
         async def stop_first(session: Session, key: Key, limit: int) -> None:
             os.kill(session.pid, signal.SIGSTOP)
             await enqueue(session, key, limit)
 
-        waiter._enqueue = stop_first  # type: ignore[method-assign]
+        waiter._locking.enqueue = stop_first  # type: ignore[method-assign]
         with other.lock("early", ttl=LONG):
             assert isinstance(drive(waiter.try_acquire(request)), Busy)
             going_on = threading.Timer(0.3, os.kill, (request.state.session.pid, signal.SIGCONT))
@@ -565,10 +550,10 @@ class TestGrants:
             assert [holder.waiters for holder in other.holders("early")] == [0]
         drive(waiter.close())
 
-    def test_ttl_of_a_grant_from_the_queue_counts_from_our_look(self, place: Place, connect: Connect) -> None:
+    def test_ttl_of_a_grant_from_the_queue_counts_from_our_look(self, place: ModeServer, connect: Connect) -> None:
         """Not from when we joined the queue (too early to be of use), nor from when the answer was read."""
         host = StubHost()
-        waiter: SessionBackend = place_backend(place, host)
+        waiter: SessionBackend = open_backend(place, host)
         other = connect(place.url)
         lease = other.lock("look", ttl=LONG).acquire()
         request = host.request("look", ttl=30.0)
@@ -584,7 +569,7 @@ class TestGrants:
         assert drive(waiter.release(grant))
         drive(waiter.close())
 
-    def test_token_is_above_the_last_though_the_clock_is_behind_it(self, place: Place, connect: Connect) -> None:
+    def test_token_is_above_the_last_though_the_clock_is_behind_it(self, place: ModeServer, connect: Connect) -> None:
         """As after a clock that was set back, and also when the holder's connection was ended."""
         client = connect(place.url)
         client.lock("clock", ttl=LONG).acquire().release()
@@ -592,7 +577,7 @@ class TestGrants:
         name = "'clock'" if place.is_postgresql else "CAST('clock' AS BINARY)"
         place.server.execute(f"UPDATE {place.leases} SET token = {ahead} WHERE name = {name}")  # noqa: S608 - ours
 
-        lease = client.lock("clock", ttl=LONG).acquire(0)
+        lease = client.lock("clock", ttl=LONG).acquire(PATIENCE)
         assert lease.token == ahead + 1
         place.end(pid_of(lease))
 
@@ -602,7 +587,7 @@ class TestGrants:
             lease.release()
 
     @pytest.mark.parametrize("level", ["SERIALIZABLE", "REPEATABLE READ", "READ COMMITTED"])
-    def test_exclusion_at_any_isolation_level(self, place: Place, level: str, tmp_path: Path) -> None:
+    def test_exclusion_at_any_isolation_level(self, place: ModeServer, level: str, tmp_path: Path) -> None:
         """Of the database and of an engine: lockkit's own sessions are at READ COMMITTED."""
         engine = sqlalchemy.create_engine(with_driver(place.server.url, DRIVERS), isolation_level=level)
         witness = Witness(tmp_path)
@@ -628,7 +613,7 @@ class TestGrants:
 class TestTables:
     """Tables that are missing, dropped, or not ours to make."""
 
-    def test_table_of_leases_dropped_while_held(self, place: Place, connect: Connect) -> None:
+    def test_table_of_leases_dropped_while_held(self, place: ModeServer, connect: Connect) -> None:
         """The session is the lock: it stays held. The table is made anew, and tokens go on."""
         client, other = connect(place.url), connect(place.url)
         lease = client.lock("dropped", ttl=LONG).acquire()
@@ -641,7 +626,7 @@ class TestTables:
         with other.lock("dropped", ttl=LONG, timeout=PATIENCE) as after:
             assert after.token > lease.token
 
-    def test_table_of_leases_dropped_while_somebody_waits(self, place: Place, connect: Connect) -> None:
+    def test_table_of_leases_dropped_while_somebody_waits(self, place: ModeServer, connect: Connect) -> None:
         """It is made anew by whoever is granted the lock next."""
         client, other = connect(place.url), connect(place.url)
         lease = client.lock("dropped too", ttl=LONG).acquire()
@@ -658,7 +643,7 @@ class TestTables:
         self, kind: str, request: pytest.FixtureRequest, connect: Connect
     ) -> None:
         """The database itself keeps it while a row is locked."""
-        place = Place(request.getfixturevalue(kind), "row")
+        place = ModeServer(request.getfixturevalue(kind), "row")
         client = connect(f"{place.url}&table=doomed")
         lease = client.lock("x", ttl=LONG).acquire()
         with running(lambda: place.server.execute("DROP TABLE doomed")) as dropped:
@@ -670,16 +655,16 @@ class TestTables:
         with client.lock("x", ttl=LONG, timeout=PATIENCE) as after:
             assert after.token > lease.token
 
-    def test_row_that_was_deleted_is_made_again(self, place: Place, connect: Connect) -> None:
+    def test_row_that_was_deleted_is_made_again(self, place: ModeServer, connect: Connect) -> None:
         """Whoever tidies up may delete rows of names that are not in use."""
         client = connect(place.url)
         client.lock("deleted", ttl=LONG).acquire().release()
         for table in {place.leases, "lockkit_rows"} if place.mode == "row" else {place.leases}:
             place.server.execute(f"DELETE FROM {table}")  # noqa: S608 - ours
 
-        client.lock("deleted", ttl=LONG).acquire(0).release()
+        client.lock("deleted", ttl=LONG).acquire(PATIENCE).release()
 
-    def test_tables_that_are_not_to_be_made_are_asked_for(self, place: Place, connect: Connect) -> None:
+    def test_tables_that_are_not_to_be_made_are_asked_for(self, place: ModeServer, connect: Connect) -> None:
         """With auto_create=off; the error says what to run."""
         client = connect(f"{place.url}&table=absent&auto_create=off")
 
@@ -688,15 +673,15 @@ class TestTables:
 
         assert client.holders("x") == []
 
-    def test_clients_with_different_tables_do_not_share_locks(self, place: Place, connect: Connect) -> None:
+    def test_clients_with_different_tables_do_not_share_locks(self, place: ModeServer, connect: Connect) -> None:
         """The table's name is in the hash."""
         with (
             connect(f"{place.url}&table=mine_{place.mode}").lock("x", ttl=LONG),
-            connect(f"{place.url}&table=yours_{place.mode}").lock("x", ttl=LONG, timeout=0),
+            connect(f"{place.url}&table=yours_{place.mode}").lock("x", ttl=LONG, timeout=PATIENCE),
         ):
             pass
 
-    def test_table_with_a_long_name_is_refused(self, place: Place) -> None:
+    def test_table_with_a_long_name_is_refused(self, place: ModeServer) -> None:
         """PostgreSQL would cut the name of the one beside it."""
         with pytest.raises(lockkit.ConfigurationError, match="at most 56"):
             lockkit.connect(f"{place.url}&table={'x' * 57}")
@@ -705,7 +690,7 @@ class TestTables:
 class TestRights:
     """What another login may not do."""
 
-    def test_breaking_without_the_right_says_which(self, place: Place, connect: Connect) -> None:
+    def test_breaking_without_the_right_says_which(self, place: ModeServer, connect: Connect) -> None:
         """The holder keeps its lock."""
         make_user(place)
         holder = connect(place.url)
@@ -720,7 +705,9 @@ class TestRights:
         assert lease.confirm()
         lease.release()
 
-    def test_table_that_may_not_be_written_is_an_error_of_configuration(self, place: Place, connect: Connect) -> None:
+    def test_table_that_may_not_be_written_is_an_error_of_configuration(
+        self, place: ModeServer, connect: Connect
+    ) -> None:
         """And nothing is left locked."""
         make_user(place, write=False)
         holder = connect(place.url)
@@ -758,7 +745,7 @@ class TestPooler:
                     lease.release()
                 with running(partial(client.lock("pooled", ttl=LONG).acquire, PATIENCE)) as back:
                     until_waiting(client, "pooled")
-                    with client.lock("pooled 2", ttl=LONG, timeout=0):
+                    with client.lock("pooled 2", ttl=LONG, timeout=PATIENCE):
                         got[0].release()
                 back[0].release()
                 gone = client.lock("pooled", ttl=1.0, renew=False).acquire(PATIENCE)
@@ -773,10 +760,10 @@ class TestPooler:
         with PooledPostgres(pool_mode="statement") as pooled:
             for mode in MODES:
                 with pytest.raises(lockkit.LockError, match="statement pooling"):
-                    connect(f"{pooled.url}?mode={mode}").lock("x", ttl=LONG).acquire(0)
+                    connect(f"{pooled.url}?mode={mode}").lock("x", ttl=LONG).acquire(TTL)
 
 
-def make_user(place: Place, *, write: bool = True) -> None:
+def make_user(place: ModeServer, *, write: bool = True) -> None:
     """Make a login that may use the tables, but do nothing else; or only read them."""
     name = "stranger" if write else "reader"
     rights = "SELECT, INSERT, UPDATE" if write else "SELECT"

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -20,28 +20,33 @@ import pytest
 import lockkit
 import lockkit.aio
 from lockkit.backend import Busy, Gone
-from lockkit.backends.sql.postgresql import PqLink
+from lockkit.backends.sql.postgresql import PsycopgConnection
 from lockkit.backends.sql.statement import Statement
-from lockkit.backends.sql_session.watch import HangUps
+from lockkit.backends.sql_session.watch import DisconnectWatcher
 from lockkit.runtime import BlockingRuntime, drive
 from lockkit.testing.servers import MariaServer, PostgresServer, require, wait_until
-from tests.backends.sql_session.support import MODES, Place, pid_of, place_backend, running, until_waiting, waiting_pid
+from tests.backends.sql_session.support import (
+    LONG,
+    MODES,
+    PATIENCE,
+    TTL,
+    ModeServer,
+    open_backend,
+    pid_of,
+    running,
+    until_waiting,
+    waiting_pid,
+)
 from tests.backends.support import StubHost, granted
 from tests.interrupts import OpcodeStrike
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
-    from typing import TypeAlias
 
-    from lockkit.sync import Client
-
-    Connect: TypeAlias = Callable[..., Client]
+    from tests.backends.sql_table.support import Connect
 
 pytestmark = pytest.mark.timeout(180)
 
-TTL = 3.0
-LONG = 120.0
-PATIENCE = 60.0
 SLACK = 1.0  # for a busy machine
 CRASHING = """
 import asyncio
@@ -59,6 +64,23 @@ async def main():
 
 
 asyncio.run(main())
+"""
+CLOSING = """
+import asyncio
+import sys
+
+import lockkit.aio
+
+
+async def main():
+    global kept
+    client = await lockkit.aio.connect(sys.argv[1])
+    kept = client, await client.lock("closed", ttl=120).acquire()
+
+
+loop = asyncio.new_event_loop()
+loop.run_until_complete(main())
+loop.close()
 """
 
 
@@ -78,44 +100,26 @@ def mariadb() -> Iterator[MariaServer]:
         yield server
 
 
-@pytest.fixture(params=[f"{kind}-{mode}" for kind in ("postgresql", "mariadb") for mode in MODES])
-def place(request: pytest.FixtureRequest) -> Place:
-    """Each kind of server in each mode."""
-    kind, _, mode = request.param.partition("-")
-    return Place(request.getfixturevalue(kind), mode)
-
-
-@pytest.fixture(params=MODES)
-def on_postgresql(request: pytest.FixtureRequest, postgresql: PostgresServer) -> Place:
-    """PostgreSQL in each mode."""
-    return Place(postgresql, request.param)
-
-
-@pytest.fixture
-def connect() -> Iterator[Connect]:
-    """Makes clients, closed at the end."""
-    with ExitStack() as clients:
-        yield lambda url, **options: clients.enter_context(lockkit.connect(url, **options))
-
-
 class TestSpellings:
     """One table, named in several ways."""
 
-    def test_clients_that_spell_one_table_differently_exclude_each_other(self, place: Place, connect: Connect) -> None:
+    def test_clients_that_spell_one_table_differently_exclude_each_other(
+        self, place: ModeServer, connect: Connect
+    ) -> None:
         """With and without its schema; and each sees who holds."""
         name, schema = f"spelled_{place.mode}", "public" if place.is_postgresql else "lockkit"
         plain, qualified = (connect(place.url, table=table) for table in (name, f"{schema}.{name}"))
         for one, other in ((plain, qualified), (qualified, plain)):
             with one.lock("x", ttl=LONG) as lease:
-                assert other.lock("x", ttl=LONG).try_acquire() is None
+                assert other.lock("x", ttl=LONG).try_acquire(TTL) is None
                 assert [holder.owner for holder in other.holders("x")] == [lease.owner]
 
-    def test_tables_of_one_name_in_two_schemas_do_not_share_locks(self, place: Place, connect: Connect) -> None:
+    def test_tables_of_one_name_in_two_schemas_do_not_share_locks(self, place: ModeServer, connect: Connect) -> None:
         """Of two databases on MariaDB, whose user locks are the server's."""
         place.server.execute(f"CREATE {'SCHEMA' if place.is_postgresql else 'DATABASE'} IF NOT EXISTS elsewhere")
         here, there = (connect(place.url, table=f"{prefix}twice_{place.mode}") for prefix in ("", "elsewhere."))
         there.lock("connected", ttl=LONG).acquire(PATIENCE).release()
-        with here.lock("x", ttl=LONG) as one, there.lock("x", ttl=LONG, timeout=0) as two:
+        with here.lock("x", ttl=LONG) as one, there.lock("x", ttl=LONG, timeout=PATIENCE) as two:
             assert [holder.owner for holder in here.holders("x")] == [one.owner]
             assert [holder.owner for holder in there.holders("x")] == [two.owner]
 
@@ -123,19 +127,19 @@ class TestSpellings:
         """Of PostgreSQL: two logins may mean two tables by one name, or one table by two."""
         postgresql.execute("DO $$ BEGIN CREATE ROLE tenant LOGIN SUPERUSER; END $$")
         postgresql.execute("CREATE SCHEMA tenant")
-        place = Place(postgresql, "advisory")
+        place = ModeServer(postgresql, "advisory")
         tenant = connect(place.url.replace("postgres@", "tenant@"), table="found")
         everybody = connect(place.url, table="found")
         spelled = connect(place.url, table="tenant.found")
         spelled.lock("x", ttl=LONG).acquire().release()  # makes the table
-        with everybody.lock("x", ttl=LONG), tenant.lock("x", ttl=LONG, timeout=0):
+        with everybody.lock("x", ttl=LONG), tenant.lock("x", ttl=LONG, timeout=PATIENCE):
             assert spelled.lock("x", ttl=LONG).try_acquire() is None
 
 
 class TestDrivers:
     """What goes wrong in a driver does not leave lockkit as the driver's exception."""
 
-    def test_waiter_outlives_the_crash_of_its_server(self, place: Place, connect: Connect) -> None:
+    def test_waiter_outlives_the_crash_of_its_server(self, place: ModeServer, connect: Connect) -> None:
         """It waits on, to the end of its timeout, and asks again where the server is back."""
         holder, client = connect(place.url), connect(place.url)
         lease = holder.lock("crash", ttl=LONG).acquire()
@@ -148,7 +152,7 @@ class TestDrivers:
         with pytest.raises(lockkit.LockLost):
             lease.release()
 
-    def test_asyncio_waiter_outlives_the_crash_of_its_server(self, place: Place) -> None:
+    def test_asyncio_waiter_outlives_the_crash_of_its_server(self, place: ModeServer) -> None:
         """The same."""
 
         async def run() -> None:
@@ -168,22 +172,22 @@ class TestDrivers:
     def test_interrupt_anywhere_in_an_answer_is_no_failed_assertion(self, postgresql: PostgresServer) -> None:
         """Of PostgreSQL: what was interrupted is heard out, or the connection is of no more use."""
 
-        def ask(link: PqLink) -> None:
-            drive(link.run(Statement("SELECT 1")))
+        def ask(connection: PsycopgConnection) -> None:
+            drive(connection.run(Statement("SELECT 1")))
 
         number = 0
         while True:
-            with psycopg.connect(postgresql.url, autocommit=True) as connection:
-                link = PqLink(connection, BlockingRuntime())
-                strike = OpcodeStrike(number, PqLink._answer.__code__)
-                strike.during(partial(ask, link))
+            with psycopg.connect(postgresql.url, autocommit=True) as driver_connection:
+                connection = PsycopgConnection(driver_connection, BlockingRuntime())
+                strike = OpcodeStrike(number, PsycopgConnection._answer.__code__)
+                strike.during(partial(ask, connection))
                 if not strike.struck:
                     break
                 try:
-                    drive(link.finish(PATIENCE))
-                    assert drive(link.run(Statement("SELECT 2"))).rows == [(2,)]
+                    drive(connection.finish(PATIENCE))
+                    assert drive(connection.run(Statement("SELECT 2"))).rows == [(2,)]
                 except psycopg.OperationalError:
-                    link.terminate()
+                    connection.terminate()
             number += 1
         assert number > 10
 
@@ -191,7 +195,9 @@ class TestDrivers:
 class TestWaiters:
     """Who waits holds up others no longer than it must."""
 
-    def test_first_waiter_that_stops_holds_up_the_second_for_half_a_ttl(self, place: Place, connect: Connect) -> None:
+    def test_first_waiter_that_stops_holds_up_the_second_for_half_a_ttl(
+        self, place: ModeServer, connect: Connect
+    ) -> None:
         """
         It is granted the lock in the queue, and is thrown out by the server because it does not use it.
 
@@ -199,7 +205,7 @@ class TestWaiters:
         """
         ttl = 8.0
         host = StubHost()
-        stopped = place_backend(place, host)
+        stopped = open_backend(place, host)
         client, other = connect(place.url), connect(place.url)
         lease = client.lock("stopped", ttl=LONG).acquire()
         request = host.request("stopped", ttl=ttl)
@@ -214,7 +220,9 @@ class TestWaiters:
         after.release()
         drive(stopped.close())
 
-    def test_waiter_whose_connection_is_gone_leaves_the_queue(self, on_postgresql: Place, connect: Connect) -> None:
+    def test_waiter_whose_connection_is_gone_leaves_the_queue(
+        self, on_postgresql: ModeServer, connect: Connect
+    ) -> None:
         """PostgreSQL does not look for that by itself. The lock is held all the time."""
         holder, client = connect(on_postgresql.url), connect(on_postgresql.url)
         lease = holder.lock("gone", ttl=LONG).acquire()
@@ -222,7 +230,7 @@ class TestWaiters:
             until_waiting(client, "gone")
             first = waiting_pid(client, "gone")
             (request,) = list(client._engine.acquisitions.waiting)
-            with socket.socket(fileno=os.dup(request.state.session.link.fileno())) as connection:
+            with socket.socket(fileno=os.dup(request.state.session.connection.fileno())) as connection:
                 connection.shutdown(socket.SHUT_RDWR)
 
             def ask() -> str | None:
@@ -237,7 +245,7 @@ class TestWaiters:
             lease.release()
         got[0].release()
 
-    def test_index_is_built_concurrently_under_the_lock(self, on_postgresql: Place, connect: Connect) -> None:
+    def test_index_is_built_concurrently_under_the_lock(self, on_postgresql: ModeServer, connect: Connect) -> None:
         """
         Though a waiter's statement is older: it makes way when it looks again, once in its ttl.
 
@@ -257,11 +265,11 @@ class TestWaiters:
         got[0].release()
 
     def test_session_that_was_left_waiting_at_a_hung_server_is_ended_later(
-        self, place: Place, connect: Connect
+        self, place: ModeServer, connect: Connect
     ) -> None:
         """No ttl ends a waiter. The client remembers it until the server has confirmed its end."""
         host = StubHost()
-        waiter = place_backend(place, host)
+        waiter = open_backend(place, host)
         lease = connect(place.url).lock("left", ttl=LONG).acquire()
         request = host.request("left", ttl=LONG)
         assert isinstance(drive(waiter.try_acquire(request)), Busy)
@@ -285,7 +293,7 @@ class TestWaiters:
 class TestEndedConnections:
     """A connection that the server has closed is a lock that is lost."""
 
-    def test_holder_is_told_at_once(self, place: Place, connect: Connect) -> None:
+    def test_holder_is_told_at_once(self, place: ModeServer, connect: Connect) -> None:
         """Not by its next renewal, which is due after a third of its ttl."""
         lease = connect(place.url).lock("told", ttl=10 * PATIENCE).acquire()
         reasons: list[str] = []
@@ -298,7 +306,7 @@ class TestEndedConnections:
         with pytest.raises(lockkit.LockLost):
             lease.release()
 
-    def test_asyncio_holder_is_told_at_once(self, place: Place) -> None:
+    def test_asyncio_holder_is_told_at_once(self, place: ModeServer) -> None:
         """The same, also of the second of two leases, after the first was released."""
 
         async def run() -> None:
@@ -315,7 +323,7 @@ class TestEndedConnections:
 
         asyncio.run(run())
 
-    def test_all_holders_are_told_when_the_server_is_killed(self, place: Place, connect: Connect) -> None:
+    def test_all_holders_are_told_when_the_server_is_killed(self, place: ModeServer, connect: Connect) -> None:
         """Each of them."""
         client = connect(place.url)
         leases = [client.lock(f"killed {number}", ttl=10 * PATIENCE).acquire() for number in range(5)]
@@ -329,21 +337,25 @@ class TestEndedConnections:
                 lease.release()
 
     def test_watch_that_failed_is_started_again(
-        self, on_postgresql: Place, connect: Connect, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+        self,
+        on_postgresql: ModeServer,
+        connect: Connect,
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
     ) -> None:
         """It says so in the log, and the next lease has it again."""
         client = connect(on_postgresql.url)
-        look = HangUps._look
+        look = DisconnectWatcher._look
         failed = threading.Event()
 
-        def fail(self: HangUps, epoll: select.epoll, seconds: float) -> None:
+        def fail(self: DisconnectWatcher, epoll: select.epoll, seconds: float) -> None:
             if failed.is_set():
                 look(self, epoll, seconds)
             else:
                 failed.set()
                 raise MemoryError
 
-        monkeypatch.setattr(HangUps, "_look", fail)
+        monkeypatch.setattr(DisconnectWatcher, "_look", fail)
         monkeypatch.setattr(threading, "excepthook", lambda _: None)
         first = client.lock("unwatched", ttl=10 * PATIENCE).acquire()
         wait_until(lambda: None if "watching for ended connections failed" in caplog.text else "not logged yet")
@@ -361,7 +373,7 @@ class TestEndedConnections:
 class TestHungServers:
     """A server that is stopped: its port and its connections stay open, and nothing is answered."""
 
-    def test_calls_are_back_in_time(self, place: Place, connect: Connect) -> None:
+    def test_calls_are_back_in_time(self, place: ModeServer, connect: Connect) -> None:
         """Acquiring within its timeout and half a second, leaving and closing within five."""
         client, other, fresh = connect(place.url), connect(place.url), connect(place.url)
         lock = client.lock("hung", ttl=LONG)
@@ -395,7 +407,7 @@ class TestHungServers:
         for name in ("hung", "left", *(one.name for one in kept)):
             fresh.lock(name, ttl=LONG).acquire(PATIENCE).release()
 
-    def test_asyncio_calls_are_back_in_time(self, place: Place) -> None:
+    def test_asyncio_calls_are_back_in_time(self, place: ModeServer) -> None:
         """The same."""
 
         async def run() -> dict[str, float]:
@@ -429,13 +441,13 @@ class TestHungServers:
         limits = {"acquire 0": 0, "connect and acquire 0": 0}
         assert {what: took for what, took in times.items() if took > limits.get(what, 4.5) + 0.5 + SLACK} == {}
 
-    def test_leaving_while_a_renewal_hangs_is_back_in_time(self, place: Place, connect: Connect) -> None:
+    def test_leaving_while_a_renewal_hangs_is_back_in_time(self, place: ModeServer, connect: Connect) -> None:
         """It has the session when the release wants it."""
         lease = connect(place.url).lock("renewed", ttl=9.0).acquire()
         session = lease._record.grant.state.session
         place.server.pause()
         try:
-            wait_until(lambda: None if session.unheard else "no renewal yet")
+            wait_until(lambda: None if session.unanswered else "no renewal yet")
             began = time.monotonic()
             with pytest.raises(lockkit.LockError):
                 lease.release()
@@ -444,7 +456,7 @@ class TestHungServers:
             place.server.resume()
 
     def test_renewal_that_waits_for_its_turn_leaves_a_released_session_alone(
-        self, place: Place, connect: Connect
+        self, place: ModeServer, connect: Connect
     ) -> None:
         """The session may be another lock's by then, whose answers it would take."""
         client = connect(place.url)
@@ -462,11 +474,11 @@ class TestHungServers:
         renewal.join(PATIENCE)
 
         assert outcomes == [Gone("session")]
-        assert not session.unheard
+        assert not session.unanswered
         grant.state.session = session
         lease.release()
 
-    def test_attempt_behind_a_locked_table_is_back_in_time(self, on_postgresql: Place, connect: Connect) -> None:
+    def test_attempt_behind_a_locked_table_is_back_in_time(self, on_postgresql: ModeServer, connect: Connect) -> None:
         """And nothing of it stays at the server."""
         client = connect(on_postgresql.url)
         client.lock("behind", ttl=LONG).acquire().release()
@@ -480,7 +492,7 @@ class TestHungServers:
         with client.lock("behind", ttl=LONG, timeout=PATIENCE):
             pass
 
-    def test_close_releases_all_in_one_trip(self, place: Place, connect: Connect) -> None:
+    def test_close_releases_all_in_one_trip(self, place: ModeServer, connect: Connect) -> None:
         """And when it returns they are free."""
         client, other = connect(place.url), connect(place.url)
         other.lock("connected", ttl=LONG).acquire(PATIENCE).release()
@@ -489,21 +501,20 @@ class TestHungServers:
 
         client.close()
 
+        assert [name for name in names if other.holders(name)] == []
         for name in names:
-            other.lock(name, ttl=LONG).acquire(0).release()
+            other.lock(name, ttl=LONG).acquire(PATIENCE).release()
         assert not any(lease.held for lease in leases)
 
 
 class TestExit:
     """The end of a process that holds."""
 
-    @pytest.mark.parametrize("mode", MODES)
     @pytest.mark.parametrize("end", ["SystemExit", "RuntimeError"])
     def test_asyncio_program_that_crashes_frees_its_lock_without_noise(
-        self, mode: str, end: str, postgresql: PostgresServer, connect: Connect
+        self, end: str, place: ModeServer, connect: Connect
     ) -> None:
         """Its event loop has ended: nothing can be awaited, and nothing of that is printed."""
-        place = Place(postgresql, mode)
         done = subprocess.run(
             [sys.executable, "-c", CRASHING, place.url, end], capture_output=True, check=False, text=True, timeout=60
         )
@@ -512,6 +523,18 @@ class TestExit:
         for noise in ("Event loop is closed", "never awaited", "Exception ignored"):
             assert noise not in done.stderr
         connect(place.url).lock("crashed", ttl=LONG).acquire(PATIENCE).release()
+
+    def test_asyncio_program_that_closes_its_event_loop_frees_its_lock(
+        self, place: ModeServer, connect: Connect
+    ) -> None:
+        """Without the help of asyncio.run: the driver is not asked to use the event loop any more."""
+        done = subprocess.run(
+            [sys.executable, "-c", CLOSING, place.url], capture_output=True, check=False, text=True, timeout=60
+        )
+
+        assert done.returncode == 0, done.stderr
+        assert "Event loop is closed" not in done.stderr
+        connect(place.url).lock("closed", ttl=LONG).acquire(PATIENCE).release()
 
 
 class TestBinaryLog:

@@ -3,26 +3,36 @@
 from __future__ import annotations
 
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
+import pytest
 import sqlalchemy
 from sqlalchemy import NullPool, text
 
+import lockkit
 from lockkit.backends.sql.database import Database
 from lockkit.backends.sql_table import backend as sql_table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
+    from typing import TypeAlias
 
-    import pytest
-
-    from lockkit.backends.sql.connection import Link
+    from lockkit.backends.sql.connection import Connection
     from lockkit.backends.sql.statement import Parameter, Result, Statement
     from lockkit.sync import Client
 
+    Connect: TypeAlias = Callable[..., Client]
+
 DRIVERS = {"postgresql": "psycopg", "mariadb": "pymysql", "sqlite": "pysqlite"}
 ASYNC_DRIVERS = {"postgresql": "psycopg", "mariadb": "aiomysql", "sqlite": "aiosqlite"}
+
+
+@pytest.fixture
+def connect() -> Iterator[Connect]:
+    """Makes clients, closed at the end."""
+    with ExitStack() as clients:
+        yield lambda url, **options: clients.enter_context(lockkit.connect(url, **options))
 
 
 def with_driver(url: str, drivers: dict[str, str]) -> str:
@@ -59,10 +69,10 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     run = Database._run_on
 
     async def counting(
-        self: Database, link: Link, statement: Statement, parameters: Sequence[Parameter], until: float
+        self: Database, connection: Connection, statement: Statement, parameters: Sequence[Parameter], until: float
     ) -> Result:
         seen.append(statement.text)
-        return await run(self, link, statement, parameters, until)
+        return await run(self, connection, statement, parameters, until)
 
     with monkeypatch.context() as patch:
         patch.setattr(sql_table, "REAP_SHARE", 0.0)
@@ -80,4 +90,4 @@ def now_us() -> int:
     return time.time_ns() // 1000
 
 
-__all__ = ["ASYNC_DRIVERS", "DRIVERS", "Look", "counted", "now_us", "waits", "with_driver"]
+__all__ = ["ASYNC_DRIVERS", "DRIVERS", "Connect", "Look", "connect", "counted", "now_us", "waits", "with_driver"]

@@ -17,7 +17,7 @@ import lockkit
 import lockkit.aio
 from lockkit.backend import Renewed
 from lockkit.backends.sql_table import backend as sql_table
-from lockkit.backends.sql_table.statements import PostgresqlTexts, SqliteTexts
+from lockkit.backends.sql_table.statements import PostgresqlStatements, SqliteStatements
 from lockkit.configuration import registry
 from lockkit.runtime import drive
 from lockkit.testing.servers import MariaServer, PostgresServer, require, wait_until
@@ -26,11 +26,9 @@ from tests.backends.sql_table.support import ASYNC_DRIVERS, DRIVERS, Look, count
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
-    from typing import TypeAlias
 
     from lockkit.sync import Client, Lease
-
-    Connect: TypeAlias = Callable[..., Client]
+    from tests.backends.sql_table.support import Connect
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -73,13 +71,6 @@ def postgresql_url(postgresql: PostgresServer) -> Iterator[str]:
     postgresql.execute("DROP TABLE IF EXISTS lockkit_locks")  # others leave theirs
     yield postgresql.url
     postgresql.execute("DROP TABLE IF EXISTS lockkit_locks")
-
-
-@pytest.fixture
-def connect() -> Iterator[Connect]:
-    """Makes clients, closed at the end."""
-    with ExitStack() as clients:
-        yield lambda url, **options: clients.enter_context(lockkit.connect(url, **options))
 
 
 class TestRow:
@@ -221,7 +212,7 @@ class TestRow:
         for one in (client, other):
             backend: Any = one._engine.client.backend
             now = backend.database.dialect.now_us
-            backend._texts = type(backend._texts)("lockkit_locks", f"({now} - {HOUR_US})")
+            backend._statements = type(backend._statements)("lockkit_locks", f"({now} - {HOUR_US})")
 
         assert other.lock("x").try_acquire() is None
         assert lease.confirm()
@@ -350,7 +341,7 @@ class TestTable:
         client, other = connect(f"{url}?table=Other_Locks"), connect(url)
         try:
             lease = client.lock("x").acquire()
-            other.lock("x").acquire(timeout=0).release()
+            other.lock("x").acquire(timeout=PATIENCE).release()
             assert connect(url, table="Other_Locks").lock("x").try_acquire() is None
             lease.release()
         finally:
@@ -573,7 +564,7 @@ def test_each_mode_is_a_backend_of_its_own() -> None:
 
 def test_statements_read_the_clock_of_the_database_only() -> None:
     """No parameter of a statement is a time of the client's."""
-    for texts in (PostgresqlTexts("t", "NOW"), SqliteTexts("t", "NOW")):
+    for texts in (PostgresqlStatements("t", "NOW"), SqliteStatements("t", "NOW")):
         for statement in (texts.acquire, texts.look, texts.renew(1), texts.break_lock):
             assert "NOW" in statement.text
 

@@ -26,9 +26,9 @@ from tests.backends.sql_table.support import DRIVERS, with_driver
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from sqlalchemy import Connection
+    from sqlalchemy import Connection as SqlConnection
 
-    from lockkit.backends.sql.connection import Link
+    from lockkit.backends.sql.connection import Connection
     from lockkit.backends.sql.statement import Parameter, Result
     from lockkit.sync import Client, Lease
 
@@ -107,7 +107,7 @@ class Place:
             connection.commit()
 
     @contextmanager
-    def others(self) -> Iterator[Connection]:
+    def others(self) -> Iterator[SqlConnection]:
         """Give a connection of somebody else's. PostgreSQL looks for no deadlock on its behalf."""
         engine = sqlalchemy.create_engine(with_driver(self.url, DRIVERS), poolclass=NullPool)
         with engine.connect() as connection:
@@ -141,10 +141,10 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[str | int]:
     run, answer = Database._run_on, Session.answer
 
     async def listening(
-        self: Database, link: Link, statement: Statement, parameters: Sequence[Parameter], until: float
+        self: Database, connection: Connection, statement: Statement, parameters: Sequence[Parameter], until: float
     ) -> Result:
         with hearing(heard):
-            return await run(self, link, statement, parameters, until)
+            return await run(self, connection, statement, parameters, until)
 
     async def listening_too(self: Session) -> Result:
         self.answer_by = inf
@@ -279,8 +279,8 @@ def test_serialization_failure_of_ours(mode: str, step: str, postgresql: Postgre
         client = stack.enter_context(place.client())
         _, act = place.step(client, step)
         backend: Any = client._engine.client.backend
-        for link in (*backend.database._idle, *sessions_of(backend)):
-            drive(link.run(Statement("SET default_transaction_isolation = 'serializable'")))
+        for connection in (*backend.database._idle, *sessions_of(backend)):
+            drive(connection.run(Statement("SET default_transaction_isolation = 'serializable'")))
         other = stack.enter_context(place.others())
         other.execute(text(f"UPDATE {place.table} SET token = token + 1000000000 WHERE name = 'x'"))  # noqa: S608 - ours
         (token,) = other.execute(text(f"SELECT token FROM {place.table} WHERE name = 'x'")).scalars()  # noqa: S608
@@ -294,6 +294,6 @@ def test_serialization_failure_of_ours(mode: str, step: str, postgresql: Postgre
         assert step != "acquire" or ours[0].token > token
 
 
-def sessions_of(backend: Any) -> list[Link]:  # noqa: ANN401 - a backend
+def sessions_of(backend: Any) -> list[Connection]:  # noqa: ANN401 - a backend
     """Give the connections on which this client locks, if that is done on connections."""
-    return [session.link for session in backend._sessions._idle] if hasattr(backend, "_sessions") else []
+    return [session.connection for session in backend._sessions._idle] if hasattr(backend, "_sessions") else []

@@ -26,11 +26,9 @@ from tests.backends.sql_table.support import DRIVERS, Look, counted, waits, with
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
-    from typing import TypeAlias
 
     from lockkit.sync import Client, Lease
-
-    Connect: TypeAlias = Callable[..., Client]
+    from tests.backends.sql_table.support import Connect
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -60,13 +58,6 @@ def kept(request: pytest.FixtureRequest) -> Iterator[PostgresServer | MariaServe
     require(request.param, local=True)
     with PostgresServer() if request.param == "postgresql" else MariaServer() as made:
         yield made
-
-
-@pytest.fixture
-def connect() -> Iterator[Connect]:
-    """Makes clients, closed at the end."""
-    with ExitStack() as clients:
-        yield lambda url, **options: clients.enter_context(lockkit.connect(url, **options))
 
 
 def in_background(client: Client, name: str = "x") -> tuple[threading.Thread, list[Lease]]:
@@ -327,7 +318,7 @@ class TestLostAnswers:
         client.lock("lost").acquire().release()
         dropped = proxy.drop_next_reply(match=b"lockkit_locks")
 
-        lease = client.lock("lost").acquire(timeout=0)
+        lease = client.lock("lost").acquire(timeout=PATIENCE)
 
         assert dropped.wait(PATIENCE)
         owner, token, _ = Look(postgresql.url).row("lost")
@@ -361,7 +352,7 @@ class TestLostAnswers:
             lease.release()
 
         assert dropped.wait(PATIENCE)
-        newer = other.lock("once").acquire(timeout=0)
+        newer = other.lock("once").acquire(timeout=PATIENCE)
         lease.release()
         assert newer.confirm()
         newer.release()
@@ -545,14 +536,14 @@ class TestSqlite:
             remove_files(tmp_path)
             if replaced:
                 make_file(path, journal)
-            second = other.lock("x", ttl=600).acquire(timeout=0)
+            second = other.lock("x", ttl=600).acquire(timeout=PATIENCE)
 
             assert not lease.confirm()
             with pytest.raises(lockkit.LockLost):
                 free.release()
             assert client.lock("x").try_acquire() is None
             second.release()
-            newest = client.lock("x").acquire(timeout=0)
+            newest = client.lock("x").acquire(timeout=PATIENCE)
             assert newest.token > second.token > lease.token
             newest.release()
 
@@ -567,7 +558,7 @@ class TestSqlite:
                 lease = await client.lock("x", ttl=600, raise_on_lost=False).acquire()
                 remove_files(tmp_path)
                 with lockkit.connect(f"sqlite:///{path}") as other:
-                    second = other.lock("x", ttl=600).acquire(timeout=0)
+                    second = other.lock("x", ttl=600).acquire(timeout=PATIENCE)
                     with pytest.raises(lockkit.LockLost):
                         await lease.extend()
                     assert not lease.held

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import lockkit
-from lockkit.backends.sql import connection as sql_link
+from lockkit.backends.sql.blocking import DbapiConnection
 from lockkit.testing.servers import MariaServer, PostgresServer, require
 from lockkit.testing.servers.binaries import find_program
 from tests.backends.sql_table.support import Look
@@ -108,16 +108,19 @@ class MariaClock(Clock):
             [program, f"/usr/share/zoneinfo/{ZONE}", ZONE], check=True, capture_output=True, text=True
         )
         server.execute(f"USE mysql; {load.stdout}; SET GLOBAL time_zone = '{ZONE}'")
-        run = sql_link.DbapiLink.run
+        run = DbapiConnection.run
 
         async def told(
-            link: sql_link.DbapiLink, statement: Statement, parameters: Sequence[Parameter] = (), seconds: float = 3.0
+            connection: DbapiConnection,
+            statement: Statement,
+            parameters: Sequence[Parameter] = (),
+            seconds: float = 3.0,
         ) -> Result:
-            with link.dbapi.cursor() as cursor:
+            with connection.dbapi.cursor() as cursor:
                 cursor.execute(f"SET timestamp = {self.now():.6f}")
-            return await run(link, statement, parameters, seconds)
+            return await run(connection, statement, parameters, seconds)
 
-        patch.setattr(sql_link.DbapiLink, "run", told)
+        patch.setattr(DbapiConnection, "run", told)
 
 
 @pytest.fixture(scope="module", params=["postgresql", "mariadb"])
@@ -150,8 +153,10 @@ def test_change_of_summer_time_gives_no_second_holder(clock: PostgresClock | Mar
             client.lock("warm").acquire(PATIENCE).release()
         while True:
             clock.set_before(change)
-            kept = {mode: client.lock("kept", ttl=LONG).acquire(0) for mode, client in clients.items()}
-            silent = {mode: client.lock("silent", ttl=TTL, renew=False).acquire(0) for mode, client in clients.items()}
+            kept = {mode: client.lock("kept", ttl=LONG).acquire(PATIENCE) for mode, client in clients.items()}
+            silent = {
+                mode: client.lock("silent", ttl=TTL, renew=False).acquire(PATIENCE) for mode, client in clients.items()
+            }
             if clock.now() < change:
                 break
             for lease in (*kept.values(), *silent.values()):

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Table
 
-    from lockkit.backends.sql.connection import Link
+    from lockkit.backends.sql.connection import Connection
     from lockkit.backends.sql.database import Database
     from lockkit.backends.sql.statement import Parameter
     from lockkit.doctor.examination import Examination
@@ -75,14 +75,14 @@ class SqlServer:
     Attributes:
         database: The database.
         tables: What the backend needs there.
-        link: The connection.
+        connection: The connection.
     """
 
-    def __init__(self, database: Database, tables: Sequence[Table], link: Link) -> None:
+    def __init__(self, database: Database, tables: Sequence[Table], connection: Connection) -> None:
         """Take the connection."""
         self.database = database
         self.tables = tables
-        self.link = link
+        self.connection = connection
 
     async def ask(self, text: str, *parameters: Parameter) -> list[tuple[Any, ...]]:
         """
@@ -96,14 +96,14 @@ class SqlServer:
             LockError: It cannot be answered.
         """
         try:
-            return list((await self.link.run(Statement(text), parameters)).rows)
+            return list((await self.connection.run(Statement(text), parameters)).rows)
         except self.database.driver_errors as error:
             raise self.database.translate(error) from error
 
     async def refuses(self, text: str) -> bool:
         """Tell whether this user has no right to a statement. It must be one that changes nothing."""
         try:
-            await self.link.run(Statement(text))
+            await self.connection.run(Statement(text))
         except self.database.driver_errors as error:
             if self.database.kind(error) == "denied":
                 return True
@@ -137,7 +137,7 @@ class SqlServer:
 
     async def close(self) -> None:
         """Close the connections."""
-        await self.link.close()
+        await self.connection.close()
         await self.database.close()
 
 

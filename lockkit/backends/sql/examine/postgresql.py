@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from lockkit.backends.sql.examine import common
-from lockkit.backends.sql.postgresql import PqLink
+from lockkit.backends.sql.postgresql import PsycopgConnection
 from lockkit.backends.sql.schema import quoted
 from lockkit.doctor.addresses import is_loopback
 from lockkit.doctor.findings import Check, Severity
@@ -107,9 +107,14 @@ def _examine_access(examination: Examination, server: SqlServer, facts: dict[str
     local = host is None or is_loopback(host)
     mend = "ALTER SYSTEM SET ssl = on, and ?sslmode=verify-full in the URL"
     common.examine_network(examination, encrypted=facts["encrypted"], loopback=local, mend=mend)
-    link = server.link
+    connection = server.connection
     # A certificate, Kerberos or the socket's owner would do as well, but none of them looks so from here.
-    if host is not None and isinstance(link, PqLink) and not link.pgconn.used_password and not facts["encrypted"]:
+    if (
+        host is not None
+        and isinstance(connection, PsycopgConnection)
+        and not connection.pgconn.used_password
+        and not facts["encrypted"]
+    ):
         examination.find(
             common.NO_PASSWORD,
             examination.url.safe_text,

@@ -1,0 +1,183 @@
+"""Connections of asyncio drivers, in SQLAlchemy's PEP 249 form: see `lockkit.backends.sql.connection`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy.util import greenlet_spawn
+
+from lockkit.backends.sql import quirks
+from lockkit.backends.sql.blocking import server_pid
+from lockkit.backends.sql.connection import NO_ANSWER, SessionConnection, readable
+from lockkit.backends.sql.errors import is_mysql_session_end
+from lockkit.backends.sql.statement import Result
+
+if TYPE_CHECKING:
+    from lockkit.backends.sql.statement import Parameter, Statement
+    from lockkit.runtime import Event, Runtime
+
+__all__ = ["AdaptedConnection", "close_later"]
+
+CLOSE_SECONDS = 0.2
+"""How long saying good-bye to a server may take, seconds. Longer delays `Client.close` when the server hangs; shorter
+leaves the server to notice the end by itself."""
+
+
+class AdaptedConnection(SessionConnection):
+    """Any asyncio driver, as SQLAlchemy presents it: a greenlet makes it look like a blocking one."""
+
+    def __init__(
+        self,
+        dbapi: Any,  # noqa: ANN401 - any driver's
+        paramstyle: str,
+        terminate: Any,  # noqa: ANN401 - SQLAlchemy's
+        runtime: Runtime,
+        keep: object = None,
+    ) -> None:
+        """
+        Take over a connection in autocommit.
+
+        Args:
+            dbapi: SQLAlchemy's form of the connection.
+            paramstyle: The driver's.
+            terminate: Drops such a connection without waiting.
+            runtime: The client's.
+            keep: What must live as long as the connection.
+        """
+        self.dbapi = dbapi
+        self._paramstyle = paramstyle
+        self._terminate = terminate
+        self._runtime = runtime
+        self._keep = keep
+        self._task: asyncio.Task[Result] | None = None
+        self._fd = quirks.file_descriptor(self._driver_connection)
+
+    @property
+    def _driver_connection(self) -> Any:  # noqa: ANN401 - any driver's
+        return getattr(self.dbapi, "driver_connection", self.dbapi)
+
+    async def run(self, statement: Statement, parameters: Sequence[Parameter] = (), seconds: float = 3.0) -> Result:
+        """See `Connection.run`. In a task of its own: drivers differ in what a cancellation leaves of a connection."""
+        self.send(statement, parameters)
+        return await self.answer(seconds)
+
+    def send(self, statement: Statement, parameters: Sequence[Parameter] = ()) -> None:
+        """See `SessionConnection.send`."""
+        self._task = asyncio.create_task(self._run(statement, parameters))
+
+    async def answer(self, seconds: float) -> Result:
+        """See `SessionConnection.answer`."""
+        task = self._task
+        assert task is not None
+        await asyncio.wait([task], timeout=seconds)
+        if not task.done():
+            raise TimeoutError(NO_ANSWER)
+        self._task = None
+        return task.result()
+
+    @property
+    def answered(self) -> bool:
+        """See `SessionConnection.answered`."""
+        return self._task is None or self._task.done()
+
+    async def until_answer(self, wake: Event, until: float) -> None:
+        """See `SessionConnection.until_answer`."""
+        task = self._task
+        if task is None:
+            return
+
+        def notify(_: object) -> None:
+            wake.set()
+
+        task.add_done_callback(notify)
+        try:
+            if not task.done():
+                await wake.wait(max(0.0, until - self._runtime.now()))
+        finally:
+            task.remove_done_callback(notify)
+        wake.clear()
+
+    async def _run(self, statement: Statement, parameters: Sequence[Parameter]) -> Result:
+        return await greenlet_spawn(self._run_adapted, statement, parameters)
+
+    def _run_adapted(self, statement: Statement, parameters: Sequence[Parameter]) -> Result:
+        text, order = statement.spelled(self._paramstyle)
+        cursor = self.dbapi.cursor()
+        try:
+            cursor.execute(text, order(parameters))
+            rows = list(cursor.fetchall()) if cursor.description else ()
+            return Result(rows, cursor.rowcount, getattr(cursor, "lastrowid", 0) or 0)
+        finally:
+            cursor.close()
+
+    async def finish(self, seconds: float) -> None:
+        """See `Connection.finish`."""
+        if self._task is not None:
+            await self.answer(seconds)
+
+    @property
+    def stale(self) -> bool:
+        """See `Connection.stale`."""
+        return self._fd >= 0 and readable(self._fd)
+
+    @property
+    def server_pid(self) -> int:
+        """See `Connection.server_pid`."""
+        return server_pid(self._driver_connection)
+
+    def fileno(self) -> int:
+        """See `SessionConnection.fileno`."""
+        return self._fd
+
+    def ended_by_server(self, error: BaseException) -> bool:
+        """See `SessionConnection.ended_by_server`."""
+        return is_mysql_session_end(error)
+
+    def terminate(self) -> None:
+        """See `Connection.terminate`."""
+        dbapi, self.dbapi = self.dbapi, None
+        fd, self._fd = self._fd, -1
+        task, self._task = self._task, None
+        if fd >= 0 and self._runtime.loop_has_ended():
+            # As when the interpreter exits: the driver could only ask the event loop.
+            if dbapi is not None:
+                with suppress(OSError), socket.socket(fileno=os.dup(fd)) as copy:  # OSError: it has ended
+                    copy.shutdown(socket.SHUT_RDWR)
+                quirks.forget_asyncio_stream(getattr(dbapi, "driver_connection", dbapi))
+            return
+        if task is not None:
+            task.cancel()
+            task.add_done_callback(_ignore_error)
+        if dbapi is not None:
+            self._terminate(dbapi)
+
+    async def close(self) -> None:
+        """See `Connection.close`. Drivers with a thread of their own (aiosqlite) end it only so."""
+        dbapi, self.dbapi = self.dbapi, None
+        if dbapi is not None:
+            self._fd = -1
+            await asyncio.wait([close_later(dbapi)], timeout=CLOSE_SECONDS)
+
+
+def _ignore_error(task: asyncio.Task[Any]) -> None:
+    """Keep asyncio from logging an error of a task whose result no caller wants."""
+    if not task.cancelled():
+        task.exception()
+
+
+_closing: set[asyncio.Task[None]] = set()
+"""asyncio itself keeps tasks that nobody awaits by weak references only."""
+
+
+def close_later(dbapi: Any) -> asyncio.Task[None]:  # noqa: ANN401 - any driver's
+    """Close a connection in a task; also for drivers that cannot terminate at once, as aiosqlite before 0.22."""
+    task: asyncio.Task[None] = asyncio.ensure_future(greenlet_spawn(dbapi.close))
+    _closing.add(task)
+    task.add_done_callback(_closing.discard)
+    task.add_done_callback(_ignore_error)
+    return task

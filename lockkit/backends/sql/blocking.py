@@ -1,0 +1,230 @@
+"""Connections of drivers that block their thread: see `lockkit.backends.sql.connection`."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from lockkit.backends.sql import quirks
+from lockkit.backends.sql.connection import NO_ANSWER, Connection, SessionConnection, readable, until_readable
+from lockkit.backends.sql.errors import is_mysql_session_end
+from lockkit.backends.sql.statement import Result
+
+if TYPE_CHECKING:
+    from lockkit.backends.sql.statement import Parameter, Statement
+    from lockkit.runtime import Event, Runtime
+
+__all__ = ["DbapiConnection", "PyMysqlConnection", "ThreadConnection", "in_time", "server_pid"]
+
+T = TypeVar("T")
+
+
+class DbapiConnection(Connection):
+    """A blocking driver for SQLite, which waits for nothing but other writers: see `lockkit.backends.sql.dialect`."""
+
+    def __init__(self, dbapi: Any, paramstyle: str, keep: object = None) -> None:  # noqa: ANN401 - any driver's
+        """
+        Take over a connection in autocommit.
+
+        Args:
+            dbapi: The driver's connection.
+            paramstyle: The driver's.
+            keep: What must live as long as the connection.
+        """
+        self.dbapi = dbapi
+        self._paramstyle = paramstyle
+        self._keep = keep
+        self._cursor = dbapi.cursor()
+        self._execute = self._cursor.execute
+        self._fd = quirks.file_descriptor(dbapi)
+
+    async def run(self, statement: Statement, parameters: Sequence[Parameter] = (), seconds: float = 3.0) -> Result:
+        """See `Connection.run`."""
+        del seconds
+        return self._run(statement, parameters)
+
+    def _run(self, statement: Statement, parameters: Sequence[Parameter]) -> Result:
+        text, order = statement.spelled(self._paramstyle)
+        cursor = self._cursor
+        self._execute(text, order(parameters))
+        rows = cursor.fetchall() if cursor.description else ()
+        return Result(rows, cursor.rowcount, getattr(cursor, "lastrowid", 0) or 0)
+
+    async def finish(self, seconds: float) -> None:
+        """See `Connection.finish`. After Ctrl-C lockkit cannot know how much of the answer the driver has read."""
+        del seconds
+        message = "interrupted in the middle of an answer"
+        raise ConnectionAbortedError(message)
+
+    @property
+    def stale(self) -> bool:
+        """See `Connection.stale`."""
+        return self._fd >= 0 and readable(self._fd)
+
+    @property
+    def server_pid(self) -> int:
+        """See `Connection.server_pid`."""
+        return server_pid(self.dbapi)
+
+    def terminate(self) -> None:
+        """See `Connection.terminate`."""
+        dbapi, self.dbapi = self.dbapi, None
+        if dbapi is not None:
+            self._fd = -1
+            _close_cut(dbapi)
+
+
+class PyMysqlConnection(DbapiConnection, SessionConnection):
+    """PyMySQL. Its time limit ends the connection, so `send` and `answer` wait for the socket themselves."""
+
+    def __init__(self, dbapi: Any, paramstyle: str, seconds: float, runtime: Runtime, keep: object = None) -> None:  # noqa: ANN401 - PyMySQL's
+        """Take over a connection; `seconds` is its limit if it has none. See `DbapiConnection`."""
+        super().__init__(dbapi, paramstyle, keep)
+        self._runtime = runtime
+        self._limit: float = quirks.pymysql_limit(dbapi) or seconds
+        self._set_limit(self._limit)
+
+    async def run(self, statement: Statement, parameters: Sequence[Parameter] = (), seconds: float = 3.0) -> Result:
+        """See `Connection.run`."""
+        if seconds >= self._limit:
+            return self._run(statement, parameters)
+        self._set_limit(seconds)
+        try:
+            return self._run(statement, parameters)
+        finally:
+            self._set_limit(self._limit)
+
+    def _set_limit(self, seconds: float) -> None:
+        if self.dbapi is not None:
+            quirks.set_pymysql_limit(self.dbapi, seconds)
+
+    def send(self, statement: Statement, parameters: Sequence[Parameter] = ()) -> None:
+        """See `SessionConnection.send`."""
+        text, order = statement.spelled("format")
+        escape = self.dbapi.escape
+        text %= tuple([escape(value) for value in order(parameters)])
+        quirks.pymysql_send(self.dbapi, text.encode())
+
+    async def answer(self, seconds: float) -> Result:
+        """See `SessionConnection.answer`."""
+        if not await self._runtime.readable(self._fd, seconds):
+            raise TimeoutError(NO_ANSWER)
+        # The server has begun to answer: the rest must come in the same time.
+        self._set_limit(seconds)
+        try:
+            return quirks.pymysql_answer(self.dbapi)
+        except BaseException as error:
+            self.broken = not isinstance(error, Exception)  # Ctrl-C: how much of the answer was read is unknown
+            raise
+        finally:
+            self._set_limit(self._limit)
+
+    @property
+    def answered(self) -> bool:
+        """See `SessionConnection.answered`."""
+        return self._fd < 0 or readable(self._fd)
+
+    async def until_answer(self, wake: Event, until: float) -> None:
+        """See `SessionConnection.until_answer`."""
+        await until_readable(self._runtime, self._fd, wake, until)
+
+    def fileno(self) -> int:
+        """See `SessionConnection.fileno`."""
+        return self._fd
+
+    def ended_by_server(self, error: BaseException) -> bool:
+        """See `SessionConnection.ended_by_server`."""
+        return is_mysql_session_end(error)
+
+
+class ThreadConnection(DbapiConnection):
+    """Any other blocking driver: drivers share no way to limit a statement's time, so each one has a thread."""
+
+    _running = False
+
+    async def run(self, statement: Statement, parameters: Sequence[Parameter] = (), seconds: float = 3.0) -> Result:
+        """See `Connection.run`."""
+        dbapi = self.dbapi
+
+        def work() -> Result:
+            self._running = True
+            try:
+                return self._run(statement, parameters)
+            finally:
+                self._running = False
+
+        return in_time(work, seconds, lambda _: _close_cut(dbapi))
+
+    def terminate(self) -> None:
+        """See `Connection.terminate`. A driver's close() waits for the statement under way: its thread closes then."""
+        dbapi, self.dbapi = self.dbapi, None
+        if dbapi is None:
+            return
+        fd, self._fd = self._fd, -1
+        if not self._running:
+            _close_cut(dbapi)
+        elif fd >= 0:
+            with suppress(OSError), socket.socket(fileno=os.dup(fd)) as copy:  # OSError: the server closed it first
+                copy.shutdown(socket.SHUT_RDWR)
+
+
+def _close_cut(dbapi: Any) -> None:  # noqa: ANN401 - any driver's
+    with suppress(Exception):  # any driver's complaint that the connection is cut, or closed already
+        dbapi.close()
+
+
+def server_pid(driver_connection: Any) -> int:  # noqa: ANN401 - any driver's
+    """See `Connection.server_pid`."""
+    for name in ("get_backend_pid", "get_server_pid", "thread_id"):  # psycopg2; asyncpg; PyMySQL and aiomysql
+        ask = getattr(driver_connection, name, None)
+        if ask is not None:
+            return int(ask())
+    return 0
+
+
+def in_time(function: Callable[[], T], seconds: float, late: Callable[[T | None], None]) -> T:
+    """
+    Call a function that may block for longer than its caller may wait, in a thread that is then left alone.
+
+    Args:
+        function: The function.
+        seconds: How long to wait for its result.
+        late: Called by that thread with a result that came too late, None if it was an error.
+
+    Raises:
+        TimeoutError: There was none in time.
+        BaseException: What `function` raised.
+    """
+    outcome: list[tuple[T | None, BaseException | None]] = []
+    fate: dict[str, str] = {}  # dict.setdefault is atomic: the first of the two threads decides
+    done = threading.Lock()
+    done.acquire()
+
+    def work() -> None:
+        try:
+            outcome.append((function(), None))
+        except BaseException as error:  # noqa: BLE001 - raised in the caller
+            outcome.append((None, error))
+        if fate.setdefault("end", "in time") == "in time":
+            done.release()
+        else:
+            late(outcome[0][0])
+
+    try:
+        threading.Thread(target=work, name="lockkit-sql-call", daemon=True).start()
+    except RuntimeError:  # Python 3.12 and later start no thread once the interpreter is finalizing
+        return function()
+    try:
+        done.acquire(timeout=max(0.0, seconds))
+    finally:
+        gave_up = fate.setdefault("end", "late") == "late"
+    if gave_up:
+        raise TimeoutError(NO_ANSWER)
+    result, error = outcome[0]
+    if error is not None:
+        raise error
+    return result  # type: ignore[return-value] # there was no error

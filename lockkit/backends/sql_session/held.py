@@ -1,0 +1,209 @@
+"""Locks that are held: how lockkit renews and releases them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from lockkit.backend import CALL_SECONDS, Gone, Grant, Renewal, Renewed, Unknown
+from lockkit.backends.sql.dialect import STATEMENT_SECONDS
+from lockkit.errors import BackendUnavailable
+
+if TYPE_CHECKING:
+    from lockkit.backends.sql.database import Database
+    from lockkit.backends.sql_session.claim import Claim, Key
+    from lockkit.backends.sql_session.cleanup import ClaimCleanup
+    from lockkit.backends.sql_session.leases import LeaseTable
+    from lockkit.backends.sql_session.locking import Locking
+    from lockkit.backends.sql_session.pool import Sessions
+    from lockkit.backends.sql_session.session import Session
+    from lockkit.runtime import Runtime
+
+__all__ = ["HeldLocks"]
+
+RELEASE_ALL_SECONDS = 1.0
+"""How long all sessions together have to answer that they have released when a client is closed. Longer delays the end
+of a program whose server hangs; shorter closes the connection of one that is only slow, which releases as well, but
+perhaps a little later."""
+
+
+class HeldLocks:
+    """Renews and releases the locks that a client holds: each is a session of its own."""
+
+    def __init__(
+        self,
+        database: Database,
+        runtime: Runtime,
+        locking: Locking,
+        *,
+        leases: LeaseTable,
+        sessions: Sessions,
+        cleanup: ClaimCleanup,
+    ) -> None:
+        """Hold nothing yet."""
+        self._database = database
+        self._runtime = runtime
+        self._locking = locking
+        self._leases = leases
+        self._sessions = sessions
+        self._cleanup = cleanup
+
+    # -- renew -----------------------------------------------------------------------------------------------------
+
+    async def renew(self, grants: Sequence[Grant]) -> Sequence[Renewal]:
+        """See `LockBackend.renew`. All renewals are sent before the first answer is read."""
+        outcomes: dict[int, Renewal] = {}
+        asked: list[tuple[int, Claim, Session]] = []
+        started = self._runtime.now()
+        until = started + STATEMENT_SECONDS
+        try:
+            for number, grant in enumerate(grants):
+                claim: Claim = grant.state
+                session = claim.session
+                if session is None:
+                    outcomes[number] = Gone("session")
+                elif await session.turn.take(until):
+                    asked.append((number, claim, session))
+                    if claim.session is not session:
+                        # Released while we waited for our turn: the session may be another lock's by now.
+                        outcomes[number] = Gone("session")
+                        continue
+                    session.answer_by = until
+                    failed = await self._send_renewal(claim, session, self._locking.limit(grant.ttl))
+                    if failed is not None:
+                        outcomes[number] = failed
+                else:
+                    outcomes[number] = Unknown(BackendUnavailable("another request of this lease is under way"))
+            for number, claim, session in asked:
+                if number not in outcomes:
+                    outcomes[number] = await self._read_renewal(claim, session, grants[number], started)
+        finally:
+            for _, _, session in asked:
+                session.turn.give()
+        return [outcomes[number] for number in range(len(grants))]
+
+    async def _send_renewal(self, claim: Claim, session: Session, limit: int) -> Renewal | None:
+        """Send a renewal; None if it is under way."""
+        try:
+            if session.unanswered:
+                if not session.answered:
+                    return Unknown(BackendUnavailable("the last renewal is not answered yet"))
+                await self._cleanup.discard_answer(session)
+            self._locking.keep(session, limit)
+        except self._database.driver_errors as error:
+            return self._failed(claim, error)
+        return None
+
+    async def _read_renewal(self, claim: Claim, session: Session, grant: Grant, started: float) -> Renewal:
+        try:
+            await session.answer()
+        except self._database.driver_errors as error:
+            return self._failed(claim, error)
+        ttl = self._locking.seconds(self._locking.limit(grant.ttl), grant.ttl)
+        session.valid_until = started + ttl
+        return Renewed(ttl=ttl)
+
+    def _failed(self, claim: Claim, error: BaseException) -> Renewal:
+        session = claim.session
+        if session is not None and session.unanswered:
+            return Unknown(self._database.translate(error))
+        # The connection was the lock.
+        self._cleanup.lose(claim)
+        return Gone("session")
+
+    # -- release ---------------------------------------------------------------------------------------------------
+
+    async def release(self, grant: Grant, answer_by: float) -> bool:
+        """See `LockBackend.release`."""
+        answer_by = min(answer_by, self._runtime.now() + CALL_SECONDS)
+        claim: Claim = grant.state
+        session = claim.session
+        if session is None:
+            return await self._end_own_session(claim, grant.owner, answer_by)
+        if not await session.turn.take(answer_by):
+            raise BackendUnavailable("a renewal of this lease is not answered")
+        try:
+            if claim.session is not session or session.ended:
+                self._cleanup.lose(claim)
+                return False
+            session.answer_by = answer_by
+            await self._cleanup.discard_answer(session)
+            held = await self._locking.free(session, claim.key)
+            # Before the turn is given: a renewal that waits for it must see that the session is not this lock's.
+            claim.session = None
+        except self._database.driver_errors as error:
+            return await self._not_released(claim, session, grant.owner, error)
+        finally:
+            session.turn.give()
+        await self._sessions.give_back(session)
+        return held
+
+    async def _not_released(self, claim: Claim, session: Session, owner: str, error: BaseException) -> bool:
+        """A release failed: find out whether the lock was lost before."""
+        lost_before = not session.unanswered and session.connection.ended_by_server(error)
+        self._cleanup.lose(claim)
+        if lost_before:
+            return False
+        # After a TimeoutError the server would not answer this either. That the connection is closed frees the lock.
+        if not isinstance(error, TimeoutError) and await self._end_own_session(claim, owner, session.answer_by):
+            return True
+        # It is not held any more, but nobody can tell whether the release did that.
+        raise self._database.translate(error) from error
+
+    async def _end_own_session(self, claim: Claim, owner: str, answer_by: float) -> bool:
+        """End the session of a lease whose connection is gone, if the server still has it."""
+        for holder in await self._leases.holders(claim.key, answer_by):
+            if holder.owner == owner:
+                await self._locking.end(holder.pid, answer_by)
+                return True
+        return False
+
+    async def release_all(self, grants: Sequence[Grant], answer_by: float) -> None:
+        """See `LockBackend.release_all`: all releases are sent, read for a while, and the connections then closed."""
+        held: list[tuple[Claim, Session]] = [(one.state, one.state.session) for one in grants if one.state.session]
+        if self._runtime.loop_has_ended():
+            # As when the interpreter exits: no answer can be read any more.
+            for claim, _ in held:
+                self._cleanup.lose(claim)
+            self._database.drop_idle()
+            return
+        until = min(answer_by, self._runtime.now() + RELEASE_ALL_SECONDS)
+        taken: list[tuple[Claim, Session]] = []
+        answers = 0
+        try:
+            for claim, session in held:
+                if await session.turn.take(until):
+                    if claim.session is not session:
+                        session.turn.give()
+                        answers += 1  # released while we waited for our turn
+                        continue
+                    taken.append((claim, session))
+                    self._send_release(claim.key, session, until)
+            for _, session in taken:
+                answers += await self._read_release(session)
+        finally:
+            # That frees the lock, too. A session that a hanging renewal uses is closed by `close`.
+            for claim, session in taken:
+                self._cleanup.lose(claim)
+                session.turn.give()
+            self._database.drop_idle()
+        if answers < len(held):
+            message = f"{len(held) - answers} of {len(held)} locks were not answered for: their connections are closed"
+            raise BackendUnavailable(message)
+
+    def _send_release(self, key: Key, session: Session, until: float) -> None:
+        session.answer_by = until
+        with suppress(*self._database.driver_errors):  # reading the answer fails, too
+            if not session.unanswered:
+                self._locking.send_free(session, key)
+
+    async def _read_release(self, session: Session) -> bool:
+        """Read an answer; False: none came in time. An error is one: what was held by the session is free."""
+        if not session.unanswered:
+            return True
+        try:
+            await session.answer()
+        except self._database.driver_errors as error:
+            return not isinstance(error, TimeoutError)
+        return True

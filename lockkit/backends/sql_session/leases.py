@@ -1,0 +1,132 @@
+"""The table of leases: who holds which lock, written by each holder."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from math import inf
+from typing import TYPE_CHECKING, NamedTuple
+
+from lockkit.backends.sql.errors import MissingTable
+from lockkit.backends.sql.schema import create
+from lockkit.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from lockkit.backend import Request
+    from lockkit.backends.sql.database import Database
+    from lockkit.backends.sql.statement import Result, Statement
+    from lockkit.backends.sql_session.claim import Key, Taken
+    from lockkit.backends.sql_session.locking import Locking
+    from lockkit.backends.sql_session.session import Session
+
+__all__ = ["LeaseTable", "SessionHolder"]
+
+
+class SessionHolder(NamedTuple):
+    """
+    Who holds a lock.
+
+    Attributes:
+        pid: The server's number for the session.
+        owner: The owner of the lease; ``session PID`` if that session has written none.
+        token: The lease's; None if there is no lease.
+        metadata: The lease's, encoded.
+        waiters: How many sessions wait for the lock; None: this login cannot see them.
+    """
+
+    pid: int
+    owner: str
+    token: int | None
+    metadata: str | None
+    waiters: int | None
+
+
+class LeaseTable:
+    """Reads and writes leases, and makes the tables if they are missing."""
+
+    def __init__(self, database: Database, locking: Locking, *, auto_create: bool) -> None:
+        """Send nothing yet."""
+        self._database = database
+        self._locking = locking
+        self._auto_create = auto_create
+        self._table = ""
+
+    async def key(self, run: Callable[[Statement], Awaitable[Result]], name: str) -> Key | None:
+        """
+        Return the key of a lock; None: its table is not there.
+
+        Clients that name one table in two ways (``t``, ``public.t``) must have the same key. The server is asked once.
+
+        Args:
+            run: Runs a statement.
+            name: The lock's.
+        """
+        if not self._table:
+            rows = (await run(self._locking.find_table)).rows
+            table = rows[0][0] if rows else None
+            if table is None:
+                return None
+            self._table = table.decode() if isinstance(table, bytes) else table
+        return self._locking.key(self._table, name)
+
+    async def token(self, request: Request, key: Key, session: Session, taken: Taken) -> int | None:
+        """
+        Return the token of what was taken, and write the lease if that is still to be done.
+
+        Returns:
+            The token; None: the session does not hold the lock any more.
+        """
+        token = await self.write(request, key, session, taken.identity) if taken.token is None else taken.token
+        if token == 0:
+            # MariaDB returns no last id when the table has a trigger that writes.
+            holders = await self.holders(key, request.answer_by)
+            token = next((holder.token for holder in holders if holder.owner == request.owner), None)
+        return token
+
+    async def write(self, request: Request, key: Key, session: Session, identity: int) -> int | None:
+        """Write the lease; return its token, or None: the session does not hold the lock any more."""
+        locking = self._locking
+        owner = self._database.dialect.name_parameter(request.owner)
+        parameters = (key.name, owner, identity, request.metadata, *locking.lease_parameters(session, key))
+        try:
+            result = await self._database.run(locking.write_lease, parameters, again=True, answer_by=request.answer_by)
+        except MissingTable as error:
+            await self.make_tables(error, request.answer_by)
+            result = await self._database.run(locking.write_lease, parameters, again=True, answer_by=request.answer_by)
+        return locking.token(result)
+
+    async def holders(self, key: Key | None, answer_by: float = inf) -> list[SessionHolder]:
+        """Return who holds a lock; empty if nobody does, or if there is no table (`key` is None)."""
+        if key is None:
+            return []
+        parameters = self._locking.holder_parameters(key)
+        try:
+            result = await self._database.run(self._locking.find_holder, parameters, again=True, answer_by=answer_by)
+        except MissingTable:
+            return []
+        found = []
+        for pid, owner, *rest in result.rows:
+            # Without an owner it is a client of another kind, or one that was granted the lock in this moment.
+            name = f"session {pid}" if owner is None else owner.decode() if isinstance(owner, bytes) else owner
+            found.append(SessionHolder(pid, name, *rest))
+        return found
+
+    async def make_tables(self, error: BaseException | None, answer_by: float) -> None:
+        """
+        Make the tables.
+
+        Args:
+            error: What said that one is missing.
+            answer_by: When the caller must have an answer, client monotonic time.
+
+        Raises:
+            LockError: They cannot be made, or ``auto_create`` is off.
+        """
+        tables = self._locking.tables
+        if not self._auto_create:
+            names = " and ".join(table.fullname for table in tables)
+            message = (
+                f"{self._database.url} lacks one of the tables {names}. Make them by lockkit migrate, or keep "
+                "auto_create on"
+            )
+            raise ConfigurationError(message, backend=self._database.url) from error
+        await create(self._database, tables, answer_by)

@@ -1,0 +1,176 @@
+"""What the modes and databases differ in: how a session locks, renews, releases, and is ended by the server."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, ClassVar
+
+from lockkit.backends.sql_session.claim import Key, Taken
+from lockkit.errors import ConfigurationError, LockError, Unsupported
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sqlalchemy import Table
+
+    from lockkit.backend import Request
+    from lockkit.backends.sql.database import Database
+    from lockkit.backends.sql.statement import Parameter, Result, Statement
+    from lockkit.backends.sql_session.session import Session
+
+__all__ = ["Locking", "whole_units"]
+
+
+class Locking(ABC):
+    """
+    One mode of one database: its statements, and how they are used. Methods raise the driver's errors.
+
+    A *limit* is how long the server lets a session idle before it ends the session, in the server's unit.
+    """
+
+    dialect: ClassVar[str]
+    """The name of `lockkit.backends.sql.dialect.Dialect` that this is for."""
+
+    right_to_end: ClassVar[str]
+    """What to do so that this login may end other sessions."""
+
+    tables: Sequence[Table]
+    """The tables that it needs; ``lockkit migrate`` makes them."""
+    write_lease: Statement
+    """Writes a lease ($1 name, $2 owner, $3 identity, $4 metadata, then `lease_parameters`), committed."""
+    find_holder: Statement
+    """Finds who holds a lock (`holder_parameters`): process id, owner, token, metadata, waiters; no row: free."""
+    cancel: Statement
+    """Cancels the statement of a session ($1 its process id)."""
+    end_session: Statement
+    """Ends a session ($1 its process id)."""
+    find_table: Statement
+    """Finds which table ``table=`` means, as text that is the same however it was spelled; no row: there is none."""
+
+    def __init__(self, database: Database, table: str) -> None:
+        """
+        Make the statements.
+
+        Args:
+            database: Where they run.
+            table: As in ``table=``.
+        """
+        self.database = database
+        self._table_name = table
+        self._make_statements()
+
+    @abstractmethod
+    def _make_statements(self) -> None:
+        """Set `tables` and the statements."""
+
+    def key(self, table: str, name: str) -> Key:
+        """Make the key of a lock; `table` is what `find_table` said: clients with different tables share no locks."""
+        digest = hashlib.sha256(f"{table}\0{name}".encode()).digest()
+        text = f"lockkit:{digest[:24].hex()}"  # 56 characters: GET_LOCK takes 64
+        return Key(self.database.dialect.name_parameter(name), int.from_bytes(digest[:8], signed=True), text)
+
+    @abstractmethod
+    async def set_up(self, session: Session) -> None:
+        """Set what holds for the life of a new session."""
+
+    @abstractmethod
+    def limit(self, ttl: float) -> int:
+        """Return the limit for a ttl, rounded up."""
+
+    @abstractmethod
+    def seconds(self, limit: int, ttl: float) -> float:
+        """Return for how long a session keeps its lock with this limit, seconds: at least the ttl asked for."""
+
+    @abstractmethod
+    def kept_seconds(self, session: Session) -> float:
+        """Return for how long the server lets a session idle that holds nothing, seconds."""
+
+    @abstractmethod
+    async def attempt(self, session: Session, key: Key, limit: int, request: Request) -> Taken | None:
+        """Lock if it is free. The session has no open transaction before."""
+
+    @abstractmethod
+    async def enqueue(self, session: Session, key: Key, limit: int) -> None:
+        """
+        Send the statement that waits for the lock, after an `attempt` that returned None.
+
+        Before that, have the server end the session when it idles for half of `limit`: a waiter that is stopped, and
+        is granted the lock then, holds up those behind it no longer than that.
+        """
+
+    async def blocks_others(self, session: Session, answer_by: float) -> bool:
+        """Tell whether other work in the database cannot go on because this session waits for a lock."""
+        del session, answer_by
+        return False
+
+    @abstractmethod
+    def granted(self, session: Session, result: Result) -> int | None:
+        """Read the answer to `enqueue`: the holder's identity; None: not granted, begin anew."""
+
+    async def prove(self, session: Session, key: Key, limit: int, request: Request, identity: int) -> Taken | None:
+        """Have a session that was granted the lock in the queue answer once more; None: begin anew."""
+        del key, request
+        self.keep(session, limit)
+        await session.answer()
+        return Taken(identity)
+
+    @abstractmethod
+    def keep(self, session: Session, limit: int) -> None:
+        """Send a renewal: it starts the ttl anew."""
+
+    @abstractmethod
+    async def leave(self, session: Session, key: Key) -> None:
+        """Give up what the session holds, whatever that is."""
+
+    @abstractmethod
+    async def free(self, session: Session, key: Key) -> bool:
+        """Release the lock that is held; False: it was not held."""
+
+    @abstractmethod
+    def send_free(self, session: Session, key: Key) -> None:
+        """Send what releases the lock that is held; the session is closed afterwards."""
+
+    @abstractmethod
+    async def end_waiter(self, session: Session, key: Key, answer_by: float) -> None:
+        """Have the server end a session whose connection is closed, if it is still there and waits for a lock."""
+
+    async def end(self, pid: int, answer_by: float) -> None:
+        """
+        Have the server end a session.
+
+        Raises:
+            Unsupported: This login may not.
+            LockError: The server has not confirmed it.
+        """
+        try:
+            await self.database.run(self.end_session, (pid,), again=True, answer_by=answer_by)
+        except ConfigurationError as error:
+            message = (
+                f"could not end session {pid} at {self.database.url}, which holds the lock: {self.right_to_end}, or "
+                "give the login that the holder uses"
+            )
+            raise Unsupported(message, backend=self.database.url) from error.__cause__
+        except LockError as error:
+            if error.__cause__ is None or self.database.kind(error.__cause__) != "no session":  # it ended by itself
+                raise
+
+    @abstractmethod
+    def token(self, result: Result) -> int | None:
+        """Read the answer to `write_lease`: the token; None: the session does not hold the lock."""
+
+    def lease_parameters(self, session: Session, key: Key) -> tuple[Parameter, ...]:
+        """Return what `write_lease` needs besides the lease."""
+        del session, key
+        return ()
+
+    def holder_parameters(self, key: Key) -> tuple[Parameter, ...]:
+        """Return what `find_holder` needs."""
+        return (key.name,)
+
+
+def whole_units(ttl: float, unit_seconds: float, most: int) -> int:
+    """Round a ttl up to whole units, at most `most` of them."""
+    # 0.1 * 3 is a little above 0.3: without the margin that would be a unit more.
+    return min(most, max(1, math.ceil(ttl / unit_seconds - 1e-6)))

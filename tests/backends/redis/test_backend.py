@@ -11,7 +11,7 @@ import pytest
 
 from lockkit.backend import Busy, Gone, Grant, Renewed, Unknown
 from lockkit.backends.redis.backend import KNOWN_NAMES_MAX
-from lockkit.backends.redis.script import lock_key
+from lockkit.backends.redis.keys import lock_key
 from lockkit.errors import BackendUnavailable, ConfigurationError
 from lockkit.testing.servers import RedisServer, require, wait_until
 from tests.backends.redis.support import Face, Keyspace, backend_at
@@ -293,7 +293,7 @@ def test_anything_on_the_channel_is_survived(server: RedisServer, redis: Keyspac
                 redis("PUBLISH", "lockkit:wake:gone", text)
             await host.runtime.sleep(0.2)
             assert not waiter.wake.is_set()
-            assert waiter.state.ears.channel == channel
+            assert waiter.state.listener.channel == channel
 
             assert await backend.release(grant)
 
@@ -632,7 +632,7 @@ def test_listening_thread_ends_when_nobody_waits(
     server: RedisServer, redis: Keyspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A client that waited once does not keep a thread and a connection for ever; it subscribes anew when needed."""
-    monkeypatch.setattr("lockkit.backends.redis.wakeup.LINGER", 0.1)
+    monkeypatch.setattr("lockkit.backends.redis.wakeup.IDLE_SECONDS_MAX", 0.1)
 
     async def scenario(host: StubHost) -> None:
         async with backend_at(server.url, host) as backend:

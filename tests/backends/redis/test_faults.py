@@ -293,7 +293,7 @@ class TestLostAnswers:
 
         assert dropped.wait(PATIENCE)
         assert proxy.counts.commands["EVALSHA"] == 1
-        newer = other.lock("x").acquire(timeout=0)
+        newer = other.lock("x").acquire(timeout=PATIENCE)
         lease.release()
         assert newer.confirm()
         newer.release()
@@ -528,7 +528,7 @@ class TestSentinel:
             for sentinel in group.sentinels[:2]:
                 sentinel.kill()
             client = connect(group.url)
-            client.lock("x").acquire(timeout=0).release()
+            client.lock("x").acquire(timeout=PATIENCE).release()
             with pytest.raises(lockkit.ConfigurationError, match="knows no master 'other'"):
                 connect(f"redis+sentinel://{group.sentinels[2].address}/other").ping()
             group.sentinels[2].kill()

@@ -123,7 +123,7 @@ def test_their_lock_is_broken_by_us(ours: Client, theirs: redis.Redis) -> None:
 
     assert ours.break_lock("x")
 
-    ours.lock("x").acquire(timeout=0).release()
+    ours.lock("x").acquire(timeout=PATIENCE).release()
 
 
 def test_both_contend_for_one_key(server: RedisServer, theirs: redis.Redis) -> None:

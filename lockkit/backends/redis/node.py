@@ -94,6 +94,7 @@ class RedisNode(ABC):
         self._on_connect = on_connect
         self._idle: deque[Connection] = deque()
         self._proven = False
+        self._closed = False
 
     def until(self, answer_by: float) -> float:
         """Return the time by which a call that begins now must end."""
@@ -241,12 +242,7 @@ class RedisNode(ABC):
 
     def _kept(self) -> Connection | None:
         """Take a kept connection if one is still open."""
-        idle = self._idle
-        while idle:
-            try:
-                connection = idle.pop()
-            except IndexError:  # another thread took the last
-                return None
+        while (connection := self._pop_idle()) is not None:
             if not connection.stale:
                 return connection
             connection.close()
@@ -258,6 +254,8 @@ class RedisNode(ABC):
             self._idle.append(connection)
         else:
             connection.close()
+        if self._closed:
+            self._close_idle()
 
     async def _call_batches(self, batches: Sequence[tuple[bytes, int]], *, alone: bool, until: float) -> list[Reply]:
         """Send batches (several commands packed together, and their number) one after the other."""
@@ -324,12 +322,22 @@ class RedisNode(ABC):
         return connection
 
     async def close(self) -> None:
-        """Close the connections. A node that is used again opens new ones."""
+        """Close the connections. A call that is in progress, or begins later, keeps none."""
+        self._closed = True
         self.listener.close()
-        while self._idle:
-            self._idle.pop().close()
+        self._close_idle()
         # An event loop closes sockets in its next round: without this they would stay open until the program ends.
         await self._runtime.sleep(0)
+
+    def _close_idle(self) -> None:
+        while (connection := self._pop_idle()) is not None:
+            connection.close()
+
+    def _pop_idle(self) -> Connection | None:
+        try:
+            return self._idle.pop()
+        except IndexError:  # also if another thread took the last one
+            return None
 
 
 class SyncNode(RedisNode):
@@ -363,6 +371,8 @@ class SyncNode(RedisNode):
                 raise translate(error, self.label) from error
             raise
         idle.append(connection)
+        if self._closed:
+            self._close_idle()
         if isinstance(reply, ServerSaid):
             if reply.code == "NOSCRIPT":
                 return await super().run(script, key, body, answer_by=answer_by)

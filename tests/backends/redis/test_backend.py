@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
 from lockkit.backend import Busy, Gone, Grant, Renewed, Unknown
+from lockkit.backends.redis.address import Target
 from lockkit.backends.redis.backend import KNOWN_NAMES_MAX
 from lockkit.backends.redis.keys import lock_key
+from lockkit.backends.redis.node import open_node
+from lockkit.backends.redis.resp import pack
 from lockkit.errors import BackendUnavailable, ConfigurationError
+from lockkit.runtime import BlockingRuntime, drive
 from lockkit.testing.servers import RedisServer, require, wait_until
 from tests.backends.redis.support import Face, Keyspace, backend_at
 from tests.backends.support import StubHost, granted
@@ -22,6 +26,7 @@ if TYPE_CHECKING:
 
     from lockkit.backend import Request
     from lockkit.backends.redis.backend import RedisBackend
+    from lockkit.backends.redis.connection import SyncConnection
 
 
 @pytest.fixture(scope="module")
@@ -720,6 +725,18 @@ def test_leases_that_cannot_be_asked_are_unknown(redis: Keyspace, face: Face) ->
 
     del redis
     face.run(scenario)
+
+
+def test_call_that_outlives_its_node_keeps_no_connection(server: RedisServer) -> None:
+    """As of a Sentinel whose answer was no longer needed, or a node that left the Cluster."""
+    node = open_node(BlockingRuntime(), Target.at({"host": server.host, "port": server.port}, tls=False))
+    late = cast("SyncConnection", drive(node.take_connection()))
+    assert drive(node.call(pack("PING"))) == b"PONG"
+
+    drive(node.close())
+    node.give_back(late)
+
+    assert late.fileno() == -1
 
 
 def test_packed_names_are_not_kept_without_limit(server: RedisServer, redis: Keyspace) -> None:

@@ -1,7 +1,7 @@
 """
 Redlock on simulated time: nodes that do what the Lua scripts do, and the backend's own code asking them.
 
-Everything that decides is the code that users run: `lockkit.backends.redlock.backend` and its admission of restarted
+Everything that decides is the code that users run: `lockkit.backends.redlock.backend` and its treatment of restarted
 nodes, and the engine above them. Only the nodes and the connections to them are models. That the scripts do what is
 modelled here is shown on real nodes in ``tests/backends/redlock/test_backend.py``.
 """

@@ -1,4 +1,4 @@
-"""A Redis that hangs: every call has ended by the time that its caller gave, and nobody else pays for it."""
+"""A Redis that hangs: every call ends by the time that its caller gave, and costs no other caller anything."""
 
 from __future__ import annotations
 

@@ -253,7 +253,7 @@ def test_waiter_behind_a_stopped_one_is_woken_when_its_offer_ends(
 def test_flushed_lock_is_its_waiter_s_as_soon_as_its_holder_knows(
     server: RedisServer, redis: Keyspace, face: Face
 ) -> None:
-    """FLUSHALL takes the queue away too, and tells nobody: whoever finds the lock gone tells those who wait for it."""
+    """FLUSHALL removes the queue too, without notice: the client that finds the lock gone notifies its waiters."""
 
     async def scenario(host: StubHost) -> None:
         async with backend_at(server.url, host) as backend, backend_at(server.url, host) as other:
@@ -278,7 +278,7 @@ def test_flushed_lock_is_its_waiter_s_as_soon_as_its_holder_knows(
 
 
 def test_anything_on_the_channel_is_survived(server: RedisServer, redis: Keyspace, face: Face) -> None:
-    """Whoever may publish there does not end the listening."""
+    """Messages from other clients of the server do not end the subscription."""
 
     async def scenario(host: StubHost) -> None:
         async with backend_at(server.url, host) as backend:
@@ -308,7 +308,7 @@ def test_anything_on_the_channel_is_survived(server: RedisServer, redis: Keyspac
 
 
 def test_queue_has_an_expiry(server: RedisServer, redis: Keyspace, face: Face) -> None:
-    """A queue in which nobody waits any more goes, but not before those who wait have looked again."""
+    """An abandoned queue expires, but not before its waiters have retried."""
 
     async def scenario(host: StubHost) -> None:
         async with backend_at(server.url, host) as backend:
@@ -345,7 +345,7 @@ def test_expired_holder_does_not_release_the_lock_of_the_next(server: RedisServe
 
 
 def test_expired_lock_is_the_first_waiter_s(server: RedisServer, redis: Keyspace, face: Face) -> None:
-    """When a holder dies, whoever looks first hands the lock to the head of the queue."""
+    """When a holder dies, the client that retries first hands the lock to the head of the queue."""
 
     async def scenario(host: StubHost) -> None:
         async with backend_at(server.url, host) as backend:
@@ -422,7 +422,7 @@ def test_grant_that_was_not_heard_of_is_undone_or_repeated(server: RedisServer, 
 
 
 def test_foreign_holder_is_polled(server: RedisServer, redis: Keyspace, face: Face) -> None:
-    """Somebody else's client wakes nobody: the engine looks again and again, and its ttl is known if it has one."""
+    """A foreign client notifies no waiter: the engine polls, and knows the ttl if there is one."""
 
     async def scenario(host: StubHost) -> None:
         async with backend_at(server.url, host) as backend:

@@ -74,7 +74,7 @@ def test_promoted_replica_grants_a_second_holder_and_the_guard_rejects_the_first
     The interleaving that no single Redis can exclude.
 
     A  is granted the lock by the master
-       the master crashes before the replica hears of it; the replica is promoted
+       the master crashes before it is replicated; the replica is promoted
     B  is granted the lock by the replica, while A's lease runs
     B  writes
     A  writes: refused, as its token is older

@@ -314,7 +314,7 @@ class TestLostAnswers:
         assert server.running
 
     def test_waiter_survives_cut_connections(self, server: RedisServer, proxy: FaultProxy, connect: Connect) -> None:
-        """It looks again, subscribes anew, and is told when its turn comes."""
+        """It retries, subscribes anew, and is notified when its turn comes."""
         holder, waiter = connect(server.url), connect(f"redis://{proxy.address}")
         lease = holder.lock("x", ttl=600).acquire()
         got: list[Lease] = []
@@ -376,7 +376,7 @@ class TestLostAnswers:
             asyncio.run(scenario(nat))
 
     def test_living_subscription_is_kept(self, server: RedisServer, connect: Connect) -> None:
-        """A server that answers is not left, however long nothing else is heard from it."""
+        """A server that answers the PING is kept, however long it sends nothing else."""
         holder, waiter = connect(server.url), connect(server.url)
         lease = holder.lock("x", ttl=600).acquire()
         thread = threading.Thread(target=lambda: waiter.lock("x").acquire(timeout=PATIENCE).release())

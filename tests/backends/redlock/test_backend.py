@@ -889,7 +889,7 @@ def test_node_that_is_too_busy_to_introduce_itself_does_not_vote(
 
 
 def test_first_start_by_many_clients_at_once(nodes: RedisNodes) -> None:
-    """A fresh set of nodes works at once, whoever comes first."""
+    """A new set of nodes works at once, whichever client comes first."""
     errors: list[BaseException] = []
 
     def use(number: int) -> None:
@@ -931,12 +931,12 @@ def test_late_first_start_does_not_shorten_a_wait(nodes: RedisNodes, face: Face)
 
     async def scenario(host: StubHost) -> None:
         async with redlock(nodes, host) as backend:
-            admission = backend._delayed_restart
-            looks = await admission._look()
+            delayed_restart = backend._delayed_restart
+            looks = await delayed_restart._look()
             on(nodes.nodes[0])(
                 *("HSET", MARK, "run", _run_id(nodes.nodes[0]), "ttl_ms", 1, "since_us", 1, "until_us", 10**16)
             )
-            await admission._mark(list(looks), looks)
+            await delayed_restart._mark(list(looks), looks)
 
             assert on(nodes.nodes[0])("HGET", MARK, "until_us") == str(10**16)
             assert on(nodes.nodes[1])("EXISTS", MARK) == 1
@@ -1104,7 +1104,7 @@ def test_node_that_voted_without_an_answer_is_a_voter(
 
 
 def unheard(monkeypatch: pytest.MonkeyPatch, backend: RedlockBackend, op: Op, *indexes: int) -> None:
-    """Lose the answers of some nodes to one question: they do it, and nobody hears."""
+    """Lose the answers of some nodes to one operation, which they have done."""
     ask = backend._nodes.ask
 
     async def lose(asked: Op, *arguments: Any, **options: Any) -> list[Answer]:
@@ -1134,7 +1134,7 @@ def test_votes_without_an_answer_are_taken_back(nodes: RedisNodes, face: Face, m
 
 @pytest.mark.parametrize("op", [ACQUIRE, FENCE], ids=["round one", "round two"])
 def test_too_few_answers_are_no_answer(nodes: RedisNodes, face: Face, monkeypatch: pytest.MonkeyPatch, op: Op) -> None:
-    """Two of five say something, and be it "busy": that is an outage, of which the caller hears, and no holder."""
+    """Two of five answer, even if with "busy": the caller gets an outage, and no holder."""
 
     async def scenario(host: StubHost) -> None:
         async with redlock(nodes, host) as backend:
@@ -1587,7 +1587,7 @@ def test_scripts_are_loaded_again(nodes: RedisNodes, face: Face) -> None:
 
 
 def test_wrong_type_on_a_majority(nodes: RedisNodes, face: Face) -> None:
-    """Somebody else's data under the key is named, not removed."""
+    """Foreign data at the key is reported, not removed."""
 
     async def scenario(host: StubHost) -> None:
         async with redlock(nodes, host) as backend:

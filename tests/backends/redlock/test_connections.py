@@ -38,7 +38,7 @@ def face(request: pytest.FixtureRequest) -> Face:
 
 
 def test_forgotten_subscriptions_are_noticed(nodes: RedisNodes, face: Face) -> None:
-    """A NAT drops them on all nodes: the waiter asks them for an answer now and then, and looks again."""
+    """A NAT drops them on all nodes: the client sends a PING now and then, and the waiter retries."""
 
     async def scenario(host: StubHost) -> None:
         with ExitStack() as opened:

@@ -22,6 +22,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import logging
+import weakref
 from math import inf
 from typing import TYPE_CHECKING, Protocol, cast
 
@@ -82,7 +83,9 @@ class WakeupListener:
         """Do not subscribe yet."""
         self.channel: str | None = None
         self._runtime = runtime
-        self._node = node
+        self._label = node.label
+        # Weak, because the node has this listener: a dropped client must not wait for the garbage collector.
+        self._connect = weakref.WeakMethod(node.connect)
         self._prefix = prefix
         self._gone = gone_channel(prefix).encode()
         self._mutex = runtime.mutex()
@@ -130,9 +133,9 @@ class WakeupListener:
         try:
             await self._subscribe(answer_by)
         except DRIVER_ERRORS as error:
-            raise translate(error, self._node.label) from error
+            raise translate(error, self._label) from error
         except RuntimeError as error:  # no thread could be started
-            message = f"cannot subscribe at {self._node.label}: {error}"
+            message = f"cannot subscribe at {self._label}: {error}"
             raise BackendUnavailable(message) from error
         finally:
             with self._mutex:
@@ -143,7 +146,9 @@ class WakeupListener:
         # A new channel for each subscription: messages for the former one must not reach this one.
         channel = f"{self._prefix}:wake:{self._runtime.owner()}"
         command = pack("SUBSCRIBE", channel, self._gone)
-        connection = await self._node.connect(answer_by)
+        connect = self._connect()
+        assert connect is not None, "a listener that outlives its node"
+        connection = await connect(answer_by)
         now = self._runtime.now()
         until = min(now + connection.timeout, now + seconds_left(answer_by, now))
         try:
@@ -228,7 +233,7 @@ class WakeupListener:
                 error = failure
             except Exception as failure:
                 error = failure
-                log.exception("the subscription at %s failed; waiting requests subscribe anew", self._node.label)
+                log.exception("the subscription at %s failed; waiting requests subscribe anew", self._label)
             finally:
                 connection.close()
                 self._stop_listening(connection, error)
@@ -254,7 +259,7 @@ class WakeupListener:
             except TimeoutError as error:
                 now = self._runtime.now()
                 if self._end_if_idle(connection, now - idle_since):
-                    log.debug("no request waits at %s: unsubscribed (%s)", self._node.label, error)
+                    log.debug("no request waits at %s: unsubscribed (%s)", self._label, error)
                     return
                 if asked and now >= received_at + PONG_SECONDS:
                     raise
@@ -316,7 +321,7 @@ class WakeupListener:
             if not self._forget_connection(connection):
                 return
             waiters = list(self._waiting.values())
-        log.debug("subscription at %s ended: %s", self._node.label, error)
+        log.debug("subscription at %s ended: %s", self._label, error)
         for event, _ in waiters:
             event.set()
 

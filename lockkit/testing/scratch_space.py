@@ -142,7 +142,8 @@ async def _delete_range(place: ScratchSpace, backend: Any) -> None:  # noqa: ANN
 
 async def _delete_keys(place: ScratchSpace, backend: LockBackend) -> None:
     """Delete what has the name in its key, on every Redis node where that can be."""
-    from lockkit.backends.redis.node import open_node, pack  # noqa: PLC0415 - needs redis-py
+    from lockkit.backends.redis.node import open_node  # noqa: PLC0415 - needs redis-py
+    from lockkit.backends.redis.resp import pack  # noqa: PLC0415
 
     host = _Host()
     for target in await _redis_targets(place, backend, host):
@@ -163,19 +164,18 @@ async def _delete_keys(place: ScratchSpace, backend: LockBackend) -> None:
 
 
 async def _redis_targets(place: ScratchSpace, backend: LockBackend, host: Any) -> list[Any]:  # noqa: ANN401 - a `Host`
-    from lockkit.backends.redis.options import open_route  # noqa: PLC0415 - needs redis-py
+    from lockkit.backends.redis.options import open_topology  # noqa: PLC0415 - needs redis-py
 
     _, options = registry.split_options(type(backend), place.url, place.options)
     if place.url.base in {"redlock", "redlocks"}:
-        from lockkit.backends.redlock.addresses import url_sources  # noqa: PLC0415
+        from lockkit.backends.redlock.addresses import url_targets  # noqa: PLC0415
         from lockkit.backends.redlock.backend import OPTIONS  # noqa: PLC0415
 
         driver = {name: value for name, value in options.items() if name not in OPTIONS}
-        sources: Any = url_sources(place.url, options, driver, host.runtime)
-        return [source.target for source in sources]
-    route: Any = open_route(place.url, options, host)
+        return list(url_targets(place.url, options, driver, host.runtime.kind))
+    topology: Any = open_topology(place.url, options, host)
     try:
-        stations = await route.masters() if hasattr(route, "masters") else [await route.station("")]
-        return [station.node.target for station in stations]
+        nodes = await topology.masters() if hasattr(topology, "masters") else [await topology.node_for("")]
+        return [node.target for node in nodes]
     finally:
-        await route.close()
+        await topology.close()

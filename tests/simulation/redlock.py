@@ -1,7 +1,7 @@
 """
 Redlock on simulated time: nodes that do what the Lua scripts do, and the backend's own code asking them.
 
-Everything that decides is the code that users run: `lockkit.backends.redlock.backend` and its admission of restarted
+Everything that decides is the code that users run: `lockkit.backends.redlock.backend` and its treatment of restarted
 nodes, and the engine above them. Only the nodes and the connections to them are models. That the scripts do what is
 modelled here is shown on real nodes in ``tests/backends/redlock/test_backend.py``.
 """
@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from lockkit.backends.redlock.backend import OPTIONS, RedlockBackend
-from lockkit.backends.redlock.nodes import Absent, Panel
+from lockkit.backends.redlock.nodes import NodeDown, Nodes
 from lockkit.errors import BackendUnavailable
 from lockkit.simulation import (
     CHECKS,
@@ -198,7 +198,7 @@ class VotingNode:
         return 1
 
 
-class SimulatedPanel(Panel):
+class SimulatedNodes(Nodes):
     """One process's connections to the nodes. A message is lost or late as the network has it; nobody is woken."""
 
     def __init__(self, process: Process, nodes: Sequence[VotingNode], network: Network, timeout: float) -> None:
@@ -216,24 +216,24 @@ class SimulatedPanel(Panel):
         keys: LockKeys,
         arguments: Sequence[Argument],
         *,
-        tails: Sequence[Argument] | None = None,
+        last_arguments: Sequence[Argument] | None = None,
         only: Collection[int] | None = None,
-        owed: float = 0.0,
+        send_later_seconds: float = 0.0,
         until: float = math.inf,
     ) -> list[Answer]:
-        """See `Panel.ask`."""
+        """See `Nodes.ask`."""
         answers: list[Answer] = [None] * len(self._nodes)
         tasks = {}
         for index in range(len(self._nodes)) if only is None else only:
-            values = arguments if tails is None else [*arguments, tails[index]]
+            values = arguments if last_arguments is None else [*arguments, last_arguments[index]]
             call = self._ask_one(index, op, keys.lock, values, until)
             tasks[index] = self._process.start(call, f"ask {op.name} {index}", awaited=True)
         for index, task in tasks.items():
             await task.join()
             answers[index] = task.result()
-            if owed and isinstance(answers[index], BackendUnavailable):
-                values = arguments if tails is None else [*arguments, tails[index]]
-                self._process.start(self._pay(index, op, keys.lock, values, owed), "pay")
+            if send_later_seconds and isinstance(answers[index], BackendUnavailable):
+                values = arguments if last_arguments is None else [*arguments, last_arguments[index]]
+                self._process.start(self._flush(index, op, keys.lock, values, send_later_seconds), "flush")
         return answers
 
     async def _ask_one(
@@ -248,24 +248,24 @@ class SimulatedPanel(Panel):
         except NoAnswer as error:
             unavailable = BackendUnavailable(str(error))
             # Refused: nothing was sent.
-            return Absent(unavailable) if "refused" in str(error) else unavailable
+            return NodeDown(unavailable) if "refused" in str(error) else unavailable
         if answer is RESET:
             # The connection is opened anew, which is when the node's run is learnt.
             self._runs[index] = node.run
-            return Absent(BackendUnavailable(RESET))
+            return NodeDown(BackendUnavailable(RESET))
         return answer  # type: ignore[return-value]  # no other str
 
-    async def _pay(self, index: int, op: Op, lock: str, arguments: Sequence[Argument], owed: float) -> None:
+    async def _flush(self, index: int, op: Op, lock: str, arguments: Sequence[Argument], seconds: float) -> None:
         """Ask again until there is an answer."""
         runtime = SimulatedRuntime(self._process)
-        until = runtime.now() + owed
+        until = runtime.now() + seconds
         while runtime.now() < until:
             await runtime.sleep(runtime.random.uniform(0.01, 0.3))
             if not isinstance(await self._ask_one(index, op, lock, arguments), BackendUnavailable):
                 return
 
     async def retry(self) -> None:
-        """See `Panel.retry`. Each question is sent to all nodes anyway."""
+        """See `Nodes.retry`. Each question is sent to all nodes anyway."""
 
     async def ask_many(
         self,
@@ -275,25 +275,25 @@ class SimulatedPanel(Panel):
         until: float = math.inf,
         last: bool = False,
     ) -> list[list[Answer]]:
-        """See `Panel.ask_many`."""
+        """See `Nodes.ask_many`."""
         del last
         by_call = [await self.ask(op, keys, arguments, until=until) for keys, arguments in calls]
         return [list(answers) for answers in zip(*by_call, strict=True)]
 
-    def places(self, request: Request) -> list[str]:
-        """See `Panel.places`."""
+    def queue_entries(self, request: Request) -> list[str]:
+        """See `Nodes.queue_entries`."""
         raise NotImplementedError
 
     async def listen(self, until: float) -> bool:
-        """See `Panel.listen`. Waiters look now and then."""
+        """See `Nodes.listen`. Waiters look now and then."""
         del until
         return False
 
     def forget(self, request: Request) -> None:
-        """See `Panel.forget`."""
+        """See `Nodes.forget`."""
 
     async def close(self) -> None:
-        """See `Panel.close`."""
+        """See `Nodes.close`."""
 
 
 class Hosting:
@@ -324,7 +324,7 @@ class RecordingBackend(RedlockBackend):
         return outcome
 
 
-class Voters(LockServer):
+class SimulatedServers(LockServer):
     """All the nodes, in the place of the one server that the simulation knows."""
 
     def __init__(self, node: Node, network: Network, history: History, **options: Any) -> None:
@@ -343,8 +343,8 @@ def redlock_at(
 ) -> RecordingBackend:
     """Make the backend of a process; `options` in place of the defaults."""
     given = {name: option.default for name, option in OPTIONS.items()} | options
-    panel = SimulatedPanel(process, nodes, network, timeout)
-    backend = RecordingBackend("redlock://simulated", panel, given, Hosting(process))
+    simulated = SimulatedNodes(process, nodes, network, timeout)
+    backend = RecordingBackend("redlock://simulated", simulated, given, Hosting(process))
     backend.grants = []
     return backend
 
@@ -379,16 +379,16 @@ class RedlockSimulation(Simulation):
         self.snapshots = snapshots
 
         def connect(process: Process, server: LockServer, network: Network, call_timeout: float) -> RedlockBackend:
-            assert isinstance(server, Voters)
+            assert isinstance(server, SimulatedServers)
             if not server.nodes:
                 server.nodes = self._make_nodes(schedule, node_rate, wall_offset)
             made = redlock_at(process, server.nodes, network, call_timeout, fencing=fencing, durable=durable)
             made.grants = server.grants
             return made
 
-        super().__init__(schedule, server=Voters, backend=connect)
-        assert isinstance(self.server, Voters)
-        self.voters = self.server
+        super().__init__(schedule, server=SimulatedServers, backend=connect)
+        assert isinstance(self.server, SimulatedServers)
+        self.servers = self.server
 
     def _make_nodes(self, schedule: Schedule, rate: float | None, offset: float | None) -> list[VotingNode]:
         chance = self.world.chance("nodes")
@@ -405,7 +405,7 @@ class RedlockSimulation(Simulation):
         ]
 
     def _apply(self, fault: Fault) -> None:
-        nodes = self.voters.nodes
+        nodes = self.servers.nodes
         # Several at a time, now and then more than a majority.
         chance = self.world.chance(f"fault {fault.at}")
         chosen = chance.sample(range(NODES), chance.choice((1, 1, 2, 2, 3, 4)))
@@ -435,7 +435,7 @@ class RedlockSimulation(Simulation):
 
     def _heal(self) -> None:
         if not self.healed:
-            for voting in self.voters.nodes:
+            for voting in self.servers.nodes:
                 voting.node.start()
                 voting.node.resume()
                 for member in self.clients:
@@ -463,10 +463,10 @@ class RedlockSimulation(Simulation):
             Problem(
                 "tokens",
                 0.0,
-                f"lock {name!r}: token {token} was granted {self.voters.grants.count((name, token))} times",
+                f"lock {name!r}: token {token} was granted {self.servers.grants.count((name, token))} times",
             )
-            for name, token in {*self.voters.grants}
-            if self.voters.grants.count((name, token)) > 1
+            for name, token in {*self.servers.grants}
+            if self.servers.grants.count((name, token)) > 1
         ]
         newest: dict[str, int] = {}
         for lease in sorted(seen.leases.values(), key=lambda lease: lease.acquired.at):

@@ -69,7 +69,7 @@ def test_no_two_holders_and_no_token_twice(seeds_here: range) -> None:
         simulation = RedlockSimulation(schedule_of(seed))
         verdict = simulation.judge()
         assert verdict, f"seed {seed}: {verdict}"
-        grants_count += len(simulation.voters.grants)
+        grants_count += len(simulation.servers.grants)
 
     assert grants_count > len(seeds_here)
 

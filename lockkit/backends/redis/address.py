@@ -18,10 +18,10 @@ __all__ = ["CONNECT_TIMEOUT", "DEFAULT_PORT", "SOCKET_TIMEOUT", "Target", "crede
 DEFAULT_PORT = 6379
 
 SOCKET_TIMEOUT = 2.5
-"""Seconds for an answer. Longer holds up callers of a server that hangs; shorter takes a busy one for dead."""
+"""Seconds for an answer. Longer delays callers of a server that hangs; shorter gives up on a busy one."""
 
 CONNECT_TIMEOUT = 2.0
-"""Seconds for a TCP connection. With `SOCKET_TIMEOUT` for the login a call stays below five seconds."""
+"""Seconds for a TCP connection. With `SOCKET_TIMEOUT` for the login, a call stays below five seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Target:
 
     Attributes:
         arguments: Keyword arguments of redis-py's ``Connection``. **Hold the password.**
-        form: What carries the bytes; or redis-py's class that an application uses.
+        form: The transport; or the application's class of redis-py connections.
         label: For messages: ``host:port``, or the socket's path.
     """
 
@@ -41,14 +41,14 @@ class Target:
 
     @classmethod
     def of(cls, host: HostPort, arguments: Mapping[str, Any], *, tls: bool) -> Target:
-        """Combine a server of a URL, with its own user and password if it has them, with common arguments."""
+        """Combine a server of a URL, and its own user and password if given, with the arguments common to all."""
         own: dict[str, Any] = {"host": host.host, "port": host.port or DEFAULT_PORT}
         own.update(credentials(host.username, host.password))
         return cls.at({**own, **arguments}, tls=tls)
 
     @classmethod
     def at(cls, arguments: Mapping[str, Any], *, tls: bool) -> Target:
-        """Make it of arguments with ``host`` and ``port``, or ``path``."""
+        """Make it from arguments with ``host`` and ``port``, or ``path``."""
         defaults = {"socket_timeout": SOCKET_TIMEOUT, "socket_connect_timeout": CONNECT_TIMEOUT, "protocol": 2}
         if "path" in arguments:
             return cls({**defaults, **arguments}, "unix", str(arguments["path"]))
@@ -57,17 +57,23 @@ class Target:
         return cls({**defaults, "socket_keepalive": True, **arguments}, "tls" if tls else "tcp", label)
 
     @classmethod
-    def lent(cls, pool: Any) -> Target:  # noqa: ANN401 - redis-py's, of either face
-        """Make it of a connection pool that the application has: its class of connections, and their arguments."""
+    def lent(cls, pool: Any, timeout: float | None = None) -> Target:  # noqa: ANN401 - redis-py's, sync or async
+        """
+        Make it from an application's connection pool: its class of connections, and their arguments.
+
+        Args:
+            pool: The application's.
+            timeout: Seconds for an answer and for connecting; None for the pool's limits, if they are below lockkit's.
+        """
         arguments = dict(pool.connection_kwargs)
-        # What fails is tried again by the engine, which knows how long.
+        # The engine retries, because it knows for how long.
         for name in ("retry", "retry_on_error", "retry_on_timeout"):
             arguments.pop(name, None)
         limits = {"socket_timeout": SOCKET_TIMEOUT, "socket_connect_timeout": CONNECT_TIMEOUT}
         if "path" in arguments:
             del limits["socket_connect_timeout"]
         for name, limit in limits.items():
-            arguments[name] = min(arguments.get(name) or limit, limit)
+            arguments[name] = timeout or min(arguments.get(name) or limit, limit)
         host, port = arguments.get("host", "localhost"), arguments.get("port", DEFAULT_PORT)
         return cls(arguments, pool.connection_class, str(arguments.get("path") or f"{host}:{port}"))
 
@@ -76,12 +82,12 @@ class Target:
         """Seconds for an answer."""
         return float(self.arguments["socket_timeout"] or SOCKET_TIMEOUT)
 
-    def connection(self, kind: Kind) -> Any:  # noqa: ANN401 - one of six classes of redis-py's
+    def driver_connection(self, kind: Kind) -> Any:  # noqa: ANN401 - one of six classes of redis-py's
         """
         Make redis-py's connection object. No I/O.
 
         Raises:
-            TypeError: It does not take one of the arguments.
+            TypeError: redis-py does not accept one of the arguments.
         """
         if isinstance(self.form, type):
             return self.form(**self.arguments)

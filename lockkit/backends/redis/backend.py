@@ -7,29 +7,28 @@ Algorithm: the lock is a string key ``PREFIX:NAME`` with the owner as its value,
 ==========================  =========================================================================================
 ``{PREFIX:NAME}:fence``     the last token
 ``{PREFIX:NAME}:meta``      owner and metadata of the lease, for `holders`
-``{PREFIX:NAME}:queue``     who waits, first come first
-``{PREFIX:NAME}:broken``    the owner of a lease that `break_lock` ended, until its holder has asked
+``{PREFIX:NAME}:queue``     waiting requests, in order of arrival
+``{PREFIX:NAME}:broken``    the owner of a lease that `break_lock` ended, for its holder's next renewal
 ==========================  =========================================================================================
 
-Each operation is one script (``scripts``), so one round trip. A release sets the lock to ``next:OWNER`` for the
-first waiter and tells that client (`lockkit.backends.redis.wakeup`): no polling, no herd, and nobody overtakes.
-The offer ends after half of the waiter's ttl, at most a second; the second waiter is told when that will be, and looks
-then, so that a stopped waiter blocks nobody longer.
+Each operation is one script (``scripts``), so one round trip. A release sets the lock to ``next:OWNER`` for the first
+waiter and notifies that client (`lockkit.backends.redis.wakeup`): no polling, no herd, no overtaking.
+The offer ends after half of the waiter's ttl, at most a second. The second waiter is notified of that time and retries
+then, so a stopped waiter blocks the others no longer.
 
-What the server must offer: Redis 6.0.6 or Valkey, scripts, pub/sub, a user with the rights to them.
+Requirements: Redis 6.0.6 or Valkey, scripts, pub/sub, and a user with the rights to use them.
 
-What it cannot promise: replication is asynchronous. A promoted replica may not know a lock that was granted (unless
-``replicas=``), a server without persistence forgets all when it restarts. Tokens still increase: they are at least the
-server's time in microseconds.
+Known limits: replication is asynchronous, so a promoted replica may not know a lock that was granted (unless
+``replicas=`` is used), and a server without persistence forgets all locks when it restarts. Tokens still increase: they
+are at least the server's time in microseconds.
 
-Newer atomic commands (``DELEX``, ``SET … IFEQ`` of Redis 8.4, ``DELIFEQ`` of Valkey 9) are not used: a release has to
-look into the queue in the same atomic step, which is a script in any case.
+lockkit does not use newer atomic commands (``DELEX``, ``SET … IFEQ`` of Redis 8.4, ``DELIFEQ`` of Valkey 9): a release
+has to read the queue in the same atomic step, so it needs a script in any case.
 """
 
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Mapping, Sequence
 from math import inf
 from typing import TYPE_CHECKING, Any, ClassVar, cast
@@ -49,38 +48,36 @@ from lockkit.backend import (
     Unknown,
     decode_metadata,
 )
-from lockkit.backends.redis.node import Script, bulk, lock_key, side_key
-from lockkit.backends.redis.options import OPTIONS, adopt_route, driver_options, open_route
+from lockkit.backends.redis.keys import FENCE_MS_MIN, fence_milliseconds, lock_key, side_key, ttl_milliseconds
+from lockkit.backends.redis.options import OPTIONS, adopt_topology, driver_options, open_topology
+from lockkit.backends.redis.resp import bulk
+from lockkit.backends.redis.script import Script
 from lockkit.backends.redis.wakeup import gone_channel
 from lockkit.errors import BackendUnavailable, LockError
 
 if TYPE_CHECKING:
-    from lockkit.backends.redis.node import Reply
-    from lockkit.backends.redis.topology import Route
-    from lockkit.backends.redis.wakeup import Ears
+    from lockkit.backends.redis.resp import Reply
+    from lockkit.backends.redis.topology import Topology
+    from lockkit.backends.redis.wakeup import WakeupListener
     from lockkit.url import Url
 
 __all__ = ["RedisBackend"]
 
 log = logging.getLogger("lockkit")
 
-FENCE_MS_MIN = 86_400_000
-"""How long the counter of an idle lock is kept, at least: a day. Shorter relies more on the server's clock, which must
-then not be set back by more; longer keeps more small keys."""
-
 GRACE_MS_MAX = 1000
-"""Longest offer to a waiter. Longer, and a stopped waiter delays the others more; shorter than a busy machine takes to
-schedule a woken process, and the order of arrival is lost."""
+"""Longest offer to a waiter. Longer: a stopped waiter delays the others more. Shorter than a busy machine takes to
+schedule a woken process: the order of arrival is lost."""
 
 RENEW_SHARE = 1 / 6
-"""Part of the shortest ttl in use that a renewal at several nodes may take. Longer lets a node that hangs cost leases
-at the others, whose next renewals wait behind it; shorter gives up on nodes that are only slow."""
+"""Share of the shortest ttl in use that a renewal at several nodes may take. More: a node that hangs delays the next
+renewals at the others until leases end. Less gives up on nodes that are only slow."""
 
 RENEW_SECONDS_MIN = 0.3
-"""But at least so long: shorter gives up on a node whose answer takes long only once in a while."""
+"""Least time for such a renewal. Shorter gives up on a node that is slow only once in a while."""
 
 KNOWN_NAMES_MAX = 1024
-"""Names whose packed keys are kept. More takes memory (half a kilobyte each), fewer packs again."""
+"""Names whose packed keys are cached. More takes memory (half a kilobyte each), fewer packs them more often."""
 
 _ACQUIRE = Script("acquire", keys=4, arguments=5, shared="offer")
 _RELEASE = Script("release", keys=3, arguments=2, shared="offer", alone=True)
@@ -115,11 +112,11 @@ class RedisBackend(LockBackend):
     capabilities = _CAPABILITIES
     options: ClassVar[Mapping[str, Option]] = OPTIONS
 
-    def __init__(self, url: str, route: Route, options: Mapping[str, Any], host: Host) -> None:
-        """Use a route; nothing is sent."""
+    def __init__(self, url: str, topology: Topology, options: Mapping[str, Any], host: Host) -> None:
+        """Use a topology; send nothing yet."""
         self._url = url
-        self._route = route
-        self._run = route.runner()
+        self._topology = topology
+        self._run = topology.runner()
         self._runtime = host.runtime
         self._prefix: str = options["prefix"]
         self._replicas: int = options["replicas"]
@@ -136,12 +133,12 @@ class RedisBackend(LockBackend):
     @classmethod
     def open(cls, url: Url, options: Mapping[str, Any], host: Host) -> RedisBackend:
         """See `LockBackend.open`."""
-        return cls(url.safe_text, open_route(url, options, host), options, host)
+        return cls(url.safe_text, open_topology(url, options, host), options, host)
 
     @classmethod
     def adopt(cls, client: object, options: Mapping[str, Any], host: Host) -> RedisBackend | None:
-        """See `LockBackend.adopt`: a client, Sentinel or Cluster of redis-py, in the form of this face."""
-        found = adopt_route(client, options, host)
+        """See `LockBackend.adopt`: a client, Sentinel or Cluster of redis-py, sync or async as the runtime."""
+        found = adopt_topology(client, options, host)
         return None if found is None else cls(found[0], found[1], options, host)
 
     @property
@@ -151,15 +148,15 @@ class RedisBackend(LockBackend):
 
     async def try_acquire(self, request: Request) -> Grant | Busy:
         """See `LockBackend.try_acquire`."""
-        keys = self._names.get(request.name) or self._learn(request.name)
+        keys = self._names.get(request.name) or self._pack_keys(request.name)
         terms = self._terms
         if terms.ttl != request.ttl or terms.metadata is not request.metadata:
             terms = self._terms = _Terms(request.ttl, request.metadata)
         subscribed = False
         while True:
-            place = self._place(request, keys, terms) if request.queue and self._route.listening else _NOWHERE
+            entry = self._queue_entry(request, keys, terms) if request.queue and self._topology.listening else _NO_ENTRY
             owner = request.owner
-            body = b"%b$%d\r\n%b\r\n%b%b" % (keys.acquire, len(owner), owner.encode(), terms.packed, place)
+            body = b"%b$%d\r\n%b\r\n%b%b" % (keys.acquire, len(owner), owner.encode(), terms.packed, entry)
             if self._replicas:
                 reply = await self._acquire_replicated(request, keys, body)
             else:
@@ -169,23 +166,23 @@ class RedisBackend(LockBackend):
                     self._left_queue(request)
                 return Grant(request.name, owner, reply, terms.granted_ttl, None, keys)
             left_ms, holder, foreign = cast("tuple[int, bytes, int]", reply)
-            queued = place is not _NOWHERE or not request.queue
+            queued = entry is not _NO_ENTRY or not request.queue
             if queued or foreign or subscribed:
-                # Deaf although subscribed: the connection ended at once. Then look now and then.
+                # Not queued although subscribed: the subscription ended at once. Then poll.
                 poll = foreign == 1 or not queued
                 retry_after = None if left_ms < 0 else left_ms / 1000
                 return Busy(retry_after, poll=poll, owner=holder.decode("utf-8", "replace") or None)
-            # Nobody listened, so no place was taken: a waiter that cannot be told must not be offered the lock.
-            await self._route.listen(keys.lock, request.answer_by)
+            # No subscription, so no queue entry: a waiter that cannot be notified must not be offered the lock.
+            await self._topology.listen(keys.lock, request.answer_by)
             subscribed = True
 
     async def _acquire_replicated(self, request: Request, keys: _Keys, body: bytes) -> Reply:
-        """Acquire, and hold only what enough replicas have."""
-        route, answer_by = self._route, request.answer_by
-        reply, acknowledged = await route.run_replicated(_ACQUIRE, keys.lock, body, self._replicas, answer_by)
+        """Acquire, and undo a grant that too few replicas have."""
+        topology, answer_by = self._topology, request.answer_by
+        reply, acknowledged = await topology.run_replicated(_ACQUIRE, keys.lock, body, self._replicas, answer_by)
         if type(reply) is not int or acknowledged >= self._replicas:
             return reply
-        # A promoted replica would not know this grant: so it is none. Not "unavailable": others may have been luckier.
+        # A promoted replica might not know this grant. Busy, not unavailable: another client may hold the lock.
         await self._abandon(request, keys)
         log.warning(
             "lock %r at %s: %d of %d replicas acknowledged the grant in time, so it was undone",
@@ -193,28 +190,28 @@ class RedisBackend(LockBackend):
         )  # fmt: skip
         return [-1, b"", 1]
 
-    def _place(self, request: Request, keys: _Keys, terms: _Terms) -> bytes:
-        """Give the packed place that the script is to take in the queue if the lock is busy; nowhere if we are deaf."""
-        ears = self._route.ears(keys.lock)
-        channel = None if ears is None else ears.channel
-        if ears is None or channel is None:
-            return _NOWHERE
-        place = request.state
-        if place is None or place.channel != channel:
-            # What a former subscription was told is lost with it; the place that it had goes when its turn comes.
-            place = request.state = _Place(ears, channel, f"{terms.grace_ms} {channel}")
-            ears.expect(request, keys.lock)
-        return bulk(place.text)
+    def _queue_entry(self, request: Request, keys: _Keys, terms: _Terms) -> bytes:
+        """Return the queue entry for the script, packed; an empty one when no subscription is active."""
+        listener = self._topology.listener_for(keys.lock)
+        channel = None if listener is None else listener.channel
+        if listener is None or channel is None:
+            return _NO_ENTRY
+        entry = request.state
+        if entry is None or entry.channel != channel:
+            # Messages to a former subscription are lost; its queue entry is removed when its turn comes.
+            entry = request.state = _QueueEntry(listener, channel, f"{terms.grace_ms} {channel}")
+            listener.expect(request, keys.lock)
+        return bulk(entry.text)
 
     def _left_queue(self, request: Request) -> None:
         if request.state is not None:
-            request.state.ears.forget(request)
+            request.state.listener.forget(request)
             request.state = None
 
     async def wait(self, request: Request, busy: Busy, until: float) -> None:
         """See `LockBackend.wait`."""
-        # The subscription may have ended since the place was taken: look again at once, which subscribes anew.
-        if request.state is not None and request.state.ears.channel == request.state.channel:
+        # The subscription may have ended since: then retry at once, which subscribes anew.
+        if request.state is not None and request.state.listener.channel == request.state.channel:
             await super().wait(request, busy, until)
 
     async def abandon(self, request: Request) -> None:
@@ -233,14 +230,14 @@ class RedisBackend(LockBackend):
         calls = []
         for grant in grants:
             keys: _Keys = grant.state
-            ttl_ms = _milliseconds(grant.ttl)
-            body = keys.renew + bulk(grant.owner) + bulk(ttl_ms) + bulk(_fence_ms(ttl_ms)) + self._gone
+            ttl_ms = ttl_milliseconds(grant.ttl)
+            body = keys.renew + bulk(grant.owner) + bulk(ttl_ms) + bulk(fence_milliseconds(ttl_ms)) + self._gone
             calls.append((keys.lock, body))
         answer_by = inf
-        if self._route.several:
+        if self._topology.several:
             self._shortest_ttl = min([self._shortest_ttl, *(grant.ttl for grant in grants)])
             answer_by = self._runtime.now() + max(RENEW_SECONDS_MIN, self._shortest_ttl * RENEW_SHARE)
-        replies = await self._route.run_many(_RENEW, calls, replicas=self._replicas, answer_by=answer_by)
+        replies = await self._topology.run_many(_RENEW, calls, replicas=self._replicas, answer_by=answer_by)
         return [Unknown(reply) if isinstance(reply, LockError) else _RENEWALS[cast("int", reply)] for reply in replies]
 
     async def release(self, grant: Grant, answer_by: float = inf) -> bool:
@@ -251,7 +248,7 @@ class RedisBackend(LockBackend):
     async def release_all(self, grants: Sequence[Grant], answer_by: float) -> None:
         """See `LockBackend.release_all`. One pipeline per node."""
         calls = [(grant.state.lock, self._release_body(grant)) for grant in grants]
-        replies = await self._route.run_many(_RELEASE, calls, answer_by=answer_by)
+        replies = await self._topology.run_many(_RELEASE, calls, answer_by=answer_by)
         failures = [reply for reply in replies if isinstance(reply, LockError)]
         if failures:
             message = f"{len(failures)} of {len(grants)} locks may still be held: {failures[0]}"
@@ -286,16 +283,16 @@ class RedisBackend(LockBackend):
 
     async def ping(self) -> None:
         """See `LockBackend.ping`."""
-        await self._route.ping()
+        await self._topology.ping()
 
     async def close(self) -> None:
         """See `LockBackend.close`."""
-        await self._route.close()
+        await self._topology.close()
 
     def _keys(self, name: str) -> _Keys:
-        return self._names.get(name) or self._learn(name)
+        return self._names.get(name) or self._pack_keys(name)
 
-    def _learn(self, name: str) -> _Keys:
+    def _pack_keys(self, name: str) -> _Keys:
         if len(self._names) >= KNOWN_NAMES_MAX:
             self._names.clear()
         keys = self._names[name] = _Keys(self._prefix, name)
@@ -303,7 +300,7 @@ class RedisBackend(LockBackend):
 
 
 class _Keys:
-    """The keys of one lock, packed as the scripts take them."""
+    """The keys of one lock, packed as the scripts expect them."""
 
     __slots__ = ("_parts", "acquire", "lock", "release")
 
@@ -327,39 +324,28 @@ class _Keys:
 
 
 class _Terms:
-    """What the acquisitions of a client mostly have in common: ttl and metadata, packed once."""
+    """ttl and metadata, packed once: the acquisitions of a client mostly use the same."""
 
     __slots__ = ("grace_ms", "granted_ttl", "metadata", "packed", "ttl")
 
     def __init__(self, ttl: float, metadata: str) -> None:
-        ttl_ms = _milliseconds(ttl)
+        ttl_ms = ttl_milliseconds(ttl)
         self.ttl = ttl
         self.metadata = metadata
         self.granted_ttl = ttl_ms / 1000
         self.grace_ms = min(ttl_ms // 2, GRACE_MS_MAX)
-        self.packed = bulk(ttl_ms) + bulk(metadata) + bulk(_fence_ms(ttl_ms))
+        self.packed = bulk(ttl_ms) + bulk(metadata) + bulk(fence_milliseconds(ttl_ms))
 
 
-class _Place:
-    """A place in a queue, and the subscription by which its owner is told."""
+class _QueueEntry:
+    """An entry in a lock's queue, and the subscription by which its client is notified."""
 
-    __slots__ = ("channel", "ears", "text")
+    __slots__ = ("channel", "listener", "text")
 
-    def __init__(self, ears: Ears, channel: str, text: str) -> None:
-        self.ears = ears
+    def __init__(self, listener: WakeupListener, channel: str, text: str) -> None:
+        self.listener = listener
         self.channel = channel
         self.text = text
 
 
-_NOWHERE = bulk("")
-
-
-def _milliseconds(ttl: float) -> int:
-    """Round a ttl up to whole milliseconds, Redis's unit."""
-    # 0.1 * 3 is a little above 0.3: without the allowance that would be a millisecond more.
-    return math.ceil(ttl * 1000 - 1e-6)
-
-
-def _fence_ms(ttl_ms: int) -> int:
-    """How long the counter is kept after the last grant or renewal."""
-    return max(FENCE_MS_MIN, 10 * ttl_ms)
+_NO_ENTRY = bulk("")

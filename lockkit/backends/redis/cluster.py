@@ -2,8 +2,8 @@
 The node of a Redis Cluster that serves a lock's slot.
 
 Source: "Redis cluster specification" in the Redis documentation: the slot of a key, MOVED and ASK redirection.
-redis-py's own Cluster clients are not used, because their two faces share no code and their way to a node costs several
-times what the node takes to answer.
+lockkit does not use redis-py's Cluster clients: the sync and async ones share no code, and finding the node takes
+several times as long as the node's answer.
 
 All keys of a lock have the same hash tag and so the same slot (`lockkit.backends.redis.script`).
 """
@@ -17,10 +17,13 @@ from math import inf
 from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
 from lockkit.backend import seconds_left
+from lockkit.backends.redis.address import Target
 from lockkit.backends.redis.errors import code_of, nothing_done, translate
-from lockkit.backends.redis.node import ServerSaid, Target, pack
+from lockkit.backends.redis.handshake import Handshake
+from lockkit.backends.redis.node import open_node
 from lockkit.backends.redis.parallel import ask_all, ask_first, raise_configuration
-from lockkit.backends.redis.topology import Greeter, Route, Station, run_group
+from lockkit.backends.redis.resp import ServerSaid, pack
+from lockkit.backends.redis.topology import Topology, run_group
 from lockkit.errors import BackendUnavailable, LockError
 
 if TYPE_CHECKING:
@@ -28,11 +31,12 @@ if TYPE_CHECKING:
     from typing import Any
 
     from lockkit.backend import Host
-    from lockkit.backends.redis.node import Reply
+    from lockkit.backends.redis.node import RedisNode
+    from lockkit.backends.redis.resp import Reply
     from lockkit.backends.redis.script import Command
-    from lockkit.backends.redis.wakeup import Ears
+    from lockkit.backends.redis.wakeup import WakeupListener
 
-__all__ = ["ClusterRoute", "slot_of"]
+__all__ = ["ClusterTopology", "slot_of"]
 
 log = logging.getLogger("lockkit")
 
@@ -42,30 +46,30 @@ T_co = TypeVar("T_co", covariant=True)
 SLOTS_COUNT = 16384
 
 REDIRECTS_MAX = 8
-"""How often one call is sent on. More waits longer for a slot that is moving, fewer gives up earlier."""
+"""Redirections followed in one call. More waits longer for a slot that is moving, fewer gives up earlier."""
 
-TRY_AGAIN_PAUSE = 0.05
+TRY_AGAIN_SECONDS = 0.05
 """Seconds between tries while a slot moves key by key."""
 
 Address = tuple[str, int]
 
 
-class Attempt(Protocol[T_co]):
-    """Something that is asked of one node."""
+class NodeCall(Protocol[T_co]):
+    """A call to one node."""
 
-    def __call__(self, station: Station, script: Command, *, asking: bool) -> Awaitable[T_co]:
-        """Run the script; with `asking` the node is about to take the slot over and must be told that we know."""
+    def __call__(self, node: RedisNode, script: Command, *, asking: bool) -> Awaitable[T_co]:
+        """Run the script; `asking` (the command ASKING) is needed while the node takes over the slot."""
         ...
 
 
 def slot_of(key: str) -> int:
-    """Give the hash slot of a lock's key, which has no hash tag of its own."""
+    """Return the hash slot of a lock's key, which has no hash tag itself."""
     # binascii's CRC-CCITT with a start of 0 is the CRC16 of the specification (XMODEM).
     return binascii.crc_hqx(key.encode(), 0) % SLOTS_COUNT
 
 
-class ClusterRoute(Route):
-    """Each lock's own node."""
+class ClusterTopology(Topology):
+    """Each lock is at the node that serves its slot."""
 
     several = True
 
@@ -73,23 +77,23 @@ class ClusterRoute(Route):
         self, seeds: Sequence[Address], arguments: Mapping[str, Any], host: Host, prefix: str, *, tls: bool
     ) -> None:
         """
-        Ask nobody yet.
+        Send nothing yet.
 
         Args:
-            seeds: Some nodes, to learn the others from.
+            seeds: Some nodes, which know the others.
             arguments: redis-py's, for all nodes.
             host: The engine's side.
-            prefix: Of channels.
-            tls: The nodes speak TLS.
+            prefix: First part of the channels.
+            tls: The nodes use TLS.
         """
         self._seeds = list(seeds)
         self._arguments = arguments
         self._host = host
         self._prefix = prefix
         self._tls = tls
-        self._stations: dict[Address, Station] = {}
-        self._failed: set[Address] = set()  # are asked last who serves which slots
-        self._slots: list[Station | None] = [None] * SLOTS_COUNT
+        self._nodes: dict[Address, RedisNode] = {}
+        self._failed: set[Address] = set()  # asked last for the slots
+        self._slots: list[RedisNode | None] = [None] * SLOTS_COUNT
         self._outdated = True
 
     # -- asking ----------------------------------------------------------------------------------------------------
@@ -97,33 +101,32 @@ class ClusterRoute(Route):
     async def run(
         self, script: Command, key: str, body: bytes, /, *, resend: bool = False, answer_by: float = inf
     ) -> Reply:
-        """See `Route.run`."""
+        """See `Topology.run`."""
         answer_by = self._until(answer_by)
 
-        async def attempt(station: Station, script: Command, *, asking: bool) -> Reply:
+        async def call(node: RedisNode, script: Command, *, asking: bool) -> Reply:
             if not asking:
-                return await station.node.run(script, key, body, resend=resend, answer_by=answer_by)
+                return await node.run(script, key, body, resend=resend, answer_by=answer_by)
             commands = [pack("ASKING"), script.loading_command(body)]
-            _, reply = await station.node.call_many(commands, alone=True, answer_by=answer_by)
-            return _checked(reply, station)
+            _, reply = await node.call_many(commands, alone=True, answer_by=answer_by)
+            return _checked(reply, node)
 
-        return await self._follow(script, key, attempt, answer_by, resend=resend)
+        return await self._follow(script, key, call, answer_by, resend=resend)
 
     async def run_replicated(
         self, script: Command, key: str, body: bytes, replicas: int, answer_by: float
     ) -> tuple[Reply, int]:
-        """See `Route.run_replicated`."""
+        """See `Topology.run_replicated`."""
         answer_by = self._until(answer_by)
 
-        async def attempt(station: Station, script: Command, *, asking: bool) -> tuple[Reply, int]:
-            node = station.node
+        async def call(node: RedisNode, script: Command, *, asking: bool) -> tuple[Reply, int]:
             if not asking:
                 return await node.run_replicated(script, body, replicas, answer_by=answer_by)
             commands = [pack("ASKING"), script.loading_command(body), node.wait_command(replicas, answer_by)]
             _, reply, acknowledged = await node.call_many(commands, alone=True, answer_by=answer_by)
-            return _checked(reply, station), cast("int", _checked(acknowledged, station))
+            return _checked(reply, node), cast("int", _checked(acknowledged, node))
 
-        return await self._follow(script, key, attempt, answer_by)
+        return await self._follow(script, key, call, answer_by)
 
     def _until(self, answer_by: float) -> float:
         now = self._host.runtime.now()
@@ -132,20 +135,20 @@ class ClusterRoute(Route):
     async def run_many(
         self, script: Command, calls: Sequence[tuple[str, bytes]], *, replicas: int = 0, answer_by: float = inf
     ) -> list[Reply | LockError]:
-        """See `Route.run_many`. All nodes at the same time; what has moved is followed one by one."""
+        """See `Topology.run_many`. Asks all nodes at the same time, then follows moved slots one by one."""
         answer_by = self._until(answer_by)
         results: list[Reply | LockError] = [None] * len(calls)
-        groups: dict[int, tuple[Station, list[int]]] = {}
+        groups: dict[int, tuple[RedisNode, list[int]]] = {}
         for index, (key, _) in enumerate(calls):
             try:
-                station = await self.station(key, answer_by)
+                node = await self.node_for(key, answer_by)
             except LockError as error:
                 results[index] = error
             else:
-                groups.setdefault(id(station), (station, []))[1].append(index)
+                groups.setdefault(id(node), (node, []))[1].append(index)
         asks = [
-            partial(run_group, station.node, script, [calls[index][1] for index in indexes], replicas, answer_by)
-            for station, indexes in groups.values()
+            partial(run_group, node, script, [calls[index][1] for index in indexes], replicas, answer_by)
+            for node, indexes in groups.values()
         ]
         answers = await ask_all(self._host.runtime, asks, answer_by)
         for (_, indexes), replies in zip(groups.values(), answers, strict=True):
@@ -155,7 +158,7 @@ class ClusterRoute(Route):
             if isinstance(result, LockError) and _code(result) in {"MOVED", "ASK", "TRYAGAIN"}:
                 results[index] = await self._run_moved(script, *calls[index], replicas, answer_by)
             elif isinstance(result, LockError) and not isinstance(result.__cause__, ServerSaid):
-                self._doubt(self._slots[slot_of(calls[index][0])])
+                self._suspect(self._slots[slot_of(calls[index][0])])
         return results
 
     async def _run_moved(
@@ -172,93 +175,93 @@ class ClusterRoute(Route):
         return reply
 
     async def _follow(
-        self, script: Command, key: str, attempt: Attempt[T], answer_by: float, *, resend: bool = False
+        self, script: Command, key: str, call: NodeCall[T], answer_by: float, *, resend: bool = False
     ) -> T:
-        """Ask the node of a key, and the one that it names instead."""
+        """Call the node of a key, or the one that it redirects to."""
         now = self._host.runtime.now
-        station, asking = await self.station(key, answer_by), False
+        node, asking = await self.node_for(key, answer_by), False
         last: LockError | None = None
         for _ in range(REDIRECTS_MAX):
             try:
-                return await attempt(station, script, asking=asking)
+                return await call(node, script, asking=asking)
             except LockError as error:
                 code, last = _code(error), error
                 if code in {"MOVED", "ASK"}:
                     asking = code == "ASK"
-                    station = self._named(cast("ServerSaid", error.__cause__).text, station, key, moved=not asking)
+                    node = self._named(cast("ServerSaid", error.__cause__).text, node, key, moved=not asking)
                 elif code == "TRYAGAIN" and script.alone is not None:
                     script = script.alone
                 elif code == "TRYAGAIN":
-                    if now() + TRY_AGAIN_PAUSE >= answer_by:
+                    if now() + TRY_AGAIN_SECONDS >= answer_by:
                         raise
-                    await self._host.runtime.sleep(TRY_AGAIN_PAUSE)
+                    await self._host.runtime.sleep(TRY_AGAIN_SECONDS)
                 elif isinstance(error.__cause__, ServerSaid) and code != "CLUSTERDOWN":
                     raise
                 else:
                     # Perhaps another node serves the slot now.
-                    self._doubt(station)
+                    self._suspect(node)
                     if now() >= answer_by or not (resend or nothing_done(error)):
                         raise
-                    successor = await self.station(key, answer_by)
-                    if successor is station:
+                    successor = await self.node_for(key, answer_by)
+                    if successor is node:
                         raise
-                    station, asking = successor, False
+                    node, asking = successor, False
         assert last is not None, "asked no node at all"
         raise last
 
-    def _doubt(self, station: Station | None) -> None:
-        """Ask who serves which slots before the next call, and this node last."""
+    def _suspect(self, node: RedisNode | None) -> None:
+        """Load the slots anew before the next call, from this node only if no other answers."""
         self._outdated = True
-        self._failed.update(address for address, one in list(self._stations.items()) if one is station)
+        self._failed.update(address for address, one in list(self._nodes.items()) if one is node)
 
-    def _named(self, text: str, asked: Station, key: str, *, moved: bool) -> Station:
-        """Give the node that ``MOVED slot host:port`` names; an empty host is that of the node which says so."""
+    def _named(self, text: str, asked: RedisNode, key: str, *, moved: bool) -> RedisNode:
+        """Return the node that ``MOVED slot host:port`` names; an empty host is that of the node that replied."""
         host, _, port = text.split()[2].rpartition(":")
-        station = self._station_at((host or asked.node.label.rpartition(":")[0], int(port)))
+        node = self._node_at((host or asked.label.rpartition(":")[0], int(port)))
         if moved:
-            log.info("slot %d is served by %s now", slot_of(key), station.node.label)
-            self._slots[slot_of(key)] = station
+            log.info("slot %d is served by %s now", slot_of(key), node.label)
+            self._slots[slot_of(key)] = node
             self._outdated = True
-            # Others of our locks may have moved with it, perhaps in a failover that has lost them.
+            # Other locks of this client may have moved too, perhaps in a failover that lost them.
             self._host.confirm_soon()
-        return station
+        return node
 
     # -- the map of slots ------------------------------------------------------------------------------------------
 
-    def ears(self, key: str) -> Ears | None:
-        """See `Route.ears`."""
-        station = self._slots[slot_of(key)]
-        return None if station is None else station.ears
+    def listener_for(self, key: str) -> WakeupListener | None:
+        """See `Topology.listener_for`."""
+        node = self._slots[slot_of(key)]
+        return None if node is None else node.listener
 
-    async def station(self, key: str, answer_by: float = inf) -> Station:
-        """See `Route.station`."""
-        station = self._slots[slot_of(key)]
-        if station is not None and not self._outdated:
-            return station
-        await self._learn(answer_by)
-        station = self._slots[slot_of(key)]
-        if station is None:
+    async def node_for(self, key: str, answer_by: float = inf) -> RedisNode:
+        """See `Topology.node_for`."""
+        node = self._slots[slot_of(key)]
+        if node is not None and not self._outdated:
+            return node
+        await self._load_slots(answer_by)
+        node = self._slots[slot_of(key)]
+        if node is None:
             message = f"no node of the Cluster serves slot {slot_of(key)}: see CLUSTER INFO"
             raise BackendUnavailable(message)
-        return station
+        return node
 
-    async def masters(self) -> list[Station]:
+    async def masters(self) -> list[RedisNode]:
         """
-        Ask who serves which slots, and give those who serve any.
+        Load the slots, and return the nodes that serve any.
 
         Raises:
-            BackendUnavailable: No node can be asked, or none serves a slot.
+            BackendUnavailable: No node answers, or none serves a slot.
         """
-        await self._learn(inf)
-        return list(dict.fromkeys(station for station in self._slots if station is not None))
+        await self._load_slots(inf)
+        return list(dict.fromkeys(node for node in self._slots if node is not None))
 
-    async def _learn(self, answer_by: float) -> None:
-        """Ask any node who serves which slots; none that hangs is waited for."""
+    async def _load_slots(self, answer_by: float) -> None:
+        """Ask any node for the slots, without waiting for those that hang."""
         now = self._host.runtime.now()
-        # Half of the time: the node itself has to be asked after that.
+        # Half of the time: the call itself comes after that.
         until = now + seconds_left(answer_by, now) / 2
-        # Those of the last map first, because seeds may be long gone; those that have failed last.
-        addresses = sorted(dict.fromkeys([*self._stations, *self._seeds]), key=self._failed.__contains__)
+        # Nodes of the last map first, because seeds may be long gone; nodes that have failed last.
+        addresses = sorted(dict.fromkeys([*self._nodes, *self._seeds]), key=self._failed.__contains__)
         asks = [partial(self._ask, address, until) for address in addresses]
         found = await ask_first(self._host.runtime, asks, until)
         if isinstance(found, list):
@@ -267,10 +270,10 @@ class ClusterRoute(Route):
             raise BackendUnavailable(message)
         address, ranges = found
         self._failed.discard(address)
-        await self._redraw(ranges, self._station_at(address))
+        await self._use_map(ranges, self._node_at(address))
 
     async def _ask(self, address: Address, until: float) -> tuple[Address, list[Any]]:
-        node = self._station_at(address).node
+        node = self._node_at(address)
         try:
             reply = await node.call(pack("CLUSTER", "SLOTS"), resend=True, answer_by=until)
         except BackendUnavailable:
@@ -281,49 +284,50 @@ class ClusterRoute(Route):
             raise BackendUnavailable(message)
         return address, cast("list[Any]", reply)
 
-    async def _redraw(self, ranges: list[Any], asked: Station) -> None:
-        """Take over a map: ranges of ``[first, last, [host, port, …] of the master, replicas…]``."""
-        slots: list[Station | None] = [None] * SLOTS_COUNT
+    async def _use_map(self, ranges: list[Any], asked: RedisNode) -> None:
+        """Use a new map of slots: ranges of ``[first, last, [host, port, …] of the master, replicas…]``."""
+        slots: list[RedisNode | None] = [None] * SLOTS_COUNT
         for first, last, (host, port, *_), *_ in ranges:
-            name = host.decode() if host else asked.node.label.rpartition(":")[0]
-            slots[first : last + 1] = [self._station_at((name, port))] * (last + 1 - first)
+            name = host.decode() if host else asked.label.rpartition(":")[0]
+            slots[first : last + 1] = [self._node_at((name, port))] * (last + 1 - first)
         changed = any(old is not None and old is not new for old, new in zip(self._slots, slots, strict=True))
         self._slots = slots
         self._outdated = False
-        used = {id(station) for station in slots}
-        for address, station in list(self._stations.items()):
-            if id(station) not in used:
-                self._stations.pop(address, None)
+        used = {id(node) for node in slots}
+        for address, node in list(self._nodes.items()):
+            if id(node) not in used:
+                self._nodes.pop(address, None)
                 self._failed.discard(address)
-                await station.close()
+                await node.close()
         if changed:
             self._host.confirm_soon()
 
-    def _station_at(self, address: Address) -> Station:
-        station = self._stations.get(address)
-        if station is None:
+    def _node_at(self, address: Address) -> RedisNode:
+        node = self._nodes.get(address)
+        if node is None:
             target = Target.at({**self._arguments, "host": address[0], "port": address[1]}, tls=self._tls)
-            station = self._stations[address] = Station.at(target, self._host, self._prefix, Greeter(self._host))
-        return station
+            node = open_node(self._host.runtime, target, self._prefix, Handshake(self._host))
+            self._nodes[address] = node
+        return node
 
     async def ping(self) -> None:
-        """See `Route.ping`."""
-        await self._learn(inf)
+        """See `Topology.ping`."""
+        await self._load_slots(inf)
 
     async def close(self) -> None:
-        """See `Route.close`."""
-        stations, self._stations = self._stations, {}
+        """See `Topology.close`."""
+        nodes, self._nodes = self._nodes, {}
         self._slots = [None] * SLOTS_COUNT
         self._outdated = True
-        for station in stations.values():
-            await station.close()
+        for node in nodes.values():
+            await node.close()
 
 
 def _code(error: LockError) -> str:
     return "" if error.__cause__ is None else code_of(error.__cause__)
 
 
-def _checked(reply: Reply, station: Station) -> Reply:
+def _checked(reply: Reply, node: RedisNode) -> Reply:
     if isinstance(reply, ServerSaid):
-        raise translate(reply, station.node.label) from reply
+        raise translate(reply, node.label) from reply
     return reply

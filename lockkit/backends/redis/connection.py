@@ -1,8 +1,8 @@
 """
-One connection to a Redis server, for each face.
+One connection to a Redis server: `SyncConnection` for the sync API, `AsyncConnection` for the async API.
 
-redis-py connects and logs in (TCP, TLS, Unix socket, ACL, RESP3, client name). After that its socket is used directly:
-a call through ``Connection.send_packed_command`` and ``read_response`` would cost about as much again as the socket.
+redis-py connects and logs in (TCP, TLS, Unix socket, ACL, RESP3, client name). After that lockkit uses the socket
+directly: a call through redis-py would cost about as much again as the system calls.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import select
 import socket
 import ssl
 import struct
-import traceback
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import redis.connection
 
+from lockkit.backends.redis import quirks
 from lockkit.backends.redis.resp import NOTHING, Parser, Push, Reply, ServerSaid
 from lockkit.runtime import monotonic
 
@@ -28,85 +28,81 @@ if TYPE_CHECKING:
     from lockkit.backends.redis.address import Target
     from lockkit.runtime import Runtime
 
-__all__ = ["NO_ANSWER", "AsyncioWire", "BlockingWire", "Wire", "open_wire", "take_over"]
+__all__ = ["NO_ANSWER", "AsyncConnection", "Connection", "SyncConnection", "open_connection"]
 
 READ_BYTES = 8192
-"""Bytes asked for at a time. Our replies have 20, and the buffer is allocated for each read: larger takes longer."""
+"""Bytes requested per read. Replies have about 20, and each read allocates a buffer: larger takes longer."""
 
 SMALL_BYTES = 16384
-"""A command of so many bytes fits into the socket's send buffer, whatever the server does: no limit for sending it."""
+"""A command of at most so many bytes fits into the socket's send buffer, so that sending it needs no time limit."""
 
 TLS_SECONDS_MIN = 0.1
-"""With less time left no TLS connection is tried. Longer gives up on servers nearby; shorter keeps callers too long."""
+"""With less time left, lockkit tries no TLS connection. Longer gives up on servers nearby; shorter delays callers."""
 
 NO_ANSWER = "no answer in time"
 _NOT_SENT = "nothing was taken in time"
 _CLOSED = "the server closed the connection"
 
 
-class Wire(ABC):
+class Connection(ABC):
     """
     One connection that is logged in.
 
-    After any exception of `send` or `receive`, a `BaseException` too, it is of no more use: `close` it.
-    (A shared `AsyncioWire` stays of use to the others.)
+    After any exception of `send` or `receive`, including a `BaseException`, `close` it: half a reply may remain in it.
+    (Other users of a shared `AsyncConnection` may go on using it.)
 
-    Each call is limited by the wire's own `timeout`, and by `until` (client monotonic time) where that is earlier.
+    Each call is limited by the connection's own `timeout`, or by `until` (client monotonic time) if that is earlier.
 
     Attributes:
         timeout: Seconds for an answer.
+        used: Client monotonic time of its last use, for whatever keeps the connection.
+        run_id: The server's run id as told on this connection, packed; empty if unknown. It cannot change
+            while the connection lives.
     """
 
     timeout: float
+    used: float = 0.0
+    run_id: bytes = b""
 
     on_push: Callable[[list[Reply]], None] | None = None
-    """Called with messages out of turn (subscriptions). None drops them."""
+    """Called with messages that answer no command (subscriptions). None drops them."""
 
     @abstractmethod
     def send(self, packed: bytes, count: int = 1, until: float = inf) -> None:
-        """Send commands (`count` of them in one piece). Their replies come in the same order."""
+        """Send `count` commands at once. Their replies arrive in the same order."""
 
     @abstractmethod
     def receive(self, until: float = inf) -> Reply | Awaitable[Reply]:
-        """Give the reply to the oldest command sent one by one; for ``runtime.io``. Error replies are values."""
+        """Return the reply to the oldest command sent with `send`; for ``runtime.io``. Error replies are values."""
 
     @abstractmethod
     def call(self, packed: bytes, until: float = inf) -> Reply | Awaitable[Reply]:
-        """Send a command and give its reply, for ``runtime.io``."""
+        """Send a command and return its reply, for ``runtime.io``."""
 
     @abstractmethod
     def call_many(self, packed: bytes, count: int, until: float = inf) -> list[Reply] | Awaitable[list[Reply]]:
-        """Send several commands in one piece and give their replies, for ``runtime.io``."""
+        """Send several commands at once and return their replies, for ``runtime.io``."""
 
     @property
     @abstractmethod
     def stale(self) -> bool:
-        """Whether the server has closed it meanwhile, as far as is known. For a connection with nothing under way."""
+        """Whether the server is known to have closed it. For a connection with no call in progress."""
 
     @abstractmethod
     def close(self) -> None:
-        """Close it at once. May be called twice, and from another thread than one that reads."""
+        """Close it at once. May be called twice, and while another thread reads."""
 
 
-class BlockingWire(Wire):
-    """
-    A connection for one thread at a time.
+class SyncConnection(Connection):
+    """A connection for one thread at a time."""
 
-    Attributes:
-        used: Client monotonic time of its last use, for the node that keeps it.
-    """
-
-    __slots__ = ("_connection", "_parser", "_poll", "_recv", "_sendall", "_socket", "on_push", "timeout", "used")
-
-    def __init__(self, connection: Any, timeout: float) -> None:  # noqa: ANN401 - redis-py's
-        """Take over a connection of redis-py's that is logged in."""
-        self._connection = connection
-        self._socket: socket.socket = connection._sock  # noqa: SLF001 - so named since redis-py 2
+    def __init__(self, driver_connection: Any, timeout: float) -> None:  # noqa: ANN401 - redis-py's
+        """Take over a redis-py connection that is logged in."""
+        self._driver_connection = driver_connection
+        self._socket: socket.socket = quirks.socket_of(driver_connection)
         self._sendall = self._socket.sendall
         self._recv = self._socket.recv
         self._parser = Parser()
-        self.on_push = None
-        self.used = 0.0
         self.timeout = timeout
         self._set_timeout(timeout)
         poll = select.poll()
@@ -118,7 +114,7 @@ class BlockingWire(Wire):
         if isinstance(self._socket, ssl.SSLSocket):
             self._socket.settimeout(seconds)
             return
-        # The kernel keeps the time: Python's own limit costs a poll(2) before each read and each write.
+        # A limit in the kernel: Python's own costs a poll(2) before each read and each write.
         self._socket.settimeout(None)
         whole = int(seconds)
         limit = struct.pack("@ll", whole, max(1, int((seconds - whole) * 1e6)))
@@ -126,36 +122,36 @@ class BlockingWire(Wire):
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
 
     def fileno(self) -> int:
-        """The socket, for ``poll``."""
+        """Return the descriptor of the socket, for ``poll``."""
         return self._socket.fileno()
 
     def send(self, packed: bytes, count: int = 1, until: float = inf) -> None:
-        """See `Wire.send`."""
+        """See `Connection.send`."""
         del count
-        hurry = until != inf and len(packed) > SMALL_BYTES
-        if hurry:
-            # Half of it, because a write that got some bytes through is tried once more.
+        limited = until != inf and len(packed) > SMALL_BYTES
+        if limited:
+            # Half of the time left, because sendall tries again after a write that got some bytes through.
             self._set_timeout(min(self.timeout, max(until - monotonic(), 0.002) / 2))
         try:
             self._sendall(packed)
         except BlockingIOError:
             raise TimeoutError(_NOT_SENT) from None
-        if hurry:
+        if limited:
             self._set_timeout(self.timeout)
 
     def receive(self, until: float = inf) -> Reply:
-        """See `Wire.receive`."""
+        """See `Connection.receive`."""
         parser = self._parser
         if until != inf:
             until = min(until, monotonic() + self.timeout)
         try:
             if parser.empty:
-                # No parser for what is nearly always one number.
+                # Nearly always one number, which needs no parser.
                 data = self._recv(READ_BYTES) if until == inf else self._read(until)
                 if data[:1] == b":" and data[-1:] == b"\n":
                     try:
                         return int(data[1:])
-                    except ValueError:  # more than that, perhaps a message out of turn
+                    except ValueError:  # more than one number
                         pass
                 self._fed(data)
             while True:
@@ -172,32 +168,32 @@ class BlockingWire(Wire):
 
     def _read(self, until: float) -> bytes:
         """
-        Read what has come, or comes by `until`.
+        Read what has arrived, or arrives by `until`.
 
         Raises:
-            TimeoutError: Nothing came.
+            TimeoutError: Nothing arrived.
         """
-        left = max(0.0, until - monotonic())
+        left_seconds = max(0.0, until - monotonic())
         if isinstance(self._socket, ssl.SSLSocket):
-            # Not poll: what it has decrypted already is not at the socket any more.
-            self._socket.settimeout(max(left, 0.001))
+            # Not poll: decrypted bytes no longer wait in the socket.
+            self._socket.settimeout(max(left_seconds, 0.001))
             try:
                 return self._socket.recv(READ_BYTES)
             finally:
                 self._socket.settimeout(self.timeout)
         # Rounded up: poll counts whole milliseconds, and 0.4 ms must not become a busy loop.
-        if not self._poll(ceil(left * 1000)):
+        if not self._poll(ceil(left_seconds * 1000)):
             raise TimeoutError(NO_ANSWER)
         return self._socket.recv(READ_BYTES)
 
     def receive_push(self, until: float) -> Reply:
         """
-        Wait for the next message of a subscription (protocol 2 sends them as plain arrays), or the reply to a PING.
+        Wait for the next message of a subscription (a plain array in protocol 2), or the reply to a PING.
 
         Raises:
-            TimeoutError: None came by `until`. The connection is still good.
+            TimeoutError: None arrived by `until`. The connection can still be used.
             ConnectionError: The connection ended.
-            ServerSaid: The server refuses it.
+            ServerSaid: The server replied with an error.
         """
         while True:
             message = self._parser.take()
@@ -216,7 +212,7 @@ class BlockingWire(Wire):
         self._parser.feed(data)
 
     def call(self, packed: bytes, until: float = inf) -> Reply:
-        """See `Wire.call`."""
+        """See `Connection.call`."""
         try:
             self._sendall(packed)
         except BlockingIOError:
@@ -224,22 +220,22 @@ class BlockingWire(Wire):
         return self.receive(until)
 
     def call_many(self, packed: bytes, count: int, until: float = inf) -> list[Reply]:
-        """See `Wire.call_many`."""
+        """See `Connection.call_many`."""
         self.send(packed, count, until)
         return [self.receive(until) for _ in range(count)]
 
     @property
     def stale(self) -> bool:
-        """See `Wire.stale`. Bytes that nobody asked for end it too: they would be taken for the next reply."""
+        """See `Connection.stale`. Unexpected bytes count too: they would be taken for the next reply."""
         return bool(self._poll(0))
 
     def close(self) -> None:
-        """See `Wire.close`."""
-        # Wakes a thread that reads; after a fork this only drops the child's copy (redis-py compares the process).
-        self._connection.disconnect()
+        """See `Connection.close`."""
+        # Wakes a thread that reads. After a fork it only drops the child's copy (redis-py compares process ids).
+        self._driver_connection.disconnect()
 
 
-class AsyncioWire(asyncio.Protocol, Wire):
+class AsyncConnection(asyncio.Protocol, Connection):
     """
     A connection for all tasks of one event loop at the same time.
 
@@ -248,16 +244,15 @@ class AsyncioWire(asyncio.Protocol, Wire):
         on_lost: Called once with `error` when it ends.
     """
 
-    def __init__(self, connection: Any, timeout: float) -> None:  # noqa: ANN401 - redis-py's
-        """Take over a connection of redis-py's that is logged in; the reader has nothing left to read."""
-        self._connection = connection
-        self._transport: asyncio.Transport = connection._writer.transport  # noqa: SLF001 - so named since redis-py 4.2
-        self._former = self._transport.get_protocol()
+    def __init__(self, driver_connection: Any, timeout: float) -> None:  # noqa: ANN401 - redis-py's
+        """Take over a redis-py connection that is logged in, and whose reader has nothing left to read."""
+        self._driver_connection = driver_connection
+        self._transport: asyncio.Transport = quirks.transport_of(driver_connection)
         self._loop = asyncio.get_running_loop()
         self.timeout = timeout
         self._parser = Parser()
         self._expected: deque[_Expected] = deque()
-        self._unasked: deque[asyncio.Future[list[Reply]]] = deque()
+        self._sent: deque[asyncio.Future[list[Reply]]] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self.error: BaseException | None = None
         self.on_push: Callable[[list[Reply]], None] | None = None
@@ -265,24 +260,24 @@ class AsyncioWire(asyncio.Protocol, Wire):
         self._transport.set_protocol(self)
 
     def send(self, packed: bytes, count: int = 1, until: float = inf) -> None:
-        """See `Wire.send`. `until` counts here, not in `receive`."""
-        self._unasked.append(self._ask(packed, count, until))
+        """See `Connection.send`. `until` is observed here, not in `receive`."""
+        self._sent.append(self._ask(packed, count, until))
 
     def receive(self, until: float = inf) -> Awaitable[Reply]:
-        """See `Wire.receive`."""
+        """See `Connection.receive`."""
         del until
-        return _first(self._unasked.popleft())
+        return _first(self._sent.popleft())
 
     def call(self, packed: bytes, until: float = inf) -> Awaitable[Reply]:
-        """See `Wire.call`."""
+        """See `Connection.call`."""
         return _first(self._ask(packed, 1, until))
 
     def call_many(self, packed: bytes, count: int, until: float = inf) -> Awaitable[list[Reply]]:
-        """See `Wire.call_many`."""
+        """See `Connection.call_many`."""
         return self._ask(packed, count, until)
 
     def write(self, packed: bytes) -> None:
-        """Send a command whose reply comes as a message: SUBSCRIBE."""
+        """Send a command whose reply arrives as a message: SUBSCRIBE."""
         if self.error is not None:
             raise ConnectionResetError(_CLOSED) from self.error
         self._transport.write(packed)
@@ -293,12 +288,12 @@ class AsyncioWire(asyncio.Protocol, Wire):
         expected = _Expected(self._loop.create_future(), count, self._loop.time() + self.timeout)
         self._expected.append(expected)
         if self._timer is None:
-            self._timer = self._loop.call_at(expected.until, self._watch)
+            self._timer = self._loop.call_at(expected.until, self._check_overdue)
         self._transport.write(packed)
-        if until != inf and (left := until - monotonic()) < self.timeout:
-            # This caller gives up earlier. The others keep the connection: as after a cancelled call, the reply that
-            # nobody waits for is dropped when it comes.
-            timer = self._loop.call_later(left, _too_late, expected.future)
+        if until != inf and (left_seconds := until - monotonic()) < self.timeout:
+            # This caller gives up earlier, and the others keep the connection: the reply is dropped when it arrives, as
+            # after a cancelled call.
+            timer = self._loop.call_later(left_seconds, _time_out, expected.future)
             expected.future.add_done_callback(lambda _: timer.cancel())
         return expected.future
 
@@ -319,32 +314,31 @@ class AsyncioWire(asyncio.Protocol, Wire):
 
     def _take(self, reply: Reply) -> None:
         if not self._expected:
-            # Protocol 2 sends the messages of a subscription as plain arrays, protocol 3 the reply to a PING as text.
+            # Protocol 2 sends messages of a subscription as plain arrays, protocol 3 the reply to a PING as a string.
             if self.on_push is not None and isinstance(reply, (list, bytes)):
                 self.on_push(reply if isinstance(reply, list) else [reply])
                 return
-            self._fail(reply if isinstance(reply, ServerSaid) else ConnectionError("an answer that nobody asked for"))
+            self._fail(reply if isinstance(reply, ServerSaid) else ConnectionError("a reply to no command"))
             return
         expected = self._expected[0]
         expected.replies.append(reply)
         if len(expected.replies) == expected.count:
             self._expected.popleft()
-            if not expected.future.done():  # cancelled: nobody waits for it
+            if not expected.future.done():  # done: its caller was cancelled or gave up
                 expected.future.set_result(expected.replies)
 
-    def _watch(self) -> None:
-        """Look whether the oldest answer is overdue. One timer for all calls: most are answered long before."""
+    def _check_overdue(self) -> None:
+        """Fail if the oldest answer is overdue. One timer serves all calls: most are answered long before it ends."""
         self._timer = None
         if self._expected:
             until = self._expected[0].until
             if until <= self._loop.time():
                 self._fail(TimeoutError(NO_ANSWER))
             else:
-                self._timer = self._loop.call_at(until, self._watch)
+                self._timer = self._loop.call_at(until, self._check_overdue)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See ``asyncio.Protocol``."""
-        self._former.connection_lost(exc)
         self._fail(exc or ConnectionResetError(_CLOSED))
 
     def _fail(self, error: BaseException) -> None:
@@ -356,17 +350,17 @@ class AsyncioWire(asyncio.Protocol, Wire):
         for one in expected:
             if not one.future.done():
                 one.future.set_exception(error)
-                one.future.exception()  # the caller may be gone: no complaint that nobody looked
+                one.future.exception()  # retrieved: asyncio must not log it if the caller has gone
         if self.on_lost is not None:
             self.on_lost(error)
 
     @property
     def stale(self) -> bool:
-        """See `Wire.stale`. The event loop tells as soon as it runs."""
+        """See `Connection.stale`. The event loop finds out as soon as it runs."""
         return self.error is not None
 
     def close(self) -> None:
-        """See `Wire.close`."""
+        """See `Connection.close`."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -374,12 +368,11 @@ class AsyncioWire(asyncio.Protocol, Wire):
             self._fail(ConnectionAbortedError("the connection was closed here"))
             return
         self._transport.abort()
-        # redis-py's object would otherwise say that it was never closed.
-        self._connection._reader = self._connection._writer = None  # noqa: SLF001
+        quirks.detach(self._driver_connection)
 
 
 class _Expected:
-    """Commands that wait for their replies, and until when (the loop's clock)."""
+    """Commands that wait for their replies, and until when (the event loop's clock)."""
 
     __slots__ = ("count", "future", "replies", "until")
 
@@ -390,100 +383,44 @@ class _Expected:
         self.replies: list[Reply] = []
 
 
-def _too_late(future: asyncio.Future[list[Reply]]) -> None:
+def _time_out(future: asyncio.Future[list[Reply]]) -> None:
     if not future.done():
         future.set_exception(TimeoutError(NO_ANSWER))
-        future.exception()  # the caller may be gone: no complaint that nobody looked
+        future.exception()  # retrieved: asyncio must not log it if the caller has gone
 
 
 async def _first(future: asyncio.Future[list[Reply]]) -> Reply:
     return (await future)[0]
 
 
-async def open_wire(runtime: Runtime, target: Target, until: float = inf) -> Wire:
+async def open_connection(runtime: Runtime, target: Target, until: float = inf) -> Connection:
     """
     Connect and log in.
 
     Args:
-        runtime: Of the face.
-        target: Where.
+        runtime: Of the sync or the async API.
+        target: The server.
         until: Client monotonic time by which it must be done, if that is earlier than the target's own limits.
 
     Raises:
-        Exception: One of `DRIVER_ERRORS`; not yet ours.
+        Exception: One of `DRIVER_ERRORS`, which `lockkit.backends.redis.errors.translate` turns into a `LockError`.
     """
-    return await take_over(runtime, target.connection(runtime.kind), target.timeout, until)
-
-
-async def take_over(
-    runtime: Runtime,
-    connection: Any,  # noqa: ANN401 - redis-py's
-    timeout: float,
-    until: float = inf,
-) -> Wire:
-    """Connect a connection of redis-py's and use its socket from then on. Raises as `open_wire`."""
+    driver_connection = target.driver_connection(runtime.kind)
     if runtime.kind == "asyncio":
-        await _connect(connection, until)
-        return AsyncioWire(connection, timeout)
+        await quirks.connect_asyncio(driver_connection, None if until == inf else max(0.0, until - monotonic()))
+        return AsyncConnection(driver_connection, target.timeout)
     if until != inf:
-        left = max(until - monotonic(), 0.001)
-        if left < TLS_SECONDS_MIN and isinstance(connection, redis.connection.SSLConnection):
-            # Reading the authorities' certificates alone takes a part of it, which no limit ends.
+        left_seconds = max(until - monotonic(), 0.001)
+        if left_seconds < TLS_SECONDS_MIN and isinstance(driver_connection, redis.connection.SSLConnection):
+            # No time limit covers the part of it that reads the authorities' certificates.
             raise TimeoutError(NO_ANSWER)
         for limit in ("socket_timeout", "socket_connect_timeout"):
-            setattr(connection, limit, min(getattr(connection, limit, None) or left, left))
+            own_seconds = getattr(driver_connection, limit, None)
+            setattr(driver_connection, limit, min(own_seconds or left_seconds, left_seconds))
     try:
-        connection.connect()
+        driver_connection.connect()
     except BaseException as error:
-        _drop(connection, error)
+        driver_connection.disconnect()
+        quirks.close_interrupted_sockets(error)
         raise
-    return BlockingWire(connection, timeout)
-
-
-async def _connect(connection: Any, until: float) -> None:  # noqa: ANN401 - redis-py's
-    """
-    Have redis-py connect, in a task of its own.
-
-    It uses `asyncio.wait_for`, which before Python 3.12 swallows a cancellation that comes in the instant in which the
-    inner task ends (bpo-37658): a cancelled waiter would go on waiting. `asyncio.wait` swallows none.
-    """
-    task: asyncio.Task[None] = asyncio.ensure_future(connection.connect())
-    try:
-        await asyncio.wait([task], timeout=None if until == inf else max(0.0, until - monotonic()))
-        if not task.done():
-            raise TimeoutError(NO_ANSWER)  # noqa: TRY301 - it ends the task as a cancellation does
-    except BaseException as error:
-        reason = error
-
-        def drop(done: asyncio.Task[None]) -> None:
-            # Asked for its error, so that asyncio does not complain that nobody was.
-            _drop(connection, reason if done.cancelled() else done.exception() or reason)
-
-        task.cancel()
-        task.add_done_callback(drop)
-        raise
-    if task.cancelled():
-        message = "the connecting was cancelled"
-        raise ConnectionAbortedError(message)
-    if (failure := task.exception()) is not None:
-        _drop(connection, failure)
-        raise failure
-
-
-def _drop(connection: Any, error: BaseException) -> None:  # noqa: ANN401 - redis-py's
-    """Close a connection that was refused, cancelled or interrupted while it was made."""
-    writer = getattr(connection, "_writer", None)
-    if writer is not None:
-        writer.transport.abort()
-        connection._reader = connection._writer = None  # noqa: SLF001
-        return
-    if hasattr(connection, "_sock"):
-        connection.disconnect()
-    if not isinstance(error, Exception):
-        # Ctrl-C while redis-py waits for the TCP connection: only local variables of functions have the socket, and
-        # Python complains of sockets that nobody closed.
-        for frame, _ in traceback.walk_tb(error.__traceback__):
-            for value in list(frame.f_locals.values()):
-                if isinstance(value, socket.socket):
-                    # Not its own close(): the interrupt may have come in the middle of its __init__.
-                    super(socket.socket, value).close()
+    return SyncConnection(driver_connection, target.timeout)

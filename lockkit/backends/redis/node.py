@@ -1,31 +1,28 @@
 """
-Talking to one Redis node on both faces: the pieces that the Redis backends share.
+One Redis server, as one client uses it: the connections for commands, and the subscription for wake-ups.
 
 ::
 
     target = Target.of(url.hosts[0], arguments, tls=False)  # where, and redis-py's connection arguments
     node = open_node(runtime, target)  # no I/O
-    reply = await node.call(pack("PING"))  # raises LockError; see _redis_errors
-    reply = await node.run(script, body, resend=True)  # EVALSHA, and EVAL where the server does not have it yet
+    reply = await node.call(pack("PING"))  # raises LockError
+    reply = await node.run(script, key, body, resend=True)  # EVALSHA, and EVAL if the server does not have the script
     replies = await node.call_many([...])  # pipelined; error replies are values
     await node.close()
 
-    wire = await node.wire(until)  # a connection for one caller: WAIT, ASKING, a subscription
-    reply = await runtime.io(wire.call(packed, until))
-    node.give_back(wire)  # or wire.close() after any exception
+    connection = await node.take_connection(until)  # for one caller: WAIT, ASKING
+    reply = await runtime.io(connection.call(packed, until))
+    node.give_back(connection)  # or connection.close() after any exception
 
-`wire` and what is done with it raise `DRIVER_ERRORS`; `translate` makes them ours.
+`take_connection` and calls on the connection raise `DRIVER_ERRORS`; `translate` turns those into `LockError`.
 
-Whatever hangs (the connecting, the login, an answer), a call has ended by its `answer_by`, and within `CALL_SECONDS`.
+Whatever hangs (connecting, logging in, an answer), a call ends by its `answer_by`, and within `CALL_SECONDS`.
 
-- Blocking: each call has a connection for itself; connections are kept. A `BlockingWire` has a ``fileno()`` for poll.
-- asyncio: all tasks share one connection. Replies come in the order of the commands, so a cancelled call only leaves a
-  future behind that nobody waits for, never half a reply on a connection that somebody takes next.
-- A client of the application's (``from_client``) says how to connect (`Target.lent`); the connections are kept here,
-  beside its pool: a pool that is used up holds up no renewal.
-
-Beside it: `_redis_resp` (the protocol), `_redis_wire` (one connection), `_redis_target` (how to connect),
-`_redis_script` (keys and Lua files), `_redis_errors` (the table of errors).
+- Sync: each call has a connection to itself, and connections are kept for the next call.
+- async: all tasks share one connection. Replies arrive in the order of the commands, so a cancelled call only leaves a
+  future without a waiter, never half a reply on a connection that another caller takes next.
+- With a client of the application (``from_client``), lockkit opens its own connections beside the client's pool
+  (`Target.lent`): an exhausted pool delays no renewal.
 """
 
 from __future__ import annotations
@@ -38,94 +35,81 @@ from math import inf
 from typing import TYPE_CHECKING, ClassVar, TypeAlias, cast
 
 from lockkit.backend import seconds_left
-from lockkit.backends.redis.address import DEFAULT_PORT, Target
-from lockkit.backends.redis.connection import NO_ANSWER, AsyncioWire, BlockingWire, Wire, open_wire, take_over
+from lockkit.backends.redis.connection import NO_ANSWER, AsyncConnection, Connection, SyncConnection, open_connection
 from lockkit.backends.redis.errors import DRIVER_ERRORS, translate
 from lockkit.backends.redis.probe import TLS_SHARE, other_form
-from lockkit.backends.redis.resp import Push, Reply, ServerSaid, bulk, pack
-from lockkit.backends.redis.script import Command, Script, lock_key, side_key
+from lockkit.backends.redis.resp import Reply, ServerSaid, pack
+from lockkit.backends.redis.wakeup import WakeupListener
 
 if TYPE_CHECKING:
+    from lockkit.backends.redis.address import Target
+    from lockkit.backends.redis.script import Command
     from lockkit.runtime import Runtime
 
-__all__ = [
-    "DEFAULT_PORT",
-    "DRIVER_ERRORS",
-    "AsyncioWire",
-    "BlockingWire",
-    "Push",
-    "Reply",
-    "Script",
-    "ServerSaid",
-    "Target",
-    "Wire",
-    "WireNode",
-    "bulk",
-    "lock_key",
-    "open_node",
-    "open_wire",
-    "pack",
-    "side_key",
-    "take_over",
-    "translate",
-]
+__all__ = ["BATCH", "TRUSTED_SECONDS", "OnConnect", "RedisNode", "open_node"]
 
 KEPT_MAX = 64
-"""Idle connections that are kept. More holds sockets after a burst of threads, fewer reconnects in the next one."""
+"""Idle connections kept. More keeps sockets open after a burst of threads, fewer reconnects in the next burst."""
 
 BATCH = 256
-"""Commands sent before their replies are read. Many more could fill both directions' buffers: nobody would read."""
+"""Commands sent before their replies are read. Many more could fill the buffers of both directions: a deadlock."""
 
 TRUSTED_SECONDS = 0.005
-"""A connection that was used so long ago is looked at before it is used again: the server may have closed it. Longer
-finds fewer closed ones, shorter looks (a system call) more often."""
+"""After so long without use, lockkit checks whether the server has closed a connection before it uses it again. Longer
+finds fewer closed ones, shorter checks (a system call) more often."""
 
 REPLICAS_MS = 1000
-"""How long replicas have to acknowledge. Longer delays a grant while one is slow; shorter takes a slow one for gone."""
+"""Time that replicas have to acknowledge. Longer delays a grant while one is slow; shorter gives up on slow ones."""
 
 REPLICAS_SHARE = 0.6
-"""Part of the time of a call that replicas may take. More leaves too little to undo a grant that they do not have."""
+"""Share of a call's time that replicas may take. More leaves too little to undo a grant that they do not have."""
 
-Greet: TypeAlias = Callable[[Wire, float], Awaitable[None]]
-"""Called with each new connection before it is used, and with the time by which it must be done."""
+OnConnect: TypeAlias = Callable[[Connection, float], Awaitable[None]]
+"""Awaited with each new connection before it is used, and with the time by which it must return."""
 
 
-class WireNode(ABC):
+class RedisNode(ABC):
     """
-    One server, with connections of our own.
+    One server.
 
-    All methods without ``until`` raise our errors; see `lockkit.backends.redis.errors.translate`.
-    Those with it raise `DRIVER_ERRORS`, and have returned by that time (client monotonic clock).
+    Methods without ``until`` raise `LockError`; see `lockkit.backends.redis.errors.translate`.
+    Those with it raise `DRIVER_ERRORS`, and return by that time (client monotonic clock).
 
     Attributes:
         target: Where it is. **Holds the password.**
         label: ``host:port``, for messages.
+        listener: The subscription there; opened by its first use.
     """
 
     _shares: ClassVar[bool] = False
 
-    def __init__(self, runtime: Runtime, target: Target, greet: Greet | None = None) -> None:
-        """Connect to nothing yet."""
+    def __init__(
+        self, runtime: Runtime, target: Target, prefix: str = "lockkit", on_connect: OnConnect | None = None
+    ) -> None:
+        """Connect to nothing yet; see `open_node`."""
         self._runtime = runtime
         self.target = target
         self.label = target.label
-        self._greet = greet
-        self._idle: deque[Wire] = deque()
+        self.listener = WakeupListener(runtime, self, prefix)
+        self._on_connect = on_connect
+        self._idle: deque[Connection] = deque()
         self._proven = False
+        self._closed = False
 
     def until(self, answer_by: float) -> float:
-        """Give the time by which a call that begins now must have ended."""
+        """Return the time by which a call that begins now must end."""
         now = self._runtime.now()
         return now + seconds_left(answer_by, now)
 
     async def call(self, packed: bytes, *, resend: bool = False, answer_by: float = inf) -> Reply:
         """
-        Send one command and give its reply.
+        Send one command and return its reply.
 
         Args:
             packed: The command.
-            resend: It does no harm to send it twice. Then a kept connection that turns out to be closed is replaced.
-            answer_by: Client monotonic time by which there must be an answer.
+            resend: The command may safely be sent twice. Then a kept connection that turns out to be closed is
+                replaced.
+            answer_by: Client monotonic time by which this returns or raises.
 
         Raises:
             BackendUnavailable: No usable answer.
@@ -140,12 +124,12 @@ class WireNode(ABC):
         self, script: Command, key: str, body: bytes, /, *, resend: bool = False, answer_by: float = inf
     ) -> Reply:
         """
-        Run a script, as `call`. A server that does not know it (new, restarted, SCRIPT FLUSH) is taught it.
+        Run a script, as `call`. It is loaded if the server does not have it (new, restarted, SCRIPT FLUSH).
 
         Args:
-            script: What to run.
-            key: Of which lock, for a route that has to choose a node; not used here.
-            body: Its keys and arguments, each packed by `bulk`.
+            script: The script.
+            key: Key of the lock, by which a `Topology` chooses the node; not used here.
+            body: The script's keys and arguments, each packed by `bulk`.
             resend: As for `call`.
             answer_by: As for `call`.
         """
@@ -168,9 +152,9 @@ class WireNode(ABC):
         Run a script several times, pipelined. Error replies are values (`ServerSaid`).
 
         Args:
-            script: What to run.
-            bodies: Its keys and arguments, for each time.
-            replicas: With more than 0 the result ends with the number of replicas that have acknowledged all of it.
+            script: The script.
+            bodies: The script's keys and arguments, for each run.
+            replicas: If above 0, the result ends with the number of replicas that have acknowledged all of it.
             answer_by: As for `call`.
         """
         until = self.until(answer_by)
@@ -181,7 +165,7 @@ class WireNode(ABC):
             index for index, reply in enumerate(replies) if isinstance(reply, ServerSaid) and reply.code == "NOSCRIPT"
         ]
         if unknown:
-            # The first teaches the server, so that the text travels once.
+            # The first one loads the script, so that its text is sent once.
             again = [script.loading_command(bodies[unknown[0]])]
             again += [script.command(bodies[index]) for index in unknown[1:]]
             late = await self.call_many([*again, *waiting], alone=replicas > 0, answer_by=until)
@@ -195,10 +179,10 @@ class WireNode(ABC):
         self, script: Command, body: bytes, replicas: int, *, answer_by: float = inf
     ) -> tuple[Reply, int]:
         """
-        Run a script that changes something if it returns an int, and wait until replicas have it.
+        Run a script that changes something if it returns an int, and wait until replicas have the change.
 
         Returns:
-            Its reply, and how many replicas have acknowledged it: fewer than `replicas` when the time was over, 0 when
+            The reply, and how many replicas have acknowledged it: fewer than `replicas` if the time was up, 0 if
             nothing was changed.
         """
         until = self.until(answer_by)
@@ -228,17 +212,17 @@ class WireNode(ABC):
         return first, cast("int", acknowledged)
 
     def wait_command(self, replicas: int, until: float) -> bytes:
-        """Pack ``WAIT``: until so many replicas have all that the connection wrote, or most of the time is over."""
+        """Pack ``WAIT``: until so many replicas have what the connection wrote, or most of the time is up."""
         left_ms = int((until - self._runtime.now()) * 1000 * REPLICAS_SHARE)
         return pack("WAIT", replicas, min(REPLICAS_MS, max(1, left_ms)))
 
     async def call_many(self, commands: Sequence[bytes], *, alone: bool = False, answer_by: float = inf) -> list[Reply]:
         """
-        Send commands pipelined on one connection and give their replies. Error replies are values (`ServerSaid`).
+        Send commands pipelined on one connection and return their replies. Error replies are values (`ServerSaid`).
 
         Args:
             commands: Each packed.
-            alone: Nobody else uses that connection meanwhile (one of them may block it).
+            alone: Use an unshared connection, because a command may block it.
             answer_by: As for `call`.
         """
         batches = [commands[start : start + BATCH] for start in range(0, len(commands), BATCH)]
@@ -250,133 +234,145 @@ class WireNode(ABC):
 
     @abstractmethod
     async def _call(self, packed: bytes, *, resend: bool, until: float) -> Reply:
-        """As `call`, with the driver's errors; an error reply is raised as `ServerSaid`."""
+        """As `call`, but raise `DRIVER_ERRORS`; an error reply is raised as `ServerSaid`."""
 
-    async def wire(self, until: float = inf) -> Wire:
-        """Take a connection for a while: a kept one, or a new one."""
+    async def take_connection(self, until: float = inf) -> Connection:
+        """Take a connection: a kept one, or a new one."""
         return self._kept() or await self.connect(until)
 
-    def _kept(self) -> Wire | None:
-        """Take a kept connection, if one is still open."""
-        idle = self._idle
-        while idle:
-            try:
-                wire = idle.pop()
-            except IndexError:  # another thread took the last
-                return None
-            if not wire.stale:
-                return wire
-            wire.close()
+    def _kept(self) -> Connection | None:
+        """Take a kept connection if one is still open."""
+        while (connection := self._pop_idle()) is not None:
+            if not connection.stale:
+                return connection
+            connection.close()
         return None
 
-    def give_back(self, wire: Wire) -> None:
-        """Keep a connection, which has nothing under way, for the next who wants one."""
+    def give_back(self, connection: Connection) -> None:
+        """Keep a connection that has no call in progress for the next caller."""
         if len(self._idle) < KEPT_MAX:
-            self._idle.append(wire)
+            self._idle.append(connection)
         else:
-            wire.close()
+            connection.close()
+        if self._closed:
+            self._close_idle()
 
     async def _call_batches(self, batches: Sequence[tuple[bytes, int]], *, alone: bool, until: float) -> list[Reply]:
-        """Send batches (several commands in one piece, and their number) one after the other."""
-        wire = await (self.wire(until) if alone else self._sharable(until))
+        """Send batches (several commands packed together, and their number) one after the other."""
+        connection = await (self.take_connection(until) if alone else self._sharable(until))
         replies: list[Reply] = []
         try:
             for packed, count in batches:
-                replies += await self._runtime.io(wire.call_many(packed, count, until))
+                replies += await self._runtime.io(connection.call_many(packed, count, until))
         except BaseException:
             if alone or not self._shares:
-                wire.close()
+                connection.close()
             raise
         if alone or not self._shares:
-            self.give_back(wire)
+            self.give_back(connection)
         return replies
 
     async def _call_chain(self, packed: bytes, follow: Callable[[Reply], bytes | None], until: float) -> list[Reply]:
-        """Send a command and those that `follow` makes of each reply, on one connection, until it gives None."""
-        wire = await self.wire(until)
+        """Send a command, and those that `follow` returns for each reply, on one connection, until it returns None."""
+        connection = await self.take_connection(until)
         replies: list[Reply] = []
         following: bytes | None = packed
         try:
             while following is not None:
-                reply = await self._runtime.io(wire.call(following, until))
+                reply = await self._runtime.io(connection.call(following, until))
                 replies.append(reply)
                 following = follow(reply)
         except BaseException:
-            wire.close()
+            connection.close()
             raise
-        self.give_back(wire)
+        self.give_back(connection)
         return replies
 
-    async def _sharable(self, until: float) -> Wire:
-        """Give a connection for plain commands; with `_shares` it stays everybody's."""
-        return await self.wire(until)
+    async def _sharable(self, until: float) -> Connection:
+        """Return a connection for plain commands; with `_shares`, all tasks use it."""
+        return await self.take_connection(until)
 
-    async def connect(self, until: float = inf) -> Wire:
-        """Open a new connection, greeted, which the caller closes."""
+    async def connect(self, until: float = inf) -> Connection:
+        """Open a new connection and have `on_connect` check it; the caller closes it."""
         until = self.until(until)
-        wire = await (self._open(until) if self._proven else self._open_first(until))
-        if self._greet is not None:
+        connection = await (self._open(until) if self._proven else self._open_first(until))
+        if self._on_connect is not None:
             try:
-                await self._greet(wire, until)
+                await self._on_connect(connection, until)
             except BaseException:
-                wire.close()
+                connection.close()
                 raise
-        return wire
+        return connection
 
-    async def _open(self, until: float) -> Wire:
-        return await open_wire(self._runtime, self.target, until)
+    async def _open(self, until: float) -> Connection:
+        return await open_connection(self._runtime, self.target, until)
 
-    async def _open_first(self, until: float) -> Wire:
-        """Open a connection to a server that has never answered: perhaps the URL says the wrong thing of it."""
+    async def _open_first(self, until: float) -> Connection:
+        """Open a connection to a server that has never answered: the URL may be wrong about TLS."""
         share = TLS_SHARE if self.target.form == "tls" else 1.0
         now = self._runtime.now()
         try:
-            wire = await self._open(now + (until - now) * share)
+            connection = await self._open(now + (until - now) * share)
         except DRIVER_ERRORS as error:
             found = await other_form(self._runtime, self.target, error, until)
             if found is None:
                 raise
             raise ConnectionError(found) from error
         self._proven = True
-        return wire
+        return connection
 
     async def close(self) -> None:
-        """Close the connections. A node that is used again opens new ones."""
-        while self._idle:
-            self._idle.pop().close()
+        """Close the connections. A call that is in progress, or begins later, keeps none."""
+        self._closed = True
+        self.listener.close()
+        self._close_idle()
+        # An event loop closes sockets in its next round: without this they would stay open until the program ends.
+        await self._runtime.sleep(0)
+
+    def _close_idle(self) -> None:
+        while (connection := self._pop_idle()) is not None:
+            connection.close()
+
+    def _pop_idle(self) -> Connection | None:
+        try:
+            return self._idle.pop()
+        except IndexError:  # also if another thread took the last one
+            return None
 
 
-class BlockingNode(WireNode):
-    """Each call has a connection for itself."""
+class SyncNode(RedisNode):
+    """Each call has a connection to itself."""
 
     async def run(
         self, script: Command, key: str, body: bytes, /, *, resend: bool = False, answer_by: float = inf
     ) -> Reply:
-        """See `WireNode.run`. The hot path first: a connection used a moment ago, a script that is known, a number."""
+        """See `RedisNode.run`. The hot path first: a connection used just now, a loaded script, a number as reply."""
         idle = self._idle
         try:
-            wire = cast("BlockingWire", idle.pop())
+            connection = cast("SyncConnection", idle.pop())
         except IndexError:
             return await super().run(script, key, body, resend=resend, answer_by=answer_by)
         now = self._runtime.now()
-        if now > wire.used + TRUSTED_SECONDS:
-            idle.append(wire)
+        if now > connection.used + TRUSTED_SECONDS:
+            idle.append(connection)
             return await super().run(script, key, body, resend=resend, answer_by=answer_by)
-        wire.used = now
+        connection.used = now
         try:
-            if answer_by - now < wire.timeout:
-                reply = wire.call(script.command(body), answer_by)
-            else:  # the kernel keeps the time
-                reply = wire.call(script.command(body))
+            if answer_by - now < connection.timeout:
+                reply = connection.call(script.command(body), answer_by)
+            else:  # limited by the kernel
+                reply = connection.call(script.command(body))
         except BaseException as error:
-            # Also Ctrl-C: half a reply must not wait there for the next caller.
-            wire.close()
+            # Also on Ctrl-C: half a reply must not remain for the next caller.
+            connection.close()
             if isinstance(error, ConnectionError) and resend:
                 return await super().run(script, key, body, answer_by=answer_by)
             if isinstance(error, DRIVER_ERRORS):
                 raise translate(error, self.label) from error
             raise
-        idle.append(wire)
+        idle.append(connection)
+        if self._closed:
+            self._close_idle()
         if isinstance(reply, ServerSaid):
             if reply.code == "NOSCRIPT":
                 return await super().run(script, key, body, answer_by=answer_by)
@@ -384,57 +380,57 @@ class BlockingNode(WireNode):
         return reply
 
     async def _call(self, packed: bytes, *, resend: bool, until: float) -> Reply:
-        wire = cast("BlockingWire | None", self._kept())
-        fresh = wire is None
+        connection = cast("SyncConnection | None", self._kept())
+        fresh = connection is None
         while True:
-            if wire is None:
-                wire = cast("BlockingWire", await self.connect(until))
-            wire.used = self._runtime.now()
+            if connection is None:
+                connection = cast("SyncConnection", await self.connect(until))
+            connection.used = self._runtime.now()
             try:
-                reply = wire.call(packed, until)
+                reply = connection.call(packed, until)
             except ConnectionError:
-                wire.close()
+                connection.close()
                 if fresh or not resend:
                     raise
-                # It was closed after we had looked, before an answer: a restart, or an idle connection cut on the way.
-                wire, fresh = None, True
+                # Closed between the check and the answer: a restart, or the network dropped an idle connection.
+                connection, fresh = None, True
             except BaseException:
-                wire.close()
+                connection.close()
                 raise
             else:
-                self.give_back(wire)
+                self.give_back(connection)
                 if isinstance(reply, ServerSaid):
                     raise reply
                 return reply
 
 
-class AsyncioNode(WireNode):
+class AsyncNode(RedisNode):
     """All tasks share one connection."""
 
     _shares = True
-    _shared: Wire | None = None
-    _connecting: asyncio.Task[Wire] | None = None
+    _shared: Connection | None = None
+    _connecting: asyncio.Task[Connection] | None = None
 
     async def _call(self, packed: bytes, *, resend: bool, until: float) -> Reply:
-        wire = self._shared
-        if wire is None or wire.stale:
-            wire = await self._connect_shared(until)
+        connection = self._shared
+        if connection is None or connection.stale:
+            connection = await self._connect_shared(until)
             resend = False
         try:
-            reply = await cast("AsyncioWire", wire).call(packed, until)
+            reply = await cast("AsyncConnection", connection).call(packed, until)
         except ConnectionError:
             if not resend:
                 raise
-            reply = await cast("AsyncioWire", await self._connect_shared(until)).call(packed, until)
+            reply = await cast("AsyncConnection", await self._connect_shared(until)).call(packed, until)
         if isinstance(reply, ServerSaid):
             raise reply
         return reply
 
-    async def _sharable(self, until: float) -> Wire:
+    async def _sharable(self, until: float) -> Connection:
         return await self._connect_shared(until)
 
-    async def _connect_shared(self, until: float) -> Wire:
-        """Open the shared connection, once however many tasks want it; one that gives up does not stop it."""
+    async def _connect_shared(self, until: float) -> Connection:
+        """Open the shared connection, once for all tasks that want it; a task that gives up does not stop that."""
         if self._shared is not None and not self._shared.stale:
             return self._shared
         task = self._connecting
@@ -449,13 +445,13 @@ class AsyncioNode(WireNode):
             raise ConnectionAbortedError(message)
         return task.result()
 
-    def _connected(self, task: asyncio.Task[Wire]) -> None:
+    def _connected(self, task: asyncio.Task[Connection]) -> None:
         self._connecting = None
         if not task.cancelled() and task.exception() is None:
             self._shared = task.result()
 
     async def close(self) -> None:
-        """See `WireNode.close`."""
+        """See `RedisNode.close`."""
         if self._connecting is not None:
             self._connecting.cancel()
         if self._shared is not None:
@@ -464,13 +460,16 @@ class AsyncioNode(WireNode):
         await super().close()
 
 
-def open_node(runtime: Runtime, target: Target, greet: Greet | None = None) -> WireNode:
+def open_node(
+    runtime: Runtime, target: Target, prefix: str = "lockkit", on_connect: OnConnect | None = None
+) -> RedisNode:
     """
     Make a node. No I/O.
 
     Args:
-        runtime: Of the face.
+        runtime: Of the sync or the async API.
         target: Where it is.
-        greet: Awaited with each new connection before it is used; what it raises ends the connection.
+        prefix: First part of the channels of its listener.
+        on_connect: Awaited with each new connection before it is used; if it raises, the connection is closed.
     """
-    return (AsyncioNode if runtime.kind == "asyncio" else BlockingNode)(runtime, target, greet)
+    return (AsyncNode if runtime.kind == "asyncio" else SyncNode)(runtime, target, prefix, on_connect)

@@ -1,7 +1,7 @@
 """
-Asking several nodes of a Sentinel group or a Cluster, so that one that hangs does not keep the others.
+Calls to several nodes of a Sentinel group or a Cluster, so that one that hangs does not delay the others.
 
-Each question runs in the background, a thread or a task: a blocking call cannot be left, only its thread can.
+Each call runs in the background, in a thread or a task: a blocking call cannot be abandoned, only its thread can.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ log = logging.getLogger("lockkit")
 
 T = TypeVar("T")
 
-HEDGE_PAUSE = 0.1
+HEDGE_SECONDS = 0.1
 """Seconds until the next node is asked as well. Longer delays finding the servers while one hangs; shorter asks a
-second one although the first is only far away."""
+second one although the first is only slow."""
 
 
 async def ask_all(runtime: Runtime, asks: Sequence[Callable[[], Awaitable[T]]], until: float) -> list[T | LockError]:
     """
-    Ask all at the same time.
+    Make several calls at the same time.
 
     Args:
-        runtime: Of the face.
-        asks: Each asks one node, and has ended by `until` too.
-        until: Client monotonic time at which those without an answer are not waited for any longer.
+        runtime: Of the sync or the async API.
+        asks: Each calls one node, and ends by `until` too.
+        until: Client monotonic time at which waiting ends.
 
     Returns:
-        For each its answer, or why there is none.
+        For each call its answer, or why there is none.
     """
     answers: list[T | LockError] = [BackendUnavailable("it did not answer in time")] * len(asks)
     if len(asks) == 1:
@@ -56,20 +56,20 @@ async def ask_all(runtime: Runtime, asks: Sequence[Callable[[], Awaitable[T]]], 
         await _begin(runtime, partial(run, index))
     for event in ended:
         await event.wait(max(0.0, until - runtime.now()))
-    return list(answers)  # a late answer must not change it any more
+    return list(answers)  # a late answer must not change it
 
 
 async def ask_first(runtime: Runtime, asks: Sequence[Callable[[], Awaitable[T]]], until: float) -> T | list[LockError]:
     """
-    Ask one after the other, the next one when the last has failed or is slow, until one gives an answer.
+    Make one call after the other, the next one when the last has failed or is slow, until one has an answer.
 
     Args:
-        runtime: Of the face.
-        asks: Each asks one node, and has ended by `until` too.
-        until: Client monotonic time at which nobody is waited for any longer.
+        runtime: Of the sync or the async API.
+        asks: Each calls one node, and ends by `until` too.
+        until: Client monotonic time at which waiting ends.
 
     Returns:
-        The first answer; or why there is none.
+        The first answer, or why each call has none.
     """
     unanswered: LockError = BackendUnavailable("it did not answer in time")
     answers: list[T | LockError] = [unanswered] * len(asks)
@@ -85,19 +85,19 @@ async def ask_first(runtime: Runtime, asks: Sequence[Callable[[], Awaitable[T]]]
         await _begin(runtime, partial(run, count - 1))
         last = count == len(asks)
         while (left := until - runtime.now()) > 0:
-            told = await news.wait(left if last else min(HEDGE_PAUSE, left))
+            ended = await news.wait(left if last else min(HEDGE_SECONDS, left))
             news.clear()
             for answer in answers:
                 if not isinstance(answer, LockError):
                     return answer
-            if not told or all(answer is not unanswered for answer in answers[:count]):
+            if not ended or all(answer is not unanswered for answer in answers[:count]):
                 break
     return [answer for answer in answers if isinstance(answer, LockError)]
 
 
 def raise_configuration(failures: Sequence[LockError]) -> None:
     """
-    Raise what retrying cannot fix, if that is among the failures.
+    Raise an error that retrying cannot fix, if there is one among the failures.
 
     Raises:
         ConfigurationError: The first one.
@@ -120,6 +120,6 @@ async def _begin(runtime: Runtime, work: Callable[[], Awaitable[None]]) -> None:
 
     try:
         runtime.spawn("lockkit-redis-ask", run)
-    except RuntimeError as error:  # no thread to be had (Python 3.12 and later start none while they end)
-        log.debug("asking without a thread: %s", error)
+    except RuntimeError as error:  # no thread could be started (Python 3.12 and later start none at exit)
+        log.debug("calling without a thread: %s", error)
         await work()

@@ -1,9 +1,9 @@
 """
-Why a port cannot be talked to: it speaks TLS and we do not, or the other way round.
+Whether a connection fails because the server uses TLS and the URL does not, or the other way round.
 
-Neither side says so. A TLS port closes the connection at the first command in plain text; Redis takes the greeting of a
-TLS client for the beginning of a line, and waits for its end. So the other way is tried, on a connection of its own,
-without credentials, and only with a server that has never answered.
+Neither side says so. A TLS port closes the connection at the first command in plain text; Redis takes the first message
+of a TLS client for the beginning of a line, and waits for its end. So lockkit tries the other way, on a separate
+connection, without credentials, and only if the server has never answered.
 """
 
 from __future__ import annotations
@@ -22,39 +22,39 @@ if TYPE_CHECKING:
 __all__ = ["TLS_SHARE", "other_form"]
 
 TLS_SHARE = 0.75
-"""Part of the time that a first TLS connection may take. The rest is for this question; more leaves too little."""
+"""Share of the time that a first TLS connection may take. The rest is for this probe; more leaves it too little."""
 
 TLS_SECONDS = 0.5
-"""Longest time for a TLS greeting. Longer delays the error of a server that ends connections for another reason."""
+"""Longest time for a TLS handshake. Longer delays the error of a server that ends connections for another reason."""
 
 _ERRORS = (OSError, EOFError)  # ssl.SSLError and TimeoutError are OSErrors
 
 
 async def other_form(runtime: Runtime, target: Target, error: BaseException, until: float) -> str | None:
     """
-    Say what is wrong, if the server can be talked to in the other way.
+    Say what is wrong, if the server answers in the other way.
 
     Args:
-        runtime: Of the face.
-        target: That could not be reached.
-        error: What happened.
-        until: Client monotonic time by which this must have ended.
+        runtime: Of the sync or the async API.
+        target: The server that could not be reached.
+        error: Why.
+        until: Client monotonic time by which this returns.
 
     Returns:
-        A text that `lockkit.backends.redis.errors.translate` knows, or None.
+        A sentence that `lockkit.backends.redis.errors.translate` knows, or None.
     """
-    left = until - runtime.now()
-    if left <= 0 or not _may_be(error, target):
+    left_seconds = until - runtime.now()
+    if left_seconds <= 0 or not _may_be(error, target):
         return None
     address = str(target.arguments["host"]), int(target.arguments["port"])
     context = None
     if target.form == "tcp":
-        context, left = _trusting(), min(left, TLS_SECONDS)
+        context, left_seconds = _trusting(), min(left_seconds, TLS_SECONDS)
     try:
         if runtime.kind == "asyncio":
-            found = await _ask_asyncio(address, context, left)
+            found = await _ask_asyncio(address, context, left_seconds)
         else:
-            found = _ask(address, context, left)
+            found = _ask(address, context, left_seconds)
     except _ERRORS:
         return None
     if not found:
@@ -63,10 +63,10 @@ async def other_form(runtime: Runtime, target: Target, error: BaseException, unt
 
 
 def _may_be(error: BaseException, target: Target) -> bool:
-    """Tell whether an error may come from speaking in the wrong way."""
+    """Tell whether TLS on one side only may have caused this error."""
     causes = (error, error.__cause__, error.__context__)
     if target.form == "tcp":
-        # Closed at the first command, or an answer (the alert of TLS) that is not Redis's.
+        # Closed at the first command, or answered with a TLS alert.
         return any(
             isinstance(cause, (ConnectionResetError, BrokenPipeError, redis.InvalidResponse)) for cause in causes
         ) or "closed by server" in str(error)
@@ -76,15 +76,15 @@ def _may_be(error: BaseException, target: Target) -> bool:
 
 
 def _trusting() -> ssl.SSLContext:
-    """Nothing is told to whom this trusts."""
+    """Trust any certificate: nothing secret is sent."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     return context
 
 
-def _ask(address: tuple[str, int], context: ssl.SSLContext | None, left: float) -> bool:
-    with socket.create_connection(address, left) as plain:
+def _ask(address: tuple[str, int], context: ssl.SSLContext | None, left_seconds: float) -> bool:
+    with socket.create_connection(address, left_seconds) as plain:
         if context is not None:
             context.wrap_socket(plain).close()
             return True
@@ -92,8 +92,8 @@ def _ask(address: tuple[str, int], context: ssl.SSLContext | None, left: float) 
         return plain.recv(1) in {b"+", b"-"}
 
 
-async def _ask_asyncio(address: tuple[str, int], context: ssl.SSLContext | None, left: float) -> bool:
-    async with asyncio.timeout(left):
+async def _ask_asyncio(address: tuple[str, int], context: ssl.SSLContext | None, left_seconds: float) -> bool:
+    async with asyncio.timeout(left_seconds):
         reader, writer = await asyncio.open_connection(*address, ssl=context)
         try:
             if context is not None:

@@ -1,10 +1,11 @@
 r"""
 The Redis serialization protocol, versions 2 and 3: packing commands, reading replies.
 
-Own code rather than redis-py's parsers, because those read the socket themselves (ours is also an asyncio protocol, and
-`lockkit.backends.redlock.connections` reads several sockets at once), and because our replies are short: for ``:1\r\n``
-a slice and `int` are faster than any parser. Source: the page "Redis serialization protocol specification" of the Redis
-documentation.
+lockkit does not use redis-py's parsers, because those read the socket themselves (`AsyncConnection` is an asyncio
+protocol, and `lockkit.backends.redlock.network` reads several sockets at once), and because its replies are short: for
+``:1\r\n`` a slice and `int` are faster than any parser.
+
+Source: the page "Redis serialization protocol specification" of the Redis documentation.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ __all__ = ["NOTHING", "Parser", "Push", "Reply", "ServerSaid", "bulk", "pack"]
 
 class ServerSaid(Exception):
     """
-    An error reply. A value in pipelines, raised by single calls; `lockkit.backends.redis.errors` makes it ours.
+    An error reply. A value in pipelines, raised by single calls; see `lockkit.backends.redis.errors.translate`.
 
     Attributes:
         text: What the server said, for example ``READONLY You can't write against a read only replica.``
@@ -32,7 +33,7 @@ class ServerSaid(Exception):
 
 
 class Push(list["Reply"]):
-    """A message out of turn (protocol 3): pub/sub and the like. Never the reply to a command."""
+    """A message that answers no command (protocol 3), as of pub/sub."""
 
 
 Reply: TypeAlias = "bytes | int | float | bool | ServerSaid | list[Reply] | None"
@@ -40,7 +41,7 @@ Reply: TypeAlias = "bytes | int | float | bool | ServerSaid | list[Reply] | None
 
 
 class _Nothing:
-    """Marks "no complete reply yet" where None is a reply."""
+    """Stands for "no complete reply yet"; None is a reply."""
 
 
 NOTHING: Final = _Nothing()
@@ -76,7 +77,7 @@ class Parser:
 
     @property
     def empty(self) -> bool:
-        """Whether no byte of a reply is waiting."""
+        """Whether no byte of a reply is buffered."""
         return not self._buffer
 
     def feed(self, data: bytes) -> None:
@@ -85,10 +86,10 @@ class Parser:
 
     def take(self) -> Reply | _Nothing:
         """
-        Give the next reply, or `NOTHING` until more bytes have come.
+        Return the next reply, or `NOTHING` if more bytes are needed.
 
         Raises:
-            ConnectionError: The bytes are not this protocol.
+            ConnectionError: The bytes are not of this protocol.
         """
         if not self._buffer:
             return NOTHING
@@ -101,7 +102,7 @@ class Parser:
         return reply
 
     def take_all(self) -> list[Reply]:
-        """Give every complete reply; faster than one `take` for each when thousands arrive."""
+        """Return all complete replies; faster than a `take` for each when thousands arrive."""
         replies: list[Reply] = []
         done = self._at = 0
         try:

@@ -1,4 +1,4 @@
-"""Names of keys, and Lua files made into commands."""
+"""Lua files made into commands."""
 
 from __future__ import annotations
 
@@ -6,22 +6,11 @@ import hashlib
 from importlib.resources import files
 
 from lockkit.backends.redis.resp import bulk
-from lockkit.validation import escape
 
-__all__ = ["Command", "Script", "lock_key", "side_key"]
-
-
-def lock_key(prefix: str, name: str) -> str:
-    """Name the key of a lock, as redis-py's ``Lock`` and others know it: ``PREFIX:NAME``, braces percent-encoded."""
-    return f"{prefix}:{escape(name, '{}')}"
+__all__ = ["Command", "Script"]
 
 
-def side_key(key: str, what: str) -> str:
-    """Name a key beside a lock's, in the same Cluster slot: ``{PREFIX:NAME}:fence``."""
-    return f"{{{key}}}:{what}"
-
-
-# `side` is how a script calls commands on the keys beside the lock's own.
+# Scripts call commands on keys other than the lock's by `side`.
 _STRICT = "local side = redis.call"
 _LENIENT = """\
 local side = redis.pcall
@@ -41,18 +30,18 @@ end"""
 
 class Command:
     """
-    A Lua text as a command.
+    A Lua script as a command.
 
     Attributes:
-        text: What is run.
-        sha: Its SHA-1, by which the server knows it.
-        alone: The same for a slot that is being moved from one node of a Cluster to another; None if it has none.
+        text: Its source.
+        sha: Its SHA-1, by which the server identifies it.
+        alone: A variant for a slot that moves between nodes of a Cluster; None if there is none.
     """
 
     __slots__ = ("_by_sha", "_by_text", "alone", "sha", "text")
 
     def __init__(self, text: str, *, keys: int, words: int, alone: Command | None = None) -> None:
-        """Pack it. Of the `words` that follow, so many are named as keys."""
+        """Pack it. The first `keys` of the `words` that follow are keys."""
         self.text = text
         self.sha = hashlib.sha1(text.encode()).hexdigest()  # noqa: S324 - what Redis uses
         self.alone = alone
@@ -65,7 +54,7 @@ class Command:
         return self._by_sha + body
 
     def loading_command(self, body: bytes) -> bytes:
-        """Pack a call that also teaches the server the script."""
+        """Pack a call that also loads the script."""
         return self._by_text + body
 
 
@@ -92,15 +81,15 @@ class Script(Command):
             keys: How many keys it takes.
             arguments: How many further arguments it takes.
             shared: A file of functions that it uses.
-            alone: It does its work with its first key alone, and calls commands on the others by ``side``, where an
+            alone: It can do its work with its first key alone, and calls commands on the others by ``side``, where an
                 error means that the key is not there.
             package: The backend's package, whose folder ``scripts`` has the file.
         """
         folder = files(package).joinpath("scripts")
         parts = [folder.joinpath(f"{part}.lua").read_text() for part in (shared, name) if part is not None]
         text, words = "\n".join(parts), keys + arguments
-        # The server refuses a script (TRYAGAIN) while it has some of the keys named to it and not the rest, for as long
-        # as the slot moves. So it is named the first one only, and finds the others among the arguments. What is packed
-        # behind the command stays the same.
+        # While a slot moves, the server refuses a script (TRYAGAIN) if it has some of the declared keys and not all.
+        # So this variant declares the first key only, and takes the others from the arguments. What follows the command
+        # stays the same.
         one = Command(f"{_LENIENT % (keys - 1)}\n{text}", keys=1, words=words) if alone else None
         super().__init__(f"{_STRICT}\n{text}", keys=keys, words=words, alone=one)

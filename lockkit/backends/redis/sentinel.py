@@ -1,9 +1,9 @@
 """
 The master that Redis Sentinel names.
 
-Source: "Guidelines for Redis clients with support for Redis Sentinel" in the Redis documentation. As there: ask the
-Sentinels in turn, move the one that answers to the front, and believe an address only after its node has said that it
-is a master (`Greeter` with ``masters_only``).
+Source: "Guidelines for Redis clients with support for Redis Sentinel" in the Redis documentation. As described there,
+lockkit asks the Sentinels in turn, moves the one that answers to the front, and uses an address only after its node has
+said that it is a master (`Handshake` with ``masters_only``).
 """
 
 from __future__ import annotations
@@ -14,10 +14,13 @@ from math import inf
 from typing import TYPE_CHECKING, cast
 
 from lockkit.backend import seconds_left
+from lockkit.backends.redis.address import Target
 from lockkit.backends.redis.errors import nothing_done
-from lockkit.backends.redis.node import ServerSaid, Target, open_node, pack
+from lockkit.backends.redis.handshake import Handshake
+from lockkit.backends.redis.node import open_node
 from lockkit.backends.redis.parallel import ask_first, raise_configuration
-from lockkit.backends.redis.topology import Greeter, Route, Station, run_group
+from lockkit.backends.redis.resp import ServerSaid, pack
+from lockkit.backends.redis.topology import Topology, run_group
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockError
 
 if TYPE_CHECKING:
@@ -25,26 +28,27 @@ if TYPE_CHECKING:
     from typing import Any
 
     from lockkit.backend import Host
-    from lockkit.backends.redis.node import Reply, WireNode
+    from lockkit.backends.redis.node import RedisNode
+    from lockkit.backends.redis.resp import Reply
     from lockkit.backends.redis.script import Command
-    from lockkit.backends.redis.wakeup import Ears
+    from lockkit.backends.redis.wakeup import WakeupListener
 
-__all__ = ["DEFAULT_SENTINEL_PORT", "SENTINEL_TIMEOUT", "SentinelRoute"]
+__all__ = ["DEFAULT_SENTINEL_PORT", "SENTINEL_TIMEOUT", "SentinelTopology"]
 
 log = logging.getLogger("lockkit")
 
 DEFAULT_SENTINEL_PORT = 26379
 
 SENTINEL_TIMEOUT = 0.5
-"""Seconds for an answer of one Sentinel. Longer delays finding the master while some of them are down."""
+"""Seconds for an answer of one Sentinel. Longer delays finding the master while some Sentinels are down."""
 
 
 class _UnknownMasterError(BackendUnavailable):
-    """A Sentinel that answered, and watches no master of that name."""
+    """A Sentinel answered that it watches no master of that name."""
 
 
-class SentinelRoute(Route):
-    """Always the master, whichever node that is."""
+class SentinelTopology(Topology):
+    """All locks are at the master, whichever node that is."""
 
     def __init__(
         self,
@@ -57,96 +61,96 @@ class SentinelRoute(Route):
         tls: bool,
     ) -> None:
         """
-        Ask nobody yet.
+        Send nothing yet.
 
         Args:
-            sentinels: Where they are.
-            service_name: What they call the master.
+            sentinels: Their addresses.
+            service_name: Their name for the master.
             arguments: redis-py's, for the master.
             host: The engine's side.
-            prefix: Of channels.
-            tls: The master speaks TLS.
+            prefix: First part of the channels.
+            tls: The master uses TLS.
         """
-        self._sentinels: list[WireNode] = [open_node(host.runtime, target) for target in sentinels]
+        self._sentinels: list[RedisNode] = [open_node(host.runtime, target) for target in sentinels]
         self._service_name = service_name
         self._arguments = arguments
         self._host = host
         self._prefix = prefix
         self._tls = tls
-        # One for all masters: that another one answers is just what it is to notice.
-        self._greeter = Greeter(host, masters_only=True)
-        self._master: Station | None = None
-        self._last: Station | None = None
+        # The same for every master, so that it notices a change.
+        self._handshake = Handshake(host, masters_only=True)
+        self._master: RedisNode | None = None
+        self._last: RedisNode | None = None
 
     @property
-    def sentinels(self) -> Sequence[WireNode]:
-        """The Sentinels of the URL; who answered last comes first."""
+    def sentinels(self) -> Sequence[RedisNode]:
+        """The Sentinels of the URL; the one that answered last comes first."""
         return tuple(self._sentinels)
 
     @property
     def service_name(self) -> str:
-        """What they call the master."""
+        """The Sentinels' name for the master."""
         return self._service_name
 
     async def run(
         self, script: Command, key: str, body: bytes, /, *, resend: bool = False, answer_by: float = inf
     ) -> Reply:
-        """See `Route.run`."""
+        """See `Topology.run`."""
         now = self._host.runtime.now
         answer_by = now() + seconds_left(answer_by, now())
-        master = await self.station(key, answer_by)
+        master = await self.node_for(key, answer_by)
         try:
-            return await master.node.run(script, key, body, resend=resend, answer_by=answer_by)
+            return await master.run(script, key, body, resend=resend, answer_by=answer_by)
         except BackendUnavailable as error:
-            self._doubt(master, error)
+            self._suspect(master, error)
             if now() >= answer_by or not (resend or nothing_done(error)):
                 raise
-            successor = await self.station(key, answer_by)
+            successor = await self.node_for(key, answer_by)
             if successor is master:
                 raise
-        return await successor.node.run(script, key, body, resend=resend, answer_by=answer_by)
+        return await successor.run(script, key, body, resend=resend, answer_by=answer_by)
 
     async def run_replicated(
         self, script: Command, key: str, body: bytes, replicas: int, answer_by: float
     ) -> tuple[Reply, int]:
-        """See `Route.run_replicated`."""
+        """See `Topology.run_replicated`."""
         now = self._host.runtime.now()
         answer_by = now + seconds_left(answer_by, now)
-        master = await self.station(key, answer_by)
+        master = await self.node_for(key, answer_by)
         try:
-            return await master.node.run_replicated(script, body, replicas, answer_by=answer_by)
+            return await master.run_replicated(script, body, replicas, answer_by=answer_by)
         except BackendUnavailable as error:
-            self._doubt(master, error)
+            self._suspect(master, error)
             raise
 
     async def run_many(
         self, script: Command, calls: Sequence[tuple[str, bytes]], *, replicas: int = 0, answer_by: float = inf
     ) -> list[Reply | LockError]:
-        """See `Route.run_many`."""
+        """See `Topology.run_many`."""
         now = self._host.runtime.now()
         answer_by = now + seconds_left(answer_by, now)
         try:
-            master = await self.station("", answer_by)
+            master = await self.node_for("", answer_by)
         except LockError as error:
             return [error] * len(calls)
-        replies = await run_group(master.node, script, [body for _, body in calls], replicas, answer_by)
+        replies = await run_group(master, script, [body for _, body in calls], replicas, answer_by)
         for reply in replies:
             if isinstance(reply, BackendUnavailable):
-                self._doubt(master, reply)
+                self._suspect(master, reply)
         return replies
 
-    def _doubt(self, master: Station, error: BackendUnavailable) -> None:
-        """Ask the Sentinels again next time, if this error may mean a failover."""
+    def _suspect(self, master: RedisNode, error: BackendUnavailable) -> None:
+        """Ask the Sentinels again before the next call if this error may mean a failover."""
         if (nothing_done(error) or not isinstance(error.__cause__, ServerSaid)) and self._master is master:
             self._master = None
 
-    def ears(self, key: str) -> Ears | None:
-        """See `Route.ears`."""
+    def listener_for(self, key: str) -> WakeupListener | None:
+        """See `Topology.listener_for`."""
         del key
-        return None if self._master is None else self._master.ears
+        return None if self._master is None else self._master.listener
 
-    async def station(self, key: str, answer_by: float = inf) -> Station:
-        """See `Route.station`."""
+    async def node_for(self, key: str, answer_by: float = inf) -> RedisNode:
+        """See `Topology.node_for`."""
         del key
         master = self._master
         if master is not None:
@@ -154,26 +158,26 @@ class SentinelRoute(Route):
         address = await self._ask(answer_by)
         last = self._last
         target = Target.at({**self._arguments, "host": address[0], "port": address[1]}, tls=self._tls)
-        if last is not None and last.node.label == target.label:
-            # Still the same, so its connections and the subscription may be good too.
+        if last is not None and last.label == target.label:
+            # The same master, so its connections and its subscription may still be good.
             self._master = last
             return last
         log.info("the master of %r is at %s", self._service_name, target.label)
-        self._master = self._last = Station.at(target, self._host, self._prefix, self._greeter)
+        self._master = self._last = open_node(self._host.runtime, target, self._prefix, self._handshake)
         if last is not None:
             await last.close()
         return self._master
 
     async def _ask(self, answer_by: float) -> tuple[str, int]:
-        """Ask the Sentinels where the master is: in turn, but none that hangs is waited for."""
+        """Ask the Sentinels for the master's address, in turn, without waiting for those that hang."""
         now = self._host.runtime.now()
-        # Half of the time: the master has to be asked after that.
+        # Half of the time: the call to the master comes after that.
         until = now + seconds_left(answer_by, now) / 2
         asks = [partial(self._ask_one, sentinel, until) for sentinel in self._sentinels]
         found = await ask_first(self._host.runtime, asks, until)
         if isinstance(found, tuple):
             sentinel, address = found
-            # In one step: another thread may be at it.
+            # In one step: another thread may do the same.
             self._sentinels = [sentinel, *(other for other in self._sentinels if other is not sentinel)]
             return address
         raise_configuration(found)
@@ -182,7 +186,7 @@ class SentinelRoute(Route):
             raise ConfigurationError(f"{message}. Check the name in the path of the URL")
         raise BackendUnavailable(message)
 
-    async def _ask_one(self, sentinel: WireNode, until: float) -> tuple[WireNode, tuple[str, int]]:
+    async def _ask_one(self, sentinel: RedisNode, until: float) -> tuple[RedisNode, tuple[str, int]]:
         question = pack("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._service_name)
         reply = await sentinel.call(question, resend=True, answer_by=until)
         if reply is None:
@@ -192,20 +196,19 @@ class SentinelRoute(Route):
         return sentinel, (host.decode(), int(port))
 
     async def ping(self) -> None:
-        """See `Route.ping`."""
+        """See `Topology.ping`."""
         now = self._host.runtime.now()
         answer_by = now + seconds_left(inf, now)
-        master = await self.station("", answer_by)
+        master = await self.node_for("", answer_by)
         try:
-            await master.node.call(pack("PING"), resend=True, answer_by=answer_by)
+            await master.call(pack("PING"), resend=True, answer_by=answer_by)
         except BackendUnavailable as error:
-            self._doubt(master, error)
+            self._suspect(master, error)
             raise
 
     async def close(self) -> None:
-        """See `Route.close`."""
+        """See `Topology.close`."""
         if self._last is not None:
             await self._last.close()
         for sentinel in self._sentinels:
             await sentinel.close()
-        await self._host.runtime.sleep(0)

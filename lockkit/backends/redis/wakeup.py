@@ -1,19 +1,20 @@
 """
-Hearing from a Redis node that it is one's turn: one subscription per client and node, whatever the number of waiters.
+Wake-ups from a Redis node: one subscription per client and node, however many requests wait.
 
-A waiter stands in the lock's queue with the channel of its client (``PREFIX:wake:<random>``).
+A waiting request has an entry in the lock's queue, with the channel of its client (``PREFIX:wake:<random>``).
 The script that frees the lock publishes there:
 
-- ``OWNER``: it is offered to that waiter.
-- ``OWNER MILLISECONDS``: it is offered to the waiter before that one, who may be stopped: look again after that time.
+- ``OWNER``: the lock is offered to that request.
+- ``OWNER MILLISECONDS``: it is offered to the request before that one, whose client may be stopped: retry after that
+  time.
 
-A script that finds that a lock has vanished (FLUSHALL), and its queue perhaps too, publishes the lock's key on a
-channel that every client hears, ``PREFIX:wake:gone``.
+A script that finds that a lock has vanished (FLUSHALL), and its queue perhaps too, publishes the lock's key on
+``PREFIX:wake:gone``, to which every client subscribes.
 
-The order that keeps a wake-up from being missed: the subscription is confirmed by the server before any waiter takes a
-place in a queue; and when the subscription ends, all waiters look again, which subscribes anew.
-A connection that was dropped on the way (a NAT, a firewall) ends without a word, so it is asked for an answer now and
-then while anybody waits.
+No wake-up is missed: the server has confirmed the subscription before any request enters a queue; and when the
+subscription ends, all waiting requests retry, which subscribes anew.
+A connection that the network has dropped (NAT, firewall) gives no sign, so lockkit sends a PING now and then while any
+request waits.
 """
 
 from __future__ import annotations
@@ -21,87 +22,102 @@ from __future__ import annotations
 import asyncio
 import heapq
 import logging
+import weakref
 from math import inf
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 from lockkit.backend import seconds_left
-from lockkit.backends.redis.connection import NO_ANSWER
-from lockkit.backends.redis.node import DRIVER_ERRORS, AsyncioWire, BlockingWire, pack, translate
+from lockkit.backends.redis.connection import NO_ANSWER, AsyncConnection, SyncConnection
+from lockkit.backends.redis.errors import DRIVER_ERRORS, translate
+from lockkit.backends.redis.resp import pack
 from lockkit.errors import BackendUnavailable
 
 if TYPE_CHECKING:
     from lockkit.backend import Request
-    from lockkit.backends.redis.node import Reply, Wire, WireNode
+    from lockkit.backends.redis.connection import Connection
+    from lockkit.backends.redis.resp import Reply
     from lockkit.runtime import Event, Runtime
 
-__all__ = ["Ears", "gone_channel"]
+__all__ = ["WakeupListener", "gone_channel"]
 
 log = logging.getLogger("lockkit")
 
-LINGER = 60.0
-"""Seconds that a listening thread stays when nobody waits. Shorter subscribes more often, longer keeps the thread."""
+IDLE_SECONDS_MAX = 60.0
+"""Seconds that the subscription stays when no request waits. Shorter subscribes more often, longer keeps the thread."""
 
-HEARTBEAT = 3.0
-"""Seconds without a message after which the connection is asked for an answer, while anybody waits. Longer hands locks
-over later when it was dropped on the way; shorter sends more."""
+HEARTBEAT_SECONDS = 3.0
+"""Seconds without a message until the next PING, while any request waits. Longer hands locks over later when the
+connection was dropped; shorter sends more."""
 
 PONG_SECONDS = 2.0
-"""Seconds for that answer. Longer hands over later; shorter takes a busy server for gone."""
+"""Seconds for the answer to it. Longer hands over later; shorter gives up on a busy server."""
 
-LOOK_MARGIN = 0.005
-"""Seconds after the end of an offer until the next waiter looks: the server must have seen it end."""
+RETRY_MARGIN_SECONDS = 0.005
+"""Seconds from the end of an offer until the next request retries: the offer must have ended at the server."""
 
 
 def gone_channel(prefix: str) -> str:
-    """Name the channel that all clients hear."""
+    """Name the channel to which all clients subscribe."""
     return f"{prefix}:wake:gone"
 
 
-class Ears:
+class Server(Protocol):
+    """What a subscription needs of a node."""
+
+    label: str
+
+    async def connect(self, until: float = inf, /) -> Connection:
+        """Open a new connection; see `lockkit.backends.redis.node.RedisNode.connect`."""
+        ...
+
+
+class WakeupListener:
     """
     The subscription of one client at one node.
 
     Attributes:
-        channel: Where the client is told, while it listens; None otherwise.
+        channel: The client's channel while it is subscribed; None otherwise.
     """
 
-    def __init__(self, runtime: Runtime, node: WireNode, prefix: str) -> None:
-        """Listen to nothing yet."""
+    def __init__(self, runtime: Runtime, node: Server, prefix: str) -> None:
+        """Do not subscribe yet."""
         self.channel: str | None = None
         self._runtime = runtime
-        self._node = node
+        self._label = node.label
+        # Weak, because the node has this listener: a dropped client must not wait for the garbage collector.
+        self._connect = weakref.WeakMethod(node.connect)
         self._prefix = prefix
         self._gone = gone_channel(prefix).encode()
         self._mutex = runtime.mutex()
         self._waiting: dict[bytes, tuple[Event, bytes]] = {}
-        self._wire: Wire | None = None
+        self._connection: Connection | None = None
         self._ended: Event | None = None
         self._opening: Event | None = None
-        self._looks: list[tuple[float, bytes]] = []
+        self._retries: list[tuple[float, bytes]] = []
 
     def expect(self, request: Request, key: str = "") -> None:
         """
-        Wake this request from now on. Before the server can know of it: its turn may come at once.
+        Wake this request from now on. Call it before the request enters a queue: its turn may come at once.
 
         Args:
-            request: Who waits.
-            key: For which lock, so that it is told when that has vanished.
+            request: The waiting request.
+            key: Key of its lock; the request is also woken when that has vanished.
         """
         self._waiting[request.owner.encode()] = request.wake, key.encode()
 
     def forget(self, request: Request) -> None:
-        """Wake it no more."""
+        """Stop waking a request."""
         self._waiting.pop(request.owner.encode(), None)
 
     async def open(self, answer_by: float = inf) -> None:
         """
-        Subscribe, if that has not been done; at most one caller does, the others wait for it.
+        Subscribe, unless there is a subscription. One caller does so; others wait for it.
 
         Args:
-            answer_by: Client monotonic time by which this has returned or raised.
+            answer_by: Client monotonic time by which this returns or raises.
 
         Raises:
-            LockError: The server could not be asked, or denies it.
+            LockError: No answer, or the server denies it.
         """
         now = self._runtime.now()
         with self._mutex:
@@ -117,9 +133,9 @@ class Ears:
         try:
             await self._subscribe(answer_by)
         except DRIVER_ERRORS as error:
-            raise translate(error, self._node.label) from error
-        except RuntimeError as error:  # no thread to be had
-            message = f"cannot listen at {self._node.label}: {error}"
+            raise translate(error, self._label) from error
+        except RuntimeError as error:  # no thread could be started
+            message = f"cannot subscribe at {self._label}: {error}"
             raise BackendUnavailable(message) from error
         finally:
             with self._mutex:
@@ -127,155 +143,157 @@ class Ears:
             opening.set()
 
     async def _subscribe(self, answer_by: float) -> None:
-        # A name of its own for every subscription: what was meant for a former one must not be taken for this one's.
+        # A new channel for each subscription: messages for the former one must not reach this one.
         channel = f"{self._prefix}:wake:{self._runtime.owner()}"
         command = pack("SUBSCRIBE", channel, self._gone)
-        connect = self._node.connect
-        wire = await (connect() if answer_by == inf else connect(answer_by))
+        connect = self._connect()
+        assert connect is not None, "a listener that outlives its node"
+        connection = await connect(answer_by)
         now = self._runtime.now()
-        until = min(now + wire.timeout, now + seconds_left(answer_by, now))
+        until = min(now + connection.timeout, now + seconds_left(answer_by, now))
         try:
-            if isinstance(wire, AsyncioWire):
-                await self._subscribe_asyncio(wire, channel, command, until)
+            if isinstance(connection, AsyncConnection):
+                await self._subscribe_async(connection, channel, command, until)
             else:
-                self._subscribe_blocking(cast("BlockingWire", wire), channel, command, until)
+                self._subscribe_sync(cast("SyncConnection", connection), channel, command, until)
         except BaseException as error:
-            # Also Ctrl-C between any two lines: nobody may believe that somebody listens.
-            self._deaf(wire, error)
-            wire.close()
+            # Also on Ctrl-C between any two lines: no request may believe that the subscription works.
+            self._stop_listening(connection, error)
+            connection.close()
             raise
 
-    def _listening(self, wire: Wire, channel: str) -> Event:
+    def _subscribed(self, connection: Connection, channel: str) -> Event:
         ended = self._runtime.event()
         with self._mutex:
-            self._wire = wire
+            self._connection = connection
             self._ended = ended
             self.channel = channel
         return ended
 
-    # -- asyncio -----------------------------------------------------------------------------------------------------
+    # -- async -----------------------------------------------------------------------------------------------------
 
-    async def _subscribe_asyncio(self, wire: AsyncioWire, channel: str, command: bytes, until: float) -> None:
-        confirmed, heard = self._runtime.event(), self._runtime.event()
+    async def _subscribe_async(self, connection: AsyncConnection, channel: str, command: bytes, until: float) -> None:
+        confirmed, received = self._runtime.event(), self._runtime.event()
         confirmations = 0
 
         def pushed(message: list[Reply]) -> None:
             nonlocal confirmations
-            heard.set()
-            if message[0] == b"subscribe":  # an error would have failed the wire
+            received.set()
+            if message[0] == b"subscribe":  # an error reply would have ended the connection
                 confirmations += 1
                 if confirmations == 2:  # noqa: PLR2004 - channels
                     confirmed.set()
             else:
-                self._heard(message)
+                self._received(message)
 
         def lost(error: BaseException) -> None:
-            self._deaf(wire, error)
+            self._stop_listening(connection, error)
             confirmed.set()
 
-        wire.on_push, wire.on_lost = pushed, lost
-        wire.write(command)
-        if not await confirmed.wait(max(0.0, until - self._runtime.now())) or wire.error is not None:
-            raise wire.error or TimeoutError("the subscription was not confirmed in time")
-        ended = self._listening(wire, channel)
-        self._runtime.spawn("lockkit-redis-wake", lambda: self._beat(wire, ended, heard))
+        connection.on_push, connection.on_lost = pushed, lost
+        connection.write(command)
+        if not await confirmed.wait(max(0.0, until - self._runtime.now())) or connection.error is not None:
+            raise connection.error or TimeoutError("the subscription was not confirmed in time")
+        ended = self._subscribed(connection, channel)
+        self._runtime.spawn("lockkit-redis-wake", lambda: self._send_heartbeats(connection, ended, received))
 
-    async def _beat(self, wire: AsyncioWire, ended: Event, heard: Event) -> None:
-        """Ask the connection for an answer now and then, until the subscription has ended. In a task of its own."""
-        error: BaseException = ConnectionAbortedError("nobody watches over the subscription any more")
+    async def _send_heartbeats(self, connection: AsyncConnection, ended: Event, received: Event) -> None:
+        """Send a PING now and then until the subscription has ended. Runs in its own task."""
+        error: BaseException = ConnectionAbortedError("the task that watches the subscription has ended")
         try:
-            while not await ended.wait(HEARTBEAT):
+            while not await ended.wait(HEARTBEAT_SECONDS):
                 if not self._waiting:
                     continue
-                heard.clear()
-                wire.write(pack("PING"))
-                if not await heard.wait(PONG_SECONDS):
+                received.clear()
+                connection.write(pack("PING"))
+                if not await received.wait(PONG_SECONDS):
                     error = TimeoutError(NO_ANSWER)
                     return
         except DRIVER_ERRORS as failure:
             error = failure
         finally:
-            # Also when the task was cancelled: all look again, and the next one subscribes.
-            self._deaf(wire, error)
-            wire.close()
+            # Also when the task was cancelled: all requests retry, and the next one subscribes.
+            self._stop_listening(connection, error)
+            connection.close()
 
-    # -- blocking ----------------------------------------------------------------------------------------------------
+    # -- sync ----------------------------------------------------------------------------------------------------
 
-    def _subscribe_blocking(self, wire: BlockingWire, channel: str, command: bytes, until: float) -> None:
-        wire.on_push = self._heard
-        wire.send(command)
+    def _subscribe_sync(self, connection: SyncConnection, channel: str, command: bytes, until: float) -> None:
+        connection.on_push = self._received
+        connection.send(command)
         for _ in range(2):
-            wire.receive_push(until)
-        self._listening(wire, channel)
+            connection.receive_push(until)
+        self._subscribed(connection, channel)
 
         async def listen() -> None:
-            error: BaseException = ConnectionAbortedError("nobody listens any more")
+            error: BaseException = ConnectionAbortedError("the thread that listens has ended")
             try:
-                self._listen(wire)
+                self._listen(connection)
             except DRIVER_ERRORS as failure:
                 error = failure
             except Exception as failure:
                 error = failure
-                log.exception("the subscription at %s failed; the waiters subscribe anew", self._node.label)
+                log.exception("the subscription at %s failed; waiting requests subscribe anew", self._label)
             finally:
-                wire.close()
-                self._deaf(wire, error)
+                connection.close()
+                self._stop_listening(connection, error)
 
         self._runtime.spawn("lockkit-redis-wake", listen)
 
-    def _listen(self, wire: BlockingWire) -> None:
+    def _listen(self, connection: SyncConnection) -> None:
         """
-        Read messages until the subscription ends, or nobody has waited for a while. In a thread of its own.
+        Read messages until the subscription ends, or no request has waited for a while. Runs in its own thread.
 
         Raises:
-            Exception: One of `DRIVER_ERRORS`: the connection ended, or does not answer.
+            Exception: One of `DRIVER_ERRORS`: the connection ended, or the server does not answer.
         """
-        now = heard_at = idle_since = self._runtime.now()
+        now = received_at = idle_since = self._runtime.now()
         asked = False
-        while self._wire is wire:
+        while self._connection is connection:
             if self._waiting:
                 idle_since = now
-            until = min(heard_at + (PONG_SECONDS if asked else HEARTBEAT), idle_since + LINGER, self._wake_due(now))
+            answer_by = received_at + (PONG_SECONDS if asked else HEARTBEAT_SECONDS)
+            until = min(answer_by, idle_since + IDLE_SECONDS_MAX, self._wake_due(now))
             try:
-                message = wire.receive_push(until)
+                message = connection.receive_push(until)
             except TimeoutError as error:
                 now = self._runtime.now()
-                if self._over(wire, now - idle_since):
-                    log.debug("nobody waits at %s any more: %s", self._node.label, error)
+                if self._end_if_idle(connection, now - idle_since):
+                    log.debug("no request waits at %s: unsubscribed (%s)", self._label, error)
                     return
-                if asked and now >= heard_at + PONG_SECONDS:
+                if asked and now >= received_at + PONG_SECONDS:
                     raise
-                if not asked and now >= heard_at + HEARTBEAT:
-                    heard_at = now
+                if not asked and now >= received_at + HEARTBEAT_SECONDS:
+                    received_at = now
                     if self._waiting:
-                        wire.send(pack("PING"))
+                        connection.send(pack("PING"))
                         asked = True
             else:
-                now = heard_at = self._runtime.now()
+                now = received_at = self._runtime.now()
                 asked = False
                 if isinstance(message, list):
-                    self._heard(message)
+                    self._received(message)
 
-    def _over(self, wire: Wire, idle_seconds: float) -> bool:
-        """End the subscription if nobody has waited for a while."""
+    def _end_if_idle(self, connection: Connection, idle_seconds: float) -> bool:
+        """End the subscription if no request has waited for a while."""
         with self._mutex:
-            # Under the mutex: a waiter that comes from here on finds no channel, and subscribes anew.
-            return idle_seconds >= LINGER and not self._waiting and self._forget_wire(wire)
+            # Under the mutex: a later request finds no channel, and subscribes anew.
+            return idle_seconds >= IDLE_SECONDS_MAX and not self._waiting and self._forget_connection(connection)
 
     def _wake_due(self, now: float) -> float:
-        """Wake those whose time to look has come; give the next such time."""
-        looks = self._looks
-        while looks and looks[0][0] <= now:
-            _, owner = heapq.heappop(looks)
+        """Wake the requests whose time to retry has come; return the next such time."""
+        retries = self._retries
+        while retries and retries[0][0] <= now:
+            _, owner = heapq.heappop(retries)
             waiter = self._waiting.get(owner)
             if waiter is not None:
                 waiter[0].set()
-        return looks[0][0] if looks else inf
+        return retries[0][0] if retries else inf
 
     # -- both --------------------------------------------------------------------------------------------------------
 
-    def _heard(self, message: list[Reply]) -> None:
-        # What kind of message, on which channel, and its text: anybody may have published it.
+    def _received(self, message: list[Reply]) -> None:
+        # [kind, channel, text]; any client of the server may have published it.
         if len(message) != 3 or message[0] != b"message" or not isinstance(message[2], bytes):  # noqa: PLR2004
             return
         text = message[2]
@@ -291,39 +309,39 @@ class Ears:
         if not grace_ms.isdigit():
             waiter[0].set()
             return
-        seconds = int(grace_ms[:9]) / 1000 + LOOK_MARGIN
+        seconds = int(grace_ms[:9]) / 1000 + RETRY_MARGIN_SECONDS
         if self._runtime.kind == "asyncio":
             asyncio.get_running_loop().call_later(seconds, waiter[0].set)
         else:
-            heapq.heappush(self._looks, (self._runtime.now() + seconds, owner))
+            heapq.heappush(self._retries, (self._runtime.now() + seconds, owner))
 
-    def _deaf(self, wire: Wire, error: BaseException) -> None:
-        """Let everybody look again: they may have been told while nobody listened."""
+    def _stop_listening(self, connection: Connection, error: BaseException) -> None:
+        """Have all requests retry: they may have missed a message."""
         with self._mutex:
-            if not self._forget_wire(wire):
+            if not self._forget_connection(connection):
                 return
             waiters = list(self._waiting.values())
-        log.debug("no longer listening at %s: %s", self._node.label, error)
+        log.debug("subscription at %s ended: %s", self._label, error)
         for event, _ in waiters:
             event.set()
 
-    def _forget_wire(self, wire: Wire) -> bool:
-        if self._wire is not wire:
+    def _forget_connection(self, connection: Connection) -> bool:
+        if self._connection is not connection:
             return False
-        self._wire = self.channel = None
-        self._looks = []
+        self._connection = self.channel = None
+        self._retries = []
         if self._ended is not None:
             self._ended.set()
         return True
 
     def close(self) -> None:
-        """Stop listening. All waiters look again: the node may have been replaced by another."""
+        """Unsubscribe. All waiting requests retry: another node may have replaced this one."""
         with self._mutex:
-            wire = self._wire
-            if wire is not None:
-                self._forget_wire(wire)
+            connection = self._connection
+            if connection is not None:
+                self._forget_connection(connection)
             waiters = list(self._waiting.values())
-        if wire is not None:
-            wire.close()
+        if connection is not None:
+            connection.close()
         for event, _ in waiters:
             event.set()

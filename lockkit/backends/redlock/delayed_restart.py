@@ -1,21 +1,22 @@
 """
 Which nodes of a Redlock may vote: delayed restart.
 
-A node that comes back without what it knew would vote for a second holder. So each node has a *mark*, which it loses
-with its data, and which names the run of the server that it was written in. `acquire.lua` compares it in the
-same atomic step as the vote, so a node that was emptied (FLUSHALL) or restarted a moment ago does not vote, whatever
-any client believed of it; a server that does not tell its run is not asked for its vote at all, but with ``durable=1``
-(`lockkit.backends.redlock.connections`). Someone then has to say from when on it votes again; that is decided here.
+A node that comes back without its data would vote for a second holder. So each node has a *mark*, which it loses with
+its data, and which contains the run id of the server that wrote it. ``acquire.lua`` compares it in the same atomic step
+as the vote, so a node that was just emptied (FLUSHALL) or restarted does not vote, whatever any client believed of it.
+Without ``durable=1``, a server that does not tell its run id does not vote at all (`lockkit.backends.redlock.node`).
+This module decides when such a node votes again.
 
 ====================================================  ==================================================================
-what the nodes say                                    what is done
+answers of the nodes                                  decision
 ====================================================  ==================================================================
 all n answer, none has a mark                         the first start of a new set: all are marked and vote at once
-all n answer, some have a mark, all of them younger   the first start is under way, by another client: look again
+all n answer, some have a mark, all of them younger   another client is doing the first start: ask again
 than 5 s by their own clocks, and voting
-otherwise                                             who has no mark of its present run has (or may have) lost data:
-                                                      marked, and votes when the longest ttl has passed
-``durable=1``                                         who has no mark of its present run is marked and votes at once
+otherwise                                             a node without a mark of its present run may have lost data: it
+                                                      is marked, and votes when the longest ttl has passed
+``durable=1``                                         a node without a mark of its present run is marked and votes at
+                                                      once
 ====================================================  ==================================================================
 
 Why *all* must answer for a first start. Five nodes; A holds 3, 4 and 5 (1 and 2 were slow)::
@@ -24,18 +25,18 @@ Why *all* must answer for a first start. Five nodes; A holds 3, 4 and 5 (1 and 2
     B asks: 3, 4 and 5 answer, none has a mark. "A first start" would be wrong: A still believes.
 
 The longest ttl is that of the longest lease that the node may have forgotten. Each node keeps the longest ttl that it
-has voted for in its mark, written before the vote. A lease that counted on the lost node m was voted for by quorum - 1
-others, and these are met by any n - quorum + 1 of the others that answer: the maximum of their marks is enough.
-Do fewer answer, the lease may be unknown to all of them, and `FORGOTTEN_MS` is waited at least.
+has voted for in its mark, written before the vote. A lease that needs the vote of the lost node m has the votes of
+quorum - 1 others, and any n - quorum + 1 of the others include one of them: the maximum of their marks is enough.
+If fewer answer, none of them may know the lease, and the node waits for at least `FORGOTTEN_MS`.
 
-The mark is written only where none of this run is (`admit.lua`), so of two clients that decide at the same time
-the first one's decision stands: a late "first start" does not shorten a wait.
+The mark is written only where there is none of this run (``admit.lua``), so if two clients decide at the same time, the
+first decision stands: a late "first start" does not shorten a wait.
 
-What this does not catch: all nodes lose their data at once. That looks like a first start, and no majority could tell.
+Known limit: if all nodes lose their data at once, that looks like a first start, and no majority could tell.
 
 Source: the section "Performance, crash recovery and fsync" of the Redlock description in the Redis documentation.
 Deviations: a restarted node that still has data waits too (without ``appendfsync always`` it may lack its last writes),
-and nobody has to delay the start of a server by hand.
+and no administrator has to delay the start of a server.
 """
 
 from __future__ import annotations
@@ -49,29 +50,30 @@ from lockkit.background import SingleRun
 from lockkit.errors import LockError
 
 if TYPE_CHECKING:
-    from lockkit.backends.redlock.nodes import LockKeys, Panel
+    from lockkit.backends.redlock.nodes import LockKeys, Nodes
     from lockkit.runtime import Event, Runtime
 
-__all__ = ["FIRST_START_MS", "FORGOTTEN_MS", "Admission"]
+__all__ = ["FIRST_START_MS", "FORGOTTEN_MS", "DelayedRestart"]
 
 log = logging.getLogger("lockkit")
 
 FIRST_START_MS = 5000
-"""How long a first start may take. Longer waits longer for a client that died in it; shorter, and a slow one leaves
+"""How long a first start may take. Longer waits longer for a client that died during it; shorter: a slow one leaves
 nodes that wait for the longest ttl without need."""
 
 FORGOTTEN_MS = 60_000
-"""Least wait when too few other nodes can be asked for the longest ttl. Leases longer than this are at risk when
-several nodes are lost together; longer keeps a new set with a missing node waiting for longer."""
+"""Least wait when too few other nodes can tell the longest ttl. Leases longer than this are at risk when several nodes
+are lost together; longer delays the start of a new set in which a node is missing."""
 
 LOOKS_MAX = 10
-"""Looks at the first start of another client in a row. More delays the caller, fewer tells it "no quorum" early."""
+"""How often to ask again during the first start of another client. More delays the caller, fewer reports "no quorum"
+early."""
 
 _BLANK, _MARKED = 0, 1
 
 
 class _Look(NamedTuple):
-    """What a node says of its mark; see ``look.lua``."""
+    """A node's answer about its mark; see ``look.lua``."""
 
     state: int
     wait_ms: int
@@ -83,35 +85,39 @@ class _Look(NamedTuple):
         return self.state == _MARKED and self.wait_ms == 0
 
 
-class Admission:
+class DelayedRestart:
     """
-    Decides for one client from when on a node votes.
+    Decides for one client when a node may vote.
 
     Attributes:
         ttl_ms: Longest ttl that this client has asked for.
     """
 
-    def __init__(self, panel: Panel, keys: LockKeys, runtime: Runtime, *, durable: bool) -> None:
-        """Know of no ttl yet."""
+    def __init__(self, nodes: Nodes, keys: LockKeys, runtime: Runtime, *, durable: bool) -> None:
+        """Start without a ttl."""
         self.ttl_ms = 0
-        self._panel = panel
+        self._nodes = nodes
         self._keys = keys
         self._runtime = runtime
         self._durable = durable
-        self._nodes_count = len(panel.labels)
+        self._nodes_count = len(nodes.labels)
         self._quorum = self._nodes_count // 2 + 1
         self._looking = SingleRun(runtime, "lockkit-redlock-admit", self.run)
 
+    def note_ttl(self, ttl_ms: int) -> None:
+        """Note a ttl that this client asks for."""
+        self.ttl_ms = max(self.ttl_ms, ttl_ms)
+
     async def run(self) -> None:
-        """Look at all nodes, and mark those that have no mark of their present run."""
+        """Ask all nodes for their marks, and mark those that have none of their present run."""
         looks: dict[int, _Look] = {}
         for _ in range(LOOKS_MAX):
             looks = await self._look()
-            strange = [index for index, look in looks.items() if look.state != _MARKED]
-            if not strange:
+            unmarked = [index for index, look in looks.items() if look.state != _MARKED]
+            if not unmarked:
                 return
             if not self._is_first_start_elsewhere(looks):
-                await self._mark(strange, looks)
+                await self._mark(unmarked, looks)
                 return
             await self._runtime.sleep(self._runtime.random.uniform(0.01, 0.05))
 
@@ -119,18 +125,19 @@ class Admission:
         """
         Do the same in the background; the event is set at its end.
 
-        Not in the time of a caller: one that has little of it would take nodes that were not asked for long enough for
-        such that cannot be asked, and let the others wait.
+        Not within a caller's time limit: with little time left, a slow node would count as one that does not answer,
+        and the others would wait without need.
         """
         return self._looking.start()
 
     async def _look(self) -> dict[int, _Look]:
-        # A node cannot be asked if it does not answer now, not if it did not answer a while ago.
-        await self._panel.retry()
-        answers = await self._panel.ask(LOOK, self._keys, ())
+        # A node counts as missing if it does not answer now, not if it did not answer a while ago.
+        await self._nodes.retry()
+        answers = await self._nodes.ask(LOOK, self._keys, ())
         looks = {
             index: _Look(*cast("list[int]", answer)) for index, answer in enumerate(answers) if isinstance(answer, list)
         }
+        assert len(looks) <= self._nodes_count
         assert all(look.wait_ms >= 0 and look.ttl_ms >= 0 for look in looks.values())
         return looks
 
@@ -143,24 +150,25 @@ class Admission:
         marked = [look for look in looks.values() if look.state != _BLANK]
         return bool(marked) and all(look.votes and look.age_ms < FIRST_START_MS for look in marked)
 
-    async def _mark(self, strange: list[int], looks: dict[int, _Look]) -> None:
-        assert strange, "nobody to be marked"
+    async def _mark(self, unmarked: list[int], looks: dict[int, _Look]) -> None:
+        assert unmarked, "no node to mark"
+        assert all(looks[index].state != _MARKED for index in unmarked)
         ttl_ms = max(self.ttl_ms, *(look.ttl_ms for look in looks.values()))
         wait_ms = 0
         if not self._durable and not self._is_first_start(looks):
             wait_ms = ttl_ms
             if sum(look.votes for look in looks.values()) < self._nodes_count - self._quorum + 1:
                 wait_ms = max(wait_ms, FORGOTTEN_MS)
-            # The clocks of two nodes differ by as much as the engine allows between client and node.
+            # The clock-drift margin between two nodes is the same as the engine's between client and node.
             wait_ms = math.ceil(wait_ms * 1.01) + 2
             assert wait_ms > ttl_ms, "a node that votes before what it forgot has ended"
-        answers = await self._panel.ask(ADMIT, self._keys, (wait_ms, ttl_ms), only=strange)
-        for index in strange:
+        answers = await self._nodes.ask(ADMIT, self._keys, (wait_ms, ttl_ms), only=unmarked)
+        for index in unmarked:
             if answers[index] == 1 and wait_ms:
                 log.warning(
                     "Redlock node %s was restarted or has lost its data: it votes again in %.1f s, "
                     "when every lease that it may have forgotten has ended",
-                    self._panel.labels[index], wait_ms / 1000,
+                    self._nodes.labels[index], wait_ms / 1000,
                 )  # fmt: skip
             elif isinstance(answers[index], LockError):
-                log.debug("marking %s: %s", self._panel.labels[index], answers[index])
+                log.debug("marking %s: %s", self._nodes.labels[index], answers[index])

@@ -1,12 +1,12 @@
-"""Examines ``redlock:`` URLs: each node, and whether they fail independently of each other."""
+"""Examines ``redlock:`` URLs: each node, and whether the nodes fail independently."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from lockkit.backends.redis.examine.node import examine_server
 from lockkit.backends.redis.examine.server import RedisServer
-from lockkit.backends.redlock.addresses import url_sources
+from lockkit.backends.redlock.addresses import url_targets
 from lockkit.backends.redlock.backend import OPTIONS
 from lockkit.doctor import timing
 from lockkit.doctor.addresses import addresses
@@ -16,7 +16,6 @@ from lockkit.errors import BackendUnavailable, LockError, NoQuorum
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from lockkit.backends.redlock.addresses import UrlSource
     from lockkit.doctor.examination import Examination
 
 __all__ = ["examine"]
@@ -25,7 +24,7 @@ _PAGE = "how-to/check-your-servers.md#redlock"
 _LIMITS = "backends/redlock.md#what-it-does-not-promise"
 
 NODES_MIN = 3
-"""The least number of which one may fail."""
+"""The fewest nodes of which one may fail."""
 
 FEW = Check(
     "redlock-few-nodes", Severity.WARNING, "When one node fails there is no majority left: no lock can be taken.", _PAGE
@@ -33,13 +32,13 @@ FEW = Check(
 EVEN = Check(
     "redlock-even-nodes",
     Severity.WARNING,
-    "An even number survives no more failures than one node less would, and votes can tie.",
+    "An even number survives no more failures than one node fewer would, and votes can tie.",
     _PAGE,
 )
 NODE_DOWN = Check(
     "redlock-node-down",
     Severity.ERROR,
-    "One node less may fail before no lock can be taken.",
+    "One node fewer may fail before no lock can be taken.",
     _PAGE,
 )
 SAME_SERVER = Check(
@@ -70,7 +69,7 @@ RUN_HIDDEN = Check(
 
 async def examine(examination: Examination) -> None:
     """
-    Look at each node, and at what they have in common.
+    Examine each node, and what the nodes have in common.
 
     Raises:
         NoQuorum: Less than a majority answers.
@@ -78,9 +77,9 @@ async def examine(examination: Examination) -> None:
     """
     options = examination.options
     driver = {name: value for name, value in options.items() if name not in OPTIONS}
-    sources = cast("list[UrlSource]", url_sources(examination.url, options, driver, examination.runtime))
-    _judge_number(examination, len(sources))
-    servers = [RedisServer(examination.runtime, source.target) for source in sources]
+    targets = url_targets(examination.url, options, driver, examination.runtime.kind)
+    _judge_number(examination, len(targets))
+    servers = [RedisServer(examination.runtime, target) for target in targets]
     try:
         reachable = [server for server in servers if await _reach(examination, server)]
         if len(reachable) <= len(servers) // 2:
@@ -103,9 +102,7 @@ async def _reach(examination: Examination, server: RedisServer) -> bool:
     try:
         await server.look()
     except BackendUnavailable as error:
-        examination.find(
-            NODE_DOWN, server.label, f"The node does not answer: {error}.", "Start it, or look at its log."
-        )
+        examination.find(NODE_DOWN, server.label, f"The node does not answer: {error}.", "Start it, or check its log.")
         return False
     return True
 
@@ -115,8 +112,8 @@ def _judge_number(examination: Examination, count: int) -> None:
     if count < NODES_MIN:
         examination.find(FEW, where, f"The URL names {count} nodes.", "Use 3 or 5 nodes on different machines.")
     elif count % 2 == 0:
-        mend = f"Use {count - 1} or {count + 1} nodes."
-        examination.find(EVEN, where, f"The URL names {count} nodes.", mend)
+        advice = f"Use {count - 1} or {count + 1} nodes."
+        examination.find(EVEN, where, f"The URL names {count} nodes.", advice)
 
 
 def _judge_independence(examination: Examination, servers: Sequence[RedisServer]) -> None:
@@ -134,7 +131,7 @@ def _judge_independence(examination: Examination, servers: Sequence[RedisServer]
     for address, labels in by_address.items():
         if len(labels) > 1 and labels not in twice:
             seen = f"{' and '.join(labels)} have the same address, {address}."
-            examination.find(SAME_HOST, labels[0], seen, "Run each node on a machine of its own.")
+            examination.find(SAME_HOST, labels[0], seen, "Run each node on a separate machine.")
 
 
 def _find_run_hidden(examination: Examination, server: RedisServer) -> None:
@@ -142,8 +139,8 @@ def _find_run_hidden(examination: Examination, server: RedisServer) -> None:
     examination.find(
         RUN_HIDDEN,
         server.label,
-        "INFO does not tell this user the run_id of the server.",
-        f"redis-cli ACL SETUSER {user} +info; or durable=on, if no node loses anything",
+        "INFO does not show this user the run_id of the server.",
+        f"redis-cli ACL SETUSER {user} +info; or durable=on, if no node loses data",
     )
 
 
@@ -165,5 +162,5 @@ async def _compare_clocks(examination: Examination, servers: Sequence[RedisServe
         try:
             offsets[server.label] = await timing.clock_offset(examination.runtime, server.clock)
         except LockError:
-            continue  # the right to TIME is missing, which is a finding of its own
+            continue  # the right to TIME is missing, which is a separate finding
     timing.judge_clocks(examination, offsets)

@@ -1,8 +1,8 @@
 """
-The nodes of a Redlock as its algorithm sees them: questions, answers, and which keys a question is about.
+The nodes of a Redlock as its algorithm sees them: operations, their keys, and answers.
 
-`lockkit.backends.redlock.backend` decides by counting answers, and knows nothing of sockets. So the same code runs on
-real nodes (`lockkit.backends.redlock.connections`) and on simulated ones (the tests').
+`lockkit.backends.redlock.backend` decides by counting answers, and contains no I/O. So the same code runs on real nodes
+(`lockkit.backends.redlock.network`) and on simulated ones (in the tests).
 """
 
 from __future__ import annotations
@@ -13,34 +13,50 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from lockkit.backends.redis.node import Script, bulk, lock_key, side_key
+from lockkit.backends.redis.keys import lock_key, side_key
+from lockkit.backends.redis.resp import bulk
+from lockkit.backends.redis.script import Script
 from lockkit.errors import BackendUnavailable, LockError
 
 if TYPE_CHECKING:
     from lockkit.backend import Request
-    from lockkit.backends.redis.node import Reply
+    from lockkit.backends.redis.resp import Reply
 
 __all__ = [
-    "ABANDON", "ACQUIRE", "ADMIT", "BREAK", "FENCE", "HOLDERS", "LOOK", "RELEASE", "RENEW", "UNDO", "Absent",
-    "Answer", "Argument", "LockKeys", "Op", "Panel",
+    "ABANDON",
+    "ACQUIRE",
+    "ADMIT",
+    "BREAK",
+    "FENCE",
+    "HOLDERS",
+    "LOOK",
+    "RELEASE",
+    "RENEW",
+    "UNDO",
+    "Answer",
+    "Argument",
+    "LockKeys",
+    "NodeDown",
+    "Nodes",
+    "Op",
 ]  # fmt: skip
 
 Argument: TypeAlias = "str | int"
 KeyName = Literal["lock", "fence", "meta", "queue", "broken", "mark"]
 Answer: TypeAlias = "Reply | LockError"
-"""Of one node: what its script returned, or why there is no answer. None: the node was not asked."""
+"""Of one node: what its script returned, or why there is no answer; None if the node was not asked."""
 
 
-class Absent(BackendUnavailable):
+class NodeDown(BackendUnavailable):
     """
-    The answer of a node that was down, so that nothing was sent to it.
+    Stands for the answer of a node that was down, to which nothing was sent.
 
     Attributes:
         reason: Why it is down.
     """
 
     def __init__(self, reason: LockError) -> None:
-        """Say the same as `reason`."""
+        """Use the message of `reason`."""
         super().__init__(str(reason))
         self.reason = reason
 
@@ -48,37 +64,37 @@ class Absent(BackendUnavailable):
 @dataclass(frozen=True, slots=True)
 class Op:
     """
-    Something that a node does in one atomic step.
+    An operation that a node does in one atomic step.
 
     Attributes:
-        name: Which.
-        script: The Lua file that does it, whose first lines say what is returned.
-        keys: Which keys it takes, in order.
-        greeted: Its last argument is the run id of the server, as seen when the connection was opened.
+        name: Its name.
+        script: The Lua file, whose first lines describe the result.
+        keys: The keys of the script, in order.
+        with_run_id: The last argument is the run id of the server, as told on the connection.
     """
 
     name: str
     script: Script
     keys: tuple[KeyName, ...]
-    greeted: bool = False
+    with_run_id: bool = False
 
 
-def _op(name: str, keys: Sequence[KeyName], arguments: int, *, greeted: bool = False, tells: bool = False) -> Op:
-    shared = "tell" if tells else None
+def _op(name: str, keys: Sequence[KeyName], arguments: int, *, with_run_id: bool = False, notifies: bool = False) -> Op:
+    shared = "notify" if notifies else None
     script = Script(name, keys=len(keys), arguments=arguments, shared=shared, package=__package__)
-    return Op(name, script, tuple(keys), greeted)
+    return Op(name, script, tuple(keys), with_run_id)
 
 
-ACQUIRE = _op("acquire", ["lock", "fence", "meta", "queue", "mark"], 5, greeted=True)
+ACQUIRE = _op("acquire", ["lock", "fence", "meta", "queue", "mark"], 5, with_run_id=True)
 FENCE = _op("fence", ["lock", "fence"], 3)
 RENEW = _op("renew", ["lock", "fence", "meta", "broken", "mark"], 3)
-RELEASE = _op("release", ["lock", "meta", "queue"], 1, tells=True)
+RELEASE = _op("release", ["lock", "meta", "queue"], 1, notifies=True)
 UNDO = _op("undo", ["lock", "meta"], 1)
-ABANDON = _op("abandon", ["lock", "queue"], 1, tells=True)
-BREAK = _op("break", ["lock", "fence", "meta", "broken", "queue"], 2, tells=True)
-LOOK = _op("look", ["mark"], 1, greeted=True)
-ADMIT = _op("admit", ["mark"], 3, greeted=True)
-# The same as of one node alone.
+ABANDON = _op("abandon", ["lock", "queue"], 1, notifies=True)
+BREAK = _op("break", ["lock", "fence", "meta", "broken", "queue"], 2, notifies=True)
+LOOK = _op("look", ["mark"], 1, with_run_id=True)
+ADMIT = _op("admit", ["mark"], 3, with_run_id=True)
+# The script of the single-node backend.
 HOLDERS = Op("holders", Script("holders", keys=4, arguments=0), ("lock", "fence", "meta", "queue"))
 
 
@@ -99,7 +115,7 @@ class LockKeys:
         self._packed: dict[str, bytes] = {}
 
     def packed(self, op: Op) -> bytes:
-        """Give the keys of a question as the server takes them, packed once."""
+        """Return the keys of an operation as the server expects them, packed once."""
         packed = self._packed.get(op.name)
         if packed is None:
             packed = self._packed[op.name] = b"".join(bulk(self._name(key)) for key in op.keys)
@@ -108,13 +124,13 @@ class LockKeys:
     def _name(self, key: KeyName) -> str:
         if key == "lock":
             return self.lock
-        # A key of no lock (those begin with PREFIX:) and beside none (their braces hold PREFIX:NAME).
+        # Neither the key of a lock (those begin with PREFIX:) nor beside one (their braces contain PREFIX:NAME).
         return f"{{{self._prefix}}}:redlock" if key == "mark" else side_key(self.lock, key)
 
 
-class Panel(ABC):
+class Nodes(ABC):
     """
-    The nodes.
+    All nodes of a Redlock.
 
     Attributes:
         labels: Of each node, for messages.
@@ -129,26 +145,25 @@ class Panel(ABC):
         keys: LockKeys,
         arguments: Sequence[Argument],
         *,
-        tails: Sequence[Argument] | None = None,
+        last_arguments: Sequence[Argument] | None = None,
         only: Collection[int] | None = None,
-        owed: float = 0.0,
+        send_later_seconds: float = 0.0,
         until: float = inf,
     ) -> list[Answer]:
         """
-        Ask nodes at the same time, and wait for all answers until one deadline for all of them.
+        Run an operation on several nodes at the same time, with one deadline for all answers.
 
-        A node that is not connected is not waited for.
+        It does not wait for nodes that are not connected.
 
         Args:
-            op: What.
-            keys: Of which lock.
+            op: The operation.
+            keys: Of the lock.
             arguments: The same for all nodes.
-            tails: One more argument, for each node its own.
-            only: Indexes of the nodes to ask; None: all.
-            owed: A node that gives no answer is asked again when it is reached next, within so many seconds, if it can
-                be. Only for what does no harm however late it comes.
-            until: Client monotonic time by which there is an answer, or the want of one. What can be sent is sent,
-                however late it is.
+            last_arguments: For each node one more argument.
+            only: Indexes of the nodes; None for all.
+            send_later_seconds: A node that does not answer gets the operation again when it is reached next, if that is
+                within so many seconds. Only for operations that do no harm however late they arrive.
+            until: Client monotonic time by which this returns. What can be sent is sent, however late it is.
 
         Returns:
             For each node its answer.
@@ -157,10 +172,9 @@ class Panel(ABC):
     @abstractmethod
     async def retry(self) -> None:
         """
-        Have nodes that are down tried now, and wait for what comes of it, at most as long as for an answer.
+        Try to connect to nodes that are down, and wait for the outcome, at most as long as for an answer.
 
-        Before a decision that depends on which nodes cannot be asked: that a node is down is what the last try showed,
-        and it may be back since.
+        Before a decision that depends on which nodes are down: they were at the last attempt, and may be back since.
         """
 
     @abstractmethod
@@ -173,34 +187,34 @@ class Panel(ABC):
         last: bool = False,
     ) -> list[list[Answer]]:
         """
-        Ask all nodes about many locks, pipelined, as far as the time goes.
+        Run an operation for many locks on all nodes, pipelined, as long as there is time.
 
         Args:
-            op: What.
-            calls: Which locks, and the arguments for each.
-            until: As for `ask`; the locks that were not asked about by then have errors for answers.
-            last: The client is being closed, and its event loop may end: do not connect to nodes that are lost.
+            op: The operation.
+            calls: The locks, and the arguments for each.
+            until: As for `ask`; the answers for locks that were not reached by then are errors.
+            last: The client is being closed, and its event loop may end: do not reconnect to lost nodes.
 
         Returns:
             For each node its answers, in the order of `calls`.
         """
 
     @abstractmethod
-    def places(self, request: Request) -> list[str]:
+    def queue_entries(self, request: Request) -> list[str]:
         """
-        Give the places in the queues of the nodes, "" where none can be taken; the request is woken from now on.
+        Return the entries for the queues of the nodes, and wake the request from now on.
 
-        All are "" before `listen`.
+        An entry is "" where there is no subscription; all are before `listen`.
         """
 
     @abstractmethod
     async def listen(self, until: float) -> bool:
-        """Subscribe at all nodes that are up, so that `places` can be taken. False if there is no subscription then."""
+        """Subscribe at all nodes that are up, for `queue_entries`. Return whether there is any subscription."""
 
     @abstractmethod
     def forget(self, request: Request) -> None:
-        """Wake it no more."""
+        """Stop waking a request."""
 
     @abstractmethod
     async def close(self) -> None:
-        """Close the connections that are ours."""
+        """Close the connections."""

@@ -114,7 +114,7 @@ class _Link:
 
 
 class Keyspace:
-    """What is at the server, seen by somebody else's connection."""
+    """The keys at the server, seen by a separate connection."""
 
     def __init__(self, server: RedisServer) -> None:
         """Connect at each question: the server may have been restarted."""

@@ -1,4 +1,4 @@
-"""A Redis that hangs: every call has ended by the time that its caller gave, and nobody else pays for it."""
+"""A Redis that hangs: every call ends by the time that its caller gave, and costs no other caller anything."""
 
 from __future__ import annotations
 
@@ -327,14 +327,14 @@ def test_waiters_that_share_a_subscription_end_in_time() -> None:
                 for name in ("a", "b"):
                     granted(await other.try_acquire(host.request(name)))
                 await backend.holders("a")
-                ears = backend._route.ears("a")
-                assert ears is not None
+                listener = backend._topology.listener_for("a")
+                assert listener is not None
                 with frozen(server):
-                    opening = threading.Thread(target=lambda: _swallow(ears.open(host.runtime.now() + 3.0)))
+                    opening = threading.Thread(target=lambda: _swallow(listener.open(host.runtime.now() + 3.0)))
                     opening.start()
                     await host.runtime.sleep(0.2)
                     began = host.runtime.now()
-                    await ears.open(began + LEFT)
+                    await listener.open(began + LEFT)
                     assert host.runtime.now() - began < PROMPT
                 opening.join(PATIENCE)
 

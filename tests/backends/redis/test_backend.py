@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
 from lockkit.backend import Busy, Gone, Grant, Renewed, Unknown
+from lockkit.backends.redis.address import Target
 from lockkit.backends.redis.backend import KNOWN_NAMES_MAX
-from lockkit.backends.redis.script import lock_key
+from lockkit.backends.redis.keys import lock_key
+from lockkit.backends.redis.node import open_node
+from lockkit.backends.redis.resp import pack
 from lockkit.errors import BackendUnavailable, ConfigurationError
+from lockkit.runtime import BlockingRuntime, drive
 from lockkit.testing.servers import RedisServer, require, wait_until
 from tests.backends.redis.support import Face, Keyspace, backend_at
 from tests.backends.support import StubHost, granted
@@ -22,6 +26,7 @@ if TYPE_CHECKING:
 
     from lockkit.backend import Request
     from lockkit.backends.redis.backend import RedisBackend
+    from lockkit.backends.redis.connection import SyncConnection
 
 
 @pytest.fixture(scope="module")
@@ -248,7 +253,7 @@ def test_waiter_behind_a_stopped_one_is_woken_when_its_offer_ends(
 def test_flushed_lock_is_its_waiter_s_as_soon_as_its_holder_knows(
     server: RedisServer, redis: Keyspace, face: Face
 ) -> None:
-    """FLUSHALL takes the queue away too, and tells nobody: whoever finds the lock gone tells those who wait for it."""
+    """FLUSHALL removes the queue too, without notice: the client that finds the lock gone notifies its waiters."""
 
     async def scenario(host: StubHost) -> None:
         async with backend_at(server.url, host) as backend, backend_at(server.url, host) as other:
@@ -273,7 +278,7 @@ def test_flushed_lock_is_its_waiter_s_as_soon_as_its_holder_knows(
 
 
 def test_anything_on_the_channel_is_survived(server: RedisServer, redis: Keyspace, face: Face) -> None:
-    """Whoever may publish there does not end the listening."""
+    """Messages from other clients of the server do not end the subscription."""
 
     async def scenario(host: StubHost) -> None:
         async with backend_at(server.url, host) as backend:
@@ -293,7 +298,7 @@ def test_anything_on_the_channel_is_survived(server: RedisServer, redis: Keyspac
                 redis("PUBLISH", "lockkit:wake:gone", text)
             await host.runtime.sleep(0.2)
             assert not waiter.wake.is_set()
-            assert waiter.state.ears.channel == channel
+            assert waiter.state.listener.channel == channel
 
             assert await backend.release(grant)
 
@@ -303,7 +308,7 @@ def test_anything_on_the_channel_is_survived(server: RedisServer, redis: Keyspac
 
 
 def test_queue_has_an_expiry(server: RedisServer, redis: Keyspace, face: Face) -> None:
-    """A queue in which nobody waits any more goes, but not before those who wait have looked again."""
+    """An abandoned queue expires, but not before its waiters have retried."""
 
     async def scenario(host: StubHost) -> None:
         async with backend_at(server.url, host) as backend:
@@ -340,7 +345,7 @@ def test_expired_holder_does_not_release_the_lock_of_the_next(server: RedisServe
 
 
 def test_expired_lock_is_the_first_waiter_s(server: RedisServer, redis: Keyspace, face: Face) -> None:
-    """When a holder dies, whoever looks first hands the lock to the head of the queue."""
+    """When a holder dies, the client that retries first hands the lock to the head of the queue."""
 
     async def scenario(host: StubHost) -> None:
         async with backend_at(server.url, host) as backend:
@@ -417,7 +422,7 @@ def test_grant_that_was_not_heard_of_is_undone_or_repeated(server: RedisServer, 
 
 
 def test_foreign_holder_is_polled(server: RedisServer, redis: Keyspace, face: Face) -> None:
-    """Somebody else's client wakes nobody: the engine looks again and again, and its ttl is known if it has one."""
+    """A foreign client notifies no waiter: the engine polls, and knows the ttl if there is one."""
 
     async def scenario(host: StubHost) -> None:
         async with backend_at(server.url, host) as backend:
@@ -632,7 +637,7 @@ def test_listening_thread_ends_when_nobody_waits(
     server: RedisServer, redis: Keyspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A client that waited once does not keep a thread and a connection for ever; it subscribes anew when needed."""
-    monkeypatch.setattr("lockkit.backends.redis.wakeup.LINGER", 0.1)
+    monkeypatch.setattr("lockkit.backends.redis.wakeup.IDLE_SECONDS_MAX", 0.1)
 
     async def scenario(host: StubHost) -> None:
         async with backend_at(server.url, host) as backend:
@@ -720,6 +725,18 @@ def test_leases_that_cannot_be_asked_are_unknown(redis: Keyspace, face: Face) ->
 
     del redis
     face.run(scenario)
+
+
+def test_call_that_outlives_its_node_keeps_no_connection(server: RedisServer) -> None:
+    """As of a Sentinel whose answer was no longer needed, or a node that left the Cluster."""
+    node = open_node(BlockingRuntime(), Target.at({"host": server.host, "port": server.port}, tls=False))
+    late = cast("SyncConnection", drive(node.take_connection()))
+    assert drive(node.call(pack("PING"))) == b"PONG"
+
+    drive(node.close())
+    node.give_back(late)
+
+    assert late.fileno() == -1
 
 
 def test_packed_names_are_not_kept_without_limit(server: RedisServer, redis: Keyspace) -> None:

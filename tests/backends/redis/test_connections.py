@@ -131,8 +131,8 @@ def test_tls_at_one_end_only_is_an_error_of_configuration(protocol: int) -> None
         asyncio.run(scenario())
 
     with RedisServer() as plain, RedisServer(tls=True) as secret:
-        expect(f"rediss://{plain.address}", "use redis://")
-        expect(f"redis://{secret.address}", "use rediss://")
+        expect(f"rediss://{plain.address}", "such as redis://")
+        expect(f"redis://{secret.address}", "such as rediss://")
 
 
 def test_client_name_and_database_are_set(server: RedisServer) -> None:
@@ -159,7 +159,7 @@ def test_client_name_and_database_are_set(server: RedisServer) -> None:
         ("redis://h?socket_timeout=0", "above 0 seconds"),
         ("redis://h?decode_responses=1", "unknown option"),
         ("redis://h?sockettimeout=1", "did you mean 'socket_timeout'"),
-        ("redis://h?ssl_ca_certs=x", "redis-py does not take its options"),
+        ("redis://h?ssl_ca_certs=x", "redis-py does not accept its options"),
         ("redis://h?service_name=x", r"redis\+sentinel:// only"),
         ("unix://", "unix:///path"),
         ("unix://host/path", "unix:///path"),
@@ -187,8 +187,8 @@ def test_connect_does_no_io() -> None:
 def test_no_message_shows_a_password(server: RedisServer) -> None:
     """Not the URL of a client, nor what stands in its parts."""
     client = lockkit.connect(f"redis://app:hidden@{server.address}?client_name=me", password="hidden too")  # noqa: S106
-    route: Any = client._engine.client.backend._route  # type: ignore[union-attr]
-    shown = f"{client!r} {client.url} {route._station.node.target!r}"
+    topology: Any = client._engine.client.backend._topology  # type: ignore[union-attr]
+    shown = f"{client!r} {client.url} {topology._node.target!r}"
 
     assert "hidden" not in shown
     client.close()
@@ -229,7 +229,7 @@ def test_pool_that_is_used_up_delays_no_lock(server: RedisServer) -> None:
     with lockkit.from_client(redis.Redis(connection_pool=pool)) as client, lockkit.connect(server.url) as other:
         with client.lock("used up", ttl=600):
             taken = pool.get_connection()
-        other.lock("used up", ttl=600).acquire(timeout=0).release()
+        other.lock("used up", ttl=600).acquire(timeout=PATIENCE).release()
     taken.disconnect()  # type: ignore[no-untyped-call]
 
     async def scenario() -> None:
@@ -238,7 +238,7 @@ def test_pool_that_is_used_up_delays_no_lock(server: RedisServer) -> None:
         async with lockkit.aio.from_client(driver) as client, lockkit.aio.connect(server.url) as other:
             async with client.lock("used up", ttl=600):
                 taken = await pool.get_connection()  # type: ignore[no-untyped-call]
-            await (await other.lock("used up", ttl=600).acquire(timeout=0)).release()
+            await (await other.lock("used up", ttl=600).acquire(timeout=PATIENCE)).release()
         await taken.disconnect()
 
     asyncio.run(scenario())

@@ -293,7 +293,7 @@ class TestLostAnswers:
 
         assert dropped.wait(PATIENCE)
         assert proxy.counts.commands["EVALSHA"] == 1
-        newer = other.lock("x").acquire(timeout=0)
+        newer = other.lock("x").acquire(timeout=PATIENCE)
         lease.release()
         assert newer.confirm()
         newer.release()
@@ -314,7 +314,7 @@ class TestLostAnswers:
         assert server.running
 
     def test_waiter_survives_cut_connections(self, server: RedisServer, proxy: FaultProxy, connect: Connect) -> None:
-        """It looks again, subscribes anew, and is told when its turn comes."""
+        """It retries, subscribes anew, and is notified when its turn comes."""
         holder, waiter = connect(server.url), connect(f"redis://{proxy.address}")
         lease = holder.lock("x", ttl=600).acquire()
         got: list[Lease] = []
@@ -376,7 +376,7 @@ class TestLostAnswers:
             asyncio.run(scenario(nat))
 
     def test_living_subscription_is_kept(self, server: RedisServer, connect: Connect) -> None:
-        """A server that answers is not left, however long nothing else is heard from it."""
+        """A server that answers the PING is kept, however long it sends nothing else."""
         holder, waiter = connect(server.url), connect(server.url)
         lease = holder.lock("x", ttl=600).acquire()
         thread = threading.Thread(target=lambda: waiter.lock("x").acquire(timeout=PATIENCE).release())
@@ -528,7 +528,7 @@ class TestSentinel:
             for sentinel in group.sentinels[:2]:
                 sentinel.kill()
             client = connect(group.url)
-            client.lock("x").acquire(timeout=0).release()
+            client.lock("x").acquire(timeout=PATIENCE).release()
             with pytest.raises(lockkit.ConfigurationError, match="knows no master 'other'"):
                 connect(f"redis+sentinel://{group.sentinels[2].address}/other").ping()
             group.sentinels[2].kill()

@@ -48,7 +48,7 @@ def theirs(server: RedisServer) -> Iterator[redis.Redis]:
 
 
 def test_their_lock_keeps_us_out(ours: Client, theirs: redis.Redis) -> None:
-    """While redis-py holds the key, lockkit waits; it looks again and again, since redis-py tells nobody."""
+    """While redis-py holds the key, lockkit polls, because redis-py notifies no waiter."""
     lock = theirs.lock("lockkit:x", timeout=30)
     assert lock.acquire()
     assert ours.lock("x").try_acquire() is None
@@ -123,7 +123,7 @@ def test_their_lock_is_broken_by_us(ours: Client, theirs: redis.Redis) -> None:
 
     assert ours.break_lock("x")
 
-    ours.lock("x").acquire(timeout=0).release()
+    ours.lock("x").acquire(timeout=PATIENCE).release()
 
 
 def test_both_contend_for_one_key(server: RedisServer, theirs: redis.Redis) -> None:

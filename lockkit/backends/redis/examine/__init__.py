@@ -1,1 +1,1 @@
-"""What ``lockkit doctor`` looks at on Redis and Valkey servers."""
+"""What ``lockkit doctor`` examines on Redis and Valkey servers."""

@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, cast
 
 from lockkit.backends.redis.cluster import SLOTS_COUNT
 from lockkit.backends.redis.examine.node import examine_server
-from lockkit.backends.redis.examine.server import RedisServer, fields
-from lockkit.backends.redis.options import open_route
+from lockkit.backends.redis.examine.server import RedisServer
+from lockkit.backends.redis.handshake import info_fields
+from lockkit.backends.redis.options import open_topology
 from lockkit.doctor.findings import Check, Severity
 from lockkit.errors import BackendUnavailable
 
 if TYPE_CHECKING:
-    from lockkit.backends.redis.cluster import ClusterRoute
+    from lockkit.backends.redis.cluster import ClusterTopology
     from lockkit.doctor.examination import Examination
 
 __all__ = ["examine"]
@@ -25,7 +26,7 @@ MASTERS_MIN = 3
 SLOTS_MISSING = Check(
     "cluster-slots-missing",
     Severity.ERROR,
-    "Locks whose slot nobody serves cannot be taken; with cluster-require-full-coverage no lock can.",
+    "Locks whose slot no node serves cannot be taken; with cluster-require-full-coverage no lock can.",
     _PAGE,
 )
 NODE_DOWN = Check(
@@ -43,23 +44,23 @@ FEW_MASTERS = Check(
 NO_REPLICA = Check(
     "cluster-no-replica",
     Severity.WARNING,
-    "When this master fails, the locks of its slots stand still until somebody mends it.",
+    "When this master fails, the locks of its slots are unavailable until an administrator repairs it.",
     _PAGE,
 )
 
 
 async def examine(examination: Examination) -> None:
     """
-    Look at the Cluster as its nodes see it, then at each master.
+    Examine the Cluster by the answers of its nodes, then each master.
 
     Raises:
         BackendUnavailable: No node can be asked, or none serves a slot.
         ConfigurationError: The login is refused.
     """
-    route = cast("ClusterRoute", open_route(examination.url, examination.options, examination.host))
-    stations = await route.masters()
-    targets = [station.node.target for station in stations]
-    await route.close()
+    topology = cast("ClusterTopology", open_topology(examination.url, examination.options, examination.host))
+    nodes = await topology.masters()
+    targets = [node.target for node in nodes]
+    await topology.close()
     if len(targets) < MASTERS_MIN:
         examination.find(
             FEW_MASTERS,
@@ -72,7 +73,7 @@ async def examine(examination: Examination) -> None:
         try:
             await server.look()
         except BackendUnavailable:
-            examination.find(NODE_DOWN, server.label, "The master does not answer.", "Start it, or look into its log.")
+            examination.find(NODE_DOWN, server.label, "The master does not answer.", "Start it, or check its log.")
         else:
             await _examine_member(examination, server)
             await examine_server(examination, server, in_cluster=True)
@@ -82,7 +83,7 @@ async def examine(examination: Examination) -> None:
 
 async def _examine_member(examination: Examination, server: RedisServer) -> None:
     reply = await server.ask("CLUSTER", "INFO")
-    info = fields(reply) if isinstance(reply, bytes) else {}
+    info = info_fields(reply) if isinstance(reply, bytes) else {}
     served = int(info.get("cluster_slots_ok", SLOTS_COUNT))
     if served < SLOTS_COUNT or info.get("cluster_state", "ok") != "ok":
         examination.find(

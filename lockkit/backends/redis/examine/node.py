@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 __all__ = ["examine_server", "version_of"]
 
 VERSION_MIN = (6, 0, 6)
-"""LPOS, by which a waiter finds its place, came with it."""
+"""The first version with LPOS, which finds a queue entry."""
 
 FULL = 0.9
-"""Part of a limit from which on it is nearly reached. Higher tells later, lower cries wolf."""
+"""Share of a limit from which lockkit warns. Higher warns later, lower warns without need."""
 
 _PAGE = "how-to/check-your-servers.md#redis-and-valkey"
 _LIMITS = "backends/redis.md#what-it-does-not-promise"
@@ -31,7 +31,7 @@ VERSION = Check(
 NO_PERSISTENCE = Check(
     "redis-no-persistence",
     Severity.WARNING,
-    "A restart of the server frees every lock that is held, and somebody else gets it.",
+    "A restart of the server frees every lock that is held, and another client can take it.",
     _LIMITS,
 )
 SNAPSHOTS_ONLY = Check(
@@ -43,7 +43,7 @@ SNAPSHOTS_ONLY = Check(
 APPENDFSYNC_NO = Check(
     "redis-appendfsync-no",
     Severity.WARNING,
-    "A crash of the machine loses the locks of the last half minute or so: it writes when the kernel wants to.",
+    "A crash of the machine loses the locks of about the last half minute: the kernel decides when to write.",
     _LIMITS,
 )
 APPENDFSYNC_EVERYSEC = Check(
@@ -55,7 +55,7 @@ APPENDFSYNC_EVERYSEC = Check(
 EVICTION = Check(
     "redis-eviction",
     Severity.ERROR,
-    "When memory is full the server removes locks that are held, and somebody else gets them.",
+    "When memory is full the server removes locks that are held, and other clients can take them.",
     _LIMITS,
 )
 MEMORY = Check(
@@ -82,7 +82,7 @@ REPLICA = Check(
 FAILOVER = Check(
     "redis-failover",
     Severity.INFO,
-    "Replication is asynchronous: a promoted replica may not know the newest locks, and give them to somebody else.",
+    "Replication is asynchronous: a promoted replica may not know the newest locks, and grant them again.",
     "explanation/what-failover-does.md",
 )
 FAILOVER_UNGUARDED = Check(
@@ -106,19 +106,19 @@ REPLICAS_NOT_ALL = Check(
 NO_TLS = Check(
     "redis-no-tls",
     Severity.WARNING,
-    "Whoever sees the network reads the password, and may take or break any lock with it.",
+    "Anyone who can read the network traffic learns the password, and can take or break any lock with it.",
     "backends/redis.md#url-and-options",
 )
 NO_PASSWORD = Check(
     "redis-no-password",
     Severity.WARNING,
-    "Whoever reaches the server may break any lock, or flush them all.",
+    "Anyone who can reach the server can break any lock, or flush them all.",
     "backends/redis.md#url-and-options",
 )
 HIDDEN = Check(
     "redis-hidden",
     Severity.INFO,
-    "What the server does not tell could not be examined. Without INFO, lockkit also notices a failover later.",
+    "Some settings could not be read. Without INFO, lockkit also notices a failover later.",
     "backends/redis.md#url-and-options",
 )
 CLUSTER_NODE = Check(
@@ -139,7 +139,7 @@ async def examine_server(
     examination: Examination, server: RedisServer, *, in_cluster: bool = False, votes: bool = False
 ) -> None:
     """
-    Look at one server that `RedisServer.look` has asked already.
+    Examine one server after `RedisServer.look`.
 
     Args:
         examination: Takes everything down.
@@ -166,7 +166,7 @@ async def examine_server(
             server.label,
             "The user default needs no password.",
             "redis-cli ACL SETUSER default resetpass '>A_PASSWORD', and give it in the URL; or ACL SETUSER default off "
-            "and a user of its own for the locks",
+            "and a separate user for the locks",
         )
     _examine_state(examination, server, in_cluster=in_cluster)
     await _examine_persistence(examination, server, votes=votes)
@@ -176,7 +176,7 @@ async def examine_server(
     try:
         offset, doubt = await timing.clock_offset(examination.runtime, server.clock)
     except LockError:
-        return  # the right to TIME is missing, which is a finding of its own
+        return  # the right to TIME is missing, which is a separate finding
     timing.judge_clock(examination, server.label, offset, doubt)
 
 
@@ -230,7 +230,7 @@ def _examine_state(examination: Examination, server: RedisServer, *, in_cluster:
             CONNECTIONS,
             label,
             f"{connected} of {most} connections are in use.",
-            f"redis-cli CONFIG SET maxclients {2 * most}; CLIENT LIST shows who has them",
+            f"redis-cli CONFIG SET maxclients {2 * most}; CLIENT LIST shows the connections",
         )
 
 
@@ -264,7 +264,7 @@ async def _examine_persistence(examination: Examination, server: RedisServer, *,
             HIDDEN,
             label,
             "The user may not run CONFIG GET: save, appendfsync and min-replicas-to-write were not looked at.",
-            f"Run the doctor as a user who may: redis-cli ACL SETUSER "
+            f"Run the doctor as a user with the right: redis-cli ACL SETUSER "
             f"{server.target.arguments.get('username') or 'default'} '+config|get'",
         )
     await _examine_saving(examination, server, save)
@@ -272,21 +272,21 @@ async def _examine_persistence(examination: Examination, server: RedisServer, *,
         return
     if facts.get("aof_enabled") == "1":
         if appendfsync == "no":
-            mend = "redis-cli CONFIG SET appendfsync everysec (or always), then CONFIG REWRITE"
-            examination.find(APPENDFSYNC_NO, label, "appendfsync is no.", mend)
+            advice = "redis-cli CONFIG SET appendfsync everysec (or always), then CONFIG REWRITE"
+            examination.find(APPENDFSYNC_NO, label, "appendfsync is no.", advice)
         elif appendfsync == "everysec":
-            mend = "redis-cli CONFIG SET appendfsync always, then CONFIG REWRITE, if the cost of a flush is bearable"
-            examination.find(APPENDFSYNC_EVERYSEC, label, "appendfsync is everysec.", mend)
+            advice = "redis-cli CONFIG SET appendfsync always, then CONFIG REWRITE, if the cost of a flush is bearable"
+            examination.find(APPENDFSYNC_EVERYSEC, label, "appendfsync is everysec.", advice)
         return
-    mend = "redis-cli CONFIG SET appendonly yes, then CONFIG REWRITE"
+    advice = "redis-cli CONFIG SET appendonly yes, then CONFIG REWRITE"
     if save == "":
-        examination.find(NO_PERSISTENCE, label, "appendonly is no, and there are no snapshots (save).", mend)
+        examination.find(NO_PERSISTENCE, label, "appendonly is no, and there are no snapshots (save).", advice)
     elif save is not None:
-        examination.find(SNAPSHOTS_ONLY, label, f"appendonly is no, and snapshots are made by: save {save}.", mend)
+        examination.find(SNAPSHOTS_ONLY, label, f"appendonly is no, and snapshots are made by: save {save}.", advice)
 
 
 async def _examine_saving(examination: Examination, server: RedisServer, save: str | None) -> None:
-    """Look whether the last attempt to save failed: then the server refuses writes (MISCONF)."""
+    """Check whether the last attempt to save failed: then the server refuses writes (MISCONF)."""
     facts = server.facts
     snapshot_failed = facts.get("rdb_last_bgsave_status") == "err" and bool(save)
     if snapshot_failed and await server.setting("stop-writes-on-bgsave-error") == "no":
@@ -297,7 +297,7 @@ async def _examine_saving(examination: Examination, server: RedisServer, save: s
             WRITES_REFUSED,
             server.label,
             f"The last {what} failed.",
-            "Look into the server's log: mostly the disk is full, or its directory (CONFIG GET dir) may not be written",
+            "Check the server's log: mostly the disk is full, or its directory (CONFIG GET dir) is not writable",
         )
 
 

@@ -1,11 +1,12 @@
-"""Whether a user of Redis may do what lockkit does."""
+"""Whether a user of Redis has the rights that lockkit needs."""
 
 from __future__ import annotations
 
 from importlib.resources import files
 from typing import TYPE_CHECKING, cast
 
-from lockkit.backends.redis.node import ServerSaid, lock_key, side_key
+from lockkit.backends.redis.keys import lock_key, side_key
+from lockkit.backends.redis.resp import ServerSaid
 from lockkit.doctor.findings import Check, Severity
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ RIGHTS = Check(
 
 async def examine_rights(examination: Examination, server: RedisServer, *, marks: bool = False) -> None:
     """
-    Look for commands, keys and channels that the server would refuse. Runs none of them.
+    Find commands, keys and channels that the server would refuse, without running any command.
 
     Args:
         examination: Takes it down.

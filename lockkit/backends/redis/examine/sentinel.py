@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, cast
 
 from lockkit.backends.redis.examine.node import examine_server
 from lockkit.backends.redis.examine.server import RedisServer, pairs
-from lockkit.backends.redis.node import ServerSaid
-from lockkit.backends.redis.options import open_route
+from lockkit.backends.redis.options import open_topology
+from lockkit.backends.redis.resp import ServerSaid
 from lockkit.doctor.findings import Check, Severity
 from lockkit.errors import BackendUnavailable
 
 if TYPE_CHECKING:
-    from lockkit.backends.redis.sentinel import SentinelRoute
+    from lockkit.backends.redis.sentinel import SentinelTopology
     from lockkit.doctor.examination import Examination
 
 __all__ = ["examine"]
@@ -37,19 +37,19 @@ QUORUM_LOW = Check(
 QUORUM_UNREACHABLE = Check(
     "sentinel-quorum-unreachable",
     Severity.ERROR,
-    "There will never be a failover: when the master fails, locks stand still until somebody mends it.",
+    "There will never be a failover: when the master fails, locks are unavailable until an administrator repairs it.",
     _PAGE,
 )
 NO_REPLICA = Check(
     "sentinel-no-replica",
     Severity.WARNING,
-    "There is nothing to fail over to: when the master fails, locks stand still until somebody mends it.",
+    "There is no replica to promote: when the master fails, locks are unavailable until an administrator repairs it.",
     _PAGE,
 )
 DOWN = Check(
     "sentinel-down",
     Severity.WARNING,
-    "One Sentinel less may fail before nobody names the master or agrees on a failover.",
+    "One Sentinel fewer may fail before none names the master or agrees on a failover.",
     _PAGE,
 )
 DISAGREE = Check(
@@ -68,24 +68,24 @@ ONE_NAMED = Check(
 
 async def examine(examination: Examination) -> None:
     """
-    Look at the Sentinels of the URL, then at the master.
+    Examine the Sentinels of the URL, then the master.
 
     Raises:
         BackendUnavailable: No Sentinel names a master, or the master does not answer.
         ConfigurationError: They do not know it by that name, or refuse the login.
     """
-    route = cast("SentinelRoute", open_route(examination.url, examination.options, examination.host))
+    topology = cast("SentinelTopology", open_topology(examination.url, examination.options, examination.host))
     # Also when the Sentinels cannot be asked about anything else, this says where the master is.
-    station = await route.station("")
-    name = route.service_name
+    master_node = await topology.node_for("")
+    name = topology.service_name
     views: dict[str, dict[str, str]] = {}
-    for node in route.sentinels:
+    for node in topology.sentinels:
         view = await _ask(examination, RedisServer(examination.runtime, node.target), name)
         if view is not None:
             views[node.label] = view
-    await route.close()
-    _judge(examination, views, named_count=len(route.sentinels))
-    master = RedisServer(examination.runtime, station.node.target)
+    await topology.close()
+    _judge(examination, views, named_count=len(topology.sentinels))
+    master = RedisServer(examination.runtime, master_node.target)
     try:
         await master.look()
         await examine_server(examination, master)
@@ -98,15 +98,15 @@ async def _ask(examination: Examination, sentinel: RedisServer, name: str) -> di
     try:
         reply = await sentinel.ask("SENTINEL", "MASTER", name)
     except BackendUnavailable:
-        seen, mend = "The Sentinel does not answer.", "Start it, or take it out of the URL."
+        seen, advice = "The Sentinel does not answer.", "Start it, or remove it from the URL."
     else:
         if not isinstance(reply, ServerSaid):
             return pairs(reply)
-        seen = f"The Sentinel does not tell about {name!r} ({reply.code})."
-        mend = f"redis-cli -p PORT SENTINEL MONITOR {name} …, or give sentinel_username= and sentinel_password="
+        seen = f"The Sentinel refuses to name {name!r} ({reply.code})."
+        advice = f"redis-cli -p PORT SENTINEL MONITOR {name} …, or give sentinel_username= and sentinel_password="
     finally:
         await sentinel.close()
-    examination.find(DOWN, sentinel.label, seen, mend)
+    examination.find(DOWN, sentinel.label, seen, advice)
     return None
 
 
@@ -118,7 +118,7 @@ def _judge(examination: Examination, views: dict[str, dict[str, str]], *, named_
             DISAGREE,
             examination.url.safe_text,
             f"The Sentinels name different masters: {named}.",
-            "Look whether they watch the same servers (redis-cli -p PORT SENTINEL CKQUORUM NAME), and SENTINEL RESET "
+            "Check whether they watch the same servers (redis-cli -p PORT SENTINEL CKQUORUM NAME), and SENTINEL RESET "
             "NAME where one does not",
         )
     for label, view in views.items():
@@ -135,15 +135,15 @@ def _judge_view(examination: Examination, label: str, view: dict[str, str], *, n
         examination.find(FEW, label, seen, f"Start more, each with: sentinel monitor {name} HOST PORT 2")
     if quorum > count:
         seen = f"The quorum is {quorum}, and there are {count} Sentinels."
-        mend = f"redis-cli -p PORT SENTINEL SET {name} quorum {majority}, at each Sentinel"
-        examination.find(QUORUM_UNREACHABLE, label, seen, mend)
+        advice = f"redis-cli -p PORT SENTINEL SET {name} quorum {majority}, at each Sentinel"
+        examination.find(QUORUM_UNREACHABLE, label, seen, advice)
     elif quorum < majority:
         seen = f"The quorum is {quorum}, a majority of the {count} Sentinels is {majority}."
-        mend = f"redis-cli -p PORT SENTINEL SET {name} quorum {majority}, at each Sentinel"
-        examination.find(QUORUM_LOW, label, seen, mend)
+        advice = f"redis-cli -p PORT SENTINEL SET {name} quorum {majority}, at each Sentinel"
+        examination.find(QUORUM_LOW, label, seen, advice)
     if int(view["num-slaves"]) == 0:
-        mend = f"Start one with: replicaof {view['ip']} {view['port']}"
-        examination.find(NO_REPLICA, label, "The master has no replica.", mend)
+        advice = f"Start one with: replicaof {view['ip']} {view['port']}"
+        examination.find(NO_REPLICA, label, "The master has no replica.", advice)
     if named_count == 1 < count:
         seen = f"The URL names one Sentinel of {count}."
         examination.find(ONE_NAMED, label, seen, "Name all of them: redis+sentinel://host1,host2,host3/NAME")

@@ -1,17 +1,22 @@
-"""One Redis or Valkey server as the doctor asks it: by lockkit's own connections, so as lockkit will reach it."""
+"""One Redis or Valkey server as the doctor examines it: by lockkit's connections, so as lockkit will reach it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, cast
 
-from lockkit.backends.redis.node import DRIVER_ERRORS, ServerSaid, Target, open_node, open_wire, pack, translate
+from lockkit.backends.redis.address import Target
+from lockkit.backends.redis.connection import open_connection
+from lockkit.backends.redis.errors import DRIVER_ERRORS, translate
+from lockkit.backends.redis.handshake import info_fields
+from lockkit.backends.redis.node import open_node
+from lockkit.backends.redis.resp import ServerSaid, pack
 
 if TYPE_CHECKING:
-    from lockkit.backends.redis.node import Reply
+    from lockkit.backends.redis.resp import Reply
     from lockkit.runtime import Runtime
 
-__all__ = ["RedisServer", "fields", "pairs"]
+__all__ = ["RedisServer", "pairs"]
 
 _SECTIONS = ("server", "clients", "memory", "persistence", "replication", "cluster")
 
@@ -36,7 +41,7 @@ class RedisServer:
 
     async def look(self) -> None:
         """
-        Read what the server says about itself.
+        Read INFO.
 
         Raises:
             BackendUnavailable: No answer.
@@ -50,12 +55,12 @@ class RedisServer:
         for section in _SECTIONS:
             reply = await self.ask("INFO", section)
             if isinstance(reply, bytes):
-                facts.update(fields(reply))
+                facts.update(info_fields(reply))
         self.facts = facts
 
     async def ping(self) -> Reply:
         """
-        Ask for any answer, be it a refusal.
+        Ask for any answer; an error reply is one.
 
         Raises:
             BackendUnavailable: There is none.
@@ -64,7 +69,7 @@ class RedisServer:
 
     async def ask(self, *words: str | int) -> Reply:
         """
-        Run a command that changes nothing. What the server refuses is a value (`ServerSaid`).
+        Run a command that changes nothing. An error reply is a value (`ServerSaid`).
 
         Raises:
             BackendUnavailable: No answer.
@@ -97,29 +102,23 @@ class RedisServer:
             for name, value in self.target.arguments.items()
             if name not in {"username", "password", "credential_provider"}
         }
-        # Not as RESP3: its HELLO would already be refused, and that by an exception of its own.
+        # Not RESP3: the server would already refuse its HELLO, with a different exception.
         anonymous = Target({**arguments, "protocol": 2, "db": 0}, self.target.form, self.label)
         try:
-            wire = await open_wire(self._runtime, anonymous)
+            connection = await open_connection(self._runtime, anonymous)
         except DRIVER_ERRORS:
             return False
         try:
-            reply = await self._runtime.io(wire.call(pack("PING")))
+            reply = await self._runtime.io(connection.call(pack("PING")))
         except DRIVER_ERRORS:
             return False
         finally:
-            wire.close()
+            connection.close()
         return not isinstance(reply, ServerSaid)
 
     async def close(self) -> None:
         """Close the connections."""
         await self._node.close()
-
-
-def fields(text: bytes) -> dict[str, str]:
-    """Read the ``name:value`` lines of INFO and CLUSTER INFO."""
-    lines = (line.partition(":") for line in text.decode("utf-8", "replace").splitlines())
-    return {name: value for name, colon, value in lines if colon}
 
 
 def pairs(reply: Reply) -> dict[str, str]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from lockkit.backends.redis.examine.node import examine_server
 from lockkit.backends.redis.examine.server import RedisServer
-from lockkit.backends.redis.options import open_route
+from lockkit.backends.redis.options import open_topology
 
 if TYPE_CHECKING:
     from lockkit.doctor.examination import Examination
@@ -16,15 +16,14 @@ __all__ = ["examine"]
 
 async def examine(examination: Examination) -> None:
     """
-    Look at the server.
+    Examine the server.
 
     Raises:
         BackendUnavailable: It does not answer.
         ConfigurationError: It refuses the login.
     """
-    route = open_route(examination.url, examination.options, examination.host)
-    # Of a URL the node is always one with connections of our own, and knows where it is.
-    node = (await route.station("")).node
+    topology = open_topology(examination.url, examination.options, examination.host)
+    node = await topology.node_for("")
     server = RedisServer(examination.runtime, node.target)
     try:
         await server.look()

@@ -1,8 +1,8 @@
--- Removes every trace of a request that was not granted, or whose grant was not heard of.
+-- Removes every trace of a request that was not granted, or whose grant had no answer.
 --
 -- KEYS  1 lock   2 meta   3 queue
--- ARGV  1 owner  2 its place in the queue: "GRACE_MS CHANNEL", or ""
--- Returns 1 if it had held the lock or an offer, else 0.
+-- ARGV  1 owner  2 its queue entry without the owner: "GRACE_MS CHANNEL", or ""
+-- Returns 1 if it held the lock or an offer, else 0.
 local owner = ARGV[1]
 if ARGV[2] ~= '' then
   side('LREM', KEYS[3], 1, owner .. ' ' .. ARGV[2])
@@ -14,6 +14,6 @@ end
 if not offer(KEYS[1], KEYS[3]) then
   redis.call('DEL', KEYS[1])
 end
--- Of an offer there is no metadata, but perhaps still that of a lease that ran out.
+-- An offer has no metadata, but that of an expired lease may remain.
 side('DEL', KEYS[2])
 return 1

@@ -1,8 +1,8 @@
--- Frees a lock, whatever its owner, and offers it to the first waiter.
+-- Frees a lock by force, and offers it to the first waiter.
 --
 -- KEYS  1 lock   2 fence   3 meta   4 broken   5 queue
 -- ARGV  1 fence_ms
--- Returns 1, or 0 if nobody held it.
+-- Returns 1, or 0 if it was not held.
 local lock, fence = KEYS[1], KEYS[2]
 local holder = redis.pcall('GET', lock)
 if type(holder) == 'table' then
@@ -12,10 +12,10 @@ if not holder or string.sub(holder, 1, 5) == 'next:' then
   return 0
 end
 local left_ms = redis.call('PTTL', lock)
--- First: a server without memory refuses what adds to it as the first write of a script, but never a deletion, nor what
--- follows one.
+-- First, because a server that is out of memory refuses a script whose first write adds data, but not one that begins
+-- with a deletion.
 redis.call('DEL', lock, KEYS[3])
--- Its owner asks again within its ttl, or has lost it by then anyway.
+-- Kept for the owner's next renewal; after its ttl it has lost the lock anyway.
 redis.call('SET', KEYS[4], holder, 'PX', left_ms > 0 and left_ms + 1000 or 60000)
 local time = redis.call('TIME')
 local token = math.max((tonumber(redis.call('GET', fence) or 0) or 0) + 1, time[1] * 1000000 + time[2])

@@ -1,7 +1,7 @@
--- Tells who holds a lock.
+-- Returns the holder of a lock.
 --
 -- KEYS  1 lock   2 fence   3 meta   4 queue
--- Returns {} if nobody does, else {owner, ttl_ms left (-1: for ever), token ("" if unknown), metadata, waiters}.
+-- Returns {} if it is free, else {owner, ttl_ms left (-1: for ever), token ("" if unknown), metadata, waiters}.
 local holder = redis.pcall('GET', KEYS[1])
 if type(holder) == 'table' then
   return redis.error_reply('WRONGTYPE the key ' .. KEYS[1] .. ' holds no string')

@@ -1,11 +1,11 @@
--- Shared by the scripts below: offers a lock to the first waiter that lives.
+-- Shared by other scripts: offers a lock to the first waiter whose client is alive.
 --
--- queue is a list of "OWNER GRACE_MS CHANNEL", first come first.
--- A client listens on CHANNEL as long as it lives, so a waiter whose channel nobody listens on is gone.
--- While it is offered, the lock's value is "next:OWNER" for GRACE_MS: nobody else can take it, not even a client of
--- another kind; and it is nobody's, so that a release or a renewal by OWNER does not touch it.
--- The waiter behind that one is told "OWNER GRACE_MS": look again when that time is over. The first may be stopped.
--- Returns whom it was offered to (or `me`, who need not be told), or nil when nobody waits.
+-- queue is a list of "OWNER GRACE_MS CHANNEL", in order of arrival.
+-- A client is subscribed to CHANNEL as long as it lives, so a channel without subscribers means that it is gone.
+-- During an offer, the lock's value is "next:OWNER" for GRACE_MS: no other client can take it, not even one of another
+-- kind; and no client holds it, so that a release or a renewal by OWNER does not affect it.
+-- The next waiter is notified by "OWNER GRACE_MS": retry after that time, because the first client may be stopped.
+-- Returns the owner to whom it was offered (or `me`, which needs no message), or nil if there is no waiter.
 local function offer(lock, queue, me)
   local entry = side('LPOP', queue)
   while type(entry) == 'string' do

@@ -1,8 +1,8 @@
 -- Frees a lock if its owner still holds it, and offers it to the first waiter.
 --
 -- KEYS  1 lock   2 meta   3 queue
--- ARGV  1 owner  2 channel of all clients (told when the lock has vanished)
--- Returns 1, or 0 if it was not the owner's.
+-- ARGV  1 owner  2 channel of all clients (for a lock that has vanished)
+-- Returns 1, or 0 if the owner did not hold it.
 
 -- pcall: a key of another type is not the owner's lock.
 local holder = redis.pcall('GET', KEYS[1])

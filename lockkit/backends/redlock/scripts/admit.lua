@@ -1,11 +1,11 @@
--- Marks a node that has no mark of its present run, and says from when on it may vote.
+-- Marks a node that has no mark of its present run, and sets when it may vote.
 --
 -- The mark is a hash without expiry: run (id of the server's process), ttl_ms (longest ttl seen), since_us (when it was
--- written) and until_us (no vote before), both by this server's clock.
+-- written) and until_us (no vote before that), both by this server's clock.
 --
 -- KEYS  1 mark
 -- ARGV  1 wait_ms (before it votes)  2 ttl_ms (longest known)  3 run id, "" if unknown
--- Returns 1, or 0 if somebody else was faster: then theirs counts.
+-- Returns 1, or 0 if another client was faster: then its decision counts.
 local mark, run = KEYS[1], ARGV[3]
 local marked = redis.call('HMGET', mark, 'run', 'ttl_ms')
 if marked[1] and (run == '' or marked[1] == run) then

@@ -1,7 +1,7 @@
--- Tells whether this node may vote.
+-- Returns whether this node may vote.
 --
 -- KEYS  1 mark (see admit.lua)
--- ARGV  1 run id of the server as this connection saw it, "" if unknown
+-- ARGV  1 run id of the server as told on this connection, "" if unknown
 -- Returns {state, wait_ms, ttl_ms, age_ms}: state 0 no mark, 1 marked, 2 marked by an earlier run of this server;
 --   wait_ms until it votes (0: now); ttl_ms the longest ttl that it has seen; age_ms since the mark was written.
 local marked = redis.call('HMGET', KEYS[1], 'run', 'until_us', 'ttl_ms', 'since_us')

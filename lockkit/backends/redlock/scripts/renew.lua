@@ -1,8 +1,8 @@
--- Starts the ttl of a lock anew on one node if it is still ours there. Never creates it.
+-- Renews a lock on one node if it still has our value there. Never creates it.
 --
--- KEYS  1 lock   2 fence   3 meta   4 broken (value of the lease that was freed by force)   5 mark
+-- KEYS  1 lock   2 fence   3 meta   4 broken (value of a lease that was ended by force)   5 mark
 -- ARGV  1 value  2 ttl_ms  3 fence_ms
--- Returns 1 renewed, 0 nobody holds it, -1 somebody else does, -2 it was freed by force.
+-- Returns 1 if renewed, 0 if the lock is free, -1 if it has another value, -2 if it was freed by force.
 local holder = redis.pcall('GET', KEYS[1])
 if holder == ARGV[1] then
   redis.call('PEXPIRE', KEYS[1], ARGV[2])

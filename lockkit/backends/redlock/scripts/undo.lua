@@ -1,4 +1,4 @@
--- Takes back the vote of one node in an attempt that did not win a majority. Tells nobody: the lock was not held.
+-- Takes back the vote of one node for an attempt that won no majority. Notifies no waiter: the lock was not held.
 --
 -- KEYS  1 lock   2 meta
 -- ARGV  1 value

@@ -1,0 +1,38 @@
+"""Names of the keys of a lock, and the times in Redis's unit."""
+
+from __future__ import annotations
+
+import math
+
+from lockkit.validation import escape
+
+__all__ = ["FENCE_MS_MIN", "fence_milliseconds", "lock_key", "side_key", "ttl_milliseconds"]
+
+FENCE_MS_MIN = 86_400_000
+"""Shortest time for which the counter of an idle lock is kept: a day. Shorter relies more on the server's clock, which
+must then not be set back by more; longer keeps more small keys."""
+
+
+def lock_key(prefix: str, name: str) -> str:
+    """Name the key of a lock, as redis-py's ``Lock`` and others know it: ``PREFIX:NAME``, braces percent-encoded."""
+    return f"{prefix}:{escape(name, '{}')}"
+
+
+def side_key(key: str, what: str) -> str:
+    """Name a key beside a lock's, in the same Cluster slot: ``{PREFIX:NAME}:fence``."""
+    return f"{{{key}}}:{what}"
+
+
+def ttl_milliseconds(ttl: float) -> int:
+    """Round a ttl (seconds) up to whole milliseconds."""
+    # 0.1 * 3 is a little above 0.3: without the margin that would be a millisecond more.
+    ttl_ms = math.ceil(ttl * 1000 - 1e-6)
+    assert ttl_ms > 0, "a key that never expires"
+    return ttl_ms
+
+
+def fence_milliseconds(ttl_ms: int) -> int:
+    """Return how long the counter is kept after the last grant or renewal with that ttl."""
+    fence_ms = max(FENCE_MS_MIN, 10 * ttl_ms)
+    assert fence_ms > ttl_ms, "a counter that does not outlive its lease"
+    return fence_ms

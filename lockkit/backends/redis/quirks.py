@@ -1,0 +1,131 @@
+"""
+Everything that relies on private parts of redis-py, or works around what it or Python does wrong.
+
+redis-py connects and logs in; lockkit then uses the socket itself. redis-py has no public way to hand over a socket,
+so its private attributes are used here, and only here. All of this was seen with redis-py 8.1.0 on Python 3.11 and
+3.13. The tests named below are in ``tests/backends/redis/test_quirks.py``; each fails without its workaround.
+
+===========================  ========================================================================================
+`socket_of`                  private ``Connection._sock`` (sync); no public way to the socket.
+                             Test: ``test_redis_py_hands_over_its_socket``
+`transport_of`               private ``Connection._writer`` (asyncio); no public way to the transport.
+                             Test: ``test_redis_py_hands_over_its_transport``
+`detach`                     ``Connection.__del__`` (asyncio) warns of an unclosed connection if ``_writer`` is set.
+                             Test: ``test_closed_connection_gives_no_resource_warning``
+`connect_asyncio`            If the login fails or is cancelled, redis-py closes the transport politely and forgets it.
+                             Over TLS that waits for the server (30 s in asyncio): a server that hangs keeps the socket
+                             open, and an event loop that ends earlier leaves a ``ResourceWarning``.
+                             Test: ``test_login_that_hangs_leaves_no_open_socket``
+`connect_asyncio`            redis-py uses ``asyncio.wait_for``, which before Python 3.12 swallows a cancellation that
+                             arrives as the inner task ends (bpo-37658): a cancelled waiter would go on waiting.
+                             Test: ``test_cancellation_that_redis_py_swallows_is_raised``
+`close_interrupted_sockets`  Ctrl-C while redis-py waits for a TCP connection: it closes its socket after an ``OSError``
+                             only. Test: ``test_interrupted_connect_leaves_no_open_socket``
+===========================  ========================================================================================
+
+If a later redis-py renames ``_sock`` or ``_writer``, every connection fails with an ``AttributeError``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import traceback
+from typing import Any
+
+__all__ = ["close_interrupted_sockets", "connect_asyncio", "detach", "socket_of", "transport_of"]
+
+
+def socket_of(driver_connection: Any) -> socket.socket:  # noqa: ANN401 - redis-py's
+    """Return the socket of a connected sync connection."""
+    sock: socket.socket = driver_connection._sock  # noqa: SLF001
+    return sock
+
+
+def transport_of(driver_connection: Any) -> asyncio.Transport:  # noqa: ANN401 - redis-py's
+    """Return the transport of a connected asyncio connection."""
+    transport: asyncio.Transport = driver_connection._writer.transport  # noqa: SLF001
+    return transport
+
+
+def detach(driver_connection: Any) -> None:  # noqa: ANN401 - redis-py's
+    """Make redis-py forget the transport of an asyncio connection, which lockkit closes itself."""
+    driver_connection._reader = driver_connection._writer = None  # noqa: SLF001
+
+
+async def connect_asyncio(driver_connection: Any, timeout: float | None) -> None:  # noqa: ANN401 - redis-py's
+    """
+    Connect an asyncio connection and log in; leave nothing open if that fails or is cancelled.
+
+    Args:
+        driver_connection: redis-py's.
+        timeout: Seconds for it; None for redis-py's own limits.
+
+    Raises:
+        TimeoutError: It took longer.
+        Exception: Whatever redis-py raises.
+    """
+    opened = _remember_transport(driver_connection)
+
+    def abort(_: object = None) -> None:
+        for transport in opened:
+            transport.abort()
+        detach(driver_connection)
+
+    # In a separate task: asyncio.wait swallows no cancellation.
+    task: asyncio.Task[None] = asyncio.ensure_future(driver_connection.connect())
+    try:
+        await asyncio.wait([task], timeout=timeout)
+        if not task.done():
+            raise TimeoutError("no answer in time")  # noqa: TRY301 - handled as a cancellation is
+    except BaseException:
+        task.cancel()
+        task.add_done_callback(_retrieve_error)
+        task.add_done_callback(abort)
+        raise
+    if task.cancelled() or task.exception() is not None:
+        abort()
+    if task.cancelled():
+        message = "the connecting was cancelled"
+        raise ConnectionAbortedError(message)
+    task.result()
+
+
+def _remember_transport(driver_connection: Any) -> list[asyncio.Transport]:  # noqa: ANN401 - redis-py's
+    """Collect the transports that a connection opens: redis-py forgets one whose login fails."""
+    opened: list[asyncio.Transport] = []
+    log_in = driver_connection.redis_connect_func
+
+    async def on_connect(connection: Any) -> None:  # noqa: ANN401 - redis-py's
+        opened.append(transport_of(connection))
+        if log_in is None:
+            await connection.on_connect()
+        elif asyncio.iscoroutinefunction(log_in):
+            await log_in(connection)
+        else:
+            log_in(connection)
+
+    driver_connection.redis_connect_func = on_connect
+    return opened
+
+
+def _retrieve_error(task: asyncio.Task[None]) -> None:
+    """Retrieve the error, which asyncio would log otherwise."""
+    if not task.cancelled():
+        task.exception()
+
+
+def close_interrupted_sockets(error: BaseException) -> None:
+    """
+    Close the sockets that are local variables of the functions through which an interrupt was raised.
+
+    Args:
+        error: What redis-py's ``connect()`` raised. Nothing is done for an `Exception`: redis-py handles those.
+    """
+    if isinstance(error, Exception):
+        return
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        for value in list(frame.f_locals.values()):
+            if isinstance(value, socket.socket):
+                # Not its own close(): the interrupt may have come in the middle of its __init__.
+                super(socket.socket, value).close()

@@ -1,0 +1,400 @@
+"""
+Calls to several Redis nodes at the same time, on one thread.
+
+A command is sent to all nodes that are up before any answer is read, and all answers have one deadline.
+Which nodes are up is known before the call (`lockkit.backends.redlock.node`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from math import inf
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
+
+from lockkit.backend import CALL_SECONDS
+from lockkit.backends.redis.connection import NO_ANSWER, SyncConnection
+from lockkit.backends.redis.errors import DRIVER_ERRORS, translate
+from lockkit.backends.redis.node import BATCH, TRUSTED_SECONDS
+from lockkit.backends.redis.resp import ServerSaid, bulk
+from lockkit.backends.redlock.node import ClientState, RedlockNode
+from lockkit.backends.redlock.nodes import Nodes
+from lockkit.errors import BackendUnavailable, LockError
+
+if TYPE_CHECKING:
+    from lockkit.backend import Host, Request
+    from lockkit.backends.redis.address import Target
+    from lockkit.backends.redis.connection import Connection
+    from lockkit.backends.redis.resp import Reply
+    from lockkit.backends.redlock.nodes import Answer, Argument, LockKeys, Op
+
+__all__ = ["NetworkNodes", "open_nodes"]
+
+CONNECTIONS_KEPT = 16
+"""Idle connections kept for each node. More keeps sockets open after a burst of threads."""
+
+CLOSE_SECONDS = 0.2
+"""How long closing waits for connections that are being opened. Longer delays the end when a node hangs; shorter leaves
+sockets to be closed with their event loop."""
+
+Answers: TypeAlias = "list[Reply] | LockError"
+"""Of one node to a batch."""
+
+
+class NetworkNodes(Nodes):
+    """
+    Nodes on the network.
+
+    Attributes:
+        all: The nodes.
+        client: What they share.
+        timeout: Seconds for an answer, and for a connection.
+    """
+
+    def __init__(self, host: Host, targets: Sequence[Target], prefix: str, timeout: float, *, durable: bool) -> None:
+        """Connect to nothing yet."""
+        self.client = ClientState(host, durable=durable)
+        self.timeout = timeout
+        self.labels = [target.label for target in targets]
+        self.all = [RedlockNode(self.client, index, target, prefix) for index, target in enumerate(targets)]
+        self.client.nodes = self.all
+        self._runtime = host.runtime
+        self._subscribed_before = False
+
+    async def ask(
+        self,
+        op: Op,
+        keys: LockKeys,
+        arguments: Sequence[Argument],
+        *,
+        last_arguments: Sequence[Argument] | None = None,
+        only: Collection[int] | None = None,
+        send_later_seconds: float = 0.0,
+        until: float = inf,
+    ) -> list[Answer]:
+        """See `Nodes.ask`."""
+        self.client.ending = False
+        assert last_arguments is None or len(last_arguments) == len(self.all)
+        assert only is None or len(set(only)) == len(only), "a node asked twice"
+        until = min(until, self._runtime.now() + CALL_SECONDS)
+        body = keys.packed(op) + b"".join(map(bulk, arguments))
+        asked = self.all if only is None else [self.all[index] for index in only]
+        if last_arguments is None:
+            bodies = [body] * len(asked)
+        else:
+            bodies = [body + bulk(last_arguments[node.index]) for node in asked]
+        messages = [(op.script.command(own), 1) for own in bodies]
+        found = await self._ask_each(asked, messages, until, with_run_id=op.with_run_id)
+        answers: list[Answer] = [None] * len(self.all)
+        unknown = []
+        for position, (node, replies) in enumerate(zip(asked, found, strict=True)):
+            answer = replies if isinstance(replies, LockError) else replies[0]
+            if isinstance(answer, ServerSaid):
+                if answer.code == "NOSCRIPT":
+                    unknown.append(position)
+                answer = translate(answer, node.label)
+            answers[node.index] = answer
+        if unknown:
+            await self._load(op, [(asked[position], bodies[position]) for position in unknown], answers, until)
+        if send_later_seconds:
+            for node, own in zip(asked, bodies, strict=True):
+                if isinstance(answers[node.index], LockError):
+                    node.send_later(send_later_seconds, op.script.loading_command(own))
+        return answers
+
+    async def _load(
+        self, op: Op, asked: Sequence[tuple[RedlockNode, bytes]], answers: list[Answer], until: float
+    ) -> None:
+        """Send the script's source to nodes that do not have it."""
+        messages = [(op.script.loading_command(body), 1) for _, body in asked]
+        found = await self._ask_each([node for node, _ in asked], messages, until, with_run_id=op.with_run_id)
+        for (node, _), replies in zip(asked, found, strict=True):
+            answer = replies if isinstance(replies, LockError) else replies[0]
+            answers[node.index] = translate(answer, node.label) if isinstance(answer, ServerSaid) else answer
+
+    async def ask_many(
+        self,
+        op: Op,
+        calls: Sequence[tuple[LockKeys, Sequence[Argument]]],
+        *,
+        until: float = inf,
+        last: bool = False,
+    ) -> list[list[Answer]]:
+        """See `Nodes.ask_many`."""
+        # Threads that connect need no event loop, and a connection that was idle for long must be replaced.
+        self.client.ending = last and self._runtime.kind == "asyncio"
+        now = self._runtime.now
+        until = min(until, now() + CALL_SECONDS)
+        answers: list[list[Answer]] = [[] for _ in self.all]
+        for start in range(0, len(calls), BATCH):
+            if now() >= until:
+                late = BackendUnavailable(f"{len(calls) - start} of {len(calls)} locks were not reached in time")
+                return [[*replies, *[late] * (len(calls) - start)] for replies in answers]
+            # A node that stops answering in the middle leaves the others half of the time.
+            by = now() + (until - now()) / 2
+            bodies = [keys.packed(op) + b"".join(map(bulk, values)) for keys, values in calls[start : start + BATCH]]
+            packed = b"".join(map(op.script.command, bodies))
+            found = await self._ask_each(self.all, [(packed, len(bodies))] * len(self.all), by, with_run_id=False)
+            loaded = await self._load_many(op, bodies, found, until)
+            for node, answered in zip(self.all, loaded, strict=True):
+                if isinstance(answered, LockError):
+                    answers[node.index] += [answered] * len(bodies)
+                else:
+                    answers[node.index] += [
+                        translate(reply, node.label) if isinstance(reply, ServerSaid) else reply for reply in answered
+                    ]
+        assert all(len(replies) == len(calls) for replies in answers)
+        return answers
+
+    async def _load_many(self, op: Op, bodies: Sequence[bytes], found: list[Answers], until: float) -> list[Answers]:
+        """Send the script's source to nodes that do not have it; a node has it for all commands or for none."""
+        unknown = [
+            node
+            for node, replies in zip(self.all, found, strict=True)
+            if not isinstance(replies, LockError)
+            and any(isinstance(reply, ServerSaid) and reply.code == "NOSCRIPT" for reply in replies)
+        ]
+        if not unknown:
+            return found
+        packed = op.script.loading_command(bodies[0]) + b"".join(map(op.script.command, bodies[1:]))
+        again = await self._ask_each(unknown, [(packed, len(bodies))] * len(unknown), until, with_run_id=False)
+        for node, replies in zip(unknown, again, strict=True):
+            found[node.index] = replies
+        return found
+
+    @abstractmethod
+    async def _ask_each(
+        self, asked: Sequence[RedlockNode], messages: Sequence[tuple[bytes, int]], until: float, *, with_run_id: bool
+    ) -> list[Answers]:
+        """
+        Send each node its commands, all before any answer is read; return its replies, or why there are none.
+
+        Args:
+            asked: The nodes.
+            messages: For each node the packed commands, and their number.
+            until: Answers that arrive later are of no use (client monotonic time). What can be sent is sent anyway.
+            with_run_id: Append the run id of the connection as the last argument.
+        """
+
+    async def _connect(self, missing: Sequence[RedlockNode], until: float) -> None:
+        """
+        Have nodes connected in the background, all at the same time; wait for at most half of the time until then.
+
+        It does not wait for nodes that are known to be down. Not in this thread, because Ctrl-C within redis-py's
+        connecting would leave a socket open.
+        """
+        self.client.used = now = self._runtime.now()
+        until = now + (until - now) / 2
+        waits = []
+        for node in missing:
+            if node.up:
+                waits.append((node, node.extend_soon(), now + self.timeout))
+            else:
+                node.connect_soon()
+                if not (node.settled.is_set() or self.client.ending):
+                    waits.append((node, node.settled, max(now + self.timeout, node.wait_until)))
+        for node, event, limit in waits:
+            left_seconds = max(0.0, min(limit, until) - self._runtime.now())
+            if not await event.wait(left_seconds) and self._runtime.now() >= limit:
+                node.settled.set()
+
+    async def retry(self) -> None:
+        """See `Nodes.retry`."""
+        down = [node for node in self.all if not node.up]
+        for node in down:
+            node.connect_now()
+        await self._connect([node for node in down if not node.up], self._runtime.now() + CALL_SECONDS)
+
+    def queue_entries(self, request: Request) -> list[str]:
+        """See `Nodes.queue_entries`."""
+        found = []
+        for node in self.all:
+            channel = node.listener.channel
+            if channel is not None:
+                node.listener.expect(request)
+            elif node.up and self._subscribed_before:
+                node.subscribe_soon()  # back after a restart: the next attempt enters the queue there
+            found.append("" if channel is None else f"{request.owner} 0 {channel}")
+        assert len(found) == len(self.all)
+        return found
+
+    async def listen(self, until: float) -> bool:
+        """See `Nodes.listen`. At all nodes at the same time; one that hangs is given the time for an answer."""
+        until = min(until, self._runtime.now() + self.timeout)
+        opened = [node.subscribe_soon() for node in self.all if node.up]
+        for event in opened:
+            await event.wait(max(0.0, until - self._runtime.now()))
+        self._subscribed_before = any(node.listener.channel is not None for node in self.all)
+        return self._subscribed_before
+
+    def forget(self, request: Request) -> None:
+        """See `Nodes.forget`."""
+        for node in self.all:
+            node.listener.forget(request)
+
+    async def close(self) -> None:
+        """See `Nodes.close`."""
+        self.client.closed = True
+        self.client.closing.set()
+        for node in self.all:
+            node.close()
+        if self._runtime.kind == "asyncio":
+            # Tasks that are connecting close what they open; if the event loop ended before, that would stay open.
+            until = self._runtime.now() + CLOSE_SECONDS
+            while any(node.opening for node in self.all) and self._runtime.now() < until:
+                await self._runtime.sleep(0.001)
+        # An event loop closes sockets in its next round: without this they would stay open until the program ends.
+        await self._runtime.sleep(0)
+
+
+class SyncNodes(NetworkNodes):
+    """Each call has one connection to every node to itself."""
+
+    async def _ask_each(
+        self, asked: Sequence[RedlockNode], messages: Sequence[tuple[bytes, int]], until: float, *, with_run_id: bool
+    ) -> list[Answers]:
+        taken: list[SyncConnection | None] = []
+        try:
+            taken += map(self._take, asked)  # element by element: what was taken before an interrupt is in the list
+            if None in taken:
+                await self._connect(
+                    [node for node, connection in zip(asked, taken, strict=True) if connection is None], until
+                )
+                for index, node in enumerate(asked):
+                    if taken[index] is None:
+                        taken[index] = self._take(node)
+            return await self._exchange(asked, taken, messages, until, with_run_id=with_run_id)
+        except BaseException:
+            # On Ctrl-C, anywhere: half an answer must not remain for the next caller.
+            for connection in taken:
+                if connection is not None:
+                    connection.close()
+            raise
+
+    def _take(self, node: RedlockNode) -> SyncConnection | None:
+        """Take an idle connection that is still open, as far as is known."""
+        while True:
+            try:
+                connection = cast("SyncConnection", node.connections.pop())
+            except IndexError:
+                return None
+            now = self._runtime.now()
+            if now <= connection.used + TRUSTED_SECONDS or not connection.stale:
+                connection.used = now
+                return connection
+            node.lost(ConnectionResetError("the server closed the connection"), connection=connection)
+
+    async def _exchange(
+        self,
+        asked: Sequence[RedlockNode],
+        taken: list[SyncConnection | None],
+        messages: Sequence[tuple[bytes, int]],
+        until: float,
+        *,
+        with_run_id: bool,
+    ) -> list[Answers]:
+        """Send, then receive. Connections that are kept or closed again are removed from `taken`."""
+        answers: list[Answers] = []
+        for index, (packed, count) in enumerate(messages):
+            connection, node = taken[index], asked[index]
+            answers.append(node.down)
+            if connection is not None:
+                try:
+                    connection.send(packed + connection.run_id if with_run_id else packed, count, until)
+                except DRIVER_ERRORS as error:
+                    node.lost(error, connection=connection)
+                    taken[index] = None
+                    answers[index] = node.error
+        now = self._runtime.now
+        until = min(until, now() + self.timeout)
+        late = until - 0.9 * self.timeout
+        for index, (_, count) in enumerate(messages):
+            connection, node = taken[index], asked[index]
+            if connection is None:
+                continue
+            try:
+                # The kernel limits each read to the node's timeout. Only if less time is left, or other nodes have used
+                # some of it, wait for the answer first: two slow nodes must not take twice the time.
+                if now() > late:
+                    await self._await_answer(connection, until)
+                answers[index] = [connection.receive() for _ in range(count)]
+            except DRIVER_ERRORS as error:
+                node.lost(error, connection=connection)
+                answers[index] = node.error
+            else:
+                self._give_back(node, connection)
+            taken[index] = None
+        assert not any(taken), "a connection that is neither kept nor closed"
+        assert len(answers) == len(asked)
+        return answers
+
+    def _give_back(self, node: RedlockNode, connection: Connection) -> None:
+        if node.up and len(node.connections) < CONNECTIONS_KEPT:
+            node.connections.append(connection)
+        else:
+            connection.close()
+
+    async def _await_answer(self, connection: SyncConnection, until: float) -> None:
+        """
+        Wait until a node answers, no longer than until the deadline of all nodes.
+
+        Raises:
+            TimeoutError: It does not.
+        """
+        if not await self._runtime.readable(connection.fileno(), max(0.0, until - self._runtime.now())):
+            raise TimeoutError(NO_ANSWER)
+
+
+class AsyncNodes(NetworkNodes):
+    """All tasks share one connection to each node; replies arrive in the order of the commands."""
+
+    async def _ask_each(
+        self, asked: Sequence[RedlockNode], messages: Sequence[tuple[bytes, int]], until: float, *, with_run_id: bool
+    ) -> list[Answers]:
+        if missing := [node for node in asked if not node.up]:
+            await self._connect(missing, until)
+        answers: list[Answers] = []
+        sent: list[asyncio.Future[list[Reply]] | None] = []
+        for node, (packed, count) in zip(asked, messages, strict=True):
+            answers.append(node.down)
+            sent.append(None)
+            if node.up:
+                connection = node.connections[0]
+                try:
+                    future = connection.call_many(packed + connection.run_id if with_run_id else packed, count)
+                except DRIVER_ERRORS as error:
+                    answers[-1] = translate(error, node.label)
+                else:
+                    sent[-1] = cast("asyncio.Future[list[Reply]]", future)
+        await self._collect(asked, sent, answers, until)
+        return answers
+
+    async def _collect(
+        self,
+        asked: Sequence[RedlockNode],
+        sent: Sequence[asyncio.Future[list[Reply]] | None],
+        answers: list[Answers],
+        until: float,
+    ) -> None:
+        """Wait for the replies to what was sent, and put them into `answers`."""
+        assert len(asked) == len(sent) == len(answers)
+        # Each connection limits its own answers: the same limit from the same instant, so one deadline for all. Only a
+        # caller with less time waits with a limit; the connection then goes on waiting, for the other tasks on it.
+        left_seconds = until - self._runtime.now()
+        if left_seconds < self.timeout and (pending := [future for future in sent if future is not None]):
+            await asyncio.wait(pending, timeout=max(0.0, left_seconds))
+        for index, (node, future) in enumerate(zip(asked, sent, strict=True)):
+            if future is not None:
+                try:
+                    if left_seconds < self.timeout and not future.done():
+                        raise TimeoutError(NO_ANSWER)
+                    answers[index] = await future
+                except DRIVER_ERRORS as error:
+                    answers[index] = translate(error, node.label)
+
+
+def open_nodes(host: Host, targets: Sequence[Target], options: Mapping[str, Any]) -> NetworkNodes:
+    """Make the nodes of a client; `options` are the backend's. No I/O."""
+    nodes_class = AsyncNodes if host.runtime.kind == "asyncio" else SyncNodes
+    return nodes_class(host, targets, options["prefix"], options["node_timeout"], durable=options["durable"])

@@ -1,0 +1,411 @@
+"""
+One node of a Redlock, as one client knows it: whether it is up, its connections, and what it still has to be sent.
+
+Before anything is sent, the client knows which nodes are up: connections are opened in the background, with a back-off.
+A node that fails or does not answer in time is down until a new connection has been opened *and* has answered. So a
+node that is stopped (it accepts connections and does not answer) costs its time limit once, and then nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from lockkit.backends.redis.connection import AsyncConnection
+from lockkit.backends.redis.errors import DRIVER_ERRORS, translate
+from lockkit.backends.redis.handshake import info_fields
+from lockkit.backends.redis.node import BATCH, open_node
+from lockkit.backends.redis.resp import ServerSaid, bulk, pack
+from lockkit.backends.redlock.nodes import NodeDown
+from lockkit.background import SingleRun
+from lockkit.errors import BackendUnavailable, ConfigurationError, LockError
+
+if TYPE_CHECKING:
+    from lockkit.backend import Host
+    from lockkit.backends.redis.address import Target
+    from lockkit.backends.redis.connection import Connection
+    from lockkit.runtime import Event
+
+__all__ = ["ClientState", "RedlockNode"]
+
+log = logging.getLogger("lockkit")
+
+FIRST_CONNECT_SECONDS = 2.0
+"""Wait for the first connection to a node. Longer delays the first call when a node cannot be reached; shorter leaves
+nodes out of it when the machine is busy starting."""
+
+RECONNECT_SECONDS_MIN = 0.05
+"""First pause after a connection that failed. Shorter tries a dead port more often."""
+
+RECONNECT_SECONDS_MAX = 2.0
+"""Longest pause. Longer finds a node that is back later."""
+
+RECONNECT_IDLE_SECONDS = 60.0
+"""A client without calls for so long stops reconnecting to lost nodes. Longer keeps a dropped client's threads."""
+
+OPENING_TIMEOUTS = 3
+"""Time for connecting and logging in, in node timeouts: each message has one. More delays the next attempt."""
+
+UNSENT_MAX = 1000
+"""Commands kept for a node that is down. Fewer leaves keys to their ttl; more takes memory."""
+
+
+class ClientState:
+    """
+    What the nodes of one client share.
+
+    Attributes:
+        host: The engine's side.
+        runtime: Of the sync or the async API.
+        durable: The nodes lose no data, so their restarts do not matter.
+        nodes: All nodes.
+        used: Client monotonic time of the last call.
+        ending: The last call was made to close the client, perhaps because its event loop ends: start nothing that
+            outlives it, until there is another call.
+        closed: The client is closed.
+        closing: Set with `closed`.
+    """
+
+    def __init__(self, host: Host, *, durable: bool) -> None:
+        """Start without nodes."""
+        self.host = host
+        self.runtime = host.runtime
+        self.durable = durable
+        self.nodes: list[RedlockNode] = []
+        self.used = self.runtime.now()
+        self.ending = False
+        self.closed = False
+        self.closing = self.runtime.event()
+
+
+class RedlockNode:
+    """
+    One node.
+
+    Attributes:
+        index: Its number.
+        label: ``host:port``, for messages.
+        up: Connected, and has answered the last call.
+        error: Why it is down, if it is.
+        down: The same, as the answer to a call that was not sent.
+        run_id: The packed run id of the server, as told on the last connection.
+        listener: The subscription there.
+        connections: Idle connections; the async API has one, which all tasks share.
+        settled: Set unless an attempt to connect is worth waiting for.
+        wait_until: Wait for the first connection at least until then, because nothing is known of the node yet.
+    """
+
+    def __init__(self, client: ClientState, index: int, target: Target, prefix: str) -> None:
+        """Connect to nothing yet."""
+        self.index = index
+        self.up = False
+        self.label = target.label
+        self.error: LockError
+        self.down: NodeDown
+        self._note(BackendUnavailable(f"{target.label} has not been reached yet"))
+        self.run_id = b""
+        self.settled = client.runtime.event()
+        self.connections: deque[Connection] = deque()
+        self.wait_until = 0.0
+        self._client = client
+        self._runtime = client.runtime
+        self._server = open_node(client.runtime, target, prefix)
+        self.listener = self._server.listener
+        self._retry_now = client.runtime.event()
+        self._mutex = client.runtime.mutex()
+        self._unsent: dict[bytes, float] = {}
+        self._connecting = SingleRun(client.runtime, "lockkit-redlock-connect", self._reconnect)
+        self._subscribing = SingleRun(client.runtime, "lockkit-redlock-listen", self._subscribe)
+        self._flushing = SingleRun(client.runtime, "lockkit-redlock-flush", self._flush_separately)
+
+    def _note(self, error: LockError) -> None:
+        assert not self.up, "a node that is up has no error"
+        self.error = error
+        self.down = NodeDown(error)
+
+    # -- connecting ------------------------------------------------------------------------------------------------
+
+    @property
+    def opening(self) -> bool:
+        """Whether a connection is being opened."""
+        return any(work.under_way for work in (self._connecting, self._subscribing, self._flushing))
+
+    def connect_soon(self) -> None:
+        """Connect in the background, unless the node is up or that is in progress."""
+        if self.up or self._client.closed or self._client.ending:
+            return
+        if not self.wait_until:
+            self.wait_until = self._runtime.now() + FIRST_CONNECT_SECONDS
+        self._connecting.start()
+
+    def connect_now(self) -> None:
+        """Connect in the background without waiting for the end of a pause; `settled` is set after that attempt."""
+        if self._client.closed or self._client.ending:
+            return
+        self.settled.clear()
+        self._retry_now.set()
+        self.connect_soon()
+        if self.up:
+            self.settled.set()  # connected in the meantime: nothing else would set it
+
+    async def _reconnect(self) -> None:
+        client, pause_seconds = self._client, RECONNECT_SECONDS_MIN
+        try:
+            while not client.closed:
+                if await self._try_to_connect():
+                    return
+                self.settled.set()
+                now = self._runtime.now()
+                if now - client.used > RECONNECT_IDLE_SECONDS and not self._has_unsent(now):
+                    return
+                await self._retry_now.wait(pause_seconds * self._runtime.random.uniform(0.5, 1.0))
+                self._retry_now.clear()
+                pause_seconds = min(2 * pause_seconds, RECONNECT_SECONDS_MAX)
+        finally:
+            self.settled.set()
+
+    async def _try_to_connect(self) -> bool:
+        """Try to connect once, and send what is unsent before the connection is used for calls."""
+        try:
+            connection = await self._connect()
+        except LockError as error:
+            self._note_unless_up(error)
+            return False
+        try:
+            await self._flush(connection)
+            self._keep(connection)
+        except DRIVER_ERRORS as error:
+            connection.close()
+            self._note_unless_up(translate(error, self.label))
+            return False
+        except BaseException:
+            connection.close()
+            raise
+        return True
+
+    def _note_unless_up(self, error: LockError) -> None:
+        with self._mutex:
+            if not self.up:
+                self._note(error)
+
+    def extend_soon(self) -> Event:
+        """Open one more connection in the background; the event is set when that has succeeded or failed."""
+
+        async def extend() -> None:
+            try:
+                connection = await self._connect()
+            except LockError as error:
+                self.lost(error)
+            else:
+                self._keep(connection)
+
+        return SingleRun(self._runtime, "lockkit-redlock-connect", extend).start()
+
+    def _keep(self, connection: Connection) -> None:
+        """
+        Take a connection into use.
+
+        Raises:
+            Exception: One of `DRIVER_ERRORS`: it has ended already.
+        """
+        with self._mutex:
+            closed = self._client.closed
+            if not closed:
+                assert not self.connections or self._runtime.kind != "asyncio", "tasks share one connection"
+                if isinstance(connection, AsyncConnection):
+                    if connection.error is not None:
+                        raise connection.error
+                    # At once, whether or not there is another call: something may be unsent.
+                    connection.on_lost = partial(self._ended, connection)
+                self.connections.append(connection)
+                self.up = True
+        if closed:
+            connection.close()
+        elif self._has_unsent(self._runtime.now()):
+            self._flushing.start()
+
+    def _ended(self, connection: Connection, error: BaseException) -> None:
+        if connection in self.connections:
+            self.lost(error, connection=connection)
+
+    async def _connect(self) -> Connection:
+        """
+        Open a connection and ask for the run id of the server.
+
+        Raises:
+            LockError: It cannot be reached, refuses the login, or is the server of another node.
+        """
+        until = self._runtime.now() + OPENING_TIMEOUTS * self._server.target.timeout
+        try:
+            connection = await self._server.connect(until)
+            try:
+                run_id = await self._ask_run_id(connection)
+            except BaseException:
+                connection.close()
+                raise
+        except DRIVER_ERRORS as error:
+            raise translate(error, self.label) from error
+        connection.run_id = run_id
+        connection.used = self._runtime.now()
+        restarted, self.run_id = self.run_id not in (b"", run_id), run_id
+        if restarted:
+            # Leases may have lost a vote with that server's data: confirm them now, not at their next renewal.
+            self._client.host.confirm_soon()
+        return connection
+
+    async def _ask_run_id(self, connection: Connection) -> bytes:
+        """
+        Ask for the run id of the server, and check that no other node has it.
+
+        Raises:
+            ServerSaid: The server cannot answer now.
+            ConfigurationError: It does not tell, or is another node.
+        """
+        reply = await self._runtime.io(connection.call(pack("INFO", "server")))
+        if isinstance(reply, ServerSaid) and reply.code not in {"NOPERM", "ERR"}:
+            raise reply
+        run_id = info_fields(reply).get("run_id", "") if isinstance(reply, bytes) else ""
+        if not run_id and not self._client.durable:
+            said = reply if isinstance(reply, ServerSaid) else "no run_id"
+            message = (
+                f"{self.label} does not tell the run id of the server (INFO: {said}), so lockkit could not notice a "
+                "restart, which may bring back old data, and the node must not vote. Grant its user the right "
+                "(redis-cli ACL SETUSER NAME +info); or set durable=1 if no node loses data (appendonly yes, "
+                "appendfsync always)"
+            )
+            raise ConfigurationError(message)
+        for other in self._client.nodes:
+            if run_id and other is not self and other.up and other.run_id == bulk(run_id):
+                message = (
+                    f"{self.label} is the same server as {other.label}: it must not vote twice. "
+                    "Give the addresses of independent servers"
+                )
+                raise ConfigurationError(message)
+        return bulk(run_id)
+
+    def lost(self, error: BaseException, *, connection: Connection | None = None) -> None:
+        """
+        Mark the node as down and reconnect in the background.
+
+        Args:
+            error: Why.
+            connection: The connection that failed; None if one could not be opened.
+        """
+        with self._mutex:
+            connections, self.connections = self.connections, deque()
+            self.up = False
+            self._note(error if isinstance(error, LockError) else translate(error, self.label))
+            # A server that ended its connections may be back already, and connecting shows that at once: the next call
+            # waits for that. It does not wait again for a server that did not answer.
+            if connection is not None and isinstance(error, ConnectionError):
+                self.settled.clear()
+            else:
+                self.settled.set()
+        # Not under the mutex: closing an async connection calls `_ended` at once.
+        for ended in {*connections, *([] if connection is None else [connection])}:
+            ended.close()
+        log.debug("lost %s: %s", self.label, self.error)
+        self.connect_soon()
+
+    # -- subscribing -----------------------------------------------------------------------------------------------
+
+    def subscribe_soon(self) -> Event:
+        """Subscribe in the background; the event is set when that has succeeded or failed."""
+        if self.listener.channel is None:
+            return self._subscribing.start()
+        done = self._runtime.event()
+        done.set()
+        return done
+
+    async def _subscribe(self) -> None:
+        try:
+            await self.listener.open()
+        except LockError as error:
+            log.debug("cannot subscribe at %s: %s", self.label, error)
+        finally:
+            if self._client.closed:
+                self.listener.close()
+
+    # -- sending later ---------------------------------------------------------------------------------------------
+
+    def send_later(self, seconds: float, packed: bytes) -> None:
+        """
+        Send a command when the node is reached next, if that is within so many seconds.
+
+        It is sent until the node has confirmed it. An error reply does not confirm it.
+        """
+        assert seconds > 0, "a command that would never be sent"
+        until = self._runtime.now() + seconds
+        with self._mutex:
+            self._unsent.pop(packed, None)  # to the end
+            self._unsent[packed] = until
+            if len(self._unsent) > UNSENT_MAX:
+                del self._unsent[next(iter(self._unsent))]
+            assert len(self._unsent) <= UNSENT_MAX
+            up = self.up
+        if up and not self._client.closed:
+            # The node came back before this was noted.
+            self._flushing.start()
+
+    def _has_unsent(self, now: float) -> bool:
+        return any(until > now for until in tuple(self._unsent.values()))
+
+    async def _flush(self, connection: Connection) -> bool:
+        """
+        Send what is unsent, oldest first, and forget what the node confirms; tell whether that is all of it.
+
+        Raises:
+            Exception: One of `DRIVER_ERRORS`: what was sent last may not have been done, so it remains unsent.
+        """
+        tried: set[bytes] = set()
+        confirmed = True
+        while True:
+            now = self._runtime.now()
+            with self._mutex:
+                self._unsent = {packed: until for packed, until in self._unsent.items() if until > now}
+                batch = list(islice((one for one in self._unsent.items() if one[0] not in tried), BATCH))
+            if not batch:
+                return confirmed
+            tried.update(packed for packed, _ in batch)
+            replies = await self._runtime.io(connection.call_many(b"".join(packed for packed, _ in batch), len(batch)))
+            assert len(replies) == len(batch)
+            with self._mutex:
+                for (packed, until), reply in zip(batch, replies, strict=True):
+                    if isinstance(reply, ServerSaid):
+                        confirmed = False  # the server is loading its data, is out of memory, or denies a right
+                    elif self._unsent.get(packed) == until:
+                        del self._unsent[packed]
+
+    async def _flush_separately(self) -> None:
+        """Send what is unsent on separate connections, while calls use the node, until all is confirmed."""
+        pause_seconds = RECONNECT_SECONDS_MIN
+        while self.up:
+            try:
+                connection = await self._connect()
+            except LockError as error:
+                self.lost(error)
+                return
+            try:
+                if await self._flush(connection):
+                    return
+            except DRIVER_ERRORS as error:
+                self.lost(error)
+                return
+            finally:
+                connection.close()
+            await self._client.closing.wait(pause_seconds * self._runtime.random.uniform(0.5, 1.0))
+            pause_seconds = min(2 * pause_seconds, RECONNECT_SECONDS_MAX)
+
+    def close(self) -> None:
+        """Close all connections."""
+        assert self._client.closed, "connections that are being opened would be kept"
+        self._retry_now.set()
+        self.listener.close()
+        with self._mutex:
+            connections, self.connections = self.connections, deque()
+            self.up = False
+        for connection in connections:
+            connection.close()

@@ -1,0 +1,295 @@
+"""Counting the votes of a Redlock's nodes: pure data, no I/O. The Lua files say what each answer means."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from lockkit.backend import Busy, Holder, decode_metadata
+from lockkit.backends.redlock.nodes import Answer, LockKeys, NodeDown
+from lockkit.errors import LockError
+
+if TYPE_CHECKING:
+    from lockkit.runtime import Runtime
+
+__all__ = [
+    "BROKEN",
+    "SPLIT_SECONDS_MAX",
+    "SPLIT_SECONDS_MIN",
+    "TAKEN",
+    "Attempts",
+    "Count",
+    "Found",
+    "Held",
+    "Refusal",
+    "Votes",
+    "as_renewal",
+    "busy",
+    "find_holder",
+]
+
+SPLIT_SECONDS_MIN = 0.002
+"""First pause after split votes; random, and longer each time. Shorter than a round trip: the contenders collide
+again."""
+
+SPLIT_SECONDS_MAX = 0.25
+"""Longest such pause. Longer delays a hand-over when a contender died during an attempt, shorter sends more."""
+
+NOT_ADMITTED, WAITING = -1, -2  # acquire.lua, of a node that may not vote
+OWNED, FREE, TAKEN, BROKEN = 1, 0, -1, -2  # renew.lua, of a lock
+
+_OWN_VALUE = re.compile(r"([0-9a-f]{32})\.\d+")
+
+
+class Refusal(NamedTuple):
+    """A node's "busy": seconds that the key lives on, and ``(value, foreign)`` of its holder."""
+
+    left_seconds: float
+    by: tuple[str, bool]
+
+
+class Count:
+    """
+    The answers of all nodes to one operation, counted.
+
+    Attributes:
+        answers: For each node.
+        yes: Index to number, of positive answers.
+        silent: Indexes of nodes without a usable answer: they may have done it.
+        down: Indexes of nodes that were down, so that nothing was sent.
+        answered_count: How many answered.
+    """
+
+    __slots__ = ("answered_count", "answers", "down", "silent", "yes")
+
+    def __init__(self, answers: list[Answer]) -> None:
+        """Count."""
+        self.answers = answers
+        self.yes: dict[int, int] = {}
+        self.silent: list[int] = []
+        self.down: list[int] = []
+        self.answered_count = 0
+        for index, answer in enumerate(answers):
+            if type(answer) is int:
+                self.answered_count += 1
+                if answer > 0:
+                    self.yes[index] = answer
+            elif isinstance(answer, list):
+                self._count_list(answer)
+            elif isinstance(answer, NodeDown):
+                self.down.append(index)
+            elif answer is not None:
+                self.silent.append(index)
+        assert len(self.yes) <= self.answered_count <= len(answers)
+        assert len({*self.yes, *self.silent, *self.down}) == len(self.yes) + len(self.silent) + len(self.down), (
+            "a node counted twice"
+        )
+
+    def _count_list(self, answer: list[Any]) -> None:
+        del answer
+        self.answered_count += 1
+
+    def why(self, index: int, label: str) -> str:
+        """Return why a node did not answer; empty if it did."""
+        del label
+        answer = self.answers[index]
+        return str(answer) if isinstance(answer, LockError) else ""
+
+
+class Votes(Count):
+    """
+    The answers to round one (see ``acquire.lua``). Only nodes that may vote count as having answered.
+
+    Attributes:
+        busy: From nodes where another value has the key.
+        not_admitted: Some node may not vote, and no client has decided when it may.
+    """
+
+    __slots__ = ("busy", "not_admitted")
+
+    def __init__(self, answers: list[Answer]) -> None:
+        """Count."""
+        self.busy: list[Refusal] = []
+        self.not_admitted = False
+        super().__init__(answers)
+        assert len(self.yes) + len(self.busy) <= self.answered_count, "a node voted twice"
+
+    def _count_list(self, answer: list[Any]) -> None:
+        if answer[0] == NOT_ADMITTED:
+            self.not_admitted = True
+        elif answer[0] != WAITING:
+            self.answered_count += 1
+            _, left_ms, value, foreign = answer
+            left_seconds = math.inf if left_ms < 0 else left_ms / 1000
+            self.busy.append(Refusal(left_seconds, (value.decode("utf-8", "replace"), foreign == 1)))
+
+    def why(self, index: int, label: str) -> str:
+        """Return why a node did not answer or may not vote; empty if it voted."""
+        answer = self.answers[index]
+        if isinstance(answer, list) and answer[0] == NOT_ADMITTED:
+            return f"{label} was restarted or has lost its data, and may not vote yet"
+        if isinstance(answer, list) and answer[0] == WAITING:
+            left_seconds = cast("int", answer[1]) / 1000
+            return f"{label} was restarted or has lost its data, and votes again in {left_seconds:.1f} s"
+        return super().why(index, label)
+
+
+@dataclass(slots=True)
+class Held:
+    """
+    What a grant is based on.
+
+    Attributes:
+        keys: Of the lock.
+        value: Value of the lock's key on the nodes that voted for it.
+        voters: Indexes of the nodes that voted for it, or may have.
+    """
+
+    keys: LockKeys
+    value: str
+    voters: Collection[int]
+
+    def unknown_count(self, count: Count) -> int:
+        """Return how many nodes may still have its value and did not answer."""
+        unknown_count = sum(index in self.voters for index in (*count.silent, *count.down))
+        assert unknown_count <= len(self.voters)
+        assert unknown_count + len(count.yes) <= len(count.answers), "a node counted twice"
+        return unknown_count
+
+
+class Attempts:
+    """
+    The attempts of one request, and what they left at the nodes.
+
+    Attributes:
+        keys: Of the lock.
+        ttl_ms: The ttl asked for.
+        values: Values of attempts that may still be at some node.
+        entries: The last entries for the queues of the nodes; "" where there is none.
+        splits: How often in a row no contender had a majority.
+    """
+
+    __slots__ = ("_count", "entries", "keys", "splits", "ttl_ms", "values")
+
+    def __init__(self, keys: LockKeys, ttl_ms: int) -> None:
+        self.keys = keys
+        self.ttl_ms = ttl_ms
+        self.values: list[str] = []
+        self.entries: Sequence[str] = ()
+        self.splits = 0
+        self._count = 0
+
+    def next_value(self, owner: str) -> str:
+        """Return the value for a new attempt: no other attempt has it."""
+        self._count += 1
+        value = owner if self._count == 1 else f"{owner}.{self._count}"
+        assert value not in self.values, "a late message of another attempt would match it"
+        self.values.append(value)
+        return value
+
+    def taken_back(self, value: str) -> None:
+        """Note that nothing is left of an attempt, or will be when the nodes are reached."""
+        if value in self.values:
+            self.values.remove(value)
+
+    def unused(self, value: str) -> None:
+        """Note that no node has or will get the value of an attempt: the next attempt may use it."""
+        self.taken_back(value)
+        self._count -= 1
+        assert self._count >= 0
+
+    def split(self, runtime: Runtime, free_after: float | None) -> Busy:
+        """Return the answer when no contender has a majority: retry after a random time, or they collide again."""
+        longest = min(SPLIT_SECONDS_MAX, SPLIT_SECONDS_MIN * 2.0**self.splits)
+        self.splits = min(self.splits + 1, 20)
+        pause = longest * (0.2 + 0.8 * runtime.random.random())
+        assert 0 < pause <= SPLIT_SECONDS_MAX
+        return Busy(pause if free_after is None else min(pause, free_after))
+
+
+class Found(NamedTuple):
+    """The holder of a lock: the value, and the replies of the nodes where it is (see ``holders.lua``)."""
+
+    value: bytes
+    replies: list[list[Any]]
+
+    def holder(self, quorum: int) -> Holder:
+        """Combine the replies."""
+        assert self.replies
+        assert all(reply[0] == self.value for reply in self.replies)
+        lefts = sorted((math.inf if reply[1] < 0 else reply[1] / 1000 for reply in self.replies), reverse=True)
+        # Held as long as a majority has it; nodes that do not answer do not count.
+        left_seconds = lefts[min(quorum, len(lefts)) - 1]
+        tokens = [int(reply[2]) for reply in self.replies if reply[2].isdigit()]
+        metadata = next((reply[3] for reply in self.replies if reply[3]), b"")
+        return Holder(
+            _owner_of(self.value.decode("utf-8", "replace")),
+            max(tokens) if tokens else None,
+            None if left_seconds == math.inf else left_seconds,
+            decode_metadata(metadata),
+            max(reply[4] for reply in self.replies),
+        )
+
+
+def find_holder(count: Count, quorum: int) -> Found | None:
+    """Return the holder by a majority's answers to ``holders.lua``; None if no value may have a majority."""
+    assert count.answered_count >= quorum, "a minority cannot tell"
+    replies = [answer for answer in count.answers if isinstance(answer, list)]
+    if sum(not reply for reply in replies) >= quorum:
+        return None
+    held = [cast("list[Any]", reply) for reply in replies if reply]
+    (value, supporters), *_ = Counter(reply[0] for reply in held).most_common(1)
+    assert supporters <= len(held) <= len(count.answers)
+    # Its other votes may be at nodes that did not answer.
+    if supporters + len(count.silent) + len(count.down) < quorum:
+        return None
+    return Found(value, [reply for reply in held if reply[0] == value])
+
+
+def as_renewal(answer: Answer, value: bytes) -> Answer:
+    """Translate an answer of ``holders.lua`` to that of ``renew.lua`` for a lease with this value."""
+    if not isinstance(answer, list):
+        return answer
+    if not answer:
+        return FREE
+    return OWNED if answer[0] == value else TAKEN
+
+
+def busy(attempts: Attempts, votes: Votes, quorum: int, runtime: Runtime) -> Busy:
+    """Return when to retry: when enough of the nodes that refused will be free, at the latest."""
+    lefts = sorted(refusal.left_seconds for refusal in votes.busy)
+    missing = quorum - len(votes.yes)
+    assert missing > 0
+    assert lefts, "a majority answered, did not say yes, and did not refuse"
+    free_after = lefts[missing - 1] if len(lefts) >= missing else math.inf
+    seconds = None if free_after == math.inf else _retry_after(free_after, attempts.ttl_ms / 1000)
+    (refusal, supporters), *_ = Counter(refusal.by for refusal in votes.busy).most_common(1)
+    assert supporters <= len(votes.busy)
+    value, foreign = refusal
+    if supporters < quorum:
+        return attempts.split(runtime, seconds)
+    attempts.splits = 0
+    return Busy(seconds, poll=foreign, owner=_owner_of(value))
+
+
+def _retry_after(left_seconds: float, ttl: float) -> float:
+    """
+    Return after how many seconds a waiter retries that is not woken, when the holder has so many left.
+
+    Half of it: the first in the queue may be stopped, a subscription dropped by the network, the queue gone with a
+    node's data. A live holder renews at a third, so that is half a ttl at most. But at least a third of the waiter's
+    ttl: during the last seconds of a holder that died, it does not retry ever more often.
+    """
+    seconds = min(left_seconds, max(left_seconds / 2, ttl / 3))
+    assert left_seconds / 2 <= seconds <= left_seconds
+    return seconds
+
+
+def _owner_of(value: str) -> str:
+    """Return the owner of a value, of whichever attempt; that of a foreign client is the value itself."""
+    own = _OWN_VALUE.fullmatch(value)
+    return value if own is None else own[1]

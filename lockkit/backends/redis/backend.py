@@ -131,6 +131,12 @@ class RedisBackend(LockBackend):
         return driver_options()
 
     @classmethod
+    def examiner(cls, url: Url) -> str:
+        """See `LockBackend.examiner`."""
+        kind = url.scheme.partition("+")[2] or "single"
+        return f"lockkit.backends.redis.examine.{kind}"
+
+    @classmethod
     def open(cls, url: Url, options: Mapping[str, Any], host: Host) -> RedisBackend:
         """See `LockBackend.open`."""
         return cls(url.safe_text, open_topology(url, options, host), options, host)

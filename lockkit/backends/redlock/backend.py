@@ -198,6 +198,12 @@ class RedlockBackend(LockBackend):
         return {name: known[name] for name in known if name not in {"socket_timeout", "socket_connect_timeout"}}
 
     @classmethod
+    def examiner(cls, url: Url) -> str:
+        """See `LockBackend.examiner`."""
+        del url
+        return "lockkit.backends.redlock.examine"
+
+    @classmethod
     def open(cls, url: Url, options: Mapping[str, Any], host: Host) -> RedlockBackend:
         """See `LockBackend.open`."""
         driver = {name: value for name, value in options.items() if name not in OPTIONS}

@@ -49,7 +49,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from lockkit import validation
 from lockkit.backend import Busy, Capabilities, Grant, Holder, LockBackend, Option, Renewal, Request, decode_metadata
 from lockkit.backends.sql import quirks
-from lockkit.backends.sql.options import adopt_database, driver_options, mode_option, open_database
+from lockkit.backends.sql.options import adopt_database, driver_options, examiner, mode_option, open_database
 from lockkit.backends.sql.schema import parse_table
 from lockkit.backends.sql.statement import Statement
 from lockkit.backends.sql_session.claim import Claim, Taken
@@ -155,6 +155,11 @@ class SessionBackend(LockBackend):
     def driver_options(cls) -> Mapping[str, Option]:
         """See `LockBackend.driver_options`."""
         return driver_options()
+
+    @classmethod
+    def examiner(cls, url: Url) -> str | None:
+        """See `LockBackend.examiner`."""
+        return examiner(url)
 
     @classmethod
     def open(cls, url: Url, options: Mapping[str, Any], host: Host) -> Self:

@@ -44,7 +44,7 @@ from lockkit.backend import (
     decode_metadata,
 )
 from lockkit.backends.sql.errors import MissingTable
-from lockkit.backends.sql.options import adopt_database, driver_options, mode_option, open_database
+from lockkit.backends.sql.options import adopt_database, driver_options, examiner, mode_option, open_database
 from lockkit.backends.sql.schema import TABLE, create, lock_table, parse_table, quoted
 from lockkit.backends.sql.statement import Statement
 from lockkit.backends.sql.wakeup import WakeupListener
@@ -138,6 +138,11 @@ class SqlTableBackend(LockBackend):
     def driver_options(cls) -> Mapping[str, Option]:
         """See `LockBackend.driver_options`."""
         return driver_options()
+
+    @classmethod
+    def examiner(cls, url: Url) -> str | None:
+        """See `LockBackend.examiner`."""
+        return examiner(url)
 
     @classmethod
     def open(cls, url: Url, options: Mapping[str, Any], host: Host) -> SqlTableBackend:

@@ -31,7 +31,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
-from lockkit.errors import LockError
+from lockkit.errors import LockError, Unsupported
 
 if TYPE_CHECKING:
     from lockkit.runtime import Event, Runtime
@@ -477,6 +477,19 @@ class LockBackend(ABC):
     @abstractmethod
     async def ping(self) -> None:
         """Check that the server answers."""
+
+    async def erase(self) -> None:
+        """
+        Delete all that is stored under the prefix, in the tables or in the directory of this backend.
+
+        That includes the tokens: later ones may repeat. The conformance suite uses it for a prefix, table or directory
+        of its own, after the cases.
+
+        Raises:
+            Unsupported: The backend does not offer it.
+        """
+        message = f"{type(self).__name__} cannot erase its locks: delete what is stored at {self.url} by hand"
+        raise Unsupported(message, backend=self.url)
 
     @abstractmethod
     async def close(self) -> None:

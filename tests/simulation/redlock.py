@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from lockkit.backends.redlock.backend import OPTIONS, RedlockBackend
 from lockkit.backends.redlock.nodes import NodeDown, Nodes
-from lockkit.errors import BackendUnavailable
+from lockkit.errors import BackendUnavailable, Unsupported
 from lockkit.simulation import (
     CHECKS,
     Fault,
@@ -291,6 +291,10 @@ class SimulatedNodes(Nodes):
 
     def forget(self, request: Request) -> None:
         """See `Nodes.forget`."""
+
+    async def erase(self, prefix: str) -> None:
+        """See `Nodes.erase`."""
+        raise Unsupported(f"a simulated node ends with its world, and {prefix!r} with it")
 
     async def close(self) -> None:
         """See `Nodes.close`."""

@@ -450,6 +450,10 @@ class EtcdBackend(LockBackend):
         broken = await self._cluster.call(TXN, deletion, resend=False, answer_by=answer_by)
         return bool(broken.succeeded)
 
+    async def erase(self) -> None:
+        """See `LockBackend.erase`."""
+        await self._cluster.call(TXN, transactions.delete_below(f"{self._prefix}/".encode()), resend=True)
+
     async def ping(self) -> None:
         """See `LockBackend.ping`."""
         request = rpc.RangeRequest(key=f"{self._prefix}/".encode(), keys_only=True)

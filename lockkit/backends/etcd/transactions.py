@@ -9,7 +9,16 @@ from lockkit.backends.etcd import rpc_pb2 as rpc
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["batches", "check_keys", "check_queue", "create_key", "delete_key", "delete_keys", "first_key"]
+__all__ = [
+    "batches",
+    "check_keys",
+    "check_queue",
+    "create_key",
+    "delete_below",
+    "delete_key",
+    "delete_keys",
+    "first_key",
+]
 
 BATCH = 100
 """Operations in one transaction. etcd's default for --max-txn-ops is 128; an operation that is a transaction itself may
@@ -110,6 +119,12 @@ def delete_key(key: bytes, condition: rpc.Compare) -> rpc.TxnRequest:
     """Delete one key if the condition is true."""
     deletion = rpc.RequestOp(request_delete_range=rpc.DeleteRangeRequest(key=key))
     return rpc.TxnRequest(compare=[condition], success=[deletion])
+
+
+def delete_below(prefix: bytes) -> rpc.TxnRequest:
+    """Delete all keys below a prefix, which ends with a slash."""
+    deletion = rpc.DeleteRangeRequest(key=prefix, range_end=_end(prefix))
+    return rpc.TxnRequest(success=[rpc.RequestOp(request_delete_range=deletion)])
 
 
 def first_key(prefix: bytes, *, keys_only: bool = False) -> rpc.RangeRequest:

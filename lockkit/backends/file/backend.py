@@ -37,9 +37,11 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -277,6 +279,11 @@ class FileBackend(LockBackend):
         )
         self._notify(waiters)
         return broken
+
+    async def erase(self) -> None:
+        """See `LockBackend.erase`."""
+        with suppress(FileNotFoundError):  # nobody has used it
+            shutil.rmtree(self._directory.path)
 
     async def ping(self) -> None:
         """See `LockBackend.ping`. Makes the directory if it is missing."""

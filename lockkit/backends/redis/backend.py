@@ -49,6 +49,7 @@ from lockkit.backend import (
     decode_metadata,
 )
 from lockkit.backends.redis.keys import FENCE_MS_MIN, fence_milliseconds, lock_key, side_key, ttl_milliseconds
+from lockkit.backends.redis.node import delete_keys
 from lockkit.backends.redis.options import OPTIONS, adopt_topology, driver_options, open_topology
 from lockkit.backends.redis.resp import bulk
 from lockkit.backends.redis.script import Script
@@ -286,6 +287,11 @@ class RedisBackend(LockBackend):
         """See `LockBackend.break_lock`."""
         keys = self._keys(name)
         return await self._run(_BREAK, keys.lock, keys.breaking + bulk(FENCE_MS_MIN)) == 1
+
+    async def erase(self) -> None:
+        """See `LockBackend.erase`."""
+        for node in await self._topology.masters():
+            await delete_keys(node, self._prefix)
 
     async def ping(self) -> None:
         """See `LockBackend.ping`."""

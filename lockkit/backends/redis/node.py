@@ -28,11 +28,12 @@ Whatever hangs (connecting, logging in, an answer), a call ends by its `answer_b
 from __future__ import annotations
 
 import asyncio
+import re
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from math import inf
-from typing import TYPE_CHECKING, ClassVar, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
 
 from lockkit.backend import seconds_left
 from lockkit.backends.redis.connection import NO_ANSWER, AsyncConnection, Connection, SyncConnection, open_connection
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     from lockkit.backends.redis.script import Command
     from lockkit.runtime import Runtime
 
-__all__ = ["BATCH", "TRUSTED_SECONDS", "OnConnect", "RedisNode", "open_node"]
+__all__ = ["BATCH", "TRUSTED_SECONDS", "OnConnect", "RedisNode", "delete_keys", "open_node"]
 
 KEPT_MAX = 64
 """Idle connections kept. More keeps sockets open after a burst of threads, fewer reconnects in the next burst."""
@@ -473,3 +474,17 @@ def open_node(
         on_connect: Awaited with each new connection before it is used; if it raises, the connection is closed.
     """
     return (AsyncNode if runtime.kind == "asyncio" else SyncNode)(runtime, target, prefix, on_connect)
+
+
+async def delete_keys(node: RedisNode, prefix: str) -> None:
+    """Delete the keys of all locks with a prefix at one node: ``PREFIX:NAME``, and ``{PREFIX:NAME}:…`` beside them."""
+    escaped = re.sub(r"([*?\[\]\\])", r"\\\1", prefix)
+    for pattern in (f"{escaped}:*", f"{{{escaped}:*", f"{{{escaped}}}:*"):
+        cursor: Any = b"0"
+        while True:
+            cursor, keys = cast("Any", await node.call(pack("SCAN", cursor, "MATCH", pattern, "COUNT", 500)))
+            # One by one: in a Cluster they are in different slots.
+            for key in keys:
+                await node.call(pack("DEL", key), resend=True)
+            if cursor == b"0":
+                break

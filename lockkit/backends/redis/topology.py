@@ -84,6 +84,10 @@ class Topology(ABC):
     async def node_for(self, key: str, answer_by: float = inf) -> RedisNode:
         """Find the node of `key`."""
 
+    async def masters(self) -> list[RedisNode]:
+        """Return the nodes that hold keys."""
+        return [await self.node_for("")]
+
     @abstractmethod
     async def ping(self) -> None:
         """Check that the server answers."""

@@ -440,6 +440,10 @@ class RedlockBackend(LockBackend):
             raise self._no_quorum(count)
         return bool(count.yes)
 
+    async def erase(self) -> None:
+        """See `LockBackend.erase`."""
+        await self._nodes.erase(self._prefix)
+
     async def ping(self) -> None:
         """See `LockBackend.ping`: a majority answers."""
         count = Count(await self._nodes.ask(LOOK, self._mark_keys, ()))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 from lockkit.backend import CALL_SECONDS
 from lockkit.backends.redis.connection import NO_ANSWER, SyncConnection
 from lockkit.backends.redis.errors import DRIVER_ERRORS, translate
-from lockkit.backends.redis.node import BATCH, TRUSTED_SECONDS
+from lockkit.backends.redis.node import BATCH, TRUSTED_SECONDS, delete_keys
 from lockkit.backends.redis.resp import ServerSaid, bulk
 from lockkit.backends.redlock.node import ClientState, RedlockNode
 from lockkit.backends.redlock.nodes import Nodes
@@ -232,6 +232,11 @@ class NetworkNodes(Nodes):
         """See `Nodes.forget`."""
         for node in self.all:
             node.listener.forget(request)
+
+    async def erase(self, prefix: str) -> None:
+        """See `Nodes.erase`."""
+        for node in self.all:
+            await delete_keys(node.server, prefix)
 
     async def close(self) -> None:
         """See `Nodes.close`."""

@@ -92,6 +92,7 @@ class RedlockNode:
         error: Why it is down, if it is.
         down: The same, as the answer to a call that was not sent.
         run_id: The packed run id of the server, as told on the last connection.
+        server: The connections for everything but votes.
         listener: The subscription there.
         connections: Idle connections; the async API has one, which all tasks share.
         settled: Set unless an attempt to connect is worth waiting for.
@@ -112,8 +113,8 @@ class RedlockNode:
         self.wait_until = 0.0
         self._client = client
         self._runtime = client.runtime
-        self._server = open_node(client.runtime, target, prefix)
-        self.listener = self._server.listener
+        self.server = open_node(client.runtime, target, prefix)
+        self.listener = self.server.listener
         self._retry_now = client.runtime.event()
         self._mutex = client.runtime.mutex()
         self._unsent: dict[bytes, float] = {}
@@ -238,9 +239,9 @@ class RedlockNode:
         Raises:
             LockError: It cannot be reached, refuses the login, or is the server of another node.
         """
-        until = self._runtime.now() + OPENING_TIMEOUTS * self._server.target.timeout
+        until = self._runtime.now() + OPENING_TIMEOUTS * self.server.target.timeout
         try:
-            connection = await self._server.connect(until)
+            connection = await self.server.connect(until)
             try:
                 run_id = await self._ask_run_id(connection)
             except BaseException:

@@ -216,5 +216,9 @@ class Nodes(ABC):
         """Stop waking a request."""
 
     @abstractmethod
+    async def erase(self, prefix: str) -> None:
+        """Delete the keys of all locks with a prefix at every node."""
+
+    @abstractmethod
     async def close(self) -> None:
         """Close the connections."""

@@ -27,14 +27,14 @@ from lockkit.errors import ConfigurationError, LockError
 from lockkit.validation import METADATA_BYTES_MAX
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from sqlalchemy import Connection
     from sqlalchemy import Dialect as SqlDialect
 
     from lockkit.backends.sql.database import Database
 
-__all__ = ["TABLE", "create", "ddl", "lock_table", "migrate", "parse_table", "quoted", "with_fillfactor"]
+__all__ = ["TABLE", "create", "ddl", "drop", "lock_table", "migrate", "parse_table", "quoted", "with_fillfactor"]
 
 TABLE = "lockkit_locks"
 """Name of the lock table unless ``table=`` says otherwise."""
@@ -189,3 +189,10 @@ def _columns(database: Database, table: Table) -> set[str] | None:
             return {column["name"] for column in found.get_columns(table.name, schema=table.schema)}
     except database.driver_errors as error:
         raise database.translate(error) from error
+
+
+async def drop(database: Database, tables: Iterable[Table]) -> None:
+    """Drop tables, with the locks and tokens in them, where they exist."""
+    for table in tables:
+        name = quoted(table, database.engine.dialect)
+        await database.run(Statement(f"DROP TABLE IF EXISTS {name}"), again=True)

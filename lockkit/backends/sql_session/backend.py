@@ -50,7 +50,7 @@ from lockkit import validation
 from lockkit.backend import Busy, Capabilities, Grant, Holder, LockBackend, Option, Renewal, Request, decode_metadata
 from lockkit.backends.sql import quirks
 from lockkit.backends.sql.options import adopt_database, driver_options, examiner, mode_option, open_database
-from lockkit.backends.sql.schema import parse_table
+from lockkit.backends.sql.schema import drop, parse_table
 from lockkit.backends.sql.statement import Statement
 from lockkit.backends.sql_session.claim import Claim, Taken
 from lockkit.backends.sql_session.cleanup import ClaimCleanup
@@ -365,6 +365,10 @@ class SessionBackend(LockBackend):
                 raise BackendUnavailable(message)
             await self._runtime.sleep(BREAK_PAUSE)
         return True
+
+    async def erase(self) -> None:
+        """See `LockBackend.erase`."""
+        await drop(self.database, self.tables)
 
     async def ping(self) -> None:
         """See `LockBackend.ping`."""

@@ -45,7 +45,7 @@ from lockkit.backend import (
 )
 from lockkit.backends.sql.errors import MissingTable
 from lockkit.backends.sql.options import adopt_database, driver_options, examiner, mode_option, open_database
-from lockkit.backends.sql.schema import TABLE, create, lock_table, parse_table, quoted
+from lockkit.backends.sql.schema import TABLE, create, drop, lock_table, parse_table, quoted
 from lockkit.backends.sql.statement import Statement
 from lockkit.backends.sql.wakeup import WakeupListener
 from lockkit.backends.sql_table.statements import MysqlStatements, PostgresqlStatements, SqliteStatements, Statements
@@ -290,6 +290,10 @@ class SqlTableBackend(LockBackend):
             return (await self._run(self._statements.break_lock, (name,))).changed == 1
         except MissingTable:
             return False
+
+    async def erase(self) -> None:
+        """See `LockBackend.erase`."""
+        await drop(self.database, self.tables)
 
     async def ping(self) -> None:
         """See `LockBackend.ping`."""

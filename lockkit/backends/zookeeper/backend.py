@@ -389,6 +389,11 @@ class ZooKeeperBackend(LockBackend):
         queue = contenders(await session.children(directory, until))
         return bool(queue) and await self._directories.delete_node(session, directory, queue[0].node, until)
 
+    async def erase(self) -> None:
+        """See `LockBackend.erase`."""
+        until = self._until()
+        await self._directories.delete_all(await self._sessions.any(until), until)
+
     async def ping(self) -> None:
         """See `LockBackend.ping`."""
         until = self._until()

@@ -102,6 +102,18 @@ class LockDirectories:
         # The directories above those of the locks stay: users agreed on them, and may have set access rights there.
         return create_directory(session.client, path, container=self.containers and len(path) > len(self._root))
 
+    async def delete_all(self, session: Session, until: float) -> None:
+        """Delete the root with all locks below it."""
+        for name in await session.children(self._root, until):
+            for node in await session.children(f"{self._root}/{name}", until):
+                await self._delete(session, f"{self._root}/{name}/{node}", until)
+            await self._delete(session, f"{self._root}/{name}", until)
+        await self._delete(session, self._root, until)
+
+    async def _delete(self, session: Session, path: str, until: float) -> None:
+        with suppress(NoNodeError):
+            await session.answer(session.client.delete_async(path), until)
+
     async def delete_node(self, session: Session, directory: str, node: str, until: float) -> bool:
         """Delete a node of a lock, and its directory if that has to go; False if the node was gone."""
         if not session.usable:

@@ -173,7 +173,7 @@ class WorkerProcess:
     def end(self) -> None:
         """Kill the process unless it has ended, and reap it."""
         if not self._ended:
-            # Whoever has ended is still there for its fork_server: nobody else can have its number before it is reaped.
+            # A process that has ended keeps its number until its fork server reaps it.
             with suppress(ProcessLookupError):  # unless that fork_server itself has ended
                 os.kill(self.pid, signal.SIGKILL)
             self._reap()

@@ -42,7 +42,7 @@ UNDO_SECONDS = 5.0
 """How long a cancelled or failed acquisition waits until it is undone, seconds; then that goes on in the background."""
 
 UNDO_SECONDS_MIN = 0.05
-"""How long undoing may take at least, also when the time of the call is used up, seconds. Longer makes the caller wait
+"""How long the cleanup of an acquisition may take at least, also when the time of the call is used up, seconds. Longer makes the caller wait
 for a server that hangs; shorter leaves more to the background though the server would have answered at once."""
 
 ANSWER_GRACE = 0.4
@@ -286,7 +286,7 @@ class Acquisition(Generic[L]):
         try:
             await self._runtime.settle(backend.abandon(request), request.answer_by - now)
         except BaseException as error:
-            log.debug("undoing a request for lock %r: %s", request.name, error)
+            log.debug("cleaning up a request for lock %r: %s", request.name, error)
             # A place in the queue is kept for a ttl beyond the lease of the holder, which mostly has a like ttl.
             seconds = request.ttl * (2.2 if request.queue else 1.1)
             self._context.cleanups.add(seconds, lambda: self._abandon_again(request))

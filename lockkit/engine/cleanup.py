@@ -75,7 +75,7 @@ class PendingCleanups:
         try:
             self._background.start()
         except RuntimeError as error:  # the next call starts it
-            log.warning("could not start the undoing of %d requests: %s", len(self._pending), error)
+            log.warning("could not start the cleanup of %d requests: %s", len(self._pending), error)
 
     def release_later(self, grant: Grant) -> None:
         """Release a grant in the background, until its ttl has passed."""
@@ -140,7 +140,7 @@ class PendingCleanups:
             done = True
         except Exception as error:  # noqa: BLE001 - tried again until the ttl has done the same
             again = self._runtime.now() < cleanup.until
-            log.debug("undoing at the backend failed, %s: %s", "lockkit retries" if again else "giving up", error)
+            log.debug("cleanup at the backend failed, %s: %s", "lockkit retries" if again else "giving up", error)
         finally:
             # Also when cancelled: it is still to be undone.
             with self._client.mutex:

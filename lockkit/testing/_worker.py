@@ -164,7 +164,7 @@ async def main(driver: FaceDriver, pipe: Connection, options: dict[str, Any]) ->
     try:
         await orders.serve("exit")
     except EOFError:
-        os._exit(0)  # whoever started us has ended: release nothing in its place
+        os._exit(0)  # the parent has ended: release nothing in its place
     return orders
 
 

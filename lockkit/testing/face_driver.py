@@ -1,5 +1,5 @@
 """
-One test body for both faces.
+One test body for the sync and async APIs.
 
 A body is an ``async def`` written against `lockkit.aio`'s interface, with a `FaceDriver` for what differs:
 
@@ -297,7 +297,7 @@ class _ThreadCall(BackgroundCall[T]):
     def _run(self) -> None:
         try:
             self._returned = drive(self._body)
-        except BaseException as error:  # noqa: BLE001 - handed to whoever asks for the result
+        except BaseException as error:  # noqa: BLE001 - handed to the caller of result()
             self._error = error
 
     @property

@@ -1,4 +1,4 @@
-"""Which backend to test: a value that makes clients of both faces, here and in other processes."""
+"""Which backend to test: a value that makes sync and async clients, here and in other processes."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@ Tells whether two were inside a critical section at once, and in which order the
 
 It stands outside of every backend: plain files of one directory, no lock of any kind.
 
-- Whoever enters creates the marker file exclusively (``O_EXCL``, one atomic step of the kernel). If it is there
+- A process that enters creates the marker file exclusively (``O_EXCL``, one atomic step of the kernel). If it is there
   already, somebody else is inside: that is taken down, and nothing is removed.
 - Entry and exit are appended to a log (``O_APPEND``, one ``write`` each, so lines of several processes do not mix).
   If exclusion held, the log is a row of pairs.

@@ -1,7 +1,7 @@
 """
 Locks by ``SELECT … FOR UPDATE`` on PostgreSQL, MariaDB and MySQL: ``?mode=row``.
 
-Algorithm: each lock has a row in a table of its own. Whoever holds the lock has a transaction open in which that row is
+Algorithm: each lock has a row in a table of its own. The holder has a transaction open in which that row is
 locked, on a connection for that lock alone; a waiter waits in the database's own queue for the row. See
 `lockkit.backends.sql_session.backend` for the life of a lease, and for what is in the table of leases beside it.
 

@@ -88,7 +88,7 @@ class Crash(Workload):
                 _Scene.look,
             )
             for step in steps:
-                # Whoever is struck first comes first: the others' turn is not delayed by waiting for his.
+                # The first one that is struck comes first: waiting for it delays nobody.
                 for scene in sorted(scenes, key=lambda scene: scene.strike_ns):
                     scene.do(step)
             return [scene.outcome() for scene in scenes]

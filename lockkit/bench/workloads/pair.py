@@ -78,7 +78,7 @@ async def time_pairs(
         seconds: And at least for so long.
     """
     samples = array("q")
-    # The loop is written twice: what would unite the two faces would be measured with them.
+    # The loop is written twice: code shared by the sync and async APIs would be measured with them.
     if isinstance(adapter, AsyncAdapter):
         async_lock = adapter.lock(name)
         until = now_ns() + int(seconds * 1e9)

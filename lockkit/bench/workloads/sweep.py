@@ -39,7 +39,7 @@ class Sweep(Workload):
     long = True
 
     def inapplicable(self, subject: Subject) -> str:
-        """Whoever can contend can do it in any number."""
+        """Every subject that can contend can do it in any number."""
         return _CONTENTION.inapplicable(subject)
 
     def measure(self, subject: Subject, settings: Settings) -> Measured:

@@ -1,5 +1,5 @@
 """
-The conformance suite: what every backend of lockkit must do, on both faces.
+The conformance suite: what every backend of lockkit must do, in the sync and the async API.
 
 On a backend that has a URL::
 

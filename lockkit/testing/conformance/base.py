@@ -9,7 +9,7 @@ A case is a method of a class that derives from `Cases`::
             client = await driver.connect()
             ...
 
-It is written once and runs on both faces; see `lockkit.testing.face_driver`.
+It is written once and runs on the sync and the async API; see `lockkit.testing.face_driver`.
 """
 
 from __future__ import annotations

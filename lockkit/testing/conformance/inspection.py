@@ -120,7 +120,7 @@ class Inspection(Cases):
 
     @case()
     async def test_capabilities_are_sound(self, driver: FaceDriver) -> None:
-        """Data that the rest can rely on, and an honest sentence."""
+        """Data that the rest can rely on, and the known limits."""
         client = await driver.connect()
         await client.ping()
         capabilities = client.capabilities

@@ -277,7 +277,7 @@ class GivingUp(Cases):
 
     @case(faces=["asyncio"])
     async def test_cancellation_and_grant_in_one_instant(self, driver: FaceDriver) -> None:
-        """Whoever is granted the lock while being cancelled hands it on: nobody waits for the ttl."""
+        """A waiter that is granted the lock while being cancelled hands it on: nobody waits for the ttl."""
         name = driver.name()
         client, first, second = [await driver.connect() for _ in range(3)]
         for number in range(20):

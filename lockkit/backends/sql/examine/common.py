@@ -49,9 +49,9 @@ READ_ONLY = Check(
     "sql-read-only", Severity.ERROR, "The server takes no writes, so no lock can be taken, renewed or released.", _PAGE
 )
 NO_TLS = Check(
-    "sql-no-tls", Severity.WARNING, "Whoever sees the network may read the password, and break any lock with it.", _PAGE
+    "sql-no-tls", Severity.WARNING, "Anyone on the network path can read the password, and break any lock with it.", _PAGE
 )
-NO_PASSWORD = Check("sql-no-password", Severity.WARNING, "Whoever reaches the server may break any lock.", _PAGE)
+NO_PASSWORD = Check("sql-no-password", Severity.WARNING, "Anyone who reaches the server can break any lock.", _PAGE)
 CONNECTIONS = Check(
     "sql-connections",
     Severity.WARNING,
@@ -177,8 +177,8 @@ async def examine_tables(examination: Examination, server: SqlServer, *, creatab
             else:
                 why = "auto_create is off" if creatable else "this user may not make it"
                 seen = f"There is no table {table.fullname}, and {why}."
-                mend = f"As a user who may make tables: lockkit migrate {where}"
-                examination.find(TABLE_MISSING, where, seen, mend)
+                fix = f"As a user who may make tables: lockkit migrate {where}"
+                examination.find(TABLE_MISSING, where, seen, fix)
             continue
         present.append(table)
         missing = [column.name for column in table.columns if column.name not in columns]
@@ -193,19 +193,19 @@ def find_rights(examination: Examination, server: SqlServer, table: Table, missi
     if missing:
         name = quoted(table, server.database.engine.dialect)
         seen = f"This user has no right to {', '.join(missing)} on {table.fullname}."
-        mend = grant.format(rights="SELECT, INSERT, UPDATE, DELETE", table=name)
-        examination.find(RIGHTS, examination.url.safe_text, seen, mend)
+        fix = grant.format(rights="SELECT, INSERT, UPDATE, DELETE", table=name)
+        examination.find(RIGHTS, examination.url.safe_text, seen, fix)
 
 
-def examine_network(examination: Examination, *, encrypted: bool, loopback: bool, mend: str) -> None:
+def examine_network(examination: Examination, *, encrypted: bool, loopback: bool, fix: str) -> None:
     """Judge how the connection was made."""
     if not encrypted and not loopback:
         seen = "The connection crosses a network and is not encrypted."
-        examination.find(NO_TLS, examination.url.safe_text, seen, mend)
+        examination.find(NO_TLS, examination.url.safe_text, seen, fix)
 
 
-def examine_connections(examination: Examination, used: int, most: int, mend: str) -> None:
+def examine_connections(examination: Examination, used: int, most: int, fix: str) -> None:
     """Judge how many connections the server has left."""
     if used > FULL * most:
         seen = f"{used} of {most} connections are in use."
-        examination.find(CONNECTIONS, examination.url.safe_text, seen, mend)
+        examination.find(CONNECTIONS, examination.url.safe_text, seen, fix)

@@ -60,8 +60,8 @@ async def examine(examination: Examination) -> None:
         _examine_state(examination, facts)
         used = int((await server.ask("SHOW GLOBAL STATUS LIKE 'Threads_connected'"))[0][1])
         most = int(facts["connections_max"])
-        mend = f"SET GLOBAL max_connections = {2 * most} (and in my.cnf); SHOW PROCESSLIST shows who has them"
-        common.examine_connections(examination, used, most, mend)
+        fix = f"SET GLOBAL max_connections = {2 * most} (and in my.cnf); SHOW PROCESSLIST shows who has them"
+        common.examine_connections(examination, used, most, fix)
         await _examine_tables(examination, server, facts)
         await server.time(examination)
     finally:
@@ -75,25 +75,25 @@ async def _examine_access(examination: Examination, server: SqlServer, facts: di
         examination,
         encrypted=bool(cipher),
         loopback=url.host is None or is_loopback(url.host),
-        mend="Set ssl_cert and ssl_key in my.cnf, and ?ssl_ca=…&ssl_verify_identity=1 in the URL",
+        fix="Set ssl_cert and ssl_key in my.cnf, and ?ssl_ca=…&ssl_verify_identity=1 in the URL",
     )
     if url.password is None and "unix_socket" not in examination.options:
         user, _, host = str(facts["user"]).partition("@")
         seen = f"The server asks the user {user} for no password."
-        mend = f"ALTER USER '{user}'@'{host}' IDENTIFIED BY 'A_PASSWORD', and give it in the URL"
-        examination.find(common.NO_PASSWORD, url.safe_text, seen, mend)
+        fix = f"ALTER USER '{user}'@'{host}' IDENTIFIED BY 'A_PASSWORD', and give it in the URL"
+        examination.find(common.NO_PASSWORD, url.safe_text, seen, fix)
 
 
 def _examine_state(examination: Examination, facts: dict[str, Any]) -> None:
     where = examination.url.safe_text
     # MySQL: 0 or 1; MariaDB from 12 on by name.
     if str(facts["read_only"]).upper() not in {"0", "OFF"}:
-        mend = "Give the primary's address; or, if it is the primary: SET GLOBAL read_only = 0"
-        examination.find(common.READ_ONLY, where, "read_only is on: the server is a replica, or meant to be.", mend)
+        fix = "Give the primary's address; or, if it is the primary: SET GLOBAL read_only = 0"
+        examination.find(common.READ_ONLY, where, "read_only is on: the server is a replica, or meant to be.", fix)
     if int(facts["flush"]) != 1:
         seen = f"innodb_flush_log_at_trx_commit is {facts['flush']}."
-        mend = "SET GLOBAL innodb_flush_log_at_trx_commit = 1, and in my.cnf"
-        examination.find(NOT_FLUSHED, where, seen, mend)
+        fix = "SET GLOBAL innodb_flush_log_at_trx_commit = 1, and in my.cnf"
+        examination.find(NOT_FLUSHED, where, seen, fix)
 
 
 async def _examine_tables(examination: Examination, server: SqlServer, facts: dict[str, Any]) -> None:

@@ -105,8 +105,8 @@ async def examine(examination: Examination) -> None:
 def _examine_access(examination: Examination, server: SqlServer, facts: dict[str, Any]) -> None:
     host = examination.url.host
     local = host is None or is_loopback(host)
-    mend = "ALTER SYSTEM SET ssl = on, and ?sslmode=verify-full in the URL"
-    common.examine_network(examination, encrypted=facts["encrypted"], loopback=local, mend=mend)
+    fix = "ALTER SYSTEM SET ssl = on, and ?sslmode=verify-full in the URL"
+    common.examine_network(examination, encrypted=facts["encrypted"], loopback=local, fix=fix)
     connection = server.connection
     # A certificate, Kerberos or the socket's owner would do as well, but none of them looks so from here.
     if (
@@ -127,11 +127,11 @@ def _examine_access(examination: Examination, server: SqlServer, facts: dict[str
 def _examine_durability(examination: Examination, server: SqlServer, facts: dict[str, Any]) -> None:
     where = examination.url.safe_text
     if facts["fsync"] == "off":
-        mend = "ALTER SYSTEM SET fsync = on, and full_page_writes = on; then: SELECT pg_reload_conf()"
-        examination.find(FSYNC_OFF, where, "fsync is off.", mend)
+        fix = "ALTER SYSTEM SET fsync = on, and full_page_writes = on; then: SELECT pg_reload_conf()"
+        examination.find(FSYNC_OFF, where, "fsync is off.", fix)
     if facts["synchronous_commit"] == "off" and server.database.pooled and not _by_session(examination):
-        mend = f'ALTER ROLE "{facts["user"]}" SET synchronous_commit = on'
-        examination.find(SYNCHRONOUS_COMMIT_OFF, where, "synchronous_commit is off.", mend)
+        fix = f'ALTER ROLE "{facts["user"]}" SET synchronous_commit = on'
+        examination.find(SYNCHRONOUS_COMMIT_OFF, where, "synchronous_commit is off.", fix)
 
 
 def _examine_pooling(examination: Examination, server: SqlServer) -> None:
@@ -141,11 +141,11 @@ def _examine_pooling(examination: Examination, server: SqlServer) -> None:
     # Also with pool_mode = session: from here the two look the same, and lockkit treats them alike.
     seen = "A pooler such as pgbouncer stands between, which may lend a session to others after each transaction."
     if _by_session(examination):
-        mend = "Connect to the server itself, or use mode=table; or raise default_pool_size in pgbouncer.ini"
-        examination.find(POOLED_SESSION, where, seen, mend)
+        fix = "Connect to the server itself, or use mode=table; or raise default_pool_size in pgbouncer.ini"
+        examination.find(POOLED_SESSION, where, seen, fix)
     else:
-        mend = "Nothing, if pauses will do; or connect to the server itself"
-        examination.find(POOLED, where, seen, mend)
+        fix = "Nothing, if pauses will do; or connect to the server itself"
+        examination.find(POOLED, where, seen, fix)
 
 
 def _by_session(examination: Examination) -> bool:
@@ -156,15 +156,15 @@ def _by_session(examination: Examination) -> bool:
 def _examine_standbys(examination: Examination, facts: dict[str, Any]) -> None:
     where = examination.url.safe_text
     if facts["standby"]:
-        mend = "Give the primary's address; or several hosts, of which the primary is found: postgresql://h1,h2/db"
-        examination.find(STANDBY, where, "The server is in recovery (a standby).", mend)
+        fix = "Give the primary's address; or several hosts, of which the primary is found: postgresql://h1,h2/db"
+        examination.find(STANDBY, where, "The server is in recovery (a standby).", fix)
     elif facts["read_only"] == "on":
-        mend = f'ALTER ROLE "{facts["user"]}" SET default_transaction_read_only = off'
-        examination.find(common.READ_ONLY, where, "Transactions are read-only (default_transaction_read_only).", mend)
+        fix = f'ALTER ROLE "{facts["user"]}" SET default_transaction_read_only = off'
+        examination.find(common.READ_ONLY, where, "Transactions are read-only (default_transaction_read_only).", fix)
     if facts["standbys_count"] and not facts["synchronous_names"]:
         seen = f"Standbys that follow the server: {facts['standbys_count']}; none of them has to confirm a commit."
-        mend = "ALTER SYSTEM SET synchronous_standby_names = 'ANY 1 (*)'; then: SELECT pg_reload_conf()"
-        examination.find(ASYNCHRONOUS_STANDBY, where, seen, mend)
+        fix = "ALTER SYSTEM SET synchronous_standby_names = 'ANY 1 (*)'; then: SELECT pg_reload_conf()"
+        examination.find(ASYNCHRONOUS_STANDBY, where, seen, fix)
 
 
 async def _examine_tables(examination: Examination, server: SqlServer, facts: dict[str, Any]) -> None:

@@ -69,13 +69,13 @@ def _examine_file(examination: Examination, path: Path) -> bool:
     kind = kind_of_file_system(folder.stat().st_dev)
     if kind in NETWORK_FILE_SYSTEMS:
         seen = f"The file lies on a network file system ({kind})."
-        mend = "Name a local file, or use a backend for several machines, such as postgresql:// or redis://"
-        examination.find(NETWORK, where, seen, mend)
+        fix = "Name a local file, or use a backend for several machines, such as postgresql:// or redis://"
+        examination.find(NETWORK, where, seen, fix)
     # The journal is made beside it.
     denied = next((one for one in (folder, path) if one.exists() and not os.access(one, os.R_OK | os.W_OK)), None)
     if denied is not None:
-        mend = f"chown {os.geteuid()} {denied} && chmod u+rw {denied}"
-        examination.find(UNUSABLE, where, f"This user may not write to {denied}.", mend)
+        fix = f"chown {os.geteuid()} {denied} && chmod u+rw {denied}"
+        examination.find(UNUSABLE, where, f"This user may not write to {denied}.", fix)
         return False
     if not path.exists():
         seen = f"There is no file {path}, and this user may make it."

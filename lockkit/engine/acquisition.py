@@ -42,8 +42,9 @@ UNDO_SECONDS = 5.0
 """How long a cancelled or failed acquisition waits until it is undone, seconds; then that goes on in the background."""
 
 UNDO_SECONDS_MIN = 0.05
-"""How long the cleanup of an acquisition may take at least, also when the time of the call is used up, seconds. Longer makes the caller wait
-for a server that hangs; shorter leaves more to the background though the server would have answered at once."""
+"""How long the cleanup of an acquisition may take at least, also when the time of the call is used up, seconds. Longer
+makes the caller wait for a server that hangs; shorter leaves more to the background though the server would have
+answered at once."""
 
 ANSWER_GRACE = 0.4
 """How long after the end of a timed wait the last answer may still come, seconds: all the time that a call with

@@ -49,7 +49,10 @@ READ_ONLY = Check(
     "sql-read-only", Severity.ERROR, "The server takes no writes, so no lock can be taken, renewed or released.", _PAGE
 )
 NO_TLS = Check(
-    "sql-no-tls", Severity.WARNING, "Anyone on the network path can read the password, and break any lock with it.", _PAGE
+    "sql-no-tls",
+    Severity.WARNING,
+    "Anyone on the network path can read the password, and break any lock with it.",
+    _PAGE,
 )
 NO_PASSWORD = Check("sql-no-password", Severity.WARNING, "Anyone who reaches the server can break any lock.", _PAGE)
 CONNECTIONS = Check(

@@ -35,6 +35,7 @@ from lockkit.errors import LockError, Unsupported
 
 if TYPE_CHECKING:
     from lockkit.runtime import Event, Runtime
+    from lockkit.units import Seconds
     from lockkit.url import Url
 
 __all__ = [
@@ -129,7 +130,7 @@ class Request:
 
     __slots__ = ("_runtime", "_wake", "answer_by", "metadata", "name", "owner", "queue", "state", "ttl", "uncertain")
 
-    def __init__(self, name: str, owner: str, ttl: float, metadata: str, *, queue: bool, runtime: Runtime) -> None:
+    def __init__(self, name: str, owner: str, ttl: Seconds, metadata: str, *, queue: bool, runtime: Runtime) -> None:
         """Keep the values. The event `wake` is made when it is first needed."""
         self.name = name
         self.owner = owner

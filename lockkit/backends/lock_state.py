@@ -25,9 +25,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from lockkit.backend import Busy, Gone, Grant, Holder, Renewal, Renewed, decode_metadata
+
+if TYPE_CHECKING:
+    from lockkit.units import Seconds
 
 __all__ = ["OFFER_SECONDS_MAX", "Claim", "LockState", "offer_seconds", "wall_clock_us"]
 
@@ -188,7 +191,7 @@ class LockState(Generic[C]):
         waiters = sum(not dead(waiter) for waiter in self.queue)
         return [Holder(holder.owner, self.token, self.until - now, decode_metadata(holder.metadata), waiters)]
 
-    def renew(self, owner: str, ttl: float, now: float) -> Renewal:
+    def renew(self, owner: str, ttl: Seconds, now: float) -> Renewal:
         """Restart the ttl if `owner` still holds the lock; otherwise say why not."""
         if self.holder is not None and self.holder.owner == owner and now < self.until:
             self.until = now + ttl

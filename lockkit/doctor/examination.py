@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     from lockkit.backend import LockBackend, LossReason
+    from lockkit.units import Seconds
     from lockkit.url import Url
 
 __all__ = ["Diagnosis", "Examination", "examine"]
@@ -63,7 +64,7 @@ class Examination:
         runtime: Blocking.
     """
 
-    def __init__(self, url: Url, options: Mapping[str, Any], backend_class: type[LockBackend], ttl: float) -> None:
+    def __init__(self, url: Url, options: Mapping[str, Any], backend_class: type[LockBackend], ttl: Seconds) -> None:
         """Examine nothing yet."""
         self.url = url
         self.options = options

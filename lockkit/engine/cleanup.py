@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from lockkit.backend import Grant
     from lockkit.engine.client_state import ClientState
+    from lockkit.units import Instant
 
 __all__ = ["RELEASE_SECONDS", "PendingCleanups"]
 
@@ -83,7 +84,7 @@ class PendingCleanups:
         if backend is not None:
             self.add(grant.ttl, lambda: backend.release(grant, self._client.answer_by(RELEASE_SECONDS)))
 
-    async def flush(self, until: float) -> None:
+    async def flush(self, until: Instant) -> None:
         """Try once more what is still to be undone, until the given time: the client is being closed."""
         with self._client.mutex:
             self._stopped = True

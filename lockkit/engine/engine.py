@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from lockkit.backend import Capabilities, Grant, Holder, LockBackend, LossReason
     from lockkit.engine.settings import LostCallback
     from lockkit.runtime import Event, Runtime
+    from lockkit.units import Instant, Seconds
 
 __all__ = ["Engine"]
 
@@ -207,7 +208,7 @@ class Engine(Generic[L]):
             return cast("L", lease)  # made by make_lease
         return await Acquisition(self.acquisitions, backend, settings, timeout).run()
 
-    async def try_acquire(self, settings: LockSettings, timeout: float | None) -> L | None:
+    async def try_acquire(self, settings: LockSettings, timeout: Seconds | None) -> L | None:
         """As `acquire`, with None instead of `LockTimeout`."""
         try:
             return await self.acquire(settings, timeout)
@@ -393,7 +394,7 @@ class Engine(Generic[L]):
         assert self._backend is None, "the connections are the parent's"
         assert not self.leases.records, "the leases are the parent's"
 
-    def exit(self, until: float) -> Event | None:
+    def exit(self, until: Instant) -> Event | None:
         """
         Release what is held while the interpreter exits (rule 9).
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from lockkit.engine.client_state import ClientState
     from lockkit.engine.settings import LostCallback
     from lockkit.runtime import Event
+    from lockkit.units import Instant, Seconds
 
 __all__ = [
     "HELD",
@@ -107,7 +108,7 @@ class RenewalPlan:
         """Plan the next renewal, unless the lease will have been held for ``max_hold`` by then."""
         self.next_at = at if at <= self.until else inf
 
-    def note_unanswered(self, ttl: float, sent: float) -> None:
+    def note_unanswered(self, ttl: Seconds, sent: Instant) -> None:
         """Remember that a renewal for `ttl`, sent at `sent`, was not answered."""
         self.unanswered_ttl = min(self.unanswered_ttl, ttl)
         self.unanswered_until = sent + LATE_SECONDS
@@ -304,7 +305,7 @@ class LeaseRecord:
         if plan.next_at != inf:
             plan.schedule(anchor + believed / 3)
 
-    def shorten_deadline(self, anchor: float, ttl: float) -> None:
+    def shorten_deadline(self, anchor: Instant, ttl: Seconds) -> None:
         """Believe in `ttl` from `anchor` on, if that ends earlier. Under the client's mutex."""
         self.valid_until = min(self.valid_until, anchor + ttl - drift_margin(ttl))
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from lockkit.engine.lease_record import LeaseRecord
     from lockkit.engine.leases import Leases
     from lockkit.runtime import Event, Work
+    from lockkit.units import Seconds
 
 __all__ = ["Renewer"]
 
@@ -353,7 +354,7 @@ class Renewer:
                 answered = plan.answered
             await answered.wait(record.remaining())
 
-    def _apply_extension(self, record: LeaseRecord, outcome: Renewal, ttl: float, started: float) -> None:
+    def _apply_extension(self, record: LeaseRecord, outcome: Renewal, ttl: Seconds, started: float) -> None:
         """Change the deadline according to the answer, unless the lease has ended meanwhile."""
         plan = record.renewal
         recovered = False

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from lockkit import aio
     from lockkit.testing.face_driver import BackgroundCall, FaceDriver
+    from lockkit.units import Seconds
 
 
 _HOUR = 3600.0  # without limit: the other side knows how long it is willing to wait
@@ -60,7 +61,7 @@ class Orders:
         self._leases.append(lease)
         return len(self._leases) - 1, lease.owner, lease.token
 
-    async def acquire(self, name: str, wait: float | None, lock: dict[str, Any]) -> tuple[int, str, int]:
+    async def acquire(self, name: str, wait: Seconds | None, lock: dict[str, Any]) -> tuple[int, str, int]:
         """Acquire a lock."""
         return self._keep(await self._client.lock(name, **lock).acquire(wait))
 

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from lockkit import aio
     from lockkit.backend import Capabilities
     from lockkit.testing.target import Face, Target
+    from lockkit.units import Seconds
 
 __all__ = ["FACES", "AsyncDriver", "BackgroundCall", "FaceDriver", "Signal", "SyncDriver"]
 
@@ -304,7 +305,7 @@ class _ThreadCall(BackgroundCall[T]):
     def done(self) -> bool:
         return not self._thread.is_alive()
 
-    async def result(self, timeout: float = PATIENCE) -> T:
+    async def result(self, timeout: Seconds = PATIENCE) -> T:
         self._thread.join(timeout)
         assert self.done, f"the thread did not end within {timeout:g} s"
         self._seen = True
@@ -494,7 +495,7 @@ class TaskCall(BackgroundCall[T]):
         """See `BackgroundCall.done`."""
         return self.task.done()
 
-    async def result(self, timeout: float = PATIENCE) -> T:
+    async def result(self, timeout: Seconds = PATIENCE) -> T:
         """See `BackgroundCall.result`."""
         await asyncio.wait([self.task], timeout=timeout)
         assert self.task.done(), f"the task did not end within {timeout:g} s"

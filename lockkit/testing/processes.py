@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from lockkit.testing.target import Face, Target
+    from lockkit.units import Seconds
 
 __all__ = ["RemoteLease", "Worker", "WorkerFailed"]
 
@@ -89,7 +90,7 @@ class Worker:
 
     # -- asking ----------------------------------------------------------------------------------------------------
 
-    def ask(self, what: str, /, timeout: float = PATIENCE, **arguments: Any) -> Any:  # noqa: ANN401 - depends on `what`
+    def ask(self, what: str, /, timeout: Seconds = PATIENCE, **arguments: Any) -> Any:  # noqa: ANN401 - depends on `what`
         """Tell it to do something and return the answer; see `lockkit.testing._worker.Orders`."""
         self.send(what, **arguments)
         return self.receive(timeout)
@@ -106,7 +107,7 @@ class Worker:
         except (BrokenPipeError, ConnectionResetError) as ended:
             raise self._ended() from ended
 
-    def receive(self, timeout: float = PATIENCE) -> Any:  # noqa: ANN401 - depends on the question
+    def receive(self, timeout: Seconds = PATIENCE) -> Any:  # noqa: ANN401 - depends on the question
         """
         Wait for the next answer.
 
@@ -127,7 +128,7 @@ class Worker:
     def _ended(self) -> WorkerFailed:
         return WorkerFailed(f"process {self.pid} ended with status {self._process.wait(PATIENCE)}")
 
-    def acquire(self, name: str, *, wait: float | None = PATIENCE, **options: Any) -> RemoteLease:
+    def acquire(self, name: str, *, wait: Seconds | None = PATIENCE, **options: Any) -> RemoteLease:
         """
         Have it acquire a lock.
 
@@ -142,7 +143,7 @@ class Worker:
         """Have it begin to acquire a busy lock, without limit; return once it waits. `finish_acquire` is its end."""
         self.ask("start_acquire", name=name, lock=options)
 
-    def finish_acquire(self, timeout: float = PATIENCE) -> RemoteLease:
+    def finish_acquire(self, timeout: Seconds = PATIENCE) -> RemoteLease:
         """Wait until it has what `start_acquire` began."""
         return RemoteLease(*self.ask("finish_acquire", timeout))
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
     from lockkit.backend import Capabilities
+    from lockkit.units import Seconds
 
 __all__ = ["PATIENCE", "Timing"]
 
@@ -43,12 +44,12 @@ class Timing:
         """Scale to the shortest ttl and its granularity."""
         return cls(_round_up(SHORT, capabilities), _round_up(KEPT, capabilities))
 
-    def beyond(self, ttl: float) -> float:
+    def beyond(self, ttl: Seconds) -> float:
         """Give a time by which a lease that nobody renewed has ended at the client and at the backend."""
         return ttl + PATIENCE
 
 
-def _round_up(ttl: float, capabilities: Capabilities) -> float:
+def _round_up(ttl: Seconds, capabilities: Capabilities) -> float:
     ttl = max(ttl, capabilities.min_ttl)
     step = capabilities.ttl_granularity
     return ceil(ttl / step) * step if step else ttl

@@ -18,7 +18,8 @@ CORE = [
     name
     for name in MODULES
     if name.startswith(("lockkit.configuration.", "lockkit.engine."))
-    or name in {"lockkit.backend", "lockkit.background", "lockkit.errors", "lockkit.url", "lockkit.validation"}
+    or name
+    in {"lockkit.backend", "lockkit.background", "lockkit.errors", "lockkit.units", "lockkit.url", "lockkit.validation"}
 ]
 REAL_WORLD = {"asyncio", "random", "secrets", "threading", "time"}
 

@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from lockkit.backends.etcd.cluster import Cluster
+    from lockkit.units import Instant
     from lockkit.url import Url
 
 __all__ = ["EtcdBackend"]
@@ -250,7 +251,7 @@ class EtcdBackend(LockBackend):
         self._listener.unwatch(contender)
         self._sessions.detach(contender)
 
-    async def wait(self, request: Request, busy: Busy, until: float) -> None:
+    async def wait(self, request: Request, busy: Busy, until: Instant) -> None:
         """See `LockBackend.wait`. Keeps the session alive meanwhile, and with it the place in the queue."""
         del busy
         contender: Contender | None = request.state
@@ -377,7 +378,7 @@ class EtcdBackend(LockBackend):
         if again:
             await self._check_keys(session, again, answer_by, outcomes, move=True)
 
-    def _renewed(self, contender: Contender, anchor: float) -> Renewal:
+    def _renewed(self, contender: Contender, anchor: Instant) -> Renewal:
         session = contender.session
         assert session is not None
         if session.is_over:

@@ -30,6 +30,7 @@ from lockkit.errors import BackendUnavailable
 
 if TYPE_CHECKING:
     from lockkit.runtime import Event, Runtime
+    from lockkit.units import Seconds
 
 __all__ = ["CALL_SECONDS", "BorrowedLogin", "Cluster", "Login", "settle_by"]
 
@@ -115,7 +116,7 @@ class Login:
             if self._pending is pending:
                 self._pending = None
 
-    async def _log_in(self, connection: MemberConnection, timeout: float) -> None:
+    async def _log_in(self, connection: MemberConnection, timeout: Seconds) -> None:
         request = rpc.AuthenticateRequest(name=self._username, password=self._password)
         try:
             answer = await connection.call(AUTHENTICATE, request, timeout, None)

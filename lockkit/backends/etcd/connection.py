@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from lockkit.runtime import Runtime
+    from lockkit.units import Seconds
 
 __all__ = [
     "WATCH",
@@ -114,7 +115,7 @@ class MemberConnection(ABC):
         return kind(method.path, request_serializer=_serialize, response_deserializer=method.answer.FromString)
 
     @abstractmethod
-    async def call(self, method: Method, request: Any, timeout: float, metadata: Metadata) -> Any:  # noqa: ANN401 - messages
+    async def call(self, method: Method, request: Any, timeout: Seconds, metadata: Metadata) -> Any:  # noqa: ANN401 - messages
         """
         Send a request and return the answer.
 
@@ -142,7 +143,7 @@ class MemberConnection(ABC):
 class BlockingConnection(MemberConnection):
     """Blocks the thread during the call."""
 
-    async def call(self, method: Method, request: Any, timeout: float, metadata: Metadata) -> Any:  # noqa: ANN401
+    async def call(self, method: Method, request: Any, timeout: Seconds, metadata: Metadata) -> Any:  # noqa: ANN401
         """See `MemberConnection.call`."""
         try:
             return self._calls[method](request, timeout=quirks.WallClockTimeout(timeout), metadata=metadata)
@@ -163,7 +164,7 @@ class BlockingConnection(MemberConnection):
 class ForkedConnection(BlockingConnection):
     """grpc's blocking API, awaited. See `quirks.aio_is_unusable`."""
 
-    async def call(self, method: Method, request: Any, timeout: float, metadata: Metadata) -> Any:  # noqa: ANN401
+    async def call(self, method: Method, request: Any, timeout: Seconds, metadata: Metadata) -> Any:  # noqa: ANN401
         """See `MemberConnection.call`."""
         import asyncio  # noqa: PLC0415 - the async API only
 
@@ -190,7 +191,7 @@ class AsyncioConnection(MemberConnection):
         super().__init__(label, channel, owned=owned)
         quirks.keep_aio_channel(channel)
 
-    async def call(self, method: Method, request: Any, timeout: float, metadata: Metadata) -> Any:  # noqa: ANN401
+    async def call(self, method: Method, request: Any, timeout: Seconds, metadata: Metadata) -> Any:  # noqa: ANN401
         """See `MemberConnection.call`."""
         import asyncio  # noqa: PLC0415 - the async API only
 

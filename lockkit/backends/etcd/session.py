@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from lockkit.backend import Host
     from lockkit.backends.etcd.cluster import Cluster
     from lockkit.runtime import Event
+    from lockkit.units import Instant
 
 __all__ = ["Contender", "Session", "Sessions", "round_up"]
 
@@ -90,7 +91,7 @@ class Session:
         """Plan the first heartbeat."""
         self.keep_alive_at = self.anchor + self.ttl / 3
 
-    def was_kept_alive(self, anchor: float) -> None:
+    def was_kept_alive(self, anchor: Instant) -> None:
         """Count its ttl from `anchor` on."""
         self.anchor = max(self.anchor, anchor)
         self.keep_alive_at = self.anchor + self.ttl / 3

@@ -71,6 +71,7 @@ from lockkit.validation import parse_bool
 
 if TYPE_CHECKING:
     from lockkit.backends.file.wakeup import WakeupListener
+    from lockkit.units import Instant
     from lockkit.url import Url
 
 __all__ = ["FileBackend"]
@@ -192,7 +193,7 @@ class FileBackend(LockBackend):
             return outcome, None, waiters
         return outcome, state.predecessor(request.owner, client.dead) if queue else None, waiters
 
-    async def wait(self, request: Request, busy: Busy, until: float) -> None:
+    async def wait(self, request: Request, busy: Busy, until: Instant) -> None:
         """See `LockBackend.wait`."""
         waiter: _Waiter | None = request.state
         if waiter is not None and waiter.listener is None:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from lockkit.backends.file.directory import Directory
     from lockkit.backends.file.record import FileClaim
     from lockkit.runtime import Runtime
+    from lockkit.units import Seconds
 
 __all__ = ["ClientFile", "has_ended", "live_ttl_max", "notify"]
 
@@ -144,7 +145,7 @@ class ClientFile:
         os.pwrite(self.fd, self._content(), 0)
         self._written_at = now
 
-    def allow_ttl(self, ttl: float, now: float) -> None:
+    def allow_ttl(self, ttl: Seconds, now: float) -> None:
         """
         Write a ttl down before any record holds it: a client that finds a damaged record waits for the largest.
 

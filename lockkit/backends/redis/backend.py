@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from lockkit.backends.redis.resp import Reply
     from lockkit.backends.redis.topology import Topology
     from lockkit.backends.redis.wakeup import WakeupListener
+    from lockkit.units import Instant, Seconds
     from lockkit.url import Url
 
 __all__ = ["RedisBackend"]
@@ -215,7 +216,7 @@ class RedisBackend(LockBackend):
             request.state.listener.forget(request)
             request.state = None
 
-    async def wait(self, request: Request, busy: Busy, until: float) -> None:
+    async def wait(self, request: Request, busy: Busy, until: Instant) -> None:
         """See `LockBackend.wait`."""
         # The subscription may have ended since: then retry at once, which subscribes anew.
         if request.state is not None and request.state.listener.channel == request.state.channel:
@@ -340,7 +341,7 @@ class _Terms:
 
     __slots__ = ("grace_ms", "granted_ttl", "metadata", "packed", "ttl")
 
-    def __init__(self, ttl: float, metadata: str) -> None:
+    def __init__(self, ttl: Seconds, metadata: str) -> None:
         ttl_ms = ttl_milliseconds(ttl)
         self.ttl = ttl
         self.metadata = metadata

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from lockkit.backends.redis.resp import Reply
     from lockkit.backends.redis.script import Command
     from lockkit.backends.redis.wakeup import WakeupListener
+    from lockkit.units import Instant
 
 __all__ = ["ClusterTopology", "slot_of"]
 
@@ -272,7 +273,7 @@ class ClusterTopology(Topology):
         self._failed.discard(address)
         await self._use_map(ranges, self._node_at(address))
 
-    async def _ask(self, address: Address, until: float) -> tuple[Address, list[Any]]:
+    async def _ask(self, address: Address, until: Instant) -> tuple[Address, list[Any]]:
         node = self._node_at(address)
         try:
             reply = await node.call(pack("CLUSTER", "SLOTS"), resend=True, answer_by=until)

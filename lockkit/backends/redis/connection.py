@@ -27,6 +27,7 @@ from lockkit.runtime import monotonic
 if TYPE_CHECKING:
     from lockkit.backends.redis.address import Target
     from lockkit.runtime import Runtime
+    from lockkit.units import Instant, Seconds
 
 __all__ = ["NO_ANSWER", "AsyncConnection", "Connection", "SyncConnection", "open_connection"]
 
@@ -68,19 +69,19 @@ class Connection(ABC):
     """Called with messages that answer no command (subscriptions). None drops them."""
 
     @abstractmethod
-    def send(self, packed: bytes, count: int = 1, until: float = inf) -> None:
+    def send(self, packed: bytes, count: int = 1, until: Instant = inf) -> None:
         """Send `count` commands at once. Their replies arrive in the same order."""
 
     @abstractmethod
-    def receive(self, until: float = inf) -> Reply | Awaitable[Reply]:
+    def receive(self, until: Instant = inf) -> Reply | Awaitable[Reply]:
         """Return the reply to the oldest command sent with `send`; for ``runtime.io``. Error replies are values."""
 
     @abstractmethod
-    def call(self, packed: bytes, until: float = inf) -> Reply | Awaitable[Reply]:
+    def call(self, packed: bytes, until: Instant = inf) -> Reply | Awaitable[Reply]:
         """Send a command and return its reply, for ``runtime.io``."""
 
     @abstractmethod
-    def call_many(self, packed: bytes, count: int, until: float = inf) -> list[Reply] | Awaitable[list[Reply]]:
+    def call_many(self, packed: bytes, count: int, until: Instant = inf) -> list[Reply] | Awaitable[list[Reply]]:
         """Send several commands at once and return their replies, for ``runtime.io``."""
 
     @property
@@ -96,7 +97,7 @@ class Connection(ABC):
 class SyncConnection(Connection):
     """A connection for one thread at a time."""
 
-    def __init__(self, driver_connection: Any, timeout: float) -> None:  # noqa: ANN401 - redis-py's
+    def __init__(self, driver_connection: Any, timeout: Seconds) -> None:  # noqa: ANN401 - redis-py's
         """Take over a redis-py connection that is logged in."""
         self._driver_connection = driver_connection
         self._socket: socket.socket = quirks.socket_of(driver_connection)
@@ -125,7 +126,7 @@ class SyncConnection(Connection):
         """Return the descriptor of the socket, for ``poll``."""
         return self._socket.fileno()
 
-    def send(self, packed: bytes, count: int = 1, until: float = inf) -> None:
+    def send(self, packed: bytes, count: int = 1, until: Instant = inf) -> None:
         """See `Connection.send`."""
         del count
         limited = until != inf and len(packed) > SMALL_BYTES
@@ -139,7 +140,7 @@ class SyncConnection(Connection):
         if limited:
             self._set_timeout(self.timeout)
 
-    def receive(self, until: float = inf) -> Reply:
+    def receive(self, until: Instant = inf) -> Reply:
         """See `Connection.receive`."""
         parser = self._parser
         if until != inf:
@@ -166,7 +167,7 @@ class SyncConnection(Connection):
         except BlockingIOError:
             raise TimeoutError(NO_ANSWER) from None
 
-    def _read(self, until: float) -> bytes:
+    def _read(self, until: Instant) -> bytes:
         """
         Read what has arrived, or arrives by `until`.
 
@@ -186,7 +187,7 @@ class SyncConnection(Connection):
             raise TimeoutError(NO_ANSWER)
         return self._socket.recv(READ_BYTES)
 
-    def receive_push(self, until: float) -> Reply:
+    def receive_push(self, until: Instant) -> Reply:
         """
         Wait for the next message of a subscription (a plain array in protocol 2), or the reply to a PING.
 
@@ -211,7 +212,7 @@ class SyncConnection(Connection):
             raise ConnectionResetError(_CLOSED)
         self._parser.feed(data)
 
-    def call(self, packed: bytes, until: float = inf) -> Reply:
+    def call(self, packed: bytes, until: Instant = inf) -> Reply:
         """See `Connection.call`."""
         try:
             self._sendall(packed)
@@ -219,7 +220,7 @@ class SyncConnection(Connection):
             raise TimeoutError(_NOT_SENT) from None
         return self.receive(until)
 
-    def call_many(self, packed: bytes, count: int, until: float = inf) -> list[Reply]:
+    def call_many(self, packed: bytes, count: int, until: Instant = inf) -> list[Reply]:
         """See `Connection.call_many`."""
         self.send(packed, count, until)
         return [self.receive(until) for _ in range(count)]
@@ -244,7 +245,7 @@ class AsyncConnection(asyncio.Protocol, Connection):
         on_lost: Called once with `error` when it ends.
     """
 
-    def __init__(self, driver_connection: Any, timeout: float) -> None:  # noqa: ANN401 - redis-py's
+    def __init__(self, driver_connection: Any, timeout: Seconds) -> None:  # noqa: ANN401 - redis-py's
         """Take over a redis-py connection that is logged in, and whose reader has nothing left to read."""
         self._driver_connection = driver_connection
         self._transport: asyncio.Transport = quirks.transport_of(driver_connection)
@@ -259,20 +260,20 @@ class AsyncConnection(asyncio.Protocol, Connection):
         self.on_lost: Callable[[BaseException], None] | None = None
         self._transport.set_protocol(self)
 
-    def send(self, packed: bytes, count: int = 1, until: float = inf) -> None:
+    def send(self, packed: bytes, count: int = 1, until: Instant = inf) -> None:
         """See `Connection.send`. `until` is observed here, not in `receive`."""
         self._sent.append(self._ask(packed, count, until))
 
-    def receive(self, until: float = inf) -> Awaitable[Reply]:
+    def receive(self, until: Instant = inf) -> Awaitable[Reply]:
         """See `Connection.receive`."""
         del until
         return _first(self._sent.popleft())
 
-    def call(self, packed: bytes, until: float = inf) -> Awaitable[Reply]:
+    def call(self, packed: bytes, until: Instant = inf) -> Awaitable[Reply]:
         """See `Connection.call`."""
         return _first(self._ask(packed, 1, until))
 
-    def call_many(self, packed: bytes, count: int, until: float = inf) -> Awaitable[list[Reply]]:
+    def call_many(self, packed: bytes, count: int, until: Instant = inf) -> Awaitable[list[Reply]]:
         """See `Connection.call_many`."""
         return self._ask(packed, count, until)
 
@@ -282,7 +283,7 @@ class AsyncConnection(asyncio.Protocol, Connection):
             raise ConnectionResetError(_CLOSED) from self.error
         self._transport.write(packed)
 
-    def _ask(self, packed: bytes, count: int, until: float) -> asyncio.Future[list[Reply]]:
+    def _ask(self, packed: bytes, count: int, until: Instant) -> asyncio.Future[list[Reply]]:
         if self.error is not None:
             raise ConnectionResetError(_CLOSED) from self.error
         expected = _Expected(self._loop.create_future(), count, self._loop.time() + self.timeout)
@@ -376,7 +377,7 @@ class _Expected:
 
     __slots__ = ("count", "future", "replies", "until")
 
-    def __init__(self, future: asyncio.Future[list[Reply]], count: int, until: float) -> None:
+    def __init__(self, future: asyncio.Future[list[Reply]], count: int, until: Instant) -> None:
         self.future = future
         self.count = count
         self.until = until

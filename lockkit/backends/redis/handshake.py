@@ -10,6 +10,7 @@ from lockkit.backends.redis.resp import ServerSaid, pack
 if TYPE_CHECKING:
     from lockkit.backend import Host
     from lockkit.backends.redis.connection import Connection
+    from lockkit.units import Instant
 
 __all__ = ["Handshake", "info_fields"]
 
@@ -37,7 +38,7 @@ class Handshake:
         self._role: str | None = None
         self._warned = False
 
-    async def __call__(self, connection: Connection, until: float) -> None:
+    async def __call__(self, connection: Connection, until: Instant) -> None:
         """
         Check the server.
 

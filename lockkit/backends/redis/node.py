@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from lockkit.backends.redis.address import Target
     from lockkit.backends.redis.script import Command
     from lockkit.runtime import Runtime
+    from lockkit.units import Instant
 
 __all__ = ["BATCH", "TRUSTED_SECONDS", "OnConnect", "RedisNode", "delete_keys", "open_node"]
 
@@ -212,7 +213,7 @@ class RedisNode(ABC):
             raise translate(acknowledged, self.label) from acknowledged
         return first, cast("int", acknowledged)
 
-    def wait_command(self, replicas: int, until: float) -> bytes:
+    def wait_command(self, replicas: int, until: Instant) -> bytes:
         """Pack ``WAIT``: until so many replicas have what the connection wrote, or most of the time is up."""
         left_ms = int((until - self._runtime.now()) * 1000 * REPLICAS_SHARE)
         return pack("WAIT", replicas, min(REPLICAS_MS, max(1, left_ms)))
@@ -234,10 +235,10 @@ class RedisNode(ABC):
             raise translate(error, self.label) from error
 
     @abstractmethod
-    async def _call(self, packed: bytes, *, resend: bool, until: float) -> Reply:
+    async def _call(self, packed: bytes, *, resend: bool, until: Instant) -> Reply:
         """As `call`, but raise `DRIVER_ERRORS`; an error reply is raised as `ServerSaid`."""
 
-    async def take_connection(self, until: float = inf) -> Connection:
+    async def take_connection(self, until: Instant = inf) -> Connection:
         """Take a connection: a kept one, or a new one."""
         return self._kept() or await self.connect(until)
 
@@ -258,7 +259,7 @@ class RedisNode(ABC):
         if self._closed:
             self._close_idle()
 
-    async def _call_batches(self, batches: Sequence[tuple[bytes, int]], *, alone: bool, until: float) -> list[Reply]:
+    async def _call_batches(self, batches: Sequence[tuple[bytes, int]], *, alone: bool, until: Instant) -> list[Reply]:
         """Send batches (several commands packed together, and their number) one after the other."""
         connection = await (self.take_connection(until) if alone else self._sharable(until))
         replies: list[Reply] = []
@@ -273,7 +274,7 @@ class RedisNode(ABC):
             self.give_back(connection)
         return replies
 
-    async def _call_chain(self, packed: bytes, follow: Callable[[Reply], bytes | None], until: float) -> list[Reply]:
+    async def _call_chain(self, packed: bytes, follow: Callable[[Reply], bytes | None], until: Instant) -> list[Reply]:
         """Send a command, and those that `follow` returns for each reply, on one connection, until it returns None."""
         connection = await self.take_connection(until)
         replies: list[Reply] = []
@@ -289,11 +290,11 @@ class RedisNode(ABC):
         self.give_back(connection)
         return replies
 
-    async def _sharable(self, until: float) -> Connection:
+    async def _sharable(self, until: Instant) -> Connection:
         """Return a connection for plain commands; with `_shares`, all tasks use it."""
         return await self.take_connection(until)
 
-    async def connect(self, until: float = inf) -> Connection:
+    async def connect(self, until: Instant = inf) -> Connection:
         """Open a new connection and have `on_connect` check it; the caller closes it."""
         until = self.until(until)
         connection = await (self._open(until) if self._proven else self._open_first(until))
@@ -305,10 +306,10 @@ class RedisNode(ABC):
                 raise
         return connection
 
-    async def _open(self, until: float) -> Connection:
+    async def _open(self, until: Instant) -> Connection:
         return await open_connection(self._runtime, self.target, until)
 
-    async def _open_first(self, until: float) -> Connection:
+    async def _open_first(self, until: Instant) -> Connection:
         """Open a connection to a server that has never answered: the URL may be wrong about TLS."""
         share = TLS_SHARE if self.target.form == "tls" else 1.0
         now = self._runtime.now()
@@ -380,7 +381,7 @@ class SyncNode(RedisNode):
             raise translate(reply, self.label) from reply
         return reply
 
-    async def _call(self, packed: bytes, *, resend: bool, until: float) -> Reply:
+    async def _call(self, packed: bytes, *, resend: bool, until: Instant) -> Reply:
         connection = cast("SyncConnection | None", self._kept())
         fresh = connection is None
         while True:
@@ -412,7 +413,7 @@ class AsyncNode(RedisNode):
     _shared: Connection | None = None
     _connecting: asyncio.Task[Connection] | None = None
 
-    async def _call(self, packed: bytes, *, resend: bool, until: float) -> Reply:
+    async def _call(self, packed: bytes, *, resend: bool, until: Instant) -> Reply:
         connection = self._shared
         if connection is None or connection.stale:
             connection = await self._connect_shared(until)
@@ -427,10 +428,10 @@ class AsyncNode(RedisNode):
             raise reply
         return reply
 
-    async def _sharable(self, until: float) -> Connection:
+    async def _sharable(self, until: Instant) -> Connection:
         return await self._connect_shared(until)
 
-    async def _connect_shared(self, until: float) -> Connection:
+    async def _connect_shared(self, until: Instant) -> Connection:
         """Open the shared connection, once for all tasks that want it; a task that gives up does not stop that."""
         if self._shared is not None and not self._shared.stale:
             return self._shared

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from lockkit.backends.redis.resp import Reply
     from lockkit.backends.redis.script import Command
     from lockkit.backends.redis.wakeup import WakeupListener
+    from lockkit.units import Instant
 
 __all__ = ["DEFAULT_SENTINEL_PORT", "SENTINEL_TIMEOUT", "SentinelTopology"]
 
@@ -186,7 +187,7 @@ class SentinelTopology(Topology):
             raise ConfigurationError(f"{message}. Check the name in the path of the URL")
         raise BackendUnavailable(message)
 
-    async def _ask_one(self, sentinel: RedisNode, until: float) -> tuple[RedisNode, tuple[str, int]]:
+    async def _ask_one(self, sentinel: RedisNode, until: Instant) -> tuple[RedisNode, tuple[str, int]]:
         question = pack("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._service_name)
         reply = await sentinel.call(question, resend=True, answer_by=until)
         if reply is None:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from lockkit.backends.redis.connection import Connection
     from lockkit.backends.redis.resp import Reply
     from lockkit.runtime import Event, Runtime
+    from lockkit.units import Instant
 
 __all__ = ["WakeupListener", "gone_channel"]
 
@@ -172,7 +173,7 @@ class WakeupListener:
 
     # -- async -----------------------------------------------------------------------------------------------------
 
-    async def _subscribe_async(self, connection: AsyncConnection, channel: str, command: bytes, until: float) -> None:
+    async def _subscribe_async(self, connection: AsyncConnection, channel: str, command: bytes, until: Instant) -> None:
         confirmed, received = self._runtime.event(), self._runtime.event()
         confirmations = 0
 
@@ -218,7 +219,7 @@ class WakeupListener:
 
     # -- sync ----------------------------------------------------------------------------------------------------
 
-    def _subscribe_sync(self, connection: SyncConnection, channel: str, command: bytes, until: float) -> None:
+    def _subscribe_sync(self, connection: SyncConnection, channel: str, command: bytes, until: Instant) -> None:
         connection.on_push = self._received
         connection.send(command)
         for _ in range(2):

@@ -13,6 +13,7 @@ from lockkit.backends.redis.options import check_arguments, check_async, databas
 
 if TYPE_CHECKING:
     from lockkit.runtime import Kind
+    from lockkit.units import Seconds
     from lockkit.url import Url
 
 __all__ = ["NODES_MAX", "adopt_targets", "url_of", "url_targets"]
@@ -45,7 +46,7 @@ def url_targets(url: Url, options: Mapping[str, Any], driver: Mapping[str, Any],
     return targets
 
 
-def adopt_targets(clients: Sequence[Any], timeout: float, kind: Kind) -> list[Target] | None:
+def adopt_targets(clients: Sequence[Any], timeout: Seconds, kind: Kind) -> list[Target] | None:
     """
     Return the nodes of a list of redis-py's clients; None if they are something else.
 

@@ -92,6 +92,7 @@ from lockkit.errors import ConfigurationError, LockError, NoQuorum
 
 if TYPE_CHECKING:
     from lockkit.backends.redlock.nodes import Answer, Nodes
+    from lockkit.units import Instant
     from lockkit.url import Url
 
 __all__ = ["RedlockBackend"]
@@ -244,14 +245,14 @@ class RedlockBackend(LockBackend):
             raise self._no_quorum(outcome)
         return outcome
 
-    def _round_until(self, by: float) -> float:
+    def _round_until(self, by: Instant) -> float:
         """Return the time limit of one of several rounds: nodes that hang leave a third of the time to the next."""
         now = self._runtime.now()
         until = now + seconds_left(by, now) * 2 / 3
         assert now <= until <= max(now, by)
         return until
 
-    async def _attempt(self, request: Request, attempts: Attempts, by: float) -> Grant | Busy | Votes:
+    async def _attempt(self, request: Request, attempts: Attempts, by: Instant) -> Grant | Busy | Votes:
         """Ask for the votes once. Return the votes if fewer than a majority may vote."""
         keys, value = attempts.keys, attempts.next_value(request.owner)
         queued = request.queue and self._listening
@@ -281,7 +282,7 @@ class RedlockBackend(LockBackend):
             raise self._no_quorum(refused)
         return attempts.split(self._runtime, None)
 
-    async def _write_token(self, attempts: Attempts, value: str, token: int, votes: Votes, by: float) -> Count | None:
+    async def _write_token(self, attempts: Attempts, value: str, token: int, votes: Votes, by: Instant) -> Count | None:
         """Run round two. Return None if a majority has written the token, otherwise the nodes' answers."""
         if not self._fencing:
             return None
@@ -291,7 +292,7 @@ class RedlockBackend(LockBackend):
         assert written.yes.keys() <= votes.yes.keys(), "a token written where round one has read none"
         return None if len(written.yes) >= self._quorum else written
 
-    async def _take_back(self, attempts: Attempts, value: str, votes: Votes, by: float) -> None:
+    async def _take_back(self, attempts: Attempts, value: str, votes: Votes, by: Instant) -> None:
         """Take back the votes of an attempt that did not win, also those of nodes that did not answer."""
         assert value in attempts.values, "taken back twice"
         voted = [*votes.yes, *votes.silent]
@@ -322,7 +323,7 @@ class RedlockBackend(LockBackend):
 
     # -- waiting ---------------------------------------------------------------------------------------------------
 
-    async def wait(self, request: Request, busy: Busy, until: float) -> None:
+    async def wait(self, request: Request, busy: Busy, until: Instant) -> None:
         """See `LockBackend.wait`."""
         attempts: Attempts = request.state
         if attempts.splits or any(attempts.entries):

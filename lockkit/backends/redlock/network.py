@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from lockkit.backends.redis.connection import Connection
     from lockkit.backends.redis.resp import Reply
     from lockkit.backends.redlock.nodes import Answer, Argument, LockKeys, Op
+    from lockkit.units import Instant, Seconds
 
 __all__ = ["NetworkNodes", "open_nodes"]
 
@@ -52,7 +53,7 @@ class NetworkNodes(Nodes):
         timeout: Seconds for an answer, and for a connection.
     """
 
-    def __init__(self, host: Host, targets: Sequence[Target], prefix: str, timeout: float, *, durable: bool) -> None:
+    def __init__(self, host: Host, targets: Sequence[Target], prefix: str, timeout: Seconds, *, durable: bool) -> None:
         """Connect to nothing yet."""
         self.client = ClientState(host, durable=durable)
         self.timeout = timeout
@@ -71,7 +72,7 @@ class NetworkNodes(Nodes):
         last_arguments: Sequence[Argument] | None = None,
         only: Collection[int] | None = None,
         send_later_seconds: float = 0.0,
-        until: float = inf,
+        until: Instant = inf,
     ) -> list[Answer]:
         """See `Nodes.ask`."""
         self.client.ending = False
@@ -104,7 +105,7 @@ class NetworkNodes(Nodes):
         return answers
 
     async def _load(
-        self, op: Op, asked: Sequence[tuple[RedlockNode, bytes]], answers: list[Answer], until: float
+        self, op: Op, asked: Sequence[tuple[RedlockNode, bytes]], answers: list[Answer], until: Instant
     ) -> None:
         """Send the script's source to nodes that do not have it."""
         messages = [(op.script.loading_command(body), 1) for _, body in asked]
@@ -118,7 +119,7 @@ class NetworkNodes(Nodes):
         op: Op,
         calls: Sequence[tuple[LockKeys, Sequence[Argument]]],
         *,
-        until: float = inf,
+        until: Instant = inf,
         last: bool = False,
     ) -> list[list[Answer]]:
         """See `Nodes.ask_many`."""
@@ -147,7 +148,7 @@ class NetworkNodes(Nodes):
         assert all(len(replies) == len(calls) for replies in answers)
         return answers
 
-    async def _load_many(self, op: Op, bodies: Sequence[bytes], found: list[Answers], until: float) -> list[Answers]:
+    async def _load_many(self, op: Op, bodies: Sequence[bytes], found: list[Answers], until: Instant) -> list[Answers]:
         """Send the script's source to nodes that do not have it; a node has it for all commands or for none."""
         unknown = [
             node
@@ -177,7 +178,7 @@ class NetworkNodes(Nodes):
             with_run_id: Append the run id of the connection as the last argument.
         """
 
-    async def _connect(self, missing: Sequence[RedlockNode], until: float) -> None:
+    async def _connect(self, missing: Sequence[RedlockNode], until: Instant) -> None:
         """
         Have nodes connected in the background, all at the same time; wait for at most half of the time until then.
 
@@ -219,7 +220,7 @@ class NetworkNodes(Nodes):
         assert len(found) == len(self.all)
         return found
 
-    async def listen(self, until: float) -> bool:
+    async def listen(self, until: Instant) -> bool:
         """See `Nodes.listen`. At all nodes at the same time; one that hangs is given the time for an answer."""
         until = min(until, self._runtime.now() + self.timeout)
         opened = [node.subscribe_soon() for node in self.all if node.up]
@@ -257,7 +258,7 @@ class SyncNodes(NetworkNodes):
     """Each call has one connection to every node to itself."""
 
     async def _ask_each(
-        self, asked: Sequence[RedlockNode], messages: Sequence[tuple[bytes, int]], until: float, *, with_run_id: bool
+        self, asked: Sequence[RedlockNode], messages: Sequence[tuple[bytes, int]], until: Instant, *, with_run_id: bool
     ) -> list[Answers]:
         taken: list[SyncConnection | None] = []
         try:
@@ -295,7 +296,7 @@ class SyncNodes(NetworkNodes):
         asked: Sequence[RedlockNode],
         taken: list[SyncConnection | None],
         messages: Sequence[tuple[bytes, int]],
-        until: float,
+        until: Instant,
         *,
         with_run_id: bool,
     ) -> list[Answers]:
@@ -340,7 +341,7 @@ class SyncNodes(NetworkNodes):
         else:
             connection.close()
 
-    async def _await_answer(self, connection: SyncConnection, until: float) -> None:
+    async def _await_answer(self, connection: SyncConnection, until: Instant) -> None:
         """
         Wait until a node answers, no longer than until the deadline of all nodes.
 
@@ -355,7 +356,7 @@ class AsyncNodes(NetworkNodes):
     """All tasks share one connection to each node; replies arrive in the order of the commands."""
 
     async def _ask_each(
-        self, asked: Sequence[RedlockNode], messages: Sequence[tuple[bytes, int]], until: float, *, with_run_id: bool
+        self, asked: Sequence[RedlockNode], messages: Sequence[tuple[bytes, int]], until: Instant, *, with_run_id: bool
     ) -> list[Answers]:
         if missing := [node for node in asked if not node.up]:
             await self._connect(missing, until)
@@ -380,7 +381,7 @@ class AsyncNodes(NetworkNodes):
         asked: Sequence[RedlockNode],
         sent: Sequence[asyncio.Future[list[Reply]] | None],
         answers: list[Answers],
-        until: float,
+        until: Instant,
     ) -> None:
         """Wait for the replies to what was sent, and put them into `answers`."""
         assert len(asked) == len(sent) == len(answers)

@@ -21,6 +21,7 @@ from lockkit.errors import BackendUnavailable, LockError
 if TYPE_CHECKING:
     from lockkit.backend import Request
     from lockkit.backends.redis.resp import Reply
+    from lockkit.units import Instant
 
 __all__ = [
     "ABANDON",
@@ -183,7 +184,7 @@ class Nodes(ABC):
         op: Op,
         calls: Sequence[tuple[LockKeys, Sequence[Argument]]],
         *,
-        until: float = inf,
+        until: Instant = inf,
         last: bool = False,
     ) -> list[list[Answer]]:
         """
@@ -208,7 +209,7 @@ class Nodes(ABC):
         """
 
     @abstractmethod
-    async def listen(self, until: float) -> bool:
+    async def listen(self, until: Instant) -> bool:
         """Subscribe at all nodes that are up, for `queue_entries`. Return whether there is any subscription."""
 
     @abstractmethod

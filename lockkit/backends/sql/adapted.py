@@ -20,6 +20,7 @@ from lockkit.backends.sql.statement import Result
 if TYPE_CHECKING:
     from lockkit.backends.sql.statement import Parameter, Statement
     from lockkit.runtime import Event, Runtime
+    from lockkit.units import Instant
 
 __all__ = ["AdaptedConnection", "close_later"]
 
@@ -85,7 +86,7 @@ class AdaptedConnection(SessionConnection):
         """See `SessionConnection.answered`."""
         return self._task is None or self._task.done()
 
-    async def until_answer(self, wake: Event, until: float) -> None:
+    async def until_answer(self, wake: Event, until: Instant) -> None:
         """See `SessionConnection.until_answer`."""
         task = self._task
         if task is None:

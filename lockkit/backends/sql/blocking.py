@@ -17,6 +17,7 @@ from lockkit.backends.sql.statement import Result
 if TYPE_CHECKING:
     from lockkit.backends.sql.statement import Parameter, Statement
     from lockkit.runtime import Event, Runtime
+    from lockkit.units import Instant
 
 __all__ = ["DbapiConnection", "PyMysqlConnection", "ThreadConnection", "in_time", "server_pid"]
 
@@ -128,7 +129,7 @@ class PyMysqlConnection(DbapiConnection, SessionConnection):
         """See `SessionConnection.answered`."""
         return self._fd < 0 or readable(self._fd)
 
-    async def until_answer(self, wake: Event, until: float) -> None:
+    async def until_answer(self, wake: Event, until: Instant) -> None:
         """See `SessionConnection.until_answer`."""
         await until_readable(self._runtime, self._fd, wake, until)
 

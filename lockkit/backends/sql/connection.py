@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from lockkit.backends.sql.file import SqliteFile
     from lockkit.backends.sql.statement import Parameter, Result, Statement
     from lockkit.runtime import Event, Runtime
+    from lockkit.units import Instant
 
 __all__ = ["NO_ANSWER", "Connection", "SessionConnection", "readable", "until_readable"]
 
@@ -163,7 +164,7 @@ async def until_readable(runtime: Runtime, fd: int, wake: Event, until: float) -
     wake.clear()
 
 
-async def _until_readable_asyncio(runtime: Runtime, fd: int, wake: Event, until: float) -> None:
+async def _until_readable_asyncio(runtime: Runtime, fd: int, wake: Event, until: Instant) -> None:
     import asyncio  # noqa: PLC0415 - a sync client does without
 
     loop = asyncio.get_running_loop()

@@ -58,6 +58,7 @@ if TYPE_CHECKING:
 
     from lockkit.backends.sql.statement import Parameter, Result, Statement
     from lockkit.runtime import Event, Runtime
+    from lockkit.units import Instant
 
 __all__ = ["Database"]
 
@@ -207,7 +208,7 @@ class Database:
                 return result
 
     async def _run_on(
-        self, connection: Connection, statement: Statement, parameters: Sequence[Parameter], until: float
+        self, connection: Connection, statement: Statement, parameters: Sequence[Parameter], until: Instant
     ) -> Result:
         """Run it on a taken connection, and give that back or drop it."""
         left = until - self._runtime.now()
@@ -267,7 +268,7 @@ class Database:
             return False
         return self._runtime.now() <= connection.used + TRUSTED_SECONDS or not connection.stale
 
-    async def _take(self, until: float, *, urgent: bool) -> Connection:
+    async def _take(self, until: Instant, *, urgent: bool) -> Connection:
         """Connect anew, or wait for a connection that another caller gives back."""
         while True:
             waiter: _Waiter | None = None
@@ -292,7 +293,7 @@ class Database:
                 raise BackendUnavailable(message)
             urgent = True  # it has waited, and keeps its place
 
-    async def _wait_for(self, waiter: _Waiter, until: float) -> Connection | None:
+    async def _wait_for(self, waiter: _Waiter, until: Instant) -> Connection | None:
         """Wait until another caller hands over a connection; None: try again."""
         try:
             await waiter.event.wait(min(WAIT_CHECK_SECONDS, max(0.0, until - self._runtime.now())))
@@ -315,7 +316,7 @@ class Database:
                 self._waiting.remove(waiter)
             return waiter.connection
 
-    async def _open_counted(self, until: float) -> Connection:
+    async def _open_counted(self, until: Instant) -> Connection:
         """Connect; `_opening` was counted up before."""
         connection: Connection | None = None
         try:

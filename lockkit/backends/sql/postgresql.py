@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from lockkit.backends.sql.statement import Parameter, Statement
     from lockkit.runtime import Event, Runtime
+    from lockkit.units import Instant
 
 __all__ = ["PsycopgConnection"]
 
@@ -183,7 +184,7 @@ class PsycopgConnection(SessionConnection):
         except psycopg.OperationalError:
             return True  # the connection has ended: reading the answer says so
 
-    async def until_answer(self, wake: Event, until: float) -> None:
+    async def until_answer(self, wake: Event, until: Instant) -> None:
         """See `SessionConnection.until_answer`."""
         await until_readable(self._runtime, self._fd, wake, until)
 

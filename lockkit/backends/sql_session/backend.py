@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from lockkit.backends.sql.database import Database
     from lockkit.backends.sql_session.locking import Locking
     from lockkit.backends.sql_session.session import Session
+    from lockkit.units import Instant
     from lockkit.url import Url
 
 __all__ = ["SessionBackend", "capabilities_of", "options_of"]
@@ -308,7 +309,7 @@ class SessionBackend(LockBackend):
         await self._cleanup.give_up(claim, request.answer_by)
         return None
 
-    async def wait(self, request: Request, busy: Busy, until: float) -> None:
+    async def wait(self, request: Request, busy: Busy, until: Instant) -> None:
         """See `LockBackend.wait`: until the statement that waits in the database's queue is answered."""
         del busy
         claim: Claim | None = request.state

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from lockkit.backends.sql_session.pool import Sessions
     from lockkit.backends.sql_session.session import Session
     from lockkit.runtime import Runtime
+    from lockkit.units import Instant
 
 __all__ = ["HeldLocks"]
 
@@ -192,7 +193,7 @@ class HeldLocks:
             message = f"{len(held) - answers} of {len(held)} locks were not answered for: their connections are closed"
             raise BackendUnavailable(message)
 
-    def _send_release(self, key: Key, session: Session, until: float) -> None:
+    def _send_release(self, key: Key, session: Session, until: Instant) -> None:
         session.answer_by = until
         with suppress(*self._database.driver_errors):  # reading the answer fails, too
             if not session.unanswered:

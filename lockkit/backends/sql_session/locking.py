@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from lockkit.backends.sql.database import Database
     from lockkit.backends.sql.statement import Parameter, Result, Statement
     from lockkit.backends.sql_session.session import Session
+    from lockkit.units import Seconds
 
 __all__ = ["Locking", "whole_units"]
 
@@ -76,7 +77,7 @@ class Locking(ABC):
         """Set what holds for the life of a new session."""
 
     @abstractmethod
-    def limit(self, ttl: float) -> int:
+    def limit(self, ttl: Seconds) -> int:
         """Return the limit for a ttl, rounded up."""
 
     @abstractmethod
@@ -170,7 +171,7 @@ class Locking(ABC):
         return (key.name,)
 
 
-def whole_units(ttl: float, unit_seconds: float, most: int) -> int:
+def whole_units(ttl: Seconds, unit_seconds: float, most: int) -> int:
     """Round a ttl up to whole units, at most `most` of them."""
     # 0.1 * 3 is a little above 0.3: without the margin that would be a unit more.
     return min(most, max(1, math.ceil(ttl / unit_seconds - 1e-6)))

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from lockkit.backends.sql.statement import Result
     from lockkit.backends.sql_session.claim import Key
     from lockkit.backends.sql_session.session import Session
+    from lockkit.units import Seconds
 
 __all__ = ["MysqlLocking"]
 
@@ -63,7 +64,7 @@ class MysqlLocking(Locking):
         if self.mariadb:
             await session.run(_MYSQL_NO_OTHER_LIMIT)
 
-    def limit(self, ttl: float) -> int:
+    def limit(self, ttl: Seconds) -> int:
         """See `Locking.limit`."""
         return whole_units(ttl, 1, _LIMIT_SECONDS_MAX)
 

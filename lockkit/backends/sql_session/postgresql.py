@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from lockkit.backends.sql.statement import Parameter, Result
     from lockkit.backends.sql_session.claim import Key
     from lockkit.backends.sql_session.session import Session
+    from lockkit.units import Seconds
 
 __all__ = ["LEASE_COLUMNS", "RETURNING", "UPDATE_LEASE", "PostgresqlLocking"]
 
@@ -122,7 +123,7 @@ class PostgresqlLocking(Locking):
             # Nothing that this session writes need outlive a crash of the server: it frees the lock in any case.
             session.started = (await session.run(_PG_SESSION)).rows[0][0]
 
-    def limit(self, ttl: float) -> int:
+    def limit(self, ttl: Seconds) -> int:
         """See `Locking.limit`."""
         limit = whole_units(ttl, 0.001, _LIMIT_MS_MAX)
         return 0 if limit == _LIMIT_MS_MAX else limit

@@ -55,6 +55,7 @@ from lockkit.errors import BackendUnavailable, ConfigurationError, LockError
 if TYPE_CHECKING:
     from lockkit.backends.sql.database import Database
     from lockkit.backends.sql.statement import Parameter
+    from lockkit.units import Instant, Seconds
     from lockkit.url import Url
 
 __all__ = ["MysqlTable", "PostgresqlTable", "SqlTableBackend", "SqliteTable", "lock_table"]
@@ -378,7 +379,7 @@ class PostgresqlTable(SqlTableBackend):
             request.state = None
             cast("WakeupListener", self._listener).forget(request)
 
-    async def wait(self, request: Request, busy: Busy, until: float) -> None:
+    async def wait(self, request: Request, busy: Busy, until: Instant) -> None:
         """See `LockBackend.wait`."""
         # The connection may have ended since the row was marked: retry at once, which listens anew.
         if request.state is not None and request.state is cast("WakeupListener", self._listener).connection:
@@ -506,7 +507,7 @@ def _text(value: str | bytes | bytearray | None) -> str:
     return value.decode("utf-8", "replace") if isinstance(value, bytes | bytearray) else value or ""
 
 
-def _microseconds(ttl: float) -> int:
+def _microseconds(ttl: Seconds) -> int:
     """Round a ttl up to whole microseconds."""
     return math.ceil(ttl * 1e6 - 1e-3)
 

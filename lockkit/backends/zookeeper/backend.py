@@ -81,6 +81,7 @@ from lockkit.errors import BackendUnavailable, ConfigurationError, LockError, Un
 
 if TYPE_CHECKING:
     from lockkit.backends.zookeeper.session import LockNode
+    from lockkit.units import Instant
     from lockkit.url import Url
 
 __all__ = ["ZooKeeperBackend"]
@@ -214,7 +215,7 @@ class ZooKeeperBackend(LockBackend):
         request.state = None
         return Grant(request.name, request.owner, node.token, node.ttl, node.asked_at, node)
 
-    async def wait(self, request: Request, busy: Busy, until: float) -> None:
+    async def wait(self, request: Request, busy: Busy, until: Instant) -> None:
         """See `LockBackend.wait`."""
         await super().wait(request, busy, until)
         # The node stays while the session does: a broken connection is no reason to give up a place in the queue.
@@ -277,7 +278,7 @@ class ZooKeeperBackend(LockBackend):
         return renewals
 
     @staticmethod
-    async def _heartbeat_problem(session: Session, result: Any, until: float) -> LockError | None:  # noqa: ANN401 - kazoo's
+    async def _heartbeat_problem(session: Session, result: Any, until: Instant) -> LockError | None:  # noqa: ANN401 - kazoo's
         """Wait for the answer to a heartbeat; None if it came."""
         try:
             await session.answer(result, until)
@@ -285,7 +286,7 @@ class ZooKeeperBackend(LockBackend):
             return error
         return None
 
-    async def _renewed(self, grant: Grant, check: Any, started: float, until: float) -> Renewal:  # noqa: ANN401 - kazoo's
+    async def _renewed(self, grant: Grant, check: Any, started: float, until: Instant) -> Renewal:  # noqa: ANN401 - kazoo's
         node: LockNode = grant.state
         session = node.session
         stat = None
@@ -320,7 +321,7 @@ class ZooKeeperBackend(LockBackend):
         """See `LockBackend.release`."""
         return await self._release(grant.state, self._until(answer_by))
 
-    async def _release(self, node: LockNode, until: float) -> bool:
+    async def _release(self, node: LockNode, until: Instant) -> bool:
         session = node.session
         session.forget_lease(node)
         if session.id != node.session_id:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from lockkit.backends.zookeeper.session import LockNode, Session
     from lockkit.runtime import Runtime
+    from lockkit.units import Instant
 
 __all__ = ["LockDirectories"]
 
@@ -64,7 +65,7 @@ class LockDirectories:
         return f"{self._root}/{escape_name(name)}"
 
     async def create_in(
-        self, session: Session, path: str, create: Callable[[], Coroutine[Any, Any, Any]], until: float
+        self, session: Session, path: str, create: Callable[[], Coroutine[Any, Any, Any]], until: Instant
     ) -> Any:  # noqa: ANN401 - what `create` returns
         """
         Call `create`, which creates a node in the directory of a lock; make the directory if it is missing.
@@ -80,7 +81,7 @@ class LockDirectories:
         message = f"another client removes {path} as often as lockkit creates it"
         raise BackendUnavailable(message)
 
-    async def _make(self, session: Session, path: str, until: float) -> None:
+    async def _make(self, session: Session, path: str, until: Instant) -> None:
         """Make a directory, after those above it."""
         try:
             await session.answer(self._request(session, path), until)
@@ -102,7 +103,7 @@ class LockDirectories:
         # The directories above those of the locks stay: users agreed on them, and may have set access rights there.
         return create_directory(session.client, path, container=self.containers and len(path) > len(self._root))
 
-    async def delete_all(self, session: Session, until: float) -> None:
+    async def delete_all(self, session: Session, until: Instant) -> None:
         """Delete the root with all locks below it."""
         for name in await session.children(self._root, until):
             for node in await session.children(f"{self._root}/{name}", until):
@@ -110,11 +111,11 @@ class LockDirectories:
             await self._delete(session, f"{self._root}/{name}", until)
         await self._delete(session, self._root, until)
 
-    async def _delete(self, session: Session, path: str, until: float) -> None:
+    async def _delete(self, session: Session, path: str, until: Instant) -> None:
         with suppress(NoNodeError):
             await session.answer(session.client.delete_async(path), until)
 
-    async def delete_node(self, session: Session, directory: str, node: str, until: float) -> bool:
+    async def delete_node(self, session: Session, directory: str, node: str, until: Instant) -> bool:
         """Delete a node of a lock, and its directory if that has to go; False if the node was gone."""
         if not session.usable:
             await session.connected(until, patient=True)
@@ -126,7 +127,7 @@ class LockDirectories:
             session.client.delete_async(directory)  # refused unless it is empty; nobody waits for the answer
         return True
 
-    async def remove(self, node: LockNode, until: float) -> bool:
+    async def remove(self, node: LockNode, until: Instant) -> bool:
         """
         Remove the node of a lease that has ended, or of a request that was given up.
 
@@ -146,7 +147,7 @@ class LockDirectories:
         await self.delete_node(node.session, node.directory, node.name, until)
         return True
 
-    async def _remove_by_owner(self, node: LockNode, until: float) -> bool:
+    async def _remove_by_owner(self, node: LockNode, until: Instant) -> bool:
         """Remove a node that may have been created, or may still be: see `lockkit.backends.zookeeper.short_leases`."""
         session = node.session
         try:

@@ -9,7 +9,7 @@ If a later kazoo changes one of these parts, that test fails, or importing this 
 from __future__ import annotations
 
 import socket
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kazoo.client import CLOSED_STATES, KazooClient
 from kazoo.exceptions import ConnectionClosedError, ConnectionDropped, SessionExpiredError
@@ -19,6 +19,9 @@ from kazoo.protocol.serialization import Close, CloseInstance, Connect, Create2,
 from kazoo.security import OPEN_ACL_UNSAFE
 
 from lockkit.runtime import let_go
+
+if TYPE_CHECKING:
+    from lockkit.units import Seconds
 
 __all__ = [
     "BoundedConnectionHandler",
@@ -229,7 +232,7 @@ class BoundedConnectionHandler(ConnectionHandler):  # type: ignore[misc]  # kazo
         except BlockingIOError:
             self._pipe_is_full = True  # kazoo takes one request from the queue for each byte: see below
 
-    def _send_request(self, read_timeout: float, connect_timeout: float) -> None:
+    def _send_request(self, read_timeout: Seconds, connect_timeout: Seconds) -> None:
         super()._send_request(read_timeout, connect_timeout)
         if self._pipe_is_full:
             self._pipe_is_full = False
@@ -243,7 +246,7 @@ class BoundedConnectionHandler(ConnectionHandler):  # type: ignore[misc]  # kazo
             self.handler.last_error = OSError("none of the host names is known")
         return found
 
-    def _invoke(self, timeout: float, request: Any, xid: int | None = None) -> Any:  # noqa: ANN401 - kazoo's
+    def _invoke(self, timeout: Seconds, request: Any, xid: int | None = None) -> Any:  # noqa: ANN401 - kazoo's
         """Send one of the requests with which a connection begins, and read its answer."""
         try:
             answer = super()._invoke(min(timeout, self.handler.answer_seconds), request, xid)

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     from lockkit.backend import Host, Request
     from lockkit.runtime import Event
+    from lockkit.units import Instant
 
 __all__ = ["EXPECTED", "MILLISECOND", "Session"]
 
@@ -157,10 +158,10 @@ class Session:
 
     # -- connecting ------------------------------------------------------------------------------------------------
 
-    def _until(self, until: float, seconds: float = CALL_SECONDS) -> float:
+    def _until(self, until: Instant, seconds: float = CALL_SECONDS) -> float:
         return min(until, self._runtime.now() + seconds)
 
-    async def connected(self, until: float = inf, *, patient: bool = False) -> None:
+    async def connected(self, until: Instant = inf, *, patient: bool = False) -> None:
         """
         Return when there is a connection.
 
@@ -192,7 +193,7 @@ class Session:
         finally:
             self._connection_waiters.discard(event)
 
-    async def reconnected(self, until: float) -> None:
+    async def reconnected(self, until: Instant) -> None:
         """Return when there is a connection, or at `until`."""
         event = self._runtime.event()
         self._connection_waiters.add(event)
@@ -238,7 +239,7 @@ class Session:
 
     # -- requests --------------------------------------------------------------------------------------------------
 
-    async def answer(self, result: Any, until: float = inf) -> Any:  # noqa: ANN401 - kazoo has no types
+    async def answer(self, result: Any, until: Instant = inf) -> Any:  # noqa: ANN401 - kazoo has no types
         """
         Wait for the answer to a request that was handed to kazoo.
 
@@ -268,7 +269,7 @@ class Session:
             self._silent_since = None
             self._connection.hang_up()
 
-    async def read(self, send: Callable[[], Any], until: float = inf) -> Any:  # noqa: ANN401 - kazoo has no types
+    async def read(self, send: Callable[[], Any], until: Instant = inf) -> Any:  # noqa: ANN401 - kazoo has no types
         """Send a request that changes nothing, and again if no answer came. Raises as `answer`."""
         until = self._until(until)
         retry_until = self._until(until, RETRY_READS_SECONDS)
@@ -280,7 +281,7 @@ class Session:
                 if not was_unanswered(error) or self._runtime.now() >= retry_until:
                     raise
 
-    async def children(self, path: str, until: float) -> list[str]:
+    async def children(self, path: str, until: Instant) -> list[str]:
         """
         List the children of a node, as the majority has them; none if it does not exist. Raises as `answer`.
 
@@ -289,7 +290,7 @@ class Session:
         """
         return await self._children(lambda: self._request_children(path)[1], until)
 
-    async def children_unsynced(self, path: str, until: float) -> list[str]:
+    async def children_unsynced(self, path: str, until: Instant) -> list[str]:
         """List the children of a node as the member has them, which may be behind. Otherwise the same as `children`."""
         return await self._children(lambda: self.client.get_children_async(path), until)
 
@@ -310,7 +311,7 @@ class Session:
 
         return await self._children(send, until), asked_at
 
-    async def _children(self, send: Callable[[], Any], until: float) -> list[str]:
+    async def _children(self, send: Callable[[], Any], until: Instant) -> list[str]:
         try:
             found: list[str] = await self.read(send, until)
         except NoNodeError:

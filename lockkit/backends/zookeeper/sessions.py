@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from lockkit.backend import Host
     from lockkit.backends.zookeeper.session import LockNode
+    from lockkit.units import Instant, Seconds
 
 __all__ = ["SESSIONS_MAX", "Sessions", "session_timeout"]
 
@@ -54,7 +55,7 @@ END_PAUSE_SECONDS = 0.05
 """Between two checks for a connection over which a session can be ended."""
 
 
-def session_timeout(ttl: float) -> float:
+def session_timeout(ttl: Seconds) -> float:
     """Give the timeout of the session for a ttl: not shorter, and at most a third longer."""
     scale = 10.0 ** floor(log10(ttl))
     found = next((step * scale for step in LADDER_SECONDS if ttl <= step * scale + MILLISECOND), 10.0 * scale)
@@ -116,7 +117,7 @@ class Sessions:
 
     # -- choosing --------------------------------------------------------------------------------------------------
 
-    async def get(self, ttl: float, until: float) -> Session:
+    async def get(self, ttl: Seconds, until: Instant) -> Session:
         """Give the session for a ttl, connected. Raises as `Session.connected`."""
         if self._adopted is not None:
             return await self.ready(self._adopted, until)
@@ -126,7 +127,7 @@ class Sessions:
             one.end_soon()
         return await self.ready(session, until)
 
-    async def any(self, until: float) -> Session:
+    async def any(self, until: Instant) -> Session:
         """Give any session, connected: a present one, if possible. Raises as `Session.connected`."""
         alive = [session for session in self.all() if not session.failed]
         if not alive:
@@ -154,7 +155,7 @@ class Sessions:
         self._own = [*kept, *(one for one in self._own if one.failed and not one.ended)]
         return session, idle
 
-    async def ready(self, session: Session, until: float, *, patient: bool = False) -> Session:
+    async def ready(self, session: Session, until: Instant, *, patient: bool = False) -> Session:
         """Have a session connected, and its timeout known. Raises as `Session.connected`."""
         session.used_at = self._runtime.now()
         if not session.usable:
@@ -163,7 +164,7 @@ class Sessions:
             await self._learn_granted(session, until)
         return session
 
-    async def _learn_granted(self, session: Session, until: float) -> None:
+    async def _learn_granted(self, session: Session, until: Instant) -> None:
         """Find out the timeout of an application's session: kazoo does not tell it, so request another such session."""
         probe = self._open(requested_timeout(session.client))
         try:
@@ -172,7 +173,7 @@ class Sessions:
         finally:
             probe.end_soon()
 
-    def granted_ttl(self, session: Session, ttl: float) -> float:
+    def granted_ttl(self, session: Session, ttl: Seconds) -> float:
         """Give the ttl that the session can keep; warn once if that is far from the one asked for."""
         seconds = session.granted_seconds
         if seconds < ttl - MILLISECOND:
@@ -189,7 +190,7 @@ class Sessions:
             )
         return min(ttl, seconds)
 
-    def _warn(self, ttl: float, message: str) -> None:
+    def _warn(self, ttl: Seconds, message: str) -> None:
         timeout = session_timeout(ttl)
         if timeout not in self._warned:
             self._warned.add(timeout)
@@ -204,7 +205,7 @@ class Sessions:
 
     # -- ending ----------------------------------------------------------------------------------------------------
 
-    async def end(self, sessions: Sequence[Session], until: float) -> None:
+    async def end(self, sessions: Sequence[Session], until: Instant) -> None:
         """
         End lockkit's own sessions at the server, which frees all that they hold in one step for each.
 

@@ -56,6 +56,7 @@ from lockkit.storage.sql.schema import ADVISORY_KEY, KEYS, Family, ensure, famil
 
 if TYPE_CHECKING:
     from lockkit.runtime import Runtime
+    from lockkit.units import Seconds
 
 __all__ = ["acquire"]
 
@@ -136,7 +137,7 @@ class _Locker(ABC):
 class _Postgres(_Locker):
     """PostgreSQL: one statement locks and draws."""
 
-    def attempt(self, connection: Connection, wait: float | None) -> int | None:
+    def attempt(self, connection: Connection, wait: Seconds | None) -> int | None:
         if self._auto_create:
             ensure(connection, "locks", self._table)
         sql = _postgres(self._quoted, quoted("postgresql", self._table, "_token"))
@@ -231,7 +232,7 @@ class _InnoDB(_Locker):
     row would itself lock the gap, so lockkit remembers which names have a row.
     """
 
-    def attempt(self, connection: Connection, wait: float | None) -> int | None:
+    def attempt(self, connection: Connection, wait: Seconds | None) -> int | None:
         if connection.get_transaction() in _rolled_back:
             label = label_of(connection)
             message = f"{label} has aborted this transaction after an earlier error: roll it back first"
@@ -246,7 +247,7 @@ class _InnoDB(_Locker):
                 _rolled_back.add(transaction)
             raise
 
-    def _attempt(self, connection: Connection, wait: float | None) -> int | None:
+    def _attempt(self, connection: Connection, wait: Seconds | None) -> int | None:
         if self._auto_create:
             ensure(connection, "locks", self._table)
         sql = _innodb(self._quoted, quoted("mysql", self._table, "_token"))
@@ -386,7 +387,7 @@ def _innodb(table: str, tokens: str) -> Statements:
 class _SQLite(_Locker):
     """SQLite: a writer excludes all other writers, whatever the name, until its transaction ends."""
 
-    def attempt(self, connection: Connection, wait: float | None) -> int | None:
+    def attempt(self, connection: Connection, wait: Seconds | None) -> int | None:
         was_idle = not _in_transaction(connection)
         started = self._runtime.now()
         limit = _SQLITE_WAIT_MAX if wait is None else min(wait, _SQLITE_WAIT_MAX)

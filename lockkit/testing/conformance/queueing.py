@@ -11,6 +11,7 @@ from lockkit.testing.witness import Witness
 
 if TYPE_CHECKING:
     from lockkit import aio
+    from lockkit.units import Seconds
 
 
 class Queueing(Cases):
@@ -139,7 +140,7 @@ async def _pass_through(lock: aio.Lock) -> None:
         pass
 
 
-async def _loop_beside_a_waiter(driver: FaceDriver, pause: float) -> None:
+async def _loop_beside_a_waiter(driver: FaceDriver, pause: Seconds) -> None:
     """Acquire and release again and again until the waiter of another client had its turn."""
     name = driver.name()
     client, other = await driver.connect(), await driver.connect()

@@ -21,6 +21,7 @@ from lockkit.testing.timing import PATIENCE
 if TYPE_CHECKING:
     from lockkit import aio
     from lockkit.backend import Busy, Grant, LockBackend, Request
+    from lockkit.units import Seconds
 
 ACCEPTED: list[float | timedelta | None] = [0, 0.0, 0.01, 1, timedelta(0), timedelta(milliseconds=10), 10**9, None]
 REFUSED: list[Any] = [-1, -0.001, timedelta(seconds=-1), math.nan, math.inf, -math.inf, True, "1", b"1", [], object()]
@@ -330,7 +331,7 @@ async def _is_free(client: aio.Client, name: str) -> bool:
     return await client.holders(name) == []
 
 
-async def _hold(client: aio.Client, name: str, ttl: float) -> None:
+async def _hold(client: aio.Client, name: str, ttl: Seconds) -> None:
     async with client.lock(name, ttl=ttl):
         await asyncio.sleep(0)
 

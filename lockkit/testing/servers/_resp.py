@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
+    from lockkit.units import Seconds
+
 Reply: TypeAlias = "str | int | list[Reply] | None"
 
 # A server that does not answer is asked again; longer only delays that.
@@ -42,7 +44,7 @@ class RespConnection:
         *,
         ca: Path | None = None,
         certificate: tuple[Path, Path] | None = None,
-        timeout: float = TIMEOUT,
+        timeout: Seconds = TIMEOUT,
     ) -> None:
         plain = _connect(address, timeout)
         try:
@@ -132,7 +134,7 @@ def fields(text: str) -> dict[str, str]:
     return {name: value for name, _, value in pairs}
 
 
-def _connect(address: tuple[str, int] | Path, timeout: float) -> socket.socket:
+def _connect(address: tuple[str, int] | Path, timeout: Seconds) -> socket.socket:
     if isinstance(address, tuple):
         return socket.create_connection(address, timeout)
     connection = socket.socket(socket.AF_UNIX)

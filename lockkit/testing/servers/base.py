@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import TracebackType
 
+    from lockkit.units import Seconds
+
 # Longer makes a failing start slow to report; shorter fails on a busy machine.
 START_TIMEOUT = 60.0
 
@@ -147,7 +149,7 @@ class Server(Service):
 
     host = HOST
 
-    def __init__(self, *, port: int | None = None, start_timeout: float = START_TIMEOUT) -> None:
+    def __init__(self, *, port: int | None = None, start_timeout: Seconds = START_TIMEOUT) -> None:
         self._ports = Ports()
         self._chosen_port = port
         self._port_by_use: dict[str, int] = {}
@@ -251,7 +253,7 @@ class Server(Service):
             start_all([self])
         return self
 
-    def stop(self, timeout: float = STOP_TIMEOUT) -> None:
+    def stop(self, timeout: Seconds = STOP_TIMEOUT) -> None:
         """Sends SIGTERM (or what the server wants for an orderly end), later SIGKILL."""
         self.request_stop()
         if self._process is not None and not self._process.wait(timeout):
@@ -471,7 +473,7 @@ class ServerGroup(Service):
             self.arrange()
         return self
 
-    def stop(self, timeout: float = STOP_TIMEOUT) -> None:
+    def stop(self, timeout: Seconds = STOP_TIMEOUT) -> None:
         """Ends all members in order, at the same time."""
         for server in reversed(self.servers):
             server.request_stop()

@@ -17,6 +17,7 @@ from lockkit.testing.servers.errors import ServerError
 
 if TYPE_CHECKING:
     from lockkit.testing.servers.image import Image
+    from lockkit.units import Seconds
 
 # A daemon that needs longer to say that it is there is no help.
 DAEMON_TIMEOUT_S = 5
@@ -111,7 +112,7 @@ class ContainerServer(Service):
             raise ServerError(f"{command[0]} in a container of {self._image.name} failed ({status}):\n{text}")
         return text
 
-    def stop(self, timeout: float = STOP_TIMEOUT) -> None:
+    def stop(self, timeout: Seconds = STOP_TIMEOUT) -> None:
         """Ends the server in the container; Docker kills it after `timeout`."""
         self._docker.stop(timeout=round(timeout))
 

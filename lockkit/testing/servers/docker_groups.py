@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from lockkit.testing.servers.image import Image
+    from lockkit.units import Seconds
 
 # Time without an answer until Sentinels and Cluster nodes take a node for dead, in ms: as for local groups.
 DOWN_AFTER_MS = 1_000
@@ -69,7 +70,7 @@ class ContainerGroup(Service):
         self._arrange(self.containers)
         return self
 
-    def stop(self, timeout: float = STOP_TIMEOUT) -> None:
+    def stop(self, timeout: Seconds = STOP_TIMEOUT) -> None:
         """Ends all members, one after the other, the last that was started first."""
         for container in reversed(self.containers):
             container.stop(timeout)

@@ -16,6 +16,8 @@ from lockkit.testing.servers.tls import Certificates, make_certificates
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from lockkit.units import Seconds
+
 # A follower that hears nothing for so long calls an election, in ms.  The shortest lease
 # is one and a half of it, rounded up to seconds.
 ELECTION_MS = 1000
@@ -41,7 +43,7 @@ class EtcdServer(Server):
         self,
         *,
         port: int | None = None,
-        start_timeout: float = START_TIMEOUT,
+        start_timeout: Seconds = START_TIMEOUT,
         tls: bool = False,
         settings: Mapping[str, str] | None = None,
     ) -> None:

@@ -9,6 +9,7 @@ from lockkit.testing.servers.errors import Unmanaged
 
 if TYPE_CHECKING:
     from lockkit.testing.servers.kinds import Kind
+    from lockkit.units import Seconds
 
 
 class ExternalServer(Service):
@@ -39,7 +40,7 @@ class ExternalServer(Service):
         """Does nothing: it runs, or the test that connects will say that it does not."""
         return self
 
-    def stop(self, timeout: float = STOP_TIMEOUT) -> None:
+    def stop(self, timeout: Seconds = STOP_TIMEOUT) -> None:
         """Cannot be done here."""
         self._refuse(f"stop within {timeout:g} s")
 

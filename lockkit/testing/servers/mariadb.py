@@ -12,6 +12,8 @@ from lockkit.testing.servers.readiness import ask_mysql
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from lockkit.units import Seconds
+
 
 class MariaServer(Server):
     """
@@ -34,7 +36,7 @@ class MariaServer(Server):
         self,
         *,
         port: int | None = None,
-        start_timeout: float = START_TIMEOUT,
+        start_timeout: Seconds = START_TIMEOUT,
         password: str | None = None,
         durable: bool = False,
         settings: Mapping[str, str] | None = None,

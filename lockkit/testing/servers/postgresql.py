@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from lockkit.units import Seconds
+
 
 class PostgresServer(Server):
     """
@@ -41,7 +43,7 @@ class PostgresServer(Server):
         self,
         *,
         port: int | None = None,
-        start_timeout: float = START_TIMEOUT,
+        start_timeout: Seconds = START_TIMEOUT,
         password: str | None = None,
         durable: bool = False,
         tls: bool = False,

@@ -19,6 +19,8 @@ from lockkit.testing.servers._resp import RespConnection
 if TYPE_CHECKING:
     import ssl
 
+    from lockkit.units import Seconds
+
 # A question that comes while a server begins to listen may never be answered; it is asked
 # again after this time, seconds.
 ASK_TIMEOUT = 1.0
@@ -62,7 +64,7 @@ def ask_mysql(host: str, port: int) -> str | None:
     return greeting[4:].decode(errors="replace") or "closed the connection"
 
 
-def four_letters(host: str, port: int, word: str, *, timeout: float = CALL_TIMEOUT) -> str:
+def four_letters(host: str, port: int, word: str, *, timeout: Seconds = CALL_TIMEOUT) -> str:
     """ZooKeeper's answer to an administrator's word: ``srvr``, ``mntr``, ``wchs``, …."""
     with socket.create_connection((host, port), timeout) as connection:
         connection.sendall(word.encode())
@@ -85,7 +87,7 @@ def ask_etcd(host: str, port: int, *, tls: ssl.SSLContext | None = None) -> str 
 
 
 def etcd_metrics(
-    host: str, port: int, *, tls: ssl.SSLContext | None = None, timeout: float = CALL_TIMEOUT
+    host: str, port: int, *, tls: ssl.SSLContext | None = None, timeout: Seconds = CALL_TIMEOUT
 ) -> dict[str, str]:
     """
     What a member counts and knows, by the names of its metrics.
@@ -126,7 +128,7 @@ def _http(
     body: str = "",
     *,
     tls: ssl.SSLContext | None,
-    timeout: float = CALL_TIMEOUT,
+    timeout: Seconds = CALL_TIMEOUT,
 ) -> str:
     connection = (
         HTTPConnection(host, port, timeout=timeout)

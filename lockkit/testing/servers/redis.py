@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from lockkit.units import Seconds
+
 
 class RedisServer(Server):
     """
@@ -44,7 +46,7 @@ class RedisServer(Server):
         self,
         *,
         port: int | None = None,
-        start_timeout: float = START_TIMEOUT,
+        start_timeout: Seconds = START_TIMEOUT,
         password: str | None = None,
         users: Mapping[str, str] | None = None,
         login: tuple[str, str] | None = None,
@@ -107,7 +109,7 @@ class RedisServer(Server):
             return f"{quote(user, safe='')}:{quote(password, safe='')}@"
         return f":{quote(self.password, safe='')}@" if self.password is not None else ""
 
-    def connect(self, *, timeout: float = 5.0) -> RespConnection:
+    def connect(self, *, timeout: Seconds = 5.0) -> RespConnection:
         """A connection for administration, logged in; close it after use."""
         connection = RespConnection(
             (self.host, self.port),

@@ -19,6 +19,8 @@ from lockkit.testing.servers.redis import RedisServer, quoted
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from lockkit.units import Seconds
+
 # All of Cluster's hash slots.
 SLOTS_COUNT = 16_384
 
@@ -82,7 +84,7 @@ class Sentinel(Server):
         """``redis+sentinel://…`` with this Sentinel only."""
         return f"redis+sentinel://{self.address}/{self._name}/0"
 
-    def connect(self, *, timeout: float = 5.0) -> RespConnection:
+    def connect(self, *, timeout: Seconds = 5.0) -> RespConnection:
         """A connection for administration; close it after use."""
         return RespConnection((self.host, self.port), timeout=timeout)
 
@@ -410,7 +412,7 @@ class RedisCluster(ServerGroup):
             self._assign_replicas()
         self.wait_healthy()
 
-    def wait_healthy(self, *, timeout: float = 60.0) -> None:
+    def wait_healthy(self, *, timeout: Seconds = 60.0) -> None:
         """Waits until every running node says that all slots are served."""
         wait_until(self._missing_health, timeout=timeout)
 

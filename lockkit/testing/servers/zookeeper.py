@@ -14,6 +14,8 @@ from lockkit.testing.servers.tls import Certificates, make_certificates
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from lockkit.units import Seconds
+
 # ZooKeeper's unit of time, in ms.  Sessions expire at its multiples, and a session timeout
 # is at least two of it; much shorter, and a busy machine loses sessions.
 TICK_MS = 200
@@ -59,7 +61,7 @@ class ZooKeeperServer(Server):
         self,
         *,
         port: int | None = None,
-        start_timeout: float = START_TIMEOUT,
+        start_timeout: Seconds = START_TIMEOUT,
         tick_ms: int = TICK_MS,
         durable: bool = False,
         tls: bool = False,

@@ -37,7 +37,7 @@ class Orders:
         self._acquiring: list[BackgroundCall[aio.Lease]] = []
 
     async def serve(self, until: str) -> None:
-        """Do what is told, until the order `until` comes."""
+        """Carry out orders, until the order `until` comes."""
         while True:
             what, arguments = await self._driver.call(self._pipe.recv)
             if what == until:

@@ -57,7 +57,7 @@ class RemoteLease:
 
 class Worker:
     """
-    A process with one client, which does one thing after the other as it is told.
+    A process with one client, which carries out one order after the other.
 
     Every method that asks it something waits for the answer for `PATIENCE` at most, and raises what the client raised
     there. `send` and `receive` are the two halves, for what is to happen while it waits.

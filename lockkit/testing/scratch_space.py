@@ -1,4 +1,4 @@
-"""A place of the conformance suite's own at a server that others use, and how it is emptied afterwards."""
+"""A space of the conformance suite's own at a server that others use, and how it is emptied afterwards."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ScratchSpace:
 
     Attributes:
         url: For `lockkit.connect`. **Its text holds the password.**
-        options: For `lockkit.connect`, too: those given, and those that make the place its own. **May hold passwords.**
+        options: For `lockkit.connect`, too: those given, and those that make the space its own. **May hold passwords.**
         name: What marks everything in it; None if the backend has no way to keep clients apart.
         above: A directory above it that was not there before.
     """
@@ -74,7 +74,7 @@ class _Host:
 
 def scratch_space(given: url.Url, options: Mapping[str, Any]) -> ScratchSpace:
     """
-    Find a place of one's own at a backend: a key prefix, a table, or a directory. No I/O.
+    Find a space of one's own at a backend: a key prefix, a table, or a directory. No I/O.
 
     Args:
         given: The backend.

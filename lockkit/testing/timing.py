@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 __all__ = ["PATIENCE", "Timing"]
 
 PATIENCE = float(os.environ.get("LOCKKIT_TEST_PATIENCE", "20"))
-"""Seconds until what must happen counts as not happening. Far below `Timing.long`, so that "woken" is told from "the
+"""Seconds until what must happen counts as not happening. Far below `Timing.long`, so that "woken" differs from "the
 ttl ran out"; far above what a busy machine needs. A test of the suite itself, where things do not happen, sets it low.
 Who only wants a free lock asks with it too, not with 0: a server that stalls for seconds has broken no promise.
 """

@@ -96,7 +96,7 @@ class Inspection(Cases):
 
     @case()
     async def test_break_lock_frees_by_force(self, driver: FaceDriver) -> None:
-        """True if somebody held it; the holder is told, and releasing frees nobody else's lock."""
+        """True if somebody held it; the holder is notified, and its release frees nobody else's lock."""
         client, other = await driver.connect(), await driver.connect()
         name = driver.name()
         assert not await other.break_lock(name)

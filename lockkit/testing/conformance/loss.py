@@ -1,4 +1,4 @@
-"""A lease that ends before its holder wanted: who is told, when, and how often."""
+"""A lease that ends before its holder wanted: who is notified, when, and how often."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ async def _are_waiting(client: aio.Client, name: str, waiters_count: int) -> boo
     """
     Tell whether so many wait at the backend.
 
-    Later than `FaceDriver.until_waiting`: who waits for the first time may have to subscribe before it takes a place.
+    Later than `FaceDriver.until_waiting`: a first waiter may have to subscribe before it takes a place.
     """
     return [holder.waiters for holder in await client.holders(name)] == [waiters_count]
 

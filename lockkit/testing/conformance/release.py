@@ -56,7 +56,7 @@ class Releasing(Cases):
 
     @case()
     async def test_released_lease_is_not_held(self, driver: FaceDriver) -> None:
-        """Work that checks its lease after the release is told."""
+        """Work that checks its lease after the release gets LockLost."""
         client = await driver.connect()
         lease = await client.lock(driver.name(), ttl=driver.timing.long).acquire(PATIENCE)
         await lease.release()

@@ -313,7 +313,7 @@ class GivingUp(Cases):
             assert seen.owner == lease.owner
             return seen.waiters in {0, None}
 
-        # A server that is told by the end of a connection hears it a little later.
+        # A server that learns it from the end of a connection learns it a little later.
         await driver.eventually(nobody_waits, "nobody waits at the backend")
         await lease.release()
         for contender in (third, other):

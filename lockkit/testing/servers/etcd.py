@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from lockkit.units import Seconds
 
-# A follower that hears nothing for so long calls an election, in ms.  The shortest lease
+# A follower that receives nothing for so long calls an election, in ms.  The shortest lease
 # is one and a half of it, rounded up to seconds.
 ELECTION_MS = 1000
 

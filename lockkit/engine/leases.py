@@ -232,6 +232,11 @@ class Leases:
                     record.state = RELEASED
                     self.drop(record)
                 record.renewal.wake_waiters()
+            # An interrupt may have cut a release short before it was sent. The backend compares the owner, so sending it
+            # twice does no harm.
+            cut_short = [record for record in self.all() if record.released]
+            for record in cut_short:
+                self.drop(record)
         for record in ended:
             if record.lost_event is not None:
                 record.lost_event.set()
@@ -240,4 +245,4 @@ class Leases:
                 self._notify(record, callback, "session")
         if lost := sum(record.body for record in ended):
             log.warning("ending %d leases at %s while `with` blocks run under them", lost, self._client.url)
-        return ended
+        return [*ended, *cut_short]

@@ -67,6 +67,27 @@ def test_lease_without_a_body_is_released_by_close() -> None:
     lease.release()
 
 
+def test_close_forgets_a_lease_whose_end_an_interrupt_cut_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C may come before a release is sent, which then is not sent: close() does it."""
+    client = lockkit.connect("memory://cut-short")
+    lease = client.lock("x").acquire(0)
+    leases = client._engine.leases
+
+    def interrupted(_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(leases, "drop", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            lease.release()
+    assert leases.records
+
+    client.close()
+
+    with lockkit.connect("memory://cut-short") as other:
+        assert other.holders("x") == []
+
+
 def test_close_that_was_cancelled_can_be_finished() -> None:
     """The second call goes on where the first was cut short."""
     client, backend = scripted(AsyncioRuntime())

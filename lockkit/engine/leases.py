@@ -232,7 +232,7 @@ class Leases:
                     record.state = RELEASED
                     self.drop(record)
                 record.renewal.wake_waiters()
-            # An interrupt may have cut a release short before it was sent. The backend compares the owner, so sending it
+            # An interrupt may have cut a release short before it was sent. The backend compares the owner: sending it
             # twice does no harm.
             cut_short = [record for record in self.all() if record.released]
             for record in cut_short:

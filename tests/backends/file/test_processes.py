@@ -186,8 +186,9 @@ def test_clients_close_what_they_opened(directory: Path, host: StubHost) -> None
 
     assert decode((directory / "x.lock").read_bytes(), "x")[0].queue == []
     drive(holder.close())
-    until(lambda: open_files() == files)
-    until(lambda: threading.active_count() == threads)
+    # Fewer, if a test before this one had some that have ended by now.
+    until(lambda: open_files() <= files)
+    until(lambda: threading.active_count() <= threads)
     assert list((directory / "clients").iterdir()) == []
     with pytest.raises(LockError, match="closed"):
         drive(backend.try_acquire(host.request()))

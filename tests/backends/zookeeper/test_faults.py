@@ -230,7 +230,7 @@ class TestSessions:
 
             for _ in range(50):
                 proxy.cut()
-                time.sleep(0.05)
+                wait_until(lambda: None if proxy.counts.open == 20 else "a waiter is away", timeout=PATIENCE)
 
             assert lease.confirm()
             assert tree.nodes("/lockkit/storm") == nodes

@@ -250,7 +250,9 @@ class Renewer:
                 message = f"{type(backend).__name__}.renew gave {len(outcomes)} outcomes for {len(batch)} grants"
                 raise RuntimeError(message)  # noqa: TRY301 - a backend's bug counts as no answer, and is logged
         except Exception as error:  # noqa: BLE001 - whatever it was: retried until the deadline
-            return [Unknown(error)] * len(batch)
+            outcomes = [Unknown(error)] * len(batch)
+        for outcome in outcomes:
+            _forget_frames(outcome)
         return outcomes
 
     def _apply(self, batch: list[LeaseRecord], outcomes: Sequence[Renewal], started: float) -> None:
@@ -328,6 +330,7 @@ class Renewer:
         outcome: Renewal = Unknown(InterruptedError("cut short"))
         try:
             (outcome,) = await backend.renew([replace(record.grant, ttl=ttl)])
+            _forget_frames(outcome)
         finally:
             self._apply_extension(record, outcome, ttl, started)
         if isinstance(outcome, Gone):
@@ -373,6 +376,19 @@ class Renewer:
         if recovered:
             level, message, arguments = _recovered(record)
             log.log(level, message, *arguments)
+
+
+def _forget_frames(outcome: Renewal) -> None:
+    """
+    Drop the tracebacks of an error that an outcome carries.
+
+    Their frames refer to those of all callers (CPython links ``f_back`` when a frame ends), and one of these has the
+    outcome in a variable: a cycle. A lease that the holder drops would be renewed until the next garbage collection.
+    """
+    errors = [outcome.error] if isinstance(outcome, Unknown) else []
+    for error in errors:
+        error.__traceback__ = None
+        errors += [other for other in (error.__cause__, error.__context__) if other is not None and other not in errors]
 
 
 def _recovered(record: LeaseRecord) -> LogEntry:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
+import gc
 import logging
 import os
 import subprocess
@@ -19,7 +21,7 @@ import pytest
 
 import lockkit
 import lockkit.aio
-from lockkit.backend import Grant, Renewed
+from lockkit.backend import Grant, Renewed, Unknown
 from lockkit.engine.lease_record import LeaseRecord
 from lockkit.errors import BackendUnavailable, LockError, LockLost, LockTimeout
 from lockkit.runtime import AsyncioRuntime, BlockingRuntime, monotonic
@@ -553,6 +555,34 @@ def test_release_error_never_hides_the_bodys(failure: str) -> None:
 
 
 # -- extend ----------------------------------------------------------------------------------------------------------
+
+
+def test_lease_dropped_after_an_extend_without_answer_is_missed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error of a request refers to the frames of all its callers, and so to the lease: it must not be kept."""
+    client, backend = scripted()
+
+    async def renew(_: object) -> list[Unknown]:
+        outcomes = []
+        try:
+            fail(BackendUnavailable("no answer"))()
+        except BackendUnavailable as error:
+            outcomes.append(Unknown(error))
+        return outcomes
+
+    def use() -> None:
+        lease = client.lock("x", ttl=300).acquire(0)
+        with contextlib.suppress(BackendUnavailable):
+            lease.extend()
+
+    monkeypatch.setattr(backend, "renew", renew)
+    gc.disable()
+    try:
+        with pytest.warns(ResourceWarning, match="dropped without release"):
+            use()
+        assert not client._engine.leases.records
+    finally:
+        gc.enable()
+    client.close()
 
 
 def test_extend_waits_for_the_renewal_in_flight() -> None:

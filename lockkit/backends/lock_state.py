@@ -222,7 +222,7 @@ class LockState(Generic[C]):
         return ()
 
     def break_lock(self, now: float, dead: Callable[[C], bool] = _never) -> tuple[bool, Sequence[C]]:
-        """Free the lock whoever holds it; return whether it was held, and the waiters to notify."""
+        """Free the lock by force; return whether it was held, and the waiters to notify."""
         if self.holder is None:
             return False, ()
         held = self.held(now, dead)

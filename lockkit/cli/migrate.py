@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from lockkit.configuration import profiles, registry
+from lockkit.configuration.detached import DetachedHost
 from lockkit.errors import ConfigurationError
-from lockkit.runtime import BlockingRuntime, drive
-
-if TYPE_CHECKING:
-    from lockkit.backend import LossReason
-    from lockkit.runtime import Runtime
+from lockkit.runtime import drive
 
 __all__ = ["migrate"]
 
@@ -29,7 +24,7 @@ def migrate(url: str | None, profile: str | None, *, sql_only: bool) -> None:
         ConfigurationError: The backend has no tables.
     """
     settings = profiles.resolve(url, profile, {})
-    backend, _ = registry.open_backend(settings.url, settings.options, _Host())
+    backend, _ = registry.open_backend(settings.url, settings.options, DetachedHost())
     tables = getattr(backend, "tables", None)
     if tables is None:
         message = f"{backend.url} has no tables: give the URL of a database, such as postgresql://host/name"
@@ -46,16 +41,3 @@ def migrate(url: str | None, profile: str | None, *, sql_only: bool) -> None:
             print(f"{backend.url}: {change}")
     finally:
         drive(backend.close())
-
-
-class _Host:
-    """Stands in for the engine, for a backend that locks nothing."""
-
-    def __init__(self) -> None:
-        self.runtime: Runtime = BlockingRuntime()
-
-    def lost(self, owner: str, reason: LossReason) -> None:
-        """Nothing is held."""
-
-    def confirm_soon(self) -> None:
-        """Nothing is held."""

@@ -8,16 +8,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from lockkit import validation
 from lockkit.configuration import profiles, registry
+from lockkit.configuration.detached import DetachedHost
 from lockkit.doctor import timing
 from lockkit.doctor.findings import Check, Finding, Severity
 from lockkit.engine.settings import DEFAULT_TTL
-from lockkit.runtime import BlockingRuntime, drive
+from lockkit.runtime import drive
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
     from datetime import timedelta
 
-    from lockkit.backend import LockBackend, LossReason
+    from lockkit.backend import LockBackend
     from lockkit.units import Seconds
     from lockkit.url import Url
 
@@ -36,19 +37,6 @@ class _Module(Protocol):
 
     async def examine(self, examination: Examination) -> None:
         """Examine the servers and report to `examination`."""
-
-
-class _Host:
-    """The engine's side of a backend, as far as an examination needs it: it holds no lock."""
-
-    def __init__(self) -> None:
-        self.runtime = BlockingRuntime()
-
-    def lost(self, owner: str, reason: LossReason) -> None:
-        """See `lockkit.backend.Host.lost`."""
-
-    def confirm_soon(self) -> None:
-        """See `lockkit.backend.Host.confirm_soon`."""
 
 
 class Examination:
@@ -70,7 +58,7 @@ class Examination:
         self.options = options
         self.backend_class = backend_class
         self.ttl = ttl
-        self.host = _Host()
+        self.host = DetachedHost()
         self.runtime = self.host.runtime
         self._facts: dict[str, str] = {}
         self._findings: list[Finding] = []

@@ -7,15 +7,12 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from lockkit import url
 from lockkit.configuration import registry
-from lockkit.runtime import BlockingRuntime, drive
-
-if TYPE_CHECKING:
-    from lockkit.backend import LossReason
-    from lockkit.runtime import Runtime
+from lockkit.configuration.detached import DetachedHost
+from lockkit.runtime import drive
 
 __all__ = ["ScratchSpace", "scratch_space"]
 
@@ -48,7 +45,7 @@ class ScratchSpace:
             drive(self._erase())
 
     async def _erase(self) -> None:
-        host = _Host()
+        host = DetachedHost()
         backend, _ = registry.open_backend(self.url, self.options, host)
         try:
             await backend.erase()
@@ -57,19 +54,6 @@ class ScratchSpace:
         if self.above is not None:
             with suppress(OSError):  # somebody else uses it by now
                 self.above.rmdir()
-
-
-class _Host:
-    """The engine's side, for a backend that locks nothing."""
-
-    def __init__(self) -> None:
-        self.runtime: Runtime = BlockingRuntime()
-
-    def lost(self, owner: str, reason: LossReason) -> None:
-        """Nothing is held."""
-
-    def confirm_soon(self) -> None:
-        """Nothing is held."""
 
 
 def scratch_space(given: url.Url, options: Mapping[str, Any]) -> ScratchSpace:
@@ -89,7 +73,7 @@ def scratch_space(given: url.Url, options: Mapping[str, Any]) -> ScratchSpace:
         if option in backend_class.options:
             return ScratchSpace(given, {**options, option: name}, name)
     if given.base == "file":
-        backend, _ = registry.open_backend(given, options, _Host())
+        backend, _ = registry.open_backend(given, options, DetachedHost())
         above = Path(cast("Any", backend).url.removeprefix("file://"))
         made = None if above.exists() else above
         return ScratchSpace(url.parse(f"file://{above}/{name}"), options, name, made)

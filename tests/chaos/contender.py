@@ -1,5 +1,5 @@
 """
-One client process of a chaos run: contends for a few locks until it is told to stop.
+One client process of a chaos run: contends for a few locks until it is stopped.
 
 Started by `tests.chaos.run`, which sends a `Part` through the standard input.
 """

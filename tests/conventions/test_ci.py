@@ -44,7 +44,7 @@ CLOSING = [
 
 
 def run(folder: Path, said: str, *, tests: int = 0, others: int = 0) -> subprocess.CompletedProcess[str]:
-    """Run it with a Python whose nox says and returns what it is told to."""
+    """Run it with a Python whose nox prints the given text and returns the given status."""
     (folder / "bin").mkdir()
     (folder / ".ci").mkdir()
     shutil.copy(ROOT / ".ci" / "run", folder / ".ci")

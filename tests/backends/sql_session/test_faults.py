@@ -170,7 +170,7 @@ class TestDrivers:
         asyncio.run(run())
 
     def test_interrupt_anywhere_in_an_answer_is_no_failed_assertion(self, postgresql: PostgresServer) -> None:
-        """Of PostgreSQL: what was interrupted is heard out, or the connection is of no more use."""
+        """Of PostgreSQL: the client reads the answer to what was interrupted, or gives the connection up."""
 
         def ask(connection: PsycopgConnection) -> None:
             drive(connection.run(Statement("SELECT 1")))

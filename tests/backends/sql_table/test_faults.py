@@ -253,7 +253,7 @@ class TestNoAnswer:
 def test_closing_releases_a_thousand_leases_with_one_statement(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And whoever waits for one of them gets it."""
+    """And a client that waits for one of them gets it."""
     with ExitStack() as stack:
         url = f"sqlite:///{tmp_path}/locks.db"
         if kind != "sqlite":

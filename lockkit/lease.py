@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, NoReturn, TypeVar
 
 from lockkit.backend import decode_metadata
 from lockkit.engine.lease_record import RELEASED
@@ -36,6 +36,9 @@ class BaseLease:
     """One grant of a lock: the properties and methods that look at local state only and never block."""
 
     __slots__ = ("__weakref__", "_engine", "_record")
+
+    _api: ClassVar[str]
+    """Where users import the class from, for the repr."""
 
     def __init__(self, engine: Engine[Any], record: LeaseRecord) -> None:
         """Made by the engine only."""
@@ -123,7 +126,7 @@ class BaseLease:
             state = f"lost: {record.lost_reason}"
         else:
             state = f"{self.remaining():.3f} s left"
-        return f"<{type(self).__module__}.Lease {self.name!r} token={self.token} {state}>"
+        return f"<{self._api}.Lease {self.name!r} token={self.token} {state}>"
 
     def __reduce__(self) -> NoReturn:
         """

@@ -22,7 +22,8 @@ ROOMS_BELOW = {
     "ground": set[str](),
     "configuration": {"ground"},
     "engine": {"ground", "configuration"},
-    "faces": {"ground", "configuration", "engine"},
+    "primitives": {"ground", "configuration", "engine"},
+    "faces": {"ground", "configuration", "engine", "primitives"},
     "backends": {"ground", "configuration", "backends"},  # `backends.lock_state` stands outside of all packages
     "storage": {"ground", "storage"},
     "doors": {"ground", "storage"},

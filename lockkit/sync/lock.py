@@ -1,4 +1,4 @@
-"""The sync API: threads wait inside the call. Thin: every decision is made by the engine."""
+"""A named lock in the sync API, and its adapter with the signatures of ``threading.Lock``."""
 
 from __future__ import annotations
 
@@ -10,126 +10,23 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from lockkit import validation
-from lockkit.configuration import profiles, registry
 from lockkit.configuration.name_template import NameTemplate
-from lockkit.engine.engine import Engine
-from lockkit.lease import INHERIT, BaseLease, Inherit, WithStack
-from lockkit.runtime import BlockingRuntime, drive
+from lockkit.lease import INHERIT, Inherit, WithStack
+from lockkit.runtime import drive
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Mapping
+    from collections.abc import Awaitable, Callable, Coroutine
     from datetime import timedelta
     from types import TracebackType
-    from typing import Self
 
-    from lockkit.backend import Capabilities, Holder
-    from lockkit.engine.settings import LockSettings, LostCallback
+    from lockkit.engine.engine import Engine
+    from lockkit.engine.settings import LockSettings
+    from lockkit.sync.lease import Lease
 
-__all__ = ["Client", "Lease", "Lock", "ThreadingLock", "connect", "from_client"]
+__all__ = ["Lock", "ThreadingLock"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-
-def connect(url: str | None = None, *, profile: str | None = None, **options: Any) -> Client:
-    """
-    Make a client of a lock service. No I/O: the first call that needs the backend connects.
-
-    Args:
-        url: Which backend, for example ``redis://localhost:6379/0``, ``file:///var/lock/app`` or ``memory://``.
-            None: the profile, ``LOCKKIT_URL``, the profile named by ``LOCKKIT_ENV``, else files of this user's machine.
-        profile: A profile of ``lockkit.toml`` or of ``[tool.lockkit]`` in ``pyproject.toml``.
-        **options: ``ttl`` (default of the client's locks, seconds), ``unavailable_after`` (seconds without one answer
-            after which a wait without timeout gives up) and the backend's options, which the URL's query may have
-            too. What is given here wins.
-
-    Raises:
-        ConfigurationError: The URL, the profile or an option is wrong.
-    """
-    settings = profiles.resolve(url, profile, options)
-    return Client(
-        Engine(functools.partial(registry.open_backend, settings.url, settings.options), BlockingRuntime(), Lease)
-    )
-
-
-def from_client(client: object, **options: Any) -> Client:
-    """
-    Make a client on a connection of the application, which ``close()`` leaves open.
-
-    Args:
-        client: For example a ``redis.Redis``; the message of the error lists what is accepted.
-        **options: As for `connect`.
-
-    Raises:
-        ConfigurationError: No backend knows this kind of object, or an option is wrong.
-    """
-    return Client(Engine(functools.partial(registry.adopt, client, options), BlockingRuntime(), Lease))
-
-
-class Lease(BaseLease):
-    """
-    One grant of a lock to one holder, for a limited time.
-
-    May be handed to another thread and released there. Leaving it as a context manager releases it.
-    """
-
-    __slots__ = ()
-
-    def confirm(self) -> bool:
-        """
-        Ask the backend whether this lease still holds the lock. A "no" marks it as lost.
-
-        Raises:
-            BackendUnavailable: It cannot be asked.
-        """
-        return drive(self._engine.confirm(self._record))
-
-    def extend(self, ttl: float | timedelta | None = None) -> None:
-        """
-        Set the time left to `ttl`; never adds to it.
-
-        Args:
-            ttl: Seconds; None means the lease's ttl. Renewal goes on with it.
-
-        Raises:
-            LockLost: The lease is not held.
-            BackendUnavailable: No answer; the lease may still be held, see ``remaining()``.
-            ConfigurationError: The ttl is wrong.
-        """
-        drive(self._engine.extend(self._record, ttl))
-
-    def release(self) -> None:
-        """
-        Give the lock back. Releasing twice is no error.
-
-        Raises:
-            LockLost: The lease was lost before: the work since then was not protected.
-            BackendUnavailable: No answer. Renewal has stopped; call again, or leave it to the ttl.
-        """
-        drive(self._engine.releases.release(self._record))
-
-    def wait_lost(self, timeout: float | timedelta | None = None) -> bool:
-        """
-        Wait until the lease is lost.
-
-        Args:
-            timeout: Seconds at most; None without limit.
-
-        Returns:
-            True when lost; False when it was released, or the time is over.
-        """
-        return drive(self._engine.leases.wait_lost(self._record, timeout))
-
-    def __enter__(self) -> Self:
-        """Return itself: it is held already."""
-        self._record.body = True
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Release, as leaving ``with lock`` does."""
-        drive(self._engine.releases.leave(self._record, error))
 
 
 class Lock:
@@ -273,126 +170,6 @@ async def _finish(block: ExitStack, coroutine: Coroutine[Any, Any, object], temp
     """Run a coroutine in a block that was entered when the coroutine was made."""
     with block:
         return template.finished(await coroutine, awaited=True)
-
-
-class Client:
-    """
-    A connection to a lock service, made by `connect` or `from_client`. Safe to use from many threads.
-
-    Used as a context manager it is closed at the end.
-    """
-
-    __slots__ = ("__weakref__", "_engine")
-
-    def __init__(self, engine: Engine[Lease]) -> None:
-        """Made by `connect` and `from_client`."""
-        self._engine = engine
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """What the backend promises."""
-        return self._engine.capabilities
-
-    @property
-    def url(self) -> str:
-        """Where the backend is, without its password."""
-        return self._engine.url
-
-    def lock(
-        self,
-        name: str,
-        *,
-        ttl: float | timedelta | None = None,
-        timeout: float | timedelta | None = None,
-        renew: bool = True,
-        reentrant: bool = False,
-        max_hold: float | timedelta | None = None,
-        metadata: str | Mapping[str, object] | None = None,
-        on_lost: LostCallback | None = None,
-        raise_on_lost: bool = True,
-    ) -> Lock:
-        """
-        Describe a lock. Nothing is sent yet.
-
-        Args:
-            name: 1 to 255 UTF-8 bytes without NUL. Names that differ in any byte are different locks.
-            ttl: Seconds after which the backend frees the lock unless it is renewed: how long others wait for a crashed
-                holder. None: the client's default (30 s unless configured).
-            timeout: Seconds that the caller waits; None without limit, 0 tries once.
-            renew: Extend the ttl in the background while held. With False the lease ends at its ttl.
-            reentrant: The thread that holds the lock through this client gets the same lease again, counted. In a
-                thread that runs an event loop: the task that holds it.
-            max_hold: Seconds after which renewal ends, so that a stuck holder loses the lock.
-            metadata: Text or a mapping of JSON values, shown by `holders`. Never a secret.
-            on_lost: Called once with ``(lease, reason)`` if the lease is lost, from a thread of its own.
-            raise_on_lost: Leaving ``with`` after a loss raises `LockLost`; False only logs it.
-
-        Raises:
-            ConfigurationError: One of them is wrong.
-            LockError: The client is closed.
-        """
-        settings = self._engine.settings(
-            name,
-            ttl=ttl,
-            timeout=timeout,
-            renew=renew,
-            reentrant=reentrant,
-            max_hold=max_hold,
-            metadata=metadata,
-            on_lost=on_lost,
-            raise_on_lost=raise_on_lost,
-        )
-        return Lock(self._engine, settings)
-
-    def holders(self, name: str) -> list[Holder]:
-        """
-        Ask the backend who holds a lock now; an empty list if it is free.
-
-        Raises:
-            BackendUnavailable: It cannot be asked.
-        """
-        return drive(self._engine.holders(name))
-
-    def break_lock(self, name: str) -> bool:
-        """
-        Free a lock by force. The holder notices at its next renewal; the next token is higher than the holder's.
-
-        Returns:
-            False if it was free.
-
-        Raises:
-            BackendUnavailable: No answer.
-            Unsupported: The backend lacks the rights; the message says which.
-        """
-        return drive(self._engine.break_lock(name))
-
-    def ping(self) -> None:
-        """
-        Ask the backend for any answer.
-
-        Raises:
-            BackendUnavailable: There was none.
-            ConfigurationError: It refuses the credentials.
-        """
-        drive(self._engine.ping())
-
-    def close(self) -> None:
-        """Release what is held, end the waits of other threads with a `LockError`, disconnect. May be called twice."""
-        drive(self._engine.close())
-
-    def __enter__(self) -> Self:
-        """Return itself."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Close."""
-        self.close()
-
-    def __repr__(self) -> str:
-        """Show the backend."""
-        return f"<lockkit.Client {self._engine.url}>"
 
 
 class ThreadingLock:

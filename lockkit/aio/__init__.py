@@ -1,0 +1,13 @@
+"""
+The async API: the same names as `lockkit`; what does I/O is awaited, what is local stays plain.
+
+Thin: every decision is made by the engine. A client belongs to the event loop in which it was first used.
+"""
+
+from __future__ import annotations
+
+from lockkit.aio.client import Client, connect, from_client
+from lockkit.aio.lease import Lease
+from lockkit.aio.lock import Lock
+
+__all__ = ["Client", "Lease", "Lock", "connect", "from_client"]

@@ -1,0 +1,48 @@
+"""One grant of a lock, in the async API."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lockkit.lease import BaseLease
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+    from types import TracebackType
+    from typing import Self
+
+__all__ = ["Lease"]
+
+
+class Lease(BaseLease):
+    """One grant of a lock to one holder, for a limited time. May be handed to another task and released there."""
+
+    __slots__ = ()
+    _api = "lockkit.aio"
+
+    async def confirm(self) -> bool:
+        """See `lockkit.Lease.confirm`."""
+        return await self._engine.confirm(self._record)
+
+    async def extend(self, ttl: float | timedelta | None = None) -> None:
+        """See `lockkit.Lease.extend`."""
+        await self._engine.extend(self._record, ttl)
+
+    async def release(self) -> None:
+        """See `lockkit.Lease.release`."""
+        await self._engine.releases.release(self._record)
+
+    async def wait_lost(self, timeout: float | timedelta | None = None) -> bool:
+        """See `lockkit.Lease.wait_lost`."""
+        return await self._engine.leases.wait_lost(self._record, timeout)
+
+    async def __aenter__(self) -> Self:
+        """Return itself: it is held already."""
+        self._record.body = True
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Release, as leaving ``async with lock`` does."""
+        await self._engine.releases.leave(self._record, error)

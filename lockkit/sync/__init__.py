@@ -1,0 +1,9 @@
+"""The sync API: threads wait inside the call. Thin: every decision is made by the engine."""
+
+from __future__ import annotations
+
+from lockkit.sync.client import Client, connect, from_client
+from lockkit.sync.lease import Lease
+from lockkit.sync.lock import Lock, ThreadingLock
+
+__all__ = ["Client", "Lease", "Lock", "ThreadingLock", "connect", "from_client"]

@@ -1,0 +1,82 @@
+"""One grant of a lock, in the sync API."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lockkit.lease import BaseLease
+from lockkit.runtime import drive
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+    from types import TracebackType
+    from typing import Self
+
+__all__ = ["Lease"]
+
+
+class Lease(BaseLease):
+    """
+    One grant of a lock to one holder, for a limited time.
+
+    May be handed to another thread and released there. Leaving it as a context manager releases it.
+    """
+
+    __slots__ = ()
+    _api = "lockkit"
+
+    def confirm(self) -> bool:
+        """
+        Ask the backend whether this lease still holds the lock. A "no" marks it as lost.
+
+        Raises:
+            BackendUnavailable: It cannot be asked.
+        """
+        return drive(self._engine.confirm(self._record))
+
+    def extend(self, ttl: float | timedelta | None = None) -> None:
+        """
+        Set the time left to `ttl`; never adds to it.
+
+        Args:
+            ttl: Seconds; None means the lease's ttl. Renewal goes on with it.
+
+        Raises:
+            LockLost: The lease is not held.
+            BackendUnavailable: No answer; the lease may still be held, see ``remaining()``.
+            ConfigurationError: The ttl is wrong.
+        """
+        drive(self._engine.extend(self._record, ttl))
+
+    def release(self) -> None:
+        """
+        Give the lock back. Releasing twice is no error.
+
+        Raises:
+            LockLost: The lease was lost before: the work since then was not protected.
+            BackendUnavailable: No answer. Renewal has stopped; call again, or leave it to the ttl.
+        """
+        drive(self._engine.releases.release(self._record))
+
+    def wait_lost(self, timeout: float | timedelta | None = None) -> bool:
+        """
+        Wait until the lease is lost.
+
+        Args:
+            timeout: Seconds at most; None without limit.
+
+        Returns:
+            True when lost; False when it was released, or the time is over.
+        """
+        return drive(self._engine.leases.wait_lost(self._record, timeout))
+
+    def __enter__(self) -> Self:
+        """Return itself: it is held already."""
+        self._record.body = True
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Release, as leaving ``with lock`` does."""
+        drive(self._engine.releases.leave(self._record, error))

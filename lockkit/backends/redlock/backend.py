@@ -325,6 +325,7 @@ class RedlockBackend(LockBackend):
 
     async def wait(self, request: Request, busy: Busy, until: Instant) -> None:
         """See `LockBackend.wait`."""
+        assert request.queue, "a single try does not wait"
         attempts: Attempts = request.state
         if attempts.splits or any(attempts.entries):
             await super().wait(request, busy, until)
@@ -369,6 +370,7 @@ class RedlockBackend(LockBackend):
             self._delayed_restart.note_ttl(ttl_ms)
             calls.append((held.keys, (held.value, ttl_ms, fence_milliseconds(ttl_ms))))
         by_node = await self._nodes.ask_many(RENEW, calls)
+        assert len(by_node) == self._nodes_count, "a majority of fewer nodes is none"
         return [
             self._verdict(grant.state, list(answers))
             for grant, answers in zip(grants, zip(*by_node, strict=True), strict=True)
@@ -391,6 +393,7 @@ class RedlockBackend(LockBackend):
     async def release(self, grant: Grant, answer_by: float = inf) -> bool:
         """See `LockBackend.release`. Nodes that do not answer get it again when they are reached."""
         held: Held = grant.state
+        assert held.value.startswith(grant.owner), "the votes of another owner"
         answers = await self._nodes.ask(
             RELEASE, held.keys, (held.value,), send_later_seconds=grant.ttl, until=answer_by
         )
@@ -404,6 +407,7 @@ class RedlockBackend(LockBackend):
         calls = [(held.keys, (held.value,)) for held in (cast("Held", grant.state) for grant in grants)]
         by_node = await self._nodes.ask_many(RELEASE, calls, until=answer_by, last=True)
         counts = [Count(list(answers)) for answers in zip(*by_node, strict=True)]
+        assert len(counts) == len(grants), "a lease that was not released"
         failed = [count for count in counts if count.answered_count < self._quorum]
         if failed:
             raise self._no_quorum(failed[-1])
@@ -417,13 +421,16 @@ class RedlockBackend(LockBackend):
         count = Count(await self._nodes.ask(HOLDERS, keys, ()))
         if count.answered_count < self._quorum:
             raise self._no_quorum(count)
-        return find_holder(count, self._quorum)
+        found = find_holder(count, self._quorum)
+        assert found is None or len(found.replies) <= self._nodes_count, "a node that counts twice"
+        return found
 
     async def confirm(self, grant: Grant) -> Gone | None:
         """See `LockBackend.confirm`. Unlike in `holders`, nodes that do not answer do not count."""
         held: Held = grant.state
         value = held.value.encode()
         answers = await self._nodes.ask(HOLDERS, held.keys, ())
+        assert len(answers) == self._nodes_count, "a majority of fewer nodes is none"
         outcome = self._verdict(held, [as_renewal(answer, value) for answer in answers])
         if isinstance(outcome, Unknown):
             raise outcome.error

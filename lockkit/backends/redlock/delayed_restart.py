@@ -106,6 +106,7 @@ class DelayedRestart:
 
     def note_ttl(self, ttl_ms: int) -> None:
         """Note a ttl that this client asks for."""
+        assert ttl_ms > 0, "a node would vote before this lease has ended"
         self.ttl_ms = max(self.ttl_ms, ttl_ms)
 
     async def run(self) -> None:

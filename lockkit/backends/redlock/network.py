@@ -108,6 +108,7 @@ class NetworkNodes(Nodes):
         self, op: Op, asked: Sequence[tuple[RedlockNode, bytes]], answers: list[Answer], until: Instant
     ) -> None:
         """Send the script's source to nodes that do not have it."""
+        assert asked, "all nodes have the script"
         messages = [(op.script.loading_command(body), 1) for _, body in asked]
         found = await self._ask_each([node for node, _ in asked], messages, until, with_run_id=op.with_run_id)
         for (node, _), replies in zip(asked, found, strict=True):
@@ -162,6 +163,7 @@ class NetworkNodes(Nodes):
         again = await self._ask_each(unknown, [(packed, len(bodies))] * len(unknown), until, with_run_id=False)
         for node, replies in zip(unknown, again, strict=True):
             found[node.index] = replies
+        assert len(found) == len(self.all), "a node without an answer"
         return found
 
     @abstractmethod

@@ -81,6 +81,7 @@ class Op:
 
 
 def _op(name: str, keys: Sequence[KeyName], arguments: int, *, with_run_id: bool = False, notifies: bool = False) -> Op:
+    assert len(set(keys)) == len(keys), "a key given twice"
     shared = "notify" if notifies else None
     script = Script(name, keys=len(keys), arguments=arguments, shared=shared, package=__package__)
     return Op(name, script, tuple(keys), with_run_id)

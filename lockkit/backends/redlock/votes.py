@@ -195,6 +195,7 @@ class Attempts:
         """Note that nothing is left of an attempt, or will be when the nodes are reached."""
         if value in self.values:
             self.values.remove(value)
+        assert value not in self.values, "two attempts with the same value"
 
     def unused(self, value: str) -> None:
         """Note that no node has or will get the value of an attempt: the next attempt may use it."""

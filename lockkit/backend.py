@@ -335,7 +335,7 @@ class LockBackend(ABC):
     """What this backend guarantees, set on the class. An instance may refine it once it knows its server."""
 
     options: ClassVar[Mapping[str, Option]] = {}
-    """Its own options, besides ``ttl`` and ``unavailable_after``, which the engine reads."""
+    """Its own options, besides ``ttl``, ``timeout`` and ``unavailable_after``, which the engine reads."""
 
     @classmethod
     def driver_options(cls) -> Mapping[str, Option]:

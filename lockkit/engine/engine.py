@@ -40,7 +40,7 @@ from lockkit.engine.lease_record import RELEASED, LeaseRecord
 from lockkit.engine.leases import Leases
 from lockkit.engine.release import Releases
 from lockkit.engine.renewal import Renewer
-from lockkit.engine.settings import DEFAULT_TTL, DEFAULT_UNAVAILABLE_AFTER, LockSettings
+from lockkit.engine.settings import DEFAULT_TTL, DEFAULT_UNAVAILABLE_AFTER, INHERIT, Inherit, LockSettings
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockError, LockTimeout
 from lockkit.runtime import drive, in_forked_child, monotonic, wall_clock
 
@@ -118,6 +118,7 @@ class Engine(Generic[L]):
             self.admit,
             options.get("unavailable_after") or DEFAULT_UNAVAILABLE_AFTER,
         )
+        self.default_timeout: Seconds | None = options.get("timeout")
         self.default_ttl = validation.ttl(options.get("ttl") or DEFAULT_TTL, self.client.capabilities.min_ttl)
         self._describe_client()
         _engines.add(self)
@@ -153,11 +154,11 @@ class Engine(Generic[L]):
         self,
         name: str,
         *,
-        ttl: float | timedelta | None,
-        timeout: float | timedelta | None,
+        ttl: Seconds | timedelta | None,
+        timeout: Seconds | timedelta | Inherit | None,
         renew: bool,
         reentrant: bool,
-        max_hold: float | timedelta | None,
+        max_hold: Seconds | timedelta | None,
         metadata: str | Mapping[str, object] | None,
         on_lost: LostCallback | None,
         raise_on_lost: bool,
@@ -175,7 +176,7 @@ class Engine(Generic[L]):
             return LockSettings(
                 validation.lock_name(name),
                 self.default_ttl if ttl is None else validation.ttl(ttl, self.client.capabilities.min_ttl),
-                None if timeout is None else validation.timeout(timeout),
+                self.default_timeout if timeout is INHERIT else validation.timeout(timeout),
                 renew,
                 reentrant,
                 None if max_hold is None else validation.seconds(max_hold, "max_hold", exclusive=True),
@@ -265,7 +266,7 @@ class Engine(Generic[L]):
 
     # -- the lease: asking the backend -----------------------------------------------------------------------------
 
-    async def extend(self, record: LeaseRecord, ttl: float | timedelta | None) -> None:
+    async def extend(self, record: LeaseRecord, ttl: Seconds | timedelta | None) -> None:
         """
         Set the time left to `ttl` (None: the lease's ttl). Never adds.
 

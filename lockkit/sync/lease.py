@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
+    from lockkit.units import Seconds
+
 __all__ = ["Lease"]
 
 
@@ -34,7 +36,7 @@ class Lease(BaseLease):
         """
         return drive(self._engine.confirm(self._record))
 
-    def extend(self, ttl: float | timedelta | None = None) -> None:
+    def extend(self, ttl: Seconds | timedelta | None = None) -> None:
         """
         Set the time left to `ttl`; never adds to it.
 
@@ -58,7 +60,7 @@ class Lease(BaseLease):
         """
         drive(self._engine.releases.release(self._record))
 
-    def wait_lost(self, timeout: float | timedelta | None = None) -> bool:
+    def wait_lost(self, timeout: Seconds | timedelta | None = None) -> bool:
         """
         Wait until the lease is lost.
 

@@ -188,11 +188,13 @@ class Busy:
             backend does not know.
         poll: There will be no wake-up (a foreign client holds the lock): the engine backs off and tries again.
         owner: The holder's owner id for messages, if known.
+        metadata: The holder's metadata for messages, as stored, if it is at hand.
     """
 
     retry_after: float | None = None
     poll: bool = False
     owner: str | None = None
+    metadata: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

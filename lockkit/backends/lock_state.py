@@ -127,7 +127,8 @@ class LockState(Generic[C]):
         if queue:
             self._enqueue(claim)
         assert self.holder is not None or self.queue, "refused a free lock"
-        return Busy(max(0.0, self.until - now), owner=None if self.holder is None else self.holder.owner), notify
+        left, holder = max(0.0, self.until - now), self.holder
+        return Busy(left) if holder is None else Busy(left, False, holder.owner, holder.metadata), notify  # noqa: FBT003
 
     def _enqueue(self, claim: C) -> None:
         """Add a claim to the queue, or replace the one of its owner: its client may have a new id."""

@@ -190,13 +190,14 @@ class Engine(Generic[L]):
             error.backend = self.url
             raise
 
-    async def acquire(self, settings: LockSettings, timeout: float | None) -> L:
+    async def acquire(self, settings: LockSettings, timeout: Seconds | None, *, name_holder: bool = True) -> L:
         """
         Wait for the lock.
 
         Args:
             settings: What to acquire.
             timeout: Seconds to wait, None without limit, 0 to try once.
+            name_holder: Have the error of a wait say who holds the lock.
 
         Raises:
             LockTimeout: It was busy for the whole wait.
@@ -207,12 +208,18 @@ class Engine(Generic[L]):
         backend = self.client.ready()
         if settings.reentrant and (lease := self.leases.reenter(settings.name)) is not None:
             return cast("L", lease)  # made by make_lease
-        return await Acquisition(self.acquisitions, backend, settings, timeout).run()
+        acquisition = Acquisition(self.acquisitions, backend, settings, timeout)
+        try:
+            return await acquisition.run()
+        except LockTimeout as error:
+            if name_holder:
+                await acquisition.name_holder(error)
+            raise
 
     async def try_acquire(self, settings: LockSettings, timeout: Seconds | None) -> L | None:
         """As `acquire`, with None instead of `LockTimeout`."""
         try:
-            return await self.acquire(settings, timeout)
+            return await self.acquire(settings, timeout, name_holder=False)
         except LockTimeout:
             return None
 

@@ -61,7 +61,7 @@ class BaseLease:
         """
         What is stored beside the lock for ``holders``: ``host``, ``pid``, ``started`` and the application's own.
 
-        Read-only: give what is to be stored to ``Client.lock(metadata=…)``.
+        Read-only: give what is to be stored to ``Client.lock(metadata=…)``, or to ``update``.
         """
         return MappingProxyType(dict(decode_metadata(self._record.metadata)))
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from lockkit.lease import BaseLease
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from datetime import timedelta
     from types import TracebackType
     from typing import Self
@@ -29,6 +30,10 @@ class Lease(BaseLease):
     async def extend(self, ttl: Seconds | timedelta | None = None) -> None:
         """See `lockkit.Lease.extend`."""
         await self._engine.extend(self._record, ttl)
+
+    async def update(self, metadata: str | Mapping[str, object] | None) -> None:
+        """See `lockkit.Lease.update`."""
+        await self._engine.update(self._record, metadata)
 
     async def release(self) -> None:
         """See `lockkit.Lease.release`."""

@@ -197,6 +197,17 @@ class LockState(Generic[C]):
         if self.holder is not None and self.holder.owner == owner and now < self.until:
             self.until = now + ttl
             return Renewed()
+        return self._gone(owner)
+
+    def update(self, owner: str, change: Callable[[C], C], now: float) -> Gone | None:
+        """Replace the holder's claim if `owner` still holds the lock; otherwise say why not."""
+        if self.holder is not None and self.holder.owner == owner and now < self.until:
+            self.holder = change(self.holder)
+            assert self.holder.owner == owner, "the same claim, with other metadata"
+            return None
+        return self._gone(owner)
+
+    def _gone(self, owner: str) -> Gone:
         if self.broken == owner:
             return Gone("broken")
         if self.holder is None:

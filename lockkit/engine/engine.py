@@ -41,7 +41,7 @@ from lockkit.engine.leases import Leases
 from lockkit.engine.release import Releases
 from lockkit.engine.renewal import Renewer
 from lockkit.engine.settings import DEFAULT_TTL, DEFAULT_UNAVAILABLE_AFTER, INHERIT, Inherit, LockSettings
-from lockkit.errors import BackendUnavailable, ConfigurationError, LockError, LockTimeout
+from lockkit.errors import BackendUnavailable, ConfigurationError, LockError, LockTimeout, Unsupported
 from lockkit.runtime import drive, in_forked_child, monotonic, wall_clock
 
 if TYPE_CHECKING:
@@ -293,6 +293,40 @@ class Engine(Generic[L]):
             failure = BackendUnavailable(str(outcome.error))
             raise client.unavailable(failure, action, grant.name) from outcome.error
         record.check()
+
+    async def update(self, record: LeaseRecord, metadata: str | Mapping[str, object] | None) -> None:
+        """
+        Replace the application's metadata of a held lease.
+
+        Raises:
+            LockLost: The lease is not held.
+            BackendUnavailable: No answer; the backend may have the new metadata or the old.
+            ConfigurationError: The metadata cannot be stored.
+            Unsupported: The backend cannot replace it.
+        """
+        grant, client = record.grant, self.client
+        name, url = grant.name, self.url
+        record.check()
+        if not client.capabilities.metadata_update:
+            message = (
+                f"could not update the metadata of lock {name!r} at {url}: this backend stores it when the lock is "
+                "acquired (capabilities.metadata_update). Give it to lock(metadata=...), or store it elsewhere"
+            )
+            raise Unsupported(message, name=name, backend=url)
+        try:
+            text = validation.metadata(metadata, self._about, name=name)
+        except ConfigurationError as error:
+            error.backend = url
+            raise
+        try:
+            gone = await client.ready().update(grant, text)
+        except BackendUnavailable as error:
+            raise client.unavailable(error, f"update the metadata of lock {name!r}", name) from error
+        if gone is not None:
+            self.leases.lose(record, gone.reason)
+            record.check()
+        else:
+            record.metadata = text
 
     async def confirm(self, record: LeaseRecord) -> bool:
         """

@@ -8,6 +8,7 @@ from lockkit.lease import BaseLease
 from lockkit.runtime import drive
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from datetime import timedelta
     from types import TracebackType
     from typing import Self
@@ -49,6 +50,23 @@ class Lease(BaseLease):
             ConfigurationError: The ttl is wrong.
         """
         drive(self._engine.extend(self._record, ttl))
+
+    def update(self, metadata: str | Mapping[str, object] | None) -> None:
+        """
+        Replace the application's metadata of this lease; ``holders`` shows the new one at once.
+
+        For example to show how far a job has come. `metadata` is the new one when this returns.
+
+        Args:
+            metadata: As for ``Client.lock``: text or a mapping of JSON values, never a secret. None removes it.
+
+        Raises:
+            LockLost: The lease is not held.
+            BackendUnavailable: No answer; the backend may have the new metadata or the old.
+            ConfigurationError: The metadata cannot be stored.
+            Unsupported: The backend cannot replace it (``capabilities.metadata_update``). Nothing was sent.
+        """
+        drive(self._engine.update(self._record, metadata))
 
     def release(self) -> None:
         """

@@ -93,6 +93,7 @@ class Capabilities:
         waiters_visible: `Holder.waiters` has a value.
         scope: Within what locks exclude one another: ``process``, ``machine`` or ``network``.
         caveat: Known limits: what this backend does not guarantee.
+        metadata_update: The metadata of a held lock can be replaced (`LockBackend.update`).
     """
 
     crash_release: Literal["ttl", "session", "connection", "process"]
@@ -108,6 +109,7 @@ class Capabilities:
     waiters_visible: bool
     scope: Literal["process", "machine", "network"]
     caveat: str
+    metadata_update: bool = False
 
 
 class Request:
@@ -188,11 +190,13 @@ class Busy:
             backend does not know.
         poll: There will be no wake-up (a foreign client holds the lock): the engine backs off and tries again.
         owner: The holder's owner id for messages, if known.
+        metadata: The holder's metadata for messages, as stored, if it is at hand.
     """
 
     retry_after: float | None = None
     poll: bool = False
     owner: str | None = None
+    metadata: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,7 +339,7 @@ class LockBackend(ABC):
     """What this backend guarantees, set on the class. An instance may refine it once it knows its server."""
 
     options: ClassVar[Mapping[str, Option]] = {}
-    """Its own options, besides ``ttl`` and ``unavailable_after``, which the engine reads."""
+    """Its own options, besides ``ttl``, ``timeout`` and ``unavailable_after``, which the engine reads."""
 
     @classmethod
     def driver_options(cls) -> Mapping[str, Option]:
@@ -470,6 +474,23 @@ class LockBackend(ABC):
         if any(holder.owner == grant.owner for holder in holders):
             return None
         return Gone("taken" if holders else "gone")
+
+    async def update(self, grant: Grant, metadata: str) -> Gone | None:
+        """
+        Replace the metadata of a held lock, for `holders`; return None if it was replaced.
+
+        Compares the owner at the server, in the same atomic step. Only called if ``capabilities.metadata_update``.
+
+        Args:
+            grant: The lock.
+            metadata: As `Request.metadata`.
+
+        Raises:
+            Unsupported: The backend does not offer it.
+        """
+        del metadata
+        message = f"{type(self).__name__} cannot replace the metadata of a held lock: give it to lock(metadata=...)"
+        raise Unsupported(message, name=grant.name, backend=self.url)
 
     @abstractmethod
     async def break_lock(self, name: str) -> bool:

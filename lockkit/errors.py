@@ -18,6 +18,10 @@ Driver exceptions never reach the caller: they are the ``__cause__``.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
 __all__ = [
     "BackendUnavailable",
     "ConfigurationError",
@@ -27,7 +31,7 @@ __all__ = [
     "NoQuorum",
     "StaleToken",
     "Unsupported",
-]
+]  # the errors; `LockHolder` is what one of them carries
 
 
 class LockError(Exception):
@@ -75,8 +79,54 @@ class NoQuorum(BackendUnavailable):
     """Fewer than a majority of several nodes answered."""
 
 
+@dataclass(frozen=True, slots=True)
+class LockHolder:
+    """
+    Who holds a lock, as `LockTimeout` shows it.
+
+    Attributes:
+        owner: Owner id of the lease (for a foreign client: what it has stored).
+        host: Name of its host; None for a foreign client.
+        pid: Process id there; None for a foreign client.
+        text: The text that the application gave as ``metadata``, if any.
+        metadata: All of the holder's metadata.
+    """
+
+    owner: str
+    host: str | None = None
+    pid: int | None = None
+    text: str | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    def __str__(self) -> str:
+        """Return a few words for a message."""
+        known = {"host": self.host, "pid": self.pid, "text": self.text and repr(self.text[:60])}
+        return ", ".join(f"{key} {value}" for key, value in known.items() if value) or f"owner {self.owner}"
+
+
 class LockTimeout(LockError, TimeoutError):
-    """The lock stayed busy until the caller's ``timeout``. The backend did answer: another client holds the lock."""
+    """
+    The lock stayed busy until the caller's ``timeout``. The backend did answer: another client holds the lock.
+
+    Attributes:
+        holder: Who held the lock at the end of the wait; None if lockkit does not know. After a call with ``timeout=0``
+            lockkit knows it only where the refusal says so (memory, file, a lease of the same client): it does not ask
+            again for that.
+    """
+
+    holder: LockHolder | None
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        name: str | None = None,
+        backend: str | None = None,
+        holder: LockHolder | None = None,
+    ) -> None:
+        """As `LockError`, with the holder."""
+        super().__init__(message, name=name, backend=backend)
+        self.holder = holder
 
 
 class LockLost(LockError):

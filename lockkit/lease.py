@@ -5,10 +5,11 @@ from __future__ import annotations
 import warnings
 import weakref
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, TypeVar
 
 from lockkit.backend import decode_metadata
 from lockkit.engine.lease_record import RELEASED
+from lockkit.engine.settings import INHERIT, Inherit
 from lockkit.errors import LockError
 
 if TYPE_CHECKING:
@@ -19,17 +20,6 @@ if TYPE_CHECKING:
     from lockkit.engine.settings import LostCallback
 
 __all__ = ["INHERIT", "BaseLease", "Inherit", "WithStack"]
-
-
-class Inherit:
-    """Marks "the lock's own timeout" in signatures."""
-
-    def __repr__(self) -> str:
-        """Show what it stands for."""
-        return "<the lock's>"
-
-
-INHERIT: Final = Inherit()
 
 
 class BaseLease:
@@ -71,7 +61,7 @@ class BaseLease:
         """
         What is stored beside the lock for ``holders``: ``host``, ``pid``, ``started`` and the application's own.
 
-        Read-only: give what is to be stored to ``Client.lock(metadata=…)``.
+        Read-only: give what is to be stored to ``Client.lock(metadata=…)``, or to ``update``.
         """
         return MappingProxyType(dict(decode_metadata(self._record.metadata)))
 

@@ -51,6 +51,9 @@ METADATA_BYTES_MAX = 4096
 
 _SHOWN_CHARS_MAX = 60
 
+_TRY_ONCE = "use timeout=0 to try once"
+"""For ``acquire(False)``, which means that in other libraries."""
+
 _encode = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
 _encode_unicode = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode
 
@@ -190,7 +193,7 @@ def timeout(value: object, *, name: str | None = None, backend: str | None = Non
     if number is None:
         message = (
             f"timeout must be seconds (int, float or timedelta) or None, not {_kind(value)}: "
-            "0 tries once, None waits without limit"
+            f"{_TRY_ONCE if value is False else '0 tries once, None waits without limit'}"
         )
         raise ConfigurationError(message, name=name, backend=backend)
     if not 0.0 <= number < math.inf:

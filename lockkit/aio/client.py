@@ -8,17 +8,20 @@ from typing import TYPE_CHECKING, Any
 from lockkit.aio.lease import Lease
 from lockkit.aio.lock import Lock
 from lockkit.configuration import profiles, registry
+from lockkit.configuration.peer_parameters import names_parameters
 from lockkit.engine.engine import Engine
+from lockkit.engine.settings import INHERIT, skipping_timeout
 from lockkit.runtime import AsyncioRuntime
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping
     from datetime import timedelta
     from types import TracebackType
-    from typing import Self
+    from typing import Literal, Self
 
     from lockkit.backend import Capabilities, Holder
-    from lockkit.engine.settings import LostCallback
+    from lockkit.engine.settings import Inherit, LostCallback
+    from lockkit.units import Seconds
 
 __all__ = ["Client", "connect", "from_client"]
 
@@ -75,19 +78,21 @@ class Client:
         """Where the backend is, without its password."""
         return self._engine.url
 
+    @names_parameters
     def lock(
         self,
         name: str,
         *,
-        ttl: float | timedelta | None = None,
-        timeout: float | timedelta | None = None,
+        ttl: Seconds | timedelta | None = None,
+        timeout: Seconds | timedelta | Inherit | None = INHERIT,
         renew: bool = True,
         reentrant: bool = False,
-        max_hold: float | timedelta | None = None,
+        max_hold: Seconds | timedelta | None = None,
         metadata: str | Mapping[str, object] | None = None,
         on_lost: LostCallback | None = None,
         raise_on_lost: bool = True,
         cancel_on_lost: bool = False,
+        on_busy: Literal["raise", "skip"] = "raise",
     ) -> Lock:
         """
         Describe a lock. Nothing is sent yet. See `lockkit.Client.lock`.
@@ -104,11 +109,14 @@ class Client:
             raise_on_lost: See there.
             cancel_on_lost: ``async with`` cancels its body when the lease is lost, and raises `LockLost` in place of
                 the cancellation, as `asyncio.timeout` does with `TimeoutError`.
+            on_busy: See there.
 
         Raises:
             ConfigurationError: One of them is wrong.
             LockError: The client is closed.
         """
+        if on_busy != "raise":
+            timeout = skipping_timeout(on_busy, timeout, name=name, backend=self._engine.url)
         settings = self._engine.settings(
             name,
             ttl=ttl,
@@ -120,7 +128,7 @@ class Client:
             on_lost=on_lost,
             raise_on_lost=raise_on_lost,
         )
-        return Lock(self._engine, settings, cancel_on_lost=cancel_on_lost)
+        return Lock(self._engine, settings, cancel_on_lost=cancel_on_lost, on_busy=on_busy)
 
     async def holders(self, name: str) -> list[Holder]:
         """See `lockkit.Client.holders`."""

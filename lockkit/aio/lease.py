@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING
 from lockkit.lease import BaseLease
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from datetime import timedelta
     from types import TracebackType
     from typing import Self
+
+    from lockkit.units import Seconds
 
 __all__ = ["Lease"]
 
@@ -24,15 +27,19 @@ class Lease(BaseLease):
         """See `lockkit.Lease.confirm`."""
         return await self._engine.confirm(self._record)
 
-    async def extend(self, ttl: float | timedelta | None = None) -> None:
+    async def extend(self, ttl: Seconds | timedelta | None = None) -> None:
         """See `lockkit.Lease.extend`."""
         await self._engine.extend(self._record, ttl)
+
+    async def update(self, metadata: str | Mapping[str, object] | None) -> None:
+        """See `lockkit.Lease.update`."""
+        await self._engine.update(self._record, metadata)
 
     async def release(self) -> None:
         """See `lockkit.Lease.release`."""
         await self._engine.releases.release(self._record)
 
-    async def wait_lost(self, timeout: float | timedelta | None = None) -> bool:
+    async def wait_lost(self, timeout: Seconds | timedelta | None = None) -> bool:
         """See `lockkit.Lease.wait_lost`."""
         return await self._engine.leases.wait_lost(self._record, timeout)
 

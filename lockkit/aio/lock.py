@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from lockkit import validation
 from lockkit.configuration.name_template import NameTemplate
+from lockkit.configuration.peer_parameters import names_parameters
 from lockkit.errors import ConfigurationError
 from lockkit.lease import INHERIT, BaseLease, Inherit, WithStack
 
@@ -17,12 +18,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import timedelta
     from types import TracebackType
+    from typing import Literal
 
     from lockkit.aio.lease import Lease
     from lockkit.engine.engine import Engine
     from lockkit.engine.settings import LockSettings
+    from lockkit.units import Seconds
 
-__all__ = ["Lock"]
+__all__ = ["Attempt", "Lock"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -35,13 +38,21 @@ class Lock:
     May be used again, by many tasks at once, as an async context manager, and as a decorator of coroutine functions.
     """
 
-    __slots__ = ("_blocks", "_cancel_on_lost", "_engine", "_settings")
+    __slots__ = ("_blocks", "_cancel_on_lost", "_engine", "_on_busy", "_settings")
 
-    def __init__(self, engine: Engine[Lease], settings: LockSettings, *, cancel_on_lost: bool) -> None:
+    def __init__(
+        self,
+        engine: Engine[Lease],
+        settings: LockSettings,
+        *,
+        cancel_on_lost: bool,
+        on_busy: Literal["raise", "skip"] = "raise",
+    ) -> None:
         """Made by `Client.lock`."""
         self._engine = engine
         self._settings = settings
         self._cancel_on_lost = cancel_on_lost
+        self._on_busy = on_busy
         self._blocks: WithStack[_Block] = WithStack()
 
     @property
@@ -49,14 +60,21 @@ class Lock:
         """Name of the lock."""
         return self._settings.name
 
-    async def acquire(self, timeout: float | timedelta | Inherit | None = INHERIT) -> Lease:
+    @names_parameters
+    async def acquire(self, timeout: Seconds | timedelta | Inherit | None = INHERIT) -> Lease:
         """See `lockkit.Lock.acquire`. Cancelling it leaves nothing behind at the backend."""
         seconds = self._settings.timeout if isinstance(timeout, Inherit) else self._seconds(timeout)
         return await self._engine.acquire(self._settings, seconds)
 
-    async def try_acquire(self, timeout: float | timedelta | None = 0) -> Lease | None:
+    @names_parameters
+    async def try_acquire(self, timeout: Seconds | timedelta | None = 0) -> Lease | None:
         """See `lockkit.Lock.try_acquire`."""
         return await self._engine.try_acquire(self._settings, self._seconds(timeout))
+
+    @names_parameters
+    def attempt(self, timeout: Seconds | timedelta | None = 0) -> Attempt:
+        """See `lockkit.Lock.attempt`: ``async with lock.attempt() as lease:`` and ``if lease:`` below it."""
+        return Attempt(self, self._seconds(timeout))
 
     async def locked(self) -> bool:
         """See `lockkit.Lock.locked`."""
@@ -66,8 +84,7 @@ class Lock:
         """Acquire; the body never runs without the lock."""
         lease = await (await self._engine.acquire(self._settings, self._settings.timeout)).__aenter__()
         task = self._engine.runtime.current()
-        cancelled = cast("asyncio.Task[Any]", task) if self._cancel_on_lost else None
-        self._blocks.push(task, _Block(lease, cancelled))
+        self._blocks.push(task, self._block(lease, task))
         return lease
 
     async def __aexit__(
@@ -79,7 +96,12 @@ class Lock:
         Raises:
             LockLost: The body ended well, or was cancelled by ``cancel_on_lost``, after the lease was lost.
         """
-        block = self._blocks.pop(self._engine.runtime.current())
+        await self._leave(self._blocks.pop(self._engine.runtime.current()), error)
+
+    def _block(self, lease: Lease, task: object) -> _Block:
+        return _Block(lease, cast("asyncio.Task[Any]", task) if self._cancel_on_lost else None)
+
+    async def _leave(self, block: _Block, error: BaseException | None) -> None:
         record = block.lease._record  # noqa: SLF001 - the lock and its lease are one unit
         if block.turns_into_loss(error):
             record.check()
@@ -90,6 +112,7 @@ class Lock:
         Decorate a coroutine function: each call holds the lock until its coroutine ends.
 
         The name is formatted with the call's arguments: ``@client.lock("stock:{product_id}")``.
+        ``on_busy="skip"`` as in `lockkit.Lock.__call__`.
         A plain wrapper (`functools.wraps`) around a coroutine function becomes a coroutine function.
 
         Raises:
@@ -106,14 +129,17 @@ class Lock:
 
         @functools.wraps(function)
         async def hold(*arguments: P.args, **keywords: P.kwargs) -> Any:  # noqa: ANN401 - what the function returns
-            async with self._named(template.name(arguments, keywords)):
+            lock = self._named(template.name(arguments, keywords))
+            async with lock.attempt(self._settings.timeout) if self._on_busy == "skip" else lock as lease:
+                if lease is None:
+                    return None
                 result = function(*arguments, **keywords)
                 # A wrapper may have run its coroutine already.
                 return template.finished(await result if inspect.isawaitable(result) else result, awaited=True)
 
         return cast("Callable[P, R]", hold)
 
-    def _seconds(self, timeout: float | timedelta | None) -> float | None:
+    def _seconds(self, timeout: Seconds | timedelta | None) -> float | None:
         return validation.timeout(timeout, name=self._settings.name, backend=self._engine.url)
 
     def _named(self, name: str) -> Lock:
@@ -123,6 +149,48 @@ class Lock:
     def __repr__(self) -> str:
         """Show name and backend."""
         return f"<lockkit.aio.Lock {self._settings.name!r} at {self._engine.url}>"
+
+
+class Attempt:
+    """A context manager made by `Lock.attempt`: its target is a `Lease`, or None if the lock stayed busy."""
+
+    __slots__ = ("_blocks", "_lock", "_timeout")
+
+    def __init__(self, lock: Lock, timeout: Seconds | None) -> None:
+        """Made by `Lock.attempt`."""
+        self._lock = lock
+        self._timeout = timeout
+        self._blocks: WithStack[_Block | None] = WithStack()
+
+    async def __aenter__(self) -> Lease | None:
+        """Try to acquire."""
+        lock = self._lock
+        lease = await lock.try_acquire(self._timeout)
+        task = lock._engine.runtime.current()  # noqa: SLF001 - another form of the lock, here and below
+        if lease is None:
+            self._blocks.push(task, None)
+            return None
+        await lease.__aenter__()
+        self._blocks.push(task, lock._block(lease, task))  # noqa: SLF001
+        return lease
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """
+        Release what was acquired.
+
+        Raises:
+            LockLost: As leaving ``async with lock`` does.
+        """
+        lock = self._lock
+        block = self._blocks.pop(lock._engine.runtime.current())  # noqa: SLF001
+        if block is not None:
+            await lock._leave(block, error)  # noqa: SLF001
+
+    def __repr__(self) -> str:
+        """Show the lock."""
+        return f"<lockkit.aio.Attempt at {self._lock!r}>"
 
 
 class _Block:

@@ -127,7 +127,8 @@ class LockState(Generic[C]):
         if queue:
             self._enqueue(claim)
         assert self.holder is not None or self.queue, "refused a free lock"
-        return Busy(max(0.0, self.until - now), owner=None if self.holder is None else self.holder.owner), notify
+        left, holder = max(0.0, self.until - now), self.holder
+        return Busy(left) if holder is None else Busy(left, False, holder.owner, holder.metadata), notify  # noqa: FBT003
 
     def _enqueue(self, claim: C) -> None:
         """Add a claim to the queue, or replace the one of its owner: its client may have a new id."""
@@ -196,6 +197,17 @@ class LockState(Generic[C]):
         if self.holder is not None and self.holder.owner == owner and now < self.until:
             self.until = now + ttl
             return Renewed()
+        return self._gone(owner)
+
+    def update(self, owner: str, change: Callable[[C], C], now: float) -> Gone | None:
+        """Replace the holder's claim if `owner` still holds the lock; otherwise say why not."""
+        if self.holder is not None and self.holder.owner == owner and now < self.until:
+            self.holder = change(self.holder)
+            assert self.holder.owner == owner, "the same claim, with other metadata"
+            return None
+        return self._gone(owner)
+
+    def _gone(self, owner: str) -> Gone:
         if self.broken == owner:
             return Gone("broken")
         if self.holder is None:

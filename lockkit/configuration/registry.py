@@ -34,6 +34,10 @@ ENGINE_OPTIONS: Mapping[str, Option] = MappingProxyType(
             parse=parse_ttl,
             help="Seconds after which the backend frees a lock that is not renewed, unless lock() gives a ttl.",
         ),
+        "timeout": Option(
+            parse=parse_seconds,
+            help="Seconds that a caller waits for a lock, unless lock() gives a timeout. Not given: without limit.",
+        ),
         "unavailable_after": Option(
             parse=parse_seconds,
             help="Seconds without any answer after which a wait without timeout raises BackendUnavailable.",

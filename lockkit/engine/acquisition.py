@@ -19,6 +19,7 @@ from math import inf
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from lockkit.backend import CALL_SECONDS, Grant, Request
+from lockkit.engine.holder_lookup import HolderLookups, holder_of
 from lockkit.engine.local_queue import LocalQueues, Ticket
 from lockkit.errors import BackendUnavailable, LockError, LockTimeout
 
@@ -70,6 +71,7 @@ class AcquisitionContext(Generic[L]):
         admit: Makes the lease from the settings, the grant and the time before it was asked for; None if the lease has
             ended already.
         unavailable_after: Seconds without one answer after which a wait without timeout gives up.
+        lookups: Asks who holds a lock.
         queues: Those who wait behind another call of this client.
         waiting: The requests that wait at the backend.
         answered_at: Before the last request that was answered, client monotonic clock.
@@ -83,6 +85,7 @@ class AcquisitionContext(Generic[L]):
         "client",
         "last_error",
         "leases",
+        "lookups",
         "queues",
         "unavailable_after",
         "waiting",
@@ -102,6 +105,7 @@ class AcquisitionContext(Generic[L]):
         self.cleanups = cleanups
         self.admit = admit
         self.unavailable_after = unavailable_after
+        self.lookups = HolderLookups(client)
         self.queues = LocalQueues(client.runtime)
         self.waiting: set[Request] = set()
         self.answered_at = -inf
@@ -109,6 +113,7 @@ class AcquisitionContext(Generic[L]):
 
     def forked(self) -> None:
         """Forget the parent's waiters."""
+        self.lookups.forked()
         self.queues.forked()
         self.waiting = set()
 
@@ -125,12 +130,14 @@ class Acquisition(Generic[L]):
         "_attempts",
         "_backend",
         "_began",
+        "_busy",
         "_client",
         "_context",
         "_deadline",
         "_request",
         "_runtime",
         "_settings",
+        "_stayed_busy",
         "_waiting",
         "_warn_at",
     )
@@ -158,6 +165,8 @@ class Acquisition(Generic[L]):
         self._warn_at = self._began + settings.ttl
         self._attempts = 0
         self._waiting = False
+        self._stayed_busy = False
+        self._busy: Busy | None = None
         self._request = self._new_request()
 
     async def run(self) -> L:
@@ -348,14 +357,42 @@ class Acquisition(Generic[L]):
         name, url, error = self._settings.name, self._client.url, self._context.last_error
         if busy is None and error is not None:
             return self._client.unavailable(error, f"acquire lock {name!r}", name)
-        waited = self._runtime.now() - self._began
-        holder = f" (held by owner {busy.owner})" if busy is not None and busy.owner else ""
-        advice = "Wait longer with timeout=, or see who holds it with holders()."
-        if busy is not None and (record := self._holder_in_same_thread(busy)) is not None:
-            holder = f" (held by {self._runtime.relation(record.acquired_by)})"
-            advice = f"{self._advice(record)}."
-        message = f"lock {name!r} at {url} is busy{holder}: waited {waited:.3g} s. {advice}"
+        self._stayed_busy, self._busy = True, busy
+        record = None if busy is None else self._holder_in_same_thread(busy)
+        if record is not None:
+            relation = self._runtime.relation(record.acquired_by)
+            message = self._busy_message(f" (held by {relation})", f"{self._advice(record)}.")
+        else:
+            message = self._busy_message(f" (held by owner {busy.owner})" if busy is not None and busy.owner else "")
         return LockTimeout(message, name=name, backend=url)
+
+    def _busy_message(
+        self, holder: str, advice: str = "Wait longer with timeout=, or see who holds it with holders()."
+    ) -> str:
+        waited = self._runtime.now() - self._began
+        return f"lock {self._settings.name!r} at {self._client.url} is busy{holder}: waited {waited:.3g} s. {advice}"
+
+    async def name_holder(self, error: LockTimeout) -> None:
+        """
+        Have the error of this call say who holds the lock, as far as the client knows or one question can find out.
+
+        A single try asks nobody: a second round trip would make it twice as long.
+        """
+        if not self._stayed_busy:
+            return
+        name, busy = self._settings.name, self._busy
+        record = self._context.leases.find(None if busy is None else busy.owner, name)
+        if record is not None:
+            error.holder = holder_of(record.grant.owner, record.metadata)
+            if self._runtime.relation(record.acquired_by):
+                return  # the message says it in other words
+        elif busy is not None and busy.owner is not None and busy.metadata is not None:
+            error.holder = holder_of(busy.owner, busy.metadata)
+        elif self._request.queue:
+            seconds = max(0.0, self._answer_by - self._runtime.now())
+            error.holder = await self._context.lookups.ask(self._backend, name, seconds)
+        if error.holder is not None:
+            error.args = (self._busy_message(f" (held by {error.holder})"),)
 
     # -- warnings of waits that may never end ------------------------------------------------------------------------
 

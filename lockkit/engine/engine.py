@@ -40,8 +40,8 @@ from lockkit.engine.lease_record import RELEASED, LeaseRecord
 from lockkit.engine.leases import Leases
 from lockkit.engine.release import Releases
 from lockkit.engine.renewal import Renewer
-from lockkit.engine.settings import DEFAULT_TTL, DEFAULT_UNAVAILABLE_AFTER, LockSettings
-from lockkit.errors import BackendUnavailable, ConfigurationError, LockError, LockTimeout
+from lockkit.engine.settings import DEFAULT_TTL, DEFAULT_UNAVAILABLE_AFTER, INHERIT, Inherit, LockSettings
+from lockkit.errors import BackendUnavailable, ConfigurationError, LockError, LockTimeout, Unsupported
 from lockkit.runtime import drive, in_forked_child, monotonic, wall_clock
 
 if TYPE_CHECKING:
@@ -118,6 +118,7 @@ class Engine(Generic[L]):
             self.admit,
             options.get("unavailable_after") or DEFAULT_UNAVAILABLE_AFTER,
         )
+        self.default_timeout: Seconds | None = options.get("timeout")
         self.default_ttl = validation.ttl(options.get("ttl") or DEFAULT_TTL, self.client.capabilities.min_ttl)
         self._describe_client()
         _engines.add(self)
@@ -153,11 +154,11 @@ class Engine(Generic[L]):
         self,
         name: str,
         *,
-        ttl: float | timedelta | None,
-        timeout: float | timedelta | None,
+        ttl: Seconds | timedelta | None,
+        timeout: Seconds | timedelta | Inherit | None,
         renew: bool,
         reentrant: bool,
-        max_hold: float | timedelta | None,
+        max_hold: Seconds | timedelta | None,
         metadata: str | Mapping[str, object] | None,
         on_lost: LostCallback | None,
         raise_on_lost: bool,
@@ -175,7 +176,7 @@ class Engine(Generic[L]):
             return LockSettings(
                 validation.lock_name(name),
                 self.default_ttl if ttl is None else validation.ttl(ttl, self.client.capabilities.min_ttl),
-                None if timeout is None else validation.timeout(timeout),
+                self.default_timeout if timeout is INHERIT else validation.timeout(timeout),
                 renew,
                 reentrant,
                 None if max_hold is None else validation.seconds(max_hold, "max_hold", exclusive=True),
@@ -189,13 +190,14 @@ class Engine(Generic[L]):
             error.backend = self.url
             raise
 
-    async def acquire(self, settings: LockSettings, timeout: float | None) -> L:
+    async def acquire(self, settings: LockSettings, timeout: Seconds | None, *, name_holder: bool = True) -> L:
         """
         Wait for the lock.
 
         Args:
             settings: What to acquire.
             timeout: Seconds to wait, None without limit, 0 to try once.
+            name_holder: Have the error of a wait say who holds the lock.
 
         Raises:
             LockTimeout: It was busy for the whole wait.
@@ -206,12 +208,18 @@ class Engine(Generic[L]):
         backend = self.client.ready()
         if settings.reentrant and (lease := self.leases.reenter(settings.name)) is not None:
             return cast("L", lease)  # made by make_lease
-        return await Acquisition(self.acquisitions, backend, settings, timeout).run()
+        acquisition = Acquisition(self.acquisitions, backend, settings, timeout)
+        try:
+            return await acquisition.run()
+        except LockTimeout as error:
+            if name_holder:
+                await acquisition.name_holder(error)
+            raise
 
     async def try_acquire(self, settings: LockSettings, timeout: Seconds | None) -> L | None:
         """As `acquire`, with None instead of `LockTimeout`."""
         try:
-            return await self.acquire(settings, timeout)
+            return await self.acquire(settings, timeout, name_holder=False)
         except LockTimeout:
             return None
 
@@ -265,7 +273,7 @@ class Engine(Generic[L]):
 
     # -- the lease: asking the backend -----------------------------------------------------------------------------
 
-    async def extend(self, record: LeaseRecord, ttl: float | timedelta | None) -> None:
+    async def extend(self, record: LeaseRecord, ttl: Seconds | timedelta | None) -> None:
         """
         Set the time left to `ttl` (None: the lease's ttl). Never adds.
 
@@ -285,6 +293,40 @@ class Engine(Generic[L]):
             failure = BackendUnavailable(str(outcome.error))
             raise client.unavailable(failure, action, grant.name) from outcome.error
         record.check()
+
+    async def update(self, record: LeaseRecord, metadata: str | Mapping[str, object] | None) -> None:
+        """
+        Replace the application's metadata of a held lease.
+
+        Raises:
+            LockLost: The lease is not held.
+            BackendUnavailable: No answer; the backend may have the new metadata or the old.
+            ConfigurationError: The metadata cannot be stored.
+            Unsupported: The backend cannot replace it.
+        """
+        grant, client = record.grant, self.client
+        name, url = grant.name, self.url
+        record.check()
+        if not client.capabilities.metadata_update:
+            message = (
+                f"could not update the metadata of lock {name!r} at {url}: this backend stores it when the lock is "
+                "acquired (capabilities.metadata_update). Give it to lock(metadata=...), or store it elsewhere"
+            )
+            raise Unsupported(message, name=name, backend=url)
+        try:
+            text = validation.metadata(metadata, self._about, name=name)
+        except ConfigurationError as error:
+            error.backend = url
+            raise
+        try:
+            gone = await client.ready().update(grant, text)
+        except BackendUnavailable as error:
+            raise client.unavailable(error, f"update the metadata of lock {name!r}", name) from error
+        if gone is not None:
+            self.leases.lose(record, gone.reason)
+            record.check()
+        else:
+            record.metadata = text
 
     async def confirm(self, record: LeaseRecord) -> bool:
         """

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from lockkit.engine.client_state import ClientState
     from lockkit.engine.lease_record import LeaseRecord, LeaseState
     from lockkit.engine.settings import LostCallback
+    from lockkit.units import Seconds
 
 __all__ = ["Leases"]
 
@@ -196,7 +197,7 @@ class Leases:
         except RuntimeError:  # no more threads, or the event loop has ended: the watch must survive that
             log.exception("could not call the on_lost callback of lock %r", name)
 
-    async def wait_lost(self, record: LeaseRecord, timeout: float | timedelta | None) -> bool:
+    async def wait_lost(self, record: LeaseRecord, timeout: Seconds | timedelta | None) -> bool:
         """Wait until the lease is lost (True) or released, or the time is over (False)."""
         seconds = validation.timeout(timeout)
         if record.lost:

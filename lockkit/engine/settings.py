@@ -4,15 +4,43 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
-__all__ = ["DEFAULT_TTL", "DEFAULT_UNAVAILABLE_AFTER", "LockSettings", "LostCallback", "drift_margin"]
+from lockkit.errors import ConfigurationError
+from lockkit.validation import nearest, shown
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+    from lockkit.units import Seconds
+
+__all__ = [
+    "DEFAULT_TTL",
+    "DEFAULT_UNAVAILABLE_AFTER",
+    "INHERIT",
+    "Inherit",
+    "LockSettings",
+    "LostCallback",
+    "drift_margin",
+    "skipping_timeout",
+]
 
 DEFAULT_TTL = 30.0
 """Seconds. Longer keeps a crashed holder's lock longer; shorter loses leases to shorter pauses and outages."""
 
 DEFAULT_UNAVAILABLE_AFTER = 30.0
 """Seconds without one answer after which a wait without timeout gives up."""
+
+
+class Inherit:
+    """Marks "not given" in signatures where None has a meaning: the lock's timeout, or for a lock the client's."""
+
+    def __repr__(self) -> str:
+        """Show what it stands for."""
+        return "<inherited>"
+
+
+INHERIT: Final = Inherit()
 
 LostCallback = Callable[[Any, str], object]
 """Called as ``callback(lease, reason)``."""
@@ -47,3 +75,35 @@ def drift_margin(ttl: float) -> float:
         Seconds.
     """
     return ttl * 0.01 + 0.002
+
+
+def skipping_timeout(
+    on_busy: object, timeout: Seconds | timedelta | Inherit | None, *, name: object, backend: str
+) -> Seconds | timedelta:
+    """
+    Check ``on_busy`` where it is not "raise", and decide how long a call waits before it is skipped.
+
+    Args:
+        on_busy: As given.
+        timeout: As given. By default 0, as in ``try_acquire``, whatever the client's default is.
+        name: The lock, for the error.
+        backend: URL of its backend without the password, for the error.
+
+    Returns:
+        Seconds to wait.
+
+    Raises:
+        ConfigurationError: ``on_busy`` is no known word, or the call would wait without limit and never be skipped.
+    """
+    name = name if isinstance(name, str) else None
+    if on_busy != "skip":
+        words = ["raise", "skip"]
+        message = f"on_busy must be 'raise' or 'skip', not {shown(on_busy)}{nearest(on_busy, words)}"
+        raise ConfigurationError(message, name=name, backend=backend)
+    if timeout is None:
+        message = (
+            "on_busy='skip' needs a limit: with timeout=None a call waits until the lock is free and is never skipped. "
+            "Leave timeout out to try once, or give seconds"
+        )
+        raise ConfigurationError(message, name=name, backend=backend)
+    return 0 if isinstance(timeout, Inherit) else timeout

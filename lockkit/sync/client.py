@@ -6,7 +6,9 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 from lockkit.configuration import profiles, registry
+from lockkit.configuration.peer_parameters import names_parameters
 from lockkit.engine.engine import Engine
+from lockkit.engine.settings import INHERIT, skipping_timeout
 from lockkit.runtime import BlockingRuntime, drive
 from lockkit.sync.lease import Lease
 from lockkit.sync.lock import Lock
@@ -15,10 +17,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from datetime import timedelta
     from types import TracebackType
-    from typing import Self
+    from typing import Literal, Self
 
     from lockkit.backend import Capabilities, Holder
-    from lockkit.engine.settings import LostCallback
+    from lockkit.engine.settings import Inherit, LostCallback
+    from lockkit.units import Seconds
 
 __all__ = ["Client", "connect", "from_client"]
 
@@ -31,9 +34,9 @@ def connect(url: str | None = None, *, profile: str | None = None, **options: An
         url: Which backend, for example ``redis://localhost:6379/0``, ``file:///var/lock/app`` or ``memory://``.
             None: the profile, ``LOCKKIT_URL``, the profile named by ``LOCKKIT_ENV``, else files of this user's machine.
         profile: A profile of ``lockkit.toml`` or of ``[tool.lockkit]`` in ``pyproject.toml``.
-        **options: ``ttl`` (default of the client's locks, seconds), ``unavailable_after`` (seconds without one answer
-            after which a wait without timeout gives up) and the backend's options, which the URL's query may have
-            too. What is given here wins.
+        **options: ``ttl`` and ``timeout`` (defaults of the client's locks, seconds), ``unavailable_after`` (seconds
+            without one answer after which a wait without timeout gives up) and the backend's options, which the URL's
+            query may have too. What is given here wins.
 
     Raises:
         ConfigurationError: The URL, the profile or an option is wrong.
@@ -81,18 +84,20 @@ class Client:
         """Where the backend is, without its password."""
         return self._engine.url
 
+    @names_parameters
     def lock(
         self,
         name: str,
         *,
-        ttl: float | timedelta | None = None,
-        timeout: float | timedelta | None = None,
+        ttl: Seconds | timedelta | None = None,
+        timeout: Seconds | timedelta | Inherit | None = INHERIT,
         renew: bool = True,
         reentrant: bool = False,
-        max_hold: float | timedelta | None = None,
+        max_hold: Seconds | timedelta | None = None,
         metadata: str | Mapping[str, object] | None = None,
         on_lost: LostCallback | None = None,
         raise_on_lost: bool = True,
+        on_busy: Literal["raise", "skip"] = "raise",
     ) -> Lock:
         """
         Describe a lock. Nothing is sent yet.
@@ -101,7 +106,8 @@ class Client:
             name: 1 to 255 UTF-8 bytes without NUL. Names that differ in any byte are different locks.
             ttl: Seconds after which the backend frees the lock unless it is renewed: how long others wait for a crashed
                 holder. None: the client's default (30 s unless configured).
-            timeout: Seconds that the caller waits; None without limit, 0 tries once.
+            timeout: Seconds that the caller waits; None without limit, 0 tries once. By default the client's (without
+                limit unless configured).
             renew: Extend the ttl in the background while held. With False the lease ends at its ttl.
             reentrant: The thread that holds the lock through this client gets the same lease again, counted. In a
                 thread that runs an event loop: the task that holds it.
@@ -109,11 +115,16 @@ class Client:
             metadata: Text or a mapping of JSON values, shown by `holders`. Never a secret.
             on_lost: Called once with ``(lease, reason)`` if the lease is lost, from a thread of its own.
             raise_on_lost: Leaving ``with`` after a loss raises `LockLost`; False only logs it.
+            on_busy: What the decorator does when the lock stays busy: ``"raise"`` raises `LockTimeout`, ``"skip"``
+                returns None without running the function (then ``timeout`` is 0 by default). A ``with`` block cannot
+                be skipped and raises: see `Lock.attempt`.
 
         Raises:
             ConfigurationError: One of them is wrong.
             LockError: The client is closed.
         """
+        if on_busy != "raise":
+            timeout = skipping_timeout(on_busy, timeout, name=name, backend=self._engine.url)
         settings = self._engine.settings(
             name,
             ttl=ttl,
@@ -125,7 +136,7 @@ class Client:
             on_lost=on_lost,
             raise_on_lost=raise_on_lost,
         )
-        return Lock(self._engine, settings)
+        return Lock(self._engine, settings, on_busy=on_busy)
 
     def holders(self, name: str) -> list[Holder]:
         """

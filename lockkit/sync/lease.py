@@ -8,9 +8,12 @@ from lockkit.lease import BaseLease
 from lockkit.runtime import drive
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from datetime import timedelta
     from types import TracebackType
     from typing import Self
+
+    from lockkit.units import Seconds
 
 __all__ = ["Lease"]
 
@@ -34,7 +37,7 @@ class Lease(BaseLease):
         """
         return drive(self._engine.confirm(self._record))
 
-    def extend(self, ttl: float | timedelta | None = None) -> None:
+    def extend(self, ttl: Seconds | timedelta | None = None) -> None:
         """
         Set the time left to `ttl`; never adds to it.
 
@@ -48,6 +51,23 @@ class Lease(BaseLease):
         """
         drive(self._engine.extend(self._record, ttl))
 
+    def update(self, metadata: str | Mapping[str, object] | None) -> None:
+        """
+        Replace the application's metadata of this lease; ``holders`` shows the new one at once.
+
+        For example to show how far a job has come. `metadata` is the new one when this returns.
+
+        Args:
+            metadata: As for ``Client.lock``: text or a mapping of JSON values, never a secret. None removes it.
+
+        Raises:
+            LockLost: The lease is not held.
+            BackendUnavailable: No answer; the backend may have the new metadata or the old.
+            ConfigurationError: The metadata cannot be stored.
+            Unsupported: The backend cannot replace it (``capabilities.metadata_update``). Nothing was sent.
+        """
+        drive(self._engine.update(self._record, metadata))
+
     def release(self) -> None:
         """
         Give the lock back. Releasing twice is no error.
@@ -58,7 +78,7 @@ class Lease(BaseLease):
         """
         drive(self._engine.releases.release(self._record))
 
-    def wait_lost(self, timeout: float | timedelta | None = None) -> bool:
+    def wait_lost(self, timeout: Seconds | timedelta | None = None) -> bool:
         """
         Wait until the lease is lost.
 

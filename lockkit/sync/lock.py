@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from lockkit import validation
 from lockkit.configuration.name_template import NameTemplate
+from lockkit.configuration.peer_parameters import names_parameters
+from lockkit.errors import ConfigurationError
 from lockkit.lease import INHERIT, Inherit, WithStack
 from lockkit.runtime import drive
 
@@ -18,12 +20,14 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
     from datetime import timedelta
     from types import TracebackType
+    from typing import Literal
 
     from lockkit.engine.engine import Engine
     from lockkit.engine.settings import LockSettings
     from lockkit.sync.lease import Lease
+    from lockkit.units import Seconds
 
-__all__ = ["Lock", "ThreadingLock"]
+__all__ = ["Attempt", "Lock", "ThreadingLock"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -36,12 +40,15 @@ class Lock:
     May be used again, by many threads at once, as a context manager, and as a decorator.
     """
 
-    __slots__ = ("_blocks", "_engine", "_settings")
+    __slots__ = ("_blocks", "_engine", "_on_busy", "_settings")
 
-    def __init__(self, engine: Engine[Lease], settings: LockSettings) -> None:
+    def __init__(
+        self, engine: Engine[Lease], settings: LockSettings, *, on_busy: Literal["raise", "skip"] = "raise"
+    ) -> None:
         """Made by `Client.lock`."""
         self._engine = engine
         self._settings = settings
+        self._on_busy = on_busy
         self._blocks: WithStack[Lease] = WithStack()
 
     @property
@@ -49,7 +56,8 @@ class Lock:
         """Name of the lock."""
         return self._settings.name
 
-    def acquire(self, timeout: float | timedelta | Inherit | None = INHERIT) -> Lease:
+    @names_parameters
+    def acquire(self, timeout: Seconds | timedelta | Inherit | None = INHERIT) -> Lease:
         """
         Wait for the lock. In a thread that runs an event loop the wait blocks that loop: prefer `lockkit.aio` there.
 
@@ -66,7 +74,8 @@ class Lock:
         seconds = self._settings.timeout if isinstance(timeout, Inherit) else self._seconds(timeout)
         return drive(self._engine.acquire(self._settings, seconds))
 
-    def try_acquire(self, timeout: float | timedelta | None = 0) -> Lease | None:
+    @names_parameters
+    def try_acquire(self, timeout: Seconds | timedelta | None = 0) -> Lease | None:
         """
         Wait for the lock, and return None if it stayed busy.
 
@@ -78,6 +87,22 @@ class Lock:
             ConfigurationError: The timeout is wrong, or the server refuses the credentials.
         """
         return drive(self._engine.try_acquire(self._settings, self._seconds(timeout)))
+
+    @names_parameters
+    def attempt(self, timeout: Seconds | timedelta | None = 0) -> Attempt:
+        """
+        Make a context manager that gives a lease, or None if the lock stayed busy. The body runs in both cases.
+
+        ``with lock.attempt() as lease:`` and ``if lease:`` below it.
+        Leaving it releases the lease, as leaving ``with lock`` does.
+
+        Args:
+            timeout: Seconds to wait; 0 tries once.
+
+        Raises:
+            ConfigurationError: The timeout is wrong. Entering raises what `try_acquire` does.
+        """
+        return Attempt(self, self._seconds(timeout))
 
     def locked(self) -> bool:
         """
@@ -116,6 +141,8 @@ class Lock:
         Decorate a function: each call holds the lock.
 
         The name is formatted with the call's arguments: ``@client.lock("stock:{product_id}")``.
+        With ``on_busy="skip"`` a call returns None without running the function if the lock stays busy; type checkers
+        see the function's own type, without that None.
         A coroutine function holds the lock until its coroutine ends, but waits for it by blocking its event loop:
         prefer `lockkit.aio` there. A plain wrapper (`functools.wraps`) around a coroutine function acquires the lock
         when it is called, and holds it until the coroutine that it returns ends.
@@ -129,18 +156,29 @@ class Lock:
 
             @functools.wraps(function)
             async def hold_until_done(*arguments: P.args, **keywords: P.kwargs) -> Any:  # noqa: ANN401 - what the function returns
-                with self._named(template.name(arguments, keywords)).acquire():
+                lease = self._acquire_for(template.name(arguments, keywords))
+                if lease is None:
+                    return None
+                with lease:
                     result = await cast("Awaitable[object]", function(*arguments, **keywords))
                     return template.finished(result, awaited=True)
 
             return cast("Callable[P, R]", hold_until_done)
 
         if template.wraps_coroutine:
+            if self._on_busy == "skip":
+                message = (
+                    f"lock {self.name!r} with on_busy='skip' cannot decorate {template.label!r}, a plain wrapper "
+                    "around a coroutine function: lockkit cannot know whether a call that is skipped must return None "
+                    "or a coroutine. Put the lock's decorator below the others"
+                )
+                raise ConfigurationError(message, name=self.name, backend=self._engine.url)
 
             @functools.wraps(function)
             def hold_until_result_is_done(*arguments: P.args, **keywords: P.kwargs) -> Any:  # noqa: ANN401 - as above
                 with ExitStack() as block:
-                    block.enter_context(self._named(template.name(arguments, keywords)).acquire())
+                    settings = self._named_settings(template.name(arguments, keywords))
+                    block.enter_context(drive(self._engine.acquire(settings, settings.timeout)))
                     result = function(*arguments, **keywords)
                     if not inspect.iscoroutine(result):
                         return template.finished(result)
@@ -149,17 +187,27 @@ class Lock:
             return hold_until_result_is_done
 
         @functools.wraps(function)
-        def hold(*arguments: P.args, **keywords: P.kwargs) -> R:
-            with self._named(template.name(arguments, keywords)):
+        def hold(*arguments: P.args, **keywords: P.kwargs) -> Any:  # noqa: ANN401 - as above
+            lease = self._acquire_for(template.name(arguments, keywords))
+            if lease is None:
+                return None
+            with lease:
                 return template.finished(function(*arguments, **keywords))
 
-        return hold
+        return cast("Callable[P, R]", hold)
 
-    def _seconds(self, timeout: float | timedelta | None) -> float | None:
+    def _acquire_for(self, name: str) -> Lease | None:
+        """Acquire for a call of a decorated function; None if ``on_busy`` skips it."""
+        engine, settings = self._engine, self._named_settings(name)
+        if self._on_busy == "skip":
+            return drive(engine.try_acquire(settings, settings.timeout))
+        return drive(engine.acquire(settings, settings.timeout))
+
+    def _seconds(self, timeout: Seconds | timedelta | None) -> float | None:
         return validation.timeout(timeout, name=self._settings.name, backend=self._engine.url)
 
-    def _named(self, name: str) -> Lock:
-        return Lock(self._engine, replace(self._settings, name=validation.lock_name(name)))
+    def _named_settings(self, name: str) -> LockSettings:
+        return replace(self._settings, name=validation.lock_name(name))
 
     def __repr__(self) -> str:
         """Show name and backend."""
@@ -170,6 +218,43 @@ async def _finish(block: ExitStack, coroutine: Coroutine[Any, Any, object], temp
     """Run a coroutine in a block that was entered when the coroutine was made."""
     with block:
         return template.finished(await coroutine, awaited=True)
+
+
+class Attempt:
+    """A context manager made by `Lock.attempt`: its target is a `Lease`, or None if the lock stayed busy."""
+
+    __slots__ = ("_blocks", "_lock", "_timeout")
+
+    def __init__(self, lock: Lock, timeout: Seconds | None) -> None:
+        """Made by `Lock.attempt`."""
+        self._lock = lock
+        self._timeout = timeout
+        self._blocks: WithStack[Lease | None] = WithStack()
+
+    def __enter__(self) -> Lease | None:
+        """Try to acquire."""
+        lease = self._lock.try_acquire(self._timeout)
+        if lease is not None:
+            lease.__enter__()
+        self._blocks.push(threading.get_ident(), lease)
+        return lease
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """
+        Release what was acquired.
+
+        Raises:
+            LockLost: As leaving ``with lock`` does.
+        """
+        lease = self._blocks.pop(threading.get_ident())
+        if lease is not None:
+            lease.__exit__(kind, error, trace)
+
+    def __repr__(self) -> str:
+        """Show the lock."""
+        return f"<lockkit.Attempt at {self._lock!r}>"
 
 
 class ThreadingLock:

@@ -400,6 +400,9 @@ class _Lease(_Adapter["lockkit.Lease"]):
     async def extend(self, *arguments: Any, **keywords: Any) -> None:
         self.inner.extend(*arguments, **keywords)
 
+    async def update(self, metadata: Any) -> None:  # noqa: ANN401 - also what is wrong
+        self.inner.update(metadata)
+
     async def release(self) -> None:
         self.inner.release()
 

@@ -77,6 +77,11 @@ def connect() -> None:
         client.lock("a", 30)  # type: ignore[call-arg]
         client.lock("a", ttl="30")  # type: ignore[arg-type]
         client.lock("a", cancel_on_lost=True)  # type: ignore[call-arg]
+        client.lock("a", blocking=False)  # type: ignore[call-arg]
+        client.lock("a").acquire(blocking=False)  # type: ignore[call-arg]
+        client.lock("a", on_busy="wait")  # type: ignore[arg-type]
+    with client.lock("a").attempt(timeout=1) as lease:
+        assert_type(lease, lockkit.Lease | None)
 
 
 def catch(client: lockkit.Client) -> str | None:

@@ -49,6 +49,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from lockkit.backend import (
     Busy,
     Capabilities,
+    Gone,
     Grant,
     Holder,
     Host,
@@ -111,6 +112,7 @@ class FileBackend(LockBackend):
         waiters_visible=True,
         scope="machine",
         caveat="Excludes only on this machine, on a local file system, among users who may write to the directory.",
+        metadata_update=True,
     )
     options: ClassVar[Mapping[str, Option]] = {
         "group": Option(parse_bool, "share the locks with the group of the directory (files 0660)", default=False),
@@ -271,6 +273,16 @@ class FileBackend(LockBackend):
         """See `LockBackend.holders`."""
         dead = self._client_file.dead
         return await self._store.update(name, lambda state, now: state.holders(now, dead), create=False)
+
+    async def update(self, grant: Grant, metadata: str) -> Gone | None:
+        """See `LockBackend.update`."""
+
+        def change(claim: FileClaim) -> FileClaim:
+            return claim._replace(metadata=metadata)
+
+        return await self._store.update(
+            grant.name, lambda state, now: state.update(grant.owner, change, now), create=False
+        )
 
     async def break_lock(self, name: str) -> bool:
         """See `LockBackend.break_lock`. Repairs a damaged record too, which counts as a lock that was held."""

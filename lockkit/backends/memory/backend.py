@@ -62,6 +62,7 @@ class MemoryBackend(LockBackend):
         waiters_visible=True,
         scope="process",
         caveat="Excludes only within this process; a forked child or another process has locks of its own.",
+        metadata_update=True,
     )
     options: ClassVar[Mapping[str, Option]] = {}
 
@@ -154,6 +155,17 @@ class MemoryBackend(LockBackend):
         with self._space.mutex:
             lock = self._space.locks.get(name)
             return [] if lock is None else lock.holders(self._runtime.now())
+
+    async def update(self, grant: Grant, metadata: str) -> Gone | None:
+        """See `LockBackend.update`."""
+
+        def change(claim: Request) -> Request:
+            claim.metadata = metadata
+            return claim
+
+        with self._space.mutex:
+            lock = self._space.locks.get(grant.name)
+            return Gone() if lock is None else lock.update(grant.owner, change, self._runtime.now())
 
     async def break_lock(self, name: str) -> bool:
         """See `LockBackend.break_lock`."""

@@ -86,6 +86,7 @@ _RELEASE = Script("release", keys=3, arguments=2, shared="offer", alone=True)
 _ABANDON = Script("abandon", keys=3, arguments=2, shared="offer", alone=True)
 _RENEW = Script("renew", keys=4, arguments=4, alone=True)
 _BREAK = Script("break", keys=5, arguments=1, shared="offer")
+_UPDATE = Script("update", keys=2, arguments=2, alone=True)
 _HOLDERS = Script("holders", keys=4, arguments=0)
 
 _RENEWALS: Mapping[object, Renewal] = {1: Renewed(), 0: Gone("gone"), -1: Gone("taken"), -2: Gone("broken")}
@@ -105,6 +106,7 @@ _CAPABILITIES = Capabilities(
     waiters_visible=True,
     scope="network",
     caveat="A promoted replica may not know the newest locks (replication is asynchronous): guard storage by token.",
+    metadata_update=True,
 )
 
 
@@ -284,6 +286,12 @@ class RedisBackend(LockBackend):
             )
         ]
 
+    async def update(self, grant: Grant, metadata: str) -> Gone | None:
+        """See `LockBackend.update`."""
+        keys: _Keys = grant.state
+        reply = await self._run(_UPDATE, keys.lock, keys.update + bulk(grant.owner) + bulk(metadata), resend=True)
+        return None if reply == 1 else Gone("gone" if reply == 0 else "taken")
+
     async def break_lock(self, name: str) -> bool:
         """See `LockBackend.break_lock`."""
         keys = self._keys(name)
@@ -329,6 +337,11 @@ class _Keys:
     def renew(self) -> bytes:
         lock, fence, meta, _, broken = self._parts
         return lock + fence + meta + broken
+
+    @property
+    def update(self) -> bytes:
+        lock, _, meta, _, _ = self._parts
+        return lock + meta
 
     @property
     def breaking(self) -> bytes:

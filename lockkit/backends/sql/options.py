@@ -69,7 +69,7 @@ def _keywords(driver: str) -> frozenset[str]:
         # libpq's own list, "34.1.2. Parameter Key Words".
         names = {one.keyword.decode() for one in import_module("psycopg.pq").Conninfo.get_defaults()}
     elif driver in {"sqlite3", "pysqlite", "aiosqlite"}:
-        names = {"timeout", "cached_statements"}
+        names = {"cached_statements"}  # not timeout, which is the option of the client's locks
     else:
         module = import_module(f"{driver}.connections" if driver == "pymysql" else f"{driver}.connection")
         names = set(inspect.signature(module.Connection.__init__).parameters)

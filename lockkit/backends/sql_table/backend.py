@@ -104,6 +104,7 @@ _CAPABILITIES = Capabilities(
     waiters_visible=False,
     scope="network",
     caveat="Without synchronous replication a promoted replica may not know the newest locks: guard storage by token.",
+    metadata_update=True,
 )
 
 
@@ -284,6 +285,18 @@ class SqlTableBackend(LockBackend):
     async def _look(self, name: Parameter, answer_by: float = inf) -> tuple[Any, ...] | None:
         rows = (await self._run(self._statements.look, (name,), again=True, answer_by=answer_by)).rows
         return rows[0] if rows else None
+
+    async def update(self, grant: Grant, metadata: str) -> Gone | None:
+        """See `LockBackend.update`."""
+        try:
+            result = await self._run(self._statements.update, (metadata, grant.name, grant.owner), again=True)
+            if result.changed == 1:
+                return None
+            # MariaDB and MySQL do not count a row that has the same metadata already.
+            state = (await self._states([grant.name]))[grant.name]
+        except MissingTable:
+            return Gone("gone")
+        return None if state.holds(grant.owner) else state.outcome(grant.owner)
 
     async def break_lock(self, name: str) -> bool:
         """See `LockBackend.break_lock`."""
@@ -492,7 +505,7 @@ class _State:
     def holds(self, owner: str) -> bool:
         return self._owner == owner and not self._expired
 
-    def outcome(self, owner: str) -> Renewal:
+    def outcome(self, owner: str) -> Gone:
         if self._broken == owner:
             return Gone("broken")
         return Gone("taken" if self._owner not in {"", owner} and not self._expired else "gone")

@@ -13,6 +13,7 @@ statement       parameters                                  returns
 ``free``        names, owners (and the channel)             releases many, returns the same
 ``break_lock``  name (and the channel)                      the same, if it was held
 ``renew``       ttl in µs, names, owners                    the owners that held theirs; MariaDB and MySQL: how many
+``update``      metadata, name, owner                       one row changed, if that owner holds it and it differs
 ``state``       names                                       name, owner, expired, last broken owner
 ``idle``        least age in µs                             names of rows that were not used for so long
 ``reap``        least age in µs, names                      removes those rows unless they were used meanwhile
@@ -52,6 +53,9 @@ class Statements(ABC):
         self.look = self._written(
             "SELECT owner, expires_at_us - {now}, token, metadata, metadata_owner FROM {table}"
             " WHERE name = $1 AND owner IS NOT NULL AND expires_at_us > {now}"
+        )
+        self.update = self._written(
+            "UPDATE {table} SET metadata = $1 WHERE name = $2 AND owner = $3 AND expires_at_us > {now}"
         )
         self._write()
 

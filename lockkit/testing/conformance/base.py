@@ -55,6 +55,14 @@ class needs:  # noqa: N801 - a namespace, read as a word: needs.fairness
     processes = Need(
         "it excludes only within one process (scope 'process')", lambda capabilities: capabilities.scope != "process"
     )
+    metadata_update = Need(
+        "it cannot replace the metadata of a held lock (not metadata_update)",
+        lambda capabilities: capabilities.metadata_update,
+    )
+    no_metadata_update = Need(
+        "it can replace the metadata of a held lock (metadata_update)",
+        lambda capabilities: not capabilities.metadata_update,
+    )
     fairness = Need("it serves waiters in no particular order (not fair)", lambda capabilities: capabilities.fair)
     visible_waiters = Need(
         "it cannot tell how many wait (not waiters_visible)", lambda capabilities: capabilities.waiters_visible

@@ -60,6 +60,51 @@ class Inspection(Cases):
             with pytest.raises(lockkit.ConfigurationError, match="metadata"):
                 client.lock(name, metadata=wrong)  # type: ignore[arg-type]
 
+    @case(needs.metadata_update)
+    async def test_update_replaces_the_metadata_of_a_held_lease(self, driver: FaceDriver) -> None:
+        """Another client sees it at once; host and pid stay, the old keys go, and a renewal keeps the new ones."""
+        client, other = await driver.connect(), await driver.connect()
+        name = driver.name()
+        async with client.lock(name, ttl=driver.timing.long, metadata={"step": 1, "old": True}) as lease:
+            for given in ({"step": 2, "text": "caf\u00e9 'x' %s"}, {"step": 2, "text": "caf\u00e9 'x' %s"}, None):
+                await lease.update(given)
+                await lease.extend()
+                (holder,) = await other.holders(name)
+                assert {**holder.metadata} == {**lease.metadata}
+                assert {key: holder.metadata[key] for key in given or {}} == (given or {})
+                assert "old" not in holder.metadata
+                assert (holder.owner, holder.token, holder.metadata["pid"]) == (lease.owner, lease.token, os.getpid())
+            with pytest.raises(lockkit.ConfigurationError, match="pid"):
+                await lease.update({"pid": 1})
+            assert await lease.confirm()
+
+    @case(needs.metadata_update)
+    async def test_update_of_a_lost_lease_changes_nothing(self, driver: FaceDriver) -> None:
+        """The next holder's metadata stay, and the former holder notices its loss."""
+        client, other = await driver.connect(), await driver.connect()
+        name = driver.name()
+        lease = await client.lock(name, ttl=driver.timing.long, renew=False).acquire(20)
+        await other.break_lock(name)
+        async with other.lock(name, ttl=driver.timing.long, metadata="mine"):
+            with pytest.raises(lockkit.LockLost):
+                await lease.update("yours")
+            assert lease.lost
+            (holder,) = await other.holders(name)
+            assert holder.metadata["text"] == "mine"
+        with pytest.raises(lockkit.LockLost):
+            await lease.release()
+
+    @case(needs.no_metadata_update)
+    async def test_update_is_refused_where_metadata_cannot_be_replaced(self, driver: FaceDriver) -> None:
+        """The error says what to do, and the lease goes on with what it has."""
+        client = await driver.connect()
+        name = driver.name()
+        async with client.lock(name, ttl=driver.timing.long, metadata="first") as lease:
+            with pytest.raises(lockkit.Unsupported, match="metadata"):
+                await lease.update("second")
+            assert lease.held
+            assert lease.metadata["text"] == "first"
+
     @case()
     async def test_free_lock_has_no_holder(self, driver: FaceDriver) -> None:
         """Never held, released, or run out."""

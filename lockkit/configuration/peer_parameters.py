@@ -1,0 +1,81 @@
+"""Names the parameter of lockkit when a call uses that of another locking library."""
+
+from __future__ import annotations
+
+import functools
+from types import MappingProxyType
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
+
+from lockkit.validation import nearest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+__all__ = ["names_parameters"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_TIMEOUT = "use timeout=, the seconds that the caller waits (0 tries once, None waits without limit)"
+_TTL = "use ttl=, the seconds after which the backend frees a lock that is not renewed"
+_METADATA = "use metadata= for what holders() shows; lockkit draws the owner id at random for each acquisition"
+_RENEWAL = "use renew=; lockkit renews a held lock by default, every third of its ttl"
+_POLL = "leave it out: waiters are woken, or poll at intervals that lockkit sets; timeout= limits the wait"
+
+ADVICE: Mapping[str, str] = MappingProxyType(
+    {
+        **dict.fromkeys(
+            ("acquire_timeout", "blocking_timeout", "max_wait", "retry_count", "retry_delay", "retry_times",
+             "wait_time", "wait_timeout"),
+            _TIMEOUT,
+        ),
+        **dict.fromkeys(
+            ("additional_time", "auto_release_time", "duration", "expire", "expire_in", "expires", "expires_in",
+             "lease_time", "lease_timeout", "lifetime", "lock_timeout", "replace_ttl"),
+            _TTL,
+        ),
+        **dict.fromkeys(("id", "identifier", "owner", "token"), _METADATA),
+        **dict.fromkeys(("auto_renewal", "auto_renew", "autorenew", "renewal"), _RENEWAL),
+        **dict.fromkeys(("check_interval", "interval", "poll_interval", "sleep", "sleep_interval"), _POLL),
+        "fail_when_locked": "use timeout=0, which tries once and raises LockTimeout if the lock is busy",
+        "thread_local": "leave it out: ownership belongs to the lease, which any thread may release",
+    }
+)  # fmt: skip
+"""Parameter of another library (redis-py, python-redis-lock, pottery, filelock, portalocker, kazoo, etcd3, Redisson and
+others) to what to do in lockkit. Only for error messages."""
+
+
+def names_parameters(function: Callable[P, R]) -> Callable[P, R]:
+    """
+    Decorate a method: its `TypeError` for an unknown keyword says what to do.
+
+    A wrapper, so that the method keeps its plain signature: type checkers refuse the keyword too.
+    """
+
+    @functools.wraps(function)
+    def call(*arguments: P.args, **keywords: P.kwargs) -> R:
+        try:
+            return function(*arguments, **keywords)
+        except TypeError:
+            import inspect  # noqa: PLC0415 - `import lockkit` stays light
+
+            known = [*inspect.signature(function).parameters][1:] if keywords else []
+            unknown = [name for name in keywords if name not in known]
+            if not unknown:
+                raise
+            error = _unknown_parameter(function.__qualname__, unknown[0], keywords[unknown[0]], known)
+        raise error
+
+    return call
+
+
+def _unknown_parameter(function: str, name: str, value: object, known: list[str]) -> TypeError:
+    """Make the error, as Python words it, with what to do."""
+    if name in {"blocking", "block", "wait"}:
+        advice = "use timeout=0 to try once; by default the call waits"
+        if value:
+            advice = "leave it out: the call waits unless you use timeout=0"
+    else:
+        advice = ADVICE.get(name, "")
+    message = f"{function}() got an unexpected keyword argument {name!r}"
+    return TypeError(f"{message}: {advice}" if advice else f"{message}{nearest(name, known)}")

@@ -1,0 +1,123 @@
+"""A lock in the async API: attempts, decorators that skip, the client's timeout, and other libraries' parameters."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import lockkit
+import lockkit.aio
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+pytestmark = pytest.mark.asyncio
+
+PATIENCE = 20.0
+URL = "memory://aio-lock"
+
+
+async def test_attempt_gives_the_lease_and_releases_it() -> None:
+    """A free lock is held inside the block, and free after it."""
+    async with lockkit.aio.connect(URL) as client:
+        async with client.lock("a").attempt() as lease:
+            assert lease is not None
+            assert [holder.owner for holder in await client.holders("a")] == [lease.owner]
+
+        assert await client.holders("a") == []
+
+
+async def test_attempt_on_a_busy_lock_runs_the_body_without_a_lease() -> None:
+    """None stands for "busy"; one attempt object in two tasks keeps their leases apart."""
+    async with lockkit.aio.connect(URL) as client:
+        attempt = client.lock("a").attempt()
+
+        async def other() -> object:
+            async with attempt as lease:
+                return lease
+
+        async with attempt as held:
+            assert held is not None
+            assert await asyncio.create_task(other()) is None
+            async with client.lock("a").attempt(timeout=0.01) as lease:
+                assert lease is None
+
+            assert await held.confirm()
+        assert await client.holders("a") == []
+
+
+async def test_attempt_raises_the_loss_as_a_with_block_does() -> None:
+    """Also where ``cancel_on_lost`` has cancelled the body."""
+    async with lockkit.aio.connect(URL) as client:
+        with pytest.raises(lockkit.LockLost):
+            async with client.lock("a").attempt():
+                await client.break_lock("a")
+
+        async def lose_and_go_on() -> None:
+            async with client.lock("a", cancel_on_lost=True).attempt():
+                await client.break_lock("a")
+                await asyncio.sleep(PATIENCE)
+
+        with pytest.raises(lockkit.LockLost):
+            await asyncio.wait_for(lose_and_go_on(), PATIENCE / 2)
+
+
+async def test_attempt_checks_its_timeout_when_it_is_made() -> None:
+    """Not when it is entered."""
+    async with lockkit.aio.connect(URL) as client:
+        with pytest.raises(lockkit.ConfigurationError, match="timeout"):
+            client.lock("a").attempt(timeout=-1)
+
+
+async def test_skipping_function_returns_none_while_the_lock_is_busy() -> None:
+    """It does not run then; a timeout of its body goes through."""
+    async with lockkit.aio.connect(URL) as client:
+
+        @client.lock("job:{number}", on_busy="skip")
+        async def job(number: int) -> str:
+            if number == 0:
+                await client.lock("inner").acquire(timeout=0)
+            return f"did {number}"
+
+        async with client.lock("job:1"), client.lock("inner"):
+            assert await job(1) is None
+            assert await job(2) == "did 2"
+            with pytest.raises(lockkit.LockTimeout, match="'inner'"):
+                await job(0)
+        assert await job(1) == "did 1"
+
+        with pytest.raises(lockkit.ConfigurationError, match="needs a limit"):
+            client.lock("job", timeout=None, on_busy="skip")
+        with pytest.raises(lockkit.ConfigurationError, match="on_busy must be"):
+            client.lock("job", on_busy="wait")  # type: ignore[arg-type]
+
+
+async def test_timeout_of_the_client_is_the_default_of_its_locks() -> None:
+    """What a lock says wins, and None there means without limit."""
+    async with lockkit.aio.connect(URL, timeout=0) as client:
+        held = await client.lock("a").acquire()
+        with pytest.raises(lockkit.LockTimeout):
+            await client.lock("a").acquire()
+        with pytest.raises(lockkit.LockTimeout):
+            async with client.lock("a"):
+                pass
+        waiter = asyncio.create_task(client.lock("a", timeout=None).acquire())
+        while not client._engine.acquisitions.waiting_count("a"):  # noqa: ASYNC110 - no event tells that it waits
+            await asyncio.sleep(0)
+        await held.release()
+        await (await asyncio.wait_for(waiter, PATIENCE)).release()
+
+
+async def test_parameters_of_other_libraries_are_refused_with_ours() -> None:
+    """At the call, before anything is awaited."""
+    async with lockkit.aio.connect(URL) as client:
+        lock = client.lock("a")
+        methods: list[Callable[..., Any]] = [lock.acquire, lock.try_acquire, lock.attempt]
+        for method in methods:
+            with pytest.raises(TypeError, match="'blocking': use timeout=0"):
+                method(blocking=False)
+        keywords: dict[str, Any] = {"lease_time": 5}
+        with pytest.raises(TypeError, match="use ttl="):
+            client.lock("a", **keywords)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import signal
+import sys
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
@@ -10,7 +13,7 @@ import pytest
 from hypothesis import settings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
 
     from tests.storage.sql.support import Bases
 
@@ -20,6 +23,11 @@ settings.register_profile("lockkit", deadline=None)
 settings.load_profile("lockkit")
 
 
+# Thousands of processes import the same modules in a run: each would compile them anew where byte code is not kept.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+
 # A shell without job control starts what runs in the background with SIGINT and SIGQUIT ignored, nohup with SIGHUP.
 # That is inherited, and programs under test would not end by signals that they are sent.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -27,6 +35,18 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 for _signum in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
     if signal.getsignal(_signum) is signal.SIG_IGN:
         signal.signal(_signum, signal.SIG_DFL)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Spare the garbage collector what stays to the end: ten thousand items and their modules, at each collection."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(trylast=True)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import signal
+import sys
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
 
     from tests.storage.sql.support import Bases
 
@@ -18,6 +21,11 @@ if TYPE_CHECKING:
 # A busy machine is no failure: the time of one example says nothing about the code.
 settings.register_profile("lockkit", deadline=None)
 settings.load_profile("lockkit")
+
+
+# Thousands of processes import the same modules in a run: each would compile them anew where byte code is not kept.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 # A shell without job control starts what runs in the background with SIGINT and SIGQUIT ignored, nohup with SIGHUP.
@@ -29,35 +37,63 @@ for _signum in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
         signal.signal(_signum, signal.SIG_DFL)
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Spare the garbage collector what stays to the end: ten thousand items and their modules, at each collection."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:  # noqa: ANN401 - of pytest-xdist
     """
     Keep together, in one process of pytest-xdist, what shares servers: a file, or a target of the conformance suite.
 
-    So each server starts once in a run and ends with its tests. The long groups come first, so that none is left alone
-    at the end.
+    So each server starts once in a run and ends with its tests. (The marker ``xdist_group`` says the same, but
+    pytest-xdist 3.8 does not see it with pytest 9.2, and then each process starts all servers.)
     """
+    if config.getoption("dist") not in {"load", "loadgroup"}:
+        return None
+    # Only there where several processes run the tests.
+    from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]  # noqa: PLC0415
+
+    scheduler = LoadScopeScheduling(config, log)
+    scheduler._split_scope = group_of
+    return scheduler
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the long groups first, so that none is left alone at the end."""
     groups: dict[str, list[pytest.Item]] = {}
     for item in items:
-        groups.setdefault(_group(item), []).append(item)
-    for name, members in groups.items():
-        for item in members:
-            item.add_marker(pytest.mark.xdist_group(name))
+        groups.setdefault(group_of(item.nodeid), []).append(item)
     items[:] = [item for members in sorted(groups.values(), key=_rank) for item in members]
 
 
-def _group(item: pytest.Item) -> str:
-    entry = (
-        item.callspec.params.get("entry") if isinstance(item, pytest.Function) and hasattr(item, "callspec") else None
-    )
-    return getattr(entry, "id", None) or item.path.relative_to(item.config.rootpath).as_posix()
+SUITE = "tests/conformance/test_suite.py"
+# Their tests share nothing.
+SINGLE = ("tests/simulation/", "tests/docs/", "tests/examples/", "tests/backends/test_hung_servers.py")
+
+
+def group_of(nodeid: str) -> str:
+    """Name what a test runs together with, by its id."""
+    file = nodeid.partition("::")[0]
+    if file == SUITE and nodeid.endswith("]"):
+        return nodeid.rpartition("[")[2].removesuffix("]").removesuffix("-blocking").removesuffix("-asyncio")
+    return nodeid if file.startswith(SINGLE) else file
 
 
 def _rank(members: list[pytest.Item]) -> int:
-    """Order groups: targets of the conformance suite, then files with slow tests, then the rest."""
-    if "entry" in getattr(members[0], "fixturenames", ()):
+    """Order groups: files with slow tests, targets of the conformance suite, then the rest."""
+    if any(item.get_closest_marker("slow") for item in members):
         return 0
-    return 1 if any(item.get_closest_marker("slow") for item in members) else 2
+    return 1 if members[0].nodeid.startswith(SUITE) else 2
 
 
 @pytest.fixture(scope="session", autouse=True)

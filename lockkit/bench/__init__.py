@@ -6,8 +6,6 @@
 `adapters`              how each of them is used
 `workloads`             what is measured, one module each: the part that starts processes, and theirs
 `worker_pool`, `worker` the processes, and the messages between them
-`fork_servers`,         the processes from which the workers are forked
-`fork_server`
 `witness`               whether exclusion held, seen from outside every backend
 `run`                   rounds, random order, what failed
 `report`, `table`       figures and ratios over the rounds; for a person

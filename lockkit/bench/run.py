@@ -7,8 +7,8 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from lockkit.bench.fork_servers import close_all
 from lockkit.bench.worker_pool import WorkerFailed
+from lockkit.testing.fork_servers import close_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

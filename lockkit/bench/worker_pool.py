@@ -6,23 +6,22 @@ import json
 import os
 import select
 import signal
-import sys
 import tempfile
 import threading
 import time
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Self
 
-from lockkit.bench.fork_servers import ForkServerGone, fork_server
+from lockkit.testing.fork_servers import ForkServerGone, environment, fork_server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from types import TracebackType
 
-    from lockkit.bench.fork_servers import ForkServer
     from lockkit.bench.subject import Subject
+    from lockkit.testing.fork_servers import ForkServer
 
-__all__ = ["WorkerFailed", "WorkerPool", "WorkerProcess", "environment"]
+__all__ = ["WorkerFailed", "WorkerPool", "WorkerProcess"]
 
 _COMPLAINT_LINES = 3
 """How much of what a process that ended silently had printed is shown."""
@@ -233,7 +232,7 @@ class WorkerProcess:
 def _fork_server(subject: Subject) -> ForkServer:
     """Give where the workers of a subject come from: with its adapter and what that imports in it."""
     adapter, _, _ = subject.target.partition(":")
-    return fork_server([adapter, *subject.imports], environment())
+    return fork_server("lockkit.bench.worker:main", [adapter, *subject.imports], environment())
 
 
 @contextmanager
@@ -263,8 +262,3 @@ def _uninterrupted() -> Iterator[None]:
         signal.signal(signal.SIGINT, former)
         if pressed:
             signal.raise_signal(signal.SIGINT)
-
-
-def environment() -> dict[str, str]:
-    """Give an environment in which Python finds the same modules as here, in whatever way they were found."""
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}

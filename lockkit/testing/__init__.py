@@ -5,6 +5,7 @@ For those who test: the conformance suite of lockkit, and what it is made of.
 - `lockkit.testing.target`: which backend to test, as a value that can be sent to another process.
 - `lockkit.testing.face_driver`: one test body for threads and for tasks.
 - `lockkit.testing.processes`: other processes that hold and wait, to be stopped and killed.
+- `lockkit.testing.fork_servers`: where such processes come from without importing anything.
 - `lockkit.testing.witness`: tells whether two were inside at once, without asking the backend.
 - `lockkit.testing.servers`: throw-away servers on this machine.
 """

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from lockkit.errors import LockError, LockLost
 from lockkit.testing.face_driver import DRIVERS
+from lockkit.testing.processes import PIPE
 from lockkit.testing.witness import Witness
 
 if TYPE_CHECKING:
@@ -158,21 +159,33 @@ class Orders:
         lease.check()
 
 
-async def main(driver: FaceDriver, pipe: Connection, options: dict[str, Any]) -> Orders:
-    """Connect, say so, and take orders until told to exit or nobody is there any more. Give the orders back."""
+async def main(driver: FaceDriver, pipe: Connection, options: dict[str, Any], known: set[str]) -> Orders:
+    """Connect, say so and which modules that took, and take orders until told to exit. Give the orders back."""
     orders = Orders(driver, driver.make_client(**options), pipe)
-    pipe.send((None, None))
+    pipe.send((None, [module for module in sys.modules if module not in known]))
     try:
         await orders.serve("exit")
     except EOFError:
-        os._exit(0)  # the parent has ended: release nothing in its place
+        os._exit(0)  # the other side has ended: release nothing in its place
     return orders
 
 
-if __name__ == "__main__":
-    connection = Connection(int(sys.argv[1]))
-    given, face, connect_options = connection.recv()
-    with given.connect() as asked:
-        play = DRIVERS[face](given, asked.capabilities)
-    # Its leases are still referenced when the interpreter exits: they are held then, and not dropped before.
-    kept = play.run_bare(main(play, connection, connect_options))
+def run() -> Orders:
+    """
+    Do what a `Worker` says. Called in a process of `lockkit.testing.fork_server`.
+
+    Returns:
+        What is to be referenced until the interpreter exits: its leases are held then, and not dropped before.
+    """
+    known = set(sys.modules)
+    pipe = Connection(PIPE)
+    # First of all: what comes next may only be understood with modules from there.
+    path, variables, directory = pipe.recv()
+    sys.path[:] = path
+    os.environ.clear()
+    os.environ.update(variables)
+    os.chdir(directory)
+    target, face, options = pipe.recv()
+    with target.connect() as asked:
+        driver = DRIVERS[face](target, asked.capabilities)
+    return driver.run_bare(main(driver, pipe, options, known))

@@ -19,11 +19,12 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
+from lockkit.testing.fork_servers import ForkServerGone, environment, fork_server
 from lockkit.testing.timing import PATIENCE
 
 if TYPE_CHECKING:
@@ -32,7 +33,10 @@ if TYPE_CHECKING:
     from lockkit.testing.target import Face, Target
     from lockkit.units import Seconds
 
-__all__ = ["RemoteLease", "Worker", "WorkerFailed"]
+__all__ = ["PIPE", "RemoteLease", "Worker", "WorkerFailed"]
+
+PIPE = 3
+"""The descriptor on which a worker is told what to do."""
 
 
 class WorkerFailed(Exception):
@@ -69,24 +73,27 @@ class Worker:
     """
 
     def __init__(self, target: Target, face: Face, **options: Any) -> None:
+        self._status: int | None = None
+        # What a worker has imported when it is ready, the next ones of the same backend need not import.
+        kind = target.backend or target.url.partition(":")[0]
+        self._server = fork_server("lockkit.testing._worker:run", (), environment(), kind)
+        # Not multiprocessing.Process: that would import the test's main module there, and fork it on Linux.
         self._pipe, theirs = multiprocessing.Pipe()
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        with theirs:
-            # Not multiprocessing.Process: that would import the test's main module there, and fork it on Linux.
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "lockkit.testing._worker", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                env=environment,
-                stdin=subprocess.DEVNULL,
-            )
-        # Through the pipe: a URL may have a password, and everybody can read the arguments of a process.
-        self._pipe.send((target, face, options))
-        self.receive()
+        with theirs, open(os.devnull, "rb") as nothing:  # noqa: PTH123 - no path that could be another's
+            self._pid = self._server.fork({0: nothing.fileno(), 1: 1, 2: 2, PIPE: theirs.fileno()})
+        try:
+            self._pipe.send(_surroundings())
+            # Through the pipe: a URL may have a password, and everybody can read the arguments of a process.
+            self._pipe.send((target, face, options))
+            self._server.load(self.receive())
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def pid(self) -> int:
         """Its process id."""
-        return self._process.pid
+        return self._pid
 
     # -- asking ----------------------------------------------------------------------------------------------------
 
@@ -126,7 +133,7 @@ class Worker:
         return answer
 
     def _ended(self) -> WorkerFailed:
-        return WorkerFailed(f"process {self.pid} ended with status {self._process.wait(PATIENCE)}")
+        return WorkerFailed(f"process {self.pid} ended with status {self._wait(PATIENCE)}")
 
     def acquire(self, name: str, *, wait: Seconds | None = PATIENCE, **options: Any) -> RemoteLease:
         """
@@ -169,30 +176,45 @@ class Worker:
         Raises:
             WorkerFailed: It had ended.
         """
-        self._process.send_signal(signal.SIGSTOP)
-        _, status = os.waitpid(self.pid, os.WUNTRACED)  # waitid is missing on macOS before Python 3.13
-        if not os.WIFSTOPPED(status):
-            raise WorkerFailed(f"process {self.pid} ended with status {os.waitstatus_to_exitcode(status)}")
+        os.kill(self.pid, signal.SIGSTOP)
+        self._status = self._server.until_stopped(self.pid)
+        if self._status is not None:
+            raise WorkerFailed(f"process {self.pid} ended with status {self._status}")
 
     def resume(self) -> None:
         """Let it go on."""
-        self._process.send_signal(signal.SIGCONT)
+        os.kill(self.pid, signal.SIGCONT)
 
     def kill(self) -> None:
         """End it with SIGKILL."""
-        self._process.kill()
-        self._process.wait()
+        if self._status is None:
+            # Its number stays its own until it is reaped.
+            os.kill(self.pid, signal.SIGKILL)
+            self._wait(None)
 
     def exit(self) -> int:
-        """Let it end as a program does whose main function returns, its leases still held; give the exit status."""
+        """
+        Let it end as a program does whose main function returns, its leases still held; give the exit status.
+
+        Raises:
+            WorkerFailed: It does not end.
+        """
         self.send("exit")
-        return self._process.wait(PATIENCE)
+        status = self._wait(PATIENCE)
+        if status is None:
+            raise WorkerFailed(f"process {self.pid} did not end within {PATIENCE:g} s")
+        return status
 
     def close(self) -> None:
         """Kill it if it runs. May be called twice."""
-        if self._process.poll() is None:
+        with suppress(ForkServerGone):  # which ends its workers
             self.kill()
         self._pipe.close()
+
+    def _wait(self, seconds: Seconds | None) -> int | None:
+        if self._status is None:
+            self._status = self._server.reap(self.pid, seconds)
+        return self._status
 
     def __enter__(self) -> Self:
         return self
@@ -201,3 +223,8 @@ class Worker:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _surroundings() -> tuple[list[str], dict[str, str], str]:
+    """Where a program that this process started now would find itself: module path, environment, directory."""
+    return [entry for entry in sys.path if entry], environment(), os.getcwd()  # noqa: PTH109 - no path to work with

@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 
 from lockkit.bench import catalog, session
 from lockkit.bench.subject import Subject
-from lockkit.bench.worker_pool import environment
 from lockkit.cli.app import app
+from lockkit.testing.fork_servers import environment
 from tests.bench.fakes import subject
 
 FEW = ["--rounds", "1", "--seconds", "0.05"]

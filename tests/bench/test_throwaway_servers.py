@@ -14,8 +14,8 @@ import pytest
 import lockkit
 from lockkit.bench import throwaway_servers
 from lockkit.bench.throwaway_servers import SPECS, ServerSpec, ThrowawayServers
-from lockkit.bench.worker_pool import environment
 from lockkit.configuration import registry
+from lockkit.testing.fork_servers import environment
 from lockkit.testing.servers import kinds
 from lockkit.testing.servers.kinds import KINDS, Kind, Need
 from lockkit.url import parse

@@ -19,7 +19,7 @@ from lockkit.bench.addresses import title
 from lockkit.bench.server import watch
 from lockkit.bench.table import described
 from lockkit.bench.throwaway_servers import ThrowawayServers
-from lockkit.bench.worker_pool import environment
+from lockkit.testing.fork_servers import environment
 from tests.comparison.runs import CONFORMANCE, dump, neutral
 
 if TYPE_CHECKING:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,7 @@ class Module:
     tree: ast.Module
 
 
+@cache
 def modules() -> dict[str, Module]:
     """All modules of the package by name, the conformance tests among them."""
     found = {}

@@ -26,6 +26,7 @@ from lockkit.simulation.history import Wrote
 from lockkit.simulation.scenario import Storage
 from lockkit.simulation.server import Record
 from lockkit.simulation.world import Process
+from tests.simulation.support import apart
 
 if TYPE_CHECKING:
     from lockkit.backend import Busy, Grant, LossReason, Request
@@ -220,7 +221,7 @@ def test_mutant_is_found(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.setattr(where, name, what)
     missing = set(mutant.found_by)
 
-    for seed in SEEDS:
+    for seed in apart(SEEDS):
         simulation = Simulation(mutant.schedule(draw(seed)), server=mutant.server, backend=mutant.backend)
         missing -= {problem.check for problem in simulation.run().verdict.problems}
         if not missing:
@@ -233,7 +234,7 @@ def test_guard_stops_what_drift_lets_through() -> None:
     """Two believe in one lock because their clocks run wrong; the storage that compares tokens stays right."""
     checks = set()
     refused = 0
-    for seed in SEEDS:
+    for seed in apart(SEEDS):
         outcome = Simulation(drifting(draw(seed))).run()
         checks |= {problem.check for problem in outcome.verdict.problems}
         refused += sum(isinstance(event, Wrote) and not event.accepted for event in outcome.history)

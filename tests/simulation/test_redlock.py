@@ -16,6 +16,7 @@ import lockkit
 from lockkit.engine.lease_record import LeaseState
 from lockkit.simulation import LockServer, Network, Node, SimulatedRuntime, World, connect
 from tests.simulation.redlock import RedlockSimulation, VotingNode, redlock_at, schedule_of
+from tests.simulation.support import apart
 
 if TYPE_CHECKING:
     from lockkit.aio import Client, Lease
@@ -51,7 +52,7 @@ def found(seeds: range, **parts: Unpack[Parts]) -> tuple[set[str], list[RedlockS
     """Run schedules; which checks found something, and the simulations in which they did."""
     checks: set[str] = set()
     simulations = []
-    for seed in seeds:
+    for seed in apart(seeds):
         simulation = RedlockSimulation(schedule_of(seed), **parts)
         verdict = simulation.judge()
         assert verdict.word != "unknown", f"seed {seed}: {verdict}"
@@ -65,7 +66,7 @@ def found(seeds: range, **parts: Unpack[Parts]) -> tuple[set[str], list[RedlockS
 def test_no_two_holders_and_no_token_twice(seeds_here: range) -> None:
     """While clocks run within the allowance, and not all nodes lose their data: nothing is wrong, ever."""
     grants_count = 0
-    for seed in seeds_here:
+    for seed in apart(seeds_here):
         simulation = RedlockSimulation(schedule_of(seed))
         verdict = simulation.judge()
         assert verdict, f"seed {seed}: {verdict}"

@@ -16,6 +16,7 @@ from collections import Counter
 import pytest
 
 from lockkit.simulation import Outcome, describe, draw, simulate
+from tests.simulation.support import apart
 
 FAILURES_SHOWN = 3
 
@@ -38,7 +39,7 @@ def report(outcome: Outcome, *, whole: bool) -> str:
 def test_random_schedules_are_valid(seeds: range) -> None:
     """Whatever is done to clients, network, server and clocks, every promise is kept; unknown is a failure too."""
     failed = []
-    for seed in seeds:
+    for seed in apart(seeds):
         outcome = simulate(seed)
         if not outcome.verdict:
             failed.append(report(outcome, whole=len(seeds) == 1))
@@ -48,19 +49,19 @@ def test_random_schedules_are_valid(seeds: range) -> None:
 
 def digest(seeds: range) -> str:
     """One number for everything that happened."""
-    text = "\n".join(repr(simulate(seed).history) for seed in seeds)
+    text = "\n".join(repr(simulate(seed).history) for seed in apart(seeds))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def test_seed_repeats_its_history() -> None:
     """To the last digit of the last time."""
-    for seed in range(25):
+    for seed in apart(range(25)):
         assert simulate(seed).history == simulate(seed).history
 
 
 def test_other_seed_is_another_history() -> None:
     """No two of a hundred are alike."""
-    assert len({repr(simulate(seed).history) for seed in range(100)}) == 100
+    assert len({repr(simulate(seed).history) for seed in apart(range(100))}) == 100
 
 
 @pytest.mark.parametrize("hash_seed", ["1", "2"])
@@ -81,7 +82,7 @@ def test_history_does_not_depend_on_the_interpreter(hash_seed: str) -> None:
 def test_schedules_are_rich() -> None:
     """Everything that can happen does happen, and not once in a blue moon: else the verdicts would say little."""
     seen: Counter[str] = Counter()
-    for seed in range(800):
+    for seed in apart(range(800)):
         outcome = simulate(seed)
         for event in outcome.history:
             fields = event._asdict()

@@ -10,8 +10,9 @@ from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from lockkit.bench.samples import now_ns, spread
-from lockkit.bench.worker_pool import WorkerFailed, environment
+from lockkit.bench.worker_pool import WorkerFailed
 from lockkit.bench.workloads.base import Figure, Measured, Workload
+from lockkit.testing.fork_servers import environment
 
 if TYPE_CHECKING:
     from collections.abc import Callable

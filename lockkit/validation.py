@@ -24,6 +24,7 @@ __all__ = [
     "escape",
     "lock_name",
     "metadata",
+    "name_prefix",
     "nearest",
     "on_lost",
     "parse_bool",
@@ -75,19 +76,7 @@ def lock_name(value: object) -> str:
 
 
 def _unusual_name(value: object) -> str:
-    if not isinstance(value, str):
-        message = f"lock name must be a str, such as 'seat:12A', not {_kind(value)}"
-        raise ConfigurationError(message)
-    # Not str(value): an Enum with a str base would give "Colour.RED" instead of its value.
-    name = str.__str__(value)
-    try:
-        size = len(name.encode())
-    except UnicodeEncodeError:
-        message = (
-            f"lock name {shown(name)} cannot be encoded as UTF-8 (it has a lone surrogate): "
-            "decode the bytes that it came from with the right encoding"
-        )
-        raise ConfigurationError(message, name=name) from None
+    name, size = _measured(value, "lock name")
     if size == 0:
         message = "lock name must not be empty: give 1 to 255 UTF-8 bytes"
         raise ConfigurationError(message, name=name)
@@ -103,6 +92,46 @@ def _unusual_name(value: object) -> str:
         )
         raise ConfigurationError(message, name=name)
     return name
+
+
+def name_prefix(value: object) -> str:
+    """
+    Check the beginning of lock names.
+
+    Args:
+        value: 0 to 255 UTF-8 bytes without NUL. No character in it is a wildcard.
+
+    Returns:
+        The prefix, as a plain `str`.
+
+    Raises:
+        ConfigurationError: No lock name can begin like this.
+    """
+    prefix, size = _measured(value, "prefix")
+    if size > NAME_BYTES_MAX:
+        message = f"prefix {shown(prefix)} must have at most {NAME_BYTES_MAX} UTF-8 bytes, as lock names, not {size}"
+        raise ConfigurationError(message)
+    if "\0" in prefix:
+        message = f"prefix {shown(prefix)} must not contain a NUL character, which no lock name has: remove it"
+        raise ConfigurationError(message)
+    return prefix
+
+
+def _measured(value: object, what: str) -> tuple[str, int]:
+    """Return a text as a plain `str`, and its size in UTF-8 bytes."""
+    if not isinstance(value, str):
+        message = f"{what} must be a str, such as 'seat:12A', not {_kind(value)}"
+        raise ConfigurationError(message)
+    # Not str(value): an Enum with a str base would give "Colour.RED" instead of its value.
+    text = str.__str__(value)
+    try:
+        return text, len(text.encode())
+    except UnicodeEncodeError:
+        message = (
+            f"{what} {shown(text)} cannot be encoded as UTF-8 (it has a lone surrogate): "
+            "decode the bytes that it came from with the right encoding"
+        )
+        raise ConfigurationError(message, name=text if what == "lock name" else None) from None
 
 
 def seconds(value: object, what: str, *, minimum: float = 0.0, exclusive: bool = False) -> float:

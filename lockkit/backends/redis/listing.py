@@ -52,13 +52,13 @@ class Scan:
         self._cursor: bytes | str = b"0"
         self._seen: set[str] = set()
 
-    async def page(self, masters: Callable[[], Awaitable[Sequence[RedisNode]]]) -> NamesPage:
+    async def page(self, masters: Callable[[], Awaitable[Sequence[RedisNode]]] | None = None) -> NamesPage:
         """
         Make one call.
 
         Args:
             masters: Finds the nodes that hold keys: asked again at the end, because after a failover there may be one
-                that has not been asked.
+                that has not been asked. None: the nodes stay the same.
 
         Raises:
             LockError: See `RedisNode.call`. The same call may be made again.
@@ -67,7 +67,7 @@ class Scan:
         command = pack("SCAN", self._cursor, "MATCH", self._pattern, "COUNT", SCAN_COUNT, "TYPE", "string")
         cursor, keys = cast("Any", await node.call(command, resend=True))
         index = self._index + (cursor == b"0")
-        if index == len(self._nodes):
+        if index == len(self._nodes) and masters is not None:
             self._nodes += [node for node in await masters() if node not in self._nodes]
         names = {name for key in keys if (name := self._name(key)) is not None} - self._seen
         self._cursor, self._index = cursor, index

@@ -29,6 +29,7 @@ __all__ = [
     "on_lost",
     "parse_bool",
     "parse_choice",
+    "parse_duration",
     "parse_int",
     "parse_seconds",
     "parse_text",
@@ -51,6 +52,10 @@ METADATA_BYTES_MAX = 4096
 """Longest metadata in bytes. Every acquisition sends it, so a larger limit would slow down all of them."""
 
 _SHOWN_CHARS_MAX = 60
+
+_UNIT_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+_DURATION_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|d)")
+_DURATION = re.compile(rf"(?:{_DURATION_PART.pattern})+")
 
 _encode = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
 _encode_unicode = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode
@@ -388,6 +393,28 @@ def parse_seconds(value: object) -> float:
         message = "must be 0 or more seconds"
         raise ValueError(message)
     return number
+
+
+def parse_duration(text: str) -> float:
+    """
+    Parse a time as people write it: ``30``, ``30s``, ``1.5h``, ``1h30m``. Units: ``ms``, ``s``, ``m``, ``h``, ``d``.
+
+    Args:
+        text: A number of seconds, or numbers with units, which are added.
+
+    Returns:
+        Seconds. A plain number may be negative: what is accepted is for the caller to check.
+
+    Raises:
+        ValueError: It is anything else.
+    """
+    number = _float(text)
+    if number is not None:
+        return number
+    if not _DURATION.fullmatch(text):
+        message = "must be seconds, or a time such as 500ms, 30s, 5m, 1h or 1d"
+        raise ValueError(message)
+    return sum(float(count) * _UNIT_SECONDS[unit] for count, unit in _DURATION_PART.findall(text))
 
 
 def parse_ttl(value: object) -> float:

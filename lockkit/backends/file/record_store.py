@@ -51,7 +51,7 @@ T = TypeVar("T")
 OPEN_RECORDS_MAX = 64
 """Record files that a client keeps open. More saves opening them again (4 µs), fewer saves descriptors."""
 
-PAGE_RECORDS = 256
+PAGE_RECORDS = 128
 """Records that one page of `RecordStore.names` reads. More blocks an event loop for longer (5 ms for this many)."""
 
 READ_TRIES = 5

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 __all__ = ["MemoryBackend"]
 
 PAGE_LOCKS = 1000
-"""Locks that one page of `MemoryBackend.names` looks at. More keeps the mutex for longer (half a millisecond for a thousand)."""
+"""Locks that one page of `MemoryBackend.names` looks at. More keeps the mutex for longer than half a millisecond."""
 
 
 class MemoryBackend(LockBackend):

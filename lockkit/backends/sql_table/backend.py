@@ -304,10 +304,11 @@ class SqlTableBackend(LockBackend):
             rows = (await self._run(statement, (begin,) if end is None else (begin, end), again=True)).rows
         except MissingTable:
             return NamesPage([])
-        found = [_text(row[0]) for row in rows]
+        found = [name for row in rows if (name := _lock_name(row[0])) is not None]
         # The last name of one page is the first of the next, if it is still held.
         names = [name for name in found if name.startswith(prefix) and (after is None or name != begin)]
-        return NamesPage(names, found[-1] if len(found) == BATCH else None)
+        more = len(rows) == BATCH and bool(found) and found[-1] != begin
+        return NamesPage(names, found[-1] if more else None)
 
     async def erase(self) -> None:
         """See `LockBackend.erase`."""
@@ -522,6 +523,14 @@ _SEEN_HELD = object()
 def _text(value: str | bytes | bytearray | None) -> str:
     """Read a name or owner; a foreign client may have written anything."""
     return value.decode("utf-8", "replace") if isinstance(value, bytes | bytearray) else value or ""
+
+
+def _lock_name(value: str | bytes | bytearray) -> str | None:
+    """Read a name; None for one of a foreign client that no lock of lockkit can have."""
+    try:
+        return validation.lock_name(value.decode() if isinstance(value, bytes | bytearray) else value)
+    except (UnicodeDecodeError, ConfigurationError):
+        return None
 
 
 def _end_of_range(prefix: str) -> str | None:

@@ -48,6 +48,7 @@ __all__ = [
     "Host",
     "LockBackend",
     "LossReason",
+    "NamesPage",
     "Option",
     "Renewal",
     "Renewed",
@@ -94,6 +95,7 @@ class Capabilities:
         scope: Within what locks exclude one another: ``process``, ``machine`` or ``network``.
         caveat: Known limits: what this backend does not guarantee.
         metadata_update: The metadata of a held lock can be replaced (`LockBackend.update`).
+        listing: `LockBackend.names` lists the locks that are held.
     """
 
     crash_release: Literal["ttl", "session", "connection", "process"]
@@ -110,6 +112,7 @@ class Capabilities:
     scope: Literal["process", "machine", "network"]
     caveat: str
     metadata_update: bool = False
+    listing: bool = False
 
 
 class Request:
@@ -249,6 +252,20 @@ class Holder:
     remaining: float | None
     metadata: Mapping[str, Any] = field(default_factory=dict)
     waiters: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NamesPage:
+    """
+    Some names of locks: what one call of `LockBackend.names` returns.
+
+    Attributes:
+        names: May be empty although more follow.
+        next: The backend's own data: where the next page begins. None: this is the last one.
+    """
+
+    names: Sequence[str]
+    next: Any = None
 
 
 def decode_metadata(text: str | bytes | None) -> Mapping[str, Any]:
@@ -495,6 +512,26 @@ class LockBackend(ABC):
     @abstractmethod
     async def break_lock(self, name: str) -> bool:
         """Free the lock, no matter who holds it; return False if it was free. The next token is higher."""
+
+    async def names(self, prefix: str, after: NamesPage | None = None) -> NamesPage:
+        """
+        List locks that are held, or that clients wait for, a page at a time: about a thousand names in one call.
+
+        A lock that is held while all pages are read must be in one of them, and no name twice. Never list a lock that
+        is free: a lock that is released or expires meanwhile may be listed or not. Include locks of foreign clients
+        under the same keys. Leave out what lockkit has not written and no lock can be called.
+
+        Args:
+            prefix: The beginning of the names, already validated; every character in it stands for itself. May be
+                empty.
+            after: The page before this one; None begins.
+
+        Raises:
+            Unsupported: The backend cannot tell which locks are held. Then `capabilities.listing` is False.
+        """
+        del prefix, after
+        message = f"{type(self).__name__} cannot list its locks (capabilities.listing): ask for each lock's holders"
+        raise Unsupported(message, backend=self.url)
 
     @abstractmethod
     async def ping(self) -> None:

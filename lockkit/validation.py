@@ -24,10 +24,12 @@ __all__ = [
     "escape",
     "lock_name",
     "metadata",
+    "name_prefix",
     "nearest",
     "on_lost",
     "parse_bool",
     "parse_choice",
+    "parse_duration",
     "parse_int",
     "parse_seconds",
     "parse_text",
@@ -54,6 +56,10 @@ _SHOWN_CHARS_MAX = 60
 _TRY_ONCE = "use timeout=0 to try once"
 """For ``acquire(False)``, which means that in other libraries."""
 
+_UNIT_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+_DURATION_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|d)")
+_DURATION = re.compile(rf"(?:{_DURATION_PART.pattern})+")
+
 _encode = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
 _encode_unicode = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode
 
@@ -78,19 +84,7 @@ def lock_name(value: object) -> str:
 
 
 def _unusual_name(value: object) -> str:
-    if not isinstance(value, str):
-        message = f"lock name must be a str, such as 'seat:12A', not {_kind(value)}"
-        raise ConfigurationError(message)
-    # Not str(value): an Enum with a str base would give "Colour.RED" instead of its value.
-    name = str.__str__(value)
-    try:
-        size = len(name.encode())
-    except UnicodeEncodeError:
-        message = (
-            f"lock name {shown(name)} cannot be encoded as UTF-8 (it has a lone surrogate): "
-            "decode the bytes that it came from with the right encoding"
-        )
-        raise ConfigurationError(message, name=name) from None
+    name, size = _measured(value, "lock name")
     if size == 0:
         message = "lock name must not be empty: give 1 to 255 UTF-8 bytes"
         raise ConfigurationError(message, name=name)
@@ -106,6 +100,46 @@ def _unusual_name(value: object) -> str:
         )
         raise ConfigurationError(message, name=name)
     return name
+
+
+def name_prefix(value: object) -> str:
+    """
+    Check the beginning of lock names.
+
+    Args:
+        value: 0 to 255 UTF-8 bytes without NUL. No character in it is a wildcard.
+
+    Returns:
+        The prefix, as a plain `str`.
+
+    Raises:
+        ConfigurationError: No lock name can begin like this.
+    """
+    prefix, size = _measured(value, "prefix")
+    if size > NAME_BYTES_MAX:
+        message = f"prefix {shown(prefix)} must have at most {NAME_BYTES_MAX} UTF-8 bytes, as lock names, not {size}"
+        raise ConfigurationError(message)
+    if "\0" in prefix:
+        message = f"prefix {shown(prefix)} must not contain a NUL character, which no lock name has: remove it"
+        raise ConfigurationError(message)
+    return prefix
+
+
+def _measured(value: object, what: str) -> tuple[str, int]:
+    """Return a text as a plain `str`, and its size in UTF-8 bytes."""
+    if not isinstance(value, str):
+        message = f"{what} must be a str, such as 'seat:12A', not {_kind(value)}"
+        raise ConfigurationError(message)
+    # Not str(value): an Enum with a str base would give "Colour.RED" instead of its value.
+    text = str.__str__(value)
+    try:
+        return text, len(text.encode())
+    except UnicodeEncodeError:
+        message = (
+            f"{what} {shown(text)} cannot be encoded as UTF-8 (it has a lone surrogate): "
+            "decode the bytes that it came from with the right encoding"
+        )
+        raise ConfigurationError(message, name=text if what == "lock name" else None) from None
 
 
 def seconds(value: object, what: str, *, minimum: float = 0.0, exclusive: bool = False) -> float:
@@ -362,6 +396,28 @@ def parse_seconds(value: object) -> float:
         message = "must be 0 or more seconds"
         raise ValueError(message)
     return number
+
+
+def parse_duration(text: str) -> float:
+    """
+    Parse a time as people write it: ``30``, ``30s``, ``1.5h``, ``1h30m``. Units: ``ms``, ``s``, ``m``, ``h``, ``d``.
+
+    Args:
+        text: A number of seconds, or numbers with units, which are added.
+
+    Returns:
+        Seconds. A plain number may be negative: what is accepted is for the caller to check.
+
+    Raises:
+        ValueError: It is anything else.
+    """
+    number = _float(text)
+    if number is not None:
+        return number
+    if not _DURATION.fullmatch(text):
+        message = "must be seconds, or a time such as 500ms, 30s, 5m, 1h or 1d"
+        raise ValueError(message)
+    return sum(float(count) * _UNIT_SECONDS[unit] for count, unit in _DURATION_PART.findall(text))
 
 
 def parse_ttl(value: object) -> float:

@@ -14,12 +14,13 @@ from lockkit.engine.settings import INHERIT, skipping_timeout
 from lockkit.runtime import AsyncioRuntime
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping
+    from collections.abc import AsyncIterator, Generator, Mapping
     from datetime import timedelta
     from types import TracebackType
     from typing import Literal, Self
 
     from lockkit.backend import Capabilities, Holder
+    from lockkit.engine.listing import Listing
     from lockkit.engine.settings import Inherit, LostCallback
     from lockkit.units import Seconds
 
@@ -134,6 +135,10 @@ class Client:
         """See `lockkit.Client.holders`."""
         return await self._engine.holders(name)
 
+    def names(self, prefix: str = "") -> AsyncIterator[str]:
+        """See `lockkit.Client.names`; read it with ``async for``."""
+        return _read(self._engine.names(prefix))
+
     async def break_lock(self, name: str) -> bool:
         """See `lockkit.Client.break_lock`."""
         return await self._engine.break_lock(name)
@@ -163,3 +168,9 @@ class Client:
     def __repr__(self) -> str:
         """Show the backend."""
         return f"<lockkit.aio.Client {self._engine.url}>"
+
+
+async def _read(listing: Listing) -> AsyncIterator[str]:
+    while (page := await listing.page()) is not None:
+        for name in page:
+            yield name

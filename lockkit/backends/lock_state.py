@@ -184,6 +184,10 @@ class LockState(Generic[C]):
         """Tell whether the lock is held."""
         return self.holder is not None and now < self.until and not dead(self.holder)
 
+    def in_use(self, now: float, dead: Callable[[C], bool] = _never) -> bool:
+        """Tell whether the lock is held or waited for."""
+        return self.held(now, dead) or any(not dead(waiter) for waiter in self.queue)
+
     def holders(self, now: float, dead: Callable[[C], bool] = _never) -> Sequence[Holder]:
         """Describe the holder, if there is one."""
         holder = self.holder

@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 import lockkit
 from lockkit import validation
 from lockkit.cli.options import Face, FailOn, OnBusy, RunOptions
-from lockkit.cli.output import reporting
+from lockkit.cli.output import reporting, set_verbosity
 from lockkit.cli.status import RUN_STATUSES
 
 __all__ = ["app"]
@@ -49,7 +49,7 @@ def _make_app(cls: type[TyperGroup]) -> typer.Typer:
         cls=cls,
         name="lockkit",
         no_args_is_help=True,
-        add_completion=False,
+        add_completion=cls is _Commands,
         # Plain help: it is the reference that the documentation shows, and reads the same in a pipe and on a terminal.
         rich_markup_mode=None,
         # A traceback means a bug of lockkit; one with the values of variables could show a password.
@@ -65,7 +65,6 @@ _URL_HELP = (
     "Put a URL with a password there, because all users of the machine can see the command line."
 )
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the lock.", show_default=False)]
 Url = Annotated[
     str | None,
     typer.Option(
@@ -88,6 +87,24 @@ def _show_version(wanted: bool) -> None:  # noqa: FBT001 - called by typer
         raise typer.Exit
 
 
+def _duration(value: str | float) -> float:
+    """Parse the value of an option that is a time; a default is a number already."""
+    if isinstance(value, float | int) or value.lower() in {"nan", "inf", "-inf"}:
+        return float(value)  # of these the check of the range says what is wrong
+    try:
+        return validation.parse_duration(value)
+    except ValueError as error:
+        message = f"{error}, not {value!r}"
+        raise typer.BadParameter(message) from error
+
+
+def _names(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Complete the name of a lock."""
+    from lockkit.cli.completion import complete_name  # noqa: PLC0415 - see the module
+
+    return complete_name(incomplete, ctx.params.get("url"), ctx.params.get("profile"))
+
+
 def _seconds(value: float | None) -> float | None:
     try:
         return None if value is None else validation.parse_seconds(value)
@@ -96,15 +113,31 @@ def _seconds(value: float | None) -> float | None:
         raise typer.BadParameter(message) from error
 
 
+Name = Annotated[
+    str, typer.Argument(metavar="NAME", help="Name of the lock.", show_default=False, autocompletion=_names)
+]
+
+
 @app.callback()
 def _lockkit(
     *,
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
     ] = False,
+    verbose: Annotated[
+        int,
+        typer.Option(
+            "--verbose",
+            "-v",
+            count=True,
+            show_default=False,
+            help="Show on stderr what lockkit notices (reconnections, losses); -vv shows all that it logs.",
+        ),
+    ] = 0,
 ) -> None:
     """One lock for several processes, machines or services, over what you already run."""
     del version  # dealt with by its callback
+    set_verbosity(verbose)
 
 
 _width = max(len(status) for status, _ in RUN_STATUSES)
@@ -145,7 +178,8 @@ def _run(
     ttl: Annotated[
         float | None,
         typer.Option(
-            metavar="SECONDS",
+            metavar="TIME",
+            parser=_duration,
             help="How long the backend keeps the lock without renewal, and so how long others wait after a machine "
             "dies. Default: that of the profile or the URL, else 30.",
         ),
@@ -159,14 +193,16 @@ def _run(
     timeout: Annotated[
         float | None,
         typer.Option(
-            metavar="SECONDS",
+            metavar="TIME",
+            parser=_duration,
             help="How long to wait for the lock. Default: without limit; with fail and skip, try once.",
         ),
     ] = None,
     signal_grace: Annotated[
         float | None,
         typer.Option(
-            metavar="SECONDS",
+            metavar="TIME",
+            parser=_duration,
             callback=_seconds,
             help="Time between SIGTERM and SIGKILL when the lease is lost; at most half of the ttl. "
             "Default: a sixth of the ttl, at most 10.",
@@ -175,7 +211,8 @@ def _run(
     kill_after: Annotated[
         float,
         typer.Option(
-            metavar="SECONDS",
+            metavar="TIME",
+            parser=_duration,
             callback=_seconds,
             help="Time between forwarding a SIGTERM to COMMAND and sending SIGKILL.",
         ),
@@ -183,7 +220,8 @@ def _run(
     min_hold: Annotated[
         float,
         typer.Option(
-            metavar="SECONDS",
+            metavar="TIME",
+            parser=_duration,
             callback=_seconds,
             help="Keep the lock at least this long, even if COMMAND ends earlier: for short jobs on machines whose "
             "clocks differ.",
@@ -257,6 +295,74 @@ def _break(
     raise typer.Exit(break_lock(name, url, profile, yes=yes, as_json=as_json))
 
 
+@app.command("list", short_help="List the locks that are held.")
+def _list(
+    *,
+    prefix: Annotated[
+        str,
+        typer.Argument(
+            metavar="[PREFIX]",
+            help="Only locks whose names begin with it. No character is a wildcard.",
+            show_default=False,
+            autocompletion=_names,
+        ),
+    ] = "",
+    url: Url = None,
+    profile: Profile = None,
+    as_json: Json = False,
+) -> None:
+    """
+    List the locks that are held: name, host and process of the holder, token, time left, waiters.
+
+    Locks are acquired and released while the list is made, so it shows no single moment. Exit status 0 also if none is
+    held; 78 if the backend cannot list its locks.
+    """
+    from lockkit.cli.listing import show_locks  # noqa: PLC0415 - see the module
+
+    show_locks(prefix, url, profile, as_json=as_json)
+
+
+@app.command("wait", short_help="Wait until a lock is free, without acquiring it.")
+def _wait(
+    *,
+    name: Name,
+    url: Url = None,
+    profile: Profile = None,
+    timeout: Annotated[
+        float | None,
+        typer.Option(
+            metavar="TIME",
+            parser=_duration,
+            callback=_seconds,
+            help="How long to wait; 0 looks once. Default: without limit.",
+        ),
+    ] = None,
+) -> None:
+    """
+    Wait until a lock is free, without acquiring it.
+
+    Another client may acquire it at once, so never use this to protect anything: lockkit run does that. lockkit looks
+    again about every second, and misses a lock that is free for a shorter time.
+
+    Exit status: 0 if the lock was free; 75 if it was held until the timeout; 69 if the backend is unavailable.
+    """
+    from lockkit.cli.listing import wait_until_free  # noqa: PLC0415 - see the module
+
+    raise typer.Exit(wait_until_free(name, url, profile, timeout=timeout))
+
+
+@app.command("ping", short_help="Ask a backend for an answer, and time it.")
+def _ping(*, url: UrlArgument = None, profile: Profile = None, as_json: Json = False) -> None:
+    """
+    Ask a backend for an answer, and show how long it took.
+
+    Exit status: 0 if it answers; 69 if it does not; 78 if the URL, a credential or an option is wrong.
+    """
+    from lockkit.cli.listing import ping  # noqa: PLC0415 - see the module
+
+    ping(url, profile, as_json=as_json)
+
+
 @app.command("migrate", short_help="Create the tables of a SQL backend.")
 def _migrate(
     *,
@@ -296,7 +402,10 @@ def _doctor(
     ttl: Annotated[
         float | None,
         typer.Option(
-            metavar="SECONDS", callback=_seconds, help="ttl to check the servers for. Default: the backend's, else 30."
+            metavar="TIME",
+            parser=_duration,
+            callback=_seconds,
+            help="ttl to check the servers for. Default: the backend's, else 30.",
         ),
     ] = None,
     fail_on: Annotated[FailOn, typer.Option(help="Lowest severity that gives exit status 1.")] = FailOn.ERROR,

@@ -82,7 +82,9 @@ def _rows() -> list[_Row]:
 
 
 def _table(rows: list[_Row]) -> Table:
-    table = Table("URL", "excludes", "a dead holder's lock is free", "shortest ttl", "queue", "waiters", "survives")
+    table = Table(
+        "URL", "excludes", "a dead holder's lock is free", "shortest ttl", "queue", "waiters", "lists locks", "survives"
+    )
     for row in rows:
         if row.capabilities is None:
             continue
@@ -95,6 +97,7 @@ def _table(rows: list[_Row]) -> Table:
             f"{capabilities.min_ttl:g} s",
             "fair" if capabilities.fair else "unfair",
             {"push": "woken", "poll": "polling"}[capabilities.wakeup],
+            "yes" if capabilities.listing else "no",
             "\n".join(what for what, survived in survives.items() if survived) or "neither",
         )
     return table

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import typer
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
     from lockkit.sync import Client
 
-__all__ = ["in_options", "plain", "print_json", "refuse_private", "reporting", "say"]
+__all__ = ["in_options", "plain", "print_json", "refuse_private", "reporting", "say", "set_verbosity"]
 
 _INTERRUPTED = SIGNALLED + 2
 
@@ -42,11 +43,42 @@ def plain(value: object) -> str:
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in str(value))
 
 
+_WORDS: Final = tuple(
+    (re.compile(pattern), words)
+    for pattern, words in (
+        (r"(?<= )timeout=(\d[\d.]*)", r"--timeout \1"),
+        (r"(?<= )timeout=", "--timeout"),
+        (r"\b(?:client\.)?holders\(\)", "lockkit holders"),
+        (r"\bclient\.holders\(name\)", "lockkit holders NAME"),
+        (r"\bcapabilities\.min_ttl\b", "see lockkit backends"),
+        (r"\bcapabilities\.listing\b", "see lockkit backends"),
+        (r"\bask for each lock's holders\b", "use lockkit holders NAME"),
+        (r"\bAsk for the holders of each name\b", "Use lockkit holders NAME"),
+        (r"^metadata (?=must|cannot)", "--metadata "),
+        (r"\bwith a longer ttl\b", "with a longer --ttl"),
+        (r"^profile= ", "--profile "),
+        (r": give it as url\b", ": give it as --url"),
+        (r", or sasl_options= of connect\(\)", ""),
+    )
+)
+"""What the library says to a caller in Python, and the same for the user of the command line."""
+
+
 def in_options(message: str) -> str:
-    """Give a message of the library in the words of the command line."""
-    for word, option in (("timeout=", "--timeout"), ("holders()", "lockkit holders")):
-        message = message.replace(f" {word}", f" {option}")
+    """
+    Give a message of the library in the words of the command line: options and commands, not parameters and methods.
+
+    All commands report errors of the library through this.
+    """
+    for pattern, words in _WORDS:
+        message = pattern.sub(words, message)
     return message
+
+
+def set_verbosity(count: int) -> None:
+    """Show what the library logs, while `reporting`: with 1 what it notices (INFO), with 2 or more all (DEBUG)."""
+    if count:
+        logging.getLogger("lockkit").setLevel(logging.INFO if count == 1 else logging.DEBUG)
 
 
 @contextmanager
@@ -59,7 +91,9 @@ def reporting() -> Iterator[None]:
     """
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("lockkit: %(message)s"))
-    logging.getLogger("lockkit").addHandler(handler)
+    logger = logging.getLogger("lockkit")
+    logger.addHandler(handler)
+    level = logger.level
     try:
         yield
     except LockError as error:
@@ -68,7 +102,8 @@ def reporting() -> Iterator[None]:
     except KeyboardInterrupt:
         raise typer.Exit(_INTERRUPTED) from None
     finally:
-        logging.getLogger("lockkit").removeHandler(handler)
+        logger.removeHandler(handler)
+        logger.setLevel(level)  # of `set_verbosity`
 
 
 def refuse_private(client: Client) -> None:

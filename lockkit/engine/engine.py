@@ -38,6 +38,7 @@ from lockkit.engine.cleanup import PendingCleanups
 from lockkit.engine.client_state import ClientState
 from lockkit.engine.lease_record import RELEASED, LeaseRecord
 from lockkit.engine.leases import Leases
+from lockkit.engine.listing import Listing
 from lockkit.engine.release import Releases
 from lockkit.engine.renewal import Renewer
 from lockkit.engine.settings import DEFAULT_TTL, DEFAULT_UNAVAILABLE_AFTER, INHERIT, Inherit, LockSettings
@@ -368,6 +369,22 @@ class Engine(Generic[L]):
             return list(await backend.holders(name))
         except BackendUnavailable as error:
             raise self.client.unavailable(error, f"ask for the holders of lock {name!r}", name) from error
+
+    def names(self, prefix: str) -> Listing:
+        """
+        List the locks that are held. Nothing is sent yet.
+
+        Raises:
+            ConfigurationError: The prefix is wrong.
+            LockError: The client is closed.
+        """
+        if self.client.closed:
+            raise self.client.closed_error()
+        try:
+            return Listing(self.client, validation.name_prefix(prefix))
+        except ConfigurationError as error:
+            error.backend = self.url
+            raise
 
     async def break_lock(self, name: str) -> bool:
         """Free the lock by force."""

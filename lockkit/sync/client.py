@@ -14,12 +14,13 @@ from lockkit.sync.lease import Lease
 from lockkit.sync.lock import Lock
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from datetime import timedelta
     from types import TracebackType
     from typing import Literal, Self
 
     from lockkit.backend import Capabilities, Holder
+    from lockkit.engine.listing import Listing
     from lockkit.engine.settings import Inherit, LostCallback
     from lockkit.units import Seconds
 
@@ -147,6 +148,24 @@ class Client:
         """
         return drive(self._engine.holders(name))
 
+    def names(self, prefix: str = "") -> Iterator[str]:
+        """
+        List the locks that are held now, or that clients wait for: the names, each once, in no particular order.
+
+        The iterator asks the backend for about a thousand names at a time and only as you read on, so that a million
+        locks need neither the memory nor the time of a single answer. So it shows no single moment: a lock that is
+        released, expires or is acquired meanwhile may be listed or not. `holders` says who holds one of them.
+
+        Args:
+            prefix: Only names that begin with it; no character in it is a wildcard.
+
+        Raises:
+            ConfigurationError: The prefix is no str, has NUL, or more than 255 UTF-8 bytes.
+            BackendUnavailable: From the iterator: the backend cannot be asked.
+            Unsupported: From the iterator: the backend cannot tell (`Capabilities.listing`).
+        """
+        return _read(self._engine.names(prefix))
+
     def break_lock(self, name: str) -> bool:
         """
         Free a lock by force. The holder notices at its next renewal; the next token is higher than the holder's.
@@ -187,3 +206,8 @@ class Client:
     def __repr__(self) -> str:
         """Show the backend."""
         return f"<lockkit.Client {self._engine.url}>"
+
+
+def _read(listing: Listing) -> Iterator[str]:
+    while (page := drive(listing.page())) is not None:
+        yield from page

@@ -25,7 +25,7 @@ import secrets
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
 
@@ -351,6 +351,9 @@ class _Client(_Adapter["lockkit.Client"]):
     async def holders(self, name: str) -> list[lockkit.Holder]:
         return self.inner.holders(name)
 
+    def names(self, prefix: str = "") -> AsyncIterator[str]:
+        return _read(self.inner.names(prefix))
+
     async def break_lock(self, name: str) -> bool:
         return self.inner.break_lock(name)
 
@@ -368,6 +371,11 @@ class _Client(_Adapter["lockkit.Client"]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.inner.__exit__(kind, error, trace)
+
+
+async def _read(names: Iterator[str]) -> AsyncIterator[str]:
+    for name in names:
+        yield name
 
 
 class _Lock(_Adapter["lockkit.Lock"]):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from lockkit.backends.redlock.backend import OPTIONS, RedlockBackend
 from lockkit.backends.redlock.nodes import NodeDown, Nodes
@@ -291,6 +291,10 @@ class SimulatedNodes(Nodes):
 
     def forget(self, request: Request) -> None:
         """See `Nodes.forget`."""
+
+    def scan(self, index: int, prefix: str, name_prefix: str) -> NoReturn:
+        """See `Nodes.scan`."""
+        raise Unsupported(f"simulated node {index} does not list {prefix}:{name_prefix}")
 
     async def erase(self, prefix: str) -> None:
         """See `Nodes.erase`."""

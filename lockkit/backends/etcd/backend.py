@@ -40,6 +40,7 @@ from lockkit.backend import (
     Holder,
     Host,
     LockBackend,
+    NamesPage,
     Option,
     Renewal,
     Renewed,
@@ -56,7 +57,7 @@ from lockkit.backends.etcd.errors import LeaseEnded
 from lockkit.backends.etcd.options import OPTIONS, adopt_cluster, open_cluster
 from lockkit.backends.etcd.session import Contender, Session, Sessions, round_up
 from lockkit.backends.etcd.wakeup import WakeupListener
-from lockkit.errors import BackendUnavailable, LockError
+from lockkit.errors import BackendUnavailable, ConfigurationError, LockError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -93,6 +94,7 @@ _CAPABILITIES = Capabilities(
     scope="network",
     caveat="A holder that is paused beyond its ttl may still write: guard storage by token. One member alone survives "
     "no loss; a ttl is whole seconds, and the cluster may raise it.",
+    listing=True,
 )
 
 
@@ -451,6 +453,21 @@ class EtcdBackend(LockBackend):
         broken = await self._cluster.call(TXN, deletion, resend=False, answer_by=answer_by)
         return bool(broken.succeeded)
 
+    async def names(self, prefix: str, after: NamesPage | None = None) -> NamesPage:
+        """See `LockBackend.names`. A lock is held while there is a key below its prefix: the oldest holds."""
+        below = f"{self._prefix}/".encode()
+        begin = self._prefix_of(prefix)[:-1]
+        request = transactions.keys_from(begin if after is None else after.next, begin)
+        answer = await self._cluster.call(RANGE, request, resend=True)
+        # Each as the part of its keys that it is, in their order: many may be of waiters for the same lock.
+        parts = dict.fromkeys(part for kv in answer.kvs if (part := _part_of_name(kv.key, below)) is not None)
+        names = [name for part in parts if (name := _name_of(part)) is not None]
+        if not answer.more:
+            return NamesPage(names)
+        last = answer.kvs[-1].key
+        part = _part_of_name(last, below)
+        return NamesPage(names, last + b"\0" if part is None else transactions.end(below + part + b"/"))
+
     async def erase(self) -> None:
         """See `LockBackend.erase`."""
         await self._cluster.call(TXN, transactions.delete_below(f"{self._prefix}/".encode()), resend=True)
@@ -469,6 +486,21 @@ class EtcdBackend(LockBackend):
     def _prefix_of(self, name: str) -> bytes:
         """Return the prefix of the keys of all contenders for a lock."""
         return f"{self._prefix}/{validation.escape(name, '/')}/".encode()
+
+
+def _part_of_name(key: bytes, below: bytes) -> bytes | None:
+    """Return the part of a contender's key that is the escaped name; None for a key that belongs to no lock."""
+    part, slash, _ = key.removeprefix(below).partition(b"/")
+    return part if slash else None
+
+
+def _name_of(part: bytes) -> str | None:
+    """Return the name of a lock from its part of the key; None for one that lockkit cannot have written."""
+    try:
+        name = validation.lock_name(validation.unescape(part.decode()))
+    except (UnicodeDecodeError, ConfigurationError):
+        return None
+    return name if validation.escape(name, "/").encode() == part else None
 
 
 def _read_value(kv: rpc.KeyValue) -> tuple[str, str]:

@@ -17,8 +17,13 @@ __all__ = [
     "delete_below",
     "delete_key",
     "delete_keys",
+    "end",
     "first_key",
+    "keys_from",
 ]
+
+KEYS_PAGE = 1000
+"""Keys in one answer of `keys_from`. More makes larger answers (100 bytes a key), fewer takes more round trips."""
 
 BATCH = 100
 """Operations in one transaction. etcd's default for --max-txn-ops is 128; an operation that is a transaction itself may
@@ -66,7 +71,7 @@ def create_key(contender: Contender, lease_id: int, *, queue: bool) -> rpc.TxnRe
     put = rpc.PutRequest(key=contender.key, value=contender.value, lease=lease_id)
     request = rpc.TxnRequest()
     request.compare.add(
-        target=rpc.Compare.CREATE, key=contender.prefix, range_end=_end(contender.prefix), create_revision=0
+        target=rpc.Compare.CREATE, key=contender.prefix, range_end=end(contender.prefix), create_revision=0
     )
     request.success.add(request_put=put)
     request.failure.add(request_range=first_key(contender.prefix))
@@ -123,7 +128,7 @@ def delete_key(key: bytes, condition: rpc.Compare) -> rpc.TxnRequest:
 
 def delete_below(prefix: bytes) -> rpc.TxnRequest:
     """Delete all keys below a prefix, which ends with a slash."""
-    deletion = rpc.DeleteRangeRequest(key=prefix, range_end=_end(prefix))
+    deletion = rpc.DeleteRangeRequest(key=prefix, range_end=end(prefix))
     return rpc.TxnRequest(success=[rpc.RequestOp(request_delete_range=deletion)])
 
 
@@ -139,7 +144,7 @@ def _newest_key(prefix: bytes) -> rpc.RangeRequest:
 def _first_in_order(prefix: bytes, order: rpc.RangeRequest.SortOrder, *, keys_only: bool) -> rpc.RangeRequest:
     return rpc.RangeRequest(
         key=prefix,
-        range_end=_end(prefix),
+        range_end=end(prefix),
         limit=1,
         sort_order=order,
         sort_target=rpc.RangeRequest.CREATE,
@@ -147,7 +152,20 @@ def _first_in_order(prefix: bytes, order: rpc.RangeRequest.SortOrder, *, keys_on
     )
 
 
-def _end(prefix: bytes) -> bytes:
+def keys_from(start: bytes, begin: bytes) -> rpc.RangeRequest:
+    """
+    Read keys without their values, in the order of their bytes, at most `KEYS_PAGE`.
+
+    Args:
+        start: The first key to read.
+        begin: What all of them begin with: some of UTF-8, not empty.
+    """
+    # No byte of UTF-8 is 0xff, so the last one can grow.
+    behind = begin[:-1] + bytes([begin[-1] + 1])
+    return rpc.RangeRequest(key=start, range_end=behind, limit=KEYS_PAGE, keys_only=True)
+
+
+def end(prefix: bytes) -> bytes:
     """Return the first key behind all that begin with `prefix`, which ends with a slash."""
     assert prefix.endswith(b"/")
     return prefix[:-1] + b"0"

@@ -28,6 +28,7 @@ __all__ = [
     "boot_id",
     "file_system",
     "find_flaw",
+    "record_file_prefix",
     "record_name",
     "reserve",
 ]
@@ -36,6 +37,8 @@ _LINUX = sys.platform == "linux"
 _PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789._:-")
 _NAME_MAX = 180
 """Longest record name in bytes: NAME_MAX is 255 on all file systems in use, except for 143 on eCryptfs."""
+_HEAD_SIZE = _NAME_MAX - 65
+"""What a longer one keeps of the lock's name, before ``~`` and its SHA-256."""
 
 NETWORK_FILE_SYSTEMS = frozenset({
     *("nfs", "nfs4", "cifs", "smb3", "smbfs", "ncpfs", "afs", "ceph", "lustre", "gpfs", "beegfs", "glusterfs", "ocfs2"),
@@ -55,8 +58,12 @@ def record_name(name: str) -> tuple[str, str]:
         escaped = f"%2E{escaped[1:]}"
     if len(escaped) <= _NAME_MAX:
         return escaped, f"{escaped}.lock"
-    digest = hashlib.sha256(name.encode()).hexdigest()
-    return escaped, f"{escaped[: _NAME_MAX - len(digest) - 1]}~{digest}.lock"
+    return escaped, f"{escaped[:_HEAD_SIZE]}~{hashlib.sha256(name.encode()).hexdigest()}.lock"
+
+
+def record_file_prefix(prefix: str) -> str:
+    """Return the beginning that the record files of all names with a prefix have; files of others may have it too."""
+    return record_name(prefix)[0][:_HEAD_SIZE]
 
 
 @cache

@@ -48,6 +48,7 @@ __all__ = [
     "make_record",
     "open_record",
     "read_record",
+    "recorded_name",
 ]
 
 T = TypeVar("T")
@@ -190,6 +191,11 @@ def decode(text: bytes, name: str | None) -> tuple[LockState[FileClaim], str]:
         message = f"it is the record of the lock {stored}"
         raise DamagedError(message)
     return state, boot
+
+
+def recorded_name(text: bytes) -> str:
+    """Return the escaped name in a record that `decode` has accepted."""
+    return text[_HEAD_SIZE:].split(b" ", 2)[1].decode("ascii")
 
 
 def _claim(line: str, metadata: str = "") -> FileClaim:

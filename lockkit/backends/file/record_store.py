@@ -7,16 +7,17 @@ It also decides what to do about records that are damaged, of another version, o
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections import deque
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
-from lockkit.backend import seconds_left
+from lockkit.backend import NamesPage, seconds_left
 from lockkit.backends.file.cleanup import Cleanup
 from lockkit.backends.file.client_file import live_ttl_max
-from lockkit.backends.file.directory import Directory, record_name
+from lockkit.backends.file.directory import Directory, boot_id, record_file_prefix, record_name
 from lockkit.backends.file.errors import explain
 from lockkit.backends.file.record import (
     DamagedError,
@@ -24,12 +25,15 @@ from lockkit.backends.file.record import (
     RecordFile,
     RemovedError,
     VersionError,
+    decode,
     make_record,
     open_record,
+    read_record,
+    recorded_name,
 )
 from lockkit.backends.lock_state import LockState
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockError
-from lockkit.validation import shown
+from lockkit.validation import shown, unescape
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,6 +50,12 @@ T = TypeVar("T")
 
 OPEN_RECORDS_MAX = 64
 """Record files that a client keeps open. More saves opening them again (4 µs), fewer saves descriptors."""
+
+PAGE_RECORDS = 128
+"""Records that one page of `RecordStore.names` reads. More blocks an event loop for longer (5 ms for this many)."""
+
+READ_TRIES = 5
+"""How often a record is read that looks damaged without its flock."""
 
 FLOCK_TRIES_AT_ONCE = 16
 """Tries without a pause: together about as long as an operation holds a flock. A pause would take ten times as long."""
@@ -183,6 +193,53 @@ class RecordStore:
         """Read an open record without its flock, so that it may be out of date; None if that fails."""
         file = self._files.get(name)
         return None if file is None else file.peek()
+
+    # -- listing -----------------------------------------------------------------------------------------------------
+
+    def names(self, prefix: str, start: list[str] | None) -> NamesPage:
+        """
+        Return the locks that are held or waited for, of some of the records.
+
+        A record is written as a whole, so it can be read without its flock. A damaged one is left out.
+
+        Args:
+            prefix: Of the names.
+            start: The files that are left; None begins.
+
+        Raises:
+            BackendUnavailable: The directory cannot be read now.
+            ConfigurationError: It cannot be read, or cannot be trusted.
+        """
+        try:
+            if start is None:
+                self._check_client_file(self._now())
+                start = self._record_files(prefix)
+            part, left = start[:PAGE_RECORDS], start[PAGE_RECORDS:]
+            names = [name for file in part if (name := self._name_in_use(file, prefix)) is not None]
+        except (OSError, LockError) as error:
+            self._fail(error, None, self._directory.path)
+        return NamesPage(names, left or None)
+
+    def _record_files(self, prefix: str) -> list[str]:
+        begin = record_file_prefix(prefix)
+        entries = os.listdir(self._directory.path)  # noqa: PTH208 - names, not paths
+        return [entry for entry in entries if entry.startswith(begin) and entry.endswith(".lock")]
+
+    def _name_in_use(self, file: str, prefix: str) -> str | None:
+        """Return the name of the lock in a record file if it is held or waited for."""
+        for _ in range(READ_TRIES):
+            try:
+                text = _read(f"{self._directory.path}/{file}")
+                state, boot = decode(text, None)
+                name = unescape(recorded_name(text))
+            except DamagedError:
+                continue  # a long one is read in two parts, between which it may have been written
+            except (FileNotFoundError, RemovedError, VersionError, ConfigurationError):
+                return None  # removed meanwhile; or for its next user to see
+            if boot != boot_id() or record_name(name)[1] != file or not name.startswith(prefix):
+                return None
+            return name if state.in_use(self._now(), self._client_file.dead) else None
+        return None
 
     # -- records that cannot be used as they are -------------------------------------------------------------------
 
@@ -328,6 +385,14 @@ class _FlockRetry:
             await self._runtime.sleep(min(pause, self._give_up_at - now))
             self._pause = min(self._pause * 2, FLOCK_PAUSE_SECONDS_MAX)
         return True
+
+
+def _read(path: str) -> bytes:
+    fd = open_record(path)
+    try:
+        return read_record(fd)
+    finally:
+        os.close(fd)
 
 
 def _stuck(path: str, seconds: float) -> str:

@@ -31,6 +31,7 @@ from lockkit.backend import (
     Holder,
     Host,
     LockBackend,
+    NamesPage,
     Option,
     Renewal,
     Request,
@@ -43,6 +44,9 @@ if TYPE_CHECKING:
     from lockkit.url import Url
 
 __all__ = ["MemoryBackend"]
+
+PAGE_LOCKS = 1000
+"""Locks that one page of `MemoryBackend.names` looks at. More keeps the mutex for longer than half a millisecond."""
 
 
 class MemoryBackend(LockBackend):
@@ -63,6 +67,7 @@ class MemoryBackend(LockBackend):
         scope="process",
         caveat="Excludes only within this process; a forked child or another process has locks of its own.",
         metadata_update=True,
+        listing=True,
     )
     options: ClassVar[Mapping[str, Option]] = {}
 
@@ -180,6 +185,19 @@ class MemoryBackend(LockBackend):
         if broken:
             self._report_broken(owner)
         return broken
+
+    async def names(self, prefix: str, after: NamesPage | None = None) -> NamesPage:
+        """See `LockBackend.names`. The first page takes down what there is; each page looks at a part of it."""
+        with self._space.mutex:
+            locks, now = self._space.locks, self._runtime.now()
+            if after is None:
+                names, begin = [name for name in locks if name.startswith(prefix)], 0
+            else:
+                names, begin = after.next
+            end = begin + PAGE_LOCKS
+            part = names[begin:end]
+            found = [name for name in part if (lock := locks.get(name)) is not None and lock.in_use(now)]
+        return NamesPage(found, (names, end) if end < len(names) else None)
 
     def _report_broken(self, owner: str) -> None:
         """Notify the client that held the lease; it is in this process."""

@@ -41,6 +41,7 @@ from lockkit.backend import (
     Holder,
     Host,
     LockBackend,
+    NamesPage,
     Option,
     Renewal,
     Renewed,
@@ -49,6 +50,7 @@ from lockkit.backend import (
     decode_metadata,
 )
 from lockkit.backends.redis.keys import FENCE_MS_MIN, fence_milliseconds, lock_key, side_key, ttl_milliseconds
+from lockkit.backends.redis.listing import Scan
 from lockkit.backends.redis.node import delete_keys
 from lockkit.backends.redis.options import OPTIONS, adopt_topology, driver_options, open_topology
 from lockkit.backends.redis.resp import bulk
@@ -107,6 +109,7 @@ _CAPABILITIES = Capabilities(
     scope="network",
     caveat="A promoted replica may not know the newest locks (replication is asynchronous): guard storage by token.",
     metadata_update=True,
+    listing=True,
 )
 
 
@@ -296,6 +299,12 @@ class RedisBackend(LockBackend):
         """See `LockBackend.break_lock`."""
         keys = self._keys(name)
         return await self._run(_BREAK, keys.lock, keys.breaking + bulk(FENCE_MS_MIN)) == 1
+
+    async def names(self, prefix: str, after: NamesPage | None = None) -> NamesPage:
+        """See `LockBackend.names`."""
+        masters = self._topology.masters
+        scan: Scan = Scan(self._prefix, prefix, await masters()) if after is None else after.next
+        return await scan.page(masters)
 
     async def erase(self) -> None:
         """See `LockBackend.erase`."""

@@ -51,6 +51,7 @@ from lockkit.backend import (
     Holder,
     Host,
     LockBackend,
+    NamesPage,
     Option,
     Renewal,
     Renewed,
@@ -62,6 +63,7 @@ from lockkit.backends.redis import options as redis_options
 from lockkit.backends.redis.keys import FENCE_MS_MIN, fence_milliseconds, ttl_milliseconds
 from lockkit.backends.redlock import addresses
 from lockkit.backends.redlock.delayed_restart import DelayedRestart
+from lockkit.backends.redlock.listing import Listing
 from lockkit.backends.redlock.network import open_nodes
 from lockkit.backends.redlock.nodes import (
     ABANDON,
@@ -147,6 +149,7 @@ _CAPABILITIES = Capabilities(
     scope="network",
     caveat="All nodes losing their data together, or clocks that run apart, can lead to a second holder: guard storage "
     "by token.",
+    listing=True,
 )
 
 
@@ -447,6 +450,22 @@ class RedlockBackend(LockBackend):
         if count.answered_count < self._quorum:
             raise self._no_quorum(count)
         return bool(count.yes)
+
+    async def names(self, prefix: str, after: NamesPage | None = None) -> NamesPage:
+        """See `LockBackend.names`. Names from the keys of some nodes, each kept if a majority may have a holder."""
+        listing = Listing(self._nodes, self._quorum, self._prefix, prefix) if after is None else after.next
+        candidates = await listing.candidates()
+        calls = [(LockKeys(self._prefix, name), ()) for name in candidates]
+        answers = await self._nodes.ask_many(HOLDERS, calls) if calls else []
+        names = []
+        for name, *votes in zip(candidates, *answers, strict=True):
+            count = Count(votes)
+            if count.answered_count < self._quorum:
+                raise self._no_quorum(count)
+            if find_holder(count, self._quorum) is not None:
+                names.append(name)
+        listing.accept()
+        return NamesPage(names, None if listing.ended else listing)
 
     async def erase(self) -> None:
         """See `LockBackend.erase`."""

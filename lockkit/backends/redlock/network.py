@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 from lockkit.backend import CALL_SECONDS
 from lockkit.backends.redis.connection import NO_ANSWER, SyncConnection
 from lockkit.backends.redis.errors import DRIVER_ERRORS, translate
+from lockkit.backends.redis.listing import Scan
 from lockkit.backends.redis.node import BATCH, TRUSTED_SECONDS, delete_keys
 from lockkit.backends.redis.resp import ServerSaid, bulk
 from lockkit.backends.redlock.node import ClientState, RedlockNode
@@ -236,6 +237,10 @@ class NetworkNodes(Nodes):
         for node in self.all:
             node.listener.forget(request)
 
+    def scan(self, index: int, prefix: str, name_prefix: str) -> Scan:
+        """See `Nodes.scan`."""
+        return Scan(prefix, name_prefix, [self.all[index].server])
+
     async def erase(self, prefix: str) -> None:
         """See `Nodes.erase`."""
         for node in self.all:
@@ -252,6 +257,8 @@ class NetworkNodes(Nodes):
             until = self._runtime.now() + CLOSE_SECONDS
             while any(node.opening for node in self.all) and self._runtime.now() < until:
                 await self._runtime.sleep(0.001)
+        for node in self.all:
+            await node.server.close()
         # An event loop closes sockets in its next round: without this they would stay open until the program ends.
         await self._runtime.sleep(0)
 

@@ -20,6 +20,7 @@ from lockkit.errors import BackendUnavailable, LockError
 
 if TYPE_CHECKING:
     from lockkit.backend import Request
+    from lockkit.backends.redis.listing import Scan
     from lockkit.backends.redis.resp import Reply
     from lockkit.units import Instant
 
@@ -216,6 +217,10 @@ class Nodes(ABC):
     @abstractmethod
     def forget(self, request: Request) -> None:
         """Stop waking a request."""
+
+    @abstractmethod
+    def scan(self, index: int, prefix: str, name_prefix: str) -> Scan:
+        """Begin to list the locks whose keys a node has."""
 
     @abstractmethod
     async def erase(self, prefix: str) -> None:

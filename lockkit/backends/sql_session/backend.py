@@ -47,7 +47,18 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from lockkit import validation
-from lockkit.backend import Busy, Capabilities, Grant, Holder, LockBackend, Option, Renewal, Request, decode_metadata
+from lockkit.backend import (
+    Busy,
+    Capabilities,
+    Grant,
+    Holder,
+    LockBackend,
+    NamesPage,
+    Option,
+    Renewal,
+    Request,
+    decode_metadata,
+)
 from lockkit.backends.sql import quirks
 from lockkit.backends.sql.options import adopt_database, driver_options, examiner, mode_option, open_database
 from lockkit.backends.sql.schema import drop, parse_table
@@ -57,7 +68,7 @@ from lockkit.backends.sql_session.cleanup import ClaimCleanup
 from lockkit.backends.sql_session.held import HeldLocks
 from lockkit.backends.sql_session.leases import LeaseTable
 from lockkit.backends.sql_session.pool import Sessions
-from lockkit.errors import BackendUnavailable
+from lockkit.errors import BackendUnavailable, Unsupported
 
 if TYPE_CHECKING:
     from sqlalchemy import Table
@@ -366,6 +377,15 @@ class SessionBackend(LockBackend):
                 raise BackendUnavailable(message)
             await self._runtime.sleep(BREAK_PAUSE)
         return True
+
+    async def names(self, prefix: str, after: NamesPage | None = None) -> NamesPage:
+        """See `LockBackend.names`: the server shows who holds a row or a number, but not for all names at once."""
+        del prefix, after
+        message = (
+            f"{self.url} cannot list its locks: the server knows a lock only by a number or a row, and names that were "
+            "used before tell nothing. Ask for the holders of each name, or use mode=table, which lists its locks"
+        )
+        raise Unsupported(message, backend=self.url)
 
     async def erase(self) -> None:
         """See `LockBackend.erase`."""

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -37,6 +38,7 @@ from lockkit.backend import (
     Holder,
     Host,
     LockBackend,
+    NamesPage,
     Option,
     Renewal,
     Renewed,
@@ -105,6 +107,7 @@ _CAPABILITIES = Capabilities(
     scope="network",
     caveat="Without synchronous replication a promoted replica may not know the newest locks: guard storage by token.",
     metadata_update=True,
+    listing=True,
 )
 
 
@@ -304,6 +307,21 @@ class SqlTableBackend(LockBackend):
             return (await self._run(self._statements.break_lock, (name,))).changed == 1
         except MissingTable:
             return False
+
+    async def names(self, prefix: str, after: NamesPage | None = None) -> NamesPage:
+        """See `LockBackend.names`: the held rows in the order of their names, by the database's clock."""
+        begin = prefix if after is None else after.next
+        end = _end_of_range(prefix)
+        statement = self._statements.names(BATCH, bounded=end is not None)
+        try:
+            rows = (await self._run(statement, (begin,) if end is None else (begin, end), again=True)).rows
+        except MissingTable:
+            return NamesPage([])
+        found = [name for row in rows if (name := _lock_name(row[0])) is not None]
+        # The last name of one page is the first of the next, if it is still held.
+        names = [name for name in found if name.startswith(prefix) and (after is None or name != begin)]
+        more = len(rows) == BATCH and bool(found) and found[-1] != begin
+        return NamesPage(names, found[-1] if more else None)
 
     async def erase(self) -> None:
         """See `LockBackend.erase`."""
@@ -518,6 +536,27 @@ _SEEN_HELD = object()
 def _text(value: str | bytes | bytearray | None) -> str:
     """Read a name or owner; a foreign client may have written anything."""
     return value.decode("utf-8", "replace") if isinstance(value, bytes | bytearray) else value or ""
+
+
+def _lock_name(value: str | bytes | bytearray) -> str | None:
+    """Read a name; None for one of a foreign client that no lock of lockkit can have."""
+    try:
+        return validation.lock_name(value.decode() if isinstance(value, bytes | bytearray) else value)
+    except (UnicodeDecodeError, ConfigurationError):
+        return None
+
+
+def _end_of_range(prefix: str) -> str | None:
+    """
+    Return a name behind all that begin with `prefix`, in the order of their bytes; None if there may be none.
+
+    Only ASCII is counted on: it has the same bytes, below those of all other characters, in each encoding that a
+    database may have. So the range of ``aé`` is that of ``a``.
+    """
+    head = re.match(r"[\x01-\x7e]*", prefix)
+    assert head is not None, "a pattern that matches the empty string"
+    text = head[0]
+    return text[:-1] + chr(ord(text[-1]) + 1) if text else None
 
 
 def _microseconds(ttl: Seconds) -> int:

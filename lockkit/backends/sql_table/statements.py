@@ -15,6 +15,7 @@ statement       parameters                                  returns
 ``renew``       ttl in µs, names, owners                    the owners that held theirs; MariaDB and MySQL: how many
 ``update``      metadata, name, owner                       one row changed, if that owner holds it and it differs
 ``state``       names                                       name, owner, expired, last broken owner
+``names``       first name (and one behind the last)        names of locks that are held
 ``idle``        least age in µs                             names of rows that were not used for so long
 ``reap``        least age in µs, names                      removes those rows unless they were used meanwhile
 ==============  ==========================================  ===========================================================
@@ -103,6 +104,16 @@ class Statements(ABC):
     def idle(self, count: int) -> Statement:
         """See the module; at most so many."""
         return self._for_many("idle", count, f"SELECT name FROM {{table}} WHERE {_IDLE} LIMIT {count}")
+
+    def names(self, count: int, *, bounded: bool) -> Statement:
+        """See the module; at most so many, in the order of their bytes."""
+        below = " AND name < $2" if bounded else ""
+        return self._for_many(
+            f"names{below}",
+            count,
+            "SELECT name FROM {table} WHERE owner IS NOT NULL AND expires_at_us > {now}"
+            f" AND name >= $1{below} ORDER BY name LIMIT {count}",
+        )
 
     def _for_many(self, what: str, count: int, text: str) -> Statement:
         """Write a statement whose length depends on how many it is for; those for few are kept."""

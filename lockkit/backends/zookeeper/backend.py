@@ -52,6 +52,7 @@ from lockkit.backend import (
     Holder,
     Host,
     LockBackend,
+    NamesPage,
     Option,
     Renewal,
     Renewed,
@@ -91,6 +92,10 @@ log = logging.getLogger("lockkit")
 OUTAGE_SECONDS = 10.0
 """How long a waiter keeps its place in the queue without a connection. Longer reports an outage later."""
 
+PAGE_DIRECTORIES = 200
+"""Directories that one page of `ZooKeeperBackend.names` looks into, all at once. More delays other requests on the same
+connection; fewer takes more round trips."""
+
 OUTAGE_CHECK_SECONDS = 0.25
 """How often such a waiter checks whether its client is being closed."""
 
@@ -112,6 +117,7 @@ _CAPABILITIES = Capabilities(
     scope="network",
     caveat="A ttl outside of the ensemble's session limits is changed, with a warning; in an ensemble that lost its "
     "data, tokens start anew.",
+    listing=True,
 )
 
 
@@ -389,6 +395,17 @@ class ZooKeeperBackend(LockBackend):
         directory = self._directories.path(name)
         queue = contenders(await session.children(directory, until))
         return bool(queue) and await self._directories.delete_node(session, directory, queue[0].node, until)
+
+    async def names(self, prefix: str, after: NamesPage | None = None) -> NamesPage:
+        """See `LockBackend.names`. The first page lists the directories; each page looks into some of them."""
+        until = self._until()
+        session = await self._sessions.any(until)
+        if after is None:
+            return NamesPage([], await self._directories.names(session, prefix, until) or None)
+        part, left = after.next[:PAGE_DIRECTORIES], after.next[PAGE_DIRECTORIES:]
+        queues = await session.children_of_each([self._directories.path(name) for name in part], until)
+        held = [name for name, children in zip(part, queues, strict=True) if contenders(children)]
+        return NamesPage(held, left or None)
 
     async def erase(self) -> None:
         """See `LockBackend.erase`."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from kazoo.exceptions import NodeExistsError, NoNodeError, UnimplementedError
 
-from lockkit.backends.zookeeper.path import escape_name, node_prefix
+from lockkit.backends.zookeeper.path import escape_name, name_of, node_prefix
 from lockkit.backends.zookeeper.quirks import create_directory
 from lockkit.errors import BackendUnavailable, LockError
 
@@ -63,6 +63,11 @@ class LockDirectories:
     def path(self, name: str) -> str:
         """Give the path of a lock's directory."""
         return f"{self._root}/{escape_name(name)}"
+
+    async def names(self, session: Session, prefix: str, until: Instant) -> list[str]:
+        """Name the locks that have a directory, held or not; what lockkit cannot have made is left out."""
+        found = [name_of(child) for child in await session.children(self._root, until)]
+        return [name for name in found if name is not None and name.startswith(prefix)]
 
     async def create_in(
         self, session: Session, path: str, create: Callable[[], Coroutine[Any, Any, Any]], until: Instant

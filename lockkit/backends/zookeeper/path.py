@@ -17,7 +17,10 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-__all__ = ["NODE_WORD", "Contender", "contenders", "escape_name", "node_prefix"]
+from lockkit.errors import ConfigurationError
+from lockkit.validation import lock_name, unescape
+
+__all__ = ["NODE_WORD", "Contender", "contenders", "escape_name", "name_of", "node_prefix"]
 
 NODE_WORD = "__lock__"
 
@@ -32,6 +35,15 @@ _RELATIVE = {".": "%2E", "..": "%2E%2E"}
 def escape_name(name: str) -> str:
     """Give the name of a lock's directory: ``/``, ``%`` and characters that ZooKeeper refuses become ``%XX``."""
     return _RELATIVE.get(name) or _REFUSED.sub(_percent, name)
+
+
+def name_of(directory: str) -> str | None:
+    """Give the lock whose directory has that name; None if there is no such lock."""
+    try:
+        name = lock_name(unescape(directory))
+    except ConfigurationError:
+        return None
+    return name if escape_name(name) == directory else None
 
 
 def _percent(match: re.Match[str]) -> str:

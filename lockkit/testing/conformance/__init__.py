@@ -35,6 +35,7 @@ from lockkit.testing.conformance.exclusion import Exclusion
 from lockkit.testing.conformance.expiry import Expiry
 from lockkit.testing.conformance.inspection import Arguments, Inspection
 from lockkit.testing.conformance.lifetime import Closing, Leftovers
+from lockkit.testing.conformance.listing import Listing
 from lockkit.testing.conformance.loss import Loss
 from lockkit.testing.conformance.names import Names
 from lockkit.testing.conformance.queueing import Queueing
@@ -60,6 +61,7 @@ class ConformanceSuite(
     Reentrancy,
     Names,
     Inspection,
+    Listing,
     Arguments,
     Decorating,
     ThreadingLocks,

@@ -75,6 +75,7 @@ class needs:  # noqa: N801 - a namespace, read as a word: needs.fairness
         "its ttl is that of a session, which the server bounds and nobody extends (crash_release 'session')",
         lambda capabilities: capabilities.crash_release != "session",
     )
+    listing = Need("it cannot list the locks that are held (not listing)", lambda capabilities: capabilities.listing)
     wake_up = Need("it wakes nobody, waiters look again (wakeup 'poll')", lambda c: c.wakeup == "push")
 
 

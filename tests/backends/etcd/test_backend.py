@@ -407,6 +407,24 @@ class TestForeignClients:
                 assert second.stdout.readline().startswith("lockkit/shared/")
                 second.terminate()
 
+    def test_names_are_read_in_pages(
+        self, server: EtcdServer, connect: Connect, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Each once however many wait for it, etcdctl's too; not keys that belong to no lock."""
+        monkeypatch.setattr("lockkit.backends.etcd.transactions.KEYS_PAGE", 2)
+        client = connect()
+        for key in ("p-", "p-%zz/1", "p-%2f/1", "p-x/1", "p-x/2", "p-x/3", "p-x/4", "p-y-/1", "p-y/1", "p-y/2/3"):
+            server.etcdctl("put", f"lockkit/{key}", "a foreign client")
+        lease = client.lock("p-own/é", ttl=LONG).acquire()
+        try:
+            with etcdctl_lock(server, "lockkit/p-theirs") as theirs:
+                assert theirs.stdout.readline()
+
+                assert list(client.names("p-")) == ["p-own/é", "p-theirs", "p-x", "p-y-", "p-y"]
+        finally:
+            lease.release()
+            server.etcdctl("del", "--prefix", "lockkit/p-")
+
     def test_break_lock_breaks_one_of_etcdctl(self, server: EtcdServer, connect: Connect) -> None:
         """As one of lockkit."""
         client = connect()

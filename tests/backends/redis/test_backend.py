@@ -812,3 +812,32 @@ def test_grant_is_a_grant(server: RedisServer, redis: Keyspace, face: Face) -> N
 
     del redis
     face.run(scenario)
+
+
+def test_names_of_thousands_of_locks_come_in_pages(server: RedisServer, redis: Keyspace, face: Face) -> None:
+    """Each once, and those of foreign clients too; not keys that no lock can have, nor what is beside a lock."""
+    names = {f"seat*:{number}" for number in range(3000)}
+    redis("EVAL", "for i = 0, 2999 do redis.call('SET', 'lockkit:seat*:' .. i, 'foreign', 'PX', 60000) end", 0)
+    for key in (b"lockkit:seat*:%zz", b"lockkit:seat*:\xff", "lockkit:seat*:" + "x" * 250, "lockkit:seat*:%41",
+                "lockkit:seatX:1", "other:seat*:1", "{lockkit:seat*:1}:fence"):  # fmt: skip
+        redis("SET", key, "foreign")
+    redis("LPUSH", "lockkit:seat*:list", "no lock")
+
+    async def scenario(host: StubHost) -> None:
+        async with backend_at(server.url, host) as backend:
+            granted(await backend.try_acquire(host.request("seat*:{mine}", ttl=30.0)))
+            listed: list[str] = []
+            sizes = []
+            page = await backend.names("seat*:")
+            while True:
+                listed += page.names
+                sizes.append(len(page.names))
+                if page.next is None:
+                    break
+                page = await backend.names("seat*:", page)
+
+            assert sorted(listed) == sorted(names | {"seat*:{mine}"})
+            assert len(sizes) > 2
+            assert max(sizes) < 2000
+
+    face.run(scenario)

@@ -281,6 +281,41 @@ def test_three_of_five_down(nodes: RedisNodes, face: Face) -> None:
     face.run(scenario)
 
 
+async def all_names(backend: RedlockBackend, prefix: str) -> list[str]:
+    """Read all pages."""
+    page = await backend.names(prefix)
+    names = list(page.names)
+    while page.next is not None:
+        page = await backend.names(prefix, page)
+        names += page.names
+    return sorted(names)
+
+
+def test_names_need_a_majority(nodes: RedisNodes, face: Face) -> None:
+    """Which any three of five nodes know of: two may be down, and two may have keys that hold no lock."""
+
+    async def scenario(host: StubHost) -> None:
+        async with redlock(nodes, host) as backend:
+            granted(await backend.try_acquire(host.request("n:all")))
+            for node in nodes.nodes[:2]:
+                on(node)("SET", "lockkit:n:minority", "foreign", "PX", 60_000)
+            for node in nodes.nodes[2:]:
+                on(node)("SET", "lockkit:n:majority", "foreign", "PX", 60_000)
+            for node in nodes.nodes:
+                on(node)("SET", "lockkit:n:split", f"of {node.address}", "PX", 60_000)
+            assert await all_names(backend, "n:") == ["n:all", "n:majority"]
+
+            for node in nodes.nodes[:2]:
+                node.kill()
+            assert await all_names(backend, "n:a") == ["n:all"]
+
+            nodes.nodes[2].kill()
+            with pytest.raises(NoQuorum, match="the keys of 3 of 5 nodes are needed"):
+                await all_names(backend, "n:")
+
+    face.run(scenario)
+
+
 def test_nodes_that_come_back_are_found(nodes: RedisNodes, face: Face) -> None:
     """No restart of the client is needed."""
 

@@ -112,6 +112,27 @@ class TestRow:
         assert got[0].token > first.token
         got[0].release()
 
+    def test_names_are_those_of_held_rows(self, url: str, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
+        """In pages; of any writer, by the database's clock; not rows that are free, expired or without a name."""
+        monkeypatch.setattr("lockkit.backends.sql_table.backend.BATCH", 2)
+        client, look = connect(url), Look(url)
+        assert list(client.names()) == []  # there is no table yet
+        client.lock("p:free").acquire().release()
+        until = now_us() + 600_000_000
+        for name in ("p:a", "p:b", "p:c", "p:é", "p:~", "p%b", "q", ""):
+            look.run(
+                "INSERT INTO lockkit_locks (name, owner, token, expires_at_us) VALUES (:name, 'cron', 7, :until)",
+                name=name, until=until,
+            )  # fmt: skip
+        look.run(
+            "INSERT INTO lockkit_locks (name, owner, token, expires_at_us) VALUES ('p:over', 'cron', 7, :until)",
+            until=now_us() - 600_000_000,
+        )
+
+        assert list(client.names("p:")) == ["p:a", "p:b", "p:c", "p:~", "p:é"]
+        assert list(client.names("p:é")) == ["p:é"]
+        assert list(client.names()) == ["p%b", "p:a", "p:b", "p:c", "p:~", "p:é", "q"]
+
     def test_foreign_writer_that_knows_only_the_contract(self, url: str, connect: Connect) -> None:
         """The other columns have defaults."""
         client, look = connect(url), Look(url)

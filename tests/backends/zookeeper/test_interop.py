@@ -56,6 +56,22 @@ def test_their_lock_keeps_us_out(ours: Client, theirs: KazooClient) -> None:
     got[0].release()
 
 
+def test_names_are_of_their_locks_too(ours: Client, theirs: KazooClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In pages; not empty directories, nor what is no lock."""
+    monkeypatch.setattr("lockkit.backends.zookeeper.backend.PAGE_DIRECTORIES", 2)
+    for number in range(3):
+        theirs.ensure_path(f"/lockkit/listed-empty-{number}")
+    for directory in ("listed-other/child", "listed-%zz/a__lock__0000000001", "listed-%41/a__lock__0000000001"):
+        theirs.ensure_path(f"/lockkit/{directory}")
+    lock = theirs.Lock("/lockkit/listed-theirs", "their identifier")
+    assert lock.acquire()
+    with ours.lock("listed-ours/é", ttl=LONG):
+        assert sorted(ours.names("listed-")) == ["listed-ours/é", "listed-theirs"]
+    lock.release()
+
+    assert list(ours.names("listed-")) == []
+
+
 def test_our_lock_keeps_them_out(ours: Client, theirs: KazooClient) -> None:
     """Kazoo sees our metadata as the identifier of a contender."""
     lease = ours.lock("x", ttl=LONG).acquire(PATIENCE)

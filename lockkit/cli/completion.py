@@ -1,0 +1,49 @@
+"""The names that a shell offers for NAME: those of the locks that are held, if the backend tells them in time."""
+
+from __future__ import annotations
+
+import re
+import threading
+from itertools import islice
+
+import lockkit
+from lockkit.errors import LockError
+
+__all__ = ["complete_name"]
+
+COMPLETION_SECONDS = 1.0
+"""How long a shell waits for names. Longer holds up whoever presses the tab key while a server does not answer."""
+
+NAMES_MAX = 200
+"""Names that are offered. More than a screen of them helps nobody."""
+
+# A shell runs what is on its line: a name with a meaning there, which any client may have chosen, is not offered.
+_SAFE = re.compile(r"[\w.,:/@%+=-]+")
+
+
+def complete_name(begin: str, url: str | None, profile: str | None) -> list[str]:
+    """
+    Name locks that are held.
+
+    Args:
+        begin: What stands on the line already.
+        url: Backend, or None.
+        profile: Profile, or None.
+
+    Returns:
+        At most `NAMES_MAX` names; none if the backend cannot be asked: a shell that completes has no place for errors.
+    """
+    found: list[str] = []
+
+    def read() -> None:
+        try:
+            with lockkit.connect(url, profile=profile) as client:
+                found.extend(islice(filter(_SAFE.fullmatch, client.names(begin)), NAMES_MAX))
+        except LockError:
+            found.clear()
+
+    # A daemon: the process ends although a server hangs.
+    thread = threading.Thread(target=read, name="lockkit-complete", daemon=True)
+    thread.start()
+    thread.join(COMPLETION_SECONDS)
+    return sorted(found)

@@ -1,0 +1,135 @@
+"""``lockkit list``, ``lockkit wait`` and ``lockkit ping``: look at a backend and its locks, and change nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+import lockkit
+from lockkit.cli.output import plain, print_json, refuse_private, say
+from lockkit.cli.status import Status
+from lockkit.errors import BackendUnavailable
+from lockkit.runtime import BlockingRuntime, drive, monotonic
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from lockkit.backend import Holder
+    from lockkit.sync import Client
+
+__all__ = ["ping", "show_locks", "wait_until_free"]
+
+LOOK_SECONDS_MIN = 0.05
+LOOK_SECONDS_MAX = 1.0
+"""Pauses of ``lockkit wait``; they grow. Longer notices a free lock later, or not at all; shorter asks the server more
+often."""
+
+OUTAGE_SECONDS = 30.0
+"""How long ``lockkit wait`` goes on without one answer. Longer reports an outage later; shorter ends a wait of hours
+when a server restarts."""
+
+
+def show_locks(prefix: str, url: str | None, profile: str | None, *, as_json: bool) -> None:
+    """
+    Print the locks that are held, and by whom.
+
+    Raises:
+        LockError: The backend cannot be asked, or cannot list its locks.
+    """
+    with lockkit.connect(url, profile=profile) as client:
+        refuse_private(client)
+        held = sorted(_held(client, prefix), key=lambda lock: lock[0])
+        if as_json:
+            rows = [{"name": name, **dataclasses.asdict(holder)} for name, holder in held]
+            print_json({"prefix": prefix, "backend": client.url, "locks": rows})
+        elif held:
+            Console().print(_table(held))
+        else:
+            which = f"no lock whose name begins with {prefix!r}" if prefix else "no lock"
+            print(plain(f"{which} is held at {client.url}"))
+
+
+def _held(client: Client, prefix: str) -> Iterator[tuple[str, Holder]]:
+    for name in client.names(prefix):
+        for holder in client.holders(name):  # none: it was released since
+            yield name, holder
+
+
+def _table(held: list[tuple[str, Holder]]) -> Table:
+    table = Table("name", "host", "pid", "token", "seconds left", "waiters")
+    for name, holder in held:
+        cells = (
+            name,
+            holder.metadata.get("host", ""),
+            holder.metadata.get("pid", ""),
+            "none (a foreign client)" if holder.token is None else holder.token,
+            "unknown" if holder.remaining is None else f"{holder.remaining:.1f}",
+            "unknown" if holder.waiters is None else holder.waiters,
+        )
+        table.add_row(*(Text(plain(cell)) for cell in cells))
+    return table
+
+
+def wait_until_free(name: str, url: str | None, profile: str | None, *, timeout: float | None) -> Status:
+    """
+    Wait until nobody holds a lock, without acquiring it.
+
+    Args:
+        name: The lock.
+        url: Backend, or None.
+        profile: Profile, or None.
+        timeout: Seconds to wait; None without limit, 0 looks once.
+
+    Returns:
+        `Status.BUSY` if it was held until the timeout.
+
+    Raises:
+        LockError: The backend cannot be asked, for `OUTAGE_SECONDS` or until the timeout.
+    """
+    runtime = BlockingRuntime()
+    pause, began = LOOK_SECONDS_MIN, monotonic()
+    answered = began
+    with lockkit.connect(url, profile=profile) as client:
+        refuse_private(client)
+        while True:
+            outage: BackendUnavailable | None = None
+            try:
+                if not client.holders(name):
+                    return Status.OK
+                answered = monotonic()
+            except BackendUnavailable as error:
+                outage = error
+            now = monotonic()
+            left = pause if timeout is None else began + timeout - now
+            if outage is not None and (left <= 0 or now - answered >= OUTAGE_SECONDS):
+                raise outage
+            if left <= 0:
+                say(plain(f"lock {name!r} at {client.url} is still held: waited {now - began:.3g} s"))
+                return Status.BUSY
+            drive(runtime.sleep(min(pause, left)))
+            pause = min(pause * 1.5, LOOK_SECONDS_MAX)
+
+
+def ping(url: str | None, profile: str | None, *, as_json: bool) -> None:
+    """
+    Print how long a backend takes to answer.
+
+    Raises:
+        LockError: It does not answer, or refuses.
+    """
+    with lockkit.connect(url, profile=profile) as client:
+        began = monotonic()
+        client.ping()
+        connected = monotonic()
+        client.ping()
+        round_trip = monotonic() - connected
+        if as_json:
+            seconds = {"first_seconds": round(connected - began, 6), "round_trip_seconds": round(round_trip, 6)}
+            print_json({"backend": client.url, **seconds})
+        else:
+            first = f"the first answer, with connecting, took {(connected - began) * 1000:.2f} ms"
+            print(plain(f"{client.url} answers in {round_trip * 1000:.2f} ms ({first})"))

@@ -1,0 +1,236 @@
+"""``lockkit list``, ``wait`` and ``ping``, and the completion of names: in this process, which is quicker."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from typer.testing import CliRunner
+
+import lockkit
+from lockkit.cli import completion
+from lockkit.cli.app import app
+from lockkit.cli.completion import complete_name
+from lockkit.testing.timing import PATIENCE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from typer.testing import Result
+
+    from tests.cli.support import Cli
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    """A backend that the command and the test share."""
+    return f"file:{tmp_path}/locks"
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[lockkit.Client]:
+    """A client there."""
+    with lockkit.connect(url) as client:
+        yield client
+
+
+def run(*args: str) -> Result:
+    """Run ``lockkit`` in this process, on a wide terminal."""
+    return CliRunner().invoke(app, list(args), prog_name="lockkit", env={"COLUMNS": "200"})
+
+
+# -- list --------------------------------------------------------------------------------------------------------------
+
+
+def test_list_shows_who_holds_what(url: str, client: lockkit.Client) -> None:
+    """Name, process, token, time left, waiters; only what is held."""
+    with client.lock("seat:1", metadata={"pid2": 1}) as lease, client.lock("seat:2[red]\x1b[2J"), client.lock("other"):
+        client.lock("seat:3").acquire(0).release()
+
+        done = run("list", "seat:", "--url", url)
+
+    assert done.exit_code == 0, done.stderr
+    (first,) = (line for line in done.stdout.splitlines() if "seat:1" in line)
+    for value in (os.uname().nodename, str(os.getpid()), str(lease.token)):
+        assert value in first
+    assert r"seat:2[red]\x1b[2J" in done.stdout
+    assert "seat:3" not in done.stdout
+    assert "other" not in done.stdout
+
+
+def test_list_as_json(url: str, client: lockkit.Client) -> None:
+    """The same for programs, in the order of the names."""
+    with client.lock("b") as second, client.lock("a") as first:
+        found = json.loads(run("list", "--url", url, "--json").stdout)
+
+    assert (found["prefix"], found["backend"]) == ("", client.url)
+    assert [(lock["name"], lock["token"]) for lock in found["locks"]] == [("a", first.token), ("b", second.token)]
+    assert found["locks"][0]["metadata"]["pid"] == os.getpid()
+    assert 0 < found["locks"][0]["remaining"] <= 30
+
+
+def test_list_of_nothing(url: str) -> None:
+    """Is no error, and says so."""
+    done = run("list", "seat:", "--url", url)
+
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert done.stdout.startswith("no lock whose name begins with 'seat:' is held at file://")
+    assert json.loads(run("list", "--url", url, "--json").stdout)["locks"] == []
+
+
+@pytest.mark.parametrize("prefix", ["x" * 256, "é" * 128])
+def test_list_refuses_what_cannot_begin_a_name(url: str, prefix: str) -> None:
+    """With the status of wrong configuration."""
+    done = run("list", prefix, "--url", url)
+
+    assert done.exit_code == 78
+    assert "at most 255 UTF-8 bytes" in done.stderr
+
+
+@pytest.mark.parametrize("command", [["list"], ["wait", "a"]])
+def test_memory_is_refused(command: list[str]) -> None:
+    """Its answer would be about the command itself."""
+    done = run(*command, "--url", "memory://")
+
+    assert done.exit_code == 78
+    assert "only within one process" in done.stderr
+
+
+# -- wait --------------------------------------------------------------------------------------------------------------
+
+
+def test_wait_ends_when_the_lock_is_free(url: str, client: lockkit.Client) -> None:
+    """At once if nobody holds it; and the lock is still free then."""
+    assert run("wait", "a", "--url", url, "--timeout", "0").exit_code == 0
+    lease = client.lock("a").acquire(0)
+    done: list[Result] = []
+    thread = threading.Thread(target=lambda: done.append(run("wait", "a", "--url", url)))
+    thread.start()
+    thread.join(0.2)
+    assert thread.is_alive()
+
+    lease.release()
+
+    thread.join(PATIENCE)
+    assert [one.exit_code for one in done] == [0]
+    assert client.holders("a") == []
+
+
+def test_wait_gives_up_at_its_timeout(url: str, client: lockkit.Client) -> None:
+    """With the status of a busy lock, in one line."""
+    with client.lock("a"):
+        done = run("wait", "a", "--url", url, "--timeout", "100ms")
+
+    assert done.exit_code == 75
+    assert done.stderr.startswith(f"lockkit: lock 'a' at {client.url} is still held: waited 0.")
+    assert done.stderr.count("\n") == 1
+
+
+def test_wait_without_an_answer_is_69() -> None:
+    """At the timeout."""
+    done = run("wait", "a", "--url", "redis://127.0.0.1:1", "--timeout", "0")
+
+    assert done.exit_code == 69
+    assert "127.0.0.1:1" in done.stderr
+
+
+# -- ping --------------------------------------------------------------------------------------------------------------
+
+
+def test_ping_times_an_answer(url: str, client: lockkit.Client) -> None:
+    """In words, and for programs."""
+    done, found = run("ping", url), json.loads(run("ping", url, "--json").stdout)
+
+    assert done.exit_code == 0
+    assert done.stdout.startswith(f"{client.url} answers in ")
+    assert found["backend"] == client.url
+    assert found["round_trip_seconds"] >= 0
+    assert found["first_seconds"] >= 0
+
+
+@pytest.mark.parametrize(("url", "status"), [("redis://127.0.0.1:1", 69), ("redsi://h", 78), ("file:/x?q=1", 78)])
+def test_ping_without_an_answer(url: str, status: int) -> None:
+    """One line, and the status says whether a retry may help."""
+    done = run("ping", url)
+
+    assert (done.exit_code, done.stdout) == (status, "")
+    assert done.stderr.count("\n") == 1
+
+
+# -- completion --------------------------------------------------------------------------------------------------------
+
+
+def test_names_are_completed(url: str, client: lockkit.Client) -> None:
+    """Those that are held; not those that a shell would run."""
+    with client.lock("seat:1"), client.lock("seat:2"), client.lock("seat:$(reboot)"), client.lock("seat: 3"):
+        assert complete_name("seat:", url, None) == ["seat:1", "seat:2"]
+        assert complete_name("", url, None) == ["seat:1", "seat:2"]
+        assert complete_name("s*", url, None) == []
+
+
+@pytest.mark.parametrize("url", ["redis://127.0.0.1:1", "redsi://h", "postgresql://127.0.0.1:1/x?mode=row"])
+def test_no_names_without_an_answer(url: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """And no error in the middle of the user's line."""
+    assert complete_name("", url, None) == []
+    assert capfd.readouterr() == ("", "")
+
+
+def test_completion_does_not_wait_for_a_server_that_hangs(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The shell gets what was found by then."""
+    go_on = threading.Event()
+
+    def names(self: lockkit.Client, prefix: str) -> Iterator[str]:
+        del self
+        yield f"{prefix}1"
+        assert go_on.wait(PATIENCE)
+
+    monkeypatch.setattr(lockkit.Client, "names", names)
+    monkeypatch.setattr(completion, "COMPLETION_SECONDS", 0.1)
+
+    assert complete_name("a", url, None) in ([], ["a1"])
+    go_on.set()
+
+
+def test_shell_gets_commands_options_and_names(cli: Cli) -> None:
+    """As bash asks: through the environment."""
+
+    def words(line: str) -> list[str]:
+        cli.env |= {"_LOCKKIT_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
+        return cli.run().stdout.split()
+
+    with lockkit.connect(f"file:{cli.home}/locks") as client, client.lock("nightly"):
+        assert {"run", "list", "wait", "ping"} <= set(words("lockkit "))
+        assert "--timeout" in words("lockkit wait --t")
+        assert words(f"lockkit holders --url file:{cli.home}/locks n") == ["nightly"]
+        assert words(f"lockkit list --url file:{cli.home}/locks n") == ["nightly"]
+
+
+# -- verbose -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"), [([], {"WARNING"}), (["-v"], {"WARNING", "INFO"}), (["-vv"], {"WARNING", "INFO", "DEBUG"})]
+)
+def test_verbose_shows_what_the_library_logs(
+    url: str, monkeypatch: pytest.MonkeyPatch, given: list[str], shown: set[str]
+) -> None:
+    """On stderr, and as before afterwards."""
+
+    def names(self: Any, prefix: str) -> Iterator[str]:  # noqa: ANN401 - a client
+        del self, prefix
+        for level in (logging.DEBUG, logging.INFO, logging.WARNING):
+            logging.getLogger("lockkit").log(level, "seen %s", logging.getLevelName(level))
+        return iter(())
+
+    monkeypatch.setattr(lockkit.Client, "names", names)
+
+    done = run(*given, "list", "--url", url)
+
+    assert {line.removeprefix("lockkit: seen ") for line in done.stderr.splitlines()} == shown
+    assert "seen" not in done.stdout
+    assert logging.getLogger("lockkit").level == logging.NOTSET

@@ -1,0 +1,105 @@
+"""What the commands say: their own options and commands, where the library names parameters and methods; and times."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+from typer.testing import CliRunner
+
+import lockkit
+from lockkit import validation
+from lockkit.cli.app import app
+from lockkit.cli.output import in_options
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PYTHON = re.compile(r"\btimeout=|holders\(|client\.|capabilities\.|connect\(|\bprofile= ")
+
+
+def said(*args: str) -> str:
+    """Run ``lockkit``, which fails; gives its one line."""
+    done = CliRunner().invoke(app, list(args), prog_name="lockkit")
+    assert done.exit_code == 78, done.output
+    assert done.stderr.count("\n") == 1
+    return done.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["list", "--profile", "redis://h"], "this looks like a URL: give it as --url"),
+        (["list", "--profile", "nope"], "--profile asks for the profile 'nope'"),
+        (["run", "a", "--url", "redis://127.0.0.1:1", "--ttl", "1ms", "--", "true"],
+         "ttl must be 0.01 or more seconds on this backend (see lockkit backends), not 0.001"),
+        (["run", "a", "--metadata", "x" * 5000, "--", "true"], "--metadata must have at most 4096 bytes"),
+        (["list", "--url", "sqlite:////nowhere/x?mode=row"], "mode"),
+        (["list", "--url", "postgresql://127.0.0.1:1/x?mode=advisory"], "Use lockkit holders NAME, or use mode=table"),
+        (["wait", ""], "lock name must not be empty"),
+    ],
+)  # fmt: skip
+def test_errors_are_in_the_words_of_the_command_line(
+    args: list[str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not in those of Python."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LOCKKIT_URL", f"file:{tmp_path}/locks")
+
+    line = said(*args)
+
+    assert words in line
+    assert PYTHON.search(line) is None
+
+
+def test_busy_lock_names_options_and_commands(tmp_path: Path) -> None:
+    """The error that users see most."""
+    client, other = lockkit.connect(f"file:{tmp_path}"), lockkit.connect(f"file:{tmp_path}")
+    with client, other, client.lock("a"), pytest.raises(lockkit.LockTimeout) as caught:
+        other.lock("a").acquire(0)
+
+    words = in_options(str(caught.value))
+
+    assert words.endswith("Wait longer with --timeout, or see who holds it with lockkit holders.")
+    assert PYTHON.search(words) is None
+
+
+def test_urls_and_names_stay_as_they_are() -> None:
+    """An option of a URL is no option of the command."""
+    message = "lock 'a' at redis://h?socket_timeout=3&timeout=5 is busy; mode=row"
+
+    assert in_options(message) == message
+    assert in_options("try timeout=0") == "try --timeout 0"
+    assert in_options("see client.holders(name)") == "see lockkit holders NAME"
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("30", 30.0), ("0.5", 0.5), ("-1", -1.0), ("500ms", 0.5), ("30s", 30.0), ("5m", 300.0), ("1.5h", 5400.0),
+     ("1d", 86_400.0), ("1h30m", 5400.0), ("0s", 0.0)],
+)  # fmt: skip
+def test_times(text: str, seconds: float) -> None:
+    """As people write them."""
+    assert validation.parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "s", "1 h", "1w", "h1", "1h 30m", "-5m", "1e3s", "nan", "inf", "1_0", "٣s"])
+def test_what_is_no_time(text: str) -> None:
+    """Says what is."""
+    with pytest.raises(ValueError, match="500ms, 30s, 5m, 1h or 1d"):
+        validation.parse_duration(text)
+
+
+def test_commands_take_times(tmp_path: Path) -> None:
+    """Wherever an option is one."""
+    url = f"file:{tmp_path}/locks"
+
+    def status(*args: str) -> int:
+        return CliRunner().invoke(app, list(args), prog_name="lockkit").exit_code
+
+    assert status("wait", "a", "--url", url, "--timeout", "5m") == 0
+    assert status("wait", "a", "--url", url, "--timeout", "5 minutes") == 2
+    assert status("wait", "a", "--url", url, "--timeout", "-1") == 2
+    assert status("doctor", "memory:", "--ttl", "1m") == 0
+    assert status("doctor", "memory:", "--ttl", "1ms") == 1

@@ -1,0 +1,92 @@
+"""`Client.names` over pages: nothing is lost between two of them, and nothing is sent before the first is read."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import lockkit
+from lockkit import aio
+from lockkit.backend import NamesPage
+from lockkit.backends.memory.backend import PAGE_LOCKS, MemoryBackend
+from lockkit.errors import BackendUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+COUNT = 2 * PAGE_LOCKS + 1
+
+
+@pytest.fixture
+def client() -> Iterator[lockkit.Client]:
+    """A client of a space of its own."""
+    with lockkit.connect("memory://listing") as client:
+        yield client
+
+
+def test_thousands_of_names_in_pages(client: lockkit.Client) -> None:
+    """Each once, also in the async API."""
+    leases = [client.lock(f"seat:{number}", renew=False).acquire(0) for number in range(COUNT)]
+    expected = sorted(lease.name for lease in leases)
+
+    async def read() -> list[str]:
+        async with aio.connect("memory://listing") as other:
+            return [name async for name in other.names("seat:")]
+
+    assert sorted(client.names("seat:")) == expected
+    assert sorted(asyncio.run(read())) == expected
+    for lease in leases:
+        lease.release()
+
+
+def test_pages_are_read_as_they_are_needed(client: lockkit.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """None before the first name is wanted; and after an outage the same page again."""
+    pages: list[NamesPage | BackendUnavailable] = [
+        NamesPage([], next=1), NamesPage(["a"], next=2), BackendUnavailable("gone"), NamesPage(["b"]),
+    ]  # fmt: skip
+    asked = []
+
+    async def names(self: MemoryBackend, prefix: str, after: NamesPage | None = None) -> NamesPage:
+        del self
+        asked.append((prefix, None if after is None else after.next))
+        page = pages.pop(0)
+        if isinstance(page, BackendUnavailable):
+            raise page
+        return page
+
+    monkeypatch.setattr(MemoryBackend, "names", names)
+    listing = client._engine.names("p")
+    assert asked == []
+
+    assert list(_page(listing) or ()) == ["a"]
+    assert asked == [("p", None), ("p", 1)]
+    with pytest.raises(BackendUnavailable, match="list the locks that are held at memory://listing: gone"):
+        _page(listing)
+    assert list(_page(listing) or ()) == ["b"]
+    assert _page(listing) is None
+    assert asked == [("p", None), ("p", 1), ("p", 2), ("p", 2)]
+
+
+def test_closed_client_lists_nothing(client: lockkit.Client) -> None:
+    """Neither at the call nor in the middle."""
+    names = client.names()
+    client.close()
+
+    with pytest.raises(lockkit.LockError, match="closed"):
+        client.names()
+    with pytest.raises(lockkit.LockError, match="closed"):
+        next(names)
+
+
+def test_both_apis_have_the_same_parameters() -> None:
+    """And the same default."""
+    assert inspect.signature(lockkit.Client.names).parameters == inspect.signature(aio.Client.names).parameters
+
+
+def _page(listing: Any) -> Any:  # noqa: ANN401 - of the engine
+    from lockkit.runtime import drive  # noqa: PLC0415
+
+    return drive(listing.page())

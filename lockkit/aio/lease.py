@@ -28,6 +28,10 @@ class Lease(BaseLease):
         """See `lockkit.Lease.extend`."""
         await self._engine.extend(self._record, ttl)
 
+    async def downgrade(self) -> None:
+        """See `lockkit.Lease.downgrade`."""
+        await self._engine.downgrade(self._record)
+
     async def release(self) -> None:
         """See `lockkit.Lease.release`."""
         await self._engine.releases.release(self._record)
@@ -39,6 +43,8 @@ class Lease(BaseLease):
     async def __aenter__(self) -> Self:
         """Return itself: it is held already."""
         self._record.body = True
+        if self._record.reentry_key is not None:
+            self._engine.leases.handed_over(self._record)
         return self
 
     async def __aexit__(

@@ -293,6 +293,8 @@ class LockState(Generic[C]):
             Whether `owner` held the lock, and the waiters to notify.
         """
         holder = self.holder
+        if owner in self.shares:
+            return now < self.shares[owner].until, ()  # asked again: the first answer was lost
         if holder is None or holder.owner != owner or now >= self.until:
             return False, ()
         self.shares[owner] = Share(holder, self.until, self.token)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lockkit.backend import Mode
 
 __all__ = ["DEFAULT_TTL", "DEFAULT_UNAVAILABLE_AFTER", "LockSettings", "LostCallback", "drift_margin"]
 
@@ -20,7 +23,11 @@ LostCallback = Callable[[Any, str], object]
 
 @dataclass(slots=True)
 class LockSettings:
-    """The validated arguments of `Client.lock`. Not changed afterwards (``frozen`` would cost a µs per lock)."""
+    """
+    The validated arguments of `Client.lock`. Not changed afterwards (``frozen`` would cost a µs per lock).
+
+    Of a read/write lock (`nests`) the thread or task that holds it gets its lease again for reading.
+    """
 
     name: str
     ttl: float
@@ -31,6 +38,8 @@ class LockSettings:
     metadata: str
     on_lost: LostCallback | None
     raise_on_lost: bool
+    mode: Mode = "exclusive"
+    nests: bool = False
 
 
 def drift_margin(ttl: float) -> float:

@@ -235,7 +235,7 @@ class RecordStore:
             )
             raise BackendUnavailable(message) from error
         own = [until for name, until in self.held.copy().values() if name == file.name]
-        until = max(now + ttl, *own)
+        until = max([now + ttl, *own])
         warning = "the record %s is damaged (%s); the lock is free in %.1f s", file.path, str(error), until - now
         self._warnings.append(warning)
         return until

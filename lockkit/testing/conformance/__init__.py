@@ -38,6 +38,7 @@ from lockkit.testing.conformance.lifetime import Closing, Leftovers
 from lockkit.testing.conformance.loss import Loss
 from lockkit.testing.conformance.names import Names
 from lockkit.testing.conformance.queueing import Queueing
+from lockkit.testing.conformance.readwrite import ReadWrite
 from lockkit.testing.conformance.reentrancy import Reentrancy
 from lockkit.testing.conformance.release import Blocks, Releasing
 from lockkit.testing.conformance.tokens import Tokens
@@ -58,6 +59,7 @@ class ConformanceSuite(
     GivingUp,
     Queueing,
     Reentrancy,
+    ReadWrite,
     Names,
     Inspection,
     Arguments,

@@ -30,7 +30,7 @@ from lockkit.errors import (
 if TYPE_CHECKING:
     from lockkit import aio, fencing, optimistic, sql
     from lockkit.backend import Capabilities, Holder
-    from lockkit.sync import Client, Lease, Lock, connect, from_client
+    from lockkit.sync import Client, Lease, Lock, RWLock, connect, from_client
 
     __version__: str
 
@@ -46,6 +46,7 @@ __all__ = [
     "LockLost",
     "LockTimeout",
     "NoQuorum",
+    "RWLock",
     "StaleToken",
     "Unsupported",
     "__version__",
@@ -64,6 +65,7 @@ _LAZY = {
     "Holder": "lockkit.backend",
     "Lease": "lockkit.sync",
     "Lock": "lockkit.sync",
+    "RWLock": "lockkit.sync",
     "aio": "lockkit.aio",
     "connect": "lockkit.sync",
     "fencing": "lockkit.fencing",

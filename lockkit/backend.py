@@ -48,6 +48,7 @@ __all__ = [
     "Host",
     "LockBackend",
     "LossReason",
+    "Mode",
     "NamesPage",
     "Option",
     "Renewal",
@@ -61,6 +62,15 @@ __all__ = [
 CALL_SECONDS = 5.0
 """Longest time that one call of a backend may take, except `LockBackend.wait`, seconds. Longer hides a server that
 hangs; shorter gives up on one that is only slow."""
+
+Mode = Literal["exclusive", "shared", "permit"]
+"""
+Beside whom a lease is held.
+
+- ``exclusive``: beside nobody: an ordinary lock, the write side of a read/write lock.
+- ``shared``: beside other shared ones: the read side.
+- ``permit``: beside other permits, at most so many as the limit: of a semaphore.
+"""
 
 LossReason = Literal["expired", "taken", "gone", "session", "broken"]
 """
@@ -90,6 +100,9 @@ class Capabilities:
         survives_node_loss: A held lock stays exclusive when one server (or disk) of the backend is lost for good.
         survives_data_loss: Tokens keep increasing after the backend has lost its data.
         shared_mode: The backend has shared (reader) locks.
+        fair_shared: Readers and writers are served first come, first served: a waiting writer stops new readers.
+        downgrade: A write lease can become a read lease in one step.
+        permits: Semaphores are ``native``, made of one lock for each ``slot``, or not offered (``none``).
         clock_assumption: Which clocks must be right for mutual exclusion, one sentence.
         waiters_visible: `Holder.waiters` has a value.
         scope: Within what locks exclude one another: ``process``, ``machine`` or ``network``.
@@ -113,6 +126,9 @@ class Capabilities:
     caveat: str
     metadata_update: bool = False
     listing: bool = False
+    fair_shared: bool = False
+    downgrade: bool = False
+    permits: Literal["native", "slots", "none"] = "none"
 
 
 class Request:
@@ -125,6 +141,8 @@ class Request:
         ttl: Requested lease time, seconds.
         metadata: A JSON object (ASCII) to store with the lock, for `holders`.
         queue: The caller waits if the lock is busy, so the backend should queue the request.
+        mode: Beside whom the lock is to be held. Only what the backend's capabilities offer is sent to it.
+        limit: Of a permit: how many may be held at the same time, itself included.
         answer_by: Client monotonic time by which the current call (`LockBackend.try_acquire`, `LockBackend.wait`,
             `LockBackend.abandon`) must have returned or raised `BackendUnavailable`. The engine sets it before each;
             with ``inf`` only `CALL_SECONDS` applies.
@@ -133,15 +151,41 @@ class Request:
         wake: Set to end a `LockBackend.wait` early, from any thread. Made on first use.
     """
 
-    __slots__ = ("_runtime", "_wake", "answer_by", "metadata", "name", "owner", "queue", "state", "ttl", "uncertain")
+    __slots__ = (
+        "_runtime",
+        "_wake",
+        "answer_by",
+        "limit",
+        "metadata",
+        "mode",
+        "name",
+        "owner",
+        "queue",
+        "state",
+        "ttl",
+        "uncertain",
+    )
 
-    def __init__(self, name: str, owner: str, ttl: Seconds, metadata: str, *, queue: bool, runtime: Runtime) -> None:
+    def __init__(
+        self,
+        name: str,
+        owner: str,
+        ttl: Seconds,
+        metadata: str,
+        *,
+        queue: bool,
+        runtime: Runtime,
+        mode: Mode = "exclusive",
+        limit: int = 1,
+    ) -> None:
         """Keep the values. The event `wake` is made when it is first needed."""
         self.name = name
         self.owner = owner
         self.ttl = ttl
         self.metadata = metadata
         self.queue = queue
+        self.mode: Mode = mode
+        self.limit = limit
         self.answer_by = inf
         self.uncertain = False
         self.state: Any = None
@@ -173,6 +217,7 @@ class Grant:
         anchor: Client monotonic time from which the ttl counts; None means the time just before the `try_acquire` that
             returned this. A session whose last heartbeat was earlier has an earlier one. Never later than the real one.
         state: The backend's own data (a connection, a node path).
+        slot: Number of the permit, from 0 on; None for a lock.
     """
 
     name: str
@@ -181,6 +226,7 @@ class Grant:
     ttl: float
     anchor: float | None = None
     state: Any = None
+    slot: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +291,8 @@ class Holder:
         remaining: Seconds until the backend frees the lock unless it is renewed; None if the backend does not know.
         metadata: ``host``, ``pid``, ``started`` (Unix time) of the holder, and what the application added.
         waiters: How many requests wait for the lock, or None if the backend does not know.
+        mode: Beside whom it is held.
+        slot: Number of the permit, from 0 on; None for a lock.
     """
 
     owner: str
@@ -252,6 +300,8 @@ class Holder:
     remaining: float | None
     metadata: Mapping[str, Any] = field(default_factory=dict)
     waiters: int | None = None
+    mode: Mode = "exclusive"
+    slot: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,7 +399,7 @@ class LockBackend(ABC):
     even if the server hangs, because its caller has a deadline.
 
     Concurrency: under the blocking runtime several threads call methods at once, under asyncio several tasks of one
-    loop. For each name at most one request is in `try_acquire` or `wait`.
+    loop. For each name at most one exclusive request is in `try_acquire` or `wait`, and any number of shared ones.
     """
 
     capabilities: Capabilities
@@ -456,6 +506,18 @@ class LockBackend(ABC):
         Send the request once: a driver that silently repeats it after a lost answer would turn True into False. If this
         raises, the engine calls it again, which the comparison of the owner makes safe.
         """
+
+    async def downgrade(self, grant: Grant) -> bool:
+        """
+        Turn the exclusive lease of a grant into a shared one, in one step at the server; return False if it was lost.
+
+        No waiting writer gets in between. Called only if `Capabilities.downgrade`.
+
+        Raises:
+            Unsupported: The backend does not offer it.
+        """
+        message = f"{self.url} cannot turn the write lease of {grant.name!r} into a read lease: release it, and read"
+        raise Unsupported(message, name=grant.name, backend=self.url)
 
     async def release_all(self, grants: Sequence[Grant], answer_by: float) -> None:
         """

@@ -15,6 +15,7 @@ from lockkit.errors import LockError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from lockkit.backend import Mode
     from lockkit.engine.engine import Engine
     from lockkit.engine.lease_record import LeaseRecord
     from lockkit.engine.settings import LostCallback
@@ -55,6 +56,11 @@ class BaseLease:
     def ttl(self) -> float:
         """Seconds for which the backend keeps the lock without renewal, as granted or last extended."""
         return self._record.grant.ttl
+
+    @property
+    def mode(self) -> Mode:
+        """``exclusive``; ``shared`` for a lease of `rwlock(…).read()` and after ``downgrade()``."""
+        return self._record.mode
 
     @property
     def metadata(self) -> Mapping[str, Any]:

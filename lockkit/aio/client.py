@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from lockkit.aio.lease import Lease
 from lockkit.aio.lock import Lock
+from lockkit.aio.rwlock import RWLock
 from lockkit.configuration import profiles, registry
 from lockkit.configuration.peer_parameters import names_parameters
 from lockkit.engine.engine import Engine
@@ -130,6 +131,54 @@ class Client:
             raise_on_lost=raise_on_lost,
         )
         return Lock(self._engine, settings, cancel_on_lost=cancel_on_lost, on_busy=on_busy)
+
+    @names_parameters
+    def rwlock(
+        self,
+        name: str,
+        *,
+        ttl: Seconds | timedelta | None = None,
+        timeout: Seconds | timedelta | Inherit | None = INHERIT,
+        renew: bool = True,
+        reentrant: bool = False,
+        max_hold: Seconds | timedelta | None = None,
+        metadata: str | Mapping[str, object] | None = None,
+        on_lost: LostCallback | None = None,
+        raise_on_lost: bool = True,
+        cancel_on_lost: bool = False,
+    ) -> RWLock:
+        """
+        Describe a read/write lock. Nothing is sent yet. See `lockkit.Client.rwlock`.
+
+        Args:
+            name: See there.
+            ttl: See there.
+            timeout: See there.
+            renew: See there.
+            reentrant: The task that holds the write side gets its lease again for writing too.
+            max_hold: See there.
+            metadata: See there.
+            on_lost: As there, and may be a coroutine function.
+            raise_on_lost: See there.
+            cancel_on_lost: As for `lock`.
+
+        Raises:
+            ConfigurationError: One of them is wrong.
+            LockError: The client is closed.
+        """
+        settings = self._engine.settings(
+            name,
+            ttl=ttl,
+            timeout=timeout,
+            renew=renew,
+            reentrant=reentrant,
+            max_hold=max_hold,
+            metadata=metadata,
+            on_lost=on_lost,
+            raise_on_lost=raise_on_lost,
+            nests=True,
+        )
+        return RWLock(self._engine, settings, cancel_on_lost=cancel_on_lost)
 
     async def holders(self, name: str) -> list[Holder]:
         """See `lockkit.Client.holders`."""

@@ -35,6 +35,10 @@ class Lease(BaseLease):
         """See `lockkit.Lease.update`."""
         await self._engine.update(self._record, metadata)
 
+    async def downgrade(self) -> None:
+        """See `lockkit.Lease.downgrade`."""
+        await self._engine.downgrade(self._record)
+
     async def release(self) -> None:
         """See `lockkit.Lease.release`."""
         await self._engine.releases.release(self._record)
@@ -46,6 +50,8 @@ class Lease(BaseLease):
     async def __aenter__(self) -> Self:
         """Return itself: it is held already."""
         self._record.body = True
+        if self._record.reentry_key is not None:
+            self._engine.leases.handed_over(self._record)
         return self
 
     async def __aexit__(

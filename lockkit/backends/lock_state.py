@@ -8,14 +8,23 @@ state    fields                           who may take it
 ======== ================================ ==================================================================
 held     `holder`, `until` in the future  nobody
 expired  `holder`, `until` in the past    as *offered*, from `until` on
+shared   `shares`, `queue` empty          another claim that fits beside them
+blocked  `shares`, `until` is ``inf``     nobody: the head of the queue does not fit beside them
 offered  no `holder`, `queue` not empty   the head of the queue; after `until` the first request that arrives
 free     no `holder`, `queue` empty       the first request that arrives
 ======== ================================ ==================================================================
+
+A claim has a mode. An *exclusive* one fits when nobody holds the lock, a *shared* one (a reader) beside other readers,
+a *permit* while fewer than its limit are held. What is held beside others is a `Share`, with an end of its own.
 
 The queue is served first come, first served: a released lock is *offered* to the head of the queue. Otherwise a client
 that releases and acquires again at once would always overtake the waiter, which first has to be scheduled.
 An offer is limited to `OFFER_SECONDS_MAX` or half of the waiter's ttl, so that a stopped waiter delays the others for
 no longer than that. A waiter that misses its offer loses its place in the queue; its next attempt adds it at the end.
+
+If the head of the queue fits beside others, the lock is offered to all claims behind it that fit as well: a run of
+readers, or as many permits as are free. A reader that arrives while a writer waits goes behind it, so readers that
+come and go do not starve writers.
 
 `LockState` skips claims of clients that have ended. It calls the ``dead`` argument of its methods only when the answer
 matters.
@@ -25,14 +34,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
-from lockkit.backend import Busy, Gone, Grant, Holder, Renewal, Renewed, decode_metadata
+from lockkit.backend import Busy, Gone, Grant, Holder, Mode, Renewal, Renewed, decode_metadata
 
 if TYPE_CHECKING:
     from lockkit.units import Seconds
 
-__all__ = ["OFFER_SECONDS_MAX", "Claim", "LockState", "offer_seconds", "wall_clock_us"]
+__all__ = ["OFFER_SECONDS_MAX", "Claim", "LockState", "Share", "offer_seconds", "wall_clock_us"]
 
 OFFER_SECONDS_MAX = 1.0
 """Longest offer to a waiter. A longer one lets a stopped waiter delay the others for longer; if it is shorter than the
@@ -57,8 +68,36 @@ class Claim(Protocol):
         """JSON text for `Holder.metadata`."""
         ...
 
+    @property
+    def mode(self) -> Mode:
+        """Beside whom it fits."""
+        ...
+
+    @property
+    def limit(self) -> int:
+        """Of a permit: how many may be held at the same time, itself included."""
+        ...
+
 
 C = TypeVar("C", bound=Claim)
+
+
+@dataclass(slots=True)
+class Share(Generic[C]):
+    """
+    A lease beside others: of a reader, or one permit.
+
+    Attributes:
+        claim: Who holds it.
+        until: When it ends.
+        token: Its token.
+        slot: Number of the permit; None for a reader.
+    """
+
+    claim: C
+    until: float
+    token: int
+    slot: int | None = None
 
 
 def offer_seconds(claim: Claim) -> float:
@@ -84,19 +123,21 @@ class LockState(Generic[C]):
         holder: The claim that holds the lock (until `until`), or None.
         until: When the lease ends; without a holder, when the offer to the head of the queue ends.
         token: The last token, 0 if there was none.
+        shares: The leases beside one another, by owner; empty while there is a `holder`.
         queue: The waiters, first come first.
-        broken: Owner of the last lease that `break_lock` ended, so that its renewal can say so; empty if there is none.
+        broken: Owners of the leases that `break_lock` ended last, so that their renewals can say so.
     """
 
-    __slots__ = ("broken", "holder", "queue", "token", "until")
+    __slots__ = ("broken", "holder", "queue", "shares", "token", "until")
 
     def __init__(self, token: int = 0) -> None:
         """Make a free lock."""
         self.holder: C | None = None
         self.until = 0.0
         self.token = token
+        self.shares: dict[str, Share[C]] = {}
         self.queue: list[C] = []
-        self.broken = ""
+        self.broken: tuple[str, ...] = ()
 
     def acquire(
         self, name: str, claim: C, now: float, token_min: int, *, queue: bool, dead: Callable[[C], bool] = _never
@@ -118,20 +159,64 @@ class LockState(Generic[C]):
         notify: Sequence[C] = ()
         if self.holder is not None:
             notify = self._free_if_over(now, dead)
-        if self.holder is None:
+        elif self.shares:
+            notify = self._end_shares(claim, now, dead)
+        if self.holder is None and (not self.shares or self._fits_beside(claim)):
             if self.queue:
                 notify = self._skip_dead(claim, now, dead) or notify
-            if not self.queue or self.queue[0].owner == claim.owner or now >= self.until:
+                if self.shares and now >= self.until and not self._is_next(claim):
+                    # The head missed its offer. The next may be a writer, which no reader overtakes.
+                    del self.queue[0]
+                    notify = self._offer(now)
+            if not self.queue or self._is_next(claim) or now >= self.until:
                 notify = self._take(claim, now, token_min)
-                return Grant(name, claim.owner, self.token, claim.ttl), notify
+                slot = None if claim.mode == "exclusive" else self.shares[claim.owner].slot
+                return Grant(name, claim.owner, self.token, claim.ttl, slot=slot), notify
         if queue:
             self._enqueue(claim)
-        assert self.holder is not None or self.queue, "refused a free lock"
+        assert self.holder is not None or self.shares or self.queue, "refused a free lock"
+        return self._busy(claim, now), notify
+
+    def _busy(self, claim: C, now: float) -> Busy:
+        """Say until when the lock is held, as far as that can be known now, and by whom."""
+        if self.shares and self.until == inf:
+            ends = [share.until for share in self.shares.values()]
+            until = min(ends) if claim.mode == "permit" else max(ends)
+            claim = next(iter(self.shares.values())).claim
+            return Busy(max(0.0, until - now), False, claim.owner, claim.metadata)  # noqa: FBT003
         left, holder = max(0.0, self.until - now), self.holder
-        return Busy(left) if holder is None else Busy(left, False, holder.owner, holder.metadata), notify  # noqa: FBT003
+        return Busy(left) if holder is None else Busy(left, False, holder.owner, holder.metadata)  # noqa: FBT003
+
+    def _fits_beside(self, claim: C) -> bool:
+        """Tell whether a claim fits beside the shares."""
+        return claim.mode == "shared" or (claim.mode == "permit" and len(self.shares) < claim.limit)
+
+    def _is_next(self, claim: C) -> bool:
+        """Tell whether a claim that fits is the head of the queue, or fits together with all before it."""
+        ahead = 0
+        for waiter in self.queue:
+            if waiter.owner == claim.owner:
+                break
+            if waiter.mode == "exclusive":
+                return False
+            ahead += 1
+        if not ahead or claim.mode == "shared":
+            return True
+        return claim.mode == "permit" and len(self.shares) + ahead < claim.limit
+
+    def _end_shares(self, claim: C, now: float, dead: Callable[[C], bool]) -> Sequence[C]:
+        """Remove the shares that have expired, and if the claim does not fit then, those of clients that have ended."""
+        over = [owner for owner, share in self.shares.items() if now >= share.until]
+        if len(over) < len(self.shares) and not self._fits_beside(claim):
+            over += [owner for owner, share in self.shares.items() if owner not in over and dead(share.claim)]
+        for owner in over:
+            del self.shares[owner]
+        return self._offer(now) if over else ()
 
     def _enqueue(self, claim: C) -> None:
         """Add a claim to the queue, or replace the one of its owner: its client may have a new id."""
+        if self.shares and not self.queue:
+            self.until = inf  # the claim does not fit, or it would not have to wait
         for index, waiter in enumerate(self.queue):
             if waiter.owner == claim.owner:
                 self.queue[index] = claim
@@ -158,30 +243,69 @@ class LockState(Generic[C]):
     def _take(self, claim: C, now: float, token_min: int) -> Sequence[C]:
         notify: Sequence[C] = ()
         if self.queue:
-            if self.queue[0].owner == claim.owner:
-                del self.queue[0]
+            if self._is_next(claim):
+                self.queue = [waiter for waiter in self.queue if waiter.owner != claim.owner]
             else:
                 # The head missed its offer. The waiter behind it watched it, and has another predecessor now.
                 self.queue = [waiter for waiter in self.queue[1:] if waiter.owner != claim.owner]
                 notify = self.queue[:1]
-        self.holder = claim
-        self.until = now + claim.ttl
         self.token = max(self.token + 1, token_min)
-        return notify
+        if claim.mode == "exclusive":
+            self.holder = claim
+            self.until = now + claim.ttl
+            return notify
+        slot = None if claim.mode == "shared" else self._free_slot()
+        self.shares[claim.owner] = Share(claim, now + claim.ttl, self.token, slot)
+        return self._offer(now) or notify
+
+    def _free_slot(self) -> int:
+        """Return the lowest number of a permit that nobody holds."""
+        taken = {share.slot for share in self.shares.values()}
+        return next(slot for slot in range(len(taken) + 1) if slot not in taken)
 
     def _free(self, now: float) -> Sequence[C]:
         """Free the lock, or offer it to the head of the queue; return the waiters to notify."""
         self.holder = None
+        return self._offer(now)
+
+    def _offer(self, now: float) -> Sequence[C]:
+        """Offer a lock without `holder` to the waiters that fit; return those to notify."""
+        assert self.holder is None, "offered what is held"
         if not self.queue:
             self.until = 0.0
             return ()
-        self.until = now + offer_seconds(self.queue[0])
+        head = self.queue[0]
+        if self.shares and not self._fits_beside(head):
+            self.until = inf
+            return self.queue[:1]  # it may watch the client of a share that has ended now
+        self.until = now + offer_seconds(head)
         # The second too: if the first is stopped, the second must look when the offer ends, not when the ttl of the
-        # former holder would have ended. Nobody else, so that 100 waiters do not wake at once.
-        return self.queue[:2]
+        # former holder would have ended. Of those that exclude one another nobody else, so that 100 waiters do not wake
+        # at once.
+        fitting = 0
+        if head.mode != "exclusive":
+            fitting = sum(waiter.mode == head.mode and self._is_next(waiter) for waiter in self.queue)
+        return self.queue[: max(2, fitting)]
+
+    def downgrade(self, owner: str, now: float) -> tuple[bool, Sequence[C]]:
+        """
+        Turn the lease of a holder into that of a reader, in one step: no waiting writer gets in between.
+
+        Returns:
+            Whether `owner` held the lock, and the waiters to notify.
+        """
+        holder = self.holder
+        if owner in self.shares:
+            return now < self.shares[owner].until, ()  # asked again: the first answer was lost
+        if holder is None or holder.owner != owner or now >= self.until:
+            return False, ()
+        self.shares[owner] = Share(holder, self.until, self.token)
+        return True, self._free(now)
 
     def held(self, now: float, dead: Callable[[C], bool] = _never) -> bool:
         """Tell whether the lock is held."""
+        if self.shares:
+            return any(now < share.until and not dead(share.claim) for share in self.shares.values())
         return self.holder is not None and now < self.until and not dead(self.holder)
 
     def in_use(self, now: float, dead: Callable[[C], bool] = _never) -> bool:
@@ -189,22 +313,40 @@ class LockState(Generic[C]):
         return self.held(now, dead) or any(not dead(waiter) for waiter in self.queue)
 
     def holders(self, now: float, dead: Callable[[C], bool] = _never) -> Sequence[Holder]:
-        """Describe the holder, if there is one."""
+        """Describe the holders, if there are any."""
         holder = self.holder
-        if holder is None or not self.held(now, dead):
+        if not self.held(now, dead):
             return []
         waiters = sum(not dead(waiter) for waiter in self.queue)
-        return [Holder(holder.owner, self.token, self.until - now, decode_metadata(holder.metadata), waiters)]
+        if holder is not None:
+            return [Holder(holder.owner, self.token, self.until - now, decode_metadata(holder.metadata), waiters)]
+        return [
+            Holder(
+                owner, share.token, share.until - now, decode_metadata(share.claim.metadata), waiters,
+                mode="shared" if share.slot is None else "permit", slot=share.slot,
+            )
+            for owner, share in self.shares.items()
+            if now < share.until and not dead(share.claim)
+        ]  # fmt: skip
 
     def renew(self, owner: str, ttl: Seconds, now: float) -> Renewal:
         """Restart the ttl if `owner` still holds the lock; otherwise say why not."""
         if self.holder is not None and self.holder.owner == owner and now < self.until:
             self.until = now + ttl
             return Renewed()
+        share = self.shares.get(owner)
+        if share is not None and now < share.until:
+            share.until = now + ttl
+            return Renewed()
         return self._gone(owner)
 
     def update(self, owner: str, change: Callable[[C], C], now: float) -> Gone | None:
-        """Replace the holder's claim if `owner` still holds the lock; otherwise say why not."""
+        """Replace the claim of a holder if `owner` still holds the lock; otherwise say why not."""
+        share = self.shares.get(owner)
+        if share is not None and now < share.until:
+            share.claim = change(share.claim)
+            assert share.claim.owner == owner, "the same claim, with other metadata"
+            return None
         if self.holder is not None and self.holder.owner == owner and now < self.until:
             self.holder = change(self.holder)
             assert self.holder.owner == owner, "the same claim, with other metadata"
@@ -212,14 +354,19 @@ class LockState(Generic[C]):
         return self._gone(owner)
 
     def _gone(self, owner: str) -> Gone:
-        if self.broken == owner:
+        if owner in self.broken:
             return Gone("broken")
+        if owner in self.shares:
+            return Gone("expired")
         if self.holder is None:
             return Gone("gone")
         return Gone("expired" if self.holder.owner == owner else "taken")
 
     def release(self, owner: str, now: float) -> tuple[bool, Sequence[C]]:
         """Free the lock if `owner` holds it; return whether its lease had not ended, and the waiters to notify."""
+        share = self.shares.pop(owner, None)
+        if share is not None:
+            return now < share.until, self._offer(now)
         if self.holder is None or self.holder.owner != owner:
             return False, ()
         in_time = now < self.until
@@ -227,23 +374,26 @@ class LockState(Generic[C]):
 
     def abandon(self, owner: str, now: float) -> Sequence[C]:
         """Remove every trace of `owner`; return the waiters to notify."""
+        if self.shares.pop(owner, None) is not None:
+            return self._offer(now)
         if self.holder is not None and self.holder.owner == owner:
             return self._free(now)
         for index, waiter in enumerate(self.queue):
             if waiter.owner == owner:
                 del self.queue[index]
                 if index == 0 and self.holder is None:
-                    return self._free(now)
+                    return self._offer(now)
                 return self.queue[index : index + 1]
         return ()
 
     def break_lock(self, now: float, dead: Callable[[C], bool] = _never) -> tuple[bool, Sequence[C]]:
         """Free the lock by force; return whether it was held, and the waiters to notify."""
-        if self.holder is None:
+        if self.holder is None and not self.shares:
             return False, ()
         held = self.held(now, dead)
         if held:
-            self.broken = self.holder.owner
+            self.broken = tuple(self.shares) if self.holder is None else (self.holder.owner,)
+        self.shares.clear()
         return held, self._free(now)
 
     def predecessor(self, owner: str, dead: Callable[[C], bool] = _never) -> C | None:
@@ -260,9 +410,18 @@ class LockState(Generic[C]):
             del self.queue[index]
         if index > 1 or (index == 1 and self.holder is None):
             return self.queue[index - 1]
+        if self.shares:
+            # One is enough: the end of each wakes the head of the queue, which then watches another.
+            return next(iter(self.shares.values())).claim
         return self.holder
+
+    @property
+    def claims(self) -> Sequence[C]:
+        """All who hold the lock or wait for it."""
+        holding = [share.claim for share in self.shares.values()] if self.holder is None else [self.holder]
+        return [*holding, *self.queue]
 
     @property
     def idle(self) -> bool:
         """The lock has no holder, no waiter and no broken lease: only the token is worth keeping."""
-        return self.holder is None and not self.queue and not self.broken
+        return self.holder is None and not self.shares and not self.queue and not self.broken

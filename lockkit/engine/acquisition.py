@@ -179,6 +179,9 @@ class Acquisition(Generic[L]):
             LockError: The client was closed.
         """
         queues, name, ticket = self._context.queues, self._settings.name, Ticket()
+        if self._settings.mode == "shared":
+            # Readers of one client do not wait for one another; no name contains NUL.
+            name = f"{name}\0{self._request.owner}"
         try:
             started = self._began
             if not queues.enter(name, ticket, wait=self._request.queue):
@@ -254,7 +257,10 @@ class Acquisition(Generic[L]):
         # lock; never that of a request whose answer was lost: its lease must not be handed out later.
         settings, runtime = self._settings, self._runtime
         queue = self._deadline != self._began
-        return Request(settings.name, runtime.owner(), settings.ttl, settings.metadata, queue=queue, runtime=runtime)
+        return Request(
+            settings.name, runtime.owner(), settings.ttl, settings.metadata,
+            queue=queue, runtime=runtime, mode=settings.mode,
+        )  # fmt: skip
 
     async def _wait(self, busy: Busy) -> None:
         """Sleep until it is worth asking again."""

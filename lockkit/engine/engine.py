@@ -163,6 +163,7 @@ class Engine(Generic[L]):
         metadata: str | Mapping[str, object] | None,
         on_lost: LostCallback | None,
         raise_on_lost: bool,
+        nests: bool = False,
     ) -> LockSettings:
         """
         Validate the arguments of `Client.lock`. Nothing is sent.
@@ -184,12 +185,27 @@ class Engine(Generic[L]):
                 self._metadata if metadata is None else validation.metadata(metadata, self._about),
                 None if on_lost is None else validation.on_lost(on_lost),
                 raise_on_lost,
+                nests=nests,
             )
         except ConfigurationError as error:
             given: object = name  # of any type: the name may be what is wrong
             error.name = given if isinstance(given, str) else None
             error.backend = self.url
             raise
+
+    def check_readers(self, name: str) -> None:
+        """
+        Check that the backend has read locks.
+
+        Raises:
+            Unsupported: It has none.
+        """
+        if not self.capabilities.shared_mode:
+            message = (
+                f"{self.url} has no read locks (capabilities.shared_mode): use write() for readers too, or a backend "
+                "that has them"
+            )
+            raise Unsupported(message, name=name, backend=self.url)
 
     async def acquire(self, settings: LockSettings, timeout: Seconds | None, *, name_holder: bool = True) -> L:
         """
@@ -207,7 +223,7 @@ class Engine(Generic[L]):
             LockError: The client is closed.
         """
         backend = self.client.ready()
-        if settings.reentrant and (lease := self.leases.reenter(settings.name)) is not None:
+        if self.leases.any_reentrant and (lease := self.leases.reenter(settings)) is not None:
             return cast("L", lease)  # made by make_lease
         acquisition = Acquisition(self.acquisitions, backend, settings, timeout)
         try:
@@ -241,6 +257,7 @@ class Engine(Generic[L]):
         """
         client, leases = self.client, self.leases
         record = LeaseRecord(client, grant, settings.metadata, leases, raise_on_lost=settings.raise_on_lost)
+        record.mode = settings.mode
         if settings.renew:
             record.renewal.next_at = 0.0
             if settings.max_hold is not None:
@@ -256,7 +273,7 @@ class Engine(Generic[L]):
         with client.mutex:
             if client.closed:
                 raise client.closed_error()
-            leases.add(record, reentrant=settings.reentrant)
+            leases.add(record, reentrant=settings.reentrant, nests=settings.nests)
             self.renewer.reschedule(record)
         try:
             self.renewer.start()
@@ -347,6 +364,31 @@ class Engine(Generic[L]):
             return record.held
         self.leases.lose(record, gone.reason)
         return False
+
+    async def downgrade(self, record: LeaseRecord) -> None:
+        """
+        Turn a write lease into a read lease; no waiting writer gets in between.
+
+        Raises:
+            LockError: It is no write lease.
+            LockLost: It is not held.
+            Unsupported: The backend cannot do it in one step.
+            BackendUnavailable: No answer. The lease is held for writing or for reading; call again.
+        """
+        grant, client = record.grant, self.client
+        record.check()
+        if record.mode != "exclusive":
+            message = f"the lease of lock {grant.name!r} at {self.url} is no write lease: only those can be downgraded"
+            raise LockError(message, name=grant.name, backend=self.url)
+        backend = client.ready()
+        try:
+            held = await backend.downgrade(grant)
+        except BackendUnavailable as error:
+            raise client.unavailable(error, f"downgrade lock {grant.name!r}", grant.name) from error
+        if not held:
+            self.leases.lose(record, "gone")
+        record.check()
+        record.mode = "shared"
 
     # -- for the backend -------------------------------------------------------------------------------------------
 

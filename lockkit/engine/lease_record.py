@@ -23,7 +23,7 @@ from lockkit.errors import LockLost
 if TYPE_CHECKING:
     import weakref
 
-    from lockkit.backend import Grant, LossReason, Renewed
+    from lockkit.backend import Grant, LossReason, Mode, Renewed
     from lockkit.engine.client_state import ClientState
     from lockkit.engine.settings import LostCallback
     from lockkit.runtime import Event
@@ -152,6 +152,8 @@ class LeaseRecord:
         client: The client's state.
         grant: The backend's answer.
         metadata: As stored beside the lock.
+        mode: Beside whom it is held.
+        reentrant: Its thread or task may acquire it again for writing too.
         raise_on_lost: Leaving a ``with`` block after the loss raises.
         renewal: When it is renewed.
         state: What has become of it.
@@ -179,7 +181,9 @@ class LeaseRecord:
         "lost_event",
         "lost_reason",
         "metadata",
+        "mode",
         "raise_on_lost",
+        "reentrant",
         "reentry_key",
         "release_done",
         "renewal",
@@ -209,6 +213,8 @@ class LeaseRecord:
         self.client = client
         self.grant = grant
         self.metadata = metadata
+        self.mode: Mode = "exclusive"
+        self.reentrant = False
         self.raise_on_lost = raise_on_lost
         self.renewal = RenewalPlan()
         self.state: LeaseState = HELD

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from lockkit import validation
 from lockkit.engine.lease_record import HELD, LOSS_REASONS, LOST, RELEASED
+from lockkit.errors import LockError
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from lockkit.engine.cleanup import PendingCleanups
     from lockkit.engine.client_state import ClientState
     from lockkit.engine.lease_record import LeaseRecord, LeaseState
-    from lockkit.engine.settings import LostCallback
+    from lockkit.engine.settings import LockSettings, LostCallback
     from lockkit.units import Seconds
 
 __all__ = ["Leases"]
@@ -53,12 +54,20 @@ class Leases:
         """Return all leases. A copy, made in one step: ``__del__`` forgets leases in any thread, at any time."""
         return tuple(self.records.values())
 
-    def add(self, record: LeaseRecord, *, reentrant: bool) -> None:
-        """Keep a new lease; its thread or task may enter it again if `reentrant`. Under the mutex."""
+    def add(self, record: LeaseRecord, *, reentrant: bool, nests: bool = False) -> None:
+        """
+        Keep a new lease. Under the mutex.
+
+        Args:
+            record: Of the lease.
+            reentrant: Its thread or task may enter it again.
+            nests: It may enter it again for reading.
+        """
         owner = record.grant.owner
         assert owner not in self.records, "each acquisition has an owner of its own"
         self.records[owner] = record
-        if reentrant:
+        record.reentrant = reentrant
+        if reentrant or nests:
             record.reentry_key = (id(record.acquired_by), record.grant.name)
             self._reentrant[record.reentry_key] = record
 
@@ -73,23 +82,40 @@ class Leases:
         if record.reentry_key is not None:
             self._reentrant.pop(record.reentry_key, None)
 
+    def handed_over(self, record: LeaseRecord) -> None:
+        """Let a lease no longer count as one of the thread or task that acquired it: another one enters its block."""
+        own = record.acquired_by is self._client.runtime.current()
+        if record.reentry_key is not None and not (own or record.reentrant):
+            self._reentrant.pop(record.reentry_key, None)
+
+    @property
+    def any_reentrant(self) -> bool:
+        """Whether there is any lease that its thread or task may enter again."""
+        return bool(self._reentrant)
+
     def find(self, owner: str | None, name: str) -> LeaseRecord | None:
         """Return the lease of this owner; if the owner is not known, one of this lock."""
         if owner is not None:
             return self.records.get(owner)
         return next((record for record in self.all() if record.grant.name == name), None)
 
-    def reenter(self, name: str) -> Any | None:  # noqa: ANN401 - the lease class of the API in use
+    def reenter(self, settings: LockSettings) -> Any | None:  # noqa: ANN401 - the lease class of the API in use
         """
         Return the lease of a lock that the current thread or task holds already, counted once more; None without one.
 
         Raises:
             LockLost: It was lost.
+            LockError: It is the lease of a reader, who would wait for himself as a writer.
         """
         client = self._client
-        record = self._reentrant.get((id(client.runtime.current()), name))
+        record = self._reentrant.get((id(client.runtime.current()), settings.name))
         if record is None:
             return None
+        if settings.mode == "exclusive":
+            if record.mode == "shared" and record.held:
+                raise self._write_inside_read(settings.name)
+            if not (settings.reentrant and record.reentrant):
+                return None
         record.check()
         lease = None if record.lease_ref is None else record.lease_ref()
         if lease is None:
@@ -99,6 +125,13 @@ class Leases:
                 return None  # another thread has it, and released it after the check
             record.count += 1
         return lease
+
+    def _write_inside_read(self, name: str) -> LockError:
+        message = (
+            f"lock {name!r} at {self._client.url} is held for reading by this same thread or task, which would wait "
+            "for itself: release the read lease first, or acquire write() from the start and downgrade() it"
+        )
+        return LockError(message, name=name, backend=self._client.url)
 
     def dropped(self, record: LeaseRecord) -> bool:
         """

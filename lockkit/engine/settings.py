@@ -12,6 +12,7 @@ from lockkit.validation import nearest, shown
 if TYPE_CHECKING:
     from datetime import timedelta
 
+    from lockkit.backend import Mode
     from lockkit.units import Seconds
 
 __all__ = [
@@ -48,7 +49,11 @@ LostCallback = Callable[[Any, str], object]
 
 @dataclass(slots=True)
 class LockSettings:
-    """The validated arguments of `Client.lock`. Not changed afterwards (``frozen`` would cost a µs per lock)."""
+    """
+    The validated arguments of `Client.lock`. Not changed afterwards (``frozen`` would cost a µs per lock).
+
+    Of a read/write lock (`nests`) the thread or task that holds it gets its lease again for reading.
+    """
 
     name: str
     ttl: float
@@ -59,6 +64,8 @@ class LockSettings:
     metadata: str
     on_lost: LostCallback | None
     raise_on_lost: bool
+    mode: Mode = "exclusive"
+    nests: bool = False
 
 
 def drift_margin(ttl: float) -> float:

@@ -12,6 +12,7 @@ from lockkit.engine.settings import INHERIT, skipping_timeout
 from lockkit.runtime import BlockingRuntime, drive
 from lockkit.sync.lease import Lease
 from lockkit.sync.lock import Lock
+from lockkit.sync.rwlock import RWLock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -138,6 +139,52 @@ class Client:
             raise_on_lost=raise_on_lost,
         )
         return Lock(self._engine, settings, on_busy=on_busy)
+
+    @names_parameters
+    def rwlock(
+        self,
+        name: str,
+        *,
+        ttl: Seconds | timedelta | None = None,
+        timeout: Seconds | timedelta | Inherit | None = INHERIT,
+        renew: bool = True,
+        reentrant: bool = False,
+        max_hold: Seconds | timedelta | None = None,
+        metadata: str | Mapping[str, object] | None = None,
+        on_lost: LostCallback | None = None,
+        raise_on_lost: bool = True,
+    ) -> RWLock:
+        """
+        Describe a read/write lock. Nothing is sent yet.
+
+        Args:
+            name: As for `lock`, whose locks of the same name are the write side.
+            ttl: As for `lock`.
+            timeout: As for `lock`.
+            renew: As for `lock`.
+            reentrant: The thread that holds the write side gets its lease again for writing too.
+            max_hold: As for `lock`.
+            metadata: As for `lock`.
+            on_lost: As for `lock`.
+            raise_on_lost: As for `lock`.
+
+        Raises:
+            ConfigurationError: One of them is wrong.
+            LockError: The client is closed.
+        """
+        settings = self._engine.settings(
+            name,
+            ttl=ttl,
+            timeout=timeout,
+            renew=renew,
+            reentrant=reentrant,
+            max_hold=max_hold,
+            metadata=metadata,
+            on_lost=on_lost,
+            raise_on_lost=raise_on_lost,
+            nests=True,
+        )
+        return RWLock(self._engine, settings)
 
     def holders(self, name: str) -> list[Holder]:
         """

@@ -68,6 +68,18 @@ class Lease(BaseLease):
         """
         drive(self._engine.update(self._record, metadata))
 
+    def downgrade(self) -> None:
+        """
+        Turn a write lease into a read lease. No waiting writer gets in between, waiting readers do.
+
+        Raises:
+            LockError: It is no write lease.
+            LockLost: It is not held.
+            Unsupported: The backend cannot do it in one step.
+            BackendUnavailable: No answer. The lease is held for writing or for reading; call again.
+        """
+        drive(self._engine.downgrade(self._record))
+
     def release(self) -> None:
         """
         Give the lock back. Releasing twice is no error.
@@ -93,6 +105,8 @@ class Lease(BaseLease):
     def __enter__(self) -> Self:
         """Return itself: it is held already."""
         self._record.body = True
+        if self._record.reentry_key is not None:
+            self._engine.leases.handed_over(self._record)
         return self
 
     def __exit__(

@@ -348,6 +348,9 @@ class _Client(_Adapter["lockkit.Client"]):
     def lock(self, name: str, **options: Any) -> _Lock:
         return _Lock(self.inner.lock(name, **options))
 
+    def rwlock(self, name: str, **options: Any) -> _RWLock:
+        return _RWLock(self.inner.rwlock(name, **options))
+
     async def holders(self, name: str) -> list[lockkit.Holder]:
         return self.inner.holders(name)
 
@@ -401,6 +404,14 @@ class _Lock(_Adapter["lockkit.Lock"]):
         return self.inner(function)
 
 
+class _RWLock(_Adapter["lockkit.RWLock"]):
+    def read(self) -> _Lock:
+        return _Lock(self.inner.read())
+
+    def write(self) -> _Lock:
+        return _Lock(self.inner.write())
+
+
 class _Lease(_Adapter["lockkit.Lease"]):
     async def confirm(self) -> bool:
         return self.inner.confirm()
@@ -410,6 +421,9 @@ class _Lease(_Adapter["lockkit.Lease"]):
 
     async def update(self, metadata: Any) -> None:  # noqa: ANN401 - also what is wrong
         self.inner.update(metadata)
+
+    async def downgrade(self) -> None:
+        self.inner.downgrade()
 
     async def release(self) -> None:
         self.inner.release()

@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
-from lockkit.backend import Busy, Gone, Grant, Renewed
+from lockkit.backend import Busy, Gone, Grant, Mode, Renewed
 from lockkit.backends.lock_state import OFFER_SECONDS_MAX, LockState, offer_seconds
 
 
@@ -20,6 +20,8 @@ class Asker:
     ttl: float = 10.0
     client: str = ""
     metadata: str = ""
+    mode: Mode = "exclusive"
+    limit: int = 1
 
 
 def take(state: LockState[Asker], asker: Asker, now: float) -> bool:
@@ -104,7 +106,7 @@ class LockStateMachine(RuleBasedStateMachine):
             self.believed[asker.owner] = self.now + ttl
         else:
             assert asker.owner not in self.believers(), "lost in silence"
-            assert (renewal == Gone("broken")) == (self.state.broken == asker.owner)
+            assert (renewal == Gone("broken")) == (asker.owner in self.state.broken)
 
     @rule(asker=consumes(holds))
     def release(self, asker: Asker) -> None:

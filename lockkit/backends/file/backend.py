@@ -108,7 +108,10 @@ class FileBackend(LockBackend):
         token_source="max(last + 1, wall clock in µs), in the record; keeps increasing if the record is lost",  # noqa: S106
         survives_node_loss=False,
         survives_data_loss=True,
-        shared_mode=False,
+        shared_mode=True,
+        fair_shared=True,
+        downgrade=True,
+        permits="native",
         clock_assumption="none beyond the monotonic clock that all processes of this machine share",
         waiters_visible=True,
         scope="machine",
@@ -187,13 +190,14 @@ class FileBackend(LockBackend):
     ) -> tuple[Grant | Busy, FileClaim | None, Sequence[FileClaim]]:
         client = self._client_file
         client.allow_ttl(request.ttl, now)
-        claim = FileClaim(request.owner, request.ttl, client.id, request.metadata)
+        claim = FileClaim(request.owner, request.ttl, client.id, request.metadata, request.mode, request.limit)
         if request.queue and request.state is None and state.holder is not None and self._listener is not None:
             self._add_waiter(request)
         queue = request.state is not None
         outcome, waiters = state.acquire(request.name, claim, now, wall_clock_us(), queue=queue, dead=client.dead)
         if isinstance(outcome, Grant):
-            self._store.held[request.name] = request.owner, state.until
+            until = state.until if request.mode == "exclusive" else state.shares[request.owner].until
+            self._store.held[request.owner] = request.name, until
             return outcome, None, waiters
         return outcome, state.predecessor(request.owner, client.dead) if queue else None, waiters
 
@@ -216,7 +220,7 @@ class FileBackend(LockBackend):
             answer_by=request.answer_by,
         )
         self._stop_waiting(request)
-        self._store.forget_held(request.name, request.owner)
+        self._store.held.pop(request.owner, None)
         self._notify(waiters)
 
     async def renew(self, grants: Sequence[Grant]) -> Sequence[Renewal]:
@@ -242,13 +246,19 @@ class FileBackend(LockBackend):
         client.allow_ttl(grant.ttl, now)
         renewal = state.renew(grant.owner, grant.ttl, now)
         if not isinstance(renewal, Renewed):
-            self._store.forget_held(grant.name, grant.owner)
+            self._store.held.pop(grant.owner, None)
             return renewal
-        assert state.holder is not None, "renewed a lock that nobody holds"
-        if state.holder.client != client.id:
+        share = state.shares.get(grant.owner)
+        claim = state.holder if share is None else share.claim
+        assert claim is not None, "renewed a lock that nobody holds"
+        if claim.client != client.id:
             # Another program removed our former client file, by which the others see that we live.
-            state.holder = state.holder._replace(client=client.id)
-        self._store.held[grant.name] = grant.owner, state.until
+            claim = claim._replace(client=client.id)
+        if share is None:
+            state.holder = claim
+        else:
+            share.claim = claim
+        self._store.held[grant.owner] = grant.name, state.until if share is None else share.until
         return renewal
 
     async def release(self, grant: Grant, answer_by: float = inf) -> bool:
@@ -256,10 +266,18 @@ class FileBackend(LockBackend):
         in_time, waiters = await self._store.update(
             grant.name, lambda state, now: state.release(grant.owner, now), create=False, answer_by=answer_by
         )
-        self._store.forget_held(grant.name, grant.owner)
+        self._store.held.pop(grant.owner, None)
         if waiters:
             self._notify(waiters)
         return in_time
+
+    async def downgrade(self, grant: Grant) -> bool:
+        """See `LockBackend.downgrade`."""
+        held, waiters = await self._store.update(
+            grant.name, lambda state, now: state.downgrade(grant.owner, now), create=False
+        )
+        self._notify(waiters)
+        return held
 
     async def release_all(self, grants: Sequence[Grant], answer_by: float) -> None:
         """See `LockBackend.release_all`. Records that another process has flocked come last, and delay no other."""

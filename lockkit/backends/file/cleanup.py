@@ -125,7 +125,7 @@ class Cleanup:
             return
         except (BlockingIOError, DamagedError, VersionError):
             return  # in use after all; or for its next user to see
-        claims = state.queue if state.holder is None else [state.holder, *state.queue]
+        claims = state.claims
         unused = boot != boot_id() or all(map(self._dead, claims))
         # Without its record a lock starts at the wall clock again, which must be above its last token.
         if unused and state.token < wall_clock_us():

@@ -7,7 +7,10 @@ Format, version 1: text, one `LockState`::
     BOOT NAME TOKEN UNTIL_US BROKEN       boot id; escaped name; last token; end of lease or offer; broken owner
     OWNER CLIENT TTL_US                   the holder
     METADATA                              the holder's JSON
-    OWNER CLIENT TTL_US                   the waiters, first come first, one a line
+    + OWNER CLIENT UNTIL_US TOKEN SLOT METADATA
+                                          those that hold the lock beside one another, one a line; SLOT of permits only
+    OWNER CLIENT TTL_US [MODE]            the waiters, first come first, one a line; of a reader ``s``, of a permit its
+                                          limit, of others nothing
 
 or, written under the flock by the process that is about to remove the file: ``lockkit-removed``.
 
@@ -27,14 +30,17 @@ import re
 import stat
 import threading
 import zlib
+from math import inf
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from lockkit.backends.file.directory import Directory, boot_id, reserve
-from lockkit.backends.lock_state import LockState
+from lockkit.backends.lock_state import LockState, Share
 from lockkit.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from lockkit.backend import Mode
 
 __all__ = [
     "REMOVED",
@@ -63,6 +69,8 @@ LINK_CHECK_SECONDS = 0.1
 """How often an open record is checked for having been removed by another program (lockkit itself writes `REMOVED`).
 Not each time: fstat costs 1 µs itself, and makes Linux stamp the next write precisely, which costs the file system
 another 2 µs."""
+
+_BLOCKED = -1  # of UNTIL_US: the head of the queue does not fit beside those that hold the lock
 
 _HEAD = re.compile(rb"lockkit-record 1 ([0-9a-f]{8}) ([0-9]{6})\n")
 _HEAD_SIZE = len("lockkit-record 1 01234567 000000\n")
@@ -93,13 +101,17 @@ class FileClaim(NamedTuple):
         owner: Its random id.
         ttl: The ttl that it asked for, seconds; 0 in a holder that was read from a record.
         client: Name of the client's file; empty in the placeholder of a damaged record.
-        metadata: JSON text. Written for the holder only.
+        metadata: JSON text. Written for the holders only.
+        mode: Beside whom it is held; written for waiters only.
+        limit: Of a permit; written for waiters only.
     """
 
     owner: str
     ttl: float
     client: str
     metadata: str = ""
+    mode: Mode = "exclusive"
+    limit: int = 1
 
 
 class DamagedError(ValueError):
@@ -126,13 +138,26 @@ def encode(state: LockState[FileClaim], name: str, boot: str) -> bytes:
     holder = state.holder
     # Rounded to the nearest, so that a record that is read and written back stays as it is. A lease may lose half a µs,
     # far less than the 2 ms by which its holder gives it up earlier.
-    until_us = int(state.until * 1e6 + 0.5)
+    until_us = int(state.until * 1e6 + 0.5) if state.until != inf else _BLOCKED
     first = "-\n-" if holder is None else f"{holder.owner} {holder.client or '-'} 0\n{holder.metadata or '-'}"
-    lines = f"{boot} {name} {state.token} {until_us} {state.broken or '-'}\n{first}\n"
+    lines = f"{boot} {name} {state.token} {until_us} {','.join(state.broken) or '-'}\n{first}\n"
+    if state.shares:
+        lines += "".join(map(_share_line, state.shares.values()))
     if state.queue:
-        lines += "".join(f"{waiter.owner} {waiter.client} {int(waiter.ttl * 1e6 + 0.5)}\n" for waiter in state.queue)
+        lines += "".join(map(_waiter_line, state.queue))
     body = lines.encode("ascii")
     return b"lockkit-record 1 %08x %06d\n%b" % (zlib.crc32(body), _HEAD_SIZE + len(body), body)
+
+
+def _share_line(share: Share[FileClaim]) -> str:
+    claim, slot = share.claim, "-" if share.slot is None else share.slot
+    until_us = int(share.until * 1e6 + 0.5)
+    return f"+ {claim.owner} {claim.client} {until_us} {share.token} {slot} {claim.metadata or '-'}\n"
+
+
+def _waiter_line(waiter: FileClaim) -> str:
+    mode = "" if waiter.mode == "exclusive" else " s" if waiter.mode == "shared" else f" {waiter.limit}"
+    return f"{waiter.owner} {waiter.client} {int(waiter.ttl * 1e6 + 0.5)}{mode}\n"
 
 
 def _size(text: bytes) -> int:
@@ -176,14 +201,19 @@ def decode(text: bytes, name: str | None) -> tuple[LockState[FileClaim], str]:
         message = "cut off" if len(text) < size else "its checksum is wrong"
         raise DamagedError(message)
     try:
-        first, holder, metadata, *waiters = body.decode("ascii").removesuffix("\n").split("\n")
+        first, holder, metadata, *others = body.decode("ascii").removesuffix("\n").split("\n")
         boot, stored, token, until_us, broken = first.split(" ")
         state: LockState[FileClaim] = LockState(int(token))
-        state.until = int(until_us) / 1e6
-        state.broken = "" if broken == "-" else broken
+        state.until = inf if int(until_us) == _BLOCKED else int(until_us) / 1e6
+        state.broken = () if broken == "-" else tuple(broken.split(","))
         if holder != "-":
             state.holder = _claim(holder, "" if metadata == "-" else metadata)
-        state.queue = [_claim(line) for line in waiters]
+        for line in others:
+            if line.startswith("+ "):
+                share = _share(line)
+                state.shares[share.claim.owner] = share
+            else:
+                state.queue.append(_claim(line))
     except ValueError as error:
         message = f"nonsense under a right checksum: {error}"
         raise DamagedError(message) from error
@@ -199,11 +229,20 @@ def recorded_name(text: bytes) -> str:
 
 
 def _claim(line: str, metadata: str = "") -> FileClaim:
-    owner, client, ttl_us = line.split(" ")
-    if not _WORD.fullmatch(owner) or not _CLIENT.fullmatch(client):
+    owner, client, ttl_us, *word = line.split(" ")
+    if not _WORD.fullmatch(owner) or not _CLIENT.fullmatch(client) or len(word) > 1:
         message = "a claim with odd characters"
         raise ValueError(message)
-    return FileClaim(owner, int(ttl_us) / 1e6, "" if client == "-" else client, metadata)
+    claim = FileClaim(owner, int(ttl_us) / 1e6, "" if client == "-" else client, metadata)
+    if not word:
+        return claim
+    return claim._replace(mode="shared") if word[0] == "s" else claim._replace(mode="permit", limit=int(word[0]))
+
+
+def _share(line: str) -> Share[FileClaim]:
+    _, owner, client, until_us, token, slot, metadata = line.split(" ", 6)
+    claim = _claim(f"{owner} {client} 0", "" if metadata == "-" else metadata)
+    return Share(claim, int(until_us) / 1e6, int(token), None if slot == "-" else int(slot))
 
 
 class RecordFile:

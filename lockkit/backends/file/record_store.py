@@ -73,7 +73,7 @@ class RecordStore:
     The records that one client uses.
 
     Attributes:
-        held: Owner and end of the lease of every lock that this client holds, by name.
+        held: Name and end of every lease of this client, by owner.
     """
 
     def __init__(self, runtime: Runtime, directory: Directory, client_file: ClientFile, url: str) -> None:
@@ -103,12 +103,6 @@ class RecordStore:
         for file in files.values():
             with file.mutex:
                 file.close()
-
-    def forget_held(self, name: str, owner: str) -> None:
-        """Forget that this client holds a lock, if it held it under this owner."""
-        held = self.held.get(name)
-        if held is not None and held[0] == owner:
-            del self.held[name]
 
     # -- one operation on one record -------------------------------------------------------------------------------
 
@@ -297,15 +291,15 @@ class RecordStore:
                 f" If nobody holds the lock: lockkit break {shown(file.name)}"
             )
             raise BackendUnavailable(message) from error
-        _, own_until = self.held.get(file.name, ("", 0.0))
-        until = max(now + ttl, own_until)
+        own = [until for name, until in self.held.copy().values() if name == file.name]
+        until = max([now + ttl, *own])
         warning = "the record %s is damaged (%s); the lock is free in %.1f s", file.path, str(error), until - now
         self._warnings.append(warning)
         return until
 
     def _free_after_boot(self, file: RecordFile, state: LockState[FileClaim]) -> None:
         """Free a lock that was held when the machine was shut down."""
-        for claim in (*([state.holder] if state.holder else ()), *state.queue):
+        for claim in state.claims:
             if claim.client and not self._client_file.dead(claim):
                 message = (
                     f"{file.path} is in use under another kernel or time namespace, whose times mean nothing here: "
@@ -313,6 +307,7 @@ class RecordStore:
                 )
                 raise ConfigurationError(message)
         state.holder = None
+        state.shares.clear()
         state.queue.clear()
 
     # -- open records ----------------------------------------------------------------------------------------------

@@ -61,7 +61,10 @@ class MemoryBackend(LockBackend):
         token_source="max(last of the space + 1, wall clock in µs); keeps increasing across restarts of the process",  # noqa: S106
         survives_node_loss=False,
         survives_data_loss=True,
-        shared_mode=False,
+        shared_mode=True,
+        fair_shared=True,
+        downgrade=True,
+        permits="native",
         clock_assumption="none beyond this machine's monotonic clock",
         waiters_visible=True,
         scope="process",
@@ -155,6 +158,16 @@ class MemoryBackend(LockBackend):
         _notify(notify)
         return in_time
 
+    async def downgrade(self, grant: Grant) -> bool:
+        """See `LockBackend.downgrade`."""
+        with self._space.mutex:
+            lock = self._space.locks.get(grant.name)
+            if lock is None:
+                return False
+            held, notify = lock.downgrade(grant.owner, self._runtime.now())
+        _notify(notify)
+        return held
+
     async def holders(self, name: str) -> Sequence[Holder]:
         """See `LockBackend.holders`."""
         with self._space.mutex:
@@ -179,10 +192,10 @@ class MemoryBackend(LockBackend):
             if lock is None:
                 return False
             broken, notify = lock.break_lock(self._runtime.now())
-            owner, lock.broken = lock.broken, ""  # its client is notified below
+            owners, lock.broken = lock.broken, ()  # their clients are notified below
             self._remove_if_idle(name, lock)
         _notify(notify)
-        if broken:
+        for owner in owners:
             self._report_broken(owner)
         return broken
 

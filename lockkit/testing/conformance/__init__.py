@@ -39,6 +39,7 @@ from lockkit.testing.conformance.listing import Listing
 from lockkit.testing.conformance.loss import Loss
 from lockkit.testing.conformance.names import Names
 from lockkit.testing.conformance.queueing import Queueing
+from lockkit.testing.conformance.readwrite import ReadWrite
 from lockkit.testing.conformance.reentrancy import Reentrancy
 from lockkit.testing.conformance.release import Blocks, Releasing
 from lockkit.testing.conformance.tokens import Tokens
@@ -59,6 +60,7 @@ class ConformanceSuite(
     GivingUp,
     Queueing,
     Reentrancy,
+    ReadWrite,
     Names,
     Inspection,
     Listing,

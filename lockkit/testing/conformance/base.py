@@ -76,6 +76,15 @@ class needs:  # noqa: N801 - a namespace, read as a word: needs.fairness
         lambda capabilities: capabilities.crash_release != "session",
     )
     listing = Need("it cannot list the locks that are held (not listing)", lambda capabilities: capabilities.listing)
+    readers = Need("it has no read locks (not shared_mode)", lambda capabilities: capabilities.shared_mode)
+    no_readers = Need("it has read locks (shared_mode)", lambda capabilities: not capabilities.shared_mode)
+    fair_readers = Need(
+        "it serves readers and writers in no particular order (not fair_shared)",
+        lambda capabilities: capabilities.fair_shared,
+    )
+    downgrade = Need(
+        "it cannot turn a write lease into a read lease (not downgrade)", lambda capabilities: capabilities.downgrade
+    )
     wake_up = Need("it wakes nobody, waiters look again (wakeup 'poll')", lambda c: c.wakeup == "push")
 
 

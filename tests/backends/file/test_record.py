@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
+from math import inf
 
 import hypothesis.strategies as st
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import example, given
 
 from lockkit.backends.file.directory import record_name
 from lockkit.backends.file.record import REMOVED, DamagedError, FileClaim, RemovedError, VersionError, decode, encode
-from lockkit.backends.lock_state import LockState
+from lockkit.backends.lock_state import LockState, Share
 
 NAMES = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1).filter(
     lambda name: len(name.encode()) <= 255
@@ -26,6 +27,15 @@ CLAIMS = st.builds(
 METADATA = st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=200).map(
     lambda text: f'{{"text":"{text}"}}'
 )
+MODES = st.sampled_from([("exclusive", 1), ("shared", 1), ("permit", 1), ("permit", 100)])
+WAITERS = st.builds(lambda claim, mode: claim._replace(mode=mode[0], limit=mode[1]), CLAIMS, MODES)
+SHARES = st.builds(
+    Share,
+    claim=st.builds(lambda claim, text: claim._replace(ttl=0.0, metadata=text), CLAIMS, METADATA),
+    until=st.integers(0, 10**15).map(lambda us: us / 1e6),
+    token=st.integers(0, 2**63),
+    slot=st.none() | st.integers(0, 100),
+)
 
 
 @st.composite
@@ -33,16 +43,19 @@ def ledgers(draw: st.DrawFn) -> LockState[FileClaim]:
     """Any state of a lock."""
     ledger: LockState[FileClaim] = LockState(draw(st.integers(0, 2**63)))
     ledger.until = draw(st.integers(0, 10**15)) / 1e6
-    ledger.broken = draw(st.one_of(st.just(""), OWNERS))
-    ledger.queue = draw(st.lists(CLAIMS, max_size=5))
+    ledger.broken = tuple(draw(st.lists(OWNERS, max_size=2)))
+    ledger.queue = draw(st.lists(WAITERS, max_size=5))
     if draw(st.booleans()):
         ledger.holder = draw(CLAIMS)._replace(ttl=0.0, metadata=draw(METADATA))
+    else:
+        ledger.shares = {share.claim.owner: share for share in draw(st.lists(SHARES, max_size=3))}
+        ledger.until = draw(st.sampled_from([ledger.until, inf]))
     return ledger
 
 
 def fields(ledger: LockState[FileClaim]) -> list[object]:
     """What makes two ledgers equal."""
-    return [ledger.holder, ledger.until, ledger.token, ledger.broken, ledger.queue]
+    return [ledger.holder, ledger.until, ledger.token, ledger.broken, ledger.queue, ledger.shares]
 
 
 @given(ledger=ledgers(), name=NAMES, behind=st.binary(max_size=20))

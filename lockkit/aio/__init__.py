@@ -9,5 +9,6 @@ from __future__ import annotations
 from lockkit.aio.client import Client, connect, from_client
 from lockkit.aio.lease import Lease
 from lockkit.aio.lock import Lock
+from lockkit.aio.lock_set import LeaseSet, LockSet, locks
 
-__all__ = ["Client", "Lease", "Lock", "connect", "from_client"]
+__all__ = ["Client", "Lease", "LeaseSet", "Lock", "LockSet", "connect", "from_client", "locks"]

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from lockkit.aio.lease import Lease
 from lockkit.aio.lock import Lock
+from lockkit.aio.lock_set import LockSet
 from lockkit.configuration import profiles, registry
 from lockkit.engine.engine import Engine
+from lockkit.primitives.lock_set import LockSetCore, SetMember, names_of
 from lockkit.runtime import AsyncioRuntime
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping
+    from collections.abc import Generator, Iterable, Mapping
     from datetime import timedelta
     from types import TracebackType
     from typing import Self
@@ -121,6 +123,58 @@ class Client:
             raise_on_lost=raise_on_lost,
         )
         return Lock(self._engine, settings, cancel_on_lost=cancel_on_lost)
+
+    def locks(
+        self,
+        names: Iterable[str],
+        *,
+        ttl: float | timedelta | None = None,
+        timeout: float | timedelta | None = None,
+        renew: bool = True,
+        reentrant: bool = False,
+        max_hold: float | timedelta | None = None,
+        metadata: str | Mapping[str, object] | None = None,
+        on_lost: LostCallback | None = None,
+        raise_on_lost: bool = True,
+        cancel_on_lost: bool = False,
+    ) -> LockSet:
+        """
+        Describe several locks that are held together or not at all. Nothing is sent yet. See `lockkit.Client.locks`.
+
+        Args:
+            names: See there.
+            ttl: See there.
+            timeout: See there.
+            renew: See there.
+            reentrant: See `lock`.
+            max_hold: See there.
+            metadata: See there.
+            on_lost: As there, and may be a coroutine function.
+            raise_on_lost: See there.
+            cancel_on_lost: See `lock`; the loss of any of them cancels the body.
+
+        Raises:
+            ConfigurationError: One of them is wrong.
+            LockError: The client is closed.
+        """
+        members = [
+            SetMember(
+                self._engine,
+                self._engine.settings(
+                    name,
+                    ttl=ttl,
+                    timeout=timeout,
+                    renew=renew,
+                    reentrant=reentrant,
+                    max_hold=max_hold,
+                    metadata=metadata,
+                    on_lost=None,
+                    raise_on_lost=raise_on_lost,
+                ),
+            )
+            for name in names_of(names)
+        ]
+        return LockSet(LockSetCore(members, timeout, on_lost), cancel_on_lost=cancel_on_lost)
 
     async def holders(self, name: str) -> list[Holder]:
         """See `lockkit.Client.holders`."""

@@ -6,7 +6,7 @@ import asyncio
 import functools
 import inspect
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, cast
 
 from lockkit import validation
 from lockkit.configuration.name_template import NameTemplate
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
     from lockkit.aio.lease import Lease
     from lockkit.engine.engine import Engine
-    from lockkit.engine.settings import LockSettings
+    from lockkit.engine.settings import LockSettings, LostCallback
 
-__all__ = ["Lock"]
+__all__ = ["Block", "Lock"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -42,7 +42,7 @@ class Lock:
         self._engine = engine
         self._settings = settings
         self._cancel_on_lost = cancel_on_lost
-        self._blocks: WithStack[_Block] = WithStack()
+        self._blocks: WithStack[Block[Lease]] = WithStack()
 
     @property
     def name(self) -> str:
@@ -67,7 +67,7 @@ class Lock:
         lease = await (await self._engine.acquire(self._settings, self._settings.timeout)).__aenter__()
         task = self._engine.runtime.current()
         cancelled = cast("asyncio.Task[Any]", task) if self._cancel_on_lost else None
-        self._blocks.push(task, _Block(lease, cancelled))
+        self._blocks.push(task, Block(lease, cancelled))
         return lease
 
     async def __aexit__(
@@ -125,12 +125,20 @@ class Lock:
         return f"<lockkit.aio.Lock {self._settings.name!r} at {self._engine.url}>"
 
 
-class _Block:
-    """One ``async with``, and the task to cancel if its lease is lost."""
+class _Losable(Protocol):
+    def on_lost(self, callback: LostCallback) -> None: ...
+
+
+B = TypeVar("B", bound=_Losable)
+
+
+class Block(Generic[B]):
+    """One ``async with``, and the task to cancel if its lease, or one of its leases, is lost."""
 
     __slots__ = ("_cancelled", "_cancelling", "_task", "lease")
 
-    def __init__(self, lease: Lease, task: asyncio.Task[Any] | None) -> None:
+    def __init__(self, lease: B, task: asyncio.Task[Any] | None) -> None:
+        """Begin. None: nothing is cancelled."""
         self.lease = lease
         self._task = task
         self._cancelled = False

@@ -5,5 +5,6 @@ from __future__ import annotations
 from lockkit.sync.client import Client, connect, from_client
 from lockkit.sync.lease import Lease
 from lockkit.sync.lock import Lock, ThreadingLock
+from lockkit.sync.lock_set import LeaseSet, LockSet, locks
 
-__all__ = ["Client", "Lease", "Lock", "ThreadingLock", "connect", "from_client"]
+__all__ = ["Client", "Lease", "LeaseSet", "Lock", "LockSet", "ThreadingLock", "connect", "from_client", "locks"]

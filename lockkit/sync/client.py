@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from lockkit.configuration import profiles, registry
 from lockkit.engine.engine import Engine
+from lockkit.primitives.lock_set import LockSetCore, SetMember, names_of
 from lockkit.runtime import BlockingRuntime, drive
 from lockkit.sync.lease import Lease
 from lockkit.sync.lock import Lock
+from lockkit.sync.lock_set import LockSet
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
     from datetime import timedelta
     from types import TracebackType
     from typing import Self
@@ -126,6 +128,56 @@ class Client:
             raise_on_lost=raise_on_lost,
         )
         return Lock(self._engine, settings)
+
+    def locks(
+        self,
+        names: Iterable[str],
+        *,
+        ttl: float | timedelta | None = None,
+        timeout: float | timedelta | None = None,
+        renew: bool = True,
+        reentrant: bool = False,
+        max_hold: float | timedelta | None = None,
+        metadata: str | Mapping[str, object] | None = None,
+        on_lost: LostCallback | None = None,
+        raise_on_lost: bool = True,
+    ) -> LockSet:
+        """
+        Describe several locks that are held together or not at all. Nothing is sent yet. See `LockSet`.
+
+        Args:
+            names: At least 1, at most 100 names; a name that is there twice counts once. Their order does not matter.
+            ttl: Of each lock, see `lock`.
+            timeout: Seconds that the caller waits for all of them together; None without limit, 0 tries each once.
+            renew: See `lock`.
+            reentrant: See `lock`.
+            max_hold: See `lock`.
+            metadata: See `lock`; stored beside each.
+            on_lost: Called once with ``(lease, reason)``, with the first lease that is lost.
+            raise_on_lost: See `lock`.
+
+        Raises:
+            ConfigurationError: One of them is wrong.
+            LockError: The client is closed.
+        """
+        members = [
+            SetMember(
+                self._engine,
+                self._engine.settings(
+                    name,
+                    ttl=ttl,
+                    timeout=timeout,
+                    renew=renew,
+                    reentrant=reentrant,
+                    max_hold=max_hold,
+                    metadata=metadata,
+                    on_lost=None,
+                    raise_on_lost=raise_on_lost,
+                ),
+            )
+            for name in names_of(names)
+        ]
+        return LockSet(LockSetCore(members, timeout, on_lost))
 
     def holders(self, name: str) -> list[Holder]:
         """

@@ -19,6 +19,7 @@ from math import inf
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from lockkit.backend import CALL_SECONDS, Grant, Request
+from lockkit.engine import lock_order
 from lockkit.engine.local_queue import LocalQueues, Ticket
 from lockkit.errors import BackendUnavailable, LockError, LockTimeout
 
@@ -74,6 +75,7 @@ class AcquisitionContext(Generic[L]):
         waiting: The requests that wait at the backend.
         answered_at: Before the last request that was answered, client monotonic clock.
         last_error: Of the last request, if it was not answered.
+        order: Records what is waited for while other locks are held; None unless the user debugs that.
     """
 
     __slots__ = (
@@ -83,6 +85,7 @@ class AcquisitionContext(Generic[L]):
         "client",
         "last_error",
         "leases",
+        "order",
         "queues",
         "unavailable_after",
         "waiting",
@@ -106,6 +109,7 @@ class AcquisitionContext(Generic[L]):
         self.waiting: set[Request] = set()
         self.answered_at = -inf
         self.last_error: BackendUnavailable | None = None
+        self.order = lock_order.of_client(leases)
 
     def forked(self) -> None:
         """Forget the parent's waiters."""
@@ -189,6 +193,7 @@ class Acquisition(Generic[L]):
         """Wait behind other calls of this client; returns whether this call is at the head now."""
         assert self._request.queue, "a single try does not wait"
         self._warn_loop()
+        self._record_order()
         return await self._context.queues.wait_for_turn(
             self._settings.name, ticket, self._deadline, self._warn_at, self._warn_in_queue
         )
@@ -236,6 +241,7 @@ class Acquisition(Generic[L]):
             raise self._timed_out(outcome)
         if not self._waiting:
             self._waiting = True
+            self._record_order()
             self._before_waiting(outcome)
         await self._wait(outcome)
         return None
@@ -400,6 +406,13 @@ class Acquisition(Generic[L]):
                 "waiting for lock %r at %s in a thread that runs an event loop: nothing else runs in that loop until "
                 "the lock is free; use lockkit.aio in coroutines", self._settings.name, self._client.url,
             )  # fmt: skip
+
+    def _record_order(self) -> None:
+        order = self._context.order
+        if order is not None and (
+            warning := order.waits(self._settings.name, self._client.url, self._runtime.current())
+        ):
+            log.warning("%s", warning)
 
     def _warn_in_queue(self) -> None:
         self._warn_at = inf

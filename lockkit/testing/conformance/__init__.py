@@ -40,6 +40,7 @@ from lockkit.testing.conformance.names import Names
 from lockkit.testing.conformance.queueing import Queueing
 from lockkit.testing.conformance.reentrancy import Reentrancy
 from lockkit.testing.conformance.release import Blocks, Releasing
+from lockkit.testing.conformance.several import Several
 from lockkit.testing.conformance.tokens import Tokens
 from lockkit.testing.conformance.usage import Decorating, ThreadingLocks
 from lockkit.testing.conformance.waiting import GivingUp, Timeouts
@@ -58,6 +59,7 @@ class ConformanceSuite(
     GivingUp,
     Queueing,
     Reentrancy,
+    Several,
     Names,
     Inspection,
     Arguments,

@@ -30,7 +30,7 @@ from lockkit.errors import (
 if TYPE_CHECKING:
     from lockkit import aio, fencing, optimistic, sql
     from lockkit.backend import Capabilities, Holder
-    from lockkit.sync import Client, Lease, Lock, RWLock, connect, from_client
+    from lockkit.sync import Client, Lease, LeaseSet, Lock, LockSet, RWLock, connect, from_client, locks
 
     __version__: str
 
@@ -41,9 +41,11 @@ __all__ = [
     "ConfigurationError",
     "Holder",
     "Lease",
+    "LeaseSet",
     "Lock",
     "LockError",
     "LockLost",
+    "LockSet",
     "LockTimeout",
     "NoQuorum",
     "RWLock",
@@ -54,6 +56,7 @@ __all__ = [
     "connect",
     "fencing",
     "from_client",
+    "locks",
     "optimistic",
     "sql",
 ]
@@ -64,12 +67,15 @@ _LAZY = {
     "Client": "lockkit.sync",
     "Holder": "lockkit.backend",
     "Lease": "lockkit.sync",
+    "LeaseSet": "lockkit.sync",
     "Lock": "lockkit.sync",
     "RWLock": "lockkit.sync",
+    "LockSet": "lockkit.sync",
     "aio": "lockkit.aio",
     "connect": "lockkit.sync",
     "fencing": "lockkit.fencing",
     "from_client": "lockkit.sync",
+    "locks": "lockkit.sync",
     "optimistic": "lockkit.optimistic",
     "sql": "lockkit.sql",
 }

@@ -9,6 +9,7 @@ from __future__ import annotations
 from lockkit.aio.client import Client, connect, from_client
 from lockkit.aio.lease import Lease
 from lockkit.aio.lock import Lock
+from lockkit.aio.lock_set import LeaseSet, LockSet, locks
 from lockkit.aio.rwlock import RWLock
 
-__all__ = ["Client", "Lease", "Lock", "RWLock", "connect", "from_client"]
+__all__ = ["Client", "Lease", "LeaseSet", "Lock", "LockSet", "RWLock", "connect", "from_client", "locks"]

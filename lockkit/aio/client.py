@@ -7,22 +7,24 @@ from typing import TYPE_CHECKING, Any
 
 from lockkit.aio.lease import Lease
 from lockkit.aio.lock import Lock
+from lockkit.aio.lock_set import LockSet
 from lockkit.aio.rwlock import RWLock
 from lockkit.configuration import profiles, registry
 from lockkit.configuration.peer_parameters import names_parameters
 from lockkit.engine.engine import Engine
-from lockkit.engine.settings import INHERIT, skipping_timeout
+from lockkit.engine.settings import INHERIT, Inherit, skipping_timeout
+from lockkit.primitives.lock_set import LockSetCore, SetMember, names_of
 from lockkit.runtime import AsyncioRuntime
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Generator, Mapping
+    from collections.abc import AsyncIterator, Generator, Iterable, Mapping
     from datetime import timedelta
     from types import TracebackType
     from typing import Literal, Self
 
     from lockkit.backend import Capabilities, Holder
     from lockkit.engine.listing import Listing
-    from lockkit.engine.settings import Inherit, LostCallback
+    from lockkit.engine.settings import LostCallback
     from lockkit.units import Seconds
 
 __all__ = ["Client", "connect", "from_client"]
@@ -179,6 +181,60 @@ class Client:
             nests=True,
         )
         return RWLock(self._engine, settings, cancel_on_lost=cancel_on_lost)
+
+    @names_parameters
+    def locks(
+        self,
+        names: Iterable[str],
+        *,
+        ttl: Seconds | timedelta | None = None,
+        timeout: Seconds | timedelta | Inherit | None = INHERIT,
+        renew: bool = True,
+        reentrant: bool = False,
+        max_hold: Seconds | timedelta | None = None,
+        metadata: str | Mapping[str, object] | None = None,
+        on_lost: LostCallback | None = None,
+        raise_on_lost: bool = True,
+        cancel_on_lost: bool = False,
+    ) -> LockSet:
+        """
+        Describe several locks that are held together or not at all. Nothing is sent yet. See `lockkit.Client.locks`.
+
+        Args:
+            names: See there.
+            ttl: See there.
+            timeout: See there.
+            renew: See there.
+            reentrant: See `lock`.
+            max_hold: See there.
+            metadata: See there.
+            on_lost: As there, and may be a coroutine function.
+            raise_on_lost: See there.
+            cancel_on_lost: See `lock`; the loss of any of them cancels the body.
+
+        Raises:
+            ConfigurationError: One of them is wrong.
+            LockError: The client is closed.
+        """
+        within = self._engine.default_timeout if isinstance(timeout, Inherit) else timeout
+        members = [
+            SetMember(
+                self._engine,
+                self._engine.settings(
+                    name,
+                    ttl=ttl,
+                    timeout=timeout,
+                    renew=renew,
+                    reentrant=reentrant,
+                    max_hold=max_hold,
+                    metadata=metadata,
+                    on_lost=None,
+                    raise_on_lost=raise_on_lost,
+                ),
+            )
+            for name in names_of(names)
+        ]
+        return LockSet(LockSetCore(members, within, on_lost), cancel_on_lost=cancel_on_lost)
 
     async def holders(self, name: str) -> list[Holder]:
         """See `lockkit.Client.holders`."""

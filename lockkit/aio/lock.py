@@ -6,7 +6,7 @@ import asyncio
 import functools
 import inspect
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, cast
 
 from lockkit import validation
 from lockkit.configuration.name_template import NameTemplate
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
     from lockkit.aio.lease import Lease
     from lockkit.engine.engine import Engine
-    from lockkit.engine.settings import LockSettings
+    from lockkit.engine.settings import LockSettings, LostCallback
     from lockkit.units import Seconds
 
-__all__ = ["Attempt", "Lock"]
+__all__ = ["Attempt", "Block", "Lock"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -53,7 +53,7 @@ class Lock:
         self._settings = settings
         self._cancel_on_lost = cancel_on_lost
         self._on_busy = on_busy
-        self._blocks: WithStack[_Block] = WithStack()
+        self._blocks: WithStack[Block[Lease]] = WithStack()
 
     @property
     def name(self) -> str:
@@ -98,10 +98,10 @@ class Lock:
         """
         await self._leave(self._blocks.pop(self._engine.runtime.current()), error)
 
-    def _block(self, lease: Lease, task: object) -> _Block:
-        return _Block(lease, cast("asyncio.Task[Any]", task) if self._cancel_on_lost else None)
+    def _block(self, lease: Lease, task: object) -> Block[Lease]:
+        return Block(lease, cast("asyncio.Task[Any]", task) if self._cancel_on_lost else None)
 
-    async def _leave(self, block: _Block, error: BaseException | None) -> None:
+    async def _leave(self, block: Block[Lease], error: BaseException | None) -> None:
         record = block.lease._record  # noqa: SLF001 - the lock and its lease are one unit
         if block.turns_into_loss(error):
             record.check()
@@ -160,7 +160,7 @@ class Attempt:
         """Made by `Lock.attempt`."""
         self._lock = lock
         self._timeout = timeout
-        self._blocks: WithStack[_Block | None] = WithStack()
+        self._blocks: WithStack[Block[Lease] | None] = WithStack()
 
     async def __aenter__(self) -> Lease | None:
         """Try to acquire."""
@@ -193,12 +193,20 @@ class Attempt:
         return f"<lockkit.aio.Attempt at {self._lock!r}>"
 
 
-class _Block:
-    """One ``async with``, and the task to cancel if its lease is lost."""
+class _Losable(Protocol):
+    def on_lost(self, callback: LostCallback) -> None: ...
+
+
+B = TypeVar("B", bound=_Losable)
+
+
+class Block(Generic[B]):
+    """One ``async with``, and the task to cancel if its lease, or one of its leases, is lost."""
 
     __slots__ = ("_cancelled", "_cancelling", "_task", "lease")
 
-    def __init__(self, lease: Lease, task: asyncio.Task[Any] | None) -> None:
+    def __init__(self, lease: B, task: asyncio.Task[Any] | None) -> None:
+        """Begin. None: nothing is cancelled."""
         self.lease = lease
         self._task = task
         self._cancelled = False

@@ -19,6 +19,7 @@ from math import inf
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from lockkit.backend import CALL_SECONDS, Grant, Request
+from lockkit.engine import lock_order
 from lockkit.engine.holder_lookup import HolderLookups, holder_of
 from lockkit.engine.local_queue import LocalQueues, Ticket
 from lockkit.errors import BackendUnavailable, LockError, LockTimeout
@@ -76,6 +77,7 @@ class AcquisitionContext(Generic[L]):
         waiting: The requests that wait at the backend.
         answered_at: Before the last request that was answered, client monotonic clock.
         last_error: Of the last request, if it was not answered.
+        order: Records what is waited for while other locks are held; None unless the user debugs that.
     """
 
     __slots__ = (
@@ -86,6 +88,7 @@ class AcquisitionContext(Generic[L]):
         "last_error",
         "leases",
         "lookups",
+        "order",
         "queues",
         "unavailable_after",
         "waiting",
@@ -110,6 +113,7 @@ class AcquisitionContext(Generic[L]):
         self.waiting: set[Request] = set()
         self.answered_at = -inf
         self.last_error: BackendUnavailable | None = None
+        self.order = lock_order.of_client(leases)
 
     def forked(self) -> None:
         """Forget the parent's waiters."""
@@ -201,6 +205,7 @@ class Acquisition(Generic[L]):
         """Wait behind other calls of this client; returns whether this call is at the head now."""
         assert self._request.queue, "a single try does not wait"
         self._warn_loop()
+        self._record_order()
         return await self._context.queues.wait_for_turn(
             self._settings.name, ticket, self._deadline, self._warn_at, self._warn_in_queue
         )
@@ -248,6 +253,7 @@ class Acquisition(Generic[L]):
             raise self._timed_out(outcome)
         if not self._waiting:
             self._waiting = True
+            self._record_order()
             self._before_waiting(outcome)
         await self._wait(outcome)
         return None
@@ -443,6 +449,13 @@ class Acquisition(Generic[L]):
                 "waiting for lock %r at %s in a thread that runs an event loop: nothing else runs in that loop until "
                 "the lock is free; use lockkit.aio in coroutines", self._settings.name, self._client.url,
             )  # fmt: skip
+
+    def _record_order(self) -> None:
+        order = self._context.order
+        if order is not None and (
+            warning := order.waits(self._settings.name, self._client.url, self._runtime.current())
+        ):
+            log.warning("%s", warning)
 
     def _warn_in_queue(self) -> None:
         self._warn_at = inf

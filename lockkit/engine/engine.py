@@ -139,6 +139,13 @@ class Engine(Generic[L]):
         """Where the backend is, without its password."""
         return self.client.url
 
+    def opens_the_same(self, other: Engine[Any]) -> bool:
+        """Tell whether another client was surely made with the same URL, or connection, and the same options."""
+        ours, theirs = self._open_backend, other._open_backend
+        if not isinstance(ours, partial) or not isinstance(theirs, partial):
+            return ours is theirs
+        return bool(ours.func is theirs.func and ours.args == theirs.args)
+
     @property
     def _backend(self) -> LockBackend | None:
         """The backend in use."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from math import inf
 from typing import TYPE_CHECKING
 
 from lockkit.engine.cleanup import RELEASE_SECONDS
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from lockkit.engine.lease_record import LeaseRecord
     from lockkit.engine.leases import Leases
     from lockkit.runtime import Event
+    from lockkit.units import Instant
 
 __all__ = ["Releases"]
 
@@ -42,9 +44,13 @@ class Releases:
 
     # -- one lease -------------------------------------------------------------------------------------------------
 
-    async def release(self, record: LeaseRecord) -> None:
+    async def release(self, record: LeaseRecord, answer_by: Instant = inf) -> None:
         """
         Give the lock back.
+
+        Args:
+            record: The lease.
+            answer_by: When to be back if that is earlier than usual, client monotonic clock.
 
         Raises:
             LockLost: It was lost before.
@@ -70,7 +76,7 @@ class Releases:
                 await done.wait(None)
         answered = False
         try:
-            ours = await self._send(record)
+            ours = await self._send(record, answer_by)
             answered = True
         finally:
             with client.mutex:
@@ -106,11 +112,11 @@ class Releases:
             record.release_done = self._client.runtime.event()
         return record.release_done
 
-    async def _send(self, record: LeaseRecord) -> bool:
+    async def _send(self, record: LeaseRecord, answer_by: Instant) -> bool:
         """Release at the backend; returns whether the lease still held the lock."""
         grant = record.grant
         try:
-            return await self._client.ready().release(grant, self._client.answer_by(RELEASE_SECONDS))
+            return await self._client.ready().release(grant, min(answer_by, self._client.answer_by(RELEASE_SECONDS)))
         except BackendUnavailable as error:
             raise self._client.unavailable(error, f"release lock {grant.name!r}", grant.name) from error
         except BaseException as error:
@@ -132,19 +138,20 @@ class Releases:
             if not isinstance(error, Exception):
                 raise
 
-    async def leave(self, record: LeaseRecord, error: BaseException | None) -> None:
+    async def leave(self, record: LeaseRecord, error: BaseException | None, answer_by: Instant = inf) -> None:
         """
         Release at the end of a ``with`` block.
 
         Args:
             record: The lease of the block.
             error: What the body raised. It goes on unchanged, with a note: a release error never hides it.
+            answer_by: As for `release`.
 
         Raises:
             LockLost: The body ended well but was not protected to its end (unless ``raise_on_lost=False``).
         """
         try:
-            await self.release(record)
+            await self.release(record, answer_by)
         except LockLost as lost:
             if error is not None:
                 error.add_note(f"lockkit: {lost}")

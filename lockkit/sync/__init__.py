@@ -5,6 +5,18 @@ from __future__ import annotations
 from lockkit.sync.client import Client, connect, from_client
 from lockkit.sync.lease import Lease
 from lockkit.sync.lock import Lock, ThreadingLock
+from lockkit.sync.lock_set import LeaseSet, LockSet, locks
 from lockkit.sync.rwlock import RWLock
 
-__all__ = ["Client", "Lease", "Lock", "RWLock", "ThreadingLock", "connect", "from_client"]
+__all__ = [
+    "Client",
+    "Lease",
+    "LeaseSet",
+    "Lock",
+    "LockSet",
+    "RWLock",
+    "ThreadingLock",
+    "connect",
+    "from_client",
+    "locks",
+]

@@ -8,21 +8,23 @@ from typing import TYPE_CHECKING, Any
 from lockkit.configuration import profiles, registry
 from lockkit.configuration.peer_parameters import names_parameters
 from lockkit.engine.engine import Engine
-from lockkit.engine.settings import INHERIT, skipping_timeout
+from lockkit.engine.settings import INHERIT, Inherit, skipping_timeout
+from lockkit.primitives.lock_set import LockSetCore, SetMember, names_of
 from lockkit.runtime import BlockingRuntime, drive
 from lockkit.sync.lease import Lease
 from lockkit.sync.lock import Lock
+from lockkit.sync.lock_set import LockSet
 from lockkit.sync.rwlock import RWLock
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from datetime import timedelta
     from types import TracebackType
     from typing import Literal, Self
 
     from lockkit.backend import Capabilities, Holder
     from lockkit.engine.listing import Listing
-    from lockkit.engine.settings import Inherit, LostCallback
+    from lockkit.engine.settings import LostCallback
     from lockkit.units import Seconds
 
 __all__ = ["Client", "connect", "from_client"]
@@ -185,6 +187,59 @@ class Client:
             nests=True,
         )
         return RWLock(self._engine, settings)
+
+    @names_parameters
+    def locks(
+        self,
+        names: Iterable[str],
+        *,
+        ttl: Seconds | timedelta | None = None,
+        timeout: Seconds | timedelta | Inherit | None = INHERIT,
+        renew: bool = True,
+        reentrant: bool = False,
+        max_hold: Seconds | timedelta | None = None,
+        metadata: str | Mapping[str, object] | None = None,
+        on_lost: LostCallback | None = None,
+        raise_on_lost: bool = True,
+    ) -> LockSet:
+        """
+        Describe several locks that are held together or not at all. Nothing is sent yet. See `LockSet`.
+
+        Args:
+            names: At least 1, at most 100 names; a name that is there twice counts once. Their order does not matter.
+            ttl: Of each lock, see `lock`.
+            timeout: Seconds that the caller waits for all of them together; None without limit, 0 tries each once.
+                By default the client's (without limit unless configured).
+            renew: See `lock`.
+            reentrant: See `lock`.
+            max_hold: See `lock`.
+            metadata: See `lock`; stored beside each.
+            on_lost: Called once with ``(lease, reason)``, with the first lease that is lost.
+            raise_on_lost: See `lock`.
+
+        Raises:
+            ConfigurationError: One of them is wrong.
+            LockError: The client is closed.
+        """
+        within = self._engine.default_timeout if isinstance(timeout, Inherit) else timeout
+        members = [
+            SetMember(
+                self._engine,
+                self._engine.settings(
+                    name,
+                    ttl=ttl,
+                    timeout=timeout,
+                    renew=renew,
+                    reentrant=reentrant,
+                    max_hold=max_hold,
+                    metadata=metadata,
+                    on_lost=None,
+                    raise_on_lost=raise_on_lost,
+                ),
+            )
+            for name in names_of(names)
+        ]
+        return LockSet(LockSetCore(members, within, on_lost))
 
     def holders(self, name: str) -> list[Holder]:
         """

@@ -25,7 +25,7 @@ import secrets
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
 
@@ -351,6 +351,9 @@ class _Client(_Adapter["lockkit.Client"]):
     def rwlock(self, name: str, **options: Any) -> _RWLock:
         return _RWLock(self.inner.rwlock(name, **options))
 
+    def locks(self, names: Iterable[str], **options: Any) -> _LockSet:
+        return _LockSet(self.inner.locks(names, **options))
+
     async def holders(self, name: str) -> list[lockkit.Holder]:
         return self.inner.holders(name)
 
@@ -439,6 +442,43 @@ class _Lease(_Adapter["lockkit.Lease"]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.inner.__exit__(kind, error, trace)
+
+
+class _LockSet(_Adapter["lockkit.LockSet"]):
+    async def acquire(self, *arguments: Any, **keywords: Any) -> _LeaseSet:
+        return _LeaseSet(self.inner.acquire(*arguments, **keywords))
+
+    async def try_acquire(self, *arguments: Any, **keywords: Any) -> _LeaseSet | None:
+        leases = self.inner.try_acquire(*arguments, **keywords)
+        return None if leases is None else _LeaseSet(leases)
+
+    async def __aenter__(self) -> _LeaseSet:
+        return _LeaseSet(self.inner.__enter__())
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.inner.__exit__(kind, error, trace)
+
+
+class _LeaseSet(_Adapter["lockkit.LeaseSet"]):
+    def __getitem__(self, name: str) -> _Lease:
+        return _Lease(self.inner[name])
+
+    def __iter__(self) -> Iterator[_Lease]:
+        return map(_Lease, self.inner)
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    async def confirm(self) -> bool:
+        return self.inner.confirm()
+
+    async def extend(self, *arguments: Any, **keywords: Any) -> None:
+        self.inner.extend(*arguments, **keywords)
+
+    async def release(self) -> None:
+        self.inner.release()
 
 
 # -- asyncio -----------------------------------------------------------------------------------------------------------

@@ -1,0 +1,139 @@
+"""Several locks at once, in the async API."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, cast
+
+from lockkit import validation
+from lockkit.aio.lease import Lease
+from lockkit.aio.lock import Block, Lock
+from lockkit.errors import LockTimeout
+from lockkit.lease import INHERIT, Inherit, WithStack
+from lockkit.primitives.lock_set import BaseLeaseSet, LockSetCore, SetMember, members_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from datetime import timedelta
+    from types import TracebackType
+    from typing import Self
+
+    from lockkit.engine.settings import LostCallback
+
+__all__ = ["LeaseSet", "LockSet", "locks"]
+
+
+def locks(
+    locks: Iterable[Lock],
+    *,
+    timeout: Seconds | timedelta | None = None,
+    on_lost: LostCallback | None = None,
+    cancel_on_lost: bool = False,
+) -> LockSet:
+    """
+    Describe several locks, also of several clients and backends, that are held together or not at all.
+
+    Args:
+        locks: See `lockkit.locks`; locks of asyncio clients.
+        timeout: See there.
+        on_lost: As there, and may be a coroutine function.
+        cancel_on_lost: ``async with`` cancels its body when one of the leases is lost, and raises `LockLost`. The
+            setting of the locks themselves does not count.
+
+    Raises:
+        ConfigurationError: One of them is wrong.
+    """
+    members = [SetMember(lock._engine, lock._settings) for lock in members_of(locks, Lock, "lockkit.aio")]  # noqa: SLF001 - of the same API
+    return LockSet(LockSetCore(members, timeout, on_lost), cancel_on_lost=cancel_on_lost)
+
+
+class LeaseSet(BaseLeaseSet[Lease]):
+    """The leases of several locks, which were acquired together. See `lockkit.LeaseSet`."""
+
+    __slots__ = ()
+    _api = "lockkit.aio"
+
+    async def confirm(self) -> bool:
+        """See `lockkit.LeaseSet.confirm`."""
+        return await self.confirm_all()
+
+    async def extend(self, ttl: Seconds | timedelta | None = None) -> None:
+        """See `lockkit.LeaseSet.extend`."""
+        await self.extend_all(ttl)
+
+    async def release(self) -> None:
+        """See `lockkit.LeaseSet.release`."""
+        await self.release_all()
+
+    async def __aenter__(self) -> Self:
+        """Return itself: all are held already."""
+        self.enter()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Release all, as leaving ``async with locks`` does."""
+        await self.leave(error)
+
+
+class LockSet:
+    """
+    Several locks that are held together or not at all. See `lockkit.LockSet`.
+
+    May be used again, by many tasks at once, also as an async context manager.
+    """
+
+    __slots__ = ("_blocks", "_cancel_on_lost", "_core")
+
+    def __init__(self, core: LockSetCore[Lease], *, cancel_on_lost: bool) -> None:
+        """Made by `Client.locks` and `locks`."""
+        self._core = core
+        self._cancel_on_lost = cancel_on_lost
+        self._blocks: WithStack[Block[LeaseSet]] = WithStack()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the locks, in the order in which they are acquired."""
+        return self._core.names
+
+    async def acquire(self, timeout: Seconds | timedelta | Inherit | None = INHERIT) -> LeaseSet:
+        """See `lockkit.LockSet.acquire`. Cancelling it leaves nothing behind at the backends."""
+        leases = LeaseSet(self._core)
+        await self._core.acquire(
+            leases, self._core.timeout if isinstance(timeout, Inherit) else validation.timeout(timeout)
+        )
+        return leases
+
+    async def try_acquire(self, timeout: Seconds | timedelta | None = 0) -> LeaseSet | None:
+        """See `lockkit.LockSet.try_acquire`."""
+        try:
+            return await self.acquire(timeout)
+        except LockTimeout:
+            return None
+
+    async def __aenter__(self) -> LeaseSet:
+        """Acquire all; the body never runs without one of them."""
+        leases = await (await self.acquire()).__aenter__()
+        task = self._core.runtime.current()
+        cancelled = cast("asyncio.Task[Any]", task) if self._cancel_on_lost else None
+        self._blocks.push(task, Block(leases, cancelled))
+        return leases
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """
+        Release all, the last first; each is tried.
+
+        Raises:
+            LockLost: The body ended well, or was cancelled by ``cancel_on_lost``, after a lease was lost.
+        """
+        block = self._blocks.pop(self._core.runtime.current())
+        if block.turns_into_loss(error):
+            await block.lease.leave_cancelled()
+        await block.lease.leave(error)
+
+    def __repr__(self) -> str:
+        """Show the names."""
+        return f"<lockkit.aio.LockSet {', '.join(map(repr, self.names))}>"

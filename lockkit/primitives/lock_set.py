@@ -1,0 +1,559 @@
+"""
+Several locks at once: all of them or none, without deadlock.
+
+::
+
+    a free ──> b free ──> c busy ──> wait for c, holding a and b ──> d ──> all still held? ──> the body runs
+                                            │                                  │
+                                            └── timeout, outage, Ctrl-C ───────┴──> d, c, b, a are released
+
+Two clients that want the same locks ask for them in the same order, by the bytes of the name and then by URL. So the
+one that holds the smallest lock that both want gets the others too, or waits only for a client that is further on: no
+circle of waiters can form (E. W. Dijkstra's hierarchical ordering of resources). Whoever waits keeps its place in the
+queue of one lock and keeps what it has, so it is served in the end.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, NoReturn, TypeVar
+
+from lockkit import validation
+from lockkit.engine.acquisition import UNDO_SECONDS, UNDO_SECONDS_MIN
+from lockkit.engine.cleanup import RELEASE_SECONDS
+from lockkit.errors import ConfigurationError, LockError, LockLost, LockTimeout
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+    from datetime import timedelta
+
+    from lockkit.engine.engine import Engine
+    from lockkit.engine.lease_record import LeaseRecord
+    from lockkit.engine.settings import LockSettings, LostCallback
+    from lockkit.runtime import Runtime
+    from lockkit.units import Instant, Seconds
+
+__all__ = ["NAMES_MAX", "BaseLeaseSet", "LockSetCore", "SetMember", "members_of", "names_of"]
+
+log = logging.getLogger("lockkit")
+
+NAMES_MAX: Final = 100
+"""How many locks a set has at most. Each costs a round trip, and a renewal every third of its ttl. More locks at once
+mostly mean that one coarser lock is wanted."""
+
+L = TypeVar("L")
+T = TypeVar("T")
+
+
+# -- which locks -------------------------------------------------------------------------------------------------------
+
+
+def names_of(names: Iterable[str]) -> list[str]:
+    """
+    Return the names that the caller gave for a set.
+
+    Raises:
+        ConfigurationError: A single name, or no list.
+    """
+    return _listed(names, "locks() takes a list of lock names, such as ['acct:1', 'acct:2']")
+
+
+def members_of(locks: Iterable[T], lock_class: type[T], module: str) -> list[T]:
+    """
+    Return the locks that the caller gave for a set across clients.
+
+    Args:
+        locks: What the caller gave.
+        lock_class: The lock of the API in use.
+        module: Where that API is imported from.
+
+    Raises:
+        ConfigurationError: One of them is no lock of that API.
+    """
+    given = _listed(locks, f"{module}.locks() takes a list of locks, such as [client.lock('a'), other.lock('b')]")
+    for lock in given:
+        if not isinstance(lock, lock_class):
+            kind = f"{type(lock).__module__}.{type(lock).__qualname__}"
+            message = (
+                f"{module}.locks() takes locks of clients of {module}.connect(), not {kind}: all locks of a set must "
+                "be of the same API. For names use client.locks([...])"
+            )
+            raise ConfigurationError(message)
+    return given
+
+
+def _listed(given: Iterable[T], wanted: str) -> list[T]:
+    if isinstance(given, (str, bytes)):
+        message = f"{wanted}, not the single {type(given).__name__} {validation.shown(given)}"
+        raise ConfigurationError(message)
+    try:
+        return list(given)
+    except TypeError as error:
+        message = f"{wanted}, not {type(given).__name__}"
+        raise ConfigurationError(message) from error
+
+
+class SetMember(Generic[L]):
+    """
+    One lock of a set.
+
+    Attributes:
+        engine: Of its client.
+        settings: What to acquire.
+    """
+
+    __slots__ = ("engine", "settings")
+
+    def __init__(self, engine: Engine[L], settings: LockSettings) -> None:
+        """Take both as they are."""
+        self.engine = engine
+        self.settings = settings
+
+    @property
+    def name(self) -> str:
+        """Name of the lock."""
+        return self.settings.name
+
+    @property
+    def order(self) -> tuple[bytes, str]:
+        """By which all clients sort: by bytes, so that no locale or normalisation plays a part."""
+        return self.settings.name.encode(), self.engine.url
+
+
+def _in_order(members: Sequence[SetMember[L]]) -> tuple[SetMember[L], ...]:
+    """
+    Sort the members, each lock once.
+
+    Raises:
+        ConfigurationError: None, too many, or two of which lockkit cannot tell whether they are one lock.
+    """
+    if not members:
+        message = "a set of locks needs at least one lock: give a list that is not empty"
+        raise ConfigurationError(message)
+    ordered: list[SetMember[L]] = []
+    for member in sorted(members, key=lambda member: member.order):
+        if not ordered or ordered[-1].order != member.order:
+            ordered.append(member)
+        elif not ordered[-1].engine.opens_the_same(member.engine):
+            message = (
+                f"lock {member.name!r} at {member.engine.url} is in the set twice, of clients with different options: "
+                "lockkit cannot tell whether it is one lock. Take both from one client, or give the options in the URL"
+            )
+            raise ConfigurationError(message, name=member.name, backend=member.engine.url)
+    if len(ordered) > NAMES_MAX:
+        message = f"a set of locks has at most {NAMES_MAX} locks, not {len(ordered)}: use one lock for a group of them"
+        raise ConfigurationError(message)
+    return tuple(ordered)
+
+
+class LockSetCore(Generic[L]):
+    """
+    What `LockSet` of both APIs is made of.
+
+    Attributes:
+        members: In the order in which they are acquired; each lock once.
+        timeout: Seconds for all of them together; None without limit.
+        on_lost: Called when the first lease of a set is lost.
+    """
+
+    __slots__ = ("members", "on_lost", "timeout")
+
+    def __init__(
+        self,
+        members: Sequence[SetMember[L]],
+        timeout: Seconds | timedelta | None,
+        on_lost: LostCallback | None,
+    ) -> None:
+        """
+        Check and sort. Nothing is sent.
+
+        Raises:
+            ConfigurationError: None, too many, or a wrong timeout or callback.
+        """
+        self.members = _in_order(members)
+        self.timeout = validation.timeout(timeout)
+        self.on_lost = None if on_lost is None else validation.on_lost(on_lost)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the locks, in the order in which they are acquired."""
+        return tuple(member.name for member in self.members)
+
+    @property
+    def runtime(self) -> Runtime:
+        """Of the API in use; the runtimes of all members have the same clock."""
+        return self.members[0].engine.runtime
+
+    def named(self, names: Sequence[str]) -> LockSetCore[L]:
+        """Return a set with other names: those of `members`, in that order, with their fields filled in."""
+        assert len(names) == len(self.members), "a name for each lock"
+        members = [
+            SetMember(member.engine, replace(member.settings, name=validation.lock_name(name)))
+            for member, name in zip(self.members, names, strict=True)
+        ]
+        return LockSetCore(members, self.timeout, self.on_lost)
+
+    async def acquire(self, leases: BaseLeaseSet[L], timeout: Seconds | None) -> None:
+        """
+        Acquire all of them, or none.
+
+        Args:
+            leases: An empty set, which is filled. It is empty again if this raises.
+            timeout: Seconds for all together, None without limit, 0 to try each once.
+
+        Raises:
+            LockTimeout: One was busy to the end of the wait.
+            LockLost: One was lost while lockkit waited for the others.
+            BackendUnavailable: No answer to the end of the wait.
+            LockError: A client was closed.
+        """
+        runtime = self.runtime
+        began = runtime.now()
+        member = self.members[0]
+        try:
+            left = timeout
+            for member in self.members:
+                # `append` is looked up before the call that acquires, so no interrupt strikes between the two.
+                leases.acquired.append((member, await member.engine.acquire(member.settings, left)))
+                left = None if timeout is None else max(0.0, began + timeout - runtime.now())
+            leases.complete(self.on_lost)
+            leases.check()
+        except LockTimeout as error:
+            waited = runtime.now() - began
+            await leases.undo()
+            raise self._timed_out(error, member, waited) from error
+        except BaseException:
+            await leases.undo()
+            raise
+
+    def _timed_out(self, error: LockTimeout, member: SetMember[L], waited: Seconds) -> LockError:
+        """Say which lock was busy, and what the set as a whole has waited."""
+        message = f"could not acquire {len(self.members)} locks within {waited:.3g} s, none of them is kept: {error}"
+        return LockTimeout(message, name=member.name, backend=member.engine.url)
+
+
+# -- the leases --------------------------------------------------------------------------------------------------------
+
+
+class BaseLeaseSet(Generic[L]):
+    """
+    The leases of a set: what looks at local state, and the cores of what does not.
+
+    Attributes:
+        core: The locks.
+        acquired: The leases that this set still has to release, in the order in which they were acquired.
+    """
+
+    __slots__ = ("__weakref__", "_leases", "_released", "acquired", "core")
+
+    _api: ClassVar[str]
+    """Where users import the class from, for the repr."""
+
+    def __init__(self, core: LockSetCore[L]) -> None:
+        """Start empty; filled by `LockSetCore.acquire`."""
+        self.core = core
+        self.acquired: list[tuple[SetMember[L], L]] = []
+        self._leases: tuple[L, ...] = ()
+        self._released = False
+
+    # -- of one lock ---------------------------------------------------------------------------------------------------
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the locks, in the order in which they were acquired."""
+        return self.core.names
+
+    @property
+    def tokens(self) -> Mapping[str, int]:
+        """
+        Fencing token of each lock by its name. There is none for the set.
+
+        Raises:
+            ConfigurationError: Locks of several clients have the same name: use ``leases[lock].token``.
+        """
+        return MappingProxyType({name: _record(self[name]).grant.token for name in self.names})
+
+    def __getitem__(self, lock: object) -> L:
+        """
+        Return the lease of a lock.
+
+        Args:
+            lock: Its name; or the lock object, also where locks of several clients have the same name.
+
+        Raises:
+            KeyError: It is not in the set.
+            ConfigurationError: Several locks have this name: use the lock object.
+        """
+        found = self._find(lock)
+        if not found:
+            raise KeyError(lock)
+        if len(found) > 1:
+            message = f"locks of several clients have the name {lock!r}: use leases[lock] with the lock object"
+            raise ConfigurationError(message, name=str(lock))
+        return found[0]
+
+    def _find(self, lock: object) -> list[L]:
+        pairs = zip(self.core.members, self._leases, strict=True)
+        if isinstance(lock, str):
+            return [lease for member, lease in pairs if member.name == lock]
+        settings: LockSettings | None = getattr(lock, "_settings", None)
+        engine: Engine[L] | None = getattr(lock, "_engine", None)
+        if settings is None or engine is None:
+            return []
+        wanted = SetMember(engine, settings).order
+        return [lease for member, lease in pairs if member.order == wanted]
+
+    def __contains__(self, item: object) -> bool:
+        """Whether a name, a lock or a lease is in the set."""
+        return item in self._leases or bool(self._find(item))
+
+    def __iter__(self) -> Iterator[L]:
+        """Iterate over the leases, in the order in which they were acquired."""
+        return iter(self._leases)
+
+    def __len__(self) -> int:
+        """Return the number of locks; a lock that was given twice counts once."""
+        return len(self._leases)
+
+    # -- local ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def _records(self) -> list[LeaseRecord]:
+        return [_record(lease) for lease in self._leases]
+
+    @property
+    def held(self) -> bool:
+        """Every lease is held, and the set was not released. Local, as `Lease.held`."""
+        return not self._released and all(record.held for record in self._records)
+
+    @property
+    def lost(self) -> bool:
+        """A lease of the set was lost: what needs all of the locks must stop."""
+        return any(record.lost for record in self._records)
+
+    def remaining(self) -> float:
+        """Seconds until the first deadline unless it is renewed; 0.0 when one is not held. Local."""
+        return 0.0 if self._released else min(record.remaining() for record in self._records)
+
+    def check(self) -> None:
+        """
+        Raise unless all are held. Local.
+
+        Raises:
+            LockLost: One is not; the message names it.
+        """
+        if self._released:
+            raise self._released_error()
+        for record in self._records:
+            record.check()
+
+    def _released_error(self) -> LockLost:
+        names = ", ".join(map(repr, self.names))
+        return LockLost(f"the leases of locks {names} were released; acquire the locks again", name=self.names[0])
+
+    def on_lost(self, callback: LostCallback) -> None:
+        """
+        Have ``callback(lease, reason)`` called once, with the first lease of the set that is lost.
+
+        Args:
+            callback: As for ``Lease.on_lost``. To be called for each lease that is lost, register it with each.
+        """
+        validation.on_lost(callback)
+        left = [callback]
+
+        def first(lease: object, reason: str) -> object:
+            try:
+                chosen = left.pop()
+            except IndexError:  # another lease of the set was lost before
+                return None
+            return chosen(lease, reason)
+
+        for member, record in zip(self.core.members, self._records, strict=True):
+            member.engine.leases.on_lost(record, first)
+
+    # -- made, used and given back -------------------------------------------------------------------------------------
+
+    def complete(self, on_lost: LostCallback | None) -> None:
+        """Take the leases that were acquired as those of the set."""
+        assert len(self.acquired) == len(self.core.members), "all or nothing"
+        self._leases = tuple(lease for _, lease in self.acquired)
+        if on_lost is not None:
+            self.on_lost(on_lost)
+
+    def enter(self) -> None:
+        """Note that a ``with`` block runs under the leases."""
+        for record in self._records:
+            record.body = True
+
+    async def confirm_all(self) -> bool:
+        """Ask each backend whether the lease still holds the lock."""
+        if self._released:
+            return False
+        held = True
+        for member, record in zip(self.core.members, self._records, strict=True):
+            held = await member.engine.confirm(record) and held
+        return held and self.held
+
+    async def extend_all(self, ttl: Seconds | timedelta | None) -> None:
+        """Set the time left of each lease, in order; the first error ends it."""
+        if self._released:
+            raise self._released_error()
+        for member in self.core.members:
+            if ttl is not None:
+                validation.ttl(ttl, member.engine.capabilities.min_ttl, name=member.name)
+        for member, record in zip(self.core.members, self._records, strict=True):
+            await member.engine.extend(record, ttl)
+        self.check()
+
+    async def release_all(self) -> None:
+        """
+        Release all, the last first; each is tried.
+
+        Raises:
+            LockLost: One was lost before.
+            BackendUnavailable: No answer for one; call again, or leave it to the ttl.
+        """
+        self._released = True
+
+        async def release(member: SetMember[L], record: LeaseRecord, answer_by: Instant) -> None:
+            await member.engine.releases.release(record, answer_by)
+
+        await self._each(release, RELEASE_SECONDS)
+
+    async def leave(self, error: BaseException | None) -> None:
+        """
+        Release all at the end of a ``with`` block, as `Releases.leave` does with one.
+
+        Args:
+            error: What the body raised.
+
+        Raises:
+            LockLost: The body ended well, but one was lost before.
+        """
+        self._released = True
+
+        async def leave(member: SetMember[L], record: LeaseRecord, answer_by: Instant) -> None:
+            await member.engine.releases.leave(record, error, answer_by)
+
+        await self._each(leave, RELEASE_SECONDS)
+
+    async def leave_cancelled(self) -> NoReturn:
+        """
+        Release all at the end of a block whose body was cancelled because a lease was lost.
+
+        Raises:
+            LockLost: Always.
+        """
+        lost = next(record for record in self._records if record.lost)
+        await self.leave(None)
+        raise lost.lost_error()  # leave() does not raise it with raise_on_lost=False
+
+    async def undo(self) -> None:
+        """
+        Leave none held, after an acquisition that did not come to its end.
+
+        Takes at most about `UNDO_SECONDS`; what the backend has not answered by then goes on in the background.
+        """
+        self._released = True
+        if not self.acquired:
+            return
+        try:
+            await self.core.runtime.settle(self._each(self._undo, UNDO_SECONDS), UNDO_SECONDS)
+        except TimeoutError as error:
+            log.debug("giving back the locks of a set goes on in the background: %s", error)
+
+    @staticmethod
+    async def _undo(member: SetMember[L], record: LeaseRecord, answer_by: Instant) -> None:
+        try:
+            await member.engine.releases.release(record, answer_by)
+        except LockLost as error:
+            log.debug("giving back a lock of a set: %s", error)
+        except LockError as error:
+            log.debug("giving back a lock of a set, lockkit retries: %s", error)
+            member.engine.cleanups.release_later(record.grant)
+
+    async def _each(
+        self, action: Callable[[SetMember[L], LeaseRecord, Instant], Coroutine[Any, Any, None]], seconds: Seconds
+    ) -> None:
+        """
+        Call `action` for each lease that is still to be released, the last first, whatever the others raise.
+
+        Raises:
+            LockError: The first error; the others are its notes.
+        """
+        errors: list[LockError] = []
+        runtime = self.core.runtime
+        until = runtime.now() + seconds
+        try:
+            await self._each_once(action, until, errors)
+        except BaseException as interrupt:
+            # Cut short between two leases or within one. Nothing that a further cancellation could stop.
+            await runtime.settle(self._each_once(action, until, errors), seconds)
+            _add_notes(interrupt, errors)
+            raise
+        try:
+            if errors:
+                _add_notes(errors[0], errors[1:])
+                raise errors[0]
+        finally:
+            errors.clear()  # each refers to frames that refer to the list
+
+    async def _each_once(
+        self,
+        action: Callable[[SetMember[L], LeaseRecord, Instant], Coroutine[Any, Any, None]],
+        until: Instant,
+        errors: list[LockError],
+    ) -> None:
+        for entry in reversed(self.acquired.copy()):
+            member, record = entry[0], _record(entry[1])
+            reentered = record.count > 1
+            if reentered:
+                # First: an interrupt in between must not release it twice, under the body of the outer block.
+                self.acquired.remove(entry)
+            # The first that hangs may take all of the time; the others are still tried.
+            answer_by = max(until, self.core.runtime.now() + UNDO_SECONDS_MIN)
+            try:
+                await action(member, record, answer_by)
+            except LockLost as error:
+                errors.append(error)
+            except LockError as error:
+                errors.append(error)
+                continue  # release() may be called again
+            if not reentered:
+                self.acquired.remove(entry)
+
+    def __bool__(self) -> bool:
+        """Return True: a set of leases never stands for "not acquired"."""
+        return True
+
+    def __repr__(self) -> str:
+        """Show names and state."""
+        if self._released:
+            state = "released"
+        elif self.lost:
+            state = "lost"
+        else:
+            state = f"{self.remaining():.3f} s left"
+        return f"<{self._api}.LeaseSet {', '.join(map(repr, self.names))} {state}>"
+
+    def __reduce__(self) -> NoReturn:
+        """
+        Refuse to be pickled, as a lease does.
+
+        Raises:
+            TypeError: Always.
+        """
+        message = "lockkit leases cannot be pickled or copied: pass leases.tokens to the other process instead"
+        raise TypeError(message)
+
+
+def _record(lease: object) -> LeaseRecord:
+    record: LeaseRecord = lease._record  # type: ignore[attr-defined]  # noqa: SLF001 - the face's lease of the engine's
+    return record
+
+
+def _add_notes(error: BaseException, others: Iterable[LockError]) -> None:
+    for other in others:
+        error.add_note(f"lockkit: {other}")

@@ -1,0 +1,213 @@
+"""Several locks at once, in the sync API."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from lockkit import validation
+from lockkit.errors import LockError, LockTimeout
+from lockkit.lease import INHERIT, Inherit, WithStack
+from lockkit.primitives.lock_set import BaseLeaseSet, LockSetCore, SetMember, members_of
+from lockkit.runtime import drive
+from lockkit.sync.lease import Lease
+from lockkit.sync.lock import Lock
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from datetime import timedelta
+    from types import TracebackType
+    from typing import Self
+
+    from lockkit.engine.settings import LostCallback
+    from lockkit.units import Seconds
+
+__all__ = ["LeaseSet", "LockSet", "locks"]
+
+
+def locks(
+    locks: Iterable[Lock],
+    *,
+    timeout: Seconds | timedelta | None = None,
+    on_lost: LostCallback | None = None,
+) -> LockSet:
+    """
+    Describe several locks, also of several clients and backends, that are held together or not at all.
+
+    Args:
+        locks: At least 1, at most 100 locks of sync clients; a lock that is there twice counts once. Each keeps its own
+            ttl and other settings, except for its timeout.
+        timeout: Seconds that the caller waits for all of them together; None without limit, 0 tries each once.
+        on_lost: Called once with ``(lease, reason)``, with the first lease that is lost.
+
+    Raises:
+        ConfigurationError: One of them is wrong.
+    """
+    members = [SetMember(lock._engine, lock._settings) for lock in members_of(locks, Lock, "lockkit")]  # noqa: SLF001 - of the same API
+    return LockSet(LockSetCore(members, timeout, on_lost))
+
+
+class LeaseSet(BaseLeaseSet[Lease]):
+    """
+    The leases of several locks, which were acquired together.
+
+    ``leases["name"]`` is a `Lease` like any other: renewed, fenced and watched. Iterating yields the leases. Leaving
+    the set as a context manager releases all.
+    """
+
+    __slots__ = ()
+    _api = "lockkit"
+
+    def confirm(self) -> bool:
+        """
+        Ask each backend whether the lease still holds the lock; True if all do. A "no" marks that lease as lost.
+
+        Raises:
+            BackendUnavailable: One cannot be asked.
+        """
+        return drive(self.confirm_all())
+
+    def extend(self, ttl: Seconds | timedelta | None = None) -> None:
+        """
+        Set the time left of each to `ttl`; never adds to it. The first error ends it.
+
+        Args:
+            ttl: Seconds; None means each lease's ttl. Renewal goes on with it.
+
+        Raises:
+            LockLost: One is not held.
+            BackendUnavailable: No answer for one; it may still be held, see ``remaining()``.
+            ConfigurationError: The ttl is wrong.
+        """
+        drive(self.extend_all(ttl))
+
+    def release(self) -> None:
+        """
+        Give all locks back, the last first. Each is tried; of several errors the others are notes of the first.
+
+        Releasing twice is no error.
+
+        Raises:
+            LockLost: One was lost before: the work since then was not protected.
+            BackendUnavailable: No answer for one. Its renewal has stopped; call again, or leave it to the ttl.
+        """
+        try:
+            drive(self.release_all())
+        except LockError:
+            raise
+        except BaseException:
+            drive(self.undo())
+            raise
+
+    def __enter__(self) -> Self:
+        """Return itself: all are held already."""
+        self.enter()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Release all, as leaving ``with locks`` does."""
+        try:
+            drive(self.leave(error))
+        except BaseException:
+            drive(self.undo())
+            raise
+
+
+class LockSet:
+    """
+    Several locks that are held together or not at all. Made by `Client.locks` and `locks`.
+
+    Holds nothing itself, and may be used again, by many threads at once, also as a context manager.
+
+    All clients acquire in the same order, by the bytes of the name and then by URL, so sets never deadlock with each
+    other.
+    """
+
+    __slots__ = ("_blocks", "_core")
+
+    def __init__(self, core: LockSetCore[Lease]) -> None:
+        """Made by `Client.locks` and `locks`."""
+        self._core = core
+        self._blocks: WithStack[LeaseSet] = WithStack()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the locks, in the order in which they are acquired."""
+        return self._core.names
+
+    def acquire(self, timeout: Seconds | timedelta | Inherit | None = INHERIT) -> LeaseSet:
+        """
+        Wait for all locks. If this raises, none is held.
+
+        Args:
+            timeout: Seconds to wait for all together: None without limit, 0 tries each once. By default the set's.
+
+        Raises:
+            LockTimeout: One was busy to the end of the wait; the message names it.
+            LockLost: One was lost while lockkit waited for the others.
+            BackendUnavailable: A backend did not answer to the end of the wait (without timeout: for
+                ``unavailable_after`` seconds).
+            LockError: The wait would never end, as for `Lock.acquire`.
+            ConfigurationError: The timeout is wrong, or a server refuses the credentials.
+        """
+        return self._acquire(self._core.timeout if isinstance(timeout, Inherit) else validation.timeout(timeout))
+
+    def try_acquire(self, timeout: Seconds | timedelta | None = 0) -> LeaseSet | None:
+        """
+        Wait for all locks, and return None if one stayed busy; then none is held.
+
+        Args:
+            timeout: Seconds to wait for all together; 0 tries each once.
+
+        Raises:
+            LockLost: One was lost while lockkit waited for the others.
+            BackendUnavailable: A backend did not answer.
+            ConfigurationError: The timeout is wrong, or a server refuses the credentials.
+        """
+        try:
+            return self.acquire(timeout)
+        except LockTimeout:
+            return None
+
+    def _acquire(self, timeout: Seconds | None) -> LeaseSet:
+        leases = LeaseSet(self._core)
+        try:
+            drive(self._core.acquire(leases, timeout))
+        except BaseException:
+            drive(leases.undo())  # Ctrl-C may strike when all are acquired, or while they are given back
+            raise
+        return leases
+
+    def __enter__(self) -> LeaseSet:
+        """Acquire all; the body never runs without one of them."""
+        leases = LeaseSet(self._core)
+        try:
+            drive(self._core.acquire(leases, self._core.timeout))
+            leases.enter()
+            self._blocks.push(threading.get_ident(), leases)
+        except BaseException:
+            drive(leases.undo())
+            raise
+        return leases
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """
+        Release all, the last first; each is tried.
+
+        Raises:
+            LockLost: The body ended well, but a lease was lost before (unless ``raise_on_lost=False``).
+        """
+        leases = self._blocks.pop(threading.get_ident())
+        try:
+            drive(leases.leave(error))
+        except BaseException:
+            drive(leases.undo())
+            raise
+
+    def __repr__(self) -> str:
+        """Show the names."""
+        return f"<lockkit.LockSet {', '.join(map(repr, self.names))}>"

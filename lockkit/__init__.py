@@ -30,7 +30,7 @@ from lockkit.errors import (
 if TYPE_CHECKING:
     from lockkit import aio, fencing, optimistic, sql
     from lockkit.backend import Capabilities, Holder
-    from lockkit.sync import Client, Lease, Lock, connect, from_client
+    from lockkit.sync import Client, Election, Leader, Lease, Lock, Term, connect, from_client
 
     __version__: str
 
@@ -39,7 +39,9 @@ __all__ = [
     "Capabilities",
     "Client",
     "ConfigurationError",
+    "Election",
     "Holder",
+    "Leader",
     "Lease",
     "Lock",
     "LockError",
@@ -47,6 +49,7 @@ __all__ = [
     "LockTimeout",
     "NoQuorum",
     "StaleToken",
+    "Term",
     "Unsupported",
     "__version__",
     "aio",
@@ -61,9 +64,12 @@ __all__ = [
 _LAZY = {
     "Capabilities": "lockkit.backend",
     "Client": "lockkit.sync",
+    "Election": "lockkit.sync",
     "Holder": "lockkit.backend",
+    "Leader": "lockkit.sync",
     "Lease": "lockkit.sync",
     "Lock": "lockkit.sync",
+    "Term": "lockkit.sync",
     "aio": "lockkit.aio",
     "connect": "lockkit.sync",
     "fencing": "lockkit.fencing",

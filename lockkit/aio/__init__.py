@@ -7,7 +7,8 @@ Thin: every decision is made by the engine. A client belongs to the event loop i
 from __future__ import annotations
 
 from lockkit.aio.client import Client, connect, from_client
+from lockkit.aio.election import Election, Term
 from lockkit.aio.lease import Lease
 from lockkit.aio.lock import Lock
 
-__all__ = ["Client", "Lease", "Lock", "connect", "from_client"]
+__all__ = ["Client", "Election", "Lease", "Lock", "Term", "connect", "from_client"]

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lockkit.units import Seconds
 
 __all__ = ["DEFAULT_TTL", "DEFAULT_UNAVAILABLE_AFTER", "LockSettings", "LostCallback", "drift_margin"]
 
@@ -31,6 +34,12 @@ class LockSettings:
     metadata: str
     on_lost: LostCallback | None
     raise_on_lost: bool
+    grace: Seconds = 0.0
+    """How long before the deadline the holder stops, seconds: renewals are retried so that some come before that."""
+    given_up: Callable[[], bool] | None = None
+    """Asked while the acquisition waits; True ends it with a `LockError`."""
+    make_lease: Callable[[Any, Any], Any] | None = None
+    """Makes the lease from the engine and the record, in place of the client's lease class."""
 
 
 def drift_margin(ttl: float) -> float:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from lockkit.primitives.election import Leader
 from lockkit.sync.client import Client, connect, from_client
+from lockkit.sync.election import Election, Term
 from lockkit.sync.lease import Lease
 from lockkit.sync.lock import Lock, ThreadingLock
 
-__all__ = ["Client", "Lease", "Lock", "ThreadingLock", "connect", "from_client"]
+__all__ = ["Client", "Election", "Leader", "Lease", "Lock", "Term", "ThreadingLock", "connect", "from_client"]

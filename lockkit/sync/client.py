@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from lockkit.configuration import profiles, registry
 from lockkit.engine.engine import Engine
 from lockkit.runtime import BlockingRuntime, drive
+from lockkit.sync.election import Election
 from lockkit.sync.lease import Lease
 from lockkit.sync.lock import Lock
 
@@ -126,6 +127,30 @@ class Client:
             raise_on_lost=raise_on_lost,
         )
         return Lock(self._engine, settings)
+
+    def election(
+        self,
+        name: str,
+        *,
+        ttl: float | timedelta | None = None,
+        grace: float | timedelta | None = None,
+        value: object = None,
+    ) -> Election:
+        """
+        Describe an election of one leader. Nothing is sent yet.
+
+        Args:
+            name: As for `lock`: an election is a lock, of the same name space.
+            ttl: Seconds after which another candidate can lead if the leader dies. None: the client's default.
+            grace: Seconds that the leader needs to stop; ``term.must_stop()`` is True so long before the deadline.
+                Below half of the ttl. None: a third of it.
+            value: Text, or any JSON value, that `Election.leader` shows to others, such as an address. Never a secret.
+
+        Raises:
+            ConfigurationError: One of them is wrong.
+            LockError: The client is closed.
+        """
+        return Election(self._engine, name, ttl=ttl, grace=grace, value=value)
 
     def holders(self, name: str) -> list[Holder]:
         """

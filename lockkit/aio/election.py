@@ -180,14 +180,15 @@ class Election:
         """
         return Campaign(self._candidate, timeout, cancel_on_stop=cancel_on_stop)
 
-    async def run(self, work: Callable[[Term], Awaitable[R] | R], stop: asyncio.Event | None = None) -> R | None:
+    async def run(self, work: Callable[[Term], Awaitable[R]], stop: asyncio.Event | None = None) -> R | None:
         """See `lockkit.Election.run`. `work` is a coroutine function; `stop` is set in the client's event loop."""
         signal = self._candidate.stop_signal()
         watcher = None if stop is None else asyncio.create_task(_follow(stop, signal))
         try:
             if stop is not None and stop.is_set():
                 signal.set()
-            return await self._candidate.run(work, signal)
+            result: R | None = await self._candidate.run(work, signal)
+            return result
         finally:
             if watcher is not None:
                 watcher.cancel()

@@ -24,7 +24,7 @@ So with the default grace a renewal that fails for 0.2 ttl still succeeds in tim
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar, cast
@@ -47,7 +47,6 @@ __all__ = ["Candidate", "Leader", "Observer", "ObservingEnded", "StopSignal", "T
 log = logging.getLogger("lockkit")
 
 T = TypeVar("T", bound="HasTenure")
-R = TypeVar("R")
 
 GRACE_SHARE: Final = 3
 """The default grace is the ttl divided by this. A longer grace leaves renewals less time to succeed after an outage; a
@@ -420,7 +419,7 @@ class Candidate(Generic[T]):
 
     # -- run ---------------------------------------------------------------------------------------------------------
 
-    async def run(self, work: Callable[[T], Awaitable[R] | R], signal: StopSignal) -> R | None:
+    async def run(self, work: Callable[[T], Any], signal: StopSignal) -> Any:  # noqa: ANN401 - what the work returns
         """
         Campaign and do the work, again after each loss.
 
@@ -450,7 +449,7 @@ class Candidate(Generic[T]):
                         term._record.grant.token, self.name, self.url)  # fmt: skip # noqa: SLF001 - as above
         return None
 
-    async def _serve(self, term: T, work: Callable[[T], Awaitable[R] | R], signal: StopSignal) -> tuple[bool, R | None]:
+    async def _serve(self, term: T, work: Callable[[T], Any], signal: StopSignal) -> tuple[bool, Any]:
         """Do the work of one term and resign; returns whether the work ended by itself, and what it returned."""
         record, tenure = term._record, term._tenure  # noqa: SLF001 - as above
         releases, runtime = self._engine.releases, self._engine.runtime

@@ -130,7 +130,8 @@ class Election:
         try:
             if stop is not None:
                 self._candidate.watch(signal, functools.partial(stop.wait, STOP_LOOK_SECONDS))
-            return drive(self._candidate.run(work, signal))
+            result: R | None = drive(self._candidate.run(work, signal))
+            return result
         finally:
             signal.done = True
 

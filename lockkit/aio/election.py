@@ -35,6 +35,11 @@ class Term(Lease):
         self._cancel_on_stop = False
         self._cancellation: _Cancellation | None = None
 
+    @property
+    def grace(self) -> float:
+        """See `lockkit.Term.grace`."""
+        return self._record.renewal.grace
+
     async def must_stop(self, seconds: float | timedelta | None = 0) -> bool:
         """See `lockkit.Term.must_stop`."""
         return await self._tenure.must_stop(seconds)

@@ -40,6 +40,11 @@ class Term(Lease):
         super().__init__(engine, record)
         self._tenure = Tenure(record)
 
+    @property
+    def grace(self) -> float:
+        """Seconds between the time from which `must_stop` is True and the deadline."""
+        return self._record.renewal.grace
+
     def must_stop(self, seconds: float | timedelta | None = 0) -> bool:
         """
         Wait until the leader must stop: at ``deadline - grace``, when the term is lost, or after `resign`.

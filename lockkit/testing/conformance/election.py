@@ -79,7 +79,7 @@ class Elections(Cases):
         assert await other.holders(name) == []
 
     @case()
-    async def test_stopping_a_candidate_leaves_nothing_behind(self, driver: FaceDriver) -> None:
+    async def test_stopped_candidate_leaves_nothing_behind(self, driver: FaceDriver) -> None:
         """It leaves the queue, and never leads."""
         name = driver.name()
         client, other = await driver.connect(), await driver.connect()

@@ -30,7 +30,20 @@ from lockkit.errors import (
 if TYPE_CHECKING:
     from lockkit import aio, fencing, optimistic, sql
     from lockkit.backend import Capabilities, Holder
-    from lockkit.sync import Client, Lease, LeaseSet, Lock, LockSet, RWLock, connect, from_client, locks
+    from lockkit.sync import (
+        Client,
+        Election,
+        Leader,
+        Lease,
+        LeaseSet,
+        Lock,
+        LockSet,
+        RWLock,
+        Term,
+        connect,
+        from_client,
+        locks,
+    )
 
     __version__: str
 
@@ -39,7 +52,9 @@ __all__ = [
     "Capabilities",
     "Client",
     "ConfigurationError",
+    "Election",
     "Holder",
+    "Leader",
     "Lease",
     "LeaseSet",
     "Lock",
@@ -50,6 +65,7 @@ __all__ = [
     "NoQuorum",
     "RWLock",
     "StaleToken",
+    "Term",
     "Unsupported",
     "__version__",
     "aio",
@@ -65,12 +81,15 @@ __all__ = [
 _LAZY = {
     "Capabilities": "lockkit.backend",
     "Client": "lockkit.sync",
+    "Election": "lockkit.sync",
     "Holder": "lockkit.backend",
+    "Leader": "lockkit.sync",
     "Lease": "lockkit.sync",
     "LeaseSet": "lockkit.sync",
     "Lock": "lockkit.sync",
     "RWLock": "lockkit.sync",
     "LockSet": "lockkit.sync",
+    "Term": "lockkit.sync",
     "aio": "lockkit.aio",
     "connect": "lockkit.sync",
     "fencing": "lockkit.fencing",

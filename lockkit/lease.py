@@ -122,7 +122,7 @@ class BaseLease:
             state = f"lost: {record.lost_reason}"
         else:
             state = f"{self.remaining():.3f} s left"
-        return f"<{self._api}.Lease {self.name!r} token={self.token} {state}>"
+        return f"<{self._api}.{type(self).__name__} {self.name!r} token={self.token} {state}>"
 
     def __reduce__(self) -> NoReturn:
         """

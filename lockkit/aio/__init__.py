@@ -7,9 +7,22 @@ Thin: every decision is made by the engine. A client belongs to the event loop i
 from __future__ import annotations
 
 from lockkit.aio.client import Client, connect, from_client
+from lockkit.aio.election import Election, Term
 from lockkit.aio.lease import Lease
 from lockkit.aio.lock import Lock
 from lockkit.aio.lock_set import LeaseSet, LockSet, locks
 from lockkit.aio.rwlock import RWLock
 
-__all__ = ["Client", "Lease", "LeaseSet", "Lock", "LockSet", "RWLock", "connect", "from_client", "locks"]
+__all__ = [
+    "Client",
+    "Election",
+    "Lease",
+    "LeaseSet",
+    "Lock",
+    "LockSet",
+    "RWLock",
+    "Term",
+    "connect",
+    "from_client",
+    "locks",
+]

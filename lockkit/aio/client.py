@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
+from lockkit.aio.election import Election
 from lockkit.aio.lease import Lease
 from lockkit.aio.lock import Lock
 from lockkit.aio.lock_set import LockSet
@@ -235,6 +236,17 @@ class Client:
             for name in names_of(names)
         ]
         return LockSet(LockSetCore(members, within, on_lost), cancel_on_lost=cancel_on_lost)
+
+    def election(
+        self,
+        name: str,
+        *,
+        ttl: float | timedelta | None = None,
+        grace: float | timedelta | None = None,
+        value: object = None,
+    ) -> Election:
+        """See `lockkit.Client.election`."""
+        return Election(self._engine, name, ttl=ttl, grace=grace, value=value)
 
     async def holders(self, name: str) -> list[Holder]:
         """See `lockkit.Client.holders`."""

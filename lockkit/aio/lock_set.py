@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from lockkit.engine.settings import LostCallback
+    from lockkit.units import Seconds
 
 __all__ = ["LeaseSet", "LockSet", "locks"]
 

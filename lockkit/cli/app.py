@@ -11,9 +11,9 @@ from typer.core import TyperGroup
 
 import lockkit
 from lockkit import validation
-from lockkit.cli.options import Face, FailOn, OnBusy, RunOptions
+from lockkit.cli.options import ElectOptions, Face, FailOn, OnBusy, RunOptions
 from lockkit.cli.output import reporting, set_verbosity
-from lockkit.cli.status import RUN_STATUSES
+from lockkit.cli.status import ELECT_STATUSES, RUN_STATUSES
 
 __all__ = ["app"]
 
@@ -245,6 +245,66 @@ def _run(
         metadata=metadata,
     )
     raise typer.Exit(run(name, command, options))
+
+
+_ELECT_HELP = """
+Run a command while leading an election: lockkit elect NAME --value ADDRESS -- COMMAND ARGUMENT...
+
+lockkit campaigns until it is elected, and then starts COMMAND, as lockkit run does: in its own process group, with the
+same variables (LOCKKIT_TOKEN is the term number), signals and guard. When COMMAND ends by itself, lockkit resigns and
+ends with its exit status.
+
+If the term is lost, or is about to end because it cannot be renewed, lockkit sends SIGTERM to the whole process group
+at the deadline minus --grace, and SIGKILL before the deadline, when another candidate may lead. Then it campaigns
+again, and starts COMMAND again for the next term.
+
+Exit status:
+
+\b
+""" + "\n".join(f"  {status:<{_width}}  {meaning}" for status, meaning in ELECT_STATUSES)
+
+
+@app.command("elect", help=_ELECT_HELP, short_help="Run a command while leading an election.")
+def _elect(
+    *,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the election.", show_default=False)],
+    command: Annotated[list[str], typer.Argument(metavar="COMMAND", help="What to run.", show_default=False)],
+    url: Url = None,
+    profile: Profile = None,
+    ttl: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            callback=_seconds,
+            help="How long others wait for the next term after a machine dies. Default: that of the profile or the "
+            "URL, else 30.",
+        ),
+    ] = None,
+    grace: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            callback=_seconds,
+            help="Time between SIGTERM and the deadline; below half of the ttl. Default: a third of the ttl.",
+        ),
+    ] = None,
+    kill_after: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS",
+            callback=_seconds,
+            help="Time between forwarding a SIGTERM to COMMAND and sending SIGKILL.",
+        ),
+    ] = 60,
+    value: Annotated[
+        str | None,
+        typer.Option(metavar="TEXT", help="Text that others see as the leader's, such as an address. Never a secret."),
+    ] = None,
+) -> None:
+    from lockkit.cli.elect import elect  # noqa: PLC0415 - see the module
+
+    options = ElectOptions(url=url, profile=profile, ttl=ttl, grace=grace, kill_after=kill_after, value=value)
+    raise typer.Exit(elect(name, command, options))
 
 
 @app.command("demo", short_help="Sell seats with several processes, without a lock and with one.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-__all__ = ["Face", "FailOn", "OnBusy", "RunOptions"]
+__all__ = ["ElectOptions", "Face", "FailOn", "OnBusy", "RunOptions"]
 
 
 class Face(StrEnum):
@@ -56,3 +56,25 @@ class RunOptions:
     kill_after: float
     min_hold: float
     metadata: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ElectOptions:
+    """
+    The options of ``lockkit elect``. Times are seconds.
+
+    Attributes:
+        url: Backend, or None.
+        profile: Profile, or None.
+        ttl: Of the term; None: the client's default.
+        grace: Between SIGTERM and the deadline; None: a third of the ttl.
+        kill_after: Between a forwarded SIGTERM and SIGKILL.
+        value: Text that others see as the leader's.
+    """
+
+    url: str | None
+    profile: str | None
+    ttl: float | None
+    grace: float | None
+    kill_after: float
+    value: str | None

@@ -15,7 +15,7 @@ from lockkit.errors import (
     Unsupported,
 )
 
-__all__ = ["RUN_STATUSES", "SIGNALLED", "Status", "status_of"]
+__all__ = ["ELECT_STATUSES", "RUN_STATUSES", "SIGNALLED", "Status", "status_of"]
 
 
 class Status(IntEnum):
@@ -48,6 +48,17 @@ RUN_STATUSES: Final = (
     (f"{SIGNALLED} + n", "signal n ended COMMAND, or the wait for the lock"),
 )
 """What ``lockkit run`` ends with, for its help."""
+
+ELECT_STATUSES: Final = (
+    ("COMMAND's own", "COMMAND ended by itself while leading"),
+    (f"{Status.USAGE:d}", "wrong usage"),
+    (f"{Status.UNAVAILABLE:d}", "the backend is unavailable"),
+    (f"{Status.CONFIGURATION:d}", "wrong configuration: name, ttl, grace, URL, option, profile, credentials"),
+    (f"{Status.NOT_EXECUTABLE:d}", "COMMAND is not executable"),
+    (f"{Status.NOT_FOUND:d}", "COMMAND was not found"),
+    (f"{SIGNALLED} + n", "signal n ended COMMAND, or the campaign"),
+)
+"""What ``lockkit elect`` ends with, for its help."""
 
 _STATUSES: Final[tuple[tuple[type[LockError], Status], ...]] = (
     (BackendUnavailable, Status.UNAVAILABLE),

@@ -61,6 +61,11 @@ POLL_PAUSE_MAX = 0.25
 often."""
 
 
+GIVEN_UP_SECONDS = 0.25
+"""How often a call that waits behind another one of this client asks whether it is given up, seconds. Longer ends it
+later; shorter costs wake-ups. At the backend it is woken."""
+
+
 class AcquisitionContext(Generic[L]):
     """
     What the acquisitions of one client share.
@@ -120,6 +125,12 @@ class AcquisitionContext(Generic[L]):
         self.lookups.forked()
         self.queues.forked()
         self.waiting = set()
+
+    def wake(self, name: str) -> None:
+        """Wake what waits for a lock at the backend, from any thread, so that it asks whether it is given up."""
+        for request in tuple(self.waiting):
+            if request.name == name:
+                request.wake.set()
 
     def waiting_count(self, name: str) -> int:
         """How many calls of this client wait for a lock: at the backend (at most one), or behind that one."""
@@ -206,9 +217,15 @@ class Acquisition(Generic[L]):
         assert self._request.queue, "a single try does not wait"
         self._warn_loop()
         self._record_order()
-        return await self._context.queues.wait_for_turn(
-            self._settings.name, ticket, self._deadline, self._warn_at, self._warn_in_queue
-        )
+        queues, name, deadline = self._context.queues, self._settings.name, self._deadline
+        if self._settings.given_up is None:
+            return await queues.wait_for_turn(name, ticket, deadline, self._warn_at, self._warn_in_queue)
+        while not self._out_of_time:
+            self._check_open()
+            until = min(self._runtime.now() + GIVEN_UP_SECONDS, inf if deadline is None else deadline)
+            if await queues.wait_for_turn(name, ticket, until, self._warn_at, self._warn_in_queue):
+                return True
+        return False
 
     async def _contend(self, started: float) -> L:
         """Ask the backend until it grants, as the only contender of this client for that name."""
@@ -349,6 +366,9 @@ class Acquisition(Generic[L]):
     def _check_open(self) -> None:
         if self._client.closed:
             raise self._client.closed_error()
+        if self._settings.given_up is not None and self._settings.given_up():
+            name, url = self._settings.name, self._client.url
+            raise LockError(f"the wait for lock {name!r} at {url} was given up", name=name, backend=url)
 
     @property
     def _out_of_time(self) -> bool:

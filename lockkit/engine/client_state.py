@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from lockkit.backend import Capabilities, LockBackend
-    from lockkit.runtime import Runtime
+    from lockkit.runtime import Event, Runtime
 
 __all__ = ["ClientState"]
 
@@ -27,10 +27,21 @@ class ClientState:
         backend: The backend in use; None in a forked child until its first use, and once the client is closed.
         url: Where the backend is, without its password.
         closed: ``close()`` has been called.
+        wake_on_close: Set when ``close()`` is called, for loops that sleep between calls.
         close_by: When ``close()`` returns at the latest, client monotonic clock; ``inf`` before it is called.
     """
 
-    __slots__ = ("_capabilities", "_open_backend", "backend", "close_by", "closed", "mutex", "runtime", "url")
+    __slots__ = (
+        "_capabilities",
+        "_open_backend",
+        "backend",
+        "close_by",
+        "closed",
+        "mutex",
+        "runtime",
+        "url",
+        "wake_on_close",
+    )
 
     def __init__(self, runtime: Runtime, backend: LockBackend, open_backend: Callable[[], LockBackend]) -> None:
         """
@@ -47,6 +58,7 @@ class ClientState:
         self.url = backend.url
         self.closed = False
         self.close_by = inf
+        self.wake_on_close: set[Event] = set()
         self._open_backend = open_backend
         self._capabilities = backend.capabilities
 
@@ -54,6 +66,7 @@ class ClientState:
         """Let go of the parent's backend, and of its mutex: another thread of the parent may have held it."""
         self.mutex = self.runtime.mutex()
         self.backend = None
+        self.wake_on_close = set()
 
     @property
     def capabilities(self) -> Capabilities:

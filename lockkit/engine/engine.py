@@ -275,8 +275,9 @@ class Engine(Generic[L]):
         if settings.on_lost is not None:
             record.callbacks = [settings.on_lost]
         record.acquired_by = self.runtime.current()
+        record.renewal.grace = settings.grace
         # The lease first: should an interrupt strike from here on, dropping the lease ends the renewal.
-        lease = self._make_lease(self, record)
+        lease: L = (settings.make_lease or self._make_lease)(self, record)
         with client.mutex:
             if client.closed:
                 raise client.closed_error()
@@ -473,6 +474,8 @@ class Engine(Generic[L]):
         until = client.close_by = self.runtime.now() + CLOSE_SECONDS
         for request in tuple(self.acquisitions.waiting):
             request.wake.set()
+        for event in tuple(client.wake_on_close):
+            event.set()
         await self.releases.end_all(until - CLOSE_SHARE)
         # Let the waiters leave the backend's queue before its connections are closed.
         await self.acquisitions.queues.close(until - self.runtime.now())

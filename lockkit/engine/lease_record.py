@@ -85,6 +85,7 @@ class RenewalPlan:
     Attributes:
         next_at: When to renew next; ``inf`` for never.
         until: No renewal is sent after this time (``max_hold``).
+        grace: How long before the deadline the holder stops, seconds.
         in_flight: A renewal is about to be sent, or has been sent and not been answered.
         in_jeopardy: The last renewal failed.
         unanswered_ttl: The shortest ttl of a renewal that was not answered: the server may still run it.
@@ -92,12 +93,22 @@ class RenewalPlan:
         answered: Set when the renewal in flight has been answered. Made by a call that waits for that.
     """
 
-    __slots__ = ("answered", "in_flight", "in_jeopardy", "next_at", "unanswered_ttl", "unanswered_until", "until")
+    __slots__ = (
+        "answered",
+        "grace",
+        "in_flight",
+        "in_jeopardy",
+        "next_at",
+        "unanswered_ttl",
+        "unanswered_until",
+        "until",
+    )
 
     def __init__(self) -> None:
         """Plan no renewal."""
         self.next_at = inf
         self.until = inf
+        self.grace = 0.0
         self.in_flight = False
         self.in_jeopardy = False
         self.unanswered_ttl = inf

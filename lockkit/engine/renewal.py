@@ -294,9 +294,11 @@ class Renewer:
         grant, plan = record.grant, record.renewal
         now = self._runtime.now()
         left = record.valid_until - now
-        # Several more tries before the deadline, spread so that the clients of a server that comes back do not all
-        # call in the same instant. At least 5 ms: a dead port answers at once and would be asked in a busy loop.
-        pause = max(0.005, min(grant.ttl / 10, left / 3)) * self._runtime.random.uniform(0.8, 1.2)
+        until_stop = left - plan.grace if left > plan.grace else left
+        # Several more tries before the deadline, or before the holder stops, spread so that the clients of a server
+        # that comes back do not all call in the same instant. At least 5 ms: a dead port answers at once and would be
+        # asked in a busy loop.
+        pause = max(0.005, min(grant.ttl / 10, until_stop / 3)) * self._runtime.random.uniform(0.8, 1.2)
         plan.schedule(now + pause)
         if not plan.in_jeopardy:
             plan.in_jeopardy = True

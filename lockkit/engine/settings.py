@@ -66,6 +66,12 @@ class LockSettings:
     raise_on_lost: bool
     mode: Mode = "exclusive"
     nests: bool = False
+    grace: Seconds = 0.0
+    """How long before the deadline the holder stops, seconds: renewals are retried so that some come before that."""
+    given_up: Callable[[], bool] | None = None
+    """Asked while the acquisition waits; True ends it with a `LockError`."""
+    make_lease: Callable[[Any, Any], Any] | None = None
+    """Makes the lease from the engine and the record, in place of the client's lease class."""
 
 
 def drift_margin(ttl: float) -> float:

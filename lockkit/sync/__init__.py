@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from lockkit.primitives.election import Leader
 from lockkit.sync.client import Client, connect, from_client
+from lockkit.sync.election import Election, Term
 from lockkit.sync.lease import Lease
 from lockkit.sync.lock import Lock, ThreadingLock
 from lockkit.sync.lock_set import LeaseSet, LockSet, locks
@@ -10,11 +12,14 @@ from lockkit.sync.rwlock import RWLock
 
 __all__ = [
     "Client",
+    "Election",
+    "Leader",
     "Lease",
     "LeaseSet",
     "Lock",
     "LockSet",
     "RWLock",
+    "Term",
     "ThreadingLock",
     "connect",
     "from_client",

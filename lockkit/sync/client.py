@@ -11,6 +11,7 @@ from lockkit.engine.engine import Engine
 from lockkit.engine.settings import INHERIT, Inherit, skipping_timeout
 from lockkit.primitives.lock_set import LockSetCore, SetMember, names_of
 from lockkit.runtime import BlockingRuntime, drive
+from lockkit.sync.election import Election
 from lockkit.sync.lease import Lease
 from lockkit.sync.lock import Lock
 from lockkit.sync.lock_set import LockSet
@@ -240,6 +241,30 @@ class Client:
             for name in names_of(names)
         ]
         return LockSet(LockSetCore(members, within, on_lost))
+
+    def election(
+        self,
+        name: str,
+        *,
+        ttl: float | timedelta | None = None,
+        grace: float | timedelta | None = None,
+        value: object = None,
+    ) -> Election:
+        """
+        Describe an election of one leader. Nothing is sent yet.
+
+        Args:
+            name: As for `lock`: an election is a lock, of the same name space.
+            ttl: Seconds after which another candidate can lead if the leader dies. None: the client's default.
+            grace: Seconds that the leader needs to stop; ``term.must_stop()`` is True so long before the deadline.
+                Below half of the ttl. None: a third of it.
+            value: Text, or any JSON value, that `Election.leader` shows to others, such as an address. Never a secret.
+
+        Raises:
+            ConfigurationError: One of them is wrong.
+            LockError: The client is closed.
+        """
+        return Election(self._engine, name, ttl=ttl, grace=grace, value=value)
 
     def holders(self, name: str) -> list[Holder]:
         """

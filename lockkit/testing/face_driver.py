@@ -168,6 +168,10 @@ class FaceDriver(ABC):
         """Make a flag, not set."""
 
     @abstractmethod
+    def stop_event(self) -> Any:  # noqa: ANN401 - threading.Event or asyncio.Event, which share set() and is_set()
+        """Make the event that `lockkit.Election.run` takes in this API."""
+
+    @abstractmethod
     async def sleep(self, seconds: float) -> None:
         """Wait; 0 lets others run."""
 
@@ -263,6 +267,10 @@ class SyncDriver(FaceDriver):
         """See `FaceDriver.signal`."""
         return _ThreadSignal()
 
+    def stop_event(self) -> threading.Event:
+        """See `FaceDriver.stop_event`."""
+        return threading.Event()
+
     async def sleep(self, seconds: float) -> None:
         """See `FaceDriver.sleep`."""
         time.sleep(seconds)  # noqa: ASYNC251 - there is no event loop: to block is what this face does
@@ -354,6 +362,9 @@ class _Client(_Adapter["lockkit.Client"]):
     def locks(self, names: Iterable[str], **options: Any) -> _LockSet:
         return _LockSet(self.inner.locks(names, **options))
 
+    def election(self, name: str, **options: Any) -> _Election:
+        return _Election(self.inner.election(name, **options))
+
     async def holders(self, name: str) -> list[lockkit.Holder]:
         return self.inner.holders(name)
 
@@ -382,6 +393,23 @@ class _Client(_Adapter["lockkit.Client"]):
 async def _read(names: Iterator[str]) -> AsyncIterator[str]:
     for name in names:
         yield name
+
+
+class _Election(_Adapter["lockkit.Election"]):
+    async def campaign(self, *arguments: Any, **keywords: Any) -> _Term:
+        return _Term(self.inner.campaign(*arguments, **keywords))
+
+    async def run(
+        self, work: Callable[[_Term], Coroutine[Any, Any, T]], stop: threading.Event | None = None
+    ) -> T | None:
+        return self.inner.run(lambda term: drive(work(_Term(term))), stop)
+
+    async def leader(self) -> lockkit.Leader | None:
+        return self.inner.leader()
+
+    async def observe(self) -> AsyncIterator[lockkit.Leader | None]:
+        for leader in self.inner.observe():
+            yield leader
 
 
 class _Lock(_Adapter["lockkit.Lock"]):
@@ -481,6 +509,16 @@ class _LeaseSet(_Adapter["lockkit.LeaseSet"]):
         self.inner.release()
 
 
+class _Term(_Lease):
+    inner: lockkit.Term
+
+    async def must_stop(self, *arguments: Any, **keywords: Any) -> bool:
+        return self.inner.must_stop(*arguments, **keywords)
+
+    async def resign(self) -> None:
+        self.inner.resign()
+
+
 # -- asyncio -----------------------------------------------------------------------------------------------------------
 
 
@@ -515,6 +553,10 @@ class AsyncDriver(FaceDriver):
     def signal(self) -> Signal:
         """See `FaceDriver.signal`."""
         return _TaskSignal()
+
+    def stop_event(self) -> asyncio.Event:
+        """See `FaceDriver.stop_event`."""
+        return asyncio.Event()
 
     async def sleep(self, seconds: float) -> None:
         """See `FaceDriver.sleep`."""

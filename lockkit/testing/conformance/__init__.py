@@ -31,6 +31,7 @@ from __future__ import annotations
 
 from lockkit.testing.conformance.base import Cases, Need, Target, case, cases, needs
 from lockkit.testing.conformance.crashes import Crashes
+from lockkit.testing.conformance.election import Elections
 from lockkit.testing.conformance.exclusion import Exclusion
 from lockkit.testing.conformance.expiry import Expiry
 from lockkit.testing.conformance.inspection import Arguments, Inspection
@@ -72,5 +73,6 @@ class ConformanceSuite(
     Closing,
     Leftovers,
     Crashes,
+    Elections,
 ):
     """All cases. Derive a class ``Test…`` from it and override `lockkit_url` or `lockkit_target`."""

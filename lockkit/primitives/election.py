@@ -1,0 +1,571 @@
+"""
+Leader election, once for the sync and the async API.
+
+An election is a lock: the candidate that holds it leads, and its token is the number of its term. What this adds:
+
+- A leader stops *before* its deadline: `Tenure.must_stop` is True from ``deadline - grace`` on, so that ``grace``
+  seconds are left to stop in. (Kubernetes' ``leaderelection`` has the same margin between its renew deadline and its
+  lease duration.)
+- `Candidate.run` campaigns again after a loss.
+- `Candidate.leader` and `Observer` show the leader and its value, which is part of the lock's metadata.
+
+Acting intervals, from the grant to ``deadline - grace``, never overlap. As with every lease, a leader that is paused
+does not know that its term has ended: storage must compare the term number.
+
+========================  ========================================================================================
+deadline                  0.99 ttl - 2 ms after the last renewal that was answered was sent
+``must_stop`` from        ``deadline - grace``; with the default grace, 0.656 ttl after that renewal
+renewals                  every third of the ttl; after a failure so often that several come before ``must_stop``
+========================  ========================================================================================
+
+So with the default grace a renewal that fails for 0.2 ttl still succeeds in time.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from math import inf
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar, cast
+
+from lockkit import validation
+from lockkit.errors import BackendUnavailable, ConfigurationError, LockError, LockLost
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+    from lockkit.backend import Holder
+    from lockkit.engine.engine import Engine
+    from lockkit.engine.lease_record import LeaseRecord
+    from lockkit.engine.settings import LockSettings
+    from lockkit.runtime import Event, Runtime
+    from lockkit.units import Instant, Seconds
+
+__all__ = ["Candidate", "Leader", "Observer", "ObservingEnded", "StopSignal", "Tenure"]
+
+log = logging.getLogger("lockkit")
+
+T = TypeVar("T", bound="HasTenure")
+
+GRACE_SHARE: Final = 3
+"""The default grace is the ttl divided by this. A longer grace leaves renewals less time to succeed after an outage; a
+shorter one leaves the leader less time to stop."""
+
+GRACE_SHARE_MIN: Final = 2
+"""The grace is below the ttl divided by this: the first renewal is sent at a third, and needs time for its answer."""
+
+SLEEP_SECONDS_MAX: Final = 1.0
+"""Longest single wait of `Tenure.must_stop`, seconds. A wait does not count the time in which the machine was
+suspended; longer notices later that the term ended meanwhile."""
+
+LOOK_SECONDS: Final = 1.0
+"""Longest time between two looks of an `Observer`, seconds. Longer shows a new leader later, shorter asks the backend
+more often."""
+
+LOOK_SHARE: Final = 10
+"""An `Observer` looks at least this often per ttl of the election."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leader:
+    """
+    The leader of an election, as the backend sees it.
+
+    Attributes:
+        owner: Owner id of its term (for a foreign client: what that has stored).
+        term: Number of its term, which is the fencing token; None for a foreign client without one.
+        value: What it gave to ``Client.election(value=…)``; for a foreign client, the text that it has stored.
+        metadata: ``host``, ``pid``, ``started`` (Unix time) of the leader, and ``value``.
+    """
+
+    owner: str
+    term: int | None
+    value: Any = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+def _leader_of(holder: Holder) -> Leader:
+    metadata = holder.metadata
+    # Text without a process is what a foreign client has stored: its value.
+    foreign_text = None if "pid" in metadata else metadata.get("text")
+    return Leader(holder.owner, holder.token, metadata.get("value", foreign_text), metadata)
+
+
+class HasTenure(Protocol):
+    """What the core knows of the faces' ``Term``."""
+
+    @property
+    def _record(self) -> LeaseRecord: ...
+
+    @property
+    def _tenure(self) -> Tenure: ...
+
+
+# -- one term --------------------------------------------------------------------------------------------------------
+
+
+class Tenure:
+    """
+    What a term knows beyond its lease: when its leader must stop.
+
+    Once the leader must stop, that is final, also if a renewal succeeds afterwards: of several threads that ask, one
+    may have stopped already.
+    """
+
+    __slots__ = ("_record", "_runtime", "_signal", "_wake", "failed", "over")
+
+    def __init__(self, record: LeaseRecord) -> None:
+        """
+        Begin a term.
+
+        Args:
+            record: Of its lease, which was just granted: nothing waits for its loss yet.
+        """
+        assert record.lost_event is None, "a term begins with its lease"
+        self._record = record
+        self._runtime: Runtime = record.client.runtime
+        self._signal: StopSignal | None = None
+        self._wake = self._runtime.event()
+        self.over = False
+        """The leader must stop."""
+        self.failed = False
+        """… because the lease was lost, or could not be renewed in time."""
+        record.lost_event = _Relay(self._runtime.event(), self._wake)
+
+    @property
+    def stop_at(self) -> Instant:
+        """When the leader must stop unless the lease is renewed by then, client monotonic clock."""
+        return self._record.valid_until - self._record.renewal.grace
+
+    def follow(self, signal: StopSignal) -> None:
+        """Stop on this signal, too."""
+        self._signal = signal
+        signal.wakes(self._wake)
+
+    def _look(self) -> bool:
+        """Look at the clock, the lease and the signal; returns whether the leader must stop."""
+        if self.over:
+            return True
+        record = self._record
+        if record.released or (self._signal is not None and self._signal.is_set()):
+            self.over = True
+        elif not record.held or self._runtime.now() >= self.stop_at:
+            self.over = self.failed = True
+        return self.over
+
+    def ended_error(self) -> LockLost:
+        """Return the error for a body that was cancelled because its term ended."""
+        assert self.failed, "else its leader resigned"
+        record = self._record
+        if record.lost:
+            return record.lost_error()
+        name, url = record.grant.name, record.client.url
+        message = (
+            f"term {record.grant.token} of election {name!r} at {url} could not be renewed: its leader was stopped "
+            f"{record.renewal.grace:.3g} s before the deadline, and has resigned"
+        )
+        return LockLost(message, name=name, backend=url)
+
+    async def must_stop(self, seconds: float | timedelta | None) -> bool:
+        """
+        Wait until the leader must stop.
+
+        Args:
+            seconds: How long at most; None without limit.
+
+        Returns:
+            Whether it must stop.
+
+        Raises:
+            ConfigurationError: The time is wrong.
+        """
+        name, url = self._record.grant.name, self._record.client.url
+        wait = validation.timeout(seconds, name=name, backend=url)
+        until = inf if wait is None else self._runtime.now() + wait
+        while not self._look():
+            now = self._runtime.now()
+            if now >= until:
+                return False
+            await self._wake.wait(min(until - now, max(0.0, self.stop_at - now), SLEEP_SECONDS_MAX))
+        return True
+
+
+class _Relay:
+    """The event of a lease's end, which also wakes those who ask whether they must stop."""
+
+    __slots__ = ("_event", "_other")
+
+    def __init__(self, event: Event, other: Event) -> None:
+        self._event = event
+        self._other = other
+
+    def set(self) -> None:
+        self._event.set()
+        self._other.set()
+
+    def clear(self) -> None:
+        self._event.clear()
+
+    def is_set(self) -> bool:
+        return self._event.is_set()
+
+    async def wait(self, timeout: float | None) -> bool:
+        return await self._event.wait(timeout)
+
+
+class StopSignal:
+    """Ends `Candidate.run`: its campaign or its term."""
+
+    __slots__ = ("_engine", "_event", "_name", "_set", "done")
+
+    def __init__(self, engine: Engine[Any], name: str) -> None:
+        """Not set. `done` is set by the faces when `Candidate.run` has returned."""
+        self._engine = engine
+        self._name = name
+        self._set = False
+        self._event: Event | None = None
+        self.done = False
+
+    def is_set(self) -> bool:
+        """Tell whether to stop."""
+        return self._set
+
+    def wakes(self, event: Event) -> None:
+        """Have `set` also set the event of the present term."""
+        self._event = event
+        if self._set:
+            event.set()
+
+    def set(self) -> None:
+        """Stop. From any thread."""
+        self._set = True
+        if self._event is not None:
+            self._event.set()
+        self._engine.acquisitions.wake(self._name)
+
+
+# -- the election ----------------------------------------------------------------------------------------------------
+
+
+class Candidate(Generic[T]):
+    """One client's part in an election."""
+
+    __slots__ = ("_engine", "_grace", "_settings")
+
+    def __init__(
+        self,
+        engine: Engine[Any],
+        name: str,
+        *,
+        ttl: float | timedelta | None,
+        grace: float | timedelta | None,
+        value: object,
+        make_term: Callable[[Engine[Any], LeaseRecord], T],
+    ) -> None:
+        """
+        Describe an election. Nothing is sent.
+
+        Args:
+            engine: The client's.
+            name: See `lockkit.Client.election`, as for those that follow.
+            ttl: See there.
+            grace: See there.
+            value: See there.
+            make_term: The term class of the API in use.
+
+        Raises:
+            ConfigurationError: One of them is wrong.
+            LockError: The client is closed.
+        """
+        settings = engine.settings(
+            name,
+            ttl=ttl,
+            timeout=None,
+            renew=True,
+            reentrant=False,
+            max_hold=None,
+            metadata=None if value is None else {"value": value},
+            on_lost=None,
+            raise_on_lost=True,
+        )
+        self._engine = engine
+        self._grace = None if grace is None else self._checked_grace(grace, settings)
+        grace_seconds = settings.ttl / GRACE_SHARE if self._grace is None else self._grace
+        self._settings = replace(settings, grace=grace_seconds, make_lease=make_term)
+
+    def _checked_grace(self, grace: float | timedelta, settings: LockSettings) -> Seconds:
+        name, url = settings.name, self._engine.url
+        try:
+            seconds = validation.seconds(grace, "grace")
+        except ConfigurationError as error:
+            error.name, error.backend = name, url
+            raise
+        if seconds >= settings.ttl / GRACE_SHARE_MIN:
+            message = (
+                f"grace of election {name!r} must be below half of the ttl of {settings.ttl:g} s, not {seconds:g} s: "
+                "renewals need the rest. Give a shorter grace or a longer ttl."
+            )
+            raise ConfigurationError(message, name=name, backend=url)
+        return seconds
+
+    @property
+    def name(self) -> str:
+        """Name of the election."""
+        return self._settings.name
+
+    @property
+    def url(self) -> str:
+        """Where the backend is, without its password."""
+        return self._engine.url
+
+    def stop_signal(self) -> StopSignal:
+        """Return a signal for one call of `run`."""
+        return StopSignal(self._engine, self.name)
+
+    def watch(self, signal: StopSignal, wait: Callable[[], bool]) -> None:
+        """
+        Set the signal from the background when the application's own event is set.
+
+        Args:
+            signal: Of one call of `run`.
+            wait: Waits for the event for a while and tells whether it is set.
+
+        Raises:
+            LockError: No thread can be started.
+        """
+        runtime = self._engine.runtime
+
+        async def look() -> None:
+            while not signal.done:
+                if await runtime.io(wait()):
+                    signal.set()
+                    return
+
+        try:
+            runtime.spawn("lockkit-election-stop", look)
+        except RuntimeError as error:
+            message = f"cannot watch the stop event of election {self.name!r} at {self.url}: {error}"
+            raise LockError(message, name=self.name, backend=self.url) from error
+
+    # -- campaign ----------------------------------------------------------------------------------------------------
+
+    async def campaign(self, timeout: float | timedelta | None) -> T:
+        """
+        Wait to be elected.
+
+        Args:
+            timeout: Seconds; None without limit, 0 tries once.
+
+        Raises:
+            LockTimeout: Another leader stayed for the whole wait.
+            BackendUnavailable: No answer to the end of the wait, or for ``unavailable_after`` without a timeout.
+            ConfigurationError: The timeout is wrong; or the backend granted a shorter ttl, for which the grace is too
+                long.
+            LockError: The client is closed.
+        """
+        seconds = validation.timeout(timeout, name=self.name, backend=self.url)
+        return await self._campaign(self._settings, seconds)
+
+    async def _campaign(self, settings: LockSettings, timeout: Seconds | None) -> T:
+        runtime = self._engine.runtime
+        until = inf if timeout is None else runtime.now() + timeout
+        while True:
+            term = cast("T", await self._engine.acquire(settings, timeout))
+            try:
+                await self._begin(term._record)  # noqa: SLF001 - the core of the term
+            except LockLost:
+                # It ended between the grant and the first renewal. In office for no instant: campaign again.
+                if timeout is not None:
+                    timeout = max(0.0, until - runtime.now())
+            else:
+                return term
+
+    async def _begin(self, record: LeaseRecord) -> None:
+        """
+        See that a new term has enough of its ttl left; on an error give it back.
+
+        Raises:
+            LockLost: It has ended already.
+            BackendUnavailable: It could not be renewed.
+            ConfigurationError: The backend granted a ttl for which the grace is too long.
+        """
+        try:
+            record.renewal.grace = self._grace_for(record.grant.ttl)
+            # The answer took long, or the session was renewed some time ago: else the term would be over at once.
+            if record.remaining() <= record.grant.ttl / 2:
+                await self._engine.extend(record, None)
+            record.check()
+        except BaseException as error:
+            await self._engine.releases.leave(record, error)
+            raise
+
+    def _grace_for(self, ttl: Seconds) -> Seconds:
+        """
+        Return the grace for the ttl that was granted, which may differ from the one that was asked for.
+
+        Raises:
+            ConfigurationError: It is too long.
+        """
+        if self._grace is None:
+            return ttl / GRACE_SHARE
+        if self._grace >= ttl / GRACE_SHARE_MIN:
+            message = (
+                f"the backend granted election {self.name!r} at {self.url} a ttl of {ttl:g} s: the grace of "
+                f"{self._grace:g} s must be below half of it. Give a shorter grace, or change the server's limits."
+            )
+            raise ConfigurationError(message, name=self.name, backend=self.url)
+        return self._grace
+
+    # -- run ---------------------------------------------------------------------------------------------------------
+
+    async def run(self, work: Callable[[T], Any], signal: StopSignal) -> Any:  # noqa: ANN401 - what the work returns
+        """
+        Campaign and do the work, again after each loss.
+
+        Args:
+            work: Called with the term.
+            signal: Ends the campaign or the term.
+
+        Returns:
+            What `work` returned when it ended by itself or on the signal; None if the signal came during a campaign.
+
+        Raises:
+            BackendUnavailable: No answer for ``unavailable_after`` during a campaign.
+            LockError: The client is closed.
+        """
+        settings = replace(self._settings, given_up=signal.is_set)
+        while not signal.is_set():
+            try:
+                term = await self._campaign(settings, None)
+            except LockError:
+                if signal.is_set():
+                    return None
+                raise
+            ended, result = await self._serve(term, work, signal)
+            if ended:
+                return result
+            log.warning("term %d of election %r at %s ended; campaigning again",
+                        term._record.grant.token, self.name, self.url)  # fmt: skip # noqa: SLF001 - as above
+        return None
+
+    async def _serve(self, term: T, work: Callable[[T], Any], signal: StopSignal) -> tuple[bool, Any]:
+        """Do the work of one term and resign; returns whether the work ended by itself, and what it returned."""
+        record, tenure = term._record, term._tenure  # noqa: SLF001 - as above
+        releases, runtime = self._engine.releases, self._engine.runtime
+        record.body = True
+        try:
+            tenure.follow(signal)
+            result = await runtime.io(work(term))
+        except BaseException as error:
+            await releases.leave(record, error)
+            if isinstance(error, LockLost) and record.lost and error.name == self.name and not signal.is_set():
+                return False, None  # the work noticed it by term.check()
+            raise
+        try:
+            await releases.leave(record, None)
+        except LockLost:
+            return signal.is_set(), result
+        return signal.is_set() or not tenure.failed, result
+
+    # -- who leads -----------------------------------------------------------------------------------------------------
+
+    async def leader(self) -> Leader | None:
+        """
+        Ask the backend who leads now.
+
+        Raises:
+            BackendUnavailable: It cannot be asked.
+        """
+        holders = await self._engine.holders(self.name)
+        return _leader_of(holders[0]) if holders else None
+
+    def observe(self) -> Observer:
+        """Follow the leaders from now on."""
+        return Observer(self._engine, self)
+
+
+class ObservingEnded(Exception):
+    """The client was closed."""
+
+
+class Observer:
+    """
+    Follows the leaders of an election by asking the backend from time to time.
+
+    No backend tells those who do not wait in its queue of a change, so this polls: between two looks
+    `LOOK_SECONDS` pass at most, or a tenth of the ttl if that is shorter. Terms and vacancies that are shorter may be
+    missed. During an outage it retries, and reports nothing.
+    """
+
+    __slots__ = ("_candidate", "_engine", "_failing", "_newest", "_pause_max", "_seen", "_stale")
+
+    def __init__(self, engine: Engine[Any], candidate: Candidate[Any]) -> None:
+        """Made by `Candidate.observe`."""
+        self._engine = engine
+        self._candidate = candidate
+        self._pause_max = min(LOOK_SECONDS, candidate._settings.ttl / LOOK_SHARE)  # noqa: SLF001 - same module
+        self._seen: tuple[tuple[str, int | None] | None] | None = None
+        self._newest = 0
+        self._stale = 0
+        self._failing = False
+
+    async def next(self) -> Leader | None:
+        """
+        Return the present leader at the first call, then wait for each change; None while nobody leads.
+
+        Raises:
+            ObservingEnded: The client was closed.
+            ConfigurationError: The server refuses the credentials.
+        """
+        client = self._engine.client
+        wake = self._engine.runtime.event()
+        client.wake_on_close.add(wake)
+        try:
+            while not client.closed:
+                try:
+                    leader = await self._candidate.leader()
+                except BackendUnavailable as error:
+                    self._note_outage(error)
+                except LockError:
+                    if not self._is_closed():
+                        raise
+                else:
+                    self._failing = False
+                    if self._is_news(leader):
+                        return leader
+                await wake.wait(self._pause_max * self._engine.runtime.random.uniform(0.5, 1.0))
+        finally:
+            client.wake_on_close.discard(wake)
+        raise ObservingEnded
+
+    def _is_closed(self) -> bool:
+        """Tell whether the client has been closed, perhaps by another thread."""
+        return self._engine.client.closed
+
+    def _note_outage(self, error: BackendUnavailable) -> None:
+        if not self._failing and not self._is_closed():
+            self._failing = True
+            log.warning("observing election %r: %s; lockkit retries", self._candidate.name, error)
+
+    def _is_news(self, leader: Leader | None) -> bool:
+        """Tell whether this differs from what was reported last, and is not older."""
+        if leader is not None and leader.term is not None:
+            if leader.term < self._newest:
+                self._note_stale(leader.term)
+                return False
+            self._newest = leader.term
+        seen = (None if leader is None else (leader.owner, leader.term),)
+        if seen == self._seen:
+            return False
+        self._seen = seen
+        return True
+
+    def _note_stale(self, term: int) -> None:
+        """A server that lags behind answered; or it lost its data, and its terms start anew."""
+        if term != self._stale:
+            self._stale = term
+            log.warning(
+                "observing election %r at %s: ignored term %d, which is older than %d. If the server has lost its "
+                "data, observe anew.", self._candidate.name, self._candidate.url, term, self._newest,
+            )  # fmt: skip

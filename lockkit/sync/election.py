@@ -1,0 +1,179 @@
+"""Leader election in the sync API."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from lockkit.errors import ConfigurationError
+from lockkit.primitives.election import Candidate, ObservingEnded, Tenure
+from lockkit.runtime import drive
+from lockkit.sync.lease import Lease
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Callable, Iterator
+    from datetime import timedelta
+
+    from lockkit.engine.engine import Engine
+    from lockkit.engine.lease_record import LeaseRecord
+    from lockkit.primitives.election import Leader, Observer
+    from lockkit.units import Seconds
+
+__all__ = ["Election", "Term"]
+
+R = TypeVar("R")
+
+STOP_LOOK_SECONDS: Seconds = 0.25
+"""How often the thread that waits for ``stop`` looks whether `Election.run` has ended without it, seconds. Longer keeps
+the thread; shorter costs wake-ups."""
+
+
+class Term(Lease):
+    """One term of a leader: a lease whose `token` is the term number."""
+
+    __slots__ = ("_tenure",)
+
+    def __init__(self, engine: Engine[Any], record: LeaseRecord) -> None:
+        """Made by `Election.campaign`."""
+        super().__init__(engine, record)
+        self._tenure = Tenure(record)
+
+    @property
+    def grace(self) -> float:
+        """Seconds between the time from which `must_stop` is True and the deadline."""
+        return self._record.renewal.grace
+
+    def must_stop(self, seconds: float | timedelta | None = 0) -> bool:
+        """
+        Wait until the leader must stop: at ``deadline - grace``, when the term is lost, or after `resign`.
+
+        Once True, it stays True. Any number of threads may ask.
+
+        Args:
+            seconds: How long to wait at most; 0 only looks, None waits without limit.
+
+        Returns:
+            Whether to stop. Then ``grace`` seconds are left to do so, unless the term was lost for another reason than
+            its deadline.
+
+        Raises:
+            ConfigurationError: The time is wrong.
+        """
+        return drive(self._tenure.must_stop(seconds))
+
+    def resign(self) -> None:
+        """
+        End the term, so that another candidate can lead at once. The same as ``release()``.
+
+        Raises:
+            LockLost: It was lost before.
+            BackendUnavailable: No answer. Renewal has stopped; call again, or leave it to the ttl.
+        """
+        self.release()
+
+
+class Election:
+    """A named election of a client. Holds nothing itself: every campaign that is won is a `Term` of its own."""
+
+    __slots__ = ("_candidate",)
+
+    def __init__(
+        self,
+        engine: Engine[Lease],
+        name: str,
+        *,
+        ttl: float | timedelta | None,
+        grace: float | timedelta | None,
+        value: object,
+    ) -> None:
+        """Made by `Client.election`."""
+        self._candidate: Candidate[Term] = Candidate(engine, name, ttl=ttl, grace=grace, value=value, make_term=Term)
+
+    @property
+    def name(self) -> str:
+        """Name of the election."""
+        return self._candidate.name
+
+    def campaign(self, timeout: float | timedelta | None = None) -> Term:
+        """
+        Wait to be elected. Use the term with ``with``, or call its `Term.resign` at the end.
+
+        Args:
+            timeout: Seconds to wait; None without limit, 0 tries once.
+
+        Raises:
+            LockTimeout: Another leader stayed for the whole wait.
+            BackendUnavailable: The backend did not answer to the end of the wait (without timeout: for
+                ``unavailable_after`` seconds).
+            ConfigurationError: The timeout is wrong; or the backend granted a shorter ttl, for which the grace is too
+                long.
+        """
+        return drive(self._candidate.campaign(timeout))
+
+    def run(self, work: Callable[[Term], R], stop: threading.Event | None = None) -> R | None:
+        """
+        Campaign, call ``work(term)``, and campaign again when the term was lost.
+
+        Args:
+            work: Must return soon after ``term.must_stop(…)`` is True. If it raises, lockkit resigns and the exception
+                goes on; only a `LockLost` of this term counts as its loss.
+            stop: Ends the campaign, or makes ``term.must_stop(…)`` True.
+
+        Returns:
+            What `work` returned when it ended by itself or because of `stop`; None if `stop` came during a campaign.
+
+        Raises:
+            BackendUnavailable: The backend did not answer for ``unavailable_after`` seconds during a campaign.
+            ConfigurationError: `work` is a coroutine function.
+        """
+        if inspect.iscoroutinefunction(work):
+            message = "election.run() cannot run a coroutine function: use the election of a lockkit.aio client"
+            raise ConfigurationError(message, name=self.name, backend=self._candidate.url)
+        signal = self._candidate.stop_signal()
+        try:
+            if stop is not None:
+                self._candidate.watch(signal, functools.partial(stop.wait, STOP_LOOK_SECONDS))
+            result: R | None = drive(self._candidate.run(work, signal))
+            return result
+        finally:
+            signal.done = True
+
+    def leader(self) -> Leader | None:
+        """
+        Ask the backend who leads now; None while nobody does.
+
+        Raises:
+            BackendUnavailable: It cannot be asked.
+        """
+        return drive(self._candidate.leader())
+
+    def observe(self) -> Iterator[Leader | None]:
+        """
+        Follow the leaders: the present one first, then each change, None while nobody leads.
+
+        Term numbers never go back. The iterator polls at random intervals of at most 1 s (a tenth of the ttl, if that
+        is shorter), so it may miss what is shorter. During an outage it waits. It ends when the client is closed.
+        """
+        return _Leaders(self._candidate.observe())
+
+    def __repr__(self) -> str:
+        """Show name and backend."""
+        return f"<lockkit.Election {self.name!r} at {self._candidate.url}>"
+
+
+class _Leaders:
+    """The iterator of `Election.observe`."""
+
+    def __init__(self, observer: Observer) -> None:
+        self._observer = observer
+
+    def __iter__(self) -> Iterator[Leader | None]:
+        return self
+
+    def __next__(self) -> Leader | None:
+        try:
+            return drive(self._observer.next())
+        except ObservingEnded:
+            raise StopIteration from None

@@ -1,0 +1,77 @@
+"""Leaders never act at the same time, and the checker finds mistakes that would let them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from lockkit.engine.lease_record import LeaseRecord
+from lockkit.primitives.election import Tenure
+from tests.simulation.election import Act, Acts, hold_elections, overlaps, stale_acts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SEEDS = range(150)
+
+pytestmark = pytest.mark.filterwarnings("ignore:lease of lock:ResourceWarning")
+
+
+def test_leaders_never_act_at_the_same_time() -> None:
+    """In random schedules with cut networks, pauses, crashes and clocks that differ."""
+    terms = stale = 0
+    for seed in SEEDS:
+        acts = hold_elections(seed)
+        assert overlaps(acts) == [], f"seed {seed}"
+        terms += len(acts.terms)
+        stale += len(stale_acts(acts))
+
+    assert terms > 5 * len(SEEDS), "the elections went on"
+    assert stale > 0, "no leader was paused in its act: the term number had nothing to do"
+
+
+def test_checker_sees_an_overlap_and_no_more() -> None:
+    """Of different terms only, and not of an act that is exempt."""
+    first, second = Act(0.0, 2.0, 1, "a", exempt=False), Act(1.0, 3.0, 2, "b", exempt=False)
+    assert overlaps(Acts([first, second])) == [(first, second)]
+    assert overlaps(Acts([first, second._replace(term=1)])) == []
+    assert overlaps(Acts([first, second._replace(start=2.0)])) == []
+    assert overlaps(Acts([first._replace(exempt=True), second])) == []
+    short = Act(0.5, 0.6, 1, "a", exempt=False)
+    assert overlaps(Acts([first, short, second])) == [(first, second)]
+
+
+def no_grace(self: Tenure) -> float:
+    """Stop at the deadline only."""
+    return self._record.valid_until
+
+
+async def sleeps_through(self: Tenure, seconds: float) -> bool:
+    """Look, and then sleep."""
+    seen = self._look()
+    await self._runtime.sleep(seconds)
+    return seen
+
+
+def believe_from_the_answer(
+    self: LeaseRecord, anchor: float, ttl: float, real: Callable[..., None] = LeaseRecord.set_deadline
+) -> None:
+    """Count the ttl from when the answer came."""
+    del anchor
+    real(self, self.client.runtime.now(), ttl)
+
+
+MUTANTS: dict[str, tuple[type, str, object]] = {
+    "stops at the deadline": (Tenure, "stop_at", property(no_grace)),
+    "sleeps through the end": (Tenure, "must_stop", sleeps_through),
+    "deadline counted from the answer": (LeaseRecord, "set_deadline", believe_from_the_answer),
+}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS.values(), ids=MUTANTS)
+def test_mutant_is_found(mutant: tuple[type, str, object], monkeypatch: pytest.MonkeyPatch) -> None:
+    """By an overlap, in one of the schedules."""
+    monkeypatch.setattr(*mutant)
+
+    assert any(overlaps(hold_elections(seed)) for seed in range(2000))

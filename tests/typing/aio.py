@@ -45,6 +45,7 @@ async def wait(client: lockkit.aio.Client) -> None:
     assert_type(await lock.try_acquire(), lockkit.aio.Lease | None)
     assert_type(await lock.locked(), bool)
     assert_type(await client.holders("a"), list[lockkit.Holder])
+    assert_type([name async for name in client.names("a")], list[str])
     assert_type(await client.break_lock("a"), bool)
 
 

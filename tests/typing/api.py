@@ -59,6 +59,7 @@ def decorate(client: lockkit.Client) -> None:
 def ask(client: lockkit.Client) -> None:
     """What can be asked of a client."""
     assert_type(client.holders("a"), list[lockkit.Holder])
+    assert_type(list(client.names("a")), list[str])
     assert_type(client.break_lock("a"), bool)
     assert_type(client.capabilities, lockkit.Capabilities)
     client.ping()

@@ -13,6 +13,7 @@ from lockkit.backend import Busy, Gone, Grant, Renewed, Unknown
 from lockkit.backends.redis.address import Target
 from lockkit.backends.redis.backend import KNOWN_NAMES_MAX
 from lockkit.backends.redis.keys import lock_key
+from lockkit.backends.redis.listing import Scan
 from lockkit.backends.redis.node import open_node
 from lockkit.backends.redis.resp import pack
 from lockkit.errors import BackendUnavailable, ConfigurationError
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from lockkit.backend import Request
     from lockkit.backends.redis.backend import RedisBackend
     from lockkit.backends.redis.connection import SyncConnection
+    from lockkit.backends.redis.node import RedisNode
 
 
 @pytest.fixture(scope="module")
@@ -839,5 +841,27 @@ def test_names_of_thousands_of_locks_come_in_pages(server: RedisServer, redis: K
             assert sorted(listed) == sorted(names | {"seat*:{mine}"})
             assert len(sizes) > 2
             assert max(sizes) < 2000
+
+    face.run(scenario)
+
+
+def test_name_that_two_nodes_have_is_listed_once(server: RedisServer, redis: Keyspace, face: Face) -> None:
+    """As when a slot moves from one master to another between two pages; a new master is asked too."""
+    redis("SET", "lockkit:seat", "foreign", "PX", 60_000)
+
+    async def scenario(host: StubHost) -> None:
+        target = Target.at({"host": server.host, "port": server.port}, tls=False)
+        nodes = [open_node(host.runtime, target) for _ in range(2)]
+
+        async def masters() -> list[RedisNode]:
+            return nodes
+
+        scan = Scan("lockkit", "", nodes[:1])
+        first, second = await scan.page(masters), await scan.page(masters)
+
+        assert (first.names, first.next) == (["seat"], scan)
+        assert (second.names, second.next) == ([], None)
+        for node in nodes:
+            await node.close()
 
     face.run(scenario)

@@ -98,12 +98,18 @@ def test_renewals_that_succeed_again_spare_the_command(cli: Cli) -> None:
     running, _ = start(cli, "--url", url, "--signal-grace", "0.2", ttl=20)
     members = pids(cli.home / "pids", 2)
     with lockkit.connect(f"file:{cli.home}/locks") as client:
-        first = client.holders("a")[0].remaining
+
+        def remaining() -> float:
+            (holder,) = client.holders("a")
+            assert holder.remaining is not None
+            return holder.remaining
+
+        first = remaining()
 
         (cli.home / "locks.renew").touch()
-        wait_until(lambda: client.holders("a")[0].remaining < first / 2)
+        wait_until(lambda: remaining() < first / 2)
         (cli.home / "locks.renew").unlink()
-        wait_until(lambda: client.holders("a")[0].remaining > first / 2)
+        wait_until(lambda: remaining() > first / 2)
 
     assert all(alive(pid) for pid in members)
     running.terminate()

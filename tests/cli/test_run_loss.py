@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+import lockkit
 from lockkit.runtime import monotonic
 from tests.cli.support import alive, children, pids, wait_until
 
@@ -96,12 +97,19 @@ def test_renewals_that_succeed_again_spare_the_command(cli: Cli) -> None:
     url = f"faulty:{cli.home}/locks"
     running, _ = start(cli, "--url", url, "--signal-grace", "0.2", ttl=20)
     members = pids(cli.home / "pids", 2)
-    first = cli.holders("a", "--url", f"file:{cli.home}/locks")[0]["remaining"]
+    with lockkit.connect(f"file:{cli.home}/locks") as client:
 
-    (cli.home / "locks.renew").touch()
-    wait_until(lambda: cli.holders("a", "--url", f"file:{cli.home}/locks")[0]["remaining"] < first / 2)
-    (cli.home / "locks.renew").unlink()
-    wait_until(lambda: cli.holders("a", "--url", f"file:{cli.home}/locks")[0]["remaining"] > first / 2)
+        def remaining() -> float:
+            (holder,) = client.holders("a")
+            assert holder.remaining is not None
+            return holder.remaining
+
+        first = remaining()
+
+        (cli.home / "locks.renew").touch()
+        wait_until(lambda: remaining() < first / 2)
+        (cli.home / "locks.renew").unlink()
+        wait_until(lambda: remaining() > first / 2)
 
     assert all(alive(pid) for pid in members)
     running.terminate()

@@ -1,7 +1,7 @@
 """
 Databases, faces and other processes for the tests of what works inside an application's transactions.
 
-``python -m tests.storage.sql.support ORDER URL …`` is one such process: see `work`, `hold`, `write` and `count`.
+`start` starts one such process: see `work`, `hold`, `write` and `count`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-import subprocess
 import sys
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 import lockkit
 from lockkit.sql import lock_in
 from lockkit.testing.servers import MariaServer, PostgresServer, require
-from tests.conventions.sources import ROOT
+from tests.forked import Forked, arguments
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -110,44 +109,38 @@ class Bases(dict[str, Base]):
         return self[kind]
 
 
-def start(order: str, *arguments: object) -> subprocess.Popen[str]:
+# What SQLAlchemy imports for the blocking face.
+IMPORTS = (
+    *("psycopg", "sqlalchemy.dialects.postgresql.psycopg", "pymysql", "sqlalchemy.dialects.mysql.pymysql"),
+    *("sqlite3", "sqlalchemy.dialects.sqlite.pysqlite"),
+)
+
+
+def start(order: str, *arguments: object) -> Forked:
     """Start another process; it says a line when it is ready, and goes on when it gets one."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "tests.storage.sql.support", order, *map(str, arguments)],
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-    )
+    return Forked("tests.storage.sql.support:main", [order, *map(str, arguments)], IMPORTS)
 
 
-def line_of(process: subprocess.Popen[str]) -> str:
+def line_of(process: Forked) -> str:
     """Read the next line that a process says."""
-    assert process.stdout is not None
     line = process.stdout.readline().strip()
     assert line, f"the process ended with {process.wait(PATIENCE)}"
     return line
 
 
-def go(process: subprocess.Popen[str]) -> None:
+def go(process: Forked) -> None:
     """Let a process go on."""
-    assert process.stdin is not None
     process.stdin.write("go\n")
     process.stdin.flush()
 
 
-def end(processes: list[subprocess.Popen[str]]) -> None:
+def end(processes: list[Forked]) -> None:
     """End processes, whatever they do."""
     for process in processes:
-        process.kill()
-        process.wait()
-        for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                pipe.close()
+        process.close()
 
 
-def all_done(processes: list[subprocess.Popen[str]]) -> list[str]:
+def all_done(processes: list[Forked]) -> list[str]:
     """Let processes go on together, and give what each says at the end."""
     try:
         for process in processes:
@@ -260,7 +253,8 @@ def count(url: str, times: str) -> None:
     say(asked)
 
 
-if __name__ == "__main__":
-    ordered, *given = sys.argv[1:]
+def main() -> None:
+    """Do what was ordered."""
+    ordered, *given = arguments()
     orders: dict[str, Callable[..., None]] = {"count": count, "hold": hold, "work": work, "write": write}
     orders[ordered](*given)

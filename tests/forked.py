@@ -1,0 +1,83 @@
+"""Processes of a test's own that need not import anything: forked from a `lockkit.testing.fork_servers.ForkServer`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+from lockkit.testing.fork_servers import environment, fork_server
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class Forked:
+    """
+    A process that is used like a `subprocess.Popen` with text pipes for its input and output.
+
+    Args:
+        main: ``module:function`` of what it runs; it begins with `arguments`.
+        given: What that function gets from `arguments`.
+        modules: What all processes of this `main` have imported.
+    """
+
+    def __init__(self, main: str, given: Sequence[str], modules: Sequence[str] = ()) -> None:
+        self.returncode: int | None = None
+        self._server = fork_server(main, modules, environment())
+        with ExitStack() as theirs:
+            its_input, ours_to_write = os.pipe()
+            theirs.callback(os.close, its_input)
+            ours_to_read, its_output = os.pipe()
+            theirs.callback(os.close, its_output)
+            self.stdin = os.fdopen(ours_to_write, "w")
+            self.stdout = os.fdopen(ours_to_read)
+            self.pid = self._server.fork({0: its_input, 1: its_output, 2: 2})
+        self.stdin.write(json.dumps(given) + "\n")
+        self.stdin.flush()
+
+    def send_signal(self, signum: int) -> None:
+        """Send it a signal, unless its end was waited for."""
+        if self.returncode is None:
+            os.kill(self.pid, signum)
+
+    def kill(self) -> None:
+        """End it with SIGKILL."""
+        self.send_signal(signal.SIGKILL)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """
+        Wait for its end; give its exit status.
+
+        Raises:
+            subprocess.TimeoutExpired: It has not ended in time.
+        """
+        if self.returncode is None:
+            self.returncode = self._server.reap(self.pid, timeout)
+        if self.returncode is None:
+            raise subprocess.TimeoutExpired([str(self.pid)], timeout or 0)
+        return self.returncode
+
+    def communicate(self, timeout: float) -> tuple[str, None]:
+        """Let it come to its end, which says little (what a pipe holds); give what it said."""
+        self.stdin.close()
+        self.wait(timeout)
+        with self.stdout:
+            return self.stdout.read(), None
+
+    def close(self) -> None:
+        """End it."""
+        self.kill()
+        self.wait()
+        self.stdin.close()
+        self.stdout.close()
+
+
+def arguments() -> list[str]:
+    """In the process: what it was given."""
+    given: list[str] = json.loads(sys.stdin.readline())
+    return given

@@ -19,11 +19,13 @@ from typing import TYPE_CHECKING
 from lockkit.errors import (
     BackendUnavailable,
     ConfigurationError,
+    KeyReused,
     LockError,
     LockLost,
     LockTimeout,
     NoQuorum,
     StaleToken,
+    StoredError,
     Unsupported,
 )
 
@@ -40,6 +42,7 @@ __all__ = [
     "Client",
     "ConfigurationError",
     "Holder",
+    "KeyReused",
     "Lease",
     "Lock",
     "LockError",
@@ -47,6 +50,7 @@ __all__ = [
     "LockTimeout",
     "NoQuorum",
     "StaleToken",
+    "StoredError",
     "Unsupported",
     "__version__",
     "aio",

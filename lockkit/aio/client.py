@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from lockkit.aio.lease import Lease
 from lockkit.aio.lock import Lock
+from lockkit.aio.once import Once
 from lockkit.configuration import profiles, registry
 from lockkit.engine.engine import Engine
+from lockkit.primitives import once as core
 from lockkit.runtime import AsyncioRuntime
 
 if TYPE_CHECKING:
@@ -121,6 +123,37 @@ class Client:
             raise_on_lost=raise_on_lost,
         )
         return Lock(self._engine, settings, cancel_on_lost=cancel_on_lost)
+
+    def once(
+        self,
+        key: str,
+        *,
+        keep: float | timedelta,
+        ttl: float | timedelta | None = None,
+        timeout: float | timedelta | None = None,
+        match: str | None = None,
+        store_errors: tuple[type[BaseException], ...] | type[BaseException] = (),
+    ) -> Once:
+        """
+        Describe work that is done once per key. Nothing is sent yet. See `lockkit.Client.once`.
+
+        Args:
+            key: See there.
+            keep: See there.
+            ttl: See there.
+            timeout: See there.
+            match: See there.
+            store_errors: See there.
+
+        Raises:
+            ConfigurationError: One of them is wrong.
+            Unsupported: The backend keeps no notes on locks.
+            LockError: The client is closed.
+        """
+        described = core.Once.described(
+            self._engine, key, keep=keep, ttl=ttl, timeout=timeout, match=match, store_errors=store_errors
+        )
+        return Once(described)
 
     async def holders(self, name: str) -> list[Holder]:
         """See `lockkit.Client.holders`."""

@@ -86,9 +86,11 @@ class LockState(Generic[C]):
         token: The last token, 0 if there was none.
         queue: The waiters, first come first.
         broken: Owner of the last lease that `break_lock` ended, so that its renewal can say so; empty if there is none.
+        note: The note on the lock, and the end of its life, µs of the wall clock; None if there is none. Only the file
+            backend keeps notes here.
     """
 
-    __slots__ = ("broken", "holder", "queue", "token", "until")
+    __slots__ = ("broken", "holder", "note", "queue", "token", "until")
 
     def __init__(self, token: int = 0) -> None:
         """Make a free lock."""
@@ -97,6 +99,7 @@ class LockState(Generic[C]):
         self.token = token
         self.queue: list[C] = []
         self.broken = ""
+        self.note: tuple[str, int] | None = None
 
     def acquire(
         self, name: str, claim: C, now: float, token_min: int, *, queue: bool, dead: Callable[[C], bool] = _never

@@ -8,11 +8,13 @@ Format, version 1: text, one `LockState`::
     OWNER CLIENT TTL_US                   the holder
     METADATA                              the holder's JSON
     OWNER CLIENT TTL_US                   the waiters, first come first, one a line
+    note END_US TEXT                      the note, if there is one: JSON text, and the end of its life
 
 or, written under the flock by the process that is about to remove the file: ``lockkit-removed``.
 
 ``-`` means none. After SIZE bytes there may be the rest of an earlier, longer record.
-Times are µs of the machine's clock that goes on while it is suspended, and mean nothing under another boot id.
+Times are µs of the machine's clock that goes on while it is suspended, and mean nothing under another boot id. END_US
+is of the wall clock: notes survive a reboot.
 
 A record is written by a single ``write``, and read whole: a reader sees the old record or the new one. The checksum
 reveals anything else (a page that never reached the disk before the power failed).
@@ -22,6 +24,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import json
 import os
 import re
 import stat
@@ -130,6 +133,8 @@ def encode(state: LockState[FileClaim], name: str, boot: str) -> bytes:
     lines = f"{boot} {name} {state.token} {until_us} {state.broken or '-'}\n{first}\n"
     if state.queue:
         lines += "".join(f"{waiter.owner} {waiter.client} {int(waiter.ttl * 1e6 + 0.5)}\n" for waiter in state.queue)
+    if state.note is not None:
+        lines += f"note {state.note[1]} {json.dumps(state.note[0])}\n"
     body = lines.encode("ascii")
     return b"lockkit-record 1 %08x %06d\n%b" % (zlib.crc32(body), _HEAD_SIZE + len(body), body)
 
@@ -175,14 +180,17 @@ def decode(text: bytes, name: str | None) -> tuple[LockState[FileClaim], str]:
         message = "cut off" if len(text) < size else "its checksum is wrong"
         raise DamagedError(message)
     try:
-        first, holder, metadata, *waiters = body.decode("ascii").removesuffix("\n").split("\n")
+        first, holder, metadata, *rest = body.decode("ascii").removesuffix("\n").split("\n")
         boot, stored, token, until_us, broken = first.split(" ")
         state: LockState[FileClaim] = LockState(int(token))
         state.until = int(until_us) / 1e6
         state.broken = "" if broken == "-" else broken
         if holder != "-":
             state.holder = _claim(holder, "" if metadata == "-" else metadata)
-        state.queue = [_claim(line) for line in waiters]
+        if rest and rest[-1].startswith("note "):
+            _, end_us, note = rest.pop().split(" ", 2)
+            state.note = json.loads(note), int(end_us)
+        state.queue = [_claim(line) for line in rest]
     except ValueError as error:
         message = f"nonsense under a right checksum: {error}"
         raise DamagedError(message) from error

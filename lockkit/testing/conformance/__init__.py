@@ -37,6 +37,7 @@ from lockkit.testing.conformance.inspection import Arguments, Inspection
 from lockkit.testing.conformance.lifetime import Closing, Leftovers
 from lockkit.testing.conformance.loss import Loss
 from lockkit.testing.conformance.names import Names
+from lockkit.testing.conformance.once import Onces
 from lockkit.testing.conformance.queueing import Queueing
 from lockkit.testing.conformance.reentrancy import Reentrancy
 from lockkit.testing.conformance.release import Blocks, Releasing
@@ -66,5 +67,6 @@ class ConformanceSuite(
     Closing,
     Leftovers,
     Crashes,
+    Onces,
 ):
     """All cases. Derive a class ``Test…`` from it and override `lockkit_url` or `lockkit_target`."""

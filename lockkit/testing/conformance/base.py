@@ -67,6 +67,8 @@ class needs:  # noqa: N801 - a namespace, read as a word: needs.fairness
         "its ttl is that of a session, which the server bounds and nobody extends (crash_release 'session')",
         lambda capabilities: capabilities.crash_release != "session",
     )
+    notes = Need("it keeps no notes on locks (not notes)", lambda capabilities: capabilities.notes)
+    no_notes = Need("it keeps notes on locks", lambda capabilities: not capabilities.notes)
     wake_up = Need("it wakes nobody, waiters look again (wakeup 'poll')", lambda c: c.wakeup == "push")
 
 

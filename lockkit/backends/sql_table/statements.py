@@ -13,6 +13,8 @@ statement       parameters                                  returns
 ``free``        names, owners (and the channel)             releases many, returns the same
 ``break_lock``  name (and the channel)                      the same, if it was held
 ``renew``       ttl in µs, names, owners                    the owners that held theirs; MariaDB and MySQL: how many
+``read_note``   name                                        of a note whose life is not over: the text, µs left
+``write_note``  text, life in µs, name, owner               one row, if that owner held the lock
 ``state``       names                                       name, owner, expired, last broken owner
 ``idle``        least age in µs                             names of rows that were not used for so long
 ``reap``        least age in µs, names                      removes those rows unless they were used meanwhile
@@ -53,7 +55,17 @@ class Statements(ABC):
             "SELECT owner, expires_at_us - {now}, token, metadata, metadata_owner FROM {table}"
             " WHERE name = $1 AND owner IS NOT NULL AND expires_at_us > {now}"
         )
+        self.read_note = self._written(
+            "SELECT note, note_until_us - {now} FROM {table} WHERE name = $1 AND note_until_us > {now}"
+        )
+        self.write_note = self._written(self._write_note_text())
         self._write()
+
+    def _write_note_text(self) -> str:
+        return (
+            "UPDATE {table} SET note = $1, note_until_us = {now} + $2"
+            " WHERE name = $3 AND owner = $4 AND expires_at_us > {now}"
+        )
 
     @abstractmethod
     def _write(self) -> None:
@@ -92,13 +104,14 @@ class Statements(ABC):
             f" WHERE name IN ({_places(1, count)})",
         )
 
-    def reap(self, count: int) -> Statement:
-        """See the module."""
-        return self._for_many("reap", count, f"DELETE FROM {{table}} WHERE {_IDLE} AND name IN ({_places(2, count)})")
+    def reap(self, count: int, *, notes: bool) -> Statement:
+        """See the module. `notes`: the table has columns for notes."""
+        text = f"DELETE FROM {{table}} WHERE {_idle(notes)} AND name IN ({_places(2, count)})"
+        return self._for_many(f"reap {notes}", count, text)
 
-    def idle(self, count: int) -> Statement:
-        """See the module; at most so many."""
-        return self._for_many("idle", count, f"SELECT name FROM {{table}} WHERE {_IDLE} LIMIT {count}")
+    def idle(self, count: int, *, notes: bool) -> Statement:
+        """See the module; at most so many. `notes`: the table has columns for notes."""
+        return self._for_many(f"idle {notes}", count, f"SELECT name FROM {{table}} WHERE {_idle(notes)} LIMIT {count}")
 
     def _for_many(self, what: str, count: int, text: str) -> Statement:
         """Write a statement whose length depends on how many it is for; those for few are kept."""
@@ -114,7 +127,9 @@ class Statements(ABC):
 KEPT_MAX = 8
 """Statements for so many names are kept, and so prepared. More takes memory here and at the server."""
 
-_IDLE = "token < {now} - $1 AND expires_at_us < {now} - $1"
+
+def _idle(notes: bool) -> str:  # noqa: FBT001 - private
+    return "token < {now} - $1 AND expires_at_us < {now} - $1" + (" AND note_until_us < {now}" if notes else "")
 
 
 def _places(first: int, count: int) -> str:
@@ -177,6 +192,12 @@ class PostgresqlStatements(Statements):
         self.break_lock = self._written(
             "WITH freed AS (UPDATE {table} SET broken_owner = owner, owner = NULL, expires_at_us = 0"
             f" WHERE name = $1 AND owner IS NOT NULL AND expires_at_us > {{now}} RETURNING wanted){notify}"
+        )
+
+    def _write_note_text(self) -> str:
+        return (
+            "UPDATE {table} SET note = $1, note_until_us = {now} + CAST($2 AS bigint)"
+            " WHERE name = $3 AND owner = $4 AND expires_at_us > {now} RETURNING 1"
         )
 
     def _renew_text(self, count: int) -> str:

@@ -74,7 +74,7 @@ class LockNotes:
         """Give the leader's wall clock, Unix time."""
         asked_at = self._runtime.now()
         if asked_at - self._clock_at >= CLOCK_SECONDS:
-            stat = await session.answer(session.client.set_data_async(directory, b""), until)
+            stat = await session.answer(session.client.set_async(directory, b""), until)
             self._clock_offset = stat.mtime / 1000 - asked_at
             self._clock_at = asked_at
         return self._runtime.now() + self._clock_offset

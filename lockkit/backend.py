@@ -34,6 +34,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from lockkit.errors import LockError, Unsupported
+from lockkit.runtime import wall_clock
 
 if TYPE_CHECKING:
     from lockkit.runtime import Event, Runtime
@@ -561,6 +562,14 @@ class LockBackend(ABC):
         """
         del text, keep, answer_by
         raise self._without_notes(grant.name)
+
+    async def clock(self) -> float:
+        """
+        Return the wall clock by which the lives of notes end, Unix time.
+
+        This default returns this machine's, for a backend whose server shows no clock to its clients.
+        """
+        return wall_clock()
 
     def _without_notes(self, name: str) -> Unsupported:
         message = f"{self.url} keeps no notes on locks"

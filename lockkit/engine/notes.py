@@ -70,6 +70,18 @@ class Notes:
             plain = split_space(name)[1]
             raise self._client.unavailable(error, f"read the note on lock {name!r}", plain) from error
 
+    async def clock(self) -> float:
+        """
+        Ask for the backend's wall clock, Unix time.
+
+        Raises:
+            BackendUnavailable: No answer.
+        """
+        try:
+            return await self._client.ready().clock()
+        except BackendUnavailable as error:
+            raise self._client.unavailable(error, "ask for the time", None) from error
+
     async def write(self, record: LeaseRecord, text: str, keep: Seconds) -> None:
         """
         Put a note on the lock that a lease holds, in place of the one before.

@@ -93,6 +93,7 @@ _ABANDON = Script("abandon", keys=3, arguments=2, shared="offer", alone=True)
 _RENEW = Script("renew", keys=4, arguments=4, alone=True)
 _BREAK = Script("break", keys=5, arguments=1, shared="offer")
 _HOLDERS = Script("holders", keys=4, arguments=0)
+_CLOCK = Script("clock", keys=1, arguments=0)
 _READ_NOTE = Script("read_note", keys=1, arguments=0)
 _WRITE_NOTE = Script("write_note", keys=2, arguments=3)
 
@@ -320,6 +321,12 @@ class RedisBackend(LockBackend):
             message = f"{acknowledged} of {self._replicas} replicas acknowledged the note in time"
             raise BackendUnavailable(message)
         return reply == 1
+
+    async def clock(self) -> float:
+        """See `LockBackend.clock`."""
+        keys = self._keys("clock")
+        seconds, microseconds = cast("list[bytes]", await self._run(_CLOCK, keys.lock, bulk(keys.lock), resend=True))
+        return int(seconds) + int(microseconds) / 1e6
 
     async def erase(self) -> None:
         """See `LockBackend.erase`."""

@@ -312,6 +312,11 @@ class SqlTableBackend(LockBackend):
             return False
         return result.changed == 1
 
+    async def clock(self) -> float:
+        """See `LockBackend.clock`."""
+        ((now_us,),) = (await self._run(self._statements.clock, (), again=True)).rows
+        return float(now_us) / 1e6
+
     def _key(self, name: str) -> str:
         """Give the key of a lock's row: its name, and for what lives apart a key that no lock can have."""
         return name if name[0] != "\0" else self._key_apart(*split_space(name))

@@ -15,6 +15,7 @@ statement       parameters                                  returns
 ``renew``       ttl in µs, names, owners                    the owners that held theirs; MariaDB and MySQL: how many
 ``read_note``   name                                        of a note whose life is not over: the text, µs left
 ``write_note``  text, life in µs, name, owner               one row, if that owner held the lock
+``clock``       none                                        the clock in µs
 ``state``       names                                       name, owner, expired, last broken owner
 ``idle``        least age in µs                             names of rows that were not used for so long
 ``reap``        least age in µs, names                      removes those rows unless they were used meanwhile
@@ -55,6 +56,7 @@ class Statements(ABC):
             "SELECT owner, expires_at_us - {now}, token, metadata, metadata_owner FROM {table}"
             " WHERE name = $1 AND owner IS NOT NULL AND expires_at_us > {now}"
         )
+        self.clock = self._written("SELECT {now}")
         self.read_note = self._written(
             "SELECT note, note_until_us - {now} FROM {table} WHERE name = $1 AND note_until_us > {now}"
         )

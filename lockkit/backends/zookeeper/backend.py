@@ -407,6 +407,11 @@ class ZooKeeperBackend(LockBackend):
         node: LockNode = grant.state
         return node.session_lives and await self._notes.write(node, grant.name, text, keep, self._until(answer_by))
 
+    async def clock(self) -> float:
+        """See `LockBackend.clock`."""
+        until = self._until()
+        return await self._notes.clock(await self._sessions.any(until), self._directories.clock_path, until)
+
     async def erase(self) -> None:
         """See `LockBackend.erase`."""
         until = self._until()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from kazoo.exceptions import NodeExistsError, NoNodeError, UnimplementedError
 
-from lockkit.backend import SPACES, split_space
+from lockkit.backend import SPACES, apart, split_space
 from lockkit.backends.zookeeper.path import escape_name, node_prefix
 from lockkit.backends.zookeeper.quirks import create_directory
 from lockkit.errors import BackendUnavailable, LockError
@@ -70,6 +70,11 @@ class LockDirectories:
     def note_path(self, name: str) -> str:
         """Give the path of the note on a lock."""
         return self._path(name, _NOTES)
+
+    @property
+    def clock_path(self) -> str:
+        """Path of a node that may be changed to learn the leader's clock: the directory of the notes of once."""
+        return self.note_path(apart("once", "x")).rpartition("/")[0]
 
     def _path(self, name: str, what: str = "") -> str:
         space, name = split_space(name)

@@ -74,7 +74,11 @@ class LockNotes:
         """Give the leader's wall clock, Unix time."""
         asked_at = self._runtime.now()
         if asked_at - self._clock_at >= CLOCK_SECONDS:
-            stat = await session.answer(session.client.set_async(directory, b""), until)
+            try:
+                stat = await session.answer(session.client.set_async(directory, b""), until)
+            except NoNodeError:
+                await self._make_directory(session, directory, until)
+                stat = await session.answer(session.client.set_async(directory, b""), until)
             self._clock_offset = stat.mtime / 1000 - asked_at
             self._clock_at = asked_at
         return self._runtime.now() + self._clock_offset

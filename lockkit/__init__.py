@@ -19,11 +19,13 @@ from typing import TYPE_CHECKING
 from lockkit.errors import (
     BackendUnavailable,
     ConfigurationError,
+    KeyReused,
     LockError,
     LockLost,
     LockTimeout,
     NoQuorum,
     StaleToken,
+    StoredError,
     Unsupported,
 )
 
@@ -54,6 +56,7 @@ __all__ = [
     "ConfigurationError",
     "Election",
     "Holder",
+    "KeyReused",
     "Leader",
     "Lease",
     "LeaseSet",
@@ -65,6 +68,7 @@ __all__ = [
     "NoQuorum",
     "RWLock",
     "StaleToken",
+    "StoredError",
     "Term",
     "Unsupported",
     "__version__",

@@ -17,6 +17,8 @@ One acquisition, as the backend sees it::
     renew([grant, ...])           ->  [Renewed | Gone | Unknown]
     release(grant, answer_by)     ->  True | False                False: the owner no longer held it
     release_all(grants, answer_by)  ->  None                      the client closes
+    write_note(grant, text, keep) ->  True | False                False: the owner does not hold it
+    read_note(name)               ->  Note | None
 
 All methods are ``async def``, also in a backend that only blocks: the sync API runs them without an event loop (see
 `lockkit.runtime`). So under ``runtime.kind == "blocking"`` they must wait only through the runtime of their host.
@@ -32,6 +34,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from lockkit.errors import LockError, Unsupported
+from lockkit.runtime import wall_clock
 
 if TYPE_CHECKING:
     from lockkit.runtime import Event, Runtime
@@ -40,6 +43,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CALL_SECONDS",
+    "NOTE_BYTES_MAX",
+    "SPACES",
     "Busy",
     "Capabilities",
     "Gone",
@@ -50,13 +55,16 @@ __all__ = [
     "LossReason",
     "Mode",
     "NamesPage",
+    "Note",
     "Option",
     "Renewal",
     "Renewed",
     "Request",
     "Unknown",
+    "apart",
     "decode_metadata",
     "seconds_left",
+    "split_space",
 ]
 
 CALL_SECONDS = 5.0
@@ -71,6 +79,13 @@ Beside whom a lease is held.
 - ``shared``: beside other shared ones: the read side.
 - ``permit``: beside other permits, at most so many as the limit: of a semaphore.
 """
+
+NOTE_BYTES_MAX = 65 * 1024
+"""Longest note, UTF-8 bytes: 64 KiB for what the application stores, and 1 KiB for what a primitive adds to it. Longer
+ones would not fit into one request of every server."""
+
+SPACES = ("once", "sem")
+"""Names of the spaces apart from locks, see `apart`: records of once, and semaphores."""
 
 LossReason = Literal["expired", "taken", "gone", "session", "broken"]
 """
@@ -109,6 +124,7 @@ class Capabilities:
         caveat: Known limits: what this backend does not guarantee.
         metadata_update: The metadata of a held lock can be replaced (`LockBackend.update`).
         listing: `LockBackend.names` lists the locks that are held.
+        notes: A holder can write a note on its lock (`LockBackend.write_note`), which outlives the lease.
     """
 
     crash_release: Literal["ttl", "session", "connection", "process"]
@@ -129,6 +145,7 @@ class Capabilities:
     fair_shared: bool = False
     downgrade: bool = False
     permits: Literal["native", "slots", "none"] = "none"
+    notes: bool = False
 
 
 class Request:
@@ -316,6 +333,53 @@ class NamesPage:
 
     names: Sequence[str]
     next: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """
+    A text on a lock, written by one of its holders.
+
+    Attributes:
+        text: As it was written.
+        remaining: Seconds until the backend forgets it; None if finding out would take another round trip.
+    """
+
+    text: str
+    remaining: float | None
+
+
+class _ApartName(str):
+    """The name of something apart from locks; messages show it as its users know it."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        """Show the name, and the space that it is in."""
+        space, name = split_space(self)
+        return f"{name!r} ({space})"
+
+
+def apart(space: str, name: str) -> str:
+    """
+    Name something that lives apart from the locks: the lock of the same name is another one.
+
+    The engine treats it as any lock name, and a backend stores it where no lock of an application can be: under its
+    prefix followed by ``+`` and the space. No lock name contains NUL, so one with NUL is unmistakable.
+
+    Args:
+        space: One of `SPACES`.
+        name: A valid lock name.
+    """
+    return _ApartName(f"\0{space}\0{name}")
+
+
+def split_space(name: str) -> tuple[str, str]:
+    """Split a name into its space (empty for a lock's) and the name that the user gave: the reverse of `apart`."""
+    if not name.startswith("\0"):
+        return "", name
+    _, space, plain = name.split("\0")
+    return space, plain
 
 
 def decode_metadata(text: str | bytes | None) -> Mapping[str, Any]:
@@ -595,6 +659,42 @@ class LockBackend(ABC):
         message = f"{type(self).__name__} cannot list its locks (capabilities.listing): ask for each lock's holders"
         raise Unsupported(message, backend=self.url)
 
+    async def read_note(self, name: str) -> Note | None:
+        """
+        Return the note on a lock, held or free; None if there is none, or its life is over by the server's clock.
+
+        One round trip. Called only if `capabilities.notes`; so is `write_note`.
+        """
+        raise self._without_notes(name)
+
+    async def write_note(self, grant: Grant, text: str, keep: Seconds, answer_by: float = inf) -> bool:
+        """
+        Put a note on a lock, in place of the one before, if the owner still holds it; return False if it does not.
+
+        The server compares the owner and writes in one atomic step. The note outlives the lease, and ends `keep` after
+        this call, by the server's clock. Idempotent: the engine calls it again if it raises `BackendUnavailable`.
+
+        Args:
+            grant: The lease.
+            text: At most `NOTE_BYTES_MAX` UTF-8 bytes, without NUL.
+            keep: Life of the note, seconds.
+            answer_by: As for `release`.
+        """
+        del text, keep, answer_by
+        raise self._without_notes(grant.name)
+
+    async def clock(self) -> float:
+        """
+        Return the wall clock by which the lives of notes end, Unix time.
+
+        This default returns this machine's, for a backend whose server shows no clock to its clients.
+        """
+        return wall_clock()
+
+    def _without_notes(self, name: str) -> Unsupported:
+        message = f"{self.url} keeps no notes on locks"
+        return Unsupported(message, name=split_space(name)[1], backend=self.url)
+
     @abstractmethod
     async def ping(self) -> None:
         """Check that the server answers."""
@@ -603,8 +703,8 @@ class LockBackend(ABC):
         """
         Delete all that is stored under the prefix, in the tables or in the directory of this backend.
 
-        That includes the tokens: later ones may repeat. The conformance suite uses it for a prefix, table or directory
-        of its own, after the cases.
+        That includes the spaces apart (`SPACES`), and the tokens: later ones may repeat. The conformance suite uses it
+        for a prefix, table or directory of its own, after the cases.
 
         Raises:
             Unsupported: The backend does not offer it.

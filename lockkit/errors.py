@@ -10,6 +10,8 @@ The exception tree.
     ├── LockTimeout          (also TimeoutError)         another client held the lock for the whole wait
     ├── LockLost                                         the lease ended before the work did; stop the work
     ├── StaleToken                                       the storage has accepted a newer holder's write; stop the work
+    ├── KeyReused                                        a known key of `once` came with another `match`
+    ├── StoredError                                      the one run of `once` ended with an error that was stored
     └── Unsupported          (also NotImplementedError)  this backend cannot do it
 
 Each also derives from the built-in class that users already catch, so ``except TimeoutError`` keeps working.
@@ -25,11 +27,13 @@ from typing import Any
 __all__ = [
     "BackendUnavailable",
     "ConfigurationError",
+    "KeyReused",
     "LockError",
     "LockLost",
     "LockTimeout",
     "NoQuorum",
     "StaleToken",
+    "StoredError",
     "Unsupported",
 ]  # the errors; `LockHolder` is what one of them carries
 
@@ -51,7 +55,8 @@ class LockError(Exception):
     def __init__(self, message: str = "", *, name: str | None = None, backend: str | None = None) -> None:
         """Keep ``message``; ``name`` and ``backend`` become attributes (and survive pickling)."""
         super().__init__(message)
-        self.name = name
+        # What lives apart from the locks (`lockkit.backend.apart`) goes by the name that the user gave it.
+        self.name = name.rpartition("\0")[2] if name is not None and name.startswith("\0") else name
         self.backend = backend
 
     def __str__(self) -> str:
@@ -139,6 +144,23 @@ class LockLost(LockError):
 
 class StaleToken(LockError):
     """The guarded storage has already accepted a higher fencing token: another holder has taken over."""
+
+
+class KeyReused(LockError):
+    """A key of ``once`` is done, and came again with another ``match``: it stands for two different things."""
+
+
+class StoredError(LockError):
+    """
+    The one run of a key of ``once`` ended with an error of ``store_errors``; nothing was run again.
+
+    Attributes:
+        type_name: Name of that error's class.
+        text: What ``str()`` gave of it.
+    """
+
+    type_name: str = ""
+    text: str = ""
 
 
 class Unsupported(LockError, NotImplementedError):

@@ -9,11 +9,13 @@ from lockkit.aio.election import Election
 from lockkit.aio.lease import Lease
 from lockkit.aio.lock import Lock
 from lockkit.aio.lock_set import LockSet
+from lockkit.aio.once import Once
 from lockkit.aio.rwlock import RWLock
 from lockkit.configuration import profiles, registry
 from lockkit.configuration.peer_parameters import names_parameters
 from lockkit.engine.engine import Engine
 from lockkit.engine.settings import INHERIT, Inherit, skipping_timeout
+from lockkit.primitives import once as core
 from lockkit.primitives.lock_set import LockSetCore, SetMember, names_of
 from lockkit.runtime import AsyncioRuntime
 
@@ -247,6 +249,37 @@ class Client:
     ) -> Election:
         """See `lockkit.Client.election`."""
         return Election(self._engine, name, ttl=ttl, grace=grace, value=value)
+
+    def once(
+        self,
+        key: str,
+        *,
+        keep: float | timedelta,
+        ttl: float | timedelta | None = None,
+        timeout: float | timedelta | None = None,
+        match: str | None = None,
+        store_errors: tuple[type[BaseException], ...] | type[BaseException] = (),
+    ) -> Once:
+        """
+        Describe work that is done once per key. Nothing is sent yet. See `lockkit.Client.once`.
+
+        Args:
+            key: See there.
+            keep: See there.
+            ttl: See there.
+            timeout: See there.
+            match: See there.
+            store_errors: See there.
+
+        Raises:
+            ConfigurationError: One of them is wrong.
+            Unsupported: The backend keeps no notes on locks.
+            LockError: The client is closed.
+        """
+        described = core.Once.described(
+            self._engine, key, keep=keep, ttl=ttl, timeout=timeout, match=match, store_errors=store_errors
+        )
+        return Once(described)
 
     async def holders(self, name: str) -> list[Holder]:
         """See `lockkit.Client.holders`."""

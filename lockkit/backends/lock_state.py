@@ -126,9 +126,11 @@ class LockState(Generic[C]):
         shares: The leases beside one another, by owner; empty while there is a `holder`.
         queue: The waiters, first come first.
         broken: Owners of the leases that `break_lock` ended last, so that their renewals can say so.
+        note: The note on the lock, and the end of its life, µs of the wall clock; None if there is none. Only the file
+            backend keeps notes here.
     """
 
-    __slots__ = ("broken", "holder", "queue", "shares", "token", "until")
+    __slots__ = ("broken", "holder", "note", "queue", "shares", "token", "until")
 
     def __init__(self, token: int = 0) -> None:
         """Make a free lock."""
@@ -138,6 +140,7 @@ class LockState(Generic[C]):
         self.shares: dict[str, Share[C]] = {}
         self.queue: list[C] = []
         self.broken: tuple[str, ...] = ()
+        self.note: tuple[str, int] | None = None
 
     def acquire(
         self, name: str, claim: C, now: float, token_min: int, *, queue: bool, dead: Callable[[C], bool] = _never

@@ -11,7 +11,7 @@ from typer.core import TyperGroup
 
 import lockkit
 from lockkit import validation
-from lockkit.cli.options import ElectOptions, Face, FailOn, OnBusy, RunOptions
+from lockkit.cli.options import ElectOptions, Face, FailOn, OnBusy, OnDone, RunOptions
 from lockkit.cli.output import reporting, set_verbosity
 from lockkit.cli.status import ELECT_STATUSES, RUN_STATUSES
 
@@ -161,6 +161,7 @@ COMMAND's environment has these variables:
   LOCKKIT_OWNER     the random id of this acquisition
   LOCKKIT_DEADLINE  end of the lease if it is never renewed: seconds of
                     CLOCK_BOOTTIME (macOS: CLOCK_MONOTONIC)
+  LOCKKIT_ONCE      the slot or key, as NAME@SLOT (with --once-per or --once)
 
 Exit status:
 
@@ -230,7 +231,37 @@ def _run(
     metadata: Annotated[
         str | None, typer.Option(metavar="TEXT", help="Text that lockkit holders shows. Never a secret.")
     ] = None,
+    once_per: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PERIOD",
+            help="Run COMMAND only if no run has succeeded yet in this slot of time: 1d is a calendar day, 6h a "
+            "quarter of one. Also s, m and w. Slots go by the backend's clock.",
+        ),
+    ] = None,
+    tz: Annotated[
+        str | None,
+        typer.Option("--tz", metavar="ZONE", help="Time zone of the slots, such as Europe/Berlin. Default: UTC."),
+    ] = None,
+    once: Annotated[
+        str | None, typer.Option(metavar="KEY", help="Run COMMAND only if no run has succeeded yet for this KEY.")
+    ] = None,
+    attempts: Annotated[
+        int | None,
+        typer.Option(
+            min=1, metavar="N", help="Start COMMAND at most N times for a slot or KEY, then end with status 76."
+        ),
+    ] = None,
+    on_done: Annotated[
+        OnDone, typer.Option(help="If it was done already: skip with exit status 0, or fail with exit status 76.")
+    ] = OnDone.SKIP,
 ) -> None:
+    if once_per is not None and once is not None:
+        message = "give --once-per or --once, not both"
+        raise typer.BadParameter(message)
+    if once_per is None and (tz is not None or (once is None and (attempts is not None or on_done is not OnDone.SKIP))):
+        message = "--tz needs --once-per; --attempts and --on-done need --once-per or --once"
+        raise typer.BadParameter(message)
     from lockkit.cli.run import run  # noqa: PLC0415 - see the module
 
     options = RunOptions(
@@ -243,6 +274,11 @@ def _run(
         kill_after=kill_after,
         min_hold=min_hold,
         metadata=metadata,
+        once_per=once_per,
+        tz=tz,
+        once=once,
+        attempts=attempts,
+        on_done=on_done,
     )
     raise typer.Exit(run(name, command, options))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-__all__ = ["ElectOptions", "Face", "FailOn", "OnBusy", "RunOptions"]
+__all__ = ["ElectOptions", "Face", "FailOn", "OnBusy", "OnDone", "RunOptions"]
 
 
 class Face(StrEnum):
@@ -21,6 +21,13 @@ class OnBusy(StrEnum):
     WAIT = "wait"
     FAIL = "fail"
     SKIP = "skip"
+
+
+class OnDone(StrEnum):
+    """What to do when the command was done already."""
+
+    SKIP = "skip"
+    FAIL = "fail"
 
 
 class FailOn(StrEnum):
@@ -45,6 +52,11 @@ class RunOptions:
         kill_after: Between a forwarded SIGTERM and SIGKILL.
         min_hold: Keep the lock at least so long, even if the command ends earlier.
         metadata: Text for ``lockkit holders``.
+        once_per: Period of which each slot has one successful run, such as ``1d``; None: no such rule.
+        tz: Time zone of the slots' dates; None: UTC.
+        once: Key for which there is one successful run; None: no such rule.
+        attempts: How often a slot or key is tried at most; None: without limit.
+        on_done: See `OnDone`.
     """
 
     url: str | None
@@ -56,6 +68,11 @@ class RunOptions:
     kill_after: float
     min_hold: float
     metadata: str | None
+    once_per: str | None = None
+    tz: str | None = None
+    once: str | None = None
+    attempts: int | None = None
+    on_done: OnDone = OnDone.SKIP
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

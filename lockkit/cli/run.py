@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import typer
 
@@ -11,7 +11,8 @@ import lockkit
 from lockkit import validation
 from lockkit.cli.command import CannotExecute, Command
 from lockkit.cli.guard import LOOK_EVERY, Guard
-from lockkit.cli.options import OnBusy
+from lockkit.cli.once import Record
+from lockkit.cli.options import OnBusy, OnDone
 from lockkit.cli.output import plain, refuse_private, say
 from lockkit.cli.signals import ENDING, FORWARDED, Signals
 from lockkit.cli.status import SIGNALLED, Status
@@ -23,9 +24,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from lockkit.cli.options import RunOptions
-    from lockkit.sync import Client, Lease, Lock
+    from lockkit.sync import Client, Lease
 
 __all__ = ["Interrupted", "run"]
+
+T = TypeVar("T")
 
 
 class Interrupted(Exception):
@@ -109,39 +112,66 @@ class _Job:
             metadata=options.metadata,
             on_lost=lambda *_: self._signals.post(),
         )
+        record = None if options.once_per is None and options.once is None else Record(client, name, options)
         try:
-            lease = self._acquire(lock)
+            lease = self._in_thread(lock.acquire)
         except LockTimeout:
             if options.on_busy is OnBusy.SKIP:
                 return Status.OK  # in silence: cron mails what is printed
             raise
-        self._signals.watch_command()
-        held_until = monotonic() + options.min_hold
+        if record is None:
+            return self._run_under(lease, None)
         try:
-            outcome = self._run_command(lease)
+            status = self._refusal(record)
+            if status is None:
+                return self._run_under(lease, record)
+        finally:
+            record.leave()
+        return _release(lease, Outcome(status, lost=False))
+
+    def _refusal(self, record: Record) -> int | None:
+        """Look at the record: the exit status if the command must not run; None if it is to be run."""
+        if not self._in_thread(record.begin):
+            if self._options.on_done is OnDone.SKIP:
+                return Status.OK  # in silence, as above
+            say(plain(f"{record.key!r} was done already"))
+            return Status.DONE
+        if record.count_attempt():
+            return None
+        say(plain(f"all {self._options.attempts} attempts at {record.key!r} are used up"))
+        return Status.DONE
+
+    def _run_under(self, lease: Lease, record: Record | None) -> int:
+        """Run the command, note its success, and release; gives the exit status."""
+        self._signals.watch_command()
+        held_until = monotonic() + self._options.min_hold
+        try:
+            outcome = self._run_command(lease, record)
         except CannotExecute as error:
             say(plain(error))
             return _release(lease, Outcome(error.status, lost=False))
         finally:
             # Whatever went wrong here: nothing of the command outlives the lock.
             self.clean_up()
+        if record is not None and not outcome.lost and outcome.status == Status.OK:
+            outcome = Outcome(record.complete(), lost=False)
         if not outcome.lost:
             self._hold_on(lease, held_until)
         return _release(lease, outcome)
 
-    def _acquire(self, lock: Lock) -> Lease:
+    def _in_thread(self, function: Callable[[], T]) -> T:
         """
-        Wait for the lock in a thread, and for signals in this one.
+        Wait for the lock, or for its record, in a thread, and for signals in this one.
 
         Raises:
             Interrupted: A signal came. Closing the client ends the wait.
             LockError: What the wait ended with.
         """
-        outcome: list[Lease | LockError] = []
+        outcome: list[T | LockError] = []
 
         def ask() -> None:
             try:
-                outcome.append(lock.acquire())
+                outcome.append(function())
             except LockError as error:
                 outcome.append(error)
             finally:
@@ -159,7 +189,7 @@ class _Job:
             raise result
         return result
 
-    def _run_command(self, lease: Lease) -> Outcome:
+    def _run_command(self, lease: Lease, record: Record | None) -> Outcome:
         """
         Run the command until it ends or the lease does.
 
@@ -178,6 +208,7 @@ class _Job:
                 "LOCKKIT_TOKEN": str(lease.token),
                 "LOCKKIT_OWNER": lease.owner,
                 "LOCKKIT_DEADLINE": f"{monotonic() + lease.remaining():.3f}",
+                **({} if record is None else {"LOCKKIT_ONCE": record.key}),
             }
         )
         return supervisor.run()

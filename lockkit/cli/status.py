@@ -26,6 +26,7 @@ class Status(IntEnum):
     USAGE = 2
     UNAVAILABLE = 69  # EX_UNAVAILABLE
     BUSY = 75  # EX_TEMPFAIL
+    DONE = 76  # EX_PROTOCOL, whose meaning no shell relies on
     CONFIGURATION = 78  # EX_CONFIG
     LOST = 79  # the first number after those of sysexits.h
     NOT_EXECUTABLE = 126  # as shells have it, like the next two
@@ -38,9 +39,11 @@ SIGNALLED: Final = 128
 RUN_STATUSES: Final = (
     ("COMMAND's own", "COMMAND ran to its end under the lock"),
     (f"{Status.OK:d}", "also: the lock was busy, with --on-busy=skip; COMMAND did not run"),
+    (f"{Status.OK:d}", "also: done already, with --once-per or --once; COMMAND did not run"),
     (f"{Status.USAGE:d}", "wrong usage"),
     (f"{Status.UNAVAILABLE:d}", "the backend is unavailable"),
     (f"{Status.BUSY:d}", "the lock was busy until the timeout; COMMAND did not run"),
+    (f"{Status.DONE:d}", "done already, with --on-done=fail, or all --attempts used up; COMMAND did not run"),
     (f"{Status.CONFIGURATION:d}", "wrong configuration: name, ttl, URL, option, profile, credentials"),
     (f"{Status.LOST:d}", "the lease was lost: lockkit ended COMMAND's process group before the deadline"),
     (f"{Status.NOT_EXECUTABLE:d}", "COMMAND is not executable"),

@@ -39,6 +39,7 @@ from lockkit.engine.client_state import ClientState
 from lockkit.engine.lease_record import RELEASED, LeaseRecord
 from lockkit.engine.leases import Leases
 from lockkit.engine.listing import Listing
+from lockkit.engine.notes import Notes
 from lockkit.engine.release import Releases
 from lockkit.engine.renewal import Renewer
 from lockkit.engine.settings import DEFAULT_TTL, DEFAULT_UNAVAILABLE_AFTER, INHERIT, Inherit, LockSettings
@@ -80,6 +81,7 @@ class Engine(Generic[L]):
         client: State that all parts share.
         leases: What the client holds.
         releases: Gives it back.
+        notes: Notes on its locks.
         renewer: Renews it, and notices when it expires.
         cleanups: What is still to be undone at the backend.
         acquisitions: What the calls that acquire share.
@@ -111,6 +113,7 @@ class Engine(Generic[L]):
         self.cleanups = PendingCleanups(self.client)
         self.leases = Leases(self.client, self.cleanups)
         self.releases = Releases(self.client, self.leases, self.cleanups)
+        self.notes = Notes(self.client, self.leases)
         self.renewer = Renewer(self.client, self.leases, self._loop_ended)
         self.acquisitions: AcquisitionContext[L] = AcquisitionContext(
             self.client,

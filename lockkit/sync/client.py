@@ -9,12 +9,14 @@ from lockkit.configuration import profiles, registry
 from lockkit.configuration.peer_parameters import names_parameters
 from lockkit.engine.engine import Engine
 from lockkit.engine.settings import INHERIT, Inherit, skipping_timeout
+from lockkit.primitives import once as core
 from lockkit.primitives.lock_set import LockSetCore, SetMember, names_of
 from lockkit.runtime import BlockingRuntime, drive
 from lockkit.sync.election import Election
 from lockkit.sync.lease import Lease
 from lockkit.sync.lock import Lock
 from lockkit.sync.lock_set import LockSet
+from lockkit.sync.once import Once
 from lockkit.sync.rwlock import RWLock
 
 if TYPE_CHECKING:
@@ -265,6 +267,42 @@ class Client:
             LockError: The client is closed.
         """
         return Election(self._engine, name, ttl=ttl, grace=grace, value=value)
+
+    def once(
+        self,
+        key: str,
+        *,
+        keep: float | timedelta,
+        ttl: float | timedelta | None = None,
+        timeout: float | timedelta | None = None,
+        match: str | None = None,
+        store_errors: tuple[type[BaseException], ...] | type[BaseException] = (),
+    ) -> Once:
+        """
+        Describe work that is done once per key. Nothing is sent yet. A decorator, and a context manager.
+
+        While one run is under way, others wait for it; when it is done, they get its stored result. A crash before that
+        runs the work again.
+
+        Args:
+            key: What stands for the work, by the rules of lock names. For a decorator, the template of it.
+            keep: Seconds for which the result is kept, counted from completion by the server's clock.
+            ttl: Seconds after which a crashed run counts as ended. None: the client's default.
+            timeout: Seconds to wait for a run that is under way; None without limit, 0 raises `LockTimeout` at once.
+            match: What must be the same at each repeat of a key, else `KeyReused`; None for anything. For a decorator,
+                the template of it.
+            store_errors: Classes of the errors that count as done: repeats raise `StoredError`. After any other error
+                the next attempt runs again.
+
+        Raises:
+            ConfigurationError: One of them is wrong.
+            Unsupported: The backend keeps no notes on locks.
+            LockError: The client is closed.
+        """
+        described = core.Once.described(
+            self._engine, key, keep=keep, ttl=ttl, timeout=timeout, match=match, store_errors=store_errors
+        )
+        return Once(described)
 
     def holders(self, name: str) -> list[Holder]:
         """

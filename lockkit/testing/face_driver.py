@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
     from lockkit import aio
     from lockkit.backend import Capabilities
+    from lockkit.sync.once import Attempt as _SyncAttempt  # noqa: F401 - named in quotes
+    from lockkit.sync.once import Once as _SyncOnce  # noqa: F401 - named in quotes
     from lockkit.testing.target import Face, Target
     from lockkit.units import Seconds
 
@@ -365,6 +367,9 @@ class _Client(_Adapter["lockkit.Client"]):
     def election(self, name: str, **options: Any) -> _Election:
         return _Election(self.inner.election(name, **options))
 
+    def once(self, key: str, **options: Any) -> _Once:
+        return _Once(self.inner.once(key, **options))
+
     async def holders(self, name: str) -> list[lockkit.Holder]:
         return self.inner.holders(name)
 
@@ -441,6 +446,24 @@ class _RWLock(_Adapter["lockkit.RWLock"]):
 
     def write(self) -> _Lock:
         return _Lock(self.inner.write())
+
+
+class _Once(_Adapter["_SyncOnce"]):
+    async def __aenter__(self) -> _Attempt:
+        return _Attempt(self.inner.__enter__())
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.inner.__exit__(kind, error, trace)
+
+    def __call__(self, function: Callable[..., T]) -> Callable[..., T]:
+        return self.inner(function)
+
+
+class _Attempt(_Adapter["_SyncAttempt"]):
+    async def done(self, result: Any = None) -> None:  # noqa: ANN401 - any JSON
+        self.inner.done(result)
 
 
 class _Lease(_Adapter["lockkit.Lease"]):

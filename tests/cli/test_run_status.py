@@ -216,6 +216,7 @@ def test_help_lists_every_status(cli: Cli) -> None:
         "2",
         "69",
         "75",
+        "76",
         "78",
         "79",
         "126",

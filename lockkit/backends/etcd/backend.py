@@ -12,10 +12,14 @@ wait                watch the key in front (`lockkit.backends.etcd.wakeup`), the
 renew               keep the leases alive, and check in one transaction for 100 keys that each is still there
 release             delete the key, if it still has the ``create_revision`` of the grant
 token               the ``create_revision``
+note                the key ``PREFIX+note/NAME``, attached to an etcd lease that ends it
 ==================  ===============================================================================================
 
 Why one round trip suffices: the transaction compares the ``create_revision`` of *all* keys below the prefix with 0,
 which is true only if there are none (a comparison over a range: etcd 3.3).
+
+What lives apart from the locks has the prefix ``PREFIX+once`` or ``PREFIX+sem`` instead. When another member becomes
+the leader, the leases of notes start again: a note may live longer than it should, never shorter.
 
 A client's locks with the same ttl share an etcd lease (`lockkit.backends.etcd.session`).
 
@@ -33,6 +37,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from lockkit import validation
 from lockkit.backend import (
     CALL_SECONDS,
+    SPACES,
     Busy,
     Capabilities,
     Gone,
@@ -41,6 +46,7 @@ from lockkit.backend import (
     Host,
     LockBackend,
     NamesPage,
+    Note,
     Option,
     Renewal,
     Renewed,
@@ -48,11 +54,12 @@ from lockkit.backend import (
     Unknown,
     decode_metadata,
     seconds_left,
+    split_space,
 )
 from lockkit.backends.etcd import rpc_pb2 as rpc
 from lockkit.backends.etcd import transactions
 from lockkit.backends.etcd.cluster import settle_by
-from lockkit.backends.etcd.connection import RANGE, TIME_TO_LIVE, TXN
+from lockkit.backends.etcd.connection import GRANT, RANGE, REVOKE, TIME_TO_LIVE, TXN
 from lockkit.backends.etcd.errors import LeaseEnded
 from lockkit.backends.etcd.options import OPTIONS, adopt_cluster, open_cluster
 from lockkit.backends.etcd.session import Contender, Session, Sessions, round_up
@@ -63,7 +70,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from lockkit.backends.etcd.cluster import Cluster
-    from lockkit.units import Instant
+    from lockkit.units import Instant, Seconds
     from lockkit.url import Url
 
 __all__ = ["EtcdBackend"]
@@ -78,6 +85,7 @@ UNWATCHED_SECONDS = 0.5
 """How often a waiter without a watch looks again. Longer hands over later, shorter asks more often."""
 
 _OWNER_CHARS = 32
+_NOTES = "+note"
 
 _CAPABILITIES = Capabilities(
     crash_release="ttl",
@@ -95,6 +103,7 @@ _CAPABILITIES = Capabilities(
     caveat="A holder that is paused beyond its ttl may still write: guard storage by token. One member alone survives "
     "no loss; a ttl is whole seconds, and the cluster may raise it.",
     listing=True,
+    notes=True,
 )
 
 
@@ -468,9 +477,31 @@ class EtcdBackend(LockBackend):
         part = _part_of_name(last, below)
         return NamesPage(names, last + b"\0" if part is None else transactions.end(below + part + b"/"))
 
+    async def read_note(self, name: str) -> Note | None:
+        """See `LockBackend.read_note`."""
+        request = rpc.RangeRequest(key=self._note_key(name))
+        answer = await self._cluster.call(RANGE, request, resend=True, answer_by=self._runtime.now() + CALL_SECONDS)
+        return Note(answer.kvs[0].value.decode("utf-8", "replace"), None) if answer.kvs else None
+
+    async def write_note(self, grant: Grant, text: str, keep: Seconds, answer_by: float = inf) -> bool:
+        """See `LockBackend.write_note`. The note has an etcd lease of its own, which is never kept alive."""
+        contender: Contender = grant.state
+        # If the answer is lost, the lease expires with nothing attached to it.
+        wanted = rpc.LeaseGrantRequest(TTL=round_up(keep))
+        lease = await self._cluster.call(GRANT, wanted, resend=True, answer_by=answer_by)
+        put = rpc.PutRequest(key=self._note_key(grant.name), value=text.encode(), lease=lease.ID)
+        request = rpc.TxnRequest(compare=[contender.compare_revision], success=[rpc.RequestOp(request_put=put)])
+        answer = await self._cluster.call(TXN, request, resend=True, answer_by=answer_by)
+        if not answer.succeeded:
+            await self._cluster.call(REVOKE, rpc.LeaseRevokeRequest(ID=lease.ID), resend=True, answer_by=answer_by)
+        return bool(answer.succeeded)
+
     async def erase(self) -> None:
         """See `LockBackend.erase`."""
-        await self._cluster.call(TXN, transactions.delete_below(f"{self._prefix}/".encode()), resend=True)
+        for space in ("", *(f"+{space}" for space in SPACES)):
+            for what in ("", _NOTES):
+                below = transactions.delete_below(f"{self._prefix}{space}{what}/".encode())
+                await self._cluster.call(TXN, below, resend=True)
 
     async def ping(self) -> None:
         """See `LockBackend.ping`."""
@@ -485,7 +516,15 @@ class EtcdBackend(LockBackend):
 
     def _prefix_of(self, name: str) -> bytes:
         """Return the prefix of the keys of all contenders for a lock."""
-        return f"{self._prefix}/{validation.escape(name, '/')}/".encode()
+        return f"{self._directory(name)}/".encode()
+
+    def _note_key(self, name: str) -> bytes:
+        """Return the key of a note: not below the prefix of the contenders, whose keys are counted."""
+        return self._directory(name, _NOTES).encode()
+
+    def _directory(self, name: str, what: str = "") -> str:
+        space, name = split_space(name)
+        return f"{self._prefix}{f'+{space}' if space else ''}{what}/{validation.escape(name, '/')}"
 
 
 def _part_of_name(key: bytes, below: bytes) -> bytes | None:

@@ -17,6 +17,8 @@ says, not the flock, and it ends with its ttl even if the holder is only stopped
 - Tokens are ``max(last + 1, wall clock µs)``, so they keep increasing when a record is lost. Clients remove records
   that were not used for a day (`lockkit.backends.file.cleanup`).
 
+A note is kept in the record, until its end by the wall clock: it survives a reboot, but not the loss of the record.
+
 A damaged record (empty, cut off, foreign) grants nothing. The first client that meets it repairs it, and the lock is
 free as soon as every lease that may have been stored there has ended: at once if no other client lives, else after the
 largest ttl that any live client ever asked for. ``lockkit break NAME`` frees it at once.
@@ -36,6 +38,7 @@ Mellor-Crummey and Scott (1991); tokens as in `lockkit.backends.memory.backend`.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import shutil
 import threading
@@ -55,6 +58,7 @@ from lockkit.backend import (
     Host,
     LockBackend,
     NamesPage,
+    Note,
     Option,
     Renewal,
     Renewed,
@@ -73,7 +77,7 @@ from lockkit.validation import parse_bool
 
 if TYPE_CHECKING:
     from lockkit.backends.file.wakeup import WakeupListener
-    from lockkit.units import Instant
+    from lockkit.units import Instant, Seconds
     from lockkit.url import Url
 
 __all__ = ["FileBackend"]
@@ -118,6 +122,7 @@ class FileBackend(LockBackend):
         caveat="Excludes only on this machine, on a local file system, among users who may write to the directory.",
         metadata_update=True,
         listing=True,
+        notes=True,
     )
     options: ClassVar[Mapping[str, Option]] = {
         "group": Option(parse_bool, "share the locks with the group of the directory (files 0660)", default=False),
@@ -318,6 +323,32 @@ class FileBackend(LockBackend):
         if after is not None:
             await self._runtime.sleep(0)  # a page takes milliseconds, and must not block an event loop with the next
         return self._store.names(prefix, None if after is None else after.next)
+
+    async def read_note(self, name: str) -> Note | None:
+        """See `LockBackend.read_note`."""
+
+        def read(state: LockState[FileClaim], now: float) -> Note | None:
+            del now
+            if state.note is None:
+                return None
+            text, end_us = state.note
+            left_us = end_us - wall_clock_us()
+            if left_us <= 0:
+                state.note = None
+            return Note(text, left_us / 1e6) if left_us > 0 else None
+
+        return await self._store.update(name, read, create=False)
+
+    async def write_note(self, grant: Grant, text: str, keep: Seconds, answer_by: float = inf) -> bool:
+        """See `LockBackend.write_note`."""
+
+        def write(state: LockState[FileClaim], now: float) -> bool:
+            if state.holder is None or state.holder.owner != grant.owner or now >= state.until:
+                return False
+            state.note = text, wall_clock_us() + math.ceil(keep * 1e6)
+            return True
+
+        return await self._store.update(grant.name, write, create=False, answer_by=answer_by)
 
     async def erase(self) -> None:
         """See `LockBackend.erase`."""

@@ -127,8 +127,10 @@ class Cleanup:
             return  # in use after all; or for its next user to see
         claims = state.claims
         unused = boot != boot_id() or all(map(self._dead, claims))
+        now_us = wall_clock_us()
+        noted = state.note is not None and state.note[1] > now_us
         # Without its record a lock starts at the wall clock again, which must be above its last token.
-        if unused and state.token < wall_clock_us():
+        if unused and not noted and state.token < now_us:
             os.pwrite(fd, REMOVED, 0)
             os.unlink(path)  # noqa: PTH108
 

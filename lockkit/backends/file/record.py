@@ -11,11 +11,13 @@ Format, version 1: text, one `LockState`::
                                           those that hold the lock beside one another, one a line; SLOT of permits only
     OWNER CLIENT TTL_US [MODE]            the waiters, first come first, one a line; of a reader ``s``, of a permit its
                                           limit, of others nothing
+    note END_US TEXT                      the note, if there is one: JSON text, and the end of its life
 
 or, written under the flock by the process that is about to remove the file: ``lockkit-removed``.
 
 ``-`` means none. After SIZE bytes there may be the rest of an earlier, longer record.
-Times are µs of the machine's clock that goes on while it is suspended, and mean nothing under another boot id.
+Times are µs of the machine's clock that goes on while it is suspended, and mean nothing under another boot id. END_US
+is of the wall clock: notes survive a reboot.
 
 A record is written by a single ``write``, and read whole: a reader sees the old record or the new one. The checksum
 reveals anything else (a page that never reached the disk before the power failed).
@@ -25,6 +27,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import json
 import os
 import re
 import stat
@@ -145,6 +148,8 @@ def encode(state: LockState[FileClaim], name: str, boot: str) -> bytes:
         lines += "".join(map(_share_line, state.shares.values()))
     if state.queue:
         lines += "".join(map(_waiter_line, state.queue))
+    if state.note is not None:
+        lines += f"note {state.note[1]} {json.dumps(state.note[0])}\n"
     body = lines.encode("ascii")
     return b"lockkit-record 1 %08x %06d\n%b" % (zlib.crc32(body), _HEAD_SIZE + len(body), body)
 
@@ -208,6 +213,9 @@ def decode(text: bytes, name: str | None) -> tuple[LockState[FileClaim], str]:
         state.broken = () if broken == "-" else tuple(broken.split(","))
         if holder != "-":
             state.holder = _claim(holder, "" if metadata == "-" else metadata)
+        if others and others[-1].startswith("note "):
+            _, end_us, note = others.pop().split(" ", 2)
+            state.note = json.loads(note), int(end_us)
         for line in others:
             if line.startswith("+ "):
                 share = _share(line)

@@ -230,7 +230,7 @@ class RecordStore:
                 continue  # a long one is read in two parts, between which it may have been written
             except (FileNotFoundError, RemovedError, VersionError, ConfigurationError):
                 return None  # removed meanwhile; or for its next user to see
-            if boot != boot_id() or record_name(name)[1] != file or not name.startswith(prefix):
+            if boot != boot_id() or record_name(name)[1] != file or not name.startswith(prefix) or name[0] == "\0":
                 return None
             return name if state.in_use(self._now(), self._client_file.dead) else None
         return None

@@ -13,6 +13,7 @@ If a thread dies, nothing notices: its lease ends after its ttl, or when the lea
 Tokens: ``max(last of the space + 1, wall clock µs)``, so they also increase from one run of the program to the next as
 long as the clock is not set back by more than the pause between them.
 The state of a lock is removed as soon as it has neither holder nor waiter; the last token is kept per space.
+Notes are kept beside the locks; those whose life is over are removed when the next one is written.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
+from heapq import heappop, heappush
 from math import inf
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -32,6 +34,7 @@ from lockkit.backend import (
     Host,
     LockBackend,
     NamesPage,
+    Note,
     Option,
     Renewal,
     Request,
@@ -41,6 +44,7 @@ from lockkit.errors import ConfigurationError
 from lockkit.runtime import in_forked_child
 
 if TYPE_CHECKING:
+    from lockkit.units import Instant, Seconds
     from lockkit.url import Url
 
 __all__ = ["MemoryBackend"]
@@ -71,6 +75,7 @@ class MemoryBackend(LockBackend):
         caveat="Excludes only within this process; a forked child or another process has locks of its own.",
         metadata_update=True,
         listing=True,
+        notes=True,
     )
     options: ClassVar[Mapping[str, Option]] = {}
 
@@ -204,7 +209,7 @@ class MemoryBackend(LockBackend):
         with self._space.mutex:
             locks, now = self._space.locks, self._runtime.now()
             if after is None:
-                names, begin = [name for name in locks if name.startswith(prefix)], 0
+                names, begin = [name for name in locks if name.startswith(prefix) and name[0] != "\0"], 0
             else:
                 names, begin = after.next
             end = begin + PAGE_LOCKS
@@ -216,6 +221,25 @@ class MemoryBackend(LockBackend):
         """Notify the client that held the lease; it is in this process."""
         for client in tuple(self._space.clients):
             client._host.lost(owner, "broken")  # noqa: SLF001 - of this class
+
+    async def read_note(self, name: str) -> Note | None:
+        """See `LockBackend.read_note`."""
+        with self._space.mutex:
+            found = self._space.notes.get(name)
+            left = 0.0 if found is None else found[1] - self._runtime.now()
+        return None if found is None or left <= 0 else Note(found[0], left)
+
+    async def write_note(self, grant: Grant, text: str, keep: Seconds, answer_by: float = inf) -> bool:
+        """See `LockBackend.write_note`."""
+        del answer_by
+        space = self._space
+        with space.mutex:
+            now = self._runtime.now()
+            lock = space.locks.get(grant.name)
+            if lock is None or not lock.held(now) or lock.holder is None or lock.holder.owner != grant.owner:
+                return False
+            space.keep_note(grant.name, text, now + keep, now)
+        return True
 
     async def ping(self) -> None:
         """See `LockBackend.ping`. There is nothing that could fail to answer."""
@@ -231,7 +255,7 @@ class MemoryBackend(LockBackend):
 class _Space:
     """The locks of one ``memory://SPACE``."""
 
-    __slots__ = ("clients", "locks", "mutex", "token")
+    __slots__ = ("_ends", "clients", "locks", "mutex", "notes", "token")
 
     def __init__(self) -> None:
         self.reset()
@@ -243,6 +267,17 @@ class _Space:
         self.locks: dict[str, LockState[Request]] = {}
         self.clients: weakref.WeakSet[MemoryBackend] = weakref.WeakSet()
         self.token = 0
+        self.notes: dict[str, tuple[str, Instant]] = {}  # text, and when its life ends
+        self._ends: list[tuple[Instant, str]] = []  # the same ends as a heap, with those of notes that were replaced
+
+    def keep_note(self, name: str, text: str, end: Instant, now: Instant) -> None:
+        """Keep a note, and remove those whose life is over. Under the mutex."""
+        self.notes[name] = text, end
+        heappush(self._ends, (end, name))
+        while self._ends[0][0] <= now:
+            _, ended = heappop(self._ends)
+            if ended in self.notes and self.notes[ended][1] <= now:
+                del self.notes[ended]
 
 
 _spaces: dict[str, _Space] = {}

@@ -9,7 +9,10 @@ Algorithm: the lock is a string key ``PREFIX:NAME`` with the owner as its value,
 ``{PREFIX:NAME}:meta``      owner and metadata of the lease, for `holders`
 ``{PREFIX:NAME}:queue``     waiting requests, in order of arrival
 ``{PREFIX:NAME}:broken``    the owner of a lease that `break_lock` ended, for its holder's next renewal
+``{PREFIX:NAME}:note``      the note on the lock, which ends by itself (``PX``)
 ==========================  =========================================================================================
+
+What lives apart from the locks has the prefix ``PREFIX+once`` or ``PREFIX+sem`` instead.
 
 Each operation is one script (``scripts``), so one round trip. A release sets the lock to ``next:OWNER`` for the first
 waiter and notifies that client (`lockkit.backends.redis.wakeup`): no polling, no herd, no overtaking.
@@ -34,6 +37,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from lockkit.backend import (
+    SPACES,
     Busy,
     Capabilities,
     Gone,
@@ -42,12 +46,14 @@ from lockkit.backend import (
     Host,
     LockBackend,
     NamesPage,
+    Note,
     Option,
     Renewal,
     Renewed,
     Request,
     Unknown,
     decode_metadata,
+    split_space,
 )
 from lockkit.backends.redis.keys import FENCE_MS_MIN, fence_milliseconds, lock_key, side_key, ttl_milliseconds
 from lockkit.backends.redis.listing import Scan
@@ -90,6 +96,9 @@ _RENEW = Script("renew", keys=4, arguments=4, alone=True)
 _BREAK = Script("break", keys=5, arguments=1, shared="offer")
 _UPDATE = Script("update", keys=2, arguments=2, alone=True)
 _HOLDERS = Script("holders", keys=4, arguments=0)
+_CLOCK = Script("clock", keys=1, arguments=0)
+_READ_NOTE = Script("read_note", keys=1, arguments=0)
+_WRITE_NOTE = Script("write_note", keys=2, arguments=3)
 
 _RENEWALS: Mapping[object, Renewal] = {1: Renewed(), 0: Gone("gone"), -1: Gone("taken"), -2: Gone("broken")}
 
@@ -110,6 +119,7 @@ _CAPABILITIES = Capabilities(
     caveat="A promoted replica may not know the newest locks (replication is asynchronous): guard storage by token.",
     metadata_update=True,
     listing=True,
+    notes=True,
 )
 
 
@@ -306,10 +316,40 @@ class RedisBackend(LockBackend):
         scan: Scan = Scan(self._prefix, prefix, await masters()) if after is None else after.next
         return await scan.page(masters)
 
+    async def read_note(self, name: str) -> Note | None:
+        """See `LockBackend.read_note`."""
+        keys = self._keys(name)
+        reply = cast("list[Any]", await self._run(_READ_NOTE, keys.lock, keys.note, resend=True))
+        if not reply:
+            return None
+        text, left_ms = reply
+        return Note(text.decode("utf-8", "replace"), left_ms / 1000 if left_ms >= 0 else None)
+
+    async def write_note(self, grant: Grant, text: str, keep: Seconds, answer_by: float = inf) -> bool:
+        """See `LockBackend.write_note`."""
+        keys: _Keys = grant.state
+        body = bulk(keys.lock) + keys.note + bulk(grant.owner) + bulk(text) + bulk(ttl_milliseconds(keep))
+        if not self._replicas:
+            return await self._run(_WRITE_NOTE, keys.lock, body, resend=True, answer_by=answer_by) == 1
+        reply, acknowledged = await self._topology.run_replicated(
+            _WRITE_NOTE, keys.lock, body, self._replicas, answer_by
+        )
+        if reply == 1 and acknowledged < self._replicas:
+            message = f"{acknowledged} of {self._replicas} replicas acknowledged the note in time"
+            raise BackendUnavailable(message)
+        return reply == 1
+
+    async def clock(self) -> float:
+        """See `LockBackend.clock`."""
+        keys = self._keys("clock")
+        seconds, microseconds = cast("list[bytes]", await self._run(_CLOCK, keys.lock, bulk(keys.lock), resend=True))
+        return int(seconds) + int(microseconds) / 1e6
+
     async def erase(self) -> None:
         """See `LockBackend.erase`."""
         for node in await self._topology.masters():
-            await delete_keys(node, self._prefix)
+            for prefix in (self._prefix, *(f"{self._prefix}+{space}" for space in SPACES)):
+                await delete_keys(node, prefix)
 
     async def ping(self) -> None:
         """See `LockBackend.ping`."""
@@ -335,7 +375,8 @@ class _Keys:
     __slots__ = ("_parts", "acquire", "lock", "release")
 
     def __init__(self, prefix: str, name: str) -> None:
-        self.lock = lock_key(prefix, name)
+        space, name = split_space(name)
+        self.lock = lock_key(f"{prefix}+{space}" if space else prefix, name)
         lock = bulk(self.lock)
         fence, meta, queue, broken = (bulk(side_key(self.lock, what)) for what in ("fence", "meta", "queue", "broken"))
         self._parts = lock, fence, meta, queue, broken
@@ -351,6 +392,10 @@ class _Keys:
     def update(self) -> bytes:
         lock, _, meta, _, _ = self._parts
         return lock + meta
+
+    @property
+    def note(self) -> bytes:
+        return bulk(side_key(self.lock, "note"))
 
     @property
     def breaking(self) -> bytes:

@@ -44,6 +44,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 from lockkit import validation
 from lockkit.backend import (
     CALL_SECONDS,
+    SPACES,
     Busy,
     Capabilities,
     Gone,
@@ -469,7 +470,8 @@ class RedlockBackend(LockBackend):
 
     async def erase(self) -> None:
         """See `LockBackend.erase`."""
-        await self._nodes.erase(self._prefix)
+        for space in ("", *(f"+{space}" for space in SPACES)):
+            await self._nodes.erase(f"{self._prefix}{space}")
 
     async def ping(self) -> None:
         """See `LockBackend.ping`: a majority answers."""

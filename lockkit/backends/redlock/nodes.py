@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from lockkit.backend import split_space
 from lockkit.backends.redis.keys import lock_key, side_key
 from lockkit.backends.redis.resp import bulk
 from lockkit.backends.redis.script import Script
@@ -113,7 +114,8 @@ class LockKeys:
 
     def __init__(self, prefix: str, name: str) -> None:
         """Name them."""
-        self.lock = lock_key(prefix, name)
+        space, name = split_space(name)
+        self.lock = lock_key(f"{prefix}+{space}" if space else prefix, name)
         self._prefix = prefix
         self._packed: dict[str, bytes] = {}
 

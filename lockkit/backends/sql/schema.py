@@ -17,7 +17,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from sqlalchemy import BigInteger, Boolean, Column, MetaData, String, Table, Text, event, inspect, text
-from sqlalchemy.dialects.mysql import VARBINARY, VARCHAR
+from sqlalchemy.dialects.mysql import MEDIUMTEXT, VARBINARY, VARCHAR
 from sqlalchemy.dialects.postgresql import TEXT as PG_TEXT
 from sqlalchemy.schema import CreateColumn, CreateTable
 
@@ -89,6 +89,9 @@ def lock_table(metadata: MetaData | None = None, name: str = TABLE) -> Table:
         Column("broken_owner", key),
         # A client waits, and the release must notify it by NOTIFY.
         Column("wanted", Boolean, nullable=False, server_default=no),
+        # The note on the lock, and the end of its life. Only what reads and writes notes names these columns.
+        Column("note", Text().with_variant(MEDIUMTEXT(charset="utf8mb4"), "mysql", "mariadb")),
+        Column("note_until_us", BigInteger, nullable=False, server_default=zero),
         schema=schema or None,
         mysql_engine="InnoDB",
         sqlite_with_rowid=False,

@@ -60,14 +60,14 @@ class WakeupListener:
         self._opening: Event | None = None
         self._ended: Event | None = None
 
-    def expect(self, request: Request) -> None:
+    def expect(self, request: Request, name: str) -> None:
         """Wake this request when its lock is released, from now on."""
-        self._waiting[request.name] = request.wake
+        self._waiting[name] = request.wake
 
-    def forget(self, request: Request) -> None:
+    def forget(self, request: Request, name: str) -> None:
         """Stop waking it."""
-        if self._waiting.get(request.name) is request.wake:
-            del self._waiting[request.name]
+        if self._waiting.get(name) is request.wake:
+            del self._waiting[name]
 
     async def open(self, answer_by: float) -> None:
         """

@@ -4,7 +4,7 @@ Locks in a table of a SQL database: PostgreSQL, MariaDB, MySQL or SQLite.
 Algorithm: a row per lock, with its owner and the time until which it is held, by the database's clock. One statement in
 a transaction of its own decides (`lockkit.backends.sql_table.statements`): it takes the row if it is free, and raises
 the token. A release clears the owner and keeps the row, so the token stays. Clients remove rows that were not used for
-a day; the clock has passed their tokens by then.
+a day; the clock has passed their tokens by then. A note is two more columns of the row, and keeps it until its end.
 
 On PostgreSQL a release notifies waiting clients by NOTIFY (`lockkit.backends.sql.wakeup`), if one of them has marked
 the row. Elsewhere, behind a pooler that lends out sessions, and while a foreign client holds the lock, waiters poll
@@ -19,6 +19,7 @@ still increase: they are at least the database's time in microseconds.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import math
 import re
@@ -39,11 +40,13 @@ from lockkit.backend import (
     Host,
     LockBackend,
     NamesPage,
+    Note,
     Option,
     Renewal,
     Renewed,
     Request,
     decode_metadata,
+    split_space,
 )
 from lockkit.backends.sql.errors import MissingTable
 from lockkit.backends.sql.options import adopt_database, driver_options, examiner, mode_option, open_database
@@ -108,6 +111,7 @@ _CAPABILITIES = Capabilities(
     caveat="Without synchronous replication a promoted replica may not know the newest locks: guard storage by token.",
     metadata_update=True,
     listing=True,
+    notes=True,
 )
 
 
@@ -173,8 +177,7 @@ class SqlTableBackend(LockBackend):
         if ttl != request.ttl:
             ttl_us = _microseconds(request.ttl)
             self._ttl_us = (request.ttl, ttl_us)
-        name = request.name
-        parameters = (name, request.owner, ttl_us, request.metadata)
+        parameters = (self._key(request.name), request.owner, ttl_us, request.metadata)
         try:
             outcome = await self._attempt(request, parameters)
         except MissingTable as error:
@@ -200,7 +203,7 @@ class SqlTableBackend(LockBackend):
         """See `LockBackend.abandon`."""
         self._forget(request)
         if request.uncertain:
-            await self._release(request.name, request.owner, request.answer_by, again=True)
+            await self._release(self._key(request.name), request.owner, request.answer_by, again=True)
 
     def _forget(self, request: Request) -> None:
         """Leave the place where it is woken."""
@@ -208,7 +211,7 @@ class SqlTableBackend(LockBackend):
 
     async def release(self, grant: Grant, answer_by: float = inf) -> bool:
         """See `LockBackend.release`."""
-        return await self._release(grant.name, grant.owner, answer_by, again=False)
+        return await self._release(self._key(grant.name), grant.owner, answer_by, again=False)
 
     async def _release(self, name: str, owner: str, answer_by: float, *, again: bool) -> bool:
         parameters = (name, owner)
@@ -235,7 +238,7 @@ class SqlTableBackend(LockBackend):
             raise failed
 
     def _free_parameters(self, grants: Sequence[Grant]) -> Sequence[Parameter]:
-        return (*[grant.name for grant in grants], *[grant.owner for grant in grants])
+        return (*self._keys(grants), *[grant.owner for grant in grants])
 
     async def renew(self, grants: Sequence[Grant]) -> Sequence[Renewal]:
         """See `LockBackend.renew`. One statement for each ttl and thousand."""
@@ -253,13 +256,13 @@ class SqlTableBackend(LockBackend):
         outcomes: dict[str, Renewal] = {owner: Renewed() for owner in renewed}
         missing = [grant for grant in grants if grant.owner not in outcomes]
         if missing:
-            states = await self._states([grant.name for grant in missing])
-            outcomes |= {grant.owner: states[grant.name].outcome(grant.owner) for grant in missing}
+            states = await self._states(self._keys(missing))
+            outcomes |= {grant.owner: states[self._key(grant.name)].outcome(grant.owner) for grant in missing}
         return outcomes
 
     async def _renew(self, ttl_us: int, grants: Sequence[Grant]) -> Iterable[str]:
         """Renew, and return the owners whose leases were renewed."""
-        names = [grant.name for grant in grants]
+        names = self._keys(grants)
         owners = [grant.owner for grant in grants]
         statement = self._statements.renew(len(grants))
         result = await self._run(statement, (ttl_us, *names, *owners), again=True, urgent=True)
@@ -275,7 +278,7 @@ class SqlTableBackend(LockBackend):
     async def holders(self, name: str) -> Sequence[Holder]:
         """See `LockBackend.holders`."""
         try:
-            row = await self._look(name)
+            row = await self._look(self._key(name))
         except MissingTable:
             return []
         if row is None:
@@ -304,7 +307,7 @@ class SqlTableBackend(LockBackend):
     async def break_lock(self, name: str) -> bool:
         """See `LockBackend.break_lock`."""
         try:
-            return (await self._run(self._statements.break_lock, (name,))).changed == 1
+            return (await self._run(self._statements.break_lock, (self._key(name),))).changed == 1
         except MissingTable:
             return False
 
@@ -320,8 +323,42 @@ class SqlTableBackend(LockBackend):
         found = [name for row in rows if (name := _lock_name(row[0])) is not None]
         # The last name of one page is the first of the next, if it is still held.
         names = [name for name in found if name.startswith(prefix) and (after is None or name != begin)]
-        more = len(rows) == BATCH and bool(found) and found[-1] != begin
-        return NamesPage(names, found[-1] if more else None)
+        last = _text(rows[-1][0]) if len(rows) == BATCH else begin
+        return NamesPage(names, last if last != begin else None)
+
+    async def read_note(self, name: str) -> Note | None:
+        """See `LockBackend.read_note`."""
+        try:
+            rows = (await self._run(self._statements.read_note, (self._key(name),), again=True)).rows
+        except MissingTable:
+            return None
+        return Note(_text(rows[0][0]), rows[0][1] / 1e6) if rows else None
+
+    async def write_note(self, grant: Grant, text: str, keep: Seconds, answer_by: float = inf) -> bool:
+        """See `LockBackend.write_note`."""
+        parameters = (text, _microseconds(keep), self._key(grant.name), grant.owner)
+        try:
+            result = await self._run(self._statements.write_note, parameters, again=True, answer_by=answer_by)
+        except MissingTable:
+            return False
+        return result.changed == 1
+
+    async def clock(self) -> float:
+        """See `LockBackend.clock`."""
+        ((now_us,),) = (await self._run(self._statements.clock, (), again=True)).rows
+        return float(now_us) / 1e6
+
+    def _key(self, name: str) -> str:
+        """Give the key of a lock's row: its name, and for what lives apart a key that no lock can have."""
+        return name if name[0] != "\0" else self._key_apart(*split_space(name))
+
+    def _keys(self, grants: Sequence[Grant]) -> list[str]:
+        return [self._key(grant.name) for grant in grants]
+
+    @staticmethod
+    def _key_apart(space: str, name: str) -> str:
+        # Longer than any lock name. The text ends at the last slash, so no two names have the same key.
+        return f"+{space}/{name}/".ljust(validation.NAME_BYTES_MAX + 1, ".")
 
     async def erase(self) -> None:
         """See `LockBackend.erase`."""
@@ -345,16 +382,22 @@ class SqlTableBackend(LockBackend):
             self._reaping.start()
 
     async def reap(self) -> None:
-        """Remove rows that were not used for a day."""
+        """Remove rows that were not used for a day, and have no note."""
         try:
-            while True:
-                idle = (await self._run(self._statements.idle(BATCH), (IDLE_US_MIN,), again=True)).rows
-                if not idle:
-                    return
-                names = [name for (name,) in idle]
-                await self._run(self._statements.reap(len(names)), (IDLE_US_MIN, *names), again=True)
+            try:
+                await self._reap(notes=True)
+            except ConfigurationError:
+                await self._reap(notes=False)  # a table of an older version, which has no notes
         except LockError as error:
             log.debug("could not remove idle rows at %s: %s", self.url, error)
+
+    async def _reap(self, *, notes: bool) -> None:
+        while True:
+            idle = (await self._run(self._statements.idle(BATCH, notes=notes), (IDLE_US_MIN,), again=True)).rows
+            if not idle:
+                return
+            names = [name for (name,) in idle]
+            await self._run(self._statements.reap(len(names), notes=notes), (IDLE_US_MIN, *names), again=True)
 
 
 class PostgresqlTable(SqlTableBackend):
@@ -402,13 +445,13 @@ class PostgresqlTable(SqlTableBackend):
             return False
         if request.state is not connection:
             request.state = connection
-            listener.expect(request)
+            listener.expect(request, self._key(request.name))
         return True
 
     def _forget(self, request: Request) -> None:
         if request.state is not None:
             request.state = None
-            cast("WakeupListener", self._listener).forget(request)
+            cast("WakeupListener", self._listener).forget(request, self._key(request.name))
 
     async def wait(self, request: Request, busy: Busy, until: Instant) -> None:
         """See `LockBackend.wait`."""
@@ -424,17 +467,17 @@ class PostgresqlTable(SqlTableBackend):
             return False
 
     def _free_parameters(self, grants: Sequence[Grant]) -> Sequence[Parameter]:
-        return ([grant.name for grant in grants], [grant.owner for grant in grants], self._channel)
+        return (self._keys(grants), [grant.owner for grant in grants], self._channel)
 
     async def break_lock(self, name: str) -> bool:
         """See `LockBackend.break_lock`."""
         try:
-            return bool((await self._run(self._statements.break_lock, (name, self._channel))).rows)
+            return bool((await self._run(self._statements.break_lock, (self._key(name), self._channel))).rows)
         except MissingTable:
             return False
 
     async def _renew(self, ttl_us: int, grants: Sequence[Grant]) -> Iterable[str]:
-        names, owners = [grant.name for grant in grants], [grant.owner for grant in grants]
+        names, owners = self._keys(grants), [grant.owner for grant in grants]
         result = await self._run(self._statements.renew(1), (ttl_us, names, owners), again=True, urgent=True)
         return [owner for (owner,) in result.rows]
 
@@ -476,19 +519,25 @@ class MysqlTable(_PollingTable):
     _dialect = "mysql"
     _statements_class = MysqlStatements
 
+    @staticmethod
+    def _key_apart(space: str, name: str) -> str:
+        # The column takes no more bytes than a lock name has, but, unlike PostgreSQL's, NUL.
+        key = f"\0{space}\0{name}"
+        return key if len(key.encode()) <= validation.NAME_BYTES_MAX else f"\0{space}\0\0{_digest(name)}"
+
     async def _ask(self, parameters: tuple[Parameter, ...], answer_by: float) -> int:
         return (await self._run(self._statements.acquire, parameters, again=True, answer_by=answer_by)).last_id
 
     async def _renew(self, ttl_us: int, grants: Sequence[Grant]) -> Iterable[str]:
-        names = [grant.name for grant in grants]
+        names = self._keys(grants)
         owners = [grant.owner for grant in grants]
         statement = self._statements.renew(len(grants))
         result = await self._run(statement, (ttl_us, *names, *owners), again=True, urgent=True)
         if result.changed == len(grants):
             return [grant.owner for grant in grants]
         # The answer says how many, but not which: those with the same owner that have not expired.
-        states = await self._states([grant.name for grant in grants])
-        return [grant.owner for grant in grants if states[grant.name].holds(grant.owner)]
+        states = await self._states(names)
+        return [grant.owner for name, grant in zip(names, grants, strict=True) if states[name].holds(grant.owner)]
 
 
 class SqliteTable(_PollingTable):
@@ -546,6 +595,11 @@ def _lock_name(value: str | bytes | bytearray) -> str | None:
         return None
 
 
+def _text(value: str | bytes | bytearray) -> str:
+    """Read what is in the column of names; what is no UTF-8 becomes something that is close to it in the order."""
+    return value if isinstance(value, str) else value.decode("utf-8", "replace")
+
+
 def _end_of_range(prefix: str) -> str | None:
     """
     Return a name behind all that begin with `prefix`, in the order of their bytes; None if there may be none.
@@ -557,6 +611,10 @@ def _end_of_range(prefix: str) -> str | None:
     assert head is not None, "a pattern that matches the empty string"
     text = head[0]
     return text[:-1] + chr(ord(text[-1]) + 1) if text else None
+
+
+def _digest(name: str) -> str:
+    return hashlib.sha256(name.encode()).hexdigest()
 
 
 def _microseconds(ttl: Seconds) -> int:

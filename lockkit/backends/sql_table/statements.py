@@ -14,6 +14,9 @@ statement       parameters                                  returns
 ``break_lock``  name (and the channel)                      the same, if it was held
 ``renew``       ttl in µs, names, owners                    the owners that held theirs; MariaDB and MySQL: how many
 ``update``      metadata, name, owner                       one row changed, if that owner holds it and it differs
+``read_note``   name                                        of a note whose life is not over: the text, µs left
+``write_note``  text, life in µs, name, owner               one row, if that owner held the lock
+``clock``       none                                        the clock in µs
 ``state``       names                                       name, owner, expired, last broken owner
 ``names``       first name (and one behind the last)        names of locks that are held
 ``idle``        least age in µs                             names of rows that were not used for so long
@@ -58,7 +61,18 @@ class Statements(ABC):
         self.update = self._written(
             "UPDATE {table} SET metadata = $1 WHERE name = $2 AND owner = $3 AND expires_at_us > {now}"
         )
+        self.clock = self._written("SELECT {now}")
+        self.read_note = self._written(
+            "SELECT note, note_until_us - {now} FROM {table} WHERE name = $1 AND note_until_us > {now}"
+        )
+        self.write_note = self._written(self._write_note_text())
         self._write()
+
+    def _write_note_text(self) -> str:
+        return (
+            "UPDATE {table} SET note = $1, note_until_us = {now} + $2"
+            " WHERE name = $3 AND owner = $4 AND expires_at_us > {now}"
+        )
 
     @abstractmethod
     def _write(self) -> None:
@@ -97,13 +111,14 @@ class Statements(ABC):
             f" WHERE name IN ({_places(1, count)})",
         )
 
-    def reap(self, count: int) -> Statement:
-        """See the module."""
-        return self._for_many("reap", count, f"DELETE FROM {{table}} WHERE {_IDLE} AND name IN ({_places(2, count)})")
+    def reap(self, count: int, *, notes: bool) -> Statement:
+        """See the module. `notes`: the table has columns for notes."""
+        text = f"DELETE FROM {{table}} WHERE {_idle(notes)} AND name IN ({_places(2, count)})"
+        return self._for_many(f"reap {notes}", count, text)
 
-    def idle(self, count: int) -> Statement:
-        """See the module; at most so many."""
-        return self._for_many("idle", count, f"SELECT name FROM {{table}} WHERE {_IDLE} LIMIT {count}")
+    def idle(self, count: int, *, notes: bool) -> Statement:
+        """See the module; at most so many. `notes`: the table has columns for notes."""
+        return self._for_many(f"idle {notes}", count, f"SELECT name FROM {{table}} WHERE {_idle(notes)} LIMIT {count}")
 
     def names(self, count: int, *, bounded: bool) -> Statement:
         """See the module; at most so many, in the order of their bytes."""
@@ -129,7 +144,9 @@ class Statements(ABC):
 KEPT_MAX = 8
 """Statements for so many names are kept, and so prepared. More takes memory here and at the server."""
 
-_IDLE = "token < {now} - $1 AND expires_at_us < {now} - $1"
+
+def _idle(notes: bool) -> str:  # noqa: FBT001 - private
+    return "token < {now} - $1 AND expires_at_us < {now} - $1" + (" AND note_until_us < {now}" if notes else "")
 
 
 def _places(first: int, count: int) -> str:
@@ -192,6 +209,12 @@ class PostgresqlStatements(Statements):
         self.break_lock = self._written(
             "WITH freed AS (UPDATE {table} SET broken_owner = owner, owner = NULL, expires_at_us = 0"
             f" WHERE name = $1 AND owner IS NOT NULL AND expires_at_us > {{now}} RETURNING wanted){notify}"
+        )
+
+    def _write_note_text(self) -> str:
+        return (
+            "UPDATE {table} SET note = $1, note_until_us = {now} + CAST($2 AS bigint)"
+            " WHERE name = $3 AND owner = $4 AND expires_at_us > {now} RETURNING 1"
         )
 
     def _renew_text(self, count: int) -> str:

@@ -23,6 +23,9 @@ close        closeSession
 If an answer is lost, the client looks for the node by the owner in its name ("protected" creation, Apache Curator).
 ``sync`` goes through the leader, so its answer says that the member that answers was not cut off from it.
 
+Notes are nodes beside the locks' directories (`lockkit.backends.zookeeper.notes`). What lives apart from the locks is
+in a directory of its own, ``/PREFIX+once`` or ``/PREFIX+sem``.
+
 Required of the server: ZooKeeper 3.5, sessions from ttl to ttl (``minSessionTimeout``, ``maxSessionTimeout``).
 
 Known limit: a member reports heartbeats to its leader every half tick. If it is cut off within that time after a
@@ -53,6 +56,7 @@ from lockkit.backend import (
     Host,
     LockBackend,
     NamesPage,
+    Note,
     Option,
     Renewal,
     Renewed,
@@ -63,6 +67,7 @@ from lockkit.backend import (
 )
 from lockkit.backends.zookeeper.connection import ANSWER_SECONDS, CONNECT_SECONDS
 from lockkit.backends.zookeeper.directories import LockDirectories
+from lockkit.backends.zookeeper.notes import LockNotes
 from lockkit.backends.zookeeper.options import (
     OPTIONS,
     client_arguments,
@@ -82,7 +87,7 @@ from lockkit.errors import BackendUnavailable, ConfigurationError, LockError, Un
 
 if TYPE_CHECKING:
     from lockkit.backends.zookeeper.session import LockNode
-    from lockkit.units import Instant
+    from lockkit.units import Instant, Seconds
     from lockkit.url import Url
 
 __all__ = ["ZooKeeperBackend"]
@@ -118,6 +123,7 @@ _CAPABILITIES = Capabilities(
     caveat="A ttl outside of the ensemble's session limits is changed, with a warning; in an ensemble that lost its "
     "data, tokens start anew.",
     listing=True,
+    notes=True,
 )
 
 
@@ -140,6 +146,7 @@ class ZooKeeperBackend(LockBackend):
         self._url = url
         self._label = label
         self._directories = directories
+        self._notes = LockNotes(host.runtime, directories)
         self._runtime = host.runtime
         self._sessions = Sessions(host, url, label)
         self._short_leases = ShortLeases(host.runtime, self._remove, self._sessions.release_adopted)
@@ -406,6 +413,21 @@ class ZooKeeperBackend(LockBackend):
         queues = await session.children_of_each([self._directories.path(name) for name in part], until)
         held = [name for name, children in zip(part, queues, strict=True) if contenders(children)]
         return NamesPage(held, left or None)
+
+    async def read_note(self, name: str) -> Note | None:
+        """See `LockBackend.read_note`. A second round trip once in a while, for the leader's clock."""
+        until = self._until()
+        return await self._notes.read(await self._sessions.any(until), name, until)
+
+    async def write_note(self, grant: Grant, text: str, keep: Seconds, answer_by: float = inf) -> bool:
+        """See `LockBackend.write_note`."""
+        node: LockNode = grant.state
+        return node.session_lives and await self._notes.write(node, grant.name, text, keep, self._until(answer_by))
+
+    async def clock(self) -> float:
+        """See `LockBackend.clock`."""
+        until = self._until()
+        return await self._notes.clock(await self._sessions.any(until), self._directories.clock_path, until)
 
     async def erase(self) -> None:
         """See `LockBackend.erase`."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from kazoo.exceptions import NodeExistsError, NoNodeError, UnimplementedError
 
+from lockkit.backend import SPACES, apart, split_space
 from lockkit.backends.zookeeper.path import escape_name, name_of, node_prefix
 from lockkit.backends.zookeeper.quirks import create_directory
 from lockkit.errors import BackendUnavailable, LockError
@@ -32,6 +33,8 @@ __all__ = ["LockDirectories"]
 ATTEMPTS_MAX = 10
 """How often a directory is made that another client removes at once. Each time it lived shorter than a round trip: more
 than a few are no coincidence."""
+
+_NOTES = "+note"
 
 LATE_SHARE = 1.5
 """In session timeouts: how long after it was missed a node whose creation was not answered is looked for again. By then
@@ -62,7 +65,20 @@ class LockDirectories:
 
     def path(self, name: str) -> str:
         """Give the path of a lock's directory."""
-        return f"{self._root}/{escape_name(name)}"
+        return self._path(name)
+
+    def note_path(self, name: str) -> str:
+        """Give the path of the note on a lock."""
+        return self._path(name, _NOTES)
+
+    @property
+    def clock_path(self) -> str:
+        """Path of a node that may be changed to learn the leader's clock: the directory of the notes of once."""
+        return self.note_path(apart("once", "x")).rpartition("/")[0]
+
+    def _path(self, name: str, what: str = "") -> str:
+        space, name = split_space(name)
+        return f"{self._root}{f'+{space}' if space else ''}{what}/{escape_name(name)}"
 
     async def names(self, session: Session, prefix: str, until: Instant) -> list[str]:
         """Name the locks that have a directory, held or not; what lockkit cannot have made is left out."""
@@ -106,15 +122,22 @@ class LockDirectories:
 
     def _request(self, session: Session, path: str) -> Any:  # noqa: ANN401 - kazoo has no types
         # The directories above those of the locks stay: users agreed on them, and may have set access rights there.
-        return create_directory(session.client, path, container=self.containers and len(path) > len(self._root))
+        return create_directory(
+            session.client, path, container=self.containers and path.count("/") > self._root.count("/")
+        )
 
     async def delete_all(self, session: Session, until: Instant) -> None:
-        """Delete the root with all locks below it."""
-        for name in await session.children(self._root, until):
-            for node in await session.children(f"{self._root}/{name}", until):
-                await self._delete(session, f"{self._root}/{name}/{node}", until)
-            await self._delete(session, f"{self._root}/{name}", until)
-        await self._delete(session, self._root, until)
+        """Delete the root with all locks below it, and what lives apart from them."""
+        for space in ("", *(f"+{space}" for space in SPACES)):
+            await self._delete_below(session, f"{self._root}{space}", until)
+            await self._delete_below(session, f"{self._root}{space}{_NOTES}", until)
+
+    async def _delete_below(self, session: Session, root: str, until: Instant) -> None:
+        for name in await session.children(root, until):
+            for node in await session.children(f"{root}/{name}", until):
+                await self._delete(session, f"{root}/{name}/{node}", until)
+            await self._delete(session, f"{root}/{name}", until)
+        await self._delete(session, root, until)
 
     async def _delete(self, session: Session, path: str, until: Instant) -> None:
         with suppress(NoNodeError):

@@ -39,6 +39,7 @@ from lockkit.testing.conformance.lifetime import Closing, Leftovers
 from lockkit.testing.conformance.listing import Listing
 from lockkit.testing.conformance.loss import Loss
 from lockkit.testing.conformance.names import Names
+from lockkit.testing.conformance.once import Onces
 from lockkit.testing.conformance.queueing import Queueing
 from lockkit.testing.conformance.readwrite import ReadWrite
 from lockkit.testing.conformance.reentrancy import Reentrancy
@@ -74,5 +75,6 @@ class ConformanceSuite(
     Leftovers,
     Crashes,
     Elections,
+    Onces,
 ):
     """All cases. Derive a class ``Test…`` from it and override `lockkit_url` or `lockkit_target`."""

@@ -1,0 +1,118 @@
+"""Once per key, in the async API."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+from lockkit.errors import ConfigurationError
+from lockkit.lease import WithStack
+from lockkit.primitives import once as core
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+__all__ = ["Attempt", "Once"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Attempt:
+    """One attempt at the work of a key, made by ``async with client.once(…)``. See `lockkit.sync.once.Attempt`."""
+
+    __slots__ = ("_attempt",)
+
+    def __init__(self, attempt: core.Attempt) -> None:
+        """Made by `Once`."""
+        self._attempt = attempt
+
+    @property
+    def first(self) -> bool:
+        """The key is not known to be done: do the work, and call `done`."""
+        return self._attempt.first
+
+    @property
+    def key(self) -> str:
+        """The key, the same for each attempt: give it to a provider that recognises repeats itself."""
+        return self._attempt.key
+
+    @property
+    def result(self) -> Any:  # noqa: ANN401 - any JSON
+        """The stored result, or what `done` was called with; None without one."""
+        return self._attempt.result
+
+    async def done(self, result: Any = None) -> None:  # noqa: ANN401 - any JSON
+        """Store the result, and free the key. See `lockkit.sync.once.Attempt.done`."""
+        await self._attempt.done(result)
+
+    def __repr__(self) -> str:
+        """Show key and state."""
+        return f"<lockkit.aio.Attempt {self.key!r} {'first' if self.first else 'repeat'}>"
+
+
+class Once:
+    """
+    Work that is done once per key. Made by `Client.once`; a decorator, and an async context manager.
+
+    May be used again, by many tasks at once. See `lockkit.sync.once.Once`.
+    """
+
+    __slots__ = ("_blocks", "_once")
+
+    def __init__(self, once: core.Once) -> None:
+        """Made by `Client.once`."""
+        self._once = once
+        self._blocks: WithStack[core.Attempt] = WithStack()
+
+    async def __aenter__(self) -> Attempt:
+        """Find out whether the key is done; if it is not, hold it. See `lockkit.sync.once.Once.__enter__`."""
+        attempt = await self._once.begin()
+        self._blocks.push(self._once.engine.runtime.current(), attempt)
+        return Attempt(attempt)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Free the key. See `lockkit.sync.once.Once.__exit__`."""
+        await self._blocks.pop(self._once.engine.runtime.current()).leave(error)
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        """
+        Decorate a coroutine function: the first call with a key runs it, the others return its stored result.
+
+        Raises:
+            ConfigurationError: Not a coroutine function, or a field that is no parameter of the function.
+                From a call: the result cannot be stored; the key is done, without a result.
+        """
+        call = core.Call(self._once, function)
+        template, key = call.template, self._once.settings.lock.name
+        if not template.is_coroutine and not template.wraps_coroutine:
+            message = (
+                f"once {key!r} of an asyncio client cannot decorate {template.label!r}, which is not a coroutine "
+                "function: make it `async def`, or use a client of lockkit.connect()"
+            )
+            raise ConfigurationError(message, name=key, backend=self._once.engine.url)
+
+        @functools.wraps(function)
+        async def run_once(*arguments: P.args, **keywords: P.kwargs) -> Any:  # noqa: ANN401 - what the function returns
+            attempt = await call.named(arguments, keywords).begin()
+            if not attempt.first:
+                return attempt.result
+            try:
+                result = function(*arguments, **keywords)
+                value = template.finished(await result if inspect.isawaitable(result) else result, awaited=True)
+                await attempt.done(value)
+            except BaseException as error:
+                await attempt.leave(error)
+                raise
+            return value
+
+        # The wrapper is a coroutine function, as the function is: for callers, its type is unchanged.
+        return run_once  # type: ignore[return-value]
+
+    def __repr__(self) -> str:
+        """Show key and backend."""
+        return f"<lockkit.aio.Once {self._once.settings.lock.name!r} at {self._once.engine.url}>"

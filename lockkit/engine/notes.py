@@ -1,0 +1,114 @@
+"""
+Notes on locks: read by anyone, written by the holder.
+
+A note is a small text that outlives the lease of its writer. The backend compares the owner and writes in one atomic
+step, so a holder that has lost its lease never overwrites the note of the next one.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from lockkit.backend import CALL_SECONDS, NOTE_BYTES_MAX, split_space
+from lockkit.errors import BackendUnavailable, Unsupported
+
+if TYPE_CHECKING:
+    from lockkit.backend import Note
+    from lockkit.engine.client_state import ClientState
+    from lockkit.engine.lease_record import LeaseRecord
+    from lockkit.engine.leases import Leases
+    from lockkit.units import Seconds
+
+__all__ = ["Notes"]
+
+log = logging.getLogger("lockkit")
+
+RETRY_SECONDS_MIN = 0.02
+RETRY_SECONDS_MAX = 1.0
+"""Pauses between the attempts to write a note while the backend does not answer. Longer, and a lease may end although
+the server came back in time; shorter asks a server in trouble more often."""
+
+
+class Notes:
+    """The notes that one client reads and writes."""
+
+    def __init__(self, client: ClientState, leases: Leases) -> None:
+        """Do nothing yet."""
+        self._client = client
+        self._leases = leases
+
+    def require(self, what: str) -> None:
+        """
+        Check that the backend has notes.
+
+        Args:
+            what: What needs them, for the message.
+
+        Raises:
+            Unsupported: It has none.
+        """
+        if not self._client.capabilities.notes:
+            url = self._client.url
+            message = (
+                f"{what} needs notes on locks, which {url} does not keep. Use redis://, etcd://, zookeeper://, file: "
+                "or the lock table of a database (postgresql://, mysql:// or sqlite:// with mode=table)"
+            )
+            raise Unsupported(message, backend=url)
+
+    async def read(self, name: str) -> Note | None:
+        """
+        Read the note on a lock in one round trip; None if there is none.
+
+        Raises:
+            BackendUnavailable: No answer.
+        """
+        backend = self._client.ready()
+        try:
+            return await backend.read_note(name)
+        except BackendUnavailable as error:
+            plain = split_space(name)[1]
+            raise self._client.unavailable(error, f"read the note on lock {name!r}", plain) from error
+
+    async def clock(self) -> float:
+        """
+        Ask for the backend's wall clock, Unix time.
+
+        Raises:
+            BackendUnavailable: No answer.
+        """
+        try:
+            return await self._client.ready().clock()
+        except BackendUnavailable as error:
+            raise self._client.unavailable(error, "ask for the time", None) from error
+
+    async def write(self, record: LeaseRecord, text: str, keep: Seconds) -> None:
+        """
+        Put a note on the lock that a lease holds, in place of the one before.
+
+        Retries as long as the lease is held, while the backend does not answer.
+
+        Args:
+            record: The lease.
+            text: At most `NOTE_BYTES_MAX` UTF-8 bytes.
+            keep: Life of the note, seconds, from now on by the server's clock.
+
+        Raises:
+            LockLost: The lease ended first. If the backend did not answer, the note may have been written.
+        """
+        assert len(text.encode()) <= NOTE_BYTES_MAX, "checked by the primitive, which knows what is too long"
+        runtime, pause = self._client.runtime, RETRY_SECONDS_MIN
+        while True:
+            record.check()
+            answer_by = min(record.valid_until, self._client.answer_by(CALL_SECONDS))
+            try:
+                written = await self._client.ready().write_note(record.grant, text, keep, answer_by)
+            except BackendUnavailable as error:
+                log.warning("writing the note on lock %r: %s; lockkit retries", record.grant.name, error)
+                await runtime.sleep(min(pause * runtime.random.uniform(0.5, 1.0), record.remaining()))
+                pause = min(pause * 2, RETRY_SECONDS_MAX)
+            else:
+                if not written:
+                    self._leases.lose(record, "gone")
+                    raise record.lost_error()
+                return

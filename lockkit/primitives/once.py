@@ -1,0 +1,412 @@
+"""
+Once: a piece of work that is done at most once per key, as long as its record is kept.
+
+A key is absent, running, or done. *Running* is a lock, apart from the locks of the same name, under a lease that is
+renewed: a slow first run is not overtaken, and a crashed one runs again after its ttl. *Done* is a note on that lock
+(`lockkit.engine.notes`), which only the present holder can write. The holder releases the lock after that.
+
+::
+
+    read the note ── done? ──> the stored result                 one round trip, no lock
+         │
+         └──> acquire, waiting for a run under way ──> read the note again ── done? ──> release, the stored result
+                                                            │
+                                                            └──> run ──> write the note ──> release
+
+What it cannot promise: a crash after the work and before the note runs the work again. So give `Attempt.key`, the same
+for all attempts, to whatever does the work, if that can recognise repeats itself.
+
+Source: idempotency keys, as in the IETF draft "The Idempotency-Key HTTP Header Field" (J. Jena, S. Dalal), with the
+record in progress held by a lease instead of an expiry that is never renewed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from lockkit import validation
+from lockkit.backend import apart
+from lockkit.configuration.name_template import NameTemplate
+from lockkit.errors import ConfigurationError, KeyReused, LockError, LockLost, StoredError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from datetime import timedelta
+
+    from lockkit.engine.engine import Engine
+    from lockkit.engine.lease_record import LeaseRecord
+    from lockkit.engine.settings import LockSettings
+    from lockkit.units import Seconds
+
+__all__ = ["RESULT_BYTES_MAX", "SPACE", "Attempt", "Call", "Once", "OnceSettings", "Outcome"]
+
+log = logging.getLogger("lockkit")
+
+SPACE = "once"
+"""The records' space apart from the locks (`lockkit.backend.apart`)."""
+
+RESULT_BYTES_MAX = 64 * 1024
+"""Longest JSON text of a result, UTF-8 bytes: what fits into a note on every backend."""
+
+ERROR_CHARS_MAX = 8000
+"""Longest text of a stored error; the rest is cut off."""
+
+
+@dataclass(frozen=True, slots=True)
+class OnceSettings:
+    """
+    The validated arguments of ``client.once``.
+
+    Attributes:
+        lock: Of the lock under which the work runs; its name is the key, or the template of one.
+        keep: How long a record is kept after its completion, seconds.
+        match: What must be the same at each repeat, or the template of it; None for anything.
+        store_errors: Classes of the errors that count as completion.
+    """
+
+    lock: LockSettings
+    keep: Seconds
+    match: str | None
+    store_errors: tuple[type[BaseException], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """
+    What a record says of a key that is done.
+
+    Attributes:
+        match: Digest of the ``match`` of its run, or None.
+        result: The decoded result; None without one.
+        error: Type name and text of a stored error, or None.
+    """
+
+    match: str | None = None
+    result: Any = None
+    error: tuple[str, str] | None = None
+
+
+def check_settings(
+    lock: LockSettings, keep: float | timedelta, match: object, store_errors: object, url: str
+) -> OnceSettings:
+    """
+    Validate the arguments of ``client.once``. Nothing is sent.
+
+    Raises:
+        ConfigurationError: One of them is wrong.
+    """
+    kinds: tuple[Any, ...] = store_errors if isinstance(store_errors, tuple) else (store_errors,)
+    problem = ""
+    seconds = validation.seconds(keep, "keep", exclusive=True)
+    if seconds > validation.TTL_MAX:
+        problem = f"keep must be at most {validation.TTL_MAX:g} seconds, not {seconds:g}"
+    elif not (match is None or isinstance(match, str)):
+        problem = f"match must be a str, such as '{{amount}}:{{currency}}', not {match!r}"
+    elif not all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in kinds):
+        problem = f"store_errors must be a tuple of exception classes, not {store_errors!r}"
+    if problem:
+        raise ConfigurationError(problem, name=lock.name, backend=url)
+    assert match is None or isinstance(match, str)
+    return OnceSettings(lock, seconds, match, kinds)
+
+
+def digest(match: str | None) -> str | None:
+    """Shorten a ``match`` to what the record keeps of it: it may be long, and nobody else's business."""
+    return None if match is None else hashlib.sha256(match.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+class Once:
+    """``client.once``, without the colour of the API: runs a piece of work at most once per key."""
+
+    def __init__(self, engine: Engine[Any], settings: OnceSettings) -> None:
+        """
+        Send nothing yet.
+
+        Raises:
+            Unsupported: The backend has no notes.
+        """
+        engine.notes.require("once()")
+        self.engine = engine
+        self.settings = settings
+
+    @classmethod
+    def described(
+        cls,
+        engine: Engine[Any],
+        key: str,
+        *,
+        keep: float | timedelta,
+        ttl: float | timedelta | None,
+        timeout: float | timedelta | None,
+        match: str | None,
+        store_errors: tuple[type[BaseException], ...] | type[BaseException],
+    ) -> Once:
+        """
+        Make it from the arguments of ``client.once``.
+
+        Raises:
+            ConfigurationError: One of them is wrong.
+            Unsupported: The backend has no notes.
+        """
+        lock = engine.settings(
+            key,
+            ttl=ttl,
+            timeout=timeout,
+            renew=True,
+            reentrant=False,
+            max_hold=None,
+            metadata=None,
+            on_lost=None,
+            raise_on_lost=True,
+        )
+        settings = check_settings(lock, keep, match, store_errors, engine.url)
+        return cls(engine, settings)
+
+    def named(self, key: str, match: str | None) -> Once:
+        """
+        Fill in the templates of key and ``match``.
+
+        Raises:
+            ConfigurationError: The key is no valid name.
+        """
+        settings = self.settings
+        lock = replace(settings.lock, name=validation.lock_name(key))
+        return Once(self.engine, replace(settings, lock=lock, match=match))
+
+    async def begin(self) -> Attempt:
+        """
+        Find out whether the key is done; if it is not, hold it.
+
+        Returns:
+            The attempt: with the stored result, or with the lease under which to do the work.
+
+        Raises:
+            KeyReused: The key is done, with another ``match``.
+            StoredError: The key is done, and its run ended with a stored error.
+            LockTimeout: Another run was under way for the whole wait.
+            BackendUnavailable: No answer.
+        """
+        settings, notes = self.settings, self.engine.notes
+        key = settings.lock.name
+        name = apart(SPACE, key)
+        note = await notes.read(name)
+        if note is not None and (outcome := decode(note.text, key, self.engine.url)) is not None:
+            return self._repeat(outcome)
+        lease = await self.engine.acquire(replace(settings.lock, name=name), settings.lock.timeout)
+        attempt = Attempt(self, lease)
+        try:
+            note = await notes.read(name)
+            outcome = None if note is None else decode(note.text, key, self.engine.url)
+            attempt.note = None if note is None else note.text
+        except BaseException as error:
+            await attempt.leave(error)
+            raise
+        if outcome is None:
+            return attempt
+        await attempt.give_back()
+        return self._repeat(outcome)
+
+    def _repeat(self, outcome: Outcome) -> Attempt:
+        key, url = self.settings.lock.name, self.engine.url
+        match = digest(self.settings.match)
+        if match is not None and outcome.match is not None and match != outcome.match:
+            message = (
+                f"once {key!r} at {url} was done with another match: the key stands for two different things. Put what "
+                "tells them apart into the key"
+            )
+            raise KeyReused(message, name=key, backend=url)
+        if outcome.error is not None:
+            type_name, text = outcome.error
+            stored = StoredError(f"once {key!r} at {url} ended with {type_name}: {text}", name=key, backend=url)
+            stored.type_name, stored.text = type_name, text
+            raise stored
+        return Attempt(self, None, outcome.result)
+
+
+class Call:
+    """A decorated function: the key and the ``match`` of each of its calls."""
+
+    __slots__ = ("_match", "_once", "template")
+
+    def __init__(self, once: Once, function: Callable[..., Any]) -> None:
+        """
+        Check the fields against the function's parameters.
+
+        Args:
+            once: Its key and ``match`` are templates.
+            function: The decorated function.
+
+        Raises:
+            ConfigurationError: A generator function, or a field that is no parameter of the function.
+        """
+        settings, url = once.settings, once.engine.url
+        self._once = once
+        self.template = NameTemplate(settings.lock.name, function, backend=url)
+        self._match = None if settings.match is None else NameTemplate(settings.match, function, backend=url)
+
+    def named(self, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> Once:
+        """
+        Fill in the templates for one call.
+
+        Raises:
+            TypeError: The arguments do not fit the function.
+            ConfigurationError: A field cannot be formatted, or the key is no valid name.
+        """
+        match = None if self._match is None else self._match.name(arguments, keywords)
+        return self._once.named(self.template.name(arguments, keywords), match)
+
+
+class Attempt:
+    """
+    One attempt at the work of a key.
+
+    Attributes:
+        first: The work is to be done now: it is not known to be done.
+        result: The stored result, or what `done` was called with.
+        note: The text on the lock when it was acquired, if that was no completion.
+    """
+
+    __slots__ = ("_lease", "_once", "first", "note", "result")
+
+    def __init__(self, once: Once, lease: Any | None, result: Any = None) -> None:  # noqa: ANN401 - any JSON
+        """
+        Begin.
+
+        Args:
+            once: Of what.
+            lease: Under which the work is done; None if it is done already.
+            result: The stored result.
+        """
+        self._once = once
+        self._lease = lease
+        self.first = lease is not None
+        self.result = result
+        self.note: str | None = None
+
+    @property
+    def key(self) -> str:
+        """The key: the same for each attempt."""
+        return self._once.settings.lock.name
+
+    def _record(self, what: str) -> LeaseRecord:
+        if self._lease is None:
+            url = self._once.engine.url
+            why = "it is done already" if self.first else "it was done before: look at attempt.first"
+            message = f"once {self.key!r} at {url} cannot {what}: {why}"
+            raise LockError(message, name=self.key, backend=url)
+        record: LeaseRecord = self._lease._record  # noqa: SLF001 - the attempt and its lease are one unit
+        return record
+
+    async def done(self, result: Any) -> None:  # noqa: ANN401 - any JSON
+        """
+        Note that the work is done, and free the key.
+
+        Raises:
+            LockLost: The lease ended first: another attempt may run, or have run.
+            ConfigurationError: The result cannot be stored; the key is done, without a result.
+            LockError: It is done already.
+        """
+        record, outcome, problem = self._record("be completed"), "", None
+        try:
+            outcome = encode_result(result)
+        except ValueError as error:
+            problem = error
+        await self._complete(record, f'"result":{outcome or "null"}')
+        self.result = result
+        if problem is not None:
+            message = f"once {self.key!r} ran and is done, but its result is not stored: {problem}"
+            raise ConfigurationError(message, name=self.key, backend=self._once.engine.url) from problem
+
+    async def write(self, text: str, keep: Seconds) -> None:
+        """
+        Write a note that is no completion, such as a count of attempts. See `lockkit.engine.notes.Notes.write`.
+
+        Raises:
+            LockLost: The lease ended first.
+        """
+        await self._once.engine.notes.write(self._record("be noted"), text, keep)
+
+    async def _complete(self, record: LeaseRecord, outcome: str) -> None:
+        match = json.dumps(digest(self._once.settings.match))
+        await self._once.engine.notes.write(record, f'{{"done":1,"match":{match},{outcome}}}', self._once.settings.keep)
+        await self.give_back()
+
+    async def give_back(self) -> None:
+        """Free the key after its completion. That it was lost in between matters no more: nobody runs a done key."""
+        lease, self._lease = self._lease, None
+        assert lease is not None, "completed by its holder"
+        try:
+            await self._once.engine.releases.leave(lease._record, None)  # noqa: SLF001 - as above
+        except LockLost as error:
+            log.debug("once %r: %s", self.key, error)
+
+    async def leave(self, error: BaseException | None) -> None:
+        """
+        End the attempt: store an error that is to be stored, otherwise free a key that is not done.
+
+        Args:
+            error: What the work raised, if it did.
+
+        Raises:
+            LockLost: The work ended well, without completion, after the lease was lost.
+        """
+        if self._lease is None:
+            return
+        record = self._record("be left")
+        if error is not None and isinstance(error, self._once.settings.store_errors):
+            try:
+                await self._complete(record, f'"error":{encode_error(error)}')
+            except LockLost as lost:
+                error.add_note(f"lockkit: {lost}")
+            else:
+                return
+        lease, self._lease = self._lease, None  # kept until the release: a lease that is dropped is not released
+        await self._once.engine.releases.leave(record, error)
+        del lease
+
+
+def encode_result(result: Any) -> str:  # noqa: ANN401 - any JSON
+    """
+    Turn a result into JSON text.
+
+    Raises:
+        ValueError: It is no JSON, or its text is too long.
+    """
+    try:
+        text = json.dumps(result, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        size = len(text.encode())
+    except (TypeError, ValueError, RecursionError) as error:
+        message = f"it must be made of what JSON has (dict, list, str, number, bool, None): {error}"
+        raise ValueError(message) from error
+    if size > RESULT_BYTES_MAX:
+        message = f"its JSON text has {size} bytes, and at most {RESULT_BYTES_MAX} can be stored: store a reference"
+        raise ValueError(message)
+    return text
+
+
+def encode_error(error: BaseException) -> str:
+    """Turn an error into the JSON text of its type's name and its text."""
+    text = str(error).encode("utf-8", "replace").decode()[:ERROR_CHARS_MAX]
+    return json.dumps([type(error).__qualname__[:ERROR_CHARS_MAX], text], ensure_ascii=False)
+
+
+def decode(text: str, key: str, url: str) -> Outcome | None:
+    """
+    Read a note; None if it is no completion.
+
+    Raises:
+        LockError: lockkit did not write it. Nothing runs then: it may be the completion of a newer version.
+    """
+    try:
+        value = json.loads(text)
+        if value["done"] == 0:
+            return None
+        error = value.get("error")
+        return Outcome(value.get("match"), value.get("result"), None if error is None else (error[0], error[1]))
+    except (ValueError, TypeError, LookupError) as error:
+        message = f"the record of once {key!r} at {url} was not written by this version of lockkit: {error!r}"
+        raise LockError(message, name=key, backend=url) from error

@@ -1,0 +1,152 @@
+"""Once per key, in the sync API."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
+
+from lockkit.lease import WithStack
+from lockkit.primitives import once as core
+from lockkit.runtime import drive
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from types import TracebackType
+
+__all__ = ["Attempt", "Once"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Attempt:
+    """One attempt at the work of a key, made by ``with client.once(…)``."""
+
+    __slots__ = ("_attempt",)
+
+    def __init__(self, attempt: core.Attempt) -> None:
+        """Made by `Once`."""
+        self._attempt = attempt
+
+    @property
+    def first(self) -> bool:
+        """The key is not known to be done: do the work, and call `done`."""
+        return self._attempt.first
+
+    @property
+    def key(self) -> str:
+        """The key, the same for each attempt: give it to a provider that recognises repeats itself."""
+        return self._attempt.key
+
+    @property
+    def result(self) -> Any:  # noqa: ANN401 - any JSON
+        """The stored result, or what `done` was called with; None without one."""
+        return self._attempt.result
+
+    def done(self, result: Any = None) -> None:  # noqa: ANN401 - any JSON
+        """
+        Store the result, and free the key: it is done. Without this call, the next attempt does the work again.
+
+        Args:
+            result: What JSON has, at most 64 KiB as JSON text.
+
+        Raises:
+            LockLost: The lease ended before: the result is not stored, and another attempt may run.
+            ConfigurationError: The result cannot be stored; the key is done, without a result.
+            LockError: The key was done before.
+        """
+        drive(self._attempt.done(result))
+
+    def __repr__(self) -> str:
+        """Show key and state."""
+        return f"<lockkit.Attempt {self.key!r} {'first' if self.first else 'repeat'}>"
+
+
+class Once:
+    """
+    Work that is done once per key. Made by `Client.once`; a decorator, and a context manager.
+
+    May be used again, by many threads at once.
+    """
+
+    __slots__ = ("_blocks", "_once")
+
+    def __init__(self, once: core.Once) -> None:
+        """Made by `Client.once`."""
+        self._once = once
+        self._blocks: WithStack[core.Attempt] = WithStack()
+
+    def __enter__(self) -> Attempt:
+        """
+        Find out whether the key is done; if it is not, hold it. Waits for a run that is under way.
+
+        Raises:
+            KeyReused: The key is done, with another ``match``.
+            StoredError: The key is done: its run ended with an error of ``store_errors``.
+            LockTimeout: Another run was under way for the whole wait.
+            BackendUnavailable: The backend did not answer.
+        """
+        attempt = drive(self._once.begin())
+        self._blocks.push(threading.get_ident(), attempt)
+        return Attempt(attempt)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """
+        Free the key. It is done only if `Attempt.done` was called, or the error is one of ``store_errors``.
+
+        Raises:
+            LockLost: The body ended well without `Attempt.done`, after the lease was lost.
+        """
+        drive(self._blocks.pop(threading.get_ident()).leave(error))
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        """
+        Decorate a function: the first call with a key runs it, the others return its stored result.
+
+        Key and ``match`` are formatted with the call's arguments. For a coroutine function, waiting blocks its event
+        loop: prefer `lockkit.aio` there.
+
+        Raises:
+            ConfigurationError: A generator function, or a field that is no parameter of the function.
+                From a call: the result cannot be stored; the key is done, without a result.
+        """
+        call = core.Call(self._once, function)
+        template = call.template
+        if template.is_coroutine:
+
+            @functools.wraps(function)
+            async def await_once(*arguments: P.args, **keywords: P.kwargs) -> Any:  # noqa: ANN401 - as the function
+                attempt = drive(call.named(arguments, keywords).begin())
+                if not attempt.first:
+                    return attempt.result
+                try:
+                    result = await cast("Awaitable[object]", function(*arguments, **keywords))
+                    drive(attempt.done(template.finished(result, awaited=True)))
+                except BaseException as error:
+                    drive(attempt.leave(error))
+                    raise
+                return result
+
+            return cast("Callable[P, R]", await_once)
+
+        @functools.wraps(function)
+        def run_once(*arguments: P.args, **keywords: P.kwargs) -> Any:  # noqa: ANN401 - what the function returns
+            attempt = drive(call.named(arguments, keywords).begin())
+            if not attempt.first:
+                return attempt.result
+            try:
+                result = template.finished(function(*arguments, **keywords))
+                drive(attempt.done(result))
+            except BaseException as error:
+                drive(attempt.leave(error))
+                raise
+            return result
+
+        return run_once
+
+    def __repr__(self) -> str:
+        """Show key and backend."""
+        return f"<lockkit.Once {self._once.settings.lock.name!r} at {self._once.engine.url}>"

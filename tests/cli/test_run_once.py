@@ -1,0 +1,116 @@
+"""``lockkit run --once-per`` and ``--once``: one run that succeeds for each slot or key."""
+
+from __future__ import annotations
+
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import pytest
+
+from lockkit.testing.servers.redis import RedisServer
+from tests.cli.support import wait_until
+
+if TYPE_CHECKING:
+    from tests.cli.support import Cli
+
+RAN = ("--", "sh", "-c", 'echo "ran $LOCKKIT_ONCE"')
+
+
+def test_second_run_of_a_slot_does_nothing(cli: Cli) -> None:
+    """In silence, as cron mails what is printed; the key names lock and slot."""
+    first = cli.run("run", "backup", "--once-per", "2w", *RAN)
+    second = cli.run("run", "backup", "--once-per", "2w", *RAN)
+
+    assert first.returncode == 0
+    assert first.stdout.startswith("ran backup@2")
+    assert (second.returncode, second.stdout, second.stderr) == (0, "", "")
+    assert cli.holders("backup") == []
+
+
+def test_key_is_done_once(cli: Cli) -> None:
+    """Each key for itself; --on-done=fail says so."""
+    assert cli.run("run", "migrate", "--once", "v42", *RAN).stdout == "ran migrate@v42\n"
+    assert cli.run("run", "migrate", "--once", "v43", *RAN).stdout == "ran migrate@v43\n"
+
+    done = cli.run("run", "migrate", "--once", "v42", "--on-done", "fail", *RAN)
+
+    assert (done.returncode, done.stdout) == (76, "")
+    assert done.stderr == "lockkit: 'migrate@v42' was done already\n"
+
+
+def test_only_status_0_counts(cli: Cli) -> None:
+    """So an hourly cron with --once-per 1d catches up on what failed."""
+    for script, status in (("exit 3", 3), ("kill -9 $$", 137), ("exit 0", 0)):
+        assert cli.run("run", "a", "--once", "k", "--", "sh", "-c", script).returncode == status
+
+    assert cli.run("run", "a", "--once", "k", *RAN).stdout == ""
+    assert cli.run("run", "a", "--once", "missing", "--", "no-such-command").returncode == 127
+    assert cli.run("run", "a", "--once", "missing", *RAN).stdout == "ran a@missing\n"
+
+
+def test_attempts_are_counted_before_the_start(cli: Cli) -> None:
+    """After the last one nothing is started."""
+    for _ in range(2):
+        assert cli.run("run", "a", "--once", "k", "--attempts", "2", "--", "sh", "-c", "exit 3").returncode == 3
+
+    used_up = cli.run("run", "a", "--once", "k", "--attempts", "2", *RAN)
+
+    assert (used_up.returncode, used_up.stdout) == (76, "")
+    assert "all 2 attempts at 'a@k' are used up" in used_up.stderr
+    assert cli.run("run", "a", "--once", "k", "--attempts", "3", *RAN).stdout == "ran a@k\n"
+
+
+def test_killed_run_is_tried_again(cli: Cli) -> None:
+    """After lockkit was killed with its command, another run does it after the ttl."""
+    first = cli.start("run", "a", "--once", "k", "--ttl", "1", "--", "sh", "-c", "echo began; sleep 60")
+    assert first.stdout is not None
+    assert first.stdout.readline() == "began\n"
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    wait_until(lambda: cli.holders("a") == [])
+
+    assert cli.run("run", "a", "--once", "k", "--ttl", "1", *RAN).stdout == "ran a@k\n"
+
+
+def test_runs_at_the_same_time_complete_once(cli: Cli) -> None:
+    """Whoever waits finds it done."""
+    counter = cli.home / "runs"
+    with ThreadPoolExecutor(4) as pool:
+        runs = [
+            pool.submit(cli.run, "run", "a", "--once", "k", "--", "sh", "-c", f"echo x >> {counter}") for _ in range(4)
+        ]
+
+    assert [run.result().returncode for run in runs] == [0] * 4
+    assert counter.read_text() == "x\n"
+
+
+def test_slot_goes_by_the_servers_clock(cli: Cli) -> None:
+    """Redis tells its time; the same record is seen through another connection."""
+    with RedisServer() as server:
+        arguments = ("run", "a", "--url", server.url, "--once-per", "2w", "--tz", "Europe/Berlin")
+
+        assert cli.run(*arguments, *RAN).stdout.startswith("ran a@2")
+        assert cli.run(*arguments, *RAN).stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "message"),
+    [
+        (["--once-per", "1d", "--once", "k"], 2, "not both"),
+        (["--tz", "UTC"], 2, "--tz needs"),
+        (["--attempts", "2"], 2, "need --once-per or --once"),
+        (["--on-done", "fail"], 2, "need --once-per or --once"),
+        (["--once-per", "36h"], 78, "at most a day or whole days"),
+        (["--once-per", "1d", "--tz", "Nowhere"], 78, "no time zone known here"),
+        (["--once", ""], 78, "--once must name"),
+        (["--once", "k" * 255], 78, "255 UTF-8 bytes"),
+        (["--once", "k", "--url", "redlock://localhost:1,localhost:2,localhost:3"], 78, "notes on locks"),
+    ],
+)
+def test_wrong_use_is_refused(cli: Cli, options: list[str], status: int, message: str) -> None:
+    """Before anything is sent or run."""
+    done = cli.run("run", "a", *options, *RAN)
+
+    assert (done.returncode, done.stdout) == (status, "")
+    assert message in " ".join(done.stderr.split())

@@ -595,11 +595,6 @@ def _lock_name(value: str | bytes | bytearray) -> str | None:
         return None
 
 
-def _text(value: str | bytes | bytearray) -> str:
-    """Read what is in the column of names; what is no UTF-8 becomes something that is close to it in the order."""
-    return value if isinstance(value, str) else value.decode("utf-8", "replace")
-
-
 def _end_of_range(prefix: str) -> str | None:
     """
     Return a name behind all that begin with `prefix`, in the order of their bytes; None if there may be none.

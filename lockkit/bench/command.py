@@ -8,13 +8,33 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from lockkit import validation
 from lockkit.bench.options import QUICK_WORKLOADS, WORKLOAD_NAMES, FaceChoice, ServersChoice, WorkloadChoice
 from lockkit.bench.settings import QUICK, Settings
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from lockkit.bench.subject import Face
 
 __all__ = ["bench", "register"]
+
+
+def _time(least: float) -> Callable[[str | float], float]:
+    """Make a parser for an option that is a time of at least so many seconds; a default is a number already."""
+
+    def parse(value: str | float) -> float:
+        try:
+            seconds = validation.parse_duration(value) if isinstance(value, str) else value
+        except ValueError as error:
+            message = f"{error}, not {value!r}"
+            raise typer.BadParameter(message) from error
+        if seconds < least:
+            message = f"must be {least:g} or more seconds, not {value}"
+            raise typer.BadParameter(message)
+        return seconds
+
+    return parse
 
 
 def register(app: typer.Typer) -> None:
@@ -49,17 +69,25 @@ def bench(  # the signature is the command line
     long_rounds: Annotated[
         int | None, typer.Option(min=1, help="Turns in long workloads; no more than --rounds.")
     ] = None,
-    seconds: Annotated[float | None, typer.Option(min=0.01, help="Duration of a turn in pair and contention.")] = None,
+    seconds: Annotated[
+        float | None,
+        typer.Option(metavar="TIME", parser=_time(0.01), help="Duration of a turn in pair and contention."),
+    ] = None,
     processes: Annotated[int | None, typer.Option(min=1, help="Contenders.")] = None,
     waiters: Annotated[int | None, typer.Option(min=1, help="Idle waiters.")] = None,
-    idle_seconds: Annotated[float | None, typer.Option(min=0.1, help="How long to observe the idle waiters.")] = None,
+    idle_seconds: Annotated[
+        float | None, typer.Option(metavar="TIME", parser=_time(0.1), help="How long to observe the idle waiters.")
+    ] = None,
     leases: Annotated[int | None, typer.Option(min=1, help="Held leases.")] = None,
     lease_ttl: Annotated[
-        float | None, typer.Option(min=0.1, help="ttl of the held leases, seconds, and how long they are held.")
+        float | None,
+        typer.Option(metavar="TIME", parser=_time(0.1), help="ttl of the held leases, and how long they are held."),
     ] = None,
     limit: Annotated[
         float | None,
-        typer.Option(min=1, help="Begin no turn after this many seconds; the report says what was not reached."),
+        typer.Option(
+            metavar="TIME", parser=_time(1), help="Begin no turn after this time; the report says what was not reached."
+        ),
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the random order of the subjects.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Write the whole report as JSON.")] = False,

@@ -103,3 +103,5 @@ def test_commands_take_times(tmp_path: Path) -> None:
     assert status("wait", "a", "--url", url, "--timeout", "-1") == 2
     assert status("doctor", "memory:", "--ttl", "1m") == 0
     assert status("doctor", "memory:", "--ttl", "1ms") == 1
+    assert status("bench", "memory:", "--limit", "999ms") == 2
+    assert status("bench", "memory:", "--limit", "soon") == 2

@@ -61,30 +61,27 @@ class Releases:
             if record.lost:
                 self._leases.drop(record)
                 raise record.lost_error()
-            with client.mutex:
-                before = record.state
-                if before is RELEASED:
-                    return
-                if before is HELD and record.count > 1:
-                    record.count -= 1
-                    return
-                if before is HELD or before is UNCONFIRMED:
-                    self._begin(record)
+            ours, begun = None, False
+            try:
+                with client.mutex:
+                    before = record.state
+                    if before is RELEASED:
+                        return
+                    if before is HELD and record.count > 1:
+                        record.count -= 1
+                        return
+                    done = self._end_of_other_release(record) if before is RELEASING else None
+                    begun = before is HELD or before is UNCONFIRMED
+                    if begun:
+                        self._begin(record)
+                if begun:
+                    ours = await self._send(record, answer_by)
                     break
-                done = self._end_of_other_release(record) if before is RELEASING else None
+            finally:
+                if begun:
+                    self._end(record, answered=ours is not None)
             if done is not None:  # else it was lost after the look at the clock
                 await done.wait(None)
-        answered = False
-        try:
-            ours = await self._send(record, answer_by)
-            answered = True
-        finally:
-            with client.mutex:
-                assert record.state is RELEASING, "nothing else changes a lease that is being released"
-                record.state = RELEASED if answered else UNCONFIRMED
-                waited_for, record.release_done = record.release_done, None
-            if waited_for is not None:
-                waited_for.set()
         # Not ours any more, though the deadline has not passed: broken, flushed or taken. (Past the deadline the lease
         # may have run out while the release was on its way: the work had ended by then.) A release that is sent again
         # may find that the first one was run.
@@ -95,11 +92,28 @@ class Releases:
     def _begin(self, record: LeaseRecord) -> None:
         """End a lease on its holder's word, before the backend knows. Under the mutex."""
         record.state = RELEASING
+        record.release_done = None
         self._leases.drop(record)
         if record.renewal.in_flight:
             record.renewal.wake_waiters()  # it may not be sent any more: an extend() must not wait for it
         if record.lost_event is not None:
             record.lost_event.set()
+
+    def _end(self, record: LeaseRecord, *, answered: bool) -> None:
+        """Note how the release that `_begin` began has ended."""
+        try:
+            self._note_end(record, answered=answered)
+        except BaseException:
+            self._note_end(record, answered=answered)  # interrupted halfway; twice does no harm
+            raise
+
+    def _note_end(self, record: LeaseRecord, *, answered: bool) -> None:
+        with self._client.mutex:
+            if record.state is RELEASING:  # else an interrupt struck before it had begun, or this is the second call
+                record.state = RELEASED if answered else UNCONFIRMED
+            waited_for = record.release_done
+        if waited_for is not None:
+            waited_for.set()
 
     def _end_of_other_release(self, record: LeaseRecord) -> Event:
         """

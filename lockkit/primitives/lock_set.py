@@ -486,11 +486,12 @@ class BaseLeaseSet(Generic[L]):
         errors: list[LockError] = []
         runtime = self.core.runtime
         until = runtime.now() + seconds
+        counts = [(entry, _record(entry[1]).count) for entry in reversed(self.acquired)]
         try:
-            await self._each_once(action, until, errors)
+            await self._each_once(counts, action, until, errors)
         except BaseException as interrupt:
             # Cut short between two leases or within one. Nothing that a further cancellation could stop.
-            await runtime.settle(self._each_once(action, until, errors), seconds)
+            await runtime.settle(self._each_once(counts, action, until, errors, again=True), seconds)
             _add_notes(interrupt, errors)
             raise
         try:
@@ -502,27 +503,29 @@ class BaseLeaseSet(Generic[L]):
 
     async def _each_once(
         self,
+        counts: Sequence[tuple[tuple[SetMember[L], L], int]],
         action: Callable[[SetMember[L], LeaseRecord, Instant], Coroutine[Any, Any, None]],
         until: Instant,
         errors: list[LockError],
+        *,
+        again: bool = False,
     ) -> None:
-        for entry in reversed(self.acquired.copy()):
+        for entry, count in counts:
             member, record = entry[0], _record(entry[1])
-            reentered = record.count > 1
-            if reentered:
-                # First: an interrupt in between must not release it twice, under the body of the outer block.
-                self.acquired.remove(entry)
+            if entry not in self.acquired:
+                continue  # done before the interrupt
             # The first that hangs may take all of the time; the others are still tried.
             answer_by = max(until, self.core.runtime.now() + UNDO_SECONDS_MIN)
             try:
-                await action(member, record, answer_by)
+                # A lease that was entered again belongs to an outer block too: it must not be counted down twice.
+                if not again or record.count == count:
+                    await action(member, record, answer_by)
             except LockLost as error:
                 errors.append(error)
             except LockError as error:
                 errors.append(error)
                 continue  # release() may be called again
-            if not reentered:
-                self.acquired.remove(entry)
+            self.acquired.remove(entry)
 
     def __bool__(self) -> bool:
         """Return True: a set of leases never stands for "not acquired"."""

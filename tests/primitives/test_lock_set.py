@@ -14,9 +14,10 @@ import pytest
 
 import lockkit
 from lockkit import aio
+from lockkit.engine.release import Releases
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockLost, LockTimeout
 from lockkit.primitives.lock_set import NAMES_MAX, BaseLeaseSet, LockSetCore
-from lockkit.runtime import AsyncioRuntime
+from lockkit.runtime import AsyncioRuntime, BlockingRuntime, monotonic
 from lockkit.testing.servers import wait_until
 from lockkit.testing.timing import PATIENCE
 from tests.engine.scripted import fail, once, scripted
@@ -317,6 +318,33 @@ def test_timeout_names_the_busy_lock_and_leaves_nothing() -> None:
     leases.release()
 
 
+def test_one_timeout_is_for_all() -> None:
+    """What the first took is missing to the second."""
+
+    class SlowServer(BlockingRuntime):
+        """Real time, and three seconds for each answer."""
+
+        added = 0.0
+
+        def now(self) -> float:
+            """See `Runtime.now`."""
+            return monotonic() + self.added
+
+    clock = SlowServer()
+    client, backend = scripted(clock)
+    other, _ = scripted(space=space(backend))
+
+    def answer() -> None:
+        clock.added += 3.0
+
+    with other.lock("b"):
+        backend.after["try_acquire"] = answer
+        with pytest.raises(LockTimeout, match="'b'"):
+            client.locks(["a", "b"], timeout=3.05, ttl=60).acquire()
+
+    assert "wait" not in backend.calls
+
+
 def test_timeout_of_the_set_counts_not_that_of_its_locks() -> None:
     """The locks bring their ttl and the rest."""
     client, backend = scripted()
@@ -467,6 +495,8 @@ CODES = [
     lockkit.LockSet.__enter__,
 ]
 UNDOING = [
+    Releases.release,
+    Releases.leave,
     BaseLeaseSet._each,
     BaseLeaseSet._each_once,
     BaseLeaseSet.undo,
@@ -530,6 +560,25 @@ def test_interrupt_while_releasing_leaves_none_held(function: Callable[..., Any]
             blocker.release()
 
         assert held(client, "a", "b", "c") == [], number
+        struck = strike.struck
+        number += 1
+
+
+@pytest.mark.filterwarnings(NEVER_AWAITED)
+@pytest.mark.parametrize("function", [BaseLeaseSet._each_once, Releases.release, Releases.leave])
+def test_interrupt_while_releasing_keeps_the_outer_block(function: Callable[..., Any]) -> None:
+    """A lease that was entered again is counted down at most once."""
+    number, struck = 0, True
+    while struck:
+        client, _ = scripted()
+        outer = client.lock("b", reentrant=True).acquire(PATIENCE)
+        strike = CallStrike(number, function.__code__)
+
+        strike.during(partial(block, client.locks(["a", "b"], reentrant=True)))
+
+        assert held(client, "a", "b") == ["b"], number
+        assert outer.held
+        outer.release()
         struck = strike.struck
         number += 1
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from lockkit.engine.lease_record import LeaseRecord
     from lockkit.engine.leases import Leases
     from lockkit.runtime import Event
+    from lockkit.units import Instant
 
 __all__ = ["Releases"]
 
@@ -159,7 +160,7 @@ class Releases:
 
     # -- all leases ------------------------------------------------------------------------------------------------
 
-    async def end_all(self, answer_by: float, *, notify: bool = True) -> None:
+    async def end_all(self, answer_by: Instant, *, notify: bool = True) -> None:
         """
         End and free every lease: the client, its event loop or the interpreter ends.
 

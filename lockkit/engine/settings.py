@@ -61,7 +61,7 @@ class LockSettings:
     raise_on_lost: bool
 
 
-def drift_margin(ttl: float) -> float:
+def drift_margin(ttl: Seconds) -> float:
     """
     Time by which a deadline is set earlier, since client and server clocks may differ in rate.
 

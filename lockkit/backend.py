@@ -38,7 +38,7 @@ from lockkit.runtime import wall_clock
 
 if TYPE_CHECKING:
     from lockkit.runtime import Event, Runtime
-    from lockkit.units import Seconds
+    from lockkit.units import Instant, Seconds
     from lockkit.url import Url
 
 __all__ = [
@@ -403,7 +403,7 @@ def decode_metadata(text: str | bytes | None) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {"text": value}
 
 
-def seconds_left(answer_by: float, now: float) -> float:
+def seconds_left(answer_by: Instant, now: Instant) -> float:
     """
     Return for how many seconds a call may still wait: until `answer_by`, at most `CALL_SECONDS`, at least 0.
 
@@ -528,7 +528,7 @@ class LockBackend(ABC):
         If this raises, the engine calls `abandon` and never uses this request (its owner) again.
         """
 
-    async def wait(self, request: Request, busy: Busy, until: float) -> None:
+    async def wait(self, request: Request, busy: Busy, until: Instant) -> None:
         """
         Return when the engine should try again: woken, or at `until` (client monotonic time). Too early is allowed.
 
@@ -561,7 +561,7 @@ class LockBackend(ABC):
         """
 
     @abstractmethod
-    async def release(self, grant: Grant, answer_by: float = inf) -> bool:
+    async def release(self, grant: Grant, answer_by: Instant = inf) -> bool:
         """
         Free the lock if the owner still holds it, and wake the next waiter; return False if it did not hold it.
 
@@ -583,7 +583,7 @@ class LockBackend(ABC):
         message = f"{self.url} cannot turn the write lease of {grant.name!r} into a read lease: release it, and read"
         raise Unsupported(message, name=grant.name, backend=self.url)
 
-    async def release_all(self, grants: Sequence[Grant], answer_by: float) -> None:
+    async def release_all(self, grants: Sequence[Grant], answer_by: Instant) -> None:
         """
         Free all these locks by `answer_by` (client monotonic time), because the client closes.
 

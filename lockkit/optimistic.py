@@ -45,7 +45,8 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker
     from sqlalchemy.orm import sessionmaker
 
-    from lockkit.storage.redis.client import AsyncClient, Key, Seconds, SyncClient, Value
+    from lockkit.storage.redis.client import AsyncClient, Key, SyncClient, Value
+    from lockkit.units import Seconds
 
 __all__ = [
     "ATTEMPTS",
@@ -80,8 +81,8 @@ def with_retry(
     fn: Callable[[Any], V],
     *,
     attempts: int | None = ATTEMPTS,
-    timeout: Seconds | None = TIMEOUT,
-    ttl: Seconds | None = None,
+    timeout: Seconds | timedelta | None = TIMEOUT,
+    ttl: Seconds | timedelta | None = None,
 ) -> V:
     """
     Change the value of a key by a function, atomically.
@@ -121,8 +122,8 @@ async def with_retry_async(
     fn: Callable[[Any], V | Awaitable[V]],
     *,
     attempts: int | None = ATTEMPTS,
-    timeout: Seconds | None = TIMEOUT,
-    ttl: Seconds | None = None,
+    timeout: Seconds | timedelta | None = TIMEOUT,
+    ttl: Seconds | timedelta | None = None,
 ) -> V:
     """
     Change the value of a key by a function, atomically; with asyncio.
@@ -146,7 +147,7 @@ def transact(
     fn: Callable[[Any], T],
     *,
     attempts: int | None = ATTEMPTS,
-    timeout: float | timedelta | None = TIMEOUT,
+    timeout: Seconds | timedelta | None = TIMEOUT,
 ) -> T:
     """
     Run a function in a transaction of a SQL database and commit; try again after a conflict with another one.
@@ -192,7 +193,7 @@ async def transact_async(
     fn: Callable[[Any], Awaitable[T]],
     *,
     attempts: int | None = ATTEMPTS,
-    timeout: float | timedelta | None = TIMEOUT,
+    timeout: Seconds | timedelta | None = TIMEOUT,
 ) -> T:
     """
     Run a coroutine function in a transaction of a SQL database; with asyncio.
@@ -215,7 +216,7 @@ def update_key(
     fn: Callable[[bytes | None], K],
     *,
     attempts: int | None = ATTEMPTS,
-    timeout: Seconds | None = TIMEOUT,
+    timeout: Seconds | timedelta | None = TIMEOUT,
 ) -> K:
     """
     Change the value of a key in etcd by a function, atomically.
@@ -252,7 +253,7 @@ async def update_key_async(
     fn: Callable[[bytes | None], K | Awaitable[K]],
     *,
     attempts: int | None = ATTEMPTS,
-    timeout: Seconds | None = TIMEOUT,
+    timeout: Seconds | timedelta | None = TIMEOUT,
 ) -> K:
     """
     Change the value of a key in etcd by a function, atomically; with asyncio.
@@ -277,7 +278,7 @@ def update_row(
     *,
     version: str = "version",
     attempts: int | None = ATTEMPTS,
-    timeout: float | timedelta | None = TIMEOUT,
+    timeout: Seconds | timedelta | None = TIMEOUT,
 ) -> R:
     """
     Change a row of a SQL database by a function, atomically.
@@ -322,7 +323,7 @@ async def update_row_async(
     *,
     version: str = "version",
     attempts: int | None = ATTEMPTS,
-    timeout: float | timedelta | None = TIMEOUT,
+    timeout: Seconds | timedelta | None = TIMEOUT,
 ) -> R:
     """
     Change a row of a SQL database by a function, atomically; with asyncio.
@@ -347,7 +348,7 @@ def update_node(
     fn: Callable[[bytes | None], N],
     *,
     attempts: int | None = ATTEMPTS,
-    timeout: float | timedelta | None = TIMEOUT,
+    timeout: Seconds | timedelta | None = TIMEOUT,
 ) -> N:
     """
     Change the data of a ZooKeeper node by a function, atomically.
@@ -385,7 +386,7 @@ async def update_node_async(
     fn: Callable[[bytes | None], N | Awaitable[N]],
     *,
     attempts: int | None = ATTEMPTS,
-    timeout: float | timedelta | None = TIMEOUT,
+    timeout: Seconds | timedelta | None = TIMEOUT,
 ) -> N:
     """
     Change the data of a ZooKeeper node by a function, atomically; with asyncio.

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     import asyncio
     from contextlib import AbstractContextManager
 
+    from lockkit.units import Seconds
+
 __all__ = ["AsyncioRuntime", "BlockingRuntime", "Event", "Runtime", "drive", "let_go", "monotonic"]
 
 log = logging.getLogger("lockkit")
@@ -70,7 +72,7 @@ class Event(Protocol):
         """Tell whether the flag is up."""
         ...
 
-    async def wait(self, timeout: float | None) -> bool:
+    async def wait(self, timeout: Seconds | None) -> bool:
         """Wait until the flag is up, at most `timeout` seconds (None: without limit); tell whether it is."""
         ...
 
@@ -164,7 +166,7 @@ class Runtime(Protocol):
         """
         ...
 
-    async def readable(self, fd: int, timeout: float | None) -> bool:
+    async def readable(self, fd: int, timeout: Seconds | None) -> bool:
         """Wait until a file descriptor can be read, at most `timeout` seconds; tell whether it can."""
         ...
 
@@ -230,7 +232,7 @@ class _BlockingEvent:
             with suppress(RuntimeError):  # another thread has woken it already
                 sleeper.release()
 
-    async def wait(self, timeout: float | None) -> bool:
+    async def wait(self, timeout: Seconds | None) -> bool:
         if self._flag:
             return True
         sleeper = threading.Lock()
@@ -243,7 +245,7 @@ class _BlockingEvent:
             self._sleepers.remove(sleeper)
 
 
-def _acquired(lock: threading.Lock, timeout: float | None) -> bool:
+def _acquired(lock: threading.Lock, timeout: Seconds | None) -> bool:
     """Acquire within so many seconds. threading refuses more than about 292 years with OverflowError."""
     if timeout is None or timeout > threading.TIMEOUT_MAX:
         return lock.acquire()
@@ -376,7 +378,7 @@ class BlockingRuntime(_OperatingSystem):
         del seconds
         return await coroutine
 
-    async def readable(self, fd: int, timeout: float | None) -> bool:
+    async def readable(self, fd: int, timeout: Seconds | None) -> bool:
         """See `Runtime.readable`."""
         poll = select.poll()
         poll.register(fd, select.POLLIN)
@@ -415,7 +417,7 @@ class _AsyncioEvent:
             if not waiter.done():
                 waiter.set_result(True)
 
-    async def wait(self, timeout: float | None) -> bool:
+    async def wait(self, timeout: Seconds | None) -> bool:
         if self._flag:
             return True
         loop = self._runtime.bound_loop()
@@ -667,7 +669,7 @@ class AsyncioRuntime(_OperatingSystem):
             raise TimeoutError(message)
         return task.result()
 
-    async def readable(self, fd: int, timeout: float | None) -> bool:
+    async def readable(self, fd: int, timeout: Seconds | None) -> bool:
         """See `Runtime.readable`."""
         loop = self.bound_loop()
         ready = _AsyncioEvent(self)

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
     from lockkit.storage.sql.client import ApplicationTransaction, Asynchronous, Blocking
+    from lockkit.units import Seconds
 
 __all__ = ["FENCES", "TABLE", "TransactionLock", "create_tables", "ddl", "lock_in"]
 
@@ -59,7 +60,7 @@ def lock_in(
     target: Blocking,
     name: str,
     *,
-    timeout: float | timedelta | None = None,
+    timeout: Seconds | timedelta | None = None,
     table: str = TABLE,
     auto_create: bool = True,
 ) -> TransactionLock: ...
@@ -70,7 +71,7 @@ def lock_in(
     target: Asynchronous,
     name: str,
     *,
-    timeout: float | timedelta | None = None,
+    timeout: Seconds | timedelta | None = None,
     table: str = TABLE,
     auto_create: bool = True,
 ) -> Awaitable[TransactionLock]: ...
@@ -80,7 +81,7 @@ def lock_in(
     target: Blocking | Asynchronous,
     name: str,
     *,
-    timeout: float | timedelta | None = None,
+    timeout: Seconds | timedelta | None = None,
     table: str = TABLE,
     auto_create: bool = True,
 ) -> TransactionLock | Awaitable[TransactionLock]:

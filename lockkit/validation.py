@@ -14,8 +14,12 @@ import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import lru_cache, partial
+from typing import TYPE_CHECKING
 
 from lockkit.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from lockkit.units import Seconds
 
 __all__ = [
     "METADATA_BYTES_MAX",
@@ -172,7 +176,7 @@ def seconds(value: object, what: str, *, minimum: float = 0.0, exclusive: bool =
     return number
 
 
-def ttl(value: object, min_ttl: float, *, name: str | None = None) -> float:
+def ttl(value: object, min_ttl: Seconds, *, name: str | None = None) -> float:
     """
     Check a ttl: how long the backend keeps a lock that is not renewed.
 

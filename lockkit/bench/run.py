@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from lockkit.bench.settings import Settings
     from lockkit.bench.subject import Subject
     from lockkit.bench.workloads.base import Measured, Workload
+    from lockkit.units import Instant
 
 __all__ = ["Cell", "Outcome", "Run", "Status"]
 
@@ -139,7 +140,7 @@ class Run:
             close_all()
         return self.outcome
 
-    def _round(self, workload: Workload, number: int, until: float, progress: Callable[[Cell, int], None]) -> None:
+    def _round(self, workload: Workload, number: int, until: Instant, progress: Callable[[Cell, int], None]) -> None:
         if number >= self._rounds(workload):
             return
         cells = [cell for cell in self.outcome.cells if cell.workload is workload and not cell.skipped]

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from lockkit.bench.subject import Subject
     from lockkit.testing.fork_servers import ForkServer
+    from lockkit.units import Seconds
 
 __all__ = ["WorkerFailed", "WorkerPool", "WorkerProcess"]
 
@@ -44,7 +45,7 @@ class WorkerPool:
         self._workers: list[WorkerProcess] = []
 
     def start(
-        self, subject: Subject, workload: str, part: Mapping[str, Any], *, ttl: float, pass_fds: Sequence[int] = ()
+        self, subject: Subject, workload: str, part: Mapping[str, Any], *, ttl: Seconds, pass_fds: Sequence[int] = ()
     ) -> WorkerProcess:
         """
         Start a process that does its part of a workload for a subject.

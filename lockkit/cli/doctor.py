@@ -14,6 +14,7 @@ from lockkit.cli.status import Status
 
 if TYPE_CHECKING:
     from lockkit.doctor import Diagnosis, Finding, Severity
+    from lockkit.units import Seconds
 
 __all__ = ["examine"]
 
@@ -24,7 +25,7 @@ _WIDTH_MIN = 30
 _STYLES: Final = {"error": "bold red", "warning": "yellow", "info": "cyan"}
 
 
-def examine(url: str | None, profile: str | None, *, ttl: float | None, fail_on: Severity, as_json: bool) -> Status:
+def examine(url: str | None, profile: str | None, *, ttl: Seconds | None, fail_on: Severity, as_json: bool) -> Status:
     """
     Print the findings at a backend's servers.
 

@@ -32,6 +32,8 @@ from lockkit.runtime import monotonic
 if TYPE_CHECKING:
     from typing import NoReturn
 
+    from lockkit.units import Instant
+
 __all__ = ["Guard"]
 
 LOOK_EVERY: Final = 1.0
@@ -53,7 +55,7 @@ class Guard:
         os.close(control)
         os.set_blocking(self._control, False)
 
-    def tell(self, deadline: float) -> None:
+    def tell(self, deadline: Instant) -> None:
         """
         Have the group killed at `deadline` (client monotonic time) or when this process ends, until told otherwise.
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from lockkit.cli.options import RunOptions
     from lockkit.sync import Client, Lease
+    from lockkit.units import Instant
 
 __all__ = ["Interrupted", "run"]
 
@@ -213,7 +214,7 @@ class _Job:
         )
         return supervisor.run()
 
-    def _hold_on(self, lease: Lease, until: float) -> None:
+    def _hold_on(self, lease: Lease, until: Instant) -> None:
         """
         Keep the lock after a command that ended early (``--min-hold``).
 

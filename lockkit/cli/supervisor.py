@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from lockkit.cli.guard import Guard
     from lockkit.cli.signals import Signals
     from lockkit.sync import Lease
+    from lockkit.units import Seconds
 
 __all__ = ["Outcome", "Supervisor", "default_grace", "grace_max", "margin"]
 
@@ -44,7 +45,7 @@ _GONE_WITHIN: Final = 1.0
 """Seconds that a killed group is waited for when the deadline is over already."""
 
 
-def default_grace(ttl: float) -> float:
+def default_grace(ttl: Seconds) -> float:
     """
     Seconds between SIGTERM and SIGKILL by default: a sixth of the ttl, at most 10.
 
@@ -53,12 +54,12 @@ def default_grace(ttl: float) -> float:
     return min(10.0, ttl / 6)
 
 
-def grace_max(ttl: float) -> float:
+def grace_max(ttl: Seconds) -> float:
     """Give the longest grace: half of the ttl. The first renewal is sent at a third, and needs time for its answer."""
     return ttl / 2
 
 
-def margin(ttl: float) -> float:
+def margin(ttl: Seconds) -> float:
     """Seconds for the kernel and the scheduler to end killed processes: a twentieth of the ttl, at most 1."""
     return min(1.0, ttl / 20)
 
@@ -81,7 +82,7 @@ class Supervisor:
     """Waits for the end of a command; forwards signals; ends its group when the lease is about to end."""
 
     def __init__(
-        self, command: Command, lease: Lease, signals: Signals, guard: Guard, *, grace: float, kill_after: float
+        self, command: Command, lease: Lease, signals: Signals, guard: Guard, *, grace: Seconds, kill_after: Seconds
     ) -> None:
         """
         Take over a command that is about to be started.

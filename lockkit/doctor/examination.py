@@ -143,7 +143,7 @@ class Diagnosis:
         }
 
 
-def examine(url: str | None = None, *, profile: str | None = None, ttl: float | timedelta | None = None) -> Diagnosis:
+def examine(url: str | None = None, *, profile: str | None = None, ttl: Seconds | timedelta | None = None) -> Diagnosis:
     """
     Connect to the servers behind a URL and look for what endangers locks. Changes nothing there, and blocks.
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from lockkit.backend import LockBackend
     from lockkit.runtime import Runtime
+    from lockkit.units import Seconds
     from lockkit.url import Url
 
 __all__ = ["CLOCK_DIFFERENCE_MAX", "clock_offset", "judge_clock", "judge_clocks", "judge_round_trip", "judge_ttl",
@@ -121,7 +122,7 @@ def judge_ttl(examination: Case) -> None:
         )
 
 
-def judge_round_trip(examination: Case, where: str, round_trip: float) -> None:
+def judge_round_trip(examination: Case, where: str, round_trip: Seconds) -> None:
     """Compare the ttl with a round trip, in seconds."""
     ttl = examination.ttl
     seen = f"A round trip takes {round_trip * 1000:.3g} ms, the ttl is {ttl:g} s."

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from lockkit.engine.lease_record import LeaseRecord
     from lockkit.engine.leases import Leases
     from lockkit.engine.settings import LockSettings
+    from lockkit.units import Instant, Seconds
 
 __all__ = ["Acquisition", "AcquisitionContext"]
 
@@ -105,7 +106,7 @@ class AcquisitionContext(Generic[L]):
         leases: Leases,
         cleanups: PendingCleanups,
         admit: Callable[[LockSettings, Grant, float], L | None],
-        unavailable_after: float,
+        unavailable_after: Seconds,
     ) -> None:
         """Start without acquisitions. See the class for the arguments."""
         self.client = client
@@ -158,7 +159,7 @@ class Acquisition(Generic[L]):
     )
 
     def __init__(
-        self, context: AcquisitionContext[L], backend: LockBackend, settings: LockSettings, timeout: float | None
+        self, context: AcquisitionContext[L], backend: LockBackend, settings: LockSettings, timeout: Seconds | None
     ) -> None:
         """
         Start the clock.
@@ -227,7 +228,7 @@ class Acquisition(Generic[L]):
                 return True
         return False
 
-    async def _contend(self, started: float) -> L:
+    async def _contend(self, started: Instant) -> L:
         """Ask the backend until it grants, as the only contender of this client for that name."""
         while True:
             self._attempts += 1
@@ -246,7 +247,7 @@ class Acquisition(Generic[L]):
                     return lease
             started = self._runtime.now()
 
-    async def _ask(self, started: float) -> L | None:
+    async def _ask(self, started: Instant) -> L | None:
         """Ask once, and wait if the answer is "busy". None: ask again."""
         request = self._request
         assert not request.uncertain, "a request that was not answered is not sent again"
@@ -355,7 +356,7 @@ class Acquisition(Generic[L]):
         await self._runtime.sleep(pause if self._deadline is None else min(pause, self._deadline - now))
         self._check_open()
 
-    def _pause(self, longest: float) -> float:
+    def _pause(self, longest: Seconds) -> float:
         """Jittered exponential back-off, seconds: half to all of ``min(longest, 0.01 * 2 ** attempts)``."""
         assert self._attempts > 0, "the first attempt is not delayed"
         return min(longest, 0.01 * 2.0 ** min(self._attempts, 20)) * self._jitter(0.5, 1.0)
@@ -484,14 +485,14 @@ class Acquisition(Generic[L]):
             self._settings.name, self._client.url, self._settings.ttl,
         )  # fmt: skip
 
-    def _warn_at_backend(self, waited: float) -> None:
+    def _warn_at_backend(self, waited: Seconds) -> None:
         """In the background: a backend that hangs must not make the wait longer than its timeout."""
         try:
             self._runtime.spawn("lockkit-holders", lambda: self._warn_of_holders(waited))
         except RuntimeError as error:
             log.debug("asking for the holders of lock %r: %s", self._settings.name, error)
 
-    async def _warn_of_holders(self, waited: float) -> None:
+    async def _warn_of_holders(self, waited: Seconds) -> None:
         name = self._settings.name
         try:
             holders: Sequence[Holder] = await self._backend.holders(name)

@@ -250,7 +250,7 @@ class Engine(Generic[L]):
         except LockTimeout:
             return None
 
-    def admit(self, settings: LockSettings, grant: Grant, started: float) -> L | None:
+    def admit(self, settings: LockSettings, grant: Grant, started: Instant) -> L | None:
         """
         Turn a grant into a lease, watched and renewed from now on.
 

@@ -115,7 +115,7 @@ class RenewalPlan:
         self.unanswered_until = 0.0
         self.answered: Event | None = None
 
-    def schedule(self, at: float) -> None:
+    def schedule(self, at: Instant) -> None:
         """Plan the next renewal, unless the lease will have been held for ``max_hold`` by then."""
         self.next_at = at if at <= self.until else inf
 
@@ -302,7 +302,7 @@ class LeaseRecord:
 
     # -- the deadline ----------------------------------------------------------------------------------------------
 
-    def set_deadline(self, anchor: float, ttl: float) -> None:
+    def set_deadline(self, anchor: Instant, ttl: Seconds) -> None:
         """
         Set the deadline, and plan the next renewal if there is to be one.
 
@@ -326,7 +326,7 @@ class LeaseRecord:
         """Believe in `ttl` from `anchor` on, if that ends earlier. Under the client's mutex."""
         self.valid_until = min(self.valid_until, anchor + ttl - drift_margin(ttl))
 
-    def renewed(self, outcome: Renewed, sent: float) -> bool:
+    def renewed(self, outcome: Renewed, sent: Instant) -> bool:
         """
         Move the deadline after the backend has renewed the lease. Under the client's mutex.
 

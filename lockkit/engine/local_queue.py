@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from lockkit.runtime import Event, Runtime
+    from lockkit.units import Instant
 
 __all__ = ["LocalQueues", "Ticket"]
 
@@ -75,7 +76,7 @@ class LocalQueues:
             return False
 
     async def wait_for_turn(
-        self, name: str, ticket: Ticket, deadline: float | None, warn_at: float, warn: Callable[[], None]
+        self, name: str, ticket: Ticket, deadline: Instant | None, warn_at: Instant, warn: Callable[[], None]
     ) -> bool:
         """
         Wait to become the head.

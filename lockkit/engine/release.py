@@ -180,7 +180,7 @@ class Releases:
 
     # -- all leases ------------------------------------------------------------------------------------------------
 
-    async def end_all(self, answer_by: float, *, notify: bool = True) -> None:
+    async def end_all(self, answer_by: Instant, *, notify: bool = True) -> None:
         """
         End and free every lease: the client, its event loop or the interpreter ends.
 

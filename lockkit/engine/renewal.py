@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from lockkit.engine.lease_record import LeaseRecord
     from lockkit.engine.leases import Leases
     from lockkit.runtime import Event, Work
-    from lockkit.units import Seconds
+    from lockkit.units import Instant, Seconds
 
 __all__ = ["Renewer"]
 
@@ -166,7 +166,7 @@ class Renewer:
         finally:
             done.set()
 
-    def _survey(self, now: float) -> tuple[list[LeaseRecord], list[LeaseRecord], float]:
+    def _survey(self, now: Instant) -> tuple[list[LeaseRecord], list[LeaseRecord], float]:
         """Find what has expired, what is to be renewed (marked as in flight), and when to look again."""
         expired: list[LeaseRecord] = []
         due: list[LeaseRecord] = []
@@ -216,7 +216,7 @@ class Renewer:
             else:
                 await self._renewing.wait(idle_since + LINGER - self._runtime.now())
 
-    def _is_due(self, record: LeaseRecord, now: float) -> bool:
+    def _is_due(self, record: LeaseRecord, now: Instant) -> bool:
         """Tell whether a lease is still to be renewed: the batch before may have taken long."""
         plan = record.renewal
         assert plan.in_flight, "the survey marks what is due"
@@ -255,7 +255,7 @@ class Renewer:
             _forget_frames(outcome)
         return outcomes
 
-    def _apply(self, batch: list[LeaseRecord], outcomes: Sequence[Renewal], started: float) -> None:
+    def _apply(self, batch: list[LeaseRecord], outcomes: Sequence[Renewal], started: Instant) -> None:
         lost: list[tuple[LeaseRecord, LossReason]] = []
         entries: list[LogEntry] = []
         with self._client.mutex:
@@ -269,7 +269,7 @@ class Renewer:
             self._leases.lose(record, reason)
 
     def _apply_one(
-        self, record: LeaseRecord, outcome: Renewal, started: float, entries: list[LogEntry]
+        self, record: LeaseRecord, outcome: Renewal, started: Instant, entries: list[LogEntry]
     ) -> LossReason | None:
         """Apply one answer; returns the reason if the lease is lost. Under the mutex."""
         if isinstance(outcome, Unknown):
@@ -307,7 +307,7 @@ class Renewer:
 
     # -- on the holder's request -----------------------------------------------------------------------------------
 
-    async def extend(self, record: LeaseRecord, backend: LockBackend, ttl: float) -> Renewal:
+    async def extend(self, record: LeaseRecord, backend: LockBackend, ttl: Seconds) -> Renewal:
         """
         Renew one lease for another ttl.
 
@@ -359,7 +359,7 @@ class Renewer:
                 answered = plan.answered
             await answered.wait(record.remaining())
 
-    def _apply_extension(self, record: LeaseRecord, outcome: Renewal, ttl: Seconds, started: float) -> None:
+    def _apply_extension(self, record: LeaseRecord, outcome: Renewal, ttl: Seconds, started: Instant) -> None:
         """Change the deadline according to the answer, unless the lease has ended meanwhile."""
         plan = record.renewal
         recovered = False

@@ -74,7 +74,7 @@ class LockSettings:
     """Makes the lease from the engine and the record, in place of the client's lease class."""
 
 
-def drift_margin(ttl: float) -> float:
+def drift_margin(ttl: Seconds) -> float:
     """
     Time by which a deadline is set earlier, since client and server clocks may differ in rate.
 

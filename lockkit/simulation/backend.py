@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from lockkit.simulation.schedule import Schedule
     from lockkit.simulation.server import LockServer
     from lockkit.simulation.world import Process
+    from lockkit.units import Instant, Seconds
     from lockkit.url import Url
 
 __all__ = ["CALL_TIMEOUT", "SimulatedBackend", "connect"]
@@ -49,7 +50,7 @@ class SimulatedBackend(LockBackend):
 
     capabilities = Capabilities(**_CAPABILITIES, fair=True, wakeup="push")
 
-    def __init__(self, process: Process, server: LockServer, network: Network, call_timeout: float) -> None:
+    def __init__(self, process: Process, server: LockServer, network: Network, call_timeout: Seconds) -> None:
         """
         Connect.
 
@@ -93,7 +94,7 @@ class SimulatedBackend(LockBackend):
         """See `LockBackend.url`."""
         return f"simulated://{self._server.node.name}"
 
-    async def _call(self, operation: Callable[[], T], answer_by: float = inf) -> T:
+    async def _call(self, operation: Callable[[], T], answer_by: Instant = inf) -> T:
         seconds = min(self._call_timeout, seconds_left(answer_by, self._process.now()))
         try:
             return await self._network.call(self._process, self._server.node, operation, seconds)
@@ -145,7 +146,7 @@ class SimulatedBackend(LockBackend):
         renewed = anchor if self._singly else None, None if self._ttl_max == inf else self._ttl_max
         return [Renewed(*renewed) if reason is None else Gone(reason) for reason in reasons]
 
-    async def release(self, grant: Grant, answer_by: float = inf) -> bool:
+    async def release(self, grant: Grant, answer_by: Instant = inf) -> bool:
         """See `LockBackend.release`."""
         return await self._call(lambda: self._server.release(grant.name, grant.owner), answer_by)
 
@@ -170,7 +171,7 @@ def connect(
     server: LockServer,
     network: Network,
     *,
-    call_timeout: float = CALL_TIMEOUT,
+    call_timeout: Seconds = CALL_TIMEOUT,
     backend: Callable[[Process, LockServer, Network, float], LockBackend] = SimulatedBackend,
     schedule: Schedule | None = None,
     **options: float,

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from lockkit.simulation.evidence import Seen, SeenCall, SeenGrant, SeenLease, Span
     from lockkit.simulation.history import History, Quiet
+    from lockkit.units import Instant
 
 __all__ = ["CHECKS", "Limits", "Problem", "Verdict", "check"]
 
@@ -377,7 +378,7 @@ def _excused(seen: Seen, one: SeenLease, other: SeenLease) -> bool:
     return older.freed is not None and older.freed.how in {"broken", "lost"} and older.freed.at <= newer.granted.at
 
 
-def _last(changes: list[Span], at: float) -> float:
+def _last(changes: list[Span], at: Instant) -> float:
     """The value of the last change that was not after `at`."""
     return [value for since, value in changes if since <= at][-1]
 

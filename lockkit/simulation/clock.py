@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lockkit.units import Instant
+
 __all__ = ["Clock"]
 
 
@@ -20,11 +25,11 @@ class Clock:
         self.rate = rate
         self._offset = offset
 
-    def read(self, true_time: float) -> float:
+    def read(self, true_time: Instant) -> float:
         """What it shows at a true time, seconds."""
         return self._offset + self.rate * true_time
 
-    def true_time(self, reading: float) -> float:
+    def true_time(self, reading: Instant) -> float:
         """When it shows `reading`; the inverse of `read`."""
         return (reading - self._offset) / self.rate
 

@@ -38,6 +38,7 @@ from lockkit.simulation.history import (
 
 if TYPE_CHECKING:
     from lockkit.simulation.history import History
+    from lockkit.units import Instant, Seconds
 
 __all__ = ["IncompleteError", "Seen", "SeenCall", "SeenGrant", "SeenLease", "Span", "read"]
 
@@ -120,7 +121,7 @@ class Seen:
         """When a client crashed; infinity if it did not."""
         return self.crashed.get(client, inf)
 
-    def after_pauses(self, client: str, at: float, grace: float) -> float:
+    def after_pauses(self, client: str, at: Instant, grace: Seconds) -> float:
         """When `grace` seconds after `at` are over for a client that may be stopped in between."""
         bound = at + grace
         for start, end in self.pauses.get(client, ()):

@@ -28,6 +28,7 @@ from lockkit.simulation.world import TICK
 
 if TYPE_CHECKING:
     from lockkit.simulation.world import Process, Waiter, World
+    from lockkit.units import Seconds
 
 __all__ = ["CALM", "Conditions", "Network", "NoAnswer", "Node"]
 
@@ -172,7 +173,7 @@ class Network:
         self._cut_requests.discard((process.name, node.name))
         self._cut_answers.discard((process.name, node.name))
 
-    async def call(self, process: Process, node: Node, operation: Callable[[], T], timeout: float) -> T:
+    async def call(self, process: Process, node: Node, operation: Callable[[], T], timeout: Seconds) -> T:
         """
         Have a node run an operation, and give its value.
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from lockkit.runtime import Event, Kind, Work
     from lockkit.simulation.world import Process, Waiter, World
+    from lockkit.units import Seconds
 
 __all__ = ["SimulatedRuntime"]
 
@@ -125,7 +126,7 @@ class SimulatedRuntime:
             raise TimeoutError
         return task.result()
 
-    async def readable(self, fd: int, timeout: float | None) -> bool:
+    async def readable(self, fd: int, timeout: Seconds | None) -> bool:
         """
         Refuse: no file descriptor of this machine is part of a simulated world.
 
@@ -181,7 +182,7 @@ class _Event:
         for waiter in self._waiters:
             waiter.wake(self)
 
-    async def wait(self, timeout: float | None) -> bool:
+    async def wait(self, timeout: Seconds | None) -> bool:
         if self._flag:
             return True
         waiter = self._process.waiter(timeout)

@@ -11,6 +11,7 @@ from lockkit.simulation.world import Process, World
 if TYPE_CHECKING:
     from lockkit.simulation.schedule import Schedule
     from lockkit.simulation.server import LockServer
+    from lockkit.units import Seconds
 
 __all__ = ["Scenario", "Storage"]
 
@@ -55,7 +56,7 @@ class Storage:
         self._history = history
         self._newest: dict[str, int] = {}
 
-    async def write(self, process: Process, name: str, token: int, timeout: float) -> None:
+    async def write(self, process: Process, name: str, token: int, timeout: Seconds) -> None:
         """Send a write, and wait for the answer for a while; whether it was accepted is for the history."""
         try:
             await self._network.call(process, self.node, lambda: self._accept(name, token), timeout)

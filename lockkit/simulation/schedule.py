@@ -12,6 +12,7 @@ from lockkit.simulation.network import CALM, Conditions
 
 if TYPE_CHECKING:
     from lockkit.simulation.server import Wakeup
+    from lockkit.units import Instant, Seconds
 
 __all__ = ["Fault", "FaultKind", "Schedule", "draw"]
 
@@ -150,7 +151,7 @@ def draw(seed: int) -> Schedule:
     )
 
 
-def _conditions(chance: random.Random, ttl: float) -> Conditions:
+def _conditions(chance: random.Random, ttl: Seconds) -> Conditions:
     if chance.random() < 0.4:
         return CALM
     fastest = chance.uniform(0.0001, 0.005)
@@ -178,7 +179,7 @@ _KINDS: tuple[tuple[FaultKind, float], ...] = (
 )
 
 
-def _faults(chance: random.Random, ttl: float, clients: int, healed_at: float) -> tuple[Fault, ...]:
+def _faults(chance: random.Random, ttl: Seconds, clients: int, healed_at: Instant) -> tuple[Fault, ...]:
     faults = []
     kinds, weights = zip(*_KINDS, strict=True)
     # Tokens survive lost data unless the clock was set back by more than the outage, which is a documented limit. So a

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from lockkit.simulation.history import History
     from lockkit.simulation.network import Network, Node
     from lockkit.simulation.world import Process
+    from lockkit.units import Instant, Seconds
 
 __all__ = ["GRACE_MAX", "LockServer", "Refusal", "Wakeup"]
 
@@ -104,7 +105,7 @@ class LockServer:
         client: Process,
         name: str,
         owner: str,
-        ttl: float,
+        ttl: Seconds,
         *,
         metadata: str = "",
         wake: Callable[[], object] | None = None,
@@ -150,7 +151,7 @@ class LockServer:
         if was_head and name not in self.records:
             self._wake(name)
 
-    def renew(self, name: str, owner: str, ttl: float) -> LossReason | None:
+    def renew(self, name: str, owner: str, ttl: Seconds) -> LossReason | None:
         """Start the ttl anew where the owner still holds the lock, else say why not."""
         record = self._live(name, self.node.now())
         if record is None:
@@ -198,21 +199,21 @@ class LockServer:
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
-    def _live(self, name: str, now: float) -> Record | None:
+    def _live(self, name: str, now: Instant) -> Record | None:
         record = self.records.get(name)
         if record is not None and now >= record.until:
             self._free(name, record, "", "expired")
             record = None
         return record
 
-    def _queue(self, name: str, now: float) -> list[Waiting]:
+    def _queue(self, name: str, now: Instant) -> list[Waiting]:
         """Give the queue without those who have not asked for too long: their clients have died."""
         queue = self._queues.setdefault(name, [])
         if queue and any(waiting.until <= now for waiting in queue):
             queue[:] = [waiting for waiting in queue if waiting.until > now]
         return queue
 
-    def _may_take(self, name: str, owner: str, queue: list[Waiting], now: float) -> bool:
+    def _may_take(self, name: str, owner: str, queue: list[Waiting], now: Instant) -> bool:
         if self.wakeup != "fair" or not queue or queue[0].owner == owner:
             return True
         if now < self._offered_until.get(name, 0.0):
@@ -220,7 +221,7 @@ class LockServer:
         del queue[0]  # it has missed its turn
         return True
 
-    def _take(self, client: Process, name: str, owner: str, ttl: float, metadata: str) -> int:
+    def _take(self, client: Process, name: str, owner: str, ttl: Seconds, metadata: str) -> int:
         queue = self._queues[name]
         queue[:] = [waiting for waiting in queue if waiting.owner != owner]
         token = self.tokens[name] = self._next_token(name)
@@ -248,7 +249,7 @@ class LockServer:
             self._network.push(self.node, process, host.confirm_soon)
         self._wake(name, since=record.until if how == "expired" else None)
 
-    def _wake(self, name: str, since: float | None = None) -> None:
+    def _wake(self, name: str, since: Instant | None = None) -> None:
         """Offer a free lock to the head of its queue, and wake it; all waiters if nobody has precedence."""
         queue = self._queues.get(name)
         if not queue:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from lockkit.aio import Lease, Lock
     from lockkit.simulation.member import Member
+    from lockkit.units import Seconds
 
 __all__ = ["Worker", "start_workers"]
 
@@ -89,7 +90,7 @@ class Worker:
         self,
         name: str,
         acquiring: Coroutine[Any, Any, Lease],
-        timeout: float | None,
+        timeout: Seconds | None,
         *,
         told_wanted: bool,
         reentrant: bool,

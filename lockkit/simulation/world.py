@@ -27,6 +27,8 @@ from lockkit.simulation.clock import Clock
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator
 
+    from lockkit.units import Instant, Seconds
+
 __all__ = ["TICK", "Cancelled", "Overrun", "Process", "ProcessDied", "Task", "Timer", "Waiter", "World"]
 
 T = TypeVar("T")
@@ -98,7 +100,7 @@ class World:
         """
         return random.Random(f"{self.seed} {purpose}")
 
-    def process(self, name: str, *, rate: float = 1.0, offset: float = 0.0, lateness: float = 0.0) -> Process:
+    def process(self, name: str, *, rate: float = 1.0, offset: float = 0.0, lateness: Seconds = 0.0) -> Process:
         """
         Start a process, which has a monotonic clock and no tasks yet.
 
@@ -115,7 +117,7 @@ class World:
         self._count += 1
         return self._count
 
-    def call_at(self, when: float, function: Callable[..., object], *arguments: object) -> Timer:
+    def call_at(self, when: Instant, function: Callable[..., object], *arguments: object) -> Timer:
         """Have a plain function called at a time (now, if that has passed)."""
         timer = Timer(function, arguments)
         self._count += 1
@@ -127,7 +129,7 @@ class World:
         """Have a plain function called after a time."""
         return self.call_at(self.now + seconds, function, *arguments)
 
-    def run(self, until: float = inf, *, task: Task[Any] | None = None) -> None:
+    def run(self, until: Instant = inf, *, task: Task[Any] | None = None) -> None:
         """
         Let things happen: until a time, until a task has ended, or until nothing is left that could happen.
 
@@ -150,7 +152,7 @@ class World:
         ready.sort(key=_number)
         return ready.pop(int(self._chance() * len(ready)))
 
-    def _advance(self, until: float) -> bool:
+    def _advance(self, until: Instant) -> bool:
         """Go to the next timer and fire it; False if there is none before `until`."""
         timers = self._timers
         while timers and timers[0][3].cancelled:
@@ -215,7 +217,7 @@ class Process:
         "random", "refuses_tasks", "tasks", "world",
     )  # fmt: skip
 
-    def __init__(self, world: World, name: str, clock: Clock, lateness: float) -> None:
+    def __init__(self, world: World, name: str, clock: Clock, lateness: Seconds) -> None:
         """Made by `World.process`."""
         self.world = world
         self.name = name

@@ -17,6 +17,7 @@ from lockkit.errors import ConfigurationError, LockError, LockTimeout
 
 if TYPE_CHECKING:
     from lockkit.runtime import Runtime
+    from lockkit.units import Instant
 
 __all__ = ["ATTEMPTS", "DELETE", "PAUSE_MAX", "TIMEOUT", "Conflict", "Delete", "OptimisticUpdate", "pause_until"]
 
@@ -159,7 +160,7 @@ class OptimisticUpdate(ABC):
         return new
 
 
-async def pause_until(runtime: Runtime, seconds: float, until: float | None) -> None:
+async def pause_until(runtime: Runtime, seconds: float, until: Instant | None) -> None:
     """Sleep, but not beyond `until` (client monotonic clock; None: no limit)."""
     await runtime.sleep(seconds if until is None else min(seconds, max(0.0, until - runtime.now())))
 

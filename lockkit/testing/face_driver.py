@@ -84,7 +84,7 @@ class BackgroundCall(ABC, Generic[T]):
         """It has ended."""
 
     @abstractmethod
-    async def result(self, timeout: float = PATIENCE) -> T:
+    async def result(self, timeout: Seconds = PATIENCE) -> T:
         """
         Wait for its end; return what it returned, raise what it raised.
 
@@ -196,7 +196,9 @@ class FaceDriver(ABC):
         self._exit.push_async_callback(self.call, worker.close)
         return worker
 
-    async def eventually(self, ask: Callable[[], bool | Awaitable[bool]], what: str, within: float = PATIENCE) -> None:
+    async def eventually(
+        self, ask: Callable[[], bool | Awaitable[bool]], what: str, within: Seconds = PATIENCE
+    ) -> None:
         """
         Ask until the answer is yes.
 

@@ -14,8 +14,12 @@ must then not be set back by more; longer keeps more small keys."""
 
 
 def lock_key(prefix: str, name: str) -> str:
-    """Name the key of a lock, as redis-py's ``Lock`` and others know it: ``PREFIX:NAME``, braces percent-encoded."""
-    return f"{prefix}:{escape(name, '{}')}"
+    """
+    Name the key of a lock, as redis-py's ``Lock`` and others know it: ``PREFIX:NAME``, braces percent-encoded.
+
+    With an empty prefix it is the name alone.
+    """
+    return f"{prefix}:{escape(name, '{}')}" if prefix else escape(name, "{}")
 
 
 def side_key(key: str, what: str) -> str:

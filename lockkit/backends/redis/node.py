@@ -41,6 +41,7 @@ from lockkit.backends.redis.errors import DRIVER_ERRORS, translate
 from lockkit.backends.redis.probe import TLS_SHARE, other_form
 from lockkit.backends.redis.resp import Reply, ServerSaid, pack
 from lockkit.backends.redis.wakeup import WakeupListener
+from lockkit.errors import Unsupported
 
 if TYPE_CHECKING:
     from lockkit.backends.redis.address import Target
@@ -478,7 +479,15 @@ def open_node(
 
 
 async def delete_keys(node: RedisNode, prefix: str) -> None:
-    """Delete the keys of all locks with a prefix at one node: ``PREFIX:NAME``, and ``{PREFIX:NAME}:…`` beside them."""
+    """
+    Delete the keys of all locks with a prefix at one node: ``PREFIX:NAME``, and ``{PREFIX:NAME}:…`` beside them.
+
+    Raises:
+        Unsupported: The prefix is empty: every key of the application has it.
+    """
+    if not prefix:
+        message = "with an empty prefix= lockkit cannot tell its locks from other keys: delete them by hand"
+        raise Unsupported(message)
     escaped = re.sub(r"([*?\[\]\\])", r"\\\1", prefix)
     for pattern in (f"{escaped}:*", f"{{{escaped}:*", f"{{{escaped}}}:*"):
         cursor: Any = b"0"

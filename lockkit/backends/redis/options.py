@@ -46,12 +46,12 @@ REPLICAS_MAX = 100
 
 def parse_prefix(value: object) -> str:
     """
-    Parse the option ``prefix``.
+    Parse the option ``prefix``. An empty one makes the name of a lock its key, as in redis-py.
 
     Raises:
-        ValueError: It is empty or has a brace, which would decide the Cluster slot.
+        ValueError: It is no string or has a brace, which would decide the Cluster slot.
     """
-    text = validation.parse_text(value)
+    text = "" if value == "" else validation.parse_text(value)
     if "{" in text or "}" in text:
         message = "it must have no braces: they would decide the Cluster slot of all locks"
         raise ValueError(message)
@@ -60,7 +60,9 @@ def parse_prefix(value: object) -> str:
 
 OPTIONS: Mapping[str, Option] = MappingProxyType(
     {
-        "prefix": Option(parse_prefix, "First part of all keys. Clients that share locks use the same.", "lockkit"),
+        "prefix": Option(
+            parse_prefix, "First part of all keys; empty: none. Clients that share locks use the same.", "lockkit"
+        ),
         "replicas": Option(
             validation.parse_int(0, REPLICAS_MAX),
             "How many replicas must acknowledge a grant or a renewal before it counts.",

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager, AbstractContextManager
 
     from lockkit.bench.subject import Face
+    from lockkit.units import Seconds
 
 __all__ = ["Adapter", "AsyncAdapter", "BlockingAdapter", "load"]
 
@@ -19,7 +20,7 @@ class Adapter(ABC):
 
     face: ClassVar[Face]
 
-    def __init__(self, url: str, ttl: float) -> None:
+    def __init__(self, url: str, ttl: Seconds) -> None:
         """
         Keep the arguments; `open` connects.
 

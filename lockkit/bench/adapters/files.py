@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager, AbstractContextManager
     from types import TracebackType
 
+    from lockkit.units import Seconds
+
 __all__ = ["AsyncFileLock", "FileLock", "Flock", "Portalocker"]
 
 _RECORD = b"0123456789abcdef0123456789abcdef 1234567890123456 30.000000"
@@ -58,7 +60,7 @@ class _Flock:
 class Portalocker(BlockingAdapter):
     """portalocker's ``Lock``."""
 
-    def __init__(self, url: str, ttl: float) -> None:
+    def __init__(self, url: str, ttl: Seconds) -> None:
         """See `Adapter`."""
         super().__init__(url, ttl)
         self._module: Any = import_module("portalocker")
@@ -73,7 +75,7 @@ class Portalocker(BlockingAdapter):
 class FileLock(BlockingAdapter):
     """filelock's ``FileLock``."""
 
-    def __init__(self, url: str, ttl: float) -> None:
+    def __init__(self, url: str, ttl: Seconds) -> None:
         """See `Adapter`."""
         super().__init__(url, ttl)
         self._module: Any = import_module("filelock")
@@ -88,7 +90,7 @@ class FileLock(BlockingAdapter):
 class AsyncFileLock(AsyncAdapter):
     """filelock's ``AsyncFileLock``."""
 
-    def __init__(self, url: str, ttl: float) -> None:
+    def __init__(self, url: str, ttl: Seconds) -> None:
         """See `Adapter`."""
         super().__init__(url, ttl)
         self._module: Any = import_module("filelock")

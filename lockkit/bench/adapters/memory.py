@@ -12,13 +12,15 @@ from lockkit.bench.adapters.base import AsyncAdapter, BlockingAdapter
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager, AbstractContextManager
 
+    from lockkit.units import Seconds
+
 __all__ = ["AsyncioLock", "ThreadingLock"]
 
 
 class ThreadingLock(BlockingAdapter):
     """``threading.Lock``: no ttl, no token, no owner."""
 
-    def __init__(self, url: str, ttl: float) -> None:
+    def __init__(self, url: str, ttl: Seconds) -> None:
         """One lock for each name."""
         super().__init__(url, ttl)
         self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
@@ -32,7 +34,7 @@ class ThreadingLock(BlockingAdapter):
 class AsyncioLock(AsyncAdapter):
     """``asyncio.Lock``: no ttl, no token, no owner."""
 
-    def __init__(self, url: str, ttl: float) -> None:
+    def __init__(self, url: str, ttl: Seconds) -> None:
         """One lock for each name."""
         super().__init__(url, ttl)
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from lockkit.bench.redis_connection import RawConnection
+    from lockkit.units import Seconds
 
 __all__ = [
     "Pottery",
@@ -70,7 +71,7 @@ class RawRedis(BlockingAdapter):
 
 
 class _RawLock(_Bracket):
-    def __init__(self, connection: RawConnection, name: str, ttl: float) -> None:
+    def __init__(self, connection: RawConnection, name: str, ttl: Seconds) -> None:
         self._connection = connection
         self._release_sha = connection.load(RELEASE)
         self._name = name.encode()
@@ -98,7 +99,7 @@ class RawPushRedis(BlockingAdapter):
 
 
 class _RawPushLock(_RawLock):
-    def __init__(self, connection: RawConnection, name: str, ttl: float) -> None:
+    def __init__(self, connection: RawConnection, name: str, ttl: Seconds) -> None:
         super().__init__(connection, name, ttl)
         self._release_sha = connection.load(RELEASE_AND_SIGNAL)
         self._signal = self._name + b":signal"
@@ -125,7 +126,7 @@ class RawRedlock(BlockingAdapter):
 
 
 class _RawRedlock(_Bracket):
-    def __init__(self, connections: list[RawConnection], name: str, ttl: float) -> None:
+    def __init__(self, connections: list[RawConnection], name: str, ttl: Seconds) -> None:
         self._connections = connections
         self._quorum = len(connections) // 2 + 1
         self._name = name.encode()
@@ -175,7 +176,7 @@ class RawFencedRedlock(BlockingAdapter):
 
 
 class _RawFencedRedlock(_RawRedlock):
-    def __init__(self, connections: list[RawConnection], name: str, ttl: float) -> None:
+    def __init__(self, connections: list[RawConnection], name: str, ttl: Seconds) -> None:
         super().__init__(connections, name, ttl)
         self._counter = b"{%b}:fence" % self._name
         self._set_sha = _load(connections, FENCED_SET)

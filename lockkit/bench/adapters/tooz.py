@@ -13,6 +13,7 @@ from lockkit.url import parse
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
+    from lockkit.units import Seconds
     from lockkit.url import Url
 
 __all__ = ["Tooz", "coordinator_url"]
@@ -44,7 +45,7 @@ class Tooz(BlockingAdapter):
         self._coordinator.stop()
 
 
-def coordinator_url(url: str, ttl: float) -> str:
+def coordinator_url(url: str, ttl: Seconds) -> str:
     """Give tooz's URL for lockkit's. Its times are whole seconds."""
     parsed, parts = parse(url), urlsplit(url)
     seconds = str(max(1, int(ttl)))

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from lockkit.bench.settings import Settings
     from lockkit.bench.subject import Subject
+    from lockkit.units import Seconds
 
 __all__ = ["Imports"]
 
@@ -89,7 +90,7 @@ def _time(python: Callable[[str], str], statements: str) -> int:
     return now_ns() - began
 
 
-def _python(statements: str, *, cache: str, patience: float) -> str:
+def _python(statements: str, *, cache: str, patience: Seconds) -> str:
     """
     Run statements in a new interpreter; give what they print.
 

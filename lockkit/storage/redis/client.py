@@ -7,7 +7,6 @@ The application configures retries, timeouts and the connection pool. Driver exc
 from __future__ import annotations
 
 import re
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import redis
@@ -29,7 +28,6 @@ __all__ = [
     "DRIVER_ERRORS",
     "AsyncClient",
     "Key",
-    "Seconds",
     "SyncClient",
     "Value",
     "check_client",
@@ -46,7 +44,6 @@ SyncClient: TypeAlias = "redis.Redis | redis.RedisCluster"
 AsyncClient: TypeAlias = "redis.asyncio.Redis | redis.asyncio.RedisCluster"
 Key: TypeAlias = str | bytes
 Value: TypeAlias = str | bytes | int | float
-Seconds: TypeAlias = float | timedelta
 
 # RedisClusterException is not a RedisError.
 DRIVER_ERRORS = (redis.RedisError, redis.exceptions.RedisClusterException, OSError)
@@ -107,7 +104,7 @@ def check_key(value: object, what: str) -> None:
 
 def milliseconds(seconds: object, what: str) -> int | None:
     """
-    Convert a time span (`Seconds`) to whole milliseconds, as Redis wants it: at least 1; None for None.
+    Convert a time span to whole milliseconds, as Redis wants it: at least 1; None for None.
 
     Raises:
         ConfigurationError: It is not a time span.

@@ -31,7 +31,6 @@ from lockkit.storage.redis.client import (
     DRIVER_ERRORS,
     AsyncClient,
     Key,
-    Seconds,
     SyncClient,
     Value,
     check_client,
@@ -45,7 +44,10 @@ from lockkit.storage.redis.client import (
 from lockkit.storage.tokens import check_token, stale_token
 
 if TYPE_CHECKING:
+    from datetime import timedelta
+
     from lockkit.runtime import Runtime
+    from lockkit.units import Seconds
 
 __all__ = ["AsyncRedisGuard", "RedisGuard"]
 
@@ -65,7 +67,7 @@ SCRIPTS_MAX = 256
 class _Guard:
     """What both guards do, written once: the methods of `AsyncRedisGuard`, on any runtime."""
 
-    def __init__(self, runtime: Runtime, client: Any, prefix: object, keep: Seconds | None) -> None:  # noqa: ANN401 - four classes of redis-py's
+    def __init__(self, runtime: Runtime, client: Any, prefix: object, keep: Seconds | timedelta | None) -> None:  # noqa: ANN401 - four classes of redis-py's
         other = "AsyncRedisGuard" if runtime.kind == "blocking" else "RedisGuard"
         check_client(client, runtime.kind, other=f"lockkit.fencing.{other}")
         if not isinstance(prefix, str) or not prefix or "{" in prefix or "}" in prefix:
@@ -80,7 +82,7 @@ class _Guard:
         self._keep_ms = milliseconds(keep, "keep") or ""
 
     async def set(
-        self, key: Key, value: Value, *, token: int, scope: Key | None = None, ttl: Seconds | None = None
+        self, key: Key, value: Value, *, token: int, scope: Key | None = None, ttl: Seconds | timedelta | None = None
     ) -> None:
         """Set a key to a value, unless the token is stale. See `RedisGuard.set`."""
         await self.run(_SET, keys=(key,), args=(value, milliseconds(ttl, "ttl") or ""), token=token, scope=scope)
@@ -160,7 +162,9 @@ class AsyncRedisGuard(_Guard):
     The same as `RedisGuard`, and both may guard the same data; what does I/O is awaited.
     """
 
-    def __init__(self, client: AsyncClient, *, prefix: str = "lockkit", keep: Seconds | None = None) -> None:
+    def __init__(
+        self, client: AsyncClient, *, prefix: str = "lockkit", keep: Seconds | timedelta | None = None
+    ) -> None:
         """
         Use the application's client. No I/O.
 
@@ -194,7 +198,7 @@ class RedisGuard:
         lockkit.BackendUnavailable: By each call, when Redis gave no usable answer.
     """
 
-    def __init__(self, client: SyncClient, *, prefix: str = "lockkit", keep: Seconds | None = None) -> None:
+    def __init__(self, client: SyncClient, *, prefix: str = "lockkit", keep: Seconds | timedelta | None = None) -> None:
         """
         Use the application's client. No I/O.
 
@@ -207,7 +211,9 @@ class RedisGuard:
         """
         self._guard = _Guard(BlockingRuntime(), client, prefix, keep)
 
-    def set(self, key: Key, value: Value, *, token: int, scope: Key | None = None, ttl: Seconds | None = None) -> None:
+    def set(
+        self, key: Key, value: Value, *, token: int, scope: Key | None = None, ttl: Seconds | timedelta | None = None
+    ) -> None:
         """
         Set a key to a value, unless the token is stale.
 

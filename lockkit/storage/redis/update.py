@@ -17,7 +17,6 @@ from lockkit.errors import Unsupported
 from lockkit.storage.redis.client import (
     DRIVER_ERRORS,
     Key,
-    Seconds,
     Value,
     check_client,
     check_key,
@@ -30,7 +29,10 @@ from lockkit.storage.redis.client import (
 from lockkit.storage.retry import DELETE, Conflict, Delete, OptimisticUpdate
 
 if TYPE_CHECKING:
+    from datetime import timedelta
+
     from lockkit.runtime import Runtime
+    from lockkit.units import Seconds
 
 __all__ = ["StringUpdate"]
 
@@ -43,7 +45,7 @@ class StringUpdate(OptimisticUpdate):
     values = (str, bytes, int, float)
     values_named = "a str, bytes, int or float"
 
-    def __init__(self, runtime: Runtime, client: object, key: Key, fn: object, ttl: Seconds | None) -> None:
+    def __init__(self, runtime: Runtime, client: object, key: Key, fn: object, ttl: Seconds | timedelta | None) -> None:
         """
         Check the arguments. No I/O.
 

@@ -122,7 +122,7 @@ class _Locker(ABC):
         self.owner = ""
 
     @abstractmethod
-    def attempt(self, connection: Connection, wait: float | None) -> int | None:
+    def attempt(self, connection: Connection, wait: Seconds | None) -> int | None:
         """
         Lock the row, waiting for at most `wait` seconds (None: as long as the database does), and draw a token.
 
@@ -157,7 +157,7 @@ class _Postgres(_Locker):
             token = self._draw(connection, sql, given, started_us)
         return int(token)
 
-    def _wait(self, connection: Connection, sql: Statements, given: dict[str, str], wait: float) -> Any:  # noqa: ANN401 - a row
+    def _wait(self, connection: Connection, sql: Statements, given: dict[str, str], wait: Seconds) -> Any:  # noqa: ANN401 - a row
         """
         Wait in the database's queue, under a savepoint: without one, an error would end the whole transaction.
 
@@ -282,7 +282,7 @@ class _InnoDB(_Locker):
             known.pop(next(iter(known)), None)
         known[self._name] = None
 
-    def _lock(self, connection: Connection, sql: Statements, given: dict[str, Any], wait: float | None) -> Any:  # noqa: ANN401 - a row
+    def _lock(self, connection: Connection, sql: Statements, given: dict[str, Any], wait: Seconds | None) -> Any:  # noqa: ANN401 - a row
         """
         Wait in the database's queue, which counts whole seconds; for less than one, the caller polls.
 

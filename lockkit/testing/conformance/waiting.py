@@ -338,7 +338,7 @@ async def _hold(client: aio.Client, name: str, ttl: Seconds) -> None:
         await asyncio.sleep(0)
 
 
-async def _interrupted(lock: aio.Lock, after: float) -> bool:
+async def _interrupted(lock: aio.Lock, after: Seconds) -> bool:
     """
     Acquire, and raise KeyboardInterrupt in the main thread `after` seconds later; tell whether that ended it.
 

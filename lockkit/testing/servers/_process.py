@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from lockkit.units import Seconds
+
 LAUNCHER = Path(__file__).with_name("_launch.py")
 
 # A process in an uninterruptible system call stops only after it; not worth waiting for.
@@ -82,7 +84,7 @@ class Process:
         """Exit status, negative for a signal, None while it runs."""
         return self._popen.poll()
 
-    def wait(self, timeout: float) -> bool:
+    def wait(self, timeout: Seconds) -> bool:
         """Waits for the end, at most `timeout` seconds; tells whether it came."""
         try:
             self._popen.wait(timeout)

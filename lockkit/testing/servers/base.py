@@ -73,7 +73,7 @@ class Service(ABC):
         """Starts it and waits until it answers; nothing happens if it runs already."""
 
     @abstractmethod
-    def stop(self, timeout: float = STOP_TIMEOUT) -> None:
+    def stop(self, timeout: Seconds = STOP_TIMEOUT) -> None:
         """Ends it in order; what did not end after `timeout` seconds is killed."""
 
     @abstractmethod
@@ -541,7 +541,7 @@ def start_all(servers: Sequence[Server]) -> None:
             return
 
 
-def wait_until(ask: Callable[[], str | None], *, timeout: float = START_TIMEOUT) -> None:
+def wait_until(ask: Callable[[], str | None], *, timeout: Seconds = START_TIMEOUT) -> None:
     """
     Repeats a question until its answer is None.
 

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
     from types import TracebackType
 
+    from lockkit.units import Seconds
+
 __all__ = ["Counts", "FaultProxy", "Match", "http2_call_ended"]
 
 T = TypeVar("T")
@@ -100,7 +102,7 @@ class FaultProxy:
         self._ports.close()
         self._port = None
 
-    def delay(self, to_server: float = 0.0, to_client: float = 0.0) -> None:
+    def delay(self, to_server: Seconds = 0.0, to_client: Seconds = 0.0) -> None:
         """
         Delays what arrives from now on, on every connection.
 

@@ -214,7 +214,7 @@ class RedisSentinels(ServerGroup):
         master = self.master
         return [node for node in self.nodes if node is not master]
 
-    def failover(self, *, crash: bool = True, timeout: float = 60.0) -> RedisServer:
+    def failover(self, *, crash: bool = True, timeout: Seconds = 60.0) -> RedisServer:
         """
         Makes the Sentinels promote another node, and waits until all agree on it.
 
@@ -416,7 +416,7 @@ class RedisCluster(ServerGroup):
         """Waits until every running node says that all slots are served."""
         wait_until(self._missing_health, timeout=timeout)
 
-    def failover(self, *, timeout: float = 60.0) -> ClusterNode:
+    def failover(self, *, timeout: Seconds = 60.0) -> ClusterNode:
         """
         Kills the first node that is a master, and waits until its replica serves its slots.
 

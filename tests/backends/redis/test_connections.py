@@ -153,7 +153,7 @@ def test_client_name_and_database_are_set(server: RedisServer) -> None:
         ("redis://h/-1", "number of a database"),
         ("redis://h/1?db=2", "different databases"),
         ("redis://h?prefix=a{b", "no braces"),
-        ("redis://h?prefix=", "non-empty"),
+        ("redis://h?prefix=a}b", "no braces"),
         ("redis://h?protocol=4", "from 2 to 3"),
         ("redis://h?replicas=-1", "from 0 to 100"),
         ("redis://h?socket_timeout=0", "above 0 seconds"),

@@ -14,6 +14,7 @@ import redis.exceptions
 
 import lockkit
 import lockkit.aio
+from lockkit.runtime import drive
 from lockkit.testing.servers import RedisServer, require, wait_until
 
 if TYPE_CHECKING:
@@ -189,3 +190,52 @@ def test_asyncio_forms_keep_each_other_out(server: RedisServer, theirs: redis.Re
 
     assert theirs.ping()
     asyncio.run(scenario())
+
+
+# -- the same name, with an empty prefix -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["foo", "stock:17", "a key with spaces/and slashes"])
+def test_empty_prefix_makes_the_name_the_key_of_redis_py(server: RedisServer, theirs: redis.Redis, name: str) -> None:
+    """``redis.Redis().lock("foo")`` can be replaced in one process at a time: each keeps the other out."""
+    their_lock = theirs.lock(name, timeout=30)
+    with lockkit.connect(f"{server.url}?prefix=") as client:
+        with client.lock(name, ttl=30) as lease:
+            assert theirs.get(name) == lease.owner.encode()
+            assert not their_lock.acquire(blocking=False)
+        assert their_lock.acquire(blocking=True, blocking_timeout=PATIENCE)
+
+        assert client.lock(name).try_acquire() is None
+        (holder,) = client.holders(name)
+        assert holder.owner.encode() == their_lock.local.token
+        their_lock.release()
+        client.lock(name).acquire(timeout=PATIENCE).release()
+
+
+def test_empty_prefix_wakes_waiters_and_keeps_the_rest_of_the_keys(server: RedisServer, theirs: redis.Redis) -> None:
+    """Two clients of lockkit hand over as under any prefix; the application's keys stay."""
+    theirs.set("mine", "kept")
+    with lockkit.connect(server.url, prefix="") as one, lockkit.connect(server.url, prefix="") as other:
+        lease = one.lock("foo").acquire(timeout=PATIENCE)
+        got: list[Lease] = []
+        thread = threading.Thread(target=lambda: got.append(other.lock("foo").acquire(timeout=PATIENCE)))
+        thread.start()
+        wait_until(lambda: None if one.holders("foo")[0].waiters == 1 else "nobody waits for foo")
+        lease.release()
+        thread.join(PATIENCE)
+        assert got[0].token > lease.token
+        got[0].release()
+        with pytest.raises(lockkit.Unsupported, match="empty prefix"):
+            drive(one._engine.client.ready().erase())
+    assert theirs.get("mine") == b"kept"
+
+
+def test_empty_prefix_excludes_in_the_async_api_too(server: RedisServer, theirs: redis.Redis) -> None:
+    """As in the sync API."""
+
+    async def use() -> None:
+        async with lockkit.aio.connect(server.url, prefix="") as client, client.lock("foo") as lease:
+            assert theirs.get("foo") == lease.owner.encode()
+            assert not theirs.lock("foo", timeout=30).acquire(blocking=False)
+
+    asyncio.run(use())

@@ -58,7 +58,12 @@ async def _find(examination: Examination, server: RedisServer, seen: str, names:
     who = await server.ask("ACL", "WHOAMI")
     user = who.decode() if isinstance(who, bytes) else str(server.target.arguments.get("username") or "default")
     prefix = examination.options["prefix"]
-    rules = [f"'~{prefix}:*'", f"'~{{{prefix}*'", f"'&{prefix}:wake:*'", *(f"'+{name}'" for name in names)]
+    rules = [
+        f"'~{prefix}:*'" if prefix else "'~*'",
+        f"'~{{{prefix}*'",
+        f"'&{prefix}:wake:*'",
+        *(f"'+{name}'" for name in names),
+    ]
     examination.find(RIGHTS, server.label, seen, f"redis-cli ACL SETUSER {user} {' '.join(rules)}")
 
 

@@ -240,7 +240,7 @@ class Grant:
     name: str
     owner: str
     token: int
-    ttl: float
+    ttl: Seconds
     anchor: float | None = None
     state: Any = None
     slot: int | None = None
@@ -276,7 +276,7 @@ class Renewed:
     """
 
     anchor: float | None = None
-    ttl: float | None = None
+    ttl: Seconds | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -667,7 +667,7 @@ class LockBackend(ABC):
         """
         raise self._without_notes(name)
 
-    async def write_note(self, grant: Grant, text: str, keep: Seconds, answer_by: float = inf) -> bool:
+    async def write_note(self, grant: Grant, text: str, keep: Seconds, answer_by: Instant = inf) -> bool:
         """
         Put a note on a lock, in place of the one before, if the owner still holds it; return False if it does not.
 

@@ -243,8 +243,8 @@ class Client:
         self,
         name: str,
         *,
-        ttl: float | timedelta | None = None,
-        grace: float | timedelta | None = None,
+        ttl: Seconds | timedelta | None = None,
+        grace: Seconds | timedelta | None = None,
         value: object = None,
     ) -> Election:
         """See `lockkit.Client.election`."""
@@ -255,8 +255,8 @@ class Client:
         key: str,
         *,
         keep: float | timedelta,
-        ttl: float | timedelta | None = None,
-        timeout: float | timedelta | None = None,
+        ttl: Seconds | timedelta | None = None,
+        timeout: Seconds | timedelta | None = None,
         match: str | None = None,
         store_errors: tuple[type[BaseException], ...] | type[BaseException] = (),
     ) -> Once:

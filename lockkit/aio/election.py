@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from lockkit.engine.engine import Engine
     from lockkit.engine.lease_record import LeaseRecord
     from lockkit.primitives.election import Leader, Observer, StopSignal
+    from lockkit.units import Seconds
 
 __all__ = ["Campaign", "Election", "Term"]
 
@@ -85,7 +86,9 @@ class Campaign:
 
     __slots__ = ("_cancel_on_stop", "_candidate", "_term", "_timeout")
 
-    def __init__(self, candidate: Candidate[Term], timeout: float | timedelta | None, *, cancel_on_stop: bool) -> None:
+    def __init__(
+        self, candidate: Candidate[Term], timeout: Seconds | timedelta | None, *, cancel_on_stop: bool
+    ) -> None:
         """Made by `Election.campaign`."""
         self._candidate = candidate
         self._timeout = timeout
@@ -157,8 +160,8 @@ class Election:
         engine: Engine[Lease],
         name: str,
         *,
-        ttl: float | timedelta | None,
-        grace: float | timedelta | None,
+        ttl: Seconds | timedelta | None,
+        grace: Seconds | timedelta | None,
         value: object,
     ) -> None:
         """Made by `Client.election`."""
@@ -169,7 +172,7 @@ class Election:
         """Name of the election."""
         return self._candidate.name
 
-    def campaign(self, timeout: float | timedelta | None = None, *, cancel_on_stop: bool = False) -> Campaign:
+    def campaign(self, timeout: Seconds | timedelta | None = None, *, cancel_on_stop: bool = False) -> Campaign:
         """
         Wait to be elected: ``term = await election.campaign()``, or ``async with election.campaign() as term``.
 

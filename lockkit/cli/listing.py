@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from lockkit.backend import Holder
     from lockkit.sync import Client
+    from lockkit.units import Seconds
 
 __all__ = ["ping", "show_locks", "wait_until_free"]
 
@@ -74,7 +75,7 @@ def _table(held: list[tuple[str, Holder]]) -> Table:
     return table
 
 
-def wait_until_free(name: str, url: str | None, profile: str | None, *, timeout: float | None) -> Status:
+def wait_until_free(name: str, url: str | None, profile: str | None, *, timeout: Seconds | None) -> Status:
     """
     Wait until nobody holds a lock, without acquiring it.
 

@@ -210,7 +210,7 @@ class _Relay:
     def is_set(self) -> bool:
         return self._event.is_set()
 
-    async def wait(self, timeout: float | None) -> bool:
+    async def wait(self, timeout: Seconds | None) -> bool:
         return await self._event.wait(timeout)
 
 
@@ -258,8 +258,8 @@ class Candidate(Generic[T]):
         engine: Engine[Any],
         name: str,
         *,
-        ttl: float | timedelta | None,
-        grace: float | timedelta | None,
+        ttl: Seconds | timedelta | None,
+        grace: Seconds | timedelta | None,
         value: object,
         make_term: Callable[[Engine[Any], LeaseRecord], T],
     ) -> None:
@@ -294,7 +294,7 @@ class Candidate(Generic[T]):
         grace_seconds = settings.ttl / GRACE_SHARE if self._grace is None else self._grace
         self._settings = replace(settings, grace=grace_seconds, make_lease=make_term)
 
-    def _checked_grace(self, grace: float | timedelta, settings: LockSettings) -> Seconds:
+    def _checked_grace(self, grace: Seconds | timedelta, settings: LockSettings) -> Seconds:
         name, url = settings.name, self._engine.url
         try:
             seconds = validation.seconds(grace, "grace")
@@ -350,7 +350,7 @@ class Candidate(Generic[T]):
 
     # -- campaign ----------------------------------------------------------------------------------------------------
 
-    async def campaign(self, timeout: float | timedelta | None) -> T:
+    async def campaign(self, timeout: Seconds | timedelta | None) -> T:
         """
         Wait to be elected.
 

@@ -140,8 +140,8 @@ class Once:
         key: str,
         *,
         keep: float | timedelta,
-        ttl: float | timedelta | None,
-        timeout: float | timedelta | None,
+        ttl: Seconds | timedelta | None,
+        timeout: Seconds | timedelta | None,
         match: str | None,
         store_errors: tuple[type[BaseException], ...] | type[BaseException],
     ) -> Once:

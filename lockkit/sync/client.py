@@ -248,8 +248,8 @@ class Client:
         self,
         name: str,
         *,
-        ttl: float | timedelta | None = None,
-        grace: float | timedelta | None = None,
+        ttl: Seconds | timedelta | None = None,
+        grace: Seconds | timedelta | None = None,
         value: object = None,
     ) -> Election:
         """
@@ -273,8 +273,8 @@ class Client:
         key: str,
         *,
         keep: float | timedelta,
-        ttl: float | timedelta | None = None,
-        timeout: float | timedelta | None = None,
+        ttl: Seconds | timedelta | None = None,
+        timeout: Seconds | timedelta | None = None,
         match: str | None = None,
         store_errors: tuple[type[BaseException], ...] | type[BaseException] = (),
     ) -> Once:

@@ -84,8 +84,8 @@ class Election:
         engine: Engine[Lease],
         name: str,
         *,
-        ttl: float | timedelta | None,
-        grace: float | timedelta | None,
+        ttl: Seconds | timedelta | None,
+        grace: Seconds | timedelta | None,
         value: object,
     ) -> None:
         """Made by `Client.election`."""
@@ -96,7 +96,7 @@ class Election:
         """Name of the election."""
         return self._candidate.name
 
-    def campaign(self, timeout: float | timedelta | None = None) -> Term:
+    def campaign(self, timeout: Seconds | timedelta | None = None) -> Term:
         """
         Wait to be elected. Use the term with ``with``, or call its `Term.resign` at the end.
 

@@ -42,7 +42,7 @@ class Several(Cases):
         a, b, c = driver.name("a"), driver.name("b"), driver.name("c")
         locks = client.locks([a, b, c], ttl=driver.timing.long)
 
-        async def refused_at_b(timeout: float) -> bool:
+        async def refused_at_b(timeout: Seconds) -> bool:
             with pytest.raises((lockkit.LockTimeout, lockkit.BackendUnavailable)) as caught:
                 await locks.acquire(timeout)
             # A server that stalls does not answer, and what is to be undone goes on in the background.

@@ -82,7 +82,9 @@ def _rows() -> list[_Row]:
 
 
 def _table(rows: list[_Row]) -> Table:
-    table = Table("URL", "excludes", "a dead holder's lock is free", "shortest ttl", "queue", "waiters", "survives")
+    table = Table(
+        "URL", "excludes", "a dead holder's lock is free", "shortest ttl", "queue", "waiters", "survives", "notes"
+    )
     for row in rows:
         if row.capabilities is None:
             continue
@@ -96,6 +98,7 @@ def _table(rows: list[_Row]) -> Table:
             "fair" if capabilities.fair else "unfair",
             {"push": "woken", "poll": "polling"}[capabilities.wakeup],
             "\n".join(what for what, survived in survives.items() if survived) or "neither",
+            "yes" if capabilities.notes else "no",
         )
     return table
 

@@ -107,6 +107,7 @@ def glance(subject: Subject) -> list[str]:
         WAKEUP[can.wakeup],
         yes_no(can.survives_node_loss),
         yes_no(can.survives_data_loss),
+        yes_no(can.notes),
     ]
 
 
@@ -124,6 +125,7 @@ def text() -> str:
             "waiters are",
             "locks survive the loss of a server",
             "tokens keep increasing after data loss",
+            "notes on locks (`client.once`)",
         ],
         [glance(subject) for subject in BACKENDS],
     )

@@ -37,12 +37,14 @@ def ledgers(draw: st.DrawFn) -> LockState[FileClaim]:
     ledger.queue = draw(st.lists(CLAIMS, max_size=5))
     if draw(st.booleans()):
         ledger.holder = draw(CLAIMS)._replace(ttl=0.0, metadata=draw(METADATA))
+    if draw(st.booleans()):
+        ledger.note = draw(st.text(st.characters(exclude_categories=["Cs"]))), draw(st.integers(0, 2**63))
     return ledger
 
 
 def fields(ledger: LockState[FileClaim]) -> list[object]:
     """What makes two ledgers equal."""
-    return [ledger.holder, ledger.until, ledger.token, ledger.broken, ledger.queue]
+    return [ledger.holder, ledger.until, ledger.token, ledger.broken, ledger.queue, ledger.note]
 
 
 @given(ledger=ledgers(), name=NAMES, behind=st.binary(max_size=20))

@@ -83,7 +83,15 @@ def _rows() -> list[_Row]:
 
 def _table(rows: list[_Row]) -> Table:
     table = Table(
-        "URL", "excludes", "a dead holder's lock is free", "shortest ttl", "queue", "waiters", "lists locks", "survives"
+        "URL",
+        "excludes",
+        "a dead holder's lock is free",
+        "shortest ttl",
+        "queue",
+        "waiters",
+        "lists locks",
+        "survives",
+        "notes",
     )
     for row in rows:
         if row.capabilities is None:
@@ -99,6 +107,7 @@ def _table(rows: list[_Row]) -> Table:
             {"push": "woken", "poll": "polling"}[capabilities.wakeup],
             "yes" if capabilities.listing else "no",
             "\n".join(what for what, survived in survives.items() if survived) or "neither",
+            "yes" if capabilities.notes else "no",
         )
     return table
 

@@ -53,7 +53,8 @@ RESULT_BYTES_MAX = 64 * 1024
 """Longest JSON text of a result, UTF-8 bytes: what fits into a note on every backend."""
 
 ERROR_CHARS_MAX = 8000
-"""Longest text of a stored error; the rest is cut off."""
+ERROR_TYPE_CHARS_MAX = 200
+"""Longest text and type name of a stored error; the rest is cut off. A character may take six bytes in JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -391,7 +392,7 @@ def encode_result(result: Any) -> str:  # noqa: ANN401 - any JSON
 def encode_error(error: BaseException) -> str:
     """Turn an error into the JSON text of its type's name and its text."""
     text = str(error).encode("utf-8", "replace").decode()[:ERROR_CHARS_MAX]
-    return json.dumps([type(error).__qualname__[:ERROR_CHARS_MAX], text], ensure_ascii=False)
+    return json.dumps([type(error).__qualname__[:ERROR_TYPE_CHARS_MAX], text], ensure_ascii=False)
 
 
 def decode(text: str, key: str, url: str) -> Outcome | None:

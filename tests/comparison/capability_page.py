@@ -108,6 +108,8 @@ def glance(subject: Subject) -> list[str]:
         yes_no(can.survives_node_loss),
         yes_no(can.survives_data_loss),
         yes_no(can.listing),
+        yes_no(can.notes),
+        yes_no(can.shared_mode),
     ]
 
 
@@ -126,6 +128,8 @@ def text() -> str:
             "locks survive the loss of a server",
             "tokens keep increasing after data loss",
             "lists the locks that are held",
+            "notes on locks (`client.once`)",
+            "read locks (`client.rwlock`)",
         ],
         [glance(subject) for subject in BACKENDS],
     )

@@ -50,12 +50,14 @@ def ledgers(draw: st.DrawFn) -> LockState[FileClaim]:
     else:
         ledger.shares = {share.claim.owner: share for share in draw(st.lists(SHARES, max_size=3))}
         ledger.until = draw(st.sampled_from([ledger.until, inf]))
+    if draw(st.booleans()):
+        ledger.note = draw(st.text(st.characters(exclude_categories=["Cs"]))), draw(st.integers(0, 2**63))
     return ledger
 
 
 def fields(ledger: LockState[FileClaim]) -> list[object]:
     """What makes two ledgers equal."""
-    return [ledger.holder, ledger.until, ledger.token, ledger.broken, ledger.queue, ledger.shares]
+    return [ledger.holder, ledger.until, ledger.token, ledger.broken, ledger.queue, ledger.shares, ledger.note]
 
 
 @given(ledger=ledgers(), name=NAMES, behind=st.binary(max_size=20))

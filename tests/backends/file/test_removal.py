@@ -186,6 +186,31 @@ def test_recent_records_are_kept(connect: Connect, host: StubHost, directory: Pa
 
 
 @pytest.mark.usefixtures("thorough")
+def test_record_with_a_note_is_kept_until_its_end(
+    connect: Connect, host: StubHost, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says for days what was done; a reboot does not end it."""
+    user = connect(host)
+    grant = granted(drive(user.try_acquire(host.request())))
+    assert drive(user.write_note(grant, "done", 3600.0))
+    drive(user.release(grant))
+    drive(user.close())
+    age(directory)
+    monkeypatch.setattr(record, "boot_id", lambda: "after-the-reboot")
+
+    drive(connect(host).ping())
+
+    note = drive(connect(host).read_note("x"))
+    assert note is not None
+    assert note.text == "done"
+    wall_us = lock_state.wall_clock_us()
+    monkeypatch.setattr(cleanup, "wall_clock_us", lambda: wall_us + 3601 * 10**6)
+    age(directory)
+    drive(connect(host).ping())
+    assert not (directory / "x.lock").exists()
+
+
+@pytest.mark.usefixtures("thorough")
 def test_record_with_a_token_above_the_time_is_kept(
     connect: Connect, host: StubHost, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

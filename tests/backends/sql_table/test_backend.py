@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 import lockkit
 import lockkit.aio
-from lockkit.backend import Renewed
+from lockkit.backend import Renewed, apart
 from lockkit.backends.sql_table import backend as sql_table
 from lockkit.backends.sql_table.statements import PostgresqlStatements, SqliteStatements
 from lockkit.configuration import registry
@@ -210,10 +211,14 @@ class TestRow:
             ("dead", day_us + HOUR_US, now_us() - day_us - HOUR_US),
             ("held for days", 9 * day_us, now_us() + HOUR_US),
             ("recent", day_us - HOUR_US, 0),
+            ("noted", 9 * day_us, 0),
+            ("was noted", 9 * day_us, 0),
         ):
+            note_until_us = {"noted": now_us() + HOUR_US, "was noted": now_us() - HOUR_US}.get(name, 0)
             look.run(
-                "INSERT INTO lockkit_locks (name, owner, token, expires_at_us) VALUES (:name, 'o', :token, :until)",
-                name=name, token=now_us() - age_us, until=expires_at_us,
+                "INSERT INTO lockkit_locks (name, owner, token, expires_at_us, note_until_us)"
+                " VALUES (:name, 'o', :token, :until, :note)",
+                name=name, token=now_us() - age_us, until=expires_at_us, note=note_until_us,
             )  # fmt: skip
 
         other = connect(url)
@@ -223,8 +228,39 @@ class TestRow:
             found = (name for (name,) in look.run("SELECT name FROM lockkit_locks"))
             return {name.decode() if isinstance(name, bytes) else name for name in found}
 
-        expected = {"new", "held for days", "recent"}
+        expected = {"new", "held for days", "recent", "noted"}
         wait_until(lambda: None if names() == expected else f"there are {names()}")
+
+    def test_table_without_columns_for_notes_has_locks(
+        self, url: str, connect: Connect, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """One of an earlier version: locks and the removal of idle rows go on, and once says what to do."""
+        connect(url).lock("new").acquire().release()
+        look = Look(url)
+        for column in ("note", "note_until_us"):
+            look.run(f"ALTER TABLE lockkit_locks DROP COLUMN {column}")
+        look.run("INSERT INTO lockkit_locks (name, token) VALUES ('idle', 1)")
+        monkeypatch.setattr(sql_table, "REAP_SHARE", 1.0)
+
+        client = connect(url)
+        with client.lock("new", timeout=PATIENCE) as lease:
+            assert lease.confirm()
+        wait_until(lambda: None if look.run("SELECT name FROM lockkit_locks WHERE name = 'idle'") == [] else "idle")
+        with pytest.raises(lockkit.ConfigurationError, match="run lockkit migrate"):
+            client.once("key", keep=60).__enter__()
+
+    @pytest.mark.parametrize("key", ["x", "k" * 255, "\u20ac" * 85, "a/", "a/."])
+    def test_row_of_a_record_is_no_locks(self, url: str, connect: Connect, key: str) -> None:
+        """Whatever its key is; on PostgreSQL the release wakes who waits for it, too."""
+        client, other = connect(url), connect(url)
+        with client.once(key, keep=60, timeout=PATIENCE) as attempt, ThreadPoolExecutor(1) as pool:
+            with other.lock(key, timeout=PATIENCE):
+                waiter = pool.submit(lambda: other.once(key, keep=60, timeout=PATIENCE).__enter__().result)
+                wait_until(lambda: None if waits(other, apart("once", key)) else "nobody waits")
+            attempt.done([key])
+            assert waiter.result() == [key]
+        keys = [name for (name,) in Look(url).run("SELECT name FROM lockkit_locks")]
+        assert len(keys) == 2
 
     def test_database_clock_that_was_set_back_gives_no_second_holder(self, url: str, connect: Connect) -> None:
         """By an hour: others wait for longer, tokens go on increasing, renewals hold."""

@@ -1,0 +1,382 @@
+"""Once per key: what it costs, whom it survives, and what it refuses; the rest is in the conformance suite."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import lockkit
+from lockkit import aio
+from lockkit.backend import NOTE_BYTES_MAX, Grant, Request, apart, split_space
+from lockkit.errors import BackendUnavailable
+from lockkit.primitives.once import ERROR_CHARS_MAX, ERROR_TYPE_CHARS_MAX, RESULT_BYTES_MAX, SPACE, digest
+from lockkit.runtime import drive
+from lockkit.testing.servers.proxy import FaultProxy
+from lockkit.testing.servers.redis import RedisServer
+from lockkit.testing.timing import PATIENCE
+from tests.engine.scripted import ScriptedBackend, fail, once, scripted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+KEEP = 600.0
+
+WRITE = "write_note"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RedisServer]:
+    """One Redis for the tests that do not end it."""
+    with RedisServer() as server:
+        yield server
+
+
+@pytest.fixture
+def client() -> Iterator[lockkit.Client]:
+    """A client on memory, in a space of its own."""
+    with lockkit.connect(f"memory://once{os.urandom(4).hex()}") as client:
+        yield client
+
+
+# -- names -----------------------------------------------------------------------------------------------------------
+
+
+def test_name_apart_is_no_lock_name_and_shows_what_the_user_gave() -> None:
+    """No lock of an application can have it."""
+    name = apart("once", "charge:17")
+
+    assert split_space(name) == ("once", "charge:17")
+    assert split_space("charge:17") == ("", "charge:17")
+    assert repr(name) == "'charge:17' (once)"
+    with pytest.raises(lockkit.ConfigurationError, match="NUL"), lockkit.connect("memory://") as client:
+        client.lock(name)
+    assert lockkit.LockError("x", name=name).name == "charge:17"
+
+
+def test_messages_name_the_key(client: lockkit.Client) -> None:
+    """Not the name under which it is stored."""
+    with client.once("charge:17", keep=KEEP), pytest.raises(lockkit.LockTimeout) as caught:
+        client.once("charge:17", keep=KEEP, timeout=0).__enter__()
+
+    assert caught.value.name == "charge:17"
+    assert str(caught.value).startswith("lock 'charge:17' (once) at memory://")
+
+
+# -- what it refuses -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"keep": 0}, "keep must be more than 0"),
+        ({"keep": -1}, "keep must be more than 0"),
+        ({"keep": math.inf}, "keep must be a finite"),
+        ({"keep": 1e10}, "keep must be at most"),
+        ({"keep": "day"}, "keep must be seconds"),
+        ({"keep": 1, "match": 5}, "match must be a str"),
+        ({"keep": 1, "store_errors": ("ValueError",)}, "store_errors must be a tuple of exception classes"),
+        ({"keep": 1, "store_errors": [ValueError]}, "store_errors must be a tuple of exception classes"),
+        ({"keep": 1, "ttl": 0}, "ttl"),
+        ({"keep": 1, "timeout": -1}, "timeout"),
+    ],
+)
+def test_wrong_arguments_are_refused_at_once(client: lockkit.Client, options: dict[str, Any], message: str) -> None:
+    """Nothing is sent."""
+    with pytest.raises(lockkit.ConfigurationError, match=message):
+        client.once("key", **options)
+
+
+@pytest.mark.parametrize("key", ["", "a\0b", "k" * 256, 17])
+def test_key_follows_the_rules_of_lock_names(client: lockkit.Client, key: Any) -> None:  # noqa: ANN401 - wrong types
+    """As the name of any lock."""
+    with pytest.raises(lockkit.ConfigurationError, match="lock name"):
+        client.once(key, keep=1)
+
+
+def test_unknown_fields_are_refused_when_decorating(client: lockkit.Client) -> None:
+    """Of the key, and of ``match``."""
+    for key, match in (("{order}", None), ("k", "{amount}")):
+        with pytest.raises(lockkit.ConfigurationError, match="has no parameter"):
+            client.once(key, keep=1, match=match)(lambda: None)
+
+
+def test_async_client_decorates_coroutine_functions_only() -> None:
+    """A plain function could not wait."""
+
+    async def scenario() -> None:
+        async with aio.connect("memory://") as client:
+            with pytest.raises(lockkit.ConfigurationError, match="not a coroutine function"):
+                client.once("key", keep=1)(lambda: None)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "result", [float("nan"), {1, 2}, b"x", "\ud800", {(1, 2): 3}, "x" * (RESULT_BYTES_MAX - 1)], ids=repr
+)
+def test_result_that_is_no_json_is_done_without_a_result(client: lockkit.Client, result: object) -> None:
+    """The work has happened, so it does not happen again."""
+    runs: list[None] = []
+
+    @client.once("key", keep=KEEP)
+    def work() -> object:
+        runs.append(None)
+        return result
+
+    with pytest.raises(lockkit.ConfigurationError, match="is not stored"):
+        work()
+
+    assert work() is None
+    assert len(runs) == 1
+
+
+def test_unfinished_result_is_not_done(client: lockkit.Client) -> None:
+    """A generator has not run yet."""
+    decorated = client.once("key", keep=KEEP)(lambda: (number for number in range(3)))
+
+    for _ in range(2):
+        with pytest.raises(lockkit.ConfigurationError, match="its work would run after"):
+            decorated()
+
+
+def test_stored_errors_are_cut_and_survive_pickling(client: lockkit.Client) -> None:
+    """However long their text is."""
+
+    @client.once("key", keep=KEEP, store_errors=ValueError)
+    def work() -> None:
+        raise UnicodeError("\ud800" + "x" * 100_000)  # a ValueError
+
+    with pytest.raises(UnicodeError):
+        work()
+    with pytest.raises(lockkit.StoredError) as caught:
+        work()
+
+    copy = pickle.loads(pickle.dumps(caught.value))  # noqa: S301 - our own
+    assert (copy.type_name, len(copy.text)) == ("UnicodeError", ERROR_CHARS_MAX)
+    assert copy.name == "key"
+
+
+def test_record_of_another_program_runs_nothing(client: lockkit.Client) -> None:
+    """It may be the completion of a newer version."""
+    backend = client._engine.client.ready()
+    grant = drive_grant(client, apart(SPACE, "key"))
+    assert drive(backend.write_note(grant, '{"version":2}', KEEP))
+    drive(backend.release(grant))
+
+    with pytest.raises(lockkit.LockError, match="was not written by this version"):
+        client.once("key", keep=KEEP).__enter__()
+
+
+def drive_grant(client: lockkit.Client, name: str) -> Grant:
+    """Acquire at the backend, past the engine."""
+    request = Request(name, os.urandom(16).hex(), 30.0, "{}", queue=False, runtime=client._engine.runtime)
+    grant = drive(client._engine.client.ready().try_acquire(request))
+    assert isinstance(grant, Grant)
+    return grant
+
+
+# -- what it costs ---------------------------------------------------------------------------------------------------
+
+
+def test_done_key_costs_one_round_trip_and_no_lock(server: RedisServer) -> None:
+    """And a first run five: read, acquire, read again, note, release. A plain lock is still two."""
+    with (
+        FaultProxy(server.host, server.port, count_commands=True) as proxy,
+        lockkit.connect(f"redis://{proxy.address}") as client,
+    ):
+        for key in ("warm", "counted"):
+            proxy.reset_counts()
+            with client.once(key, keep=KEEP, timeout=PATIENCE) as attempt:
+                attempt.done(1)
+        assert proxy.counts.commands == {"EVALSHA": 5}
+        proxy.reset_counts()
+        with client.once("counted", keep=KEEP, timeout=PATIENCE) as attempt:
+            assert not attempt.first
+        assert proxy.counts.commands == {"EVALSHA": 1}
+        proxy.reset_counts()
+        with client.lock("counted", timeout=PATIENCE):
+            pass
+        assert proxy.counts.commands == {"EVALSHA": 2}
+    with server.connect() as connection:
+        assert connection.call("EXISTS", "lockkit+once:counted") == 0
+        assert 0 < int(str(connection.call("PTTL", "{lockkit+once:counted}:note"))) <= KEEP * 1000
+
+
+def test_largest_note_has_room_for_the_largest_result_and_error() -> None:
+    """With what is stored beside them."""
+    assert len(f'{{"done":1,"match":"{digest("x")}","result":}}') + RESULT_BYTES_MAX <= NOTE_BYTES_MAX
+    assert 6 * (ERROR_CHARS_MAX + ERROR_TYPE_CHARS_MAX) + 1000 <= NOTE_BYTES_MAX
+
+
+def test_notes_in_memory_do_not_pile_up(client: lockkit.Client) -> None:
+    """Those whose life is over go when the next one is written."""
+    for number in range(100):
+        with client.once(f"key{number}", keep=0.001) as attempt:
+            attempt.done("x" * 1000)
+    threading.Event().wait(0.01)
+    with client.once("last", keep=KEEP) as attempt:
+        attempt.done()
+
+    space = client._engine.client.ready()._space  # type: ignore[attr-defined]
+    assert list(space.notes) == [apart(SPACE, "last")]
+    assert len(space._ends) == 1
+
+
+# -- outages ---------------------------------------------------------------------------------------------------------
+
+
+class Noting(ScriptedBackend):
+    """The scripted backend, with hooks around the writing of notes."""
+
+    async def write_note(self, grant: Grant, text: str, keep: float, answer_by: float = math.inf) -> bool:
+        """See `LockBackend.write_note`."""
+        self._enter(WRITE)
+        written = await super().write_note(grant, text, keep, answer_by)
+        self.after.get(WRITE, lambda: None)()
+        return written
+
+
+@pytest.fixture
+def scripted_client(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[lockkit.Client, ScriptedBackend]]:
+    """A client whose backend fails on order."""
+    monkeypatch.setattr("tests.engine.scripted.ScriptedBackend", Noting)
+    client, backend = scripted()
+    with client:
+        yield client, backend
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_note_is_written_again_after_an_outage(
+    scripted_client: tuple[lockkit.Client, ScriptedBackend], when: str
+) -> None:
+    """Whether the first attempt was carried out or not."""
+    client, backend = scripted_client
+    hooks = backend.before if when == "before" else backend.after
+    hooks[WRITE] = once(fail(BackendUnavailable("away")))
+
+    with client.once("key", keep=KEEP) as attempt:
+        attempt.done("result")
+
+    assert backend.calls.count(WRITE) == 2
+    assert client.once("key", keep=KEEP).__enter__().result == "result"
+
+
+def test_note_is_tried_until_the_lease_ends(scripted_client: tuple[lockkit.Client, ScriptedBackend]) -> None:
+    """Then the run is lost, as its holder must know."""
+    client, backend = scripted_client
+    backend.before[WRITE] = backend.before["renew"] = fail(BackendUnavailable("away"))
+
+    with (
+        pytest.raises(lockkit.LockLost, match="deadline passed"),
+        client.once("key", keep=KEEP, ttl=0.3) as attempt,
+    ):
+        attempt.done("result")
+
+    backend.before.clear()
+    with client.once("key", keep=KEEP, ttl=0.3, timeout=PATIENCE) as attempt:
+        assert attempt.first
+
+
+def test_loss_after_the_note_is_no_error(scripted_client: tuple[lockkit.Client, ScriptedBackend]) -> None:
+    """The result is stored: nothing runs again."""
+    client, backend = scripted_client
+    backend.after[WRITE] = lambda: drive(none(backend.break_lock(apart(SPACE, "key"))))
+
+    with client.once("key", keep=KEEP) as attempt:
+        attempt.done("result")
+
+    assert client.once("key", keep=KEEP).__enter__().result == "result"
+
+
+async def none(call: Any) -> None:  # noqa: ANN401 - any coroutine
+    """Await, and drop the result."""
+    await call
+
+
+def test_server_restarted_during_the_run() -> None:
+    """Redis comes back with its data: the result is stored. Without: the holder learns that it lost the key."""
+    for keeps in (True, False):
+        with RedisServer(appendonly=keeps, appendfsync="always") as own, lockkit.connect(own.url) as client:
+            outcome: str
+            try:
+                with client.once("key", keep=KEEP, timeout=PATIENCE) as attempt:
+                    own.restart(keep_data=keeps)
+                    attempt.done("result")
+                outcome = "stored"
+            except lockkit.LockLost:
+                outcome = "lost"
+            assert outcome == ("stored" if keeps else "lost")
+            with client.once("key", keep=KEEP, timeout=PATIENCE) as attempt:
+                assert attempt.first is not keeps
+
+
+# -- crashes ---------------------------------------------------------------------------------------------------------
+
+CRASHING = """
+import sys, lockkit
+client = lockkit.connect(sys.argv[1])
+with client.once("key", keep=600, ttl=1) as attempt:
+    assert attempt.first
+    print("began", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("where", ["file", "redis"])
+def test_run_that_is_killed_runs_again(where: str, server: RedisServer, tmp_path: Path) -> None:
+    """After its ttl at the latest; the next attempt has the same key."""
+    url = f"file://{tmp_path}/locks" if where == "file" else server.url
+    with (
+        subprocess.Popen(
+            [sys.executable, "-c", CRASHING, url], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as process,
+        lockkit.connect(url) as client,
+    ):
+        assert process.stdout is not None
+        assert process.stdout.readline() == "began\n"
+        process.send_signal(signal.SIGKILL)
+
+        with client.once("key", keep=KEEP, timeout=PATIENCE) as attempt:
+            assert attempt.first
+            attempt.done("second")
+
+
+def test_one_run_completes_however_many_fail(client: lockkit.Client) -> None:
+    """Eight threads, of whose attempts most end in an error; all get the result of the one that did not."""
+    completed: list[int] = []
+    inside: list[int] = []
+    failures = iter(range(5))
+
+    def work(number: int) -> int:
+        inside.append(number)
+        assert len(inside) == 1
+        inside.remove(number)
+        if next(failures, None) is not None:
+            raise ConnectionError
+        completed.append(number)
+        return number
+
+    def until_done(call: Callable[[int], int], number: int) -> int:
+        while True:
+            try:
+                return call(number)
+            except ConnectionError:
+                continue
+
+    call = client.once("key", keep=KEEP, timeout=PATIENCE)(work)
+    with ThreadPoolExecutor(8) as pool:
+        results = list(pool.map(lambda number: until_done(call, number), range(8)))
+
+    assert len(completed) == 1
+    assert results == completed * 8

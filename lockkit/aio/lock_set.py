@@ -10,7 +10,7 @@ from lockkit.aio.lease import Lease
 from lockkit.aio.lock import Block, Lock
 from lockkit.errors import LockTimeout
 from lockkit.lease import INHERIT, Inherit, WithStack
-from lockkit.primitives.lock_set import BaseLeaseSet, LockSetCore, SetMember, members_of
+from lockkit.primitives.lock_set import BaseLeaseSet, LeaseSetCore, LockSetCore, SetMember, members_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -56,26 +56,26 @@ class LeaseSet(BaseLeaseSet[Lease]):
 
     async def confirm(self) -> bool:
         """See `lockkit.LeaseSet.confirm`."""
-        return await self.confirm_all()
+        return await self._core.confirm()
 
     async def extend(self, ttl: Seconds | timedelta | None = None) -> None:
         """See `lockkit.LeaseSet.extend`."""
-        await self.extend_all(ttl)
+        await self._core.extend(ttl)
 
     async def release(self) -> None:
         """See `lockkit.LeaseSet.release`."""
-        await self.release_all()
+        await self._core.release()
 
     async def __aenter__(self) -> Self:
         """Return itself: all are held already."""
-        self.enter()
+        self._core.enter()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Release all, as leaving ``async with locks`` does."""
-        await self.leave(error)
+        await self._core.leave(error)
 
 
 class LockSet:
@@ -91,7 +91,7 @@ class LockSet:
         """Made by `Client.locks` and `locks`."""
         self._core = core
         self._cancel_on_lost = cancel_on_lost
-        self._blocks: WithStack[Block[LeaseSet]] = WithStack()
+        self._blocks: WithStack[Block[LeaseSetCore[Lease]]] = WithStack()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -100,10 +100,13 @@ class LockSet:
 
     async def acquire(self, timeout: Seconds | timedelta | Inherit | None = INHERIT) -> LeaseSet:
         """See `lockkit.LockSet.acquire`. Cancelling it leaves nothing behind at the backends."""
-        leases = LeaseSet(self._core)
-        await self._core.acquire(
-            leases, self._core.timeout if isinstance(timeout, Inherit) else validation.timeout(timeout)
+        return LeaseSet(
+            await self._acquired(self._core.timeout if isinstance(timeout, Inherit) else validation.timeout(timeout))
         )
+
+    async def _acquired(self, timeout: Seconds | None) -> LeaseSetCore[Lease]:
+        leases = LeaseSetCore(self._core)
+        await self._core.acquire(leases, timeout)
         return leases
 
     async def try_acquire(self, timeout: Seconds | timedelta | None = 0) -> LeaseSet | None:
@@ -115,11 +118,12 @@ class LockSet:
 
     async def __aenter__(self) -> LeaseSet:
         """Acquire all; the body never runs without one of them."""
-        leases = await (await self.acquire()).__aenter__()
+        leases = await self._acquired(self._core.timeout)
+        leases.enter()
         task = self._core.runtime.current()
         cancelled = cast("asyncio.Task[Any]", task) if self._cancel_on_lost else None
         self._blocks.push(task, Block(leases, cancelled))
-        return leases
+        return LeaseSet(leases)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

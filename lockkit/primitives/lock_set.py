@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from lockkit.runtime import Runtime
     from lockkit.units import Instant, Seconds
 
-__all__ = ["NAMES_MAX", "BaseLeaseSet", "LockSetCore", "SetMember", "members_of", "names_of"]
+__all__ = ["NAMES_MAX", "BaseLeaseSet", "LeaseSetCore", "LockSetCore", "SetMember", "members_of", "names_of"]
 
 log = logging.getLogger("lockkit")
 
@@ -195,7 +195,7 @@ class LockSetCore(Generic[L]):
         ]
         return LockSetCore(members, self.timeout, self.on_lost)
 
-    async def acquire(self, leases: BaseLeaseSet[L], timeout: Seconds | None) -> None:
+    async def acquire(self, leases: LeaseSetCore[L], timeout: Seconds | None) -> None:
         """
         Acquire all of them, or none.
 
@@ -237,65 +237,64 @@ class LockSetCore(Generic[L]):
 # -- the leases --------------------------------------------------------------------------------------------------------
 
 
-class BaseLeaseSet(Generic[L]):
+class LeaseSetCore(Generic[L]):
     """
-    The leases of a set: what looks at local state, and the cores of what does not.
+    The leases of a set: what `LeaseSet` of both APIs is made of.
 
     Attributes:
-        core: The locks.
-        acquired: The leases that this set still has to release, in the order in which they were acquired.
+        locks: Of which locks.
+        acquired: The leases that are still to be released, in the order in which they were acquired.
+        leases: All leases, once all were acquired.
+        released: The set was released, or is about to be.
     """
 
-    __slots__ = ("__weakref__", "_leases", "_released", "acquired", "core")
+    __slots__ = ("acquired", "leases", "locks", "released")
 
-    _api: ClassVar[str]
-    """Where users import the class from, for the repr."""
-
-    def __init__(self, core: LockSetCore[L]) -> None:
+    def __init__(self, locks: LockSetCore[L]) -> None:
         """Start empty; filled by `LockSetCore.acquire`."""
-        self.core = core
+        self.locks = locks
         self.acquired: list[tuple[SetMember[L], L]] = []
-        self._leases: tuple[L, ...] = ()
-        self._released = False
-
-    # -- of one lock ---------------------------------------------------------------------------------------------------
+        self.leases: tuple[L, ...] = ()
+        self.released = False
 
     @property
-    def names(self) -> tuple[str, ...]:
-        """Names of the locks, in the order in which they were acquired."""
-        return self.core.names
+    def records(self) -> list[LeaseRecord]:
+        """The engine's records of the leases."""
+        return [_record(lease) for lease in self.leases]
 
     @property
-    def tokens(self) -> Mapping[str, int]:
+    def held(self) -> bool:
+        """Whether all are held."""
+        return not self.released and all(record.held for record in self.records)
+
+    @property
+    def lost(self) -> bool:
+        """Whether one was lost."""
+        return any(record.lost for record in self.records)
+
+    def remaining(self) -> float:
+        """Return the seconds until the first deadline, 0.0 when one is not held."""
+        return 0.0 if self.released else min(record.remaining() for record in self.records)
+
+    def check(self) -> None:
         """
-        Fencing token of each lock by its name. There is none for the set.
+        Raise unless all are held.
 
         Raises:
-            ConfigurationError: Locks of several clients have the same name: use ``leases[lock].token``.
+            LockLost: One is not.
         """
-        return MappingProxyType({name: _record(self[name]).grant.token for name in self.names})
+        if self.released:
+            raise self._released_error()
+        for record in self.records:
+            record.check()
 
-    def __getitem__(self, lock: object) -> L:
-        """
-        Return the lease of a lock.
+    def _released_error(self) -> LockLost:
+        names = ", ".join(map(repr, self.locks.names))
+        return LockLost(f"the leases of locks {names} were released; acquire the locks again", name=self.locks.names[0])
 
-        Args:
-            lock: Its name; or the lock object, also where locks of several clients have the same name.
-
-        Raises:
-            KeyError: It is not in the set.
-            ConfigurationError: Several locks have this name: use the lock object.
-        """
-        found = self._find(lock)
-        if not found:
-            raise KeyError(lock)
-        if len(found) > 1:
-            message = f"locks of several clients have the name {lock!r}: use leases[lock] with the lock object"
-            raise ConfigurationError(message, name=str(lock))
-        return found[0]
-
-    def _find(self, lock: object) -> list[L]:
-        pairs = zip(self.core.members, self._leases, strict=True)
+    def find(self, lock: object) -> list[L]:
+        """Return the leases of a lock, which is given by its name or as a lock object."""
+        pairs = zip(self.locks.members, self.leases, strict=True)
         if isinstance(lock, str):
             return [lease for member, lease in pairs if member.name == lock]
         settings: LockSettings | None = getattr(lock, "_settings", None)
@@ -305,61 +304,8 @@ class BaseLeaseSet(Generic[L]):
         wanted = SetMember(engine, settings).order
         return [lease for member, lease in pairs if member.order == wanted]
 
-    def __contains__(self, item: object) -> bool:
-        """Whether a name, a lock or a lease is in the set."""
-        return item in self._leases or bool(self._find(item))
-
-    def __iter__(self) -> Iterator[L]:
-        """Iterate over the leases, in the order in which they were acquired."""
-        return iter(self._leases)
-
-    def __len__(self) -> int:
-        """Return the number of locks; a lock that was given twice counts once."""
-        return len(self._leases)
-
-    # -- local ---------------------------------------------------------------------------------------------------------
-
-    @property
-    def _records(self) -> list[LeaseRecord]:
-        return [_record(lease) for lease in self._leases]
-
-    @property
-    def held(self) -> bool:
-        """Every lease is held, and the set was not released. Local, as `Lease.held`."""
-        return not self._released and all(record.held for record in self._records)
-
-    @property
-    def lost(self) -> bool:
-        """A lease of the set was lost: what needs all of the locks must stop."""
-        return any(record.lost for record in self._records)
-
-    def remaining(self) -> float:
-        """Seconds until the first deadline unless it is renewed; 0.0 when one is not held. Local."""
-        return 0.0 if self._released else min(record.remaining() for record in self._records)
-
-    def check(self) -> None:
-        """
-        Raise unless all are held. Local.
-
-        Raises:
-            LockLost: One is not; the message names it.
-        """
-        if self._released:
-            raise self._released_error()
-        for record in self._records:
-            record.check()
-
-    def _released_error(self) -> LockLost:
-        names = ", ".join(map(repr, self.names))
-        return LockLost(f"the leases of locks {names} were released; acquire the locks again", name=self.names[0])
-
     def on_lost(self, callback: LostCallback) -> None:
-        """
-        Have ``callback(lease, reason)`` called once, with the first lease of the set that is lost.
-
-        Args:
-            callback: As for ``Lease.on_lost``. To be called for each lease that is lost, register it with each.
-        """
+        """Have ``callback(lease, reason)`` called once, with the first lease of the set that is lost."""
         validation.on_lost(callback)
         left = [callback]
 
@@ -370,44 +316,42 @@ class BaseLeaseSet(Generic[L]):
                 return None
             return chosen(lease, reason)
 
-        for member, record in zip(self.core.members, self._records, strict=True):
+        for member, record in zip(self.locks.members, self.records, strict=True):
             member.engine.leases.on_lost(record, first)
-
-    # -- made, used and given back -------------------------------------------------------------------------------------
 
     def complete(self, on_lost: LostCallback | None) -> None:
         """Take the leases that were acquired as those of the set."""
-        assert len(self.acquired) == len(self.core.members), "all or nothing"
-        self._leases = tuple(lease for _, lease in self.acquired)
+        assert len(self.acquired) == len(self.locks.members), "all or nothing"
+        self.leases = tuple(lease for _, lease in self.acquired)
         if on_lost is not None:
             self.on_lost(on_lost)
 
     def enter(self) -> None:
         """Note that a ``with`` block runs under the leases."""
-        for record in self._records:
+        for record in self.records:
             record.body = True
 
-    async def confirm_all(self) -> bool:
+    async def confirm(self) -> bool:
         """Ask each backend whether the lease still holds the lock."""
-        if self._released:
+        if self.released:
             return False
         held = True
-        for member, record in zip(self.core.members, self._records, strict=True):
+        for member, record in zip(self.locks.members, self.records, strict=True):
             held = await member.engine.confirm(record) and held
         return held and self.held
 
-    async def extend_all(self, ttl: Seconds | timedelta | None) -> None:
+    async def extend(self, ttl: Seconds | timedelta | None) -> None:
         """Set the time left of each lease, in order; the first error ends it."""
-        if self._released:
+        if self.released:
             raise self._released_error()
-        for member in self.core.members:
+        for member in self.locks.members:
             if ttl is not None:
                 validation.ttl(ttl, member.engine.capabilities.min_ttl, name=member.name)
-        for member, record in zip(self.core.members, self._records, strict=True):
+        for member, record in zip(self.locks.members, self.records, strict=True):
             await member.engine.extend(record, ttl)
         self.check()
 
-    async def release_all(self) -> None:
+    async def release(self) -> None:
         """
         Release all, the last first; each is tried.
 
@@ -415,12 +359,12 @@ class BaseLeaseSet(Generic[L]):
             LockLost: One was lost before.
             BackendUnavailable: No answer for one; call again, or leave it to the ttl.
         """
-        self._released = True
+        self.released = True
 
-        async def release(member: SetMember[L], record: LeaseRecord, answer_by: Instant) -> None:
+        async def give_back(member: SetMember[L], record: LeaseRecord, answer_by: Instant) -> None:
             await member.engine.releases.release(record, answer_by)
 
-        await self._each(release, RELEASE_SECONDS)
+        await self._each(give_back, RELEASE_SECONDS)
 
     async def leave(self, error: BaseException | None) -> None:
         """
@@ -432,7 +376,7 @@ class BaseLeaseSet(Generic[L]):
         Raises:
             LockLost: The body ended well, but one was lost before.
         """
-        self._released = True
+        self.released = True
 
         async def leave(member: SetMember[L], record: LeaseRecord, answer_by: Instant) -> None:
             await member.engine.releases.leave(record, error, answer_by)
@@ -446,7 +390,7 @@ class BaseLeaseSet(Generic[L]):
         Raises:
             LockLost: Always.
         """
-        lost = next(record for record in self._records if record.lost)
+        lost = next(record for record in self.records if record.lost)
         await self.leave(None)
         raise lost.lost_error()  # leave() does not raise it with raise_on_lost=False
 
@@ -456,11 +400,11 @@ class BaseLeaseSet(Generic[L]):
 
         Takes at most about `UNDO_SECONDS`; what the backend has not answered by then goes on in the background.
         """
-        self._released = True
+        self.released = True
         if not self.acquired:
             return
         try:
-            await self.core.runtime.settle(self._each(self._undo, UNDO_SECONDS), UNDO_SECONDS)
+            await self.locks.runtime.settle(self._each(self._undo, UNDO_SECONDS), UNDO_SECONDS)
         except TimeoutError as error:
             log.debug("giving back the locks of a set goes on in the background: %s", error)
 
@@ -484,7 +428,7 @@ class BaseLeaseSet(Generic[L]):
             LockError: The first error; the others are its notes.
         """
         errors: list[LockError] = []
-        runtime = self.core.runtime
+        runtime = self.locks.runtime
         until = runtime.now() + seconds
         counts = [(entry, _record(entry[1]).count) for entry in reversed(self.acquired)]
         try:
@@ -515,7 +459,7 @@ class BaseLeaseSet(Generic[L]):
             if entry not in self.acquired:
                 continue  # done before the interrupt
             # The first that hangs may take all of the time; the others are still tried.
-            answer_by = max(until, self.core.runtime.now() + UNDO_SECONDS_MIN)
+            answer_by = max(until, self.locks.runtime.now() + UNDO_SECONDS_MIN)
             try:
                 # A lease that was entered again belongs to an outer block too: it must not be counted down twice.
                 if not again or record.count == count:
@@ -527,13 +471,104 @@ class BaseLeaseSet(Generic[L]):
                 continue  # release() may be called again
             self.acquired.remove(entry)
 
+
+class BaseLeaseSet(Generic[L]):
+    """The leases of a set: the properties and methods that look at local state only and never block."""
+
+    __slots__ = ("__weakref__", "_core")
+
+    _api: ClassVar[str]
+    """Where users import the class from, for the repr."""
+
+    def __init__(self, core: LeaseSetCore[L]) -> None:
+        """Made by ``LockSet.acquire``."""
+        self._core = core
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the locks, in the order in which they were acquired."""
+        return self._core.locks.names
+
+    @property
+    def tokens(self) -> Mapping[str, int]:
+        """
+        Fencing token of each lock by its name. There is none for the set.
+
+        Raises:
+            ConfigurationError: Locks of several clients have the same name: use ``leases[lock].token``.
+        """
+        return MappingProxyType({name: _record(self[name]).grant.token for name in self.names})
+
+    def __getitem__(self, lock: object) -> L:
+        """
+        Return the lease of a lock.
+
+        Args:
+            lock: Its name; or the lock object, also where locks of several clients have the same name.
+
+        Raises:
+            KeyError: It is not in the set.
+            ConfigurationError: Several locks have this name: use the lock object.
+        """
+        found = self._core.find(lock)
+        if not found:
+            raise KeyError(lock)
+        if len(found) > 1:
+            message = f"locks of several clients have the name {lock!r}: use leases[lock] with the lock object"
+            raise ConfigurationError(message, name=str(lock))
+        return found[0]
+
+    def __contains__(self, item: object) -> bool:
+        """Whether a name, a lock or a lease is in the set."""
+        return item in self._core.leases or bool(self._core.find(item))
+
+    def __iter__(self) -> Iterator[L]:
+        """Iterate over the leases, in the order in which they were acquired."""
+        return iter(self._core.leases)
+
+    def __len__(self) -> int:
+        """Return the number of locks; a lock that was given twice counts once."""
+        return len(self._core.leases)
+
+    @property
+    def held(self) -> bool:
+        """Every lease is held, and the set was not released. Local, as ``Lease.held``."""
+        return self._core.held
+
+    @property
+    def lost(self) -> bool:
+        """A lease of the set was lost: work that needs all of the locks must stop."""
+        return self._core.lost
+
+    def remaining(self) -> float:
+        """Seconds until the first deadline unless it is renewed; 0.0 when one lease is not held. Local."""
+        return self._core.remaining()
+
+    def check(self) -> None:
+        """
+        Raise unless all are held. Local.
+
+        Raises:
+            LockLost: One is not; the message names it.
+        """
+        self._core.check()
+
+    def on_lost(self, callback: LostCallback) -> None:
+        """
+        Have ``callback(lease, reason)`` called once, with the first lease of the set that is lost.
+
+        Args:
+            callback: As for ``Lease.on_lost``. To be called for each lease that is lost, register it with each.
+        """
+        self._core.on_lost(callback)
+
     def __bool__(self) -> bool:
         """Return True: a set of leases never stands for "not acquired"."""
         return True
 
     def __repr__(self) -> str:
         """Show names and state."""
-        if self._released:
+        if self._core.released:
             state = "released"
         elif self.lost:
             state = "lost"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from lockkit import validation
 from lockkit.errors import LockError, LockTimeout
 from lockkit.lease import INHERIT, Inherit, WithStack
-from lockkit.primitives.lock_set import BaseLeaseSet, LockSetCore, SetMember, members_of
+from lockkit.primitives.lock_set import BaseLeaseSet, LeaseSetCore, LockSetCore, SetMember, members_of
 from lockkit.runtime import drive
 from lockkit.sync.lease import Lease
 from lockkit.sync.lock import Lock
@@ -65,7 +65,7 @@ class LeaseSet(BaseLeaseSet[Lease]):
         Raises:
             BackendUnavailable: One cannot be asked.
         """
-        return drive(self.confirm_all())
+        return drive(self._core.confirm())
 
     def extend(self, ttl: Seconds | timedelta | None = None) -> None:
         """
@@ -79,7 +79,7 @@ class LeaseSet(BaseLeaseSet[Lease]):
             BackendUnavailable: No answer for one; it may still be held, see ``remaining()``.
             ConfigurationError: The ttl is wrong.
         """
-        drive(self.extend_all(ttl))
+        drive(self._core.extend(ttl))
 
     def release(self) -> None:
         """
@@ -92,16 +92,16 @@ class LeaseSet(BaseLeaseSet[Lease]):
             BackendUnavailable: No answer for one. Its renewal has stopped; call again, or leave it to the ttl.
         """
         try:
-            drive(self.release_all())
+            drive(self._core.release())
         except LockError:
             raise
         except BaseException:
-            drive(self.undo())
+            drive(self._core.undo())
             raise
 
     def __enter__(self) -> Self:
         """Return itself: all are held already."""
-        self.enter()
+        self._core.enter()
         return self
 
     def __exit__(
@@ -109,9 +109,9 @@ class LeaseSet(BaseLeaseSet[Lease]):
     ) -> None:
         """Release all, as leaving ``with locks`` does."""
         try:
-            drive(self.leave(error))
+            drive(self._core.leave(error))
         except BaseException:
-            drive(self.undo())
+            drive(self._core.undo())
             raise
 
 
@@ -130,7 +130,7 @@ class LockSet:
     def __init__(self, core: LockSetCore[Lease]) -> None:
         """Made by `Client.locks` and `locks`."""
         self._core = core
-        self._blocks: WithStack[LeaseSet] = WithStack()
+        self._blocks: WithStack[LeaseSetCore[Lease]] = WithStack()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -172,23 +172,25 @@ class LockSet:
             return None
 
     def _acquire(self, timeout: Seconds | None) -> LeaseSet:
-        leases = LeaseSet(self._core)
+        core = LeaseSetCore(self._core)
         try:
-            drive(self._core.acquire(leases, timeout))
+            drive(self._core.acquire(core, timeout))
+            leases = LeaseSet(core)
         except BaseException:
-            drive(leases.undo())  # Ctrl-C may strike when all are acquired, or while they are given back
+            drive(core.undo())  # Ctrl-C may strike when all are acquired, or while they are given back
             raise
         return leases
 
     def __enter__(self) -> LeaseSet:
         """Acquire all; the body never runs without one of them."""
-        leases = LeaseSet(self._core)
+        core = LeaseSetCore(self._core)
         try:
-            drive(self._core.acquire(leases, self._core.timeout))
-            leases.enter()
-            self._blocks.push(threading.get_ident(), leases)
+            drive(self._core.acquire(core, self._core.timeout))
+            core.enter()
+            leases = LeaseSet(core)
+            self._blocks.push(threading.get_ident(), core)
         except BaseException:
-            drive(leases.undo())
+            drive(core.undo())
             raise
         return leases
 
@@ -201,11 +203,11 @@ class LockSet:
         Raises:
             LockLost: The body ended well, but a lease was lost before (unless ``raise_on_lost=False``).
         """
-        leases = self._blocks.pop(threading.get_ident())
+        core = self._blocks.pop(threading.get_ident())
         try:
-            drive(leases.leave(error))
+            drive(core.leave(error))
         except BaseException:
-            drive(leases.undo())
+            drive(core.undo())
             raise
 
     def __repr__(self) -> str:

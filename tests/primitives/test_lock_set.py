@@ -16,7 +16,7 @@ import lockkit
 from lockkit import aio
 from lockkit.engine.release import Releases
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockLost, LockTimeout
-from lockkit.primitives.lock_set import NAMES_MAX, BaseLeaseSet, LockSetCore
+from lockkit.primitives.lock_set import NAMES_MAX, LeaseSetCore, LockSetCore
 from lockkit.runtime import AsyncioRuntime, BlockingRuntime, monotonic
 from lockkit.testing.servers import wait_until
 from lockkit.testing.timing import PATIENCE
@@ -488,20 +488,20 @@ NEVER_AWAITED = "ignore:coroutine .* was never awaited:RuntimeWarning"
 
 CODES = [
     LockSetCore.acquire,
-    BaseLeaseSet.complete,
-    BaseLeaseSet.enter,
-    BaseLeaseSet.check,
+    LeaseSetCore.complete,
+    LeaseSetCore.enter,
+    LeaseSetCore.check,
     lockkit.LockSet._acquire,
     lockkit.LockSet.__enter__,
 ]
 UNDOING = [
     Releases.release,
     Releases.leave,
-    BaseLeaseSet._each,
-    BaseLeaseSet._each_once,
-    BaseLeaseSet.undo,
-    BaseLeaseSet.leave,
-    BaseLeaseSet._undo,
+    LeaseSetCore._each,
+    LeaseSetCore._each_once,
+    LeaseSetCore.undo,
+    LeaseSetCore.leave,
+    LeaseSetCore._undo,
 ]
 
 
@@ -565,7 +565,7 @@ def test_interrupt_while_releasing_leaves_none_held(function: Callable[..., Any]
 
 
 @pytest.mark.filterwarnings(NEVER_AWAITED)
-@pytest.mark.parametrize("function", [BaseLeaseSet._each_once, Releases.release, Releases.leave])
+@pytest.mark.parametrize("function", [LeaseSetCore._each_once, Releases.release, Releases.leave])
 def test_interrupt_while_releasing_keeps_the_outer_block(function: Callable[..., Any]) -> None:
     """A lease that was entered again is counted down at most once."""
     number, struck = 0, True

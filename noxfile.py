@@ -45,7 +45,8 @@ def is_python(path: str, version: str) -> bool:
 OTHER_PYTHONS = other_pythons()
 # What runs on those: the engine, the sync and async APIs, the embedded backends. Of the servers Redis alone.
 CORE = [
-    *("tests/engine", "tests/configuration", "tests/simulation", "tests/conventions"),
+    *("tests/engine", "tests/configuration", "tests/conventions/test_imports.py"),
+    *(f"tests/simulation/test_{name}.py" for name in ("world", "schedules", "regressions", "cancel_on_lost")),
     *(f"tests/test_{name}.py" for name in ("errors", "url", "validation", "runtime", "background", "single_run")),
     *("tests/test_sync_in_event_loop.py", "tests/test_threading_lock.py"),
     *("tests/backends/memory", "tests/backends/file"),
@@ -238,9 +239,10 @@ def containers(session: nox.Session) -> None:
 
 @nox.session
 def simulate(session: nox.Session) -> None:
-    """Runs the random schedules on simulated time (`nox -s simulate -- --seed=…`)."""
+    """Runs ten thousand random schedules of each kind on simulated time (`-- --seed=…` for one)."""
     install(session, "test")
-    session.run("pytest", "tests/simulation", *session.posargs)
+    seeds = () if any("--seed" in argument for argument in session.posargs) else ("--seed=0-9999",)
+    session.run("pytest", "--numprocesses=auto", "tests/simulation", *seeds, *session.posargs)
 
 
 @nox.session

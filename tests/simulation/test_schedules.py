@@ -1,5 +1,5 @@
 """
-Ten thousand random schedules of the real engine, each judged by the checker.
+Thousands of random schedules of the real engine, each judged by the checker: `nox -s simulate` runs ten thousand.
 
 A failure names its seed; ``LOCKKIT_SIM_SEED=<seed> pytest tests/simulation`` runs that one alone and shows all of its
 history, and so does ``nox -s simulate -- --seed=<seed>``. ``--seed=10000-59999`` runs that many others.

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any
@@ -296,6 +297,46 @@ def test_reentrant_locks_are_counted() -> None:
         assert held(client, "a", "b") == ["b"]
         assert outer.held
     assert held(client, "a", "b") == []
+
+
+def test_decorated_function_holds_all_locks() -> None:
+    """The names come from the arguments; two that are equal are one."""
+    client, _ = scripted()
+
+    @client.locks(["acct:{source}", "acct:{target}"], timeout=PATIENCE)  # type: ignore[untyped-decorator]
+    def transfer(source: int, target: int) -> list[str]:
+        return held(client, f"acct:{source}", f"acct:{target}")
+
+    assert transfer(2, 1) == ["acct:2", "acct:1"]
+    assert transfer(2, target=2) == ["acct:2", "acct:2"]
+    assert held(client, "acct:1", "acct:2") == []
+    with pytest.raises(ConfigurationError, match="no parameter"):
+        client.locks(["a", "{other}"])(transfer)
+
+
+def test_decorated_coroutine_function_holds_all_locks() -> None:
+    """Of both APIs; what would run without the locks is refused."""
+
+    async def check(client: lockkit.Client | aio.Client) -> None:
+        decorate: Callable[[Callable[..., Any]], Callable[..., Any]] = client.locks(["a", "b"], timeout=PATIENCE)
+
+        async def names() -> list[str]:
+            await asyncio.sleep(0)
+            return sorted(record.grant.name for record in client._engine.leases.records.values())
+
+        @functools.wraps(names)
+        def wrapper() -> Coroutine[Any, Any, list[str]]:
+            return names()
+
+        assert await decorate(names)() == ["a", "b"]
+        assert not client._engine.leases.records
+        with pytest.raises(ConfigurationError, match="wraps a coroutine"):
+            decorate(wrapper)
+
+    asyncio.run(check(scripted()[0]))
+    asyncio.run(check(scripted(AsyncioRuntime())[0]))
+    with pytest.raises(ConfigurationError, match="not a coroutine function"):
+        scripted(AsyncioRuntime())[0].locks(["a"])(state)
 
 
 # -- all or nothing --------------------------------------------------------------------------------------------------

@@ -15,6 +15,8 @@ import pytest
 
 import lockkit
 from lockkit import aio
+from lockkit.engine.acquisition import UNDO_SECONDS_MIN
+from lockkit.engine.cleanup import RELEASE_SECONDS
 from lockkit.engine.release import Releases
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockLost, LockTimeout
 from lockkit.primitives.lock_set import NAMES_MAX, LeaseSetCore, LockSetCore
@@ -359,18 +361,18 @@ def test_timeout_names_the_busy_lock_and_leaves_nothing() -> None:
     leases.release()
 
 
+class SlowServer(BlockingRuntime):
+    """Real time, and what each answer is made to take."""
+
+    added = 0.0
+
+    def now(self) -> float:
+        """See `Runtime.now`."""
+        return monotonic() + self.added
+
+
 def test_one_timeout_is_for_all() -> None:
     """What the first took is missing to the second."""
-
-    class SlowServer(BlockingRuntime):
-        """Real time, and three seconds for each answer."""
-
-        added = 0.0
-
-        def now(self) -> float:
-            """See `Runtime.now`."""
-            return monotonic() + self.added
-
     clock = SlowServer()
     client, backend = scripted(clock)
     other, _ = scripted(space=space(backend))
@@ -498,6 +500,32 @@ def test_release_is_in_reverse_order_and_tries_each(monkeypatch: pytest.MonkeyPa
     assert held(client, "b") == []
     leases.release()
     assert released == ["d", "b", "a", "b"]
+
+
+def test_releases_at_a_server_that_hangs_share_one_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaving a block takes about as long as with one lock, not that long for each."""
+    clock = SlowServer()
+    client, backend = scripted(clock)
+    tried: list[int] = []
+
+    async def hang(grant: Grant, answer_by: float = inf) -> bool:
+        tried.append(grant.token)
+        clock.added += max(0.0, answer_by - clock.now())
+        raise DOWN
+
+    names = [f"n{number}" for number in range(20)]
+    leases = client.locks(names, ttl=300, timeout=PATIENCE).acquire()
+    monkeypatch.setattr(backend, "release", hang)
+    before = clock.added
+
+    with pytest.raises(BackendUnavailable):
+        leases.release()
+
+    assert len(set(tried)) == len(names)
+    assert clock.added - before <= RELEASE_SECONDS + len(names) * UNDO_SECONDS_MIN
+    monkeypatch.undo()
+    leases.release()
+    assert held(client, *names) == []
 
 
 def test_error_of_the_body_goes_on_with_notes() -> None:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, cast
+import functools
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from lockkit import validation
 from lockkit.aio.lease import Lease
 from lockkit.aio.lock import Block, Lock
 from lockkit.errors import LockTimeout
 from lockkit.lease import INHERIT, Inherit, WithStack
-from lockkit.primitives.lock_set import BaseLeaseSet, LeaseSetCore, LockSetCore, SetMember, members_of
+from lockkit.primitives.lock_set import BaseLeaseSet, LeaseSetCore, LockSetCore, SetMember, members_of, name_templates
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Awaitable, Callable, Iterable
     from datetime import timedelta
     from types import TracebackType
     from typing import Self
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from lockkit.units import Seconds
 
 __all__ = ["LeaseSet", "LockSet", "locks"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def locks(
@@ -82,7 +86,7 @@ class LockSet:
     """
     Several locks that are held together or not at all. See `lockkit.LockSet`.
 
-    May be used again, by many tasks at once, also as an async context manager.
+    May be used again, by many tasks at once, as an async context manager, and as a decorator of coroutine functions.
     """
 
     __slots__ = ("_blocks", "_cancel_on_lost", "_core")
@@ -138,6 +142,29 @@ class LockSet:
         if block.turns_into_loss(error):
             await block.lease.leave_cancelled()
         await block.lease.leave(error)
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        """
+        Decorate a coroutine function: each call holds all locks until its coroutine ends.
+
+        Each name is formatted with the call's arguments, as by `Lock`.
+
+        Raises:
+            ConfigurationError: Not a coroutine function, or a field that is no parameter of the function.
+                From a call: the coroutine returned another one, or a generator, which would run without the locks.
+        """
+        templates = name_templates(self._core, function, coroutine=True)
+        template = templates[0]
+
+        @functools.wraps(function)
+        async def hold(*arguments: P.args, **keywords: P.kwargs) -> Any:  # noqa: ANN401 - what the function returns
+            core = self._core.named([template.name(arguments, keywords) for template in templates])
+            async with LockSet(core, cancel_on_lost=self._cancel_on_lost):
+                return template.finished(
+                    await cast("Awaitable[object]", function(*arguments, **keywords)), awaited=True
+                )
+
+        return cast("Callable[P, R]", hold)
 
     def __repr__(self) -> str:
         """Show the names."""

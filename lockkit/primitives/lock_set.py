@@ -21,6 +21,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, NoReturn, TypeVar
 
 from lockkit import validation
+from lockkit.configuration.name_template import NameTemplate
 from lockkit.engine.acquisition import UNDO_SECONDS, UNDO_SECONDS_MIN
 from lockkit.engine.cleanup import RELEASE_SECONDS
 from lockkit.errors import ConfigurationError, LockError, LockLost, LockTimeout
@@ -35,7 +36,16 @@ if TYPE_CHECKING:
     from lockkit.runtime import Runtime
     from lockkit.units import Instant, Seconds
 
-__all__ = ["NAMES_MAX", "BaseLeaseSet", "LeaseSetCore", "LockSetCore", "SetMember", "members_of", "names_of"]
+__all__ = [
+    "NAMES_MAX",
+    "BaseLeaseSet",
+    "LeaseSetCore",
+    "LockSetCore",
+    "SetMember",
+    "members_of",
+    "name_templates",
+    "names_of",
+]
 
 log = logging.getLogger("lockkit")
 
@@ -232,6 +242,32 @@ class LockSetCore(Generic[L]):
         """Say which lock was busy, and what the set as a whole has waited."""
         message = f"could not acquire {len(self.members)} locks within {waited:.3g} s, none of them is kept: {error}"
         return LockTimeout(message, name=member.name, backend=member.engine.url)
+
+
+def name_templates(
+    core: LockSetCore[Any], function: Callable[..., Any], *, coroutine: bool = False
+) -> list[NameTemplate]:
+    """
+    Bind the names of a set to the function that it decorates.
+
+    Args:
+        core: The set.
+        function: To be decorated.
+        coroutine: It must be a coroutine function.
+
+    Raises:
+        ConfigurationError: It cannot be decorated, or a field names no parameter.
+    """
+    templates = [NameTemplate(member.name, function, backend=member.engine.url) for member in core.members]
+    first = templates[0]
+    if first.wraps_coroutine or (coroutine and not first.is_coroutine):
+        kind = "wraps a coroutine function in a plain one" if first.wraps_coroutine else "is not a coroutine function"
+        message = (
+            f"locks {', '.join(map(repr, core.names))} cannot decorate {first.label!r}, which {kind}: decorate the "
+            "`async def` itself, or use `with` inside the function"
+        )
+        raise ConfigurationError(message)
+    return templates
 
 
 # -- the leases --------------------------------------------------------------------------------------------------------

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from lockkit import validation
 from lockkit.errors import LockError, LockTimeout
 from lockkit.lease import INHERIT, Inherit, WithStack
-from lockkit.primitives.lock_set import BaseLeaseSet, LeaseSetCore, LockSetCore, SetMember, members_of
+from lockkit.primitives.lock_set import BaseLeaseSet, LeaseSetCore, LockSetCore, SetMember, members_of, name_templates
 from lockkit.runtime import drive
 from lockkit.sync.lease import Lease
 from lockkit.sync.lock import Lock
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Awaitable, Callable, Iterable, Mapping
     from datetime import timedelta
     from types import TracebackType
     from typing import Self
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from lockkit.units import Seconds
 
 __all__ = ["LeaseSet", "LockSet", "locks"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def locks(
@@ -119,7 +123,7 @@ class LockSet:
     """
     Several locks that are held together or not at all. Made by `Client.locks` and `locks`.
 
-    Holds nothing itself, and may be used again, by many threads at once, also as a context manager.
+    Holds nothing itself, and may be used again, by many threads at once, as a context manager, and as a decorator.
 
     All clients acquire in the same order, by the bytes of the name and then by URL, so sets never deadlock with each
     other.
@@ -209,6 +213,42 @@ class LockSet:
         except BaseException:
             drive(core.undo())
             raise
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        """
+        Decorate a function: each call holds all locks.
+
+        Each name is formatted with the call's arguments, as by `Lock`: ``@client.locks(["acct:{source}",
+        "acct:{target}"])``. A coroutine function holds the locks until its coroutine ends, but waits for them by
+        blocking its event loop: prefer `lockkit.aio` there.
+
+        Raises:
+            ConfigurationError: A generator function, a plain wrapper of a coroutine function, or a field that is no
+                parameter of the function. From a call: the function returned an awaitable or a generator, which would
+                run without the locks.
+        """
+        templates = name_templates(self._core, function)
+        template = templates[0]
+
+        def locks_of(arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> LockSet:
+            return LockSet(self._core.named([template.name(arguments, keywords) for template in templates]))
+
+        if template.is_coroutine:
+
+            @functools.wraps(function)
+            async def hold_until_done(*arguments: P.args, **keywords: P.kwargs) -> Any:  # noqa: ANN401 - what the function returns
+                with locks_of(arguments, keywords).acquire():
+                    result = await cast("Awaitable[object]", function(*arguments, **keywords))
+                    return template.finished(result, awaited=True)
+
+            return cast("Callable[P, R]", hold_until_done)
+
+        @functools.wraps(function)
+        def hold(*arguments: P.args, **keywords: P.kwargs) -> R:
+            with locks_of(arguments, keywords):
+                return template.finished(function(*arguments, **keywords))
+
+        return hold
 
     def __repr__(self) -> str:
         """Show the names."""

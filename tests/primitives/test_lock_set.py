@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,8 @@ import pytest
 
 import lockkit
 from lockkit import aio
+from lockkit.engine.acquisition import UNDO_SECONDS_MIN
+from lockkit.engine.cleanup import RELEASE_SECONDS
 from lockkit.engine.release import Releases
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockLost, LockTimeout
 from lockkit.primitives.lock_set import NAMES_MAX, LeaseSetCore, LockSetCore
@@ -298,6 +301,46 @@ def test_reentrant_locks_are_counted() -> None:
     assert held(client, "a", "b") == []
 
 
+def test_decorated_function_holds_all_locks() -> None:
+    """The names come from the arguments; two that are equal are one."""
+    client, _ = scripted()
+
+    @client.locks(["acct:{source}", "acct:{target}"], timeout=PATIENCE)  # type: ignore[untyped-decorator]
+    def transfer(source: int, target: int) -> list[str]:
+        return held(client, f"acct:{source}", f"acct:{target}")
+
+    assert transfer(2, 1) == ["acct:2", "acct:1"]
+    assert transfer(2, target=2) == ["acct:2", "acct:2"]
+    assert held(client, "acct:1", "acct:2") == []
+    with pytest.raises(ConfigurationError, match="no parameter"):
+        client.locks(["a", "{other}"])(transfer)
+
+
+def test_decorated_coroutine_function_holds_all_locks() -> None:
+    """Of both APIs; what would run without the locks is refused."""
+
+    async def check(client: lockkit.Client | aio.Client) -> None:
+        decorate: Callable[[Callable[..., Any]], Callable[..., Any]] = client.locks(["a", "b"], timeout=PATIENCE)
+
+        async def names() -> list[str]:
+            await asyncio.sleep(0)
+            return sorted(record.grant.name for record in client._engine.leases.records.values())
+
+        @functools.wraps(names)
+        def wrapper() -> Coroutine[Any, Any, list[str]]:
+            return names()
+
+        assert await decorate(names)() == ["a", "b"]
+        assert not client._engine.leases.records
+        with pytest.raises(ConfigurationError, match="wraps a coroutine"):
+            decorate(wrapper)
+
+    asyncio.run(check(scripted()[0]))
+    asyncio.run(check(scripted(AsyncioRuntime())[0]))
+    with pytest.raises(ConfigurationError, match="not a coroutine function"):
+        scripted(AsyncioRuntime())[0].locks(["a"])(state)
+
+
 # -- all or nothing --------------------------------------------------------------------------------------------------
 
 
@@ -318,18 +361,18 @@ def test_timeout_names_the_busy_lock_and_leaves_nothing() -> None:
     leases.release()
 
 
+class SlowServer(BlockingRuntime):
+    """Real time, and what each answer is made to take."""
+
+    added = 0.0
+
+    def now(self) -> float:
+        """See `Runtime.now`."""
+        return monotonic() + self.added
+
+
 def test_one_timeout_is_for_all() -> None:
     """What the first took is missing to the second."""
-
-    class SlowServer(BlockingRuntime):
-        """Real time, and three seconds for each answer."""
-
-        added = 0.0
-
-        def now(self) -> float:
-            """See `Runtime.now`."""
-            return monotonic() + self.added
-
     clock = SlowServer()
     client, backend = scripted(clock)
     other, _ = scripted(space=space(backend))
@@ -457,6 +500,32 @@ def test_release_is_in_reverse_order_and_tries_each(monkeypatch: pytest.MonkeyPa
     assert held(client, "b") == []
     leases.release()
     assert released == ["d", "b", "a", "b"]
+
+
+def test_releases_at_a_server_that_hangs_share_one_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaving a block takes about as long as with one lock, not that long for each."""
+    clock = SlowServer()
+    client, backend = scripted(clock)
+    tried: list[int] = []
+
+    async def hang(grant: Grant, answer_by: float = inf) -> bool:
+        tried.append(grant.token)
+        clock.added += max(0.0, answer_by - clock.now())
+        raise DOWN
+
+    names = [f"n{number}" for number in range(20)]
+    leases = client.locks(names, ttl=300, timeout=PATIENCE).acquire()
+    monkeypatch.setattr(backend, "release", hang)
+    before = clock.added
+
+    with pytest.raises(BackendUnavailable):
+        leases.release()
+
+    assert len(set(tried)) == len(names)
+    assert clock.added - before <= RELEASE_SECONDS + len(names) * UNDO_SECONDS_MIN
+    monkeypatch.undo()
+    leases.release()
+    assert held(client, *names) == []
 
 
 def test_error_of_the_body_goes_on_with_notes() -> None:

@@ -44,6 +44,20 @@ def wait(client: lockkit.Client) -> None:
     assert_type(threading_lock.acquire(blocking=True, timeout=-1), bool)
 
 
+def several(client: lockkit.Client, other: lockkit.Client) -> None:
+    """A set of locks gives a set of leases."""
+    with client.locks(["a", "b"], ttl=30, timeout=timedelta(seconds=5)) as leases:
+        assert_type(leases, lockkit.LeaseSet)
+        assert_type(leases["a"], lockkit.Lease)
+        assert_type(leases.tokens["a"], int)
+        assert_type([lease.name for lease in leases], list[str])
+        assert_type(leases.confirm(), bool)
+    across = lockkit.locks([client.lock("a"), other.lock("a")], timeout=5)
+    assert_type(across, lockkit.LockSet)
+    assert_type(across.acquire(), lockkit.LeaseSet)
+    assert_type(across.try_acquire(), lockkit.LeaseSet | None)
+
+
 def decorate(client: lockkit.Client) -> None:
     """The decorator keeps the signature."""
 

@@ -7,7 +7,7 @@ import weakref
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, TypeVar
 
-from lockkit.backend import decode_metadata
+from lockkit.backend import decode_metadata, split_space
 from lockkit.engine.lease_record import RELEASED
 from lockkit.engine.settings import INHERIT, Inherit
 from lockkit.errors import LockError
@@ -39,8 +39,13 @@ class BaseLease:
 
     @property
     def name(self) -> str:
-        """Name of the lock."""
-        return self._record.grant.name
+        """Name of the lock, or of the semaphore."""
+        name = self._record.grant.name
+        if name[0] != "\0":
+            return name
+        space, plain = split_space(name)
+        slots = space == "sem" and self._engine.capabilities.permits == "slots"
+        return plain.rpartition("#")[0] if slots else plain
 
     @property
     def owner(self) -> str:
@@ -59,8 +64,13 @@ class BaseLease:
 
     @property
     def mode(self) -> Mode:
-        """``exclusive``; ``shared`` for a lease of `rwlock(…).read()` and after ``downgrade()``."""
+        """``exclusive``; ``shared`` for a reader's lease and after ``downgrade()``; ``permit`` of a semaphore."""
         return self._record.mode
+
+    @property
+    def slot(self) -> int | None:
+        """Number of the permit, from 0 on; no two that are held at the same time have the same. None for a lock."""
+        return self._record.grant.slot
 
     @property
     def metadata(self) -> Mapping[str, Any]:

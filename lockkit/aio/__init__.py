@@ -12,6 +12,7 @@ from lockkit.aio.lease import Lease
 from lockkit.aio.lock import Lock
 from lockkit.aio.lock_set import LeaseSet, LockSet, locks
 from lockkit.aio.rwlock import RWLock
+from lockkit.aio.semaphore import Semaphore
 
 __all__ = [
     "Client",
@@ -21,6 +22,7 @@ __all__ = [
     "Lock",
     "LockSet",
     "RWLock",
+    "Semaphore",
     "Term",
     "connect",
     "from_client",

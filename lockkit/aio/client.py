@@ -11,6 +11,7 @@ from lockkit.aio.lock import Lock
 from lockkit.aio.lock_set import LockSet
 from lockkit.aio.once import Once
 from lockkit.aio.rwlock import RWLock
+from lockkit.aio.semaphore import Semaphore
 from lockkit.configuration import profiles, registry
 from lockkit.configuration.peer_parameters import names_parameters
 from lockkit.engine.engine import Engine
@@ -184,6 +185,57 @@ class Client:
             nests=True,
         )
         return RWLock(self._engine, settings, cancel_on_lost=cancel_on_lost)
+
+    @names_parameters
+    def semaphore(
+        self,
+        name: str,
+        limit: int,
+        *,
+        ttl: Seconds | timedelta | None = None,
+        timeout: Seconds | timedelta | Inherit | None = INHERIT,
+        renew: bool = True,
+        reentrant: bool = False,
+        max_hold: Seconds | timedelta | None = None,
+        metadata: str | Mapping[str, object] | None = None,
+        on_lost: LostCallback | None = None,
+        raise_on_lost: bool = True,
+        cancel_on_lost: bool = False,
+    ) -> Semaphore:
+        """
+        Describe a semaphore. Nothing is sent yet. See `lockkit.Client.semaphore`.
+
+        Args:
+            name: See there.
+            limit: See there.
+            ttl: See there.
+            timeout: See there.
+            renew: See there.
+            reentrant: The task that holds a permit gets it again, counted.
+            max_hold: See there.
+            metadata: See there.
+            on_lost: As there, and may be a coroutine function.
+            raise_on_lost: See there.
+            cancel_on_lost: As for `lock`.
+
+        Raises:
+            ConfigurationError: One of them is wrong.
+            Unsupported: The backend has no semaphores.
+            LockError: The client is closed.
+        """
+        settings = self._engine.settings(
+            name,
+            ttl=ttl,
+            timeout=timeout,
+            renew=renew,
+            reentrant=reentrant,
+            max_hold=max_hold,
+            metadata=metadata,
+            on_lost=on_lost,
+            raise_on_lost=raise_on_lost,
+        )
+        permits = self._engine.permit_settings(settings, limit)
+        return Semaphore(self._engine, permits, cancel_on_lost=cancel_on_lost)
 
     @names_parameters
     def locks(

@@ -143,8 +143,10 @@ class Lock:
         return validation.timeout(timeout, name=self._settings.name, backend=self._engine.url)
 
     def _named(self, name: str) -> Lock:
-        settings = replace(self._settings, name=validation.lock_name(name))
-        return Lock(self._engine, settings, cancel_on_lost=self._cancel_on_lost)
+        return Lock(self._engine, self._named_settings(name), cancel_on_lost=self._cancel_on_lost)
+
+    def _named_settings(self, name: str) -> LockSettings:
+        return replace(self._settings, name=validation.lock_name(name))
 
     def __repr__(self) -> str:
         """Show name and backend."""

@@ -283,7 +283,7 @@ class Acquisition(Generic[L]):
         queue = self._deadline != self._began
         return Request(
             settings.name, runtime.owner(), settings.ttl, settings.metadata,
-            queue=queue, runtime=runtime, mode=settings.mode,
+            queue=queue, runtime=runtime, mode=settings.mode, limit=settings.limit,
         )  # fmt: skip
 
     async def _wait(self, busy: Busy) -> None:

@@ -28,11 +28,12 @@ import atexit
 import logging
 import os
 import weakref
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from lockkit import validation
-from lockkit.backend import Unknown
+from lockkit.backend import Unknown, apart
 from lockkit.engine.acquisition import Acquisition, AcquisitionContext
 from lockkit.engine.cleanup import PendingCleanups
 from lockkit.engine.client_state import ClientState
@@ -43,6 +44,7 @@ from lockkit.engine.notes import Notes
 from lockkit.engine.release import Releases
 from lockkit.engine.renewal import Renewer
 from lockkit.engine.settings import DEFAULT_TTL, DEFAULT_UNAVAILABLE_AFTER, INHERIT, Inherit, LockSettings
+from lockkit.engine.slots import SLOT_NAME_BYTES_MAX, SlotSearch, slot_name
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockError, LockTimeout, Unsupported
 from lockkit.runtime import drive, in_forked_child, monotonic, wall_clock
 
@@ -60,6 +62,9 @@ __all__ = ["Engine"]
 log = logging.getLogger("lockkit")
 
 L = TypeVar("L")
+
+LIMIT_MAX = 1000
+"""Largest limit of a semaphore. With a larger one, a look at all holders takes too long."""
 
 CLOSE_SECONDS = 4.5
 """What closing a client may take for everything together, seconds, whatever hangs."""
@@ -235,6 +240,8 @@ class Engine(Generic[L]):
         backend = self.client.ready()
         if self.leases.any_reentrant and (lease := self.leases.reenter(settings)) is not None:
             return cast("L", lease)  # made by make_lease
+        if settings.mode == "permit" and self.capabilities.permits == "slots":
+            return await self._acquire_slot(settings, timeout)
         acquisition = Acquisition(self.acquisitions, backend, settings, timeout)
         try:
             return await acquisition.run()
@@ -242,6 +249,50 @@ class Engine(Generic[L]):
             if name_holder:
                 await acquisition.name_holder(error)
             raise
+
+    async def _acquire_slot(self, settings: LockSettings, timeout: Seconds | None) -> L:
+        """Acquire a permit where the backend has locks only."""
+        if settings.reentrant:
+            for slot in range(settings.limit):
+                lease = self.leases.reenter(replace(settings, name=slot_name(settings.name, slot)))
+                if lease is not None:
+                    return cast("L", lease)  # made by make_lease
+        search = SlotSearch(self.runtime, settings, self.url, self.acquisitions.unavailable_after)
+        owned = await search.run(self.acquire, timeout)
+        record = self.leases.records.get(cast("Any", owned).owner)
+        if record is not None:  # else it is lost already
+            record.mode, record.grant.slot = "permit", search.slot
+        return owned
+
+    async def free_permits(self, settings: LockSettings) -> int:
+        """Ask how many permits of a semaphore nobody holds."""
+        if self.capabilities.permits == "native":
+            return max(0, settings.limit - len(await self._holders(settings.name)))
+        slots = [slot_name(settings.name, slot) for slot in range(settings.limit)]
+        return sum([not await self._holders(name) for name in slots])
+
+    def permit_settings(self, settings: LockSettings, limit: object) -> LockSettings:
+        """
+        Turn the settings of a lock into those of a permit of the semaphore of that name.
+
+        Raises:
+            Unsupported: The backend has no semaphores.
+            ConfigurationError: The limit is wrong, or the name too long.
+        """
+        name, permits = settings.name, self.capabilities.permits
+        if permits == "none":
+            message = f"{self.url} has no semaphores (capabilities.permits): use another backend for them"
+            raise Unsupported(message, name=name, backend=self.url)
+        if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= LIMIT_MAX:
+            message = f"limit must be a whole number from 1 to {LIMIT_MAX}, not {limit!r}"
+            raise ConfigurationError(message, name=name, backend=self.url)
+        if permits == "slots" and len(name.encode()) > SLOT_NAME_BYTES_MAX:
+            message = (
+                f"name of a semaphore must have at most {SLOT_NAME_BYTES_MAX} UTF-8 bytes at {self.url}, where each of "
+                "its slots is a lock"
+            )
+            raise ConfigurationError(message, name=name, backend=self.url)
+        return replace(settings, name=apart("sem", name), mode="permit", limit=limit)
 
     async def try_acquire(self, settings: LockSettings, timeout: Seconds | None) -> L | None:
         """As `acquire`, with None instead of `LockTimeout`."""
@@ -416,8 +467,10 @@ class Engine(Generic[L]):
 
     async def holders(self, name: str) -> list[Holder]:
         """Who holds the lock now."""
+        return await self._holders(validation.lock_name(name))
+
+    async def _holders(self, name: str) -> list[Holder]:
         backend = self.client.ready()
-        name = validation.lock_name(name)
         try:
             return list(await backend.holders(name))
         except BackendUnavailable as error:

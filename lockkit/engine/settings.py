@@ -66,6 +66,8 @@ class LockSettings:
     raise_on_lost: bool
     mode: Mode = "exclusive"
     nests: bool = False
+    limit: int = 1
+    """Of a permit: how many may be held at the same time."""
     grace: Seconds = 0.0
     """How long before the deadline the holder stops, seconds: renewals are retried so that some come before that."""
     given_up: Callable[[], bool] | None = None

@@ -9,6 +9,7 @@ from lockkit.sync.lease import Lease
 from lockkit.sync.lock import Lock, ThreadingLock
 from lockkit.sync.lock_set import LeaseSet, LockSet, locks
 from lockkit.sync.rwlock import RWLock
+from lockkit.sync.semaphore import Semaphore
 
 __all__ = [
     "Client",
@@ -19,6 +20,7 @@ __all__ = [
     "Lock",
     "LockSet",
     "RWLock",
+    "Semaphore",
     "Term",
     "ThreadingLock",
     "connect",

@@ -18,6 +18,7 @@ from lockkit.sync.lock import Lock
 from lockkit.sync.lock_set import LockSet
 from lockkit.sync.once import Once
 from lockkit.sync.rwlock import RWLock
+from lockkit.sync.semaphore import Semaphore
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -190,6 +191,54 @@ class Client:
             nests=True,
         )
         return RWLock(self._engine, settings)
+
+    @names_parameters
+    def semaphore(
+        self,
+        name: str,
+        limit: int,
+        *,
+        ttl: Seconds | timedelta | None = None,
+        timeout: Seconds | timedelta | Inherit | None = INHERIT,
+        renew: bool = True,
+        reentrant: bool = False,
+        max_hold: Seconds | timedelta | None = None,
+        metadata: str | Mapping[str, object] | None = None,
+        on_lost: LostCallback | None = None,
+        raise_on_lost: bool = True,
+    ) -> Semaphore:
+        """
+        Describe a semaphore. Nothing is sent yet.
+
+        Args:
+            name: As for `lock`; where the backend has a lock for each slot, at most 240 bytes.
+            limit: How many permits may be held at the same time, 1 to 1,000. Clients may give different ones.
+            ttl: As for `lock`.
+            timeout: As for `lock`.
+            renew: As for `lock`.
+            reentrant: The thread that holds a permit gets it again, counted.
+            max_hold: As for `lock`.
+            metadata: As for `lock`.
+            on_lost: As for `lock`.
+            raise_on_lost: As for `lock`.
+
+        Raises:
+            ConfigurationError: One of them is wrong.
+            Unsupported: The backend has no semaphores.
+            LockError: The client is closed.
+        """
+        settings = self._engine.settings(
+            name,
+            ttl=ttl,
+            timeout=timeout,
+            renew=renew,
+            reentrant=reentrant,
+            max_hold=max_hold,
+            metadata=metadata,
+            on_lost=on_lost,
+            raise_on_lost=raise_on_lost,
+        )
+        return Semaphore(self._engine, self._engine.permit_settings(settings, limit))
 
     @names_parameters
     def locks(

@@ -360,6 +360,9 @@ class _Client(_Adapter["lockkit.Client"]):
     def lock(self, name: str, **options: Any) -> _Lock:
         return _Lock(self.inner.lock(name, **options))
 
+    def semaphore(self, name: str, **options: Any) -> _Semaphore:
+        return _Semaphore(self.inner.semaphore(name, **options))
+
     def rwlock(self, name: str, **options: Any) -> _RWLock:
         return _RWLock(self.inner.rwlock(name, **options))
 
@@ -440,6 +443,11 @@ class _Lock(_Adapter["lockkit.Lock"]):
 
     def __call__(self, function: Callable[..., T]) -> Callable[..., T]:
         return self.inner(function)
+
+
+class _Semaphore(_Lock):
+    async def available(self) -> int:
+        return cast("lockkit.Semaphore", self.inner).available()
 
 
 class _RWLock(_Adapter["lockkit.RWLock"]):

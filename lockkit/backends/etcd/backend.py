@@ -103,6 +103,7 @@ _CAPABILITIES = Capabilities(
     caveat="A holder that is paused beyond its ttl may still write: guard storage by token. One member alone survives "
     "no loss; a ttl is whole seconds, and the cluster may raise it.",
     listing=True,
+    permits="slots",
     notes=True,
 )
 

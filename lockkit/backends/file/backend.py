@@ -115,6 +115,7 @@ class FileBackend(LockBackend):
         shared_mode=True,
         fair_shared=True,
         downgrade=True,
+        permits="native",
         clock_assumption="none beyond the monotonic clock that all processes of this machine share",
         waiters_visible=True,
         scope="machine",

@@ -68,6 +68,7 @@ class MemoryBackend(LockBackend):
         shared_mode=True,
         fair_shared=True,
         downgrade=True,
+        permits="native",
         clock_assumption="none beyond this machine's monotonic clock",
         waiters_visible=True,
         scope="process",

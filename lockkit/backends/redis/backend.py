@@ -119,6 +119,7 @@ _CAPABILITIES = Capabilities(
     caveat="A promoted replica may not know the newest locks (replication is asynchronous): guard storage by token.",
     metadata_update=True,
     listing=True,
+    permits="slots",
     notes=True,
 )
 

@@ -151,6 +151,7 @@ _CAPABILITIES = Capabilities(
     caveat="All nodes losing their data together, or clocks that run apart, can lead to a second holder: guard storage "
     "by token.",
     listing=True,
+    permits="slots",
 )
 
 

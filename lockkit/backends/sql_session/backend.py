@@ -118,6 +118,7 @@ def capabilities_of(*, fair: bool, caveat: str) -> Capabilities:
         waiters_visible=True,
         scope="network",
         caveat=caveat,
+        permits="slots",
     )
 
 

@@ -7,6 +7,7 @@ import math
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, ClassVar
 
+from lockkit.backends.sql.names import row_key
 from lockkit.backends.sql_session.claim import Key, Taken
 from lockkit.errors import ConfigurationError, LockError, Unsupported
 
@@ -70,7 +71,8 @@ class Locking(ABC):
         """Make the key of a lock; `table` is what `find_table` said: clients with different tables share no locks."""
         digest = hashlib.sha256(f"{table}\0{name}".encode()).digest()
         text = f"lockkit:{digest[:24].hex()}"  # 56 characters: GET_LOCK takes 64
-        return Key(self.database.dialect.name_parameter(name), int.from_bytes(digest[:8], signed=True), text)
+        dialect = self.database.dialect
+        return Key(dialect.name_parameter(row_key(name, dialect.name)), int.from_bytes(digest[:8], signed=True), text)
 
     @abstractmethod
     async def set_up(self, session: Session) -> None:

@@ -19,7 +19,6 @@ still increase: they are at least the database's time in microseconds.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import math
 import re
@@ -46,9 +45,9 @@ from lockkit.backend import (
     Renewed,
     Request,
     decode_metadata,
-    split_space,
 )
 from lockkit.backends.sql.errors import MissingTable
+from lockkit.backends.sql.names import row_key
 from lockkit.backends.sql.options import adopt_database, driver_options, examiner, mode_option, open_database
 from lockkit.backends.sql.schema import TABLE, create, drop, lock_table, parse_table, quoted
 from lockkit.backends.sql.statement import Statement
@@ -111,6 +110,7 @@ _CAPABILITIES = Capabilities(
     caveat="Without synchronous replication a promoted replica may not know the newest locks: guard storage by token.",
     metadata_update=True,
     listing=True,
+    permits="slots",
     notes=True,
 )
 
@@ -350,15 +350,10 @@ class SqlTableBackend(LockBackend):
 
     def _key(self, name: str) -> str:
         """Give the key of a lock's row: its name, and for what lives apart a key that no lock can have."""
-        return name if name[0] != "\0" else self._key_apart(*split_space(name))
+        return row_key(name, self.database.dialect.name)
 
     def _keys(self, grants: Sequence[Grant]) -> list[str]:
         return [self._key(grant.name) for grant in grants]
-
-    @staticmethod
-    def _key_apart(space: str, name: str) -> str:
-        # Longer than any lock name. The text ends at the last slash, so no two names have the same key.
-        return f"+{space}/{name}/".ljust(validation.NAME_BYTES_MAX + 1, ".")
 
     async def erase(self) -> None:
         """See `LockBackend.erase`."""
@@ -519,12 +514,6 @@ class MysqlTable(_PollingTable):
     _dialect = "mysql"
     _statements_class = MysqlStatements
 
-    @staticmethod
-    def _key_apart(space: str, name: str) -> str:
-        # The column takes no more bytes than a lock name has, but, unlike PostgreSQL's, NUL.
-        key = f"\0{space}\0{name}"
-        return key if len(key.encode()) <= validation.NAME_BYTES_MAX else f"\0{space}\0\0{_digest(name)}"
-
     async def _ask(self, parameters: tuple[Parameter, ...], answer_by: float) -> int:
         return (await self._run(self._statements.acquire, parameters, again=True, answer_by=answer_by)).last_id
 
@@ -606,10 +595,6 @@ def _end_of_range(prefix: str) -> str | None:
     assert head is not None, "a pattern that matches the empty string"
     text = head[0]
     return text[:-1] + chr(ord(text[-1]) + 1) if text else None
-
-
-def _digest(name: str) -> str:
-    return hashlib.sha256(name.encode()).hexdigest()
 
 
 def _microseconds(ttl: Seconds) -> int:

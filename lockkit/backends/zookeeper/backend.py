@@ -123,6 +123,7 @@ _CAPABILITIES = Capabilities(
     caveat="A ttl outside of the ensemble's session limits is changed, with a warning; in an ensemble that lost its "
     "data, tokens start anew.",
     listing=True,
+    permits="slots",
     notes=True,
 )
 

@@ -44,6 +44,7 @@ from lockkit.testing.conformance.queueing import Queueing
 from lockkit.testing.conformance.readwrite import ReadWrite
 from lockkit.testing.conformance.reentrancy import Reentrancy
 from lockkit.testing.conformance.release import Blocks, Releasing
+from lockkit.testing.conformance.semaphores import Semaphores
 from lockkit.testing.conformance.several import Several
 from lockkit.testing.conformance.tokens import Tokens
 from lockkit.testing.conformance.usage import Decorating, ThreadingLocks
@@ -64,6 +65,7 @@ class ConformanceSuite(
     Queueing,
     Reentrancy,
     ReadWrite,
+    Semaphores,
     Several,
     Names,
     Inspection,

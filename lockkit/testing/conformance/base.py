@@ -82,6 +82,7 @@ class needs:  # noqa: N801 - a namespace, read as a word: needs.fairness
         "it serves readers and writers in no particular order (not fair_shared)",
         lambda capabilities: capabilities.fair_shared,
     )
+    permits = Need("it has no semaphores (permits 'none')", lambda capabilities: capabilities.permits != "none")
     downgrade = Need(
         "it cannot turn a write lease into a read lease (not downgrade)", lambda capabilities: capabilities.downgrade
     )

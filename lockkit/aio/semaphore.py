@@ -1,0 +1,46 @@
+"""Semaphores in the async API."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from lockkit import validation
+from lockkit.aio.lock import Lock
+from lockkit.backend import apart, split_space
+
+if TYPE_CHECKING:
+    from lockkit.engine.settings import LockSettings
+
+__all__ = ["Semaphore"]
+
+
+class Semaphore(Lock):
+    """See `lockkit.Semaphore`."""
+
+    __slots__ = ()
+
+    @property
+    def name(self) -> str:
+        """Name of the semaphore."""
+        return split_space(self._settings.name)[1]
+
+    @property
+    def limit(self) -> int:
+        """See `lockkit.Semaphore.limit`."""
+        return self._settings.limit
+
+    async def available(self) -> int:
+        """See `lockkit.Semaphore.available`."""
+        return await self._engine.free_permits(self._settings)
+
+    async def locked(self) -> bool:
+        """See `lockkit.Semaphore.locked`."""
+        return await self.available() == 0
+
+    def _named_settings(self, name: str) -> LockSettings:
+        return replace(self._settings, name=apart("sem", validation.lock_name(split_space(name)[1])))
+
+    def __repr__(self) -> str:
+        """Show name, limit and backend."""
+        return f"<lockkit.aio.Semaphore {self.name!r} limit={self.limit} at {self._engine.url}>"

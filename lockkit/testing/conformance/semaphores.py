@@ -1,0 +1,143 @@
+"""Semaphores: at most so many permits at the same time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import lockkit
+from lockkit.testing.conformance.base import Cases, FaceDriver, case, needs
+from lockkit.testing.timing import PATIENCE
+
+
+class Semaphores(Cases):
+    """``client.semaphore(name, limit=…)``, by permits of the backend's own or by a lock for each slot."""
+
+    @case(needs.permits)
+    async def test_no_more_permits_than_the_limit(self, driver: FaceDriver) -> None:
+        """Of all clients together; slots are different, and 0 to limit - 1."""
+        name, long = driver.name(), driver.timing.long
+        clients = [await driver.connect() for _ in range(3)]
+        semaphores = [client.semaphore(name, limit=3, ttl=long) for client in clients]
+
+        permits = [await semaphore.acquire(PATIENCE) for semaphore in semaphores]
+
+        assert {permit.slot for permit in permits} == {0, 1, 2}
+        assert {(permit.mode, permit.name) for permit in permits} == {("permit", name)}
+        assert await semaphores[0].available() == 0
+        assert await driver.answered(semaphores[1].try_acquire) is None
+        with pytest.raises((lockkit.LockTimeout, lockkit.BackendUnavailable)):
+            await semaphores[1].acquire(0.05)
+        await permits[1].release()
+        assert await semaphores[0].available() == 1
+        async with clients[2].semaphore(name, limit=3, ttl=long, timeout=PATIENCE) as again:
+            assert again.slot == permits[1].slot
+            assert again.token > 0
+        for permit in (permits[0], permits[2]):
+            assert await permit.confirm()
+            await permit.release()
+        assert await semaphores[0].available() == 3
+
+    @case(needs.permits)
+    async def test_released_permit_goes_to_a_waiter(self, driver: FaceDriver) -> None:
+        """Whichever of them is released."""
+        name, long = driver.name(), driver.timing.long
+        client, other = await driver.connect(), await driver.connect()
+        held = [await client.semaphore(name, limit=2, ttl=long).acquire(PATIENCE) for _ in range(2)]
+        waiting = driver.spawn(other.semaphore(name, limit=2, ttl=long).acquire(PATIENCE))
+        await driver.sleep(0.05)
+        assert not waiting.done
+
+        await held[1].release()
+
+        permit = await waiting.result()
+        assert permit.slot == held[1].slot
+        await permit.release()
+        await held[0].release()
+
+    @case(needs.permits)
+    async def test_critical_section_holds_no_more_than_the_limit(self, driver: FaceDriver) -> None:
+        """Threads or tasks of several clients, all at once."""
+        name, limit, inside, most = driver.name(), 2, 0, 0
+        clients = [await driver.connect() for _ in range(2)]
+
+        async def work(number: int) -> None:
+            nonlocal inside, most
+            semaphore = clients[number % 2].semaphore(name, limit=limit, ttl=driver.timing.long, timeout=60)
+            for _ in range(3):
+                async with semaphore:
+                    inside += 1
+                    most = max(most, inside)
+                    await driver.sleep(0.002)
+                    inside -= 1
+
+        calls = [driver.spawn(work(number)) for number in range(6)]
+        for call in calls:
+            await call.result(90)
+
+        assert 1 <= most <= limit
+        assert await clients[0].semaphore(name, limit=limit).available() == limit
+
+    @case(needs.permits)
+    async def test_clients_with_different_limits_share_permits(self, driver: FaceDriver) -> None:
+        """As during a rolling deploy: the larger one gets what the smaller one may not have."""
+        name, long = driver.name(), driver.timing.long
+        client, other = await driver.connect(), await driver.connect()
+        small, large = client.semaphore(name, limit=1, ttl=long), other.semaphore(name, limit=2, ttl=long)
+
+        first = await small.acquire(PATIENCE)
+        second = await large.acquire(PATIENCE)
+        assert {first.slot, second.slot} == {0, 1}
+        assert await driver.answered(small.try_acquire) is None
+        assert await driver.answered(large.try_acquire) is None
+
+        await first.release()
+        await second.release()
+
+    @case(needs.permits)
+    async def test_permit_that_nobody_renews_is_free_again(self, driver: FaceDriver) -> None:
+        """A living holder does not keep a dead one's permit."""
+        name = driver.name()
+        client, other = await driver.connect(), await driver.connect()
+        living = await client.semaphore(name, limit=2, ttl=driver.timing.long).acquire(PATIENCE)
+        dead = await other.semaphore(name, limit=2, ttl=driver.timing.short, renew=False).acquire(PATIENCE)
+
+        again = await client.semaphore(name, limit=2, ttl=driver.timing.long).acquire(PATIENCE)
+
+        assert not dead.held
+        assert again.slot == dead.slot
+        assert again.token > 0
+        living.check()
+        await again.release()
+        await living.release()
+
+    @case(needs.permits)
+    async def test_semaphore_is_apart_from_the_lock_of_that_name(self, driver: FaceDriver) -> None:
+        """And is not listed among the locks."""
+        name, long = driver.name(), driver.timing.long
+        client = await driver.connect()
+
+        async with client.semaphore(name, limit=1, ttl=long, timeout=PATIENCE) as permit:
+            async with client.lock(name, ttl=long, timeout=PATIENCE) as lease:
+                assert (permit.mode, lease.mode) == ("permit", "exclusive")
+                assert lease.slot is None
+            assert await client.holders(name) == []
+            if client.capabilities.listing:
+                assert [found async for found in client.names(name)] == []
+
+    @case(needs.permits)
+    async def test_reentrant_permit_and_wrong_limits(self, driver: FaceDriver) -> None:
+        """The same permit, counted; a limit that is none is refused before anything is sent."""
+        name, long = driver.name(), driver.timing.long
+        client = await driver.connect()
+        semaphore = client.semaphore(name, limit=2, ttl=long, timeout=PATIENCE, reentrant=True)
+
+        async with semaphore as first, semaphore as second:
+            assert first == second
+            assert await semaphore.available() == 1
+
+        wrong: list[Any] = [0, -1, 1.5, True, None, 10**6]
+        for limit in wrong:
+            with pytest.raises(lockkit.ConfigurationError, match="limit must be"):
+                client.semaphore(name, limit=limit)

@@ -15,7 +15,7 @@ from lockkit.simulation.runtime import SimulatedRuntime
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from lockkit.backend import Holder, Host, Renewal, Request
+    from lockkit.backend import Holder, Host, Note, Renewal, Request
     from lockkit.simulation.network import Network
     from lockkit.simulation.schedule import Schedule
     from lockkit.simulation.server import LockServer
@@ -41,6 +41,7 @@ _CAPABILITIES: dict[str, Any] = {
     "clock_assumption": "client and node clocks differ in rate by less than 1 %",
     "waiters_visible": True,
     "scope": "network",
+    "notes": True,
     "caveat": "Exists in a simulation only; excludes nobody from the holder of a lock that was lost with the data.",
 }
 
@@ -157,6 +158,14 @@ class SimulatedBackend(LockBackend):
     async def break_lock(self, name: str) -> bool:
         """See `LockBackend.break_lock`."""
         return await self._call(lambda: self._server.break_lock(name))
+
+    async def read_note(self, name: str) -> Note | None:
+        """See `LockBackend.read_note`."""
+        return await self._call(lambda: self._server.read_note(name))
+
+    async def write_note(self, grant: Grant, text: str, keep: Seconds, answer_by: float = inf) -> bool:
+        """See `LockBackend.write_note`."""
+        return await self._call(lambda: self._server.write_note(grant.name, grant.owner, text, keep), answer_by)
 
     async def ping(self) -> None:
         """See `LockBackend.ping`."""

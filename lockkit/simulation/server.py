@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from lockkit.backend import Holder, decode_metadata
+from lockkit.backend import Holder, Note, decode_metadata
 from lockkit.simulation.history import DataLost, Freed, Granted, Kept, Quiet, Undone
 
 if TYPE_CHECKING:
@@ -71,6 +71,7 @@ class LockServer:
         node: Where it runs.
         records: Who holds what. A record that has ended stays until somebody asks.
         tokens: The last token of each name, also of free locks.
+        notes: The note on each lock, and when its life ends.
     """
 
     def __init__(
@@ -93,6 +94,7 @@ class LockServer:
         self.history = history
         self.records: dict[str, Record] = {}
         self.tokens: dict[str, int] = {}
+        self.notes: dict[str, tuple[str, float]] = {}
         self._queues: dict[str, list[Waiting]] = {}
         self._offered_until: dict[str, float] = {}
         self._network = network
@@ -188,6 +190,20 @@ class LockServer:
         self._free(name, record, "", "broken")
         return True
 
+    def read_note(self, name: str) -> Note | None:
+        """Give the note on a lock."""
+        text, until = self.notes.get(name, ("", 0.0))
+        left = until - self.node.now()
+        return Note(text, left) if left > 0 else None
+
+    def write_note(self, name: str, owner: str, text: str, keep: float) -> bool:
+        """Put a note on a lock that the owner holds; tell whether it does."""
+        record = self._live(name, self.node.now())
+        if record is None or record.owner != owner:
+            return False
+        self.notes[name] = text, self.node.now() + keep
+        return True
+
     def left(self, *, final: bool) -> Quiet:
         """Who holds something, and who waits in a queue, now. Not for clients: it looks from outside."""
         now = self.node.now()
@@ -270,4 +286,5 @@ class LockServer:
                 self.history.append(Freed(at, name, record.owner, "", "lost"))
             self.records.clear()
             self.tokens.clear()
+            self.notes.clear()
             self.history.append(DataLost(at))

@@ -150,6 +150,35 @@ class Onces(Cases):
             assert attempt.result == "fresh"
 
     @case(needs.notes)
+    async def test_only_the_present_holder_writes_a_note(self, driver: FaceDriver) -> None:
+        """The backend itself compares the owner: neither one whose lock was broken writes, nor one that released it."""
+        client, other = await driver.connect(), await driver.connect()
+        name = driver.name()
+        backend, elsewhere = client._engine.client.ready(), other._engine.client.ready()
+        stale = await client.lock(name, ttl=driver.timing.long, renew=False).acquire(PATIENCE)
+        grant = stale._record.grant
+        assert await backend.read_note(name) is None
+        assert await backend.write_note(grant, "first", KEEP)
+        assert await other.break_lock(name)
+
+        assert not await backend.write_note(grant, "of nobody's lock", KEEP)
+        async with await other.lock(name, ttl=driver.timing.long).acquire(PATIENCE) as lease:
+            assert not await backend.write_note(grant, "of another's lock", KEEP)
+            found = await elsewhere.read_note(name)
+            assert found is not None
+            assert found.text == "first"
+            assert found.remaining is None or 0 < found.remaining <= KEEP + 1
+            released = lease._record.grant
+            assert await elsewhere.write_note(released, "second", KEEP)
+        assert not await elsewhere.write_note(released, "after the release", KEEP)
+
+        found = await backend.read_note(name)
+        assert found is not None
+        assert found.text == "second"
+        with pytest.raises(lockkit.LockLost):
+            await stale.release()
+
+    @case(needs.notes)
     async def test_record_ends(self, driver: FaceDriver) -> None:
         """After that the key is unknown again."""
         client = await driver.connect()

@@ -482,7 +482,6 @@ def test_resigning_in_another_task_ends_the_body_quietly() -> None:
         async with client.election("x").campaign(cancel_on_stop=True) as term:
             alice.start(term.resign(), "resign")
             await sleep(alice, 60.0)
-            raise AssertionError("the body went on")
         assert alice.now() < 30.0
 
     play(story)

@@ -58,7 +58,7 @@ class Term(Lease):
 
     async def __aexit__(  # type: ignore[override] # a cancellation of its own may end here
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
+    ) -> bool | None:
         """
         Resign.
 
@@ -111,7 +111,7 @@ class Campaign:
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
+    ) -> bool | None:
         """Resign. See `Term`."""
         assert self._term is not None, "entered"
         return await self._term.__aexit__(kind, error, trace)

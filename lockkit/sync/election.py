@@ -133,7 +133,9 @@ class Election:
             raise ConfigurationError(message, name=self.name, backend=self._candidate.url)
         signal = self._candidate.stop_signal()
         try:
-            if stop is not None:
+            if stop is not None and stop.is_set():
+                signal.set()
+            elif stop is not None:
                 self._candidate.watch(signal, functools.partial(stop.wait, STOP_LOOK_SECONDS))
             result: R | None = drive(self._candidate.run(work, signal))
             return result

@@ -81,7 +81,7 @@ def candidate(url: str) -> Iterator[lockkit.Client]:
 
 def won_after(strike: Callable[[], None], candidate: lockkit.Client, leader: Leader) -> lockkit.Term:
     """Strike while the candidate campaigns; returns its term."""
-    contest = candidate.election("x", ttl=TTL)
+    contest = candidate.election("x", ttl=60)
     before = contest.leader()
     assert before is not None
     assert (before.term, before.value) == (leader.term, "leader")

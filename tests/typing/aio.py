@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import assert_type
 
 import lockkit
@@ -47,6 +48,24 @@ async def wait(client: lockkit.aio.Client) -> None:
     assert_type(await client.holders("a"), list[lockkit.Holder])
     assert_type([name async for name in client.names("a")], list[str])
     assert_type(await client.break_lock("a"), bool)
+
+
+async def elect(client: lockkit.aio.Client, stop: asyncio.Event) -> str | None:
+    """A campaign can be awaited, or entered."""
+    election = client.election("a", ttl=10, grace=2, value={"port": 80})
+    assert_type(await election.campaign(), lockkit.aio.Term)
+    assert_type(await election.leader(), lockkit.Leader | None)
+    async for leader in election.observe():
+        assert_type(leader, lockkit.Leader | None)
+
+    async def work(term: lockkit.aio.Term) -> str:
+        assert_type(await term.must_stop(1), bool)
+        await term.resign()
+        return "done"
+
+    assert_type(await election.run(work, stop), str | None)
+    async with election.campaign(timeout=5, cancel_on_stop=True) as term:
+        return str(term.token)
 
 
 async def decorate(client: lockkit.aio.Client) -> None:

@@ -6,6 +6,7 @@ The public API as a user's program has it. Only type-checked, never run.
 
 from __future__ import annotations
 
+import threading
 from datetime import timedelta
 from typing import assert_type
 
@@ -111,3 +112,22 @@ def catch(client: lockkit.Client) -> str | None:
     except ValueError:
         return None
     return None
+
+
+def elect(client: lockkit.Client, stop: threading.Event) -> str | None:
+    """A campaign gives a term, which is a lease."""
+    election = client.election("a", ttl=10, grace=timedelta(seconds=2), value="10.0.0.7:80")
+    assert_type(election.leader(), lockkit.Leader | None)
+    for leader in election.observe():
+        assert_type(leader, lockkit.Leader | None)
+
+    def work(term: lockkit.Term) -> str:
+        lease: lockkit.Lease = term
+        return lease.name
+
+    assert_type(election.run(work, stop), str | None)
+    with election.campaign(timeout=5) as term:
+        assert_type(term, lockkit.Term)
+        assert_type(term.must_stop(1.0), bool)
+        term.resign()
+        return "led"

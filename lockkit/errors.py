@@ -68,7 +68,8 @@ class ConfigurationError(LockError, ValueError):
     """
     A name, number, option, URL, profile or credential is wrong. No lock was requested.
 
-    There is one other case: a decorated function returned an awaitable or a generator. The lock was released again.
+    There are two other cases: a decorated function returned an awaitable or a generator (the lock was released again),
+    and the result of ``once`` cannot be stored (the work is done).
     """
 
 

@@ -11,7 +11,7 @@ import pytest
 from lockkit.engine.notes import Notes
 from lockkit.errors import LockError
 from lockkit.primitives.once import Attempt
-from lockkit.simulation import Conditions, LockServer, draw
+from lockkit.simulation import CALM, Conditions, LockServer, draw
 from tests.simulation.support import Stage, sleep
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 TTL = 2.0
 CLIENTS = ("alice", "bob", "carol")
 KEEP = 100_000.0
+REPEATS = 15
 SEEDS = range(100)
 
 pytestmark = pytest.mark.filterwarnings("ignore:lease of lock:ResourceWarning")
@@ -60,12 +61,14 @@ async def fail() -> None:
 async def work(stage: Stage, process: Process, chance: random.Random, seen: Seen) -> None:
     """Attempt the key until it is done, and some more; runs take their time, and some end in an error."""
     client = stage.client(process, call_timeout=chance.choice((0.1, 0.5, 1.0)), ttl=TTL)
-    for number in range(40):
-        result = f"{process.name} {number}"
+    repeats = 0
+    while repeats < REPEATS:
+        result = f"{process.name} {len(seen.begun)}"
         try:
             async with client.once("key", keep=KEEP, timeout=chance.choice((None, 1.0, 0))) as attempt:
                 if not attempt.first:
                     seen.repeats.append(attempt.result)
+                    repeats += 1
                     await sleep(process, chance.uniform(0.0, 0.5))
                     continue
                 seen.begun.append(result)
@@ -103,6 +106,7 @@ def play(seed: int, server: type[LockServer] = LockServer) -> Seen:
         else:
             stage.world.call_at(at, stage.node.stop)
             stage.world.call_at(at + seconds, stage.node.start)
+    stage.world.call_at(20.0, setattr, stage.network, "conditions", CALM)
     stage.world.run(until=2000.0)
     stage.end()
     return seen

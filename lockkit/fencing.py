@@ -86,22 +86,27 @@ class TokenGuard:
             name: What is guarded, for messages.
         """
         self._name = name
-        self._last: int | None = None
+        # Two marks: with one, reader 7 would shut out reader 6, which holds the lock beside it.
+        self._write_mark: int | None = None
+        self._read_mark: int | None = None
         self._mutex = threading.Lock()
 
     @property
     def last(self) -> int | None:
         """The newest token that was accepted, None if there was none. No I/O."""
-        return self._last
+        return max((mark for mark in (self._write_mark, self._read_mark) if mark is not None), default=None)
 
-    def accept(self, token: int) -> None:
+    def accept(self, token: int, *, shared: bool = False) -> None:
         """
         Accept a token, and no older one from now on.
 
         Another thread can bring a newer token between this call and your write: use `writing` for writes.
 
+        Readers hold a read/write lock together, so a reader's token shuts out older writers, not older readers.
+
         Args:
             token: The token of the lease under which you work.
+            shared: It is a reader's: ``lease.mode == "shared"``.
 
         Raises:
             StaleToken: A newer one was accepted before.
@@ -109,7 +114,7 @@ class TokenGuard:
         """
         check_token(token, name=self._name)
         with self._mutex:
-            self._accept(token)
+            self._accept(token, shared=shared)
 
     @contextmanager
     def writing(self, token: int) -> Iterator[None]:
@@ -129,10 +134,17 @@ class TokenGuard:
             self._accept(token)
             yield
 
-    def _accept(self, token: int) -> None:
-        if self._last is not None and token < self._last:
-            raise stale_token("the write", token, self._last, name=self._name)
-        self._last = token
+    def _accept(self, token: int, *, shared: bool = False) -> None:
+        write_mark, read_mark = self._write_mark, self._read_mark
+        if write_mark is not None and token < write_mark:
+            raise stale_token("the read" if shared else "the write", token, write_mark, name=self._name)
+        if shared:
+            self._read_mark = token if read_mark is None else max(read_mark, token)
+            return
+        if read_mark is not None and token <= read_mark:
+            # With the same token: the lease was downgraded, and reads only.
+            raise stale_token("the write", token, read_mark, name=self._name)
+        self._write_mark = token
 
 
 def __getattr__(name: str) -> object:

@@ -9,9 +9,11 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
+import hypothesis.strategies as st
 import pytest
 import redis
 import redis.asyncio
+from hypothesis import given
 from redis.crc import key_slot
 
 import lockkit
@@ -393,3 +395,46 @@ def test_driver_is_loaded_by_the_guard_that_needs_it() -> None:
     assert "RedisGuard" in dir(lockkit.fencing)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = lockkit.fencing.nothing
+
+
+def test_readers_do_not_shut_out_one_another() -> None:
+    """Two marks: reader 7 and reader 6 hold the lock together; writer 5 came before them, writer 8 comes after."""
+    guard = TokenGuard("prices")
+    guard.accept(5)
+    guard.accept(7, shared=True)
+
+    guard.accept(6, shared=True)
+    with pytest.raises(lockkit.StaleToken, match="the write"):
+        guard.accept(5)
+    guard.accept(8)
+    with pytest.raises(lockkit.StaleToken, match="the read"):
+        guard.accept(7, shared=True)
+    assert guard.last == 8
+
+
+def test_downgraded_lease_reads_only() -> None:
+    """Its token is the same; what it writes from then on is refused."""
+    guard = TokenGuard()
+    guard.accept(5)
+    guard.accept(5)
+    guard.accept(5, shared=True)
+
+    with pytest.raises(lockkit.StaleToken):
+        guard.accept(5)
+    guard.accept(5, shared=True)
+
+
+@given(st.lists(st.tuples(st.integers(1, 6), st.booleans()), max_size=12))
+def test_only_what_a_newer_holder_excludes_is_refused(history: list[tuple[int, bool]]) -> None:
+    """Whatever the order in which tokens arrive: a newer write excludes all, a reader's token excludes older writes."""
+    guard = TokenGuard()
+    writes, reads = [0], [0]
+    for token, shared in history:
+        stale = token < max(writes) or (not shared and token <= max(reads))
+        try:
+            guard.accept(token, shared=shared)
+        except lockkit.StaleToken:
+            assert stale
+        else:
+            assert not stale
+            (reads if shared else writes).append(token)

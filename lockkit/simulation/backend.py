@@ -163,7 +163,7 @@ class SimulatedBackend(LockBackend):
         """See `LockBackend.read_note`."""
         return await self._call(lambda: self._server.read_note(name))
 
-    async def write_note(self, grant: Grant, text: str, keep: Seconds, answer_by: float = inf) -> bool:
+    async def write_note(self, grant: Grant, text: str, keep: Seconds, answer_by: Instant = inf) -> bool:
         """See `LockBackend.write_note`."""
         return await self._call(lambda: self._server.write_note(grant.name, grant.owner, text, keep), answer_by)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, cast
 
-from lockkit.backend import NamesPage
+from lockkit.backend import SPACES, NamesPage
 from lockkit.backends.redis.keys import lock_key
 from lockkit.backends.redis.resp import pack
 from lockkit.errors import ConfigurationError
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from lockkit.backends.redis.node import RedisNode
 
 __all__ = ["Scan"]
+
+_APART = tuple(f"+{space}:".encode() for space in SPACES)
 
 SCAN_COUNT = 1000
 """Keys of the database that one call looks at. More blocks the server for longer (a thousand: 0.6 ms); fewer takes
@@ -76,6 +78,8 @@ class Scan:
 
     def _name(self, key: bytes) -> str | None:
         """Return the name of the lock at a key; None for a key that no lock of lockkit can have."""
+        if not self._prefix and key.startswith(_APART):
+            return None  # with another prefix, the pattern leaves them out
         try:
             text = key.decode()
             name = lock_name(unescape(text.removeprefix(self._key_begin)))

@@ -225,6 +225,9 @@ def test_empty_prefix_wakes_waiters_and_keeps_the_rest_of_the_keys(server: Redis
         thread.join(PATIENCE)
         assert got[0].token > lease.token
         got[0].release()
+        with one.lock("held", timeout=PATIENCE), one.semaphore("permit", limit=1, timeout=PATIENCE):
+            # Of lockkit's own keys the lock's alone: not those beside it, nor those of what lives apart.
+            assert [name for name in one.names() if name != "mine"] == ["held"]
         with pytest.raises(lockkit.Unsupported, match="empty prefix"):
             drive(one._engine.client.ready().erase())
     assert theirs.get("mine") == b"kept"

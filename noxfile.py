@@ -49,6 +49,7 @@ CORE = [
     *(f"tests/simulation/test_{name}.py" for name in ("world", "schedules", "regressions", "cancel_on_lost")),
     *(f"tests/test_{name}.py" for name in ("errors", "url", "validation", "runtime", "background", "single_run")),
     *("tests/test_sync_in_event_loop.py", "tests/test_threading_lock.py"),
+    *("tests/sync", "tests/aio", "tests/primitives/test_election.py", "tests/primitives/test_lock_set.py"),
     *("tests/backends/memory", "tests/backends/file"),
 ]
 CORE_BACKENDS = "memory or file"

@@ -795,7 +795,7 @@ class TestFork:
         worker = Worker(Target(server.url), "asyncio")
         try:
             held = worker.acquire("forked", ttl=LONG)
-            found = worker.ask("fork", number=held.number, name="of the child")
+            found = worker.ask("fork", number=held.number, name="of the asyncio child")
 
             assert found["own_owners"] is True
             assert worker.ask("confirm", number=held.number)

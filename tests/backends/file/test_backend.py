@@ -20,7 +20,8 @@ def test_clients_exclude_each_other(connect: Connect, frozen: StubHost) -> None:
     grant = granted(drive(first.try_acquire(frozen.request(ttl=7.0))))
     tick(frozen, 1.0)
 
-    assert drive(second.try_acquire(frozen.request(queue=False))) == Busy(6.0, owner=grant.owner)
+    busy = drive(second.try_acquire(frozen.request(queue=False)))
+    assert busy == Busy(6.0, owner=grant.owner, metadata='{"pid":1}')
     (holder,) = drive(second.holders("x"))
     assert (holder.owner, holder.token, holder.remaining, holder.waiters) == (grant.owner, grant.token, 6.0, 0)
     assert holder.metadata == {"pid": 1}

@@ -60,7 +60,7 @@ def test_space_is_shared_by_clients_and_apart_from_others(host: StubHost) -> Non
     grant = granted(drive(first.try_acquire(host.request())))
 
     busy = drive(second.try_acquire(host.request(queue=False)))
-    assert busy == Busy(30.0, owner=grant.owner)
+    assert busy == Busy(30.0, owner=grant.owner, metadata='{"pid":1}')
     granted(drive(elsewhere.try_acquire(host.request())))
 
 

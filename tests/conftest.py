@@ -77,15 +77,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 SUITE = "tests/conformance/test_suite.py"
-# Their tests share nothing.
+# Their tests share nothing: no server, no fixture that takes long.
 SINGLE = ("tests/simulation/", "tests/docs/", "tests/examples/", "tests/backends/test_hung_servers.py")
+EMBEDDED = {"memory", "file", "sqlite"}
 
 
 def group_of(nodeid: str) -> str:
     """Name what a test runs together with, by its id."""
     file = nodeid.partition("::")[0]
     if file == SUITE and nodeid.endswith("]"):
-        return nodeid.rpartition("[")[2].removesuffix("]").removesuffix("-blocking").removesuffix("-asyncio")
+        target = nodeid.rpartition("[")[2].removesuffix("]").removesuffix("-blocking").removesuffix("-asyncio")
+        return nodeid if target in EMBEDDED else target
     return nodeid if file.startswith(SINGLE) else file
 
 

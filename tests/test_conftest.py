@@ -28,6 +28,10 @@ def test_tests_of_a_file_run_in_one_process(number: int, tmp_path_factory: pytes
         ("tests/backends/redis/test_backend.py::TestA::test_b[x::y]", "tests/backends/redis/test_backend.py"),
         ("tests/conformance/test_suite.py::TestConformance::test_a[redis-blocking]", "redis"),
         ("tests/conformance/test_suite.py::TestConformance::test_a[redis-cluster-asyncio]", "redis-cluster"),
+        (
+            "tests/conformance/test_suite.py::TestConformance::test_a[memory-blocking]",
+            "tests/conformance/test_suite.py::TestConformance::test_a[memory-blocking]",
+        ),
         ("tests/docs/test_pages.py::test_a[README.md:3]", "tests/docs/test_pages.py::test_a[README.md:3]"),
     ],
 )

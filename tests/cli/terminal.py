@@ -82,8 +82,11 @@ class Tty:
         deadline = time.monotonic() + PATIENCE
         while self._read(deadline):
             pass
-        os.close(self._master)
-        return self.process.wait(timeout=PATIENCE)
+        try:
+            return self.process.wait(timeout=PATIENCE)
+        finally:
+            # Not before: closing the terminal sends SIGHUP, also to a program that has closed its side and is ending.
+            os.close(self._master)
 
     def _read(self, deadline: float) -> bool:
         ready, _, _ = select.select([self._master], [], [], max(0.0, deadline - time.monotonic()))

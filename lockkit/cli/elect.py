@@ -10,25 +10,23 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import threading
 from typing import TYPE_CHECKING
 
 import lockkit
 from lockkit.cli.command import CannotExecute, Command
-from lockkit.cli.guard import LOOK_EVERY, Guard
+from lockkit.cli.guard import Guard
 from lockkit.cli.output import plain, refuse_private, say
-from lockkit.cli.run import Interrupted
-from lockkit.cli.signals import ENDING, FORWARDED, Signals
+from lockkit.cli.signals import ENDING, Signals
 from lockkit.cli.status import SIGNALLED
-from lockkit.cli.supervisor import Outcome, Supervisor, margin
-from lockkit.errors import BackendUnavailable, LockError, LockLost
-from lockkit.runtime import monotonic
+from lockkit.cli.supervisor import Outcome, Supervisor, margin, variables
+from lockkit.cli.waiting import Interrupted, wait_in_thread
+from lockkit.errors import BackendUnavailable, LockLost
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from lockkit.cli.options import ElectOptions
-    from lockkit.sync import Client, Election, Term
+    from lockkit.sync import Client, Term
 
 __all__ = ["elect"]
 
@@ -99,7 +97,7 @@ class _Job:
         """Campaign, run the command, resign; returns the exit status, or None if the term was lost."""
         options = self._options
         election = client.election(name, ttl=options.ttl, grace=options.grace, value=options.value)
-        term = self._campaign(election)
+        term = wait_in_thread(election.campaign, self._signals, "lockkit-campaign")
         term.on_lost(lambda *_: self._signals.post())
         self._signals.watch_command()
         try:
@@ -111,36 +109,6 @@ class _Job:
             # Whatever went wrong here: nothing of the command outlives the term.
             self.clean_up()
         return None if outcome.lost else _resign(term, outcome.status)
-
-    def _campaign(self, election: Election) -> Term:
-        """
-        Campaign in a thread, and wait for signals in this one.
-
-        Raises:
-            Interrupted: A signal came. Closing the client ends the campaign.
-            LockError: What the campaign ended with.
-        """
-        outcome: list[Term | LockError] = []
-
-        def ask() -> None:
-            try:
-                outcome.append(election.campaign())
-            except LockError as error:
-                outcome.append(error)
-            finally:
-                self._signals.post()
-
-        thread = threading.Thread(target=ask, name="lockkit-campaign", daemon=True)
-        thread.start()
-        while not outcome and thread.is_alive():
-            for signum in self._signals.wait(LOOK_EVERY):
-                if signum in FORWARDED:
-                    raise Interrupted(signum)
-        thread.join()
-        (result,) = outcome
-        if isinstance(result, LockError):
-            raise result
-        return result
 
     def _run_command(self, term: Term) -> Outcome:
         """
@@ -154,14 +122,7 @@ class _Job:
         supervisor = Supervisor(
             self._command, term, self._signals, self._guard, grace=grace, kill_after=self._options.kill_after
         )
-        self._command.start(
-            {
-                "LOCKKIT_NAME": term.name,
-                "LOCKKIT_TOKEN": str(term.token),
-                "LOCKKIT_OWNER": term.owner,
-                "LOCKKIT_DEADLINE": f"{monotonic() + term.remaining():.3f}",
-            }
-        )
+        self._command.start(variables(term))
         return supervisor.run()
 
     def campaign_again(self) -> int:

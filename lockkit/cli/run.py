@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, TypeVar
 
 import typer
@@ -10,14 +9,15 @@ import typer
 import lockkit
 from lockkit import validation
 from lockkit.cli.command import CannotExecute, Command
-from lockkit.cli.guard import LOOK_EVERY, Guard
+from lockkit.cli.guard import Guard
 from lockkit.cli.once import Record
 from lockkit.cli.options import OnBusy, OnDone
 from lockkit.cli.output import plain, refuse_private, say
-from lockkit.cli.signals import ENDING, FORWARDED, Signals
+from lockkit.cli.signals import ENDING, Signals
 from lockkit.cli.status import SIGNALLED, Status
-from lockkit.cli.supervisor import Outcome, Supervisor, default_grace, grace_max
-from lockkit.errors import BackendUnavailable, ConfigurationError, LockError, LockLost, LockTimeout
+from lockkit.cli.supervisor import Outcome, Supervisor, default_grace, grace_max, variables
+from lockkit.cli.waiting import Interrupted, wait_in_thread
+from lockkit.errors import BackendUnavailable, ConfigurationError, LockLost, LockTimeout
 from lockkit.runtime import monotonic
 
 if TYPE_CHECKING:
@@ -27,23 +27,9 @@ if TYPE_CHECKING:
     from lockkit.sync import Client, Lease
     from lockkit.units import Instant
 
-__all__ = ["Interrupted", "run"]
+__all__ = ["run"]
 
 T = TypeVar("T")
-
-
-class Interrupted(Exception):
-    """
-    A signal arrived during the wait for the lock.
-
-    Attributes:
-        signum: Its number.
-    """
-
-    def __init__(self, signum: int) -> None:
-        """Keep the number."""
-        super().__init__(signum)
-        self.signum = signum
 
 
 def run(name: str, argv: Sequence[str], options: RunOptions) -> int:
@@ -161,34 +147,8 @@ class _Job:
         return _release(lease, outcome)
 
     def _in_thread(self, function: Callable[[], T]) -> T:
-        """
-        Wait for the lock, or for its record, in a thread, and for signals in this one.
-
-        Raises:
-            Interrupted: A signal came. Closing the client ends the wait.
-            LockError: What the wait ended with.
-        """
-        outcome: list[T | LockError] = []
-
-        def ask() -> None:
-            try:
-                outcome.append(function())
-            except LockError as error:
-                outcome.append(error)
-            finally:
-                self._signals.post()
-
-        thread = threading.Thread(target=ask, name="lockkit-acquire", daemon=True)
-        thread.start()
-        while not outcome and thread.is_alive():
-            for signum in self._signals.wait(LOOK_EVERY):
-                if signum in FORWARDED:
-                    raise Interrupted(signum)
-        thread.join()
-        (result,) = outcome
-        if isinstance(result, LockError):
-            raise result
-        return result
+        """See `wait_in_thread`."""
+        return wait_in_thread(function, self._signals, "lockkit-acquire")
 
     def _run_command(self, lease: Lease, record: Record | None) -> Outcome:
         """
@@ -203,15 +163,7 @@ class _Job:
         supervisor = Supervisor(
             self._command, lease, self._signals, self._guard, grace=grace, kill_after=self._options.kill_after
         )
-        self._command.start(
-            {
-                "LOCKKIT_NAME": lease.name,
-                "LOCKKIT_TOKEN": str(lease.token),
-                "LOCKKIT_OWNER": lease.owner,
-                "LOCKKIT_DEADLINE": f"{monotonic() + lease.remaining():.3f}",
-                **({} if record is None else {"LOCKKIT_ONCE": record.key}),
-            }
-        )
+        self._command.start(variables(lease) | ({} if record is None else {"LOCKKIT_ONCE": record.key}))
         return supervisor.run()
 
     def _hold_on(self, lease: Lease, until: Instant) -> None:

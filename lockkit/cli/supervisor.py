@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from lockkit.sync import Lease
     from lockkit.units import Seconds
 
-__all__ = ["Outcome", "Supervisor", "default_grace", "grace_max", "margin"]
+__all__ = ["Outcome", "Supervisor", "default_grace", "grace_max", "margin", "variables"]
 
 _KILLED_STATUS: Final = SIGNALLED + signal.SIGKILL
 
@@ -76,6 +76,16 @@ class Outcome:
 
     status: int
     lost: bool
+
+
+def variables(lease: Lease) -> dict[str, str]:
+    """Return what a command learns of its lease, as environment variables."""
+    return {
+        "LOCKKIT_NAME": lease.name,
+        "LOCKKIT_TOKEN": str(lease.token),
+        "LOCKKIT_OWNER": lease.owner,
+        "LOCKKIT_DEADLINE": f"{monotonic() + lease.remaining():.3f}",
+    }
 
 
 class Supervisor:

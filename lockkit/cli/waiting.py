@@ -1,0 +1,69 @@
+"""A wait of a command for its backend, which a signal ends."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, TypeVar
+
+from lockkit.cli.guard import LOOK_EVERY
+from lockkit.cli.signals import FORWARDED
+from lockkit.errors import LockError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from lockkit.cli.signals import Signals
+
+__all__ = ["Interrupted", "wait_in_thread"]
+
+T = TypeVar("T")
+
+
+class Interrupted(Exception):
+    """
+    A signal arrived during the wait.
+
+    Attributes:
+        signum: Its number.
+    """
+
+    def __init__(self, signum: int) -> None:
+        """Keep the number."""
+        super().__init__(signum)
+        self.signum = signum
+
+
+def wait_in_thread(function: Callable[[], T], signals: Signals, thread_name: str) -> T:
+    """
+    Call a function that waits for the backend in a thread, and wait for signals in this one.
+
+    Args:
+        function: Called in the thread.
+        signals: Of this process.
+        thread_name: Of the thread.
+
+    Raises:
+        Interrupted: A signal came. Closing the client ends the function's wait.
+        LockError: What the function raised.
+    """
+    outcome: list[T | LockError] = []
+
+    def ask() -> None:
+        try:
+            outcome.append(function())
+        except LockError as error:
+            outcome.append(error)
+        finally:
+            signals.post()
+
+    thread = threading.Thread(target=ask, name=thread_name, daemon=True)
+    thread.start()
+    while not outcome and thread.is_alive():
+        for signum in signals.wait(LOOK_EVERY):
+            if signum in FORWARDED:
+                raise Interrupted(signum)
+    thread.join()
+    (result,) = outcome
+    if isinstance(result, LockError):
+        raise result
+    return result

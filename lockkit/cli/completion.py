@@ -12,7 +12,7 @@ from lockkit.errors import LockError
 __all__ = ["complete_name"]
 
 COMPLETION_SECONDS = 1.0
-"""How long a shell waits for names. Longer holds up whoever presses the tab key while a server does not answer."""
+"""How long a shell waits for names. With a longer one, the tab key blocks for longer while a server does not answer."""
 
 NAMES_MAX = 200
 """Names that are offered. More than a screen of them helps nobody."""

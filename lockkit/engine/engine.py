@@ -172,12 +172,12 @@ class Engine(Generic[L]):
         *,
         ttl: Seconds | timedelta | None,
         timeout: Seconds | timedelta | Inherit | None,
-        renew: bool,
-        reentrant: bool,
-        max_hold: Seconds | timedelta | None,
-        metadata: str | Mapping[str, object] | None,
-        on_lost: LostCallback | None,
-        raise_on_lost: bool,
+        renew: bool = True,
+        reentrant: bool = False,
+        max_hold: Seconds | timedelta | None = None,
+        metadata: str | Mapping[str, object] | None = None,
+        on_lost: LostCallback | None = None,
+        raise_on_lost: bool = True,
         nests: bool = False,
     ) -> LockSettings:
         """

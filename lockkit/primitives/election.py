@@ -278,17 +278,8 @@ class Candidate(Generic[T]):
             ConfigurationError: One of them is wrong.
             LockError: The client is closed.
         """
-        settings = engine.settings(
-            name,
-            ttl=ttl,
-            timeout=None,
-            renew=True,
-            reentrant=False,
-            max_hold=None,
-            metadata=None if value is None else {"value": value},
-            on_lost=None,
-            raise_on_lost=True,
-        )
+        metadata = None if value is None else {"value": value}
+        settings = engine.settings(name, ttl=ttl, timeout=None, metadata=metadata)
         self._engine = engine
         self._grace = None if grace is None else self._checked_grace(grace, settings)
         grace_seconds = settings.ttl / GRACE_SHARE if self._grace is None else self._grace

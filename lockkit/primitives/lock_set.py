@@ -9,7 +9,7 @@ Several locks at once: all of them or none, without deadlock.
 
 Two clients that want the same locks ask for them in the same order, by the bytes of the name and then by URL. So the
 one that holds the smallest lock that both want gets the others too, or waits only for a client that is further on: no
-circle of waiters can form (E. W. Dijkstra's hierarchical ordering of resources). Whoever waits keeps its place in the
+circle of waiters can form (E. W. Dijkstra's hierarchical ordering of resources). A waiter keeps its place in the
 queue of one lock and keeps what it has, so it is served in the end.
 """
 

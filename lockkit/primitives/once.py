@@ -153,17 +153,7 @@ class Once:
             ConfigurationError: One of them is wrong.
             Unsupported: The backend has no notes.
         """
-        lock = engine.settings(
-            key,
-            ttl=ttl,
-            timeout=timeout,
-            renew=True,
-            reentrant=False,
-            max_hold=None,
-            metadata=None,
-            on_lost=None,
-            raise_on_lost=True,
-        )
+        lock = engine.settings(key, ttl=ttl, timeout=timeout)
         settings = check_settings(lock, keep, match, store_errors, engine.url)
         return cls(engine, settings)
 

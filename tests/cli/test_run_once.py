@@ -74,7 +74,7 @@ def test_killed_run_is_tried_again(cli: Cli) -> None:
 
 
 def test_runs_at_the_same_time_complete_once(cli: Cli) -> None:
-    """Whoever waits finds it done."""
+    """The waiter finds it done."""
     counter = cli.home / "runs"
     with ThreadPoolExecutor(4) as pool:
         runs = [

@@ -398,7 +398,7 @@ def test_timeout_of_the_set_counts_not_that_of_its_locks() -> None:
 
 
 def test_waiting_keeps_the_smaller_ones() -> None:
-    """So nobody starves: whoever waits keeps what it has, and its place in the queue."""
+    """So nobody starves: a waiter keeps what it has, and its place in the queue."""
     client, backend = scripted()
     other, _ = scripted(space=space(backend))
     blocker = other.lock("b").acquire(PATIENCE)

@@ -147,7 +147,7 @@ def test_broken_server_is_found(server: type[LockServer]) -> None:
 
 
 def test_second_look_under_the_lock_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it, whoever waited for a run runs again."""
+    """Without it, a client that waited for a run runs again."""
     read = Notes.read
 
     async def once_per_attempt(self: Notes, name: str) -> Note | None:

@@ -49,11 +49,14 @@ class Guard:
         """Fork. Call it while this process has one thread."""
         self._told = -inf
         control, self._control = os.pipe()
+        self._report, report = os.pipe()
         self._pid = os.fork()
         if self._pid == 0:
-            _stand(control, group)
+            _stand(control, report, group)
         os.close(control)
+        os.close(report)
         os.set_blocking(self._control, False)
+        os.set_blocking(self._report, False)
 
     def tell(self, deadline: Instant) -> None:
         """
@@ -73,6 +76,13 @@ class Guard:
             self._told = inf
             say("the guard process was killed: if lockkit is stopped or killed too, the command keeps running")
 
+    def killed(self) -> bool:
+        """Tell whether it has killed the group because a deadline passed. Call it once, after the command's end."""
+        try:
+            return bool(os.read(self._report, 1))
+        except BlockingIOError:
+            return False
+
     def dismiss(self) -> None:
         """End it without harm to the group. May be called twice."""
         if self._control < 0:
@@ -81,21 +91,22 @@ class Guard:
         os.kill(self._pid, signal.SIGKILL)
         os.waitpid(self._pid, 0)
         os.close(self._control)
+        os.close(self._report)
         self._control = -1
 
 
-def _stand(control: int, group: int) -> NoReturn:
+def _stand(control: int, report: int, group: int) -> NoReturn:
     """Be the guard, in the child."""
     try:
-        _detach(control)
-        if _watch(control, group):
+        _detach(control, report)
+        if _watch(control, report, group):
             _kill(group)
     finally:
         os._exit(0)
 
 
-def _detach(control: int) -> None:
-    """Keep nothing but the pipe: no terminal, no files of the caller, no signals meant for lockkit or its command."""
+def _detach(*pipes: int) -> None:
+    """Keep nothing but these: no terminal, no files of the caller, no signals meant for lockkit or its command."""
     os.setsid()
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(signum, signal.SIG_IGN)
@@ -103,14 +114,14 @@ def _detach(control: int) -> None:
     for fd in [int(path.name) for path in Path("/dev/fd").iterdir()]:
         if fd <= 2:  # noqa: PLR2004 - stdin, stdout, stderr
             os.dup2(nowhere, fd)
-        elif fd != control:
+        elif fd not in pipes:
             try:
                 os.close(fd)
             except OSError:
                 continue  # that of the listing itself
 
 
-def _watch(control: int, group: int) -> bool:
+def _watch(control: int, report: int, group: int) -> bool:
     """Kill at the deadline; True when lockkit has ended and the group is to go too."""
     deadline = inf
     armed = False
@@ -126,6 +137,8 @@ def _watch(control: int, group: int) -> bool:
             (deadline,) = _DEADLINE.unpack(message[-_DEADLINE.size :])
             armed = True
         elif monotonic() >= deadline:
+            # Said first: lockkit may go on at this moment, and renew, before it asks how the command ended.
+            os.write(report, b"k")
             _kill(group)
             deadline = inf
 

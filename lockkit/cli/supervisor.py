@@ -23,7 +23,6 @@ from lockkit.cli.command import Ended, Stopped
 from lockkit.cli.guard import LOOK_EVERY
 from lockkit.cli.output import plain, say
 from lockkit.cli.signals import WOKEN
-from lockkit.cli.status import SIGNALLED
 from lockkit.cli.terminal import Terminal
 from lockkit.runtime import monotonic
 
@@ -35,8 +34,6 @@ if TYPE_CHECKING:
     from lockkit.units import Seconds
 
 __all__ = ["Outcome", "Supervisor", "default_grace", "grace_max", "margin", "variables"]
-
-_KILLED_STATUS: Final = SIGNALLED + signal.SIGKILL
 
 _GONE_EVERY: Final = 0.02
 """Seconds between two checks whether a group that received SIGTERM or SIGKILL has ended."""
@@ -131,7 +128,7 @@ class Supervisor:
             for signum in self._signals.wait(self._next_look() - monotonic()):
                 self._on_signal(signum)
         self._terminal.take_back()
-        if event.status == _KILLED_STATUS and monotonic() >= self._deadline - self._margin / 2:
+        if self._guard.killed():
             self._lost = True  # and this process has slept through it
             self._kill_at = monotonic()
             self._how = "killed by the guard"

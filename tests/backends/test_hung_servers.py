@@ -120,12 +120,6 @@ def blocking(entry: Entry, url: str, paused: threading.Barrier) -> Times:
     return times
 
 
-async def ping(entry: Entry, url: str) -> None:
-    """Connect once, on asyncio."""
-    async with lockkit.aio.connect(url, **entry.options) as client:
-        await client.ping()
-
-
 async def on_asyncio(entry: Entry, url: str, paused: threading.Barrier) -> Times:
     """The same with tasks."""
     times = Times()
@@ -174,10 +168,6 @@ def test_hung_server_holds_nobody_up(entry: Entry) -> None:
     with entry.service() as service:
         frozen: Service = service
         url: str = service.url
-        # Drivers are imported here: two threads that import PyMySQL, one of them for aiomysql, may each get half of it.
-        with lockkit.connect(url, **entry.options) as client:
-            client.ping()
-        asyncio.run(ping(entry, url))
         # The two APIs (the blocking one with the thread that leaves its block) and the one who stops the server.
         paused = threading.Barrier(4, action=frozen.pause)
 

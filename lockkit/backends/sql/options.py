@@ -67,13 +67,24 @@ def _keywords(driver: str) -> frozenset[str]:
     """Return the names of what a driver takes, except what lockkit decides itself."""
     if driver in {"psycopg", "psycopg_async"}:
         # libpq's own list, "34.1.2. Parameter Key Words".
-        names = {one.keyword.decode() for one in import_module("psycopg.pq").Conninfo.get_defaults()}
+        names = {one.keyword.decode() for one in _submodule("psycopg", "pq").Conninfo.get_defaults()}
     elif driver in {"sqlite3", "pysqlite", "aiosqlite"}:
         names = {"cached_statements"}  # not timeout, which is the option of the client's locks
     else:
-        module = import_module(f"{driver}.connections" if driver == "pymysql" else f"{driver}.connection")
+        module = _submodule(driver, "connections" if driver == "pymysql" else "connection")
         names = set(inspect.signature(module.Connection.__init__).parameters)
     return frozenset(names - _NOT_PASSED_ON)
+
+
+def _submodule(package: str, name: str) -> Any:  # noqa: ANN401 - a module
+    """
+    Import a module of a driver, the package first.
+
+    A thread that imports the module while another one imports the package, which needs the module, deadlocks with it,
+    and Python ends such a deadlock by giving one of them a module that is not ready.
+    """
+    import_module(package)
+    return import_module(f"{package}.{name}")
 
 
 _NOT_PASSED_ON = {

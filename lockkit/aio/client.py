@@ -13,7 +13,7 @@ from lockkit.aio.once import Once
 from lockkit.aio.rwlock import RWLock
 from lockkit.aio.semaphore import Semaphore
 from lockkit.configuration import profiles, registry
-from lockkit.configuration.peer_parameters import names_parameters
+from lockkit.configuration.peer_parameters import unknown_parameter
 from lockkit.engine.engine import Engine
 from lockkit.engine.settings import INHERIT, Inherit, skipping_timeout
 from lockkit.primitives import once as core
@@ -24,9 +24,10 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Generator, Iterable, Mapping
     from datetime import timedelta
     from types import TracebackType
-    from typing import Literal, Self
+    from typing import Literal, Self, Unpack
 
     from lockkit.backend import Capabilities, Holder
+    from lockkit.configuration.peer_parameters import NoOthers
     from lockkit.engine.listing import Listing
     from lockkit.engine.settings import LostCallback
     from lockkit.units import Seconds
@@ -86,7 +87,6 @@ class Client:
         """Where the backend is, without its password."""
         return self._engine.url
 
-    @names_parameters
     def lock(
         self,
         name: str,
@@ -101,6 +101,7 @@ class Client:
         raise_on_lost: bool = True,
         cancel_on_lost: bool = False,
         on_busy: Literal["raise", "skip"] = "raise",
+        **unknown: Unpack[NoOthers],
     ) -> Lock:
         """
         Describe a lock. Nothing is sent yet. See `lockkit.Client.lock`.
@@ -123,6 +124,8 @@ class Client:
             ConfigurationError: One of them is wrong.
             LockError: The client is closed.
         """
+        if unknown:
+            raise unknown_parameter(Client.lock, unknown)
         if on_busy != "raise":
             timeout = skipping_timeout(on_busy, timeout, name=name, backend=self._engine.url)
         settings = self._engine.settings(
@@ -138,7 +141,6 @@ class Client:
         )
         return Lock(self._engine, settings, cancel_on_lost=cancel_on_lost, on_busy=on_busy)
 
-    @names_parameters
     def rwlock(
         self,
         name: str,
@@ -152,6 +154,7 @@ class Client:
         on_lost: LostCallback | None = None,
         raise_on_lost: bool = True,
         cancel_on_lost: bool = False,
+        **unknown: Unpack[NoOthers],
     ) -> RWLock:
         """
         Describe a read/write lock. Nothing is sent yet. See `lockkit.Client.rwlock`.
@@ -172,6 +175,8 @@ class Client:
             ConfigurationError: One of them is wrong.
             LockError: The client is closed.
         """
+        if unknown:
+            raise unknown_parameter(Client.rwlock, unknown)
         settings = self._engine.settings(
             name,
             ttl=ttl,
@@ -186,7 +191,6 @@ class Client:
         )
         return RWLock(self._engine, settings, cancel_on_lost=cancel_on_lost)
 
-    @names_parameters
     def semaphore(
         self,
         name: str,
@@ -201,6 +205,7 @@ class Client:
         on_lost: LostCallback | None = None,
         raise_on_lost: bool = True,
         cancel_on_lost: bool = False,
+        **unknown: Unpack[NoOthers],
     ) -> Semaphore:
         """
         Describe a semaphore. Nothing is sent yet. See `lockkit.Client.semaphore`.
@@ -223,6 +228,8 @@ class Client:
             Unsupported: The backend has no semaphores.
             LockError: The client is closed.
         """
+        if unknown:
+            raise unknown_parameter(Client.semaphore, unknown)
         settings = self._engine.settings(
             name,
             ttl=ttl,
@@ -237,7 +244,6 @@ class Client:
         permits = self._engine.permit_settings(settings, limit)
         return Semaphore(self._engine, permits, cancel_on_lost=cancel_on_lost)
 
-    @names_parameters
     def locks(
         self,
         names: Iterable[str],
@@ -251,6 +257,7 @@ class Client:
         on_lost: LostCallback | None = None,
         raise_on_lost: bool = True,
         cancel_on_lost: bool = False,
+        **unknown: Unpack[NoOthers],
     ) -> LockSet:
         """
         Describe several locks that are held together or not at all. Nothing is sent yet. See `lockkit.Client.locks`.
@@ -271,6 +278,8 @@ class Client:
             ConfigurationError: One of them is wrong.
             LockError: The client is closed.
         """
+        if unknown:
+            raise unknown_parameter(Client.locks, unknown)
         within = self._engine.default_timeout if isinstance(timeout, Inherit) else timeout
         members = [
             SetMember(

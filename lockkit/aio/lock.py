@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, ca
 
 from lockkit import validation
 from lockkit.configuration.name_template import NameTemplate
-from lockkit.configuration.peer_parameters import names_parameters
+from lockkit.configuration.peer_parameters import unknown_parameter
 from lockkit.errors import ConfigurationError
 from lockkit.lease import INHERIT, BaseLease, Inherit, WithStack
 
@@ -18,9 +18,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import timedelta
     from types import TracebackType
-    from typing import Literal
+    from typing import Literal, Unpack
 
     from lockkit.aio.lease import Lease
+    from lockkit.configuration.peer_parameters import NoOthers
     from lockkit.engine.engine import Engine
     from lockkit.engine.settings import LockSettings, LostCallback
     from lockkit.units import Seconds
@@ -60,20 +61,25 @@ class Lock:
         """Name of the lock."""
         return self._settings.name
 
-    @names_parameters
-    async def acquire(self, timeout: Seconds | timedelta | Inherit | None = INHERIT) -> Lease:
+    async def acquire(
+        self, timeout: Seconds | timedelta | Inherit | None = INHERIT, **unknown: Unpack[NoOthers]
+    ) -> Lease:
         """See `lockkit.Lock.acquire`. Cancelling it leaves nothing behind at the backend."""
+        if unknown:
+            raise unknown_parameter(Lock.acquire, unknown)
         seconds = self._settings.timeout if isinstance(timeout, Inherit) else self._seconds(timeout)
         return await self._engine.acquire(self._settings, seconds)
 
-    @names_parameters
-    async def try_acquire(self, timeout: Seconds | timedelta | None = 0) -> Lease | None:
+    async def try_acquire(self, timeout: Seconds | timedelta | None = 0, **unknown: Unpack[NoOthers]) -> Lease | None:
         """See `lockkit.Lock.try_acquire`."""
+        if unknown:
+            raise unknown_parameter(Lock.try_acquire, unknown)
         return await self._engine.try_acquire(self._settings, self._seconds(timeout))
 
-    @names_parameters
-    def attempt(self, timeout: Seconds | timedelta | None = 0) -> Attempt:
+    def attempt(self, timeout: Seconds | timedelta | None = 0, **unknown: Unpack[NoOthers]) -> Attempt:
         """See `lockkit.Lock.attempt`: ``async with lock.attempt() as lease:`` and ``if lease:`` below it."""
+        if unknown:
+            raise unknown_parameter(Lock.attempt, unknown)
         return Attempt(self, self._seconds(timeout))
 
     async def locked(self) -> bool:

@@ -269,6 +269,9 @@ class LockState(Generic[C]):
     def _free(self, now: float) -> Sequence[C]:
         """Free the lock, or offer it to the head of the queue; return the waiters to notify."""
         self.holder = None
+        if not self.queue:
+            self.until = 0.0
+            return ()
         return self._offer(now)
 
     def _offer(self, now: float) -> Sequence[C]:
@@ -367,8 +370,10 @@ class LockState(Generic[C]):
 
     def release(self, owner: str, now: float) -> tuple[bool, Sequence[C]]:
         """Free the lock if `owner` holds it; return whether its lease had not ended, and the waiters to notify."""
-        share = self.shares.pop(owner, None)
-        if share is not None:
+        if self.shares:
+            share = self.shares.pop(owner, None)
+            if share is None:
+                return False, ()
             return now < share.until, self._offer(now)
         if self.holder is None or self.holder.owner != owner:
             return False, ()

@@ -83,6 +83,7 @@ class Engine(Generic[L]):
 
     Attributes:
         runtime: Of the API in use.
+        url: Where the backend is, without its password.
         client: State that all parts share.
         leases: What the client holds.
         releases: Gives it back.
@@ -115,6 +116,7 @@ class Engine(Generic[L]):
         self._ended = False
         backend, options = open_backend(self)
         self.client = ClientState(runtime, backend, self._open_again)
+        self.url = self.client.url
         self.cleanups = PendingCleanups(self.client)
         self.leases = Leases(self.client, self.cleanups)
         self.releases = Releases(self.client, self.leases, self.cleanups)
@@ -141,11 +143,6 @@ class Engine(Generic[L]):
     def _describe_client(self) -> None:
         self._about = {"host": os.uname().nodename, "pid": os.getpid(), "started": round(wall_clock(), 3)}
         self._metadata = validation.metadata(None, self._about)
-
-    @property
-    def url(self) -> str:
-        """Where the backend is, without its password."""
-        return self.client.url
 
     def opens_the_same(self, other: Engine[Any]) -> bool:
         """Tell whether another client was surely made with the same URL, or connection, and the same options."""
@@ -238,7 +235,7 @@ class Engine(Generic[L]):
             LockError: The client is closed.
         """
         backend = self.client.ready()
-        if self.leases.any_reentrant and (lease := self.leases.reenter(settings)) is not None:
+        if self.leases.reentrant and (lease := self.leases.reenter(settings)) is not None:
             return cast("L", lease)  # made by make_lease
         if settings.mode == "permit" and self.capabilities.permits == "slots":
             return await self._acquire_slot(settings, timeout)
@@ -320,16 +317,16 @@ class Engine(Generic[L]):
         record = LeaseRecord(client, grant, settings.metadata, leases, raise_on_lost=settings.raise_on_lost)
         record.mode = settings.mode
         if settings.renew:
-            record.renewal.next_at = 0.0
+            plan = record.renewal
+            plan.next_at, plan.grace = 0.0, settings.grace
             if settings.max_hold is not None:
-                record.renewal.until = started + settings.max_hold
+                plan.until = started + settings.max_hold
         record.set_deadline(started if grant.anchor is None else grant.anchor, grant.ttl)
         if record.valid_until <= self.runtime.now():
             return None
         if settings.on_lost is not None:
             record.callbacks = [settings.on_lost]
         record.acquired_by = self.runtime.current()
-        record.renewal.grace = settings.grace
         # The lease first: should an interrupt strike from here on, dropping the lease ends the renewal.
         lease: L = (settings.make_lease or self._make_lease)(self, record)
         with client.mutex:

@@ -36,7 +36,7 @@ class Leases:
         self._client = client
         self._cleanups = cleanups
         self.records: dict[str, LeaseRecord] = {}
-        self._reentrant: dict[tuple[int, str], LeaseRecord] = {}
+        self.reentrant: dict[tuple[int, str], LeaseRecord] = {}
         self.early_losses: dict[str, LossReason] = {}  # reported by the backend, of owners that are not known here
 
     def forked(self) -> None:
@@ -45,7 +45,7 @@ class Leases:
             record.state = LOST
             record.lost_reason = "session"
         self.records = {}
-        self._reentrant = {}
+        self.reentrant = {}
         self.early_losses = {}
 
     # -- which there are -------------------------------------------------------------------------------------------
@@ -69,7 +69,7 @@ class Leases:
         record.reentrant = reentrant
         if reentrant or nests:
             record.reentry_key = (id(record.acquired_by), record.grant.name)
-            self._reentrant[record.reentry_key] = record
+            self.reentrant[record.reentry_key] = record
 
     def forget(self, record: LeaseRecord) -> None:
         """Stop watching a lease. With or without the mutex (a dict operation is atomic): ``__del__`` runs anywhere."""
@@ -80,18 +80,13 @@ class Leases:
         assert record.state is not HELD, "a lease that is held must be watched"
         self.records.pop(record.grant.owner, None)
         if record.reentry_key is not None:
-            self._reentrant.pop(record.reentry_key, None)
+            self.reentrant.pop(record.reentry_key, None)
 
     def handed_over(self, record: LeaseRecord) -> None:
         """Let a lease no longer count as one of the thread or task that acquired it: another one enters its block."""
         own = record.acquired_by is self._client.runtime.current()
         if record.reentry_key is not None and not (own or record.reentrant):
-            self._reentrant.pop(record.reentry_key, None)
-
-    @property
-    def any_reentrant(self) -> bool:
-        """Whether there is any lease that its thread or task may enter again."""
-        return bool(self._reentrant)
+            self.reentrant.pop(record.reentry_key, None)
 
     def find(self, owner: str | None, name: str) -> LeaseRecord | None:
         """Return the lease of this owner; if the owner is not known, one of this lock."""
@@ -108,7 +103,7 @@ class Leases:
             LockError: It is the lease of a reader, who would wait for himself as a writer.
         """
         client = self._client
-        record = self._reentrant.get((id(client.runtime.current()), settings.name))
+        record = self.reentrant.get((id(client.runtime.current()), settings.name))
         if record is None:
             return None
         if settings.mode == "exclusive":

@@ -117,10 +117,9 @@ class LocalQueues:
             queue = self._queues.get(name)
             if queue is None:
                 return
-            for index, other in enumerate(queue):
-                if other() is ticket:
-                    del queue[index]
-                    break
+            place = ref(ticket)
+            if place in queue:
+                queue.remove(place)
             head = _head(queue) if queue else None
             if head is None:
                 del self._queues[name]

@@ -6,7 +6,7 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 from lockkit.configuration import profiles, registry
-from lockkit.configuration.peer_parameters import names_parameters
+from lockkit.configuration.peer_parameters import unknown_parameter
 from lockkit.engine.engine import Engine
 from lockkit.engine.settings import INHERIT, Inherit, skipping_timeout
 from lockkit.primitives import once as core
@@ -24,9 +24,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from datetime import timedelta
     from types import TracebackType
-    from typing import Literal, Self
+    from typing import Literal, Self, Unpack
 
     from lockkit.backend import Capabilities, Holder
+    from lockkit.configuration.peer_parameters import NoOthers
     from lockkit.engine.listing import Listing
     from lockkit.engine.settings import LostCallback
     from lockkit.units import Seconds
@@ -92,7 +93,6 @@ class Client:
         """Where the backend is, without its password."""
         return self._engine.url
 
-    @names_parameters
     def lock(
         self,
         name: str,
@@ -106,6 +106,7 @@ class Client:
         on_lost: LostCallback | None = None,
         raise_on_lost: bool = True,
         on_busy: Literal["raise", "skip"] = "raise",
+        **unknown: Unpack[NoOthers],
     ) -> Lock:
         """
         Describe a lock. Nothing is sent yet.
@@ -131,6 +132,8 @@ class Client:
             ConfigurationError: One of them is wrong.
             LockError: The client is closed.
         """
+        if unknown:
+            raise unknown_parameter(Client.lock, unknown)
         if on_busy != "raise":
             timeout = skipping_timeout(on_busy, timeout, name=name, backend=self._engine.url)
         settings = self._engine.settings(
@@ -146,7 +149,6 @@ class Client:
         )
         return Lock(self._engine, settings, on_busy=on_busy)
 
-    @names_parameters
     def rwlock(
         self,
         name: str,
@@ -159,6 +161,7 @@ class Client:
         metadata: str | Mapping[str, object] | None = None,
         on_lost: LostCallback | None = None,
         raise_on_lost: bool = True,
+        **unknown: Unpack[NoOthers],
     ) -> RWLock:
         """
         Describe a read/write lock. Nothing is sent yet.
@@ -178,6 +181,8 @@ class Client:
             ConfigurationError: One of them is wrong.
             LockError: The client is closed.
         """
+        if unknown:
+            raise unknown_parameter(Client.rwlock, unknown)
         settings = self._engine.settings(
             name,
             ttl=ttl,
@@ -192,7 +197,6 @@ class Client:
         )
         return RWLock(self._engine, settings)
 
-    @names_parameters
     def semaphore(
         self,
         name: str,
@@ -206,6 +210,7 @@ class Client:
         metadata: str | Mapping[str, object] | None = None,
         on_lost: LostCallback | None = None,
         raise_on_lost: bool = True,
+        **unknown: Unpack[NoOthers],
     ) -> Semaphore:
         """
         Describe a semaphore. Nothing is sent yet.
@@ -227,6 +232,8 @@ class Client:
             Unsupported: The backend has no semaphores.
             LockError: The client is closed.
         """
+        if unknown:
+            raise unknown_parameter(Client.semaphore, unknown)
         settings = self._engine.settings(
             name,
             ttl=ttl,
@@ -240,7 +247,6 @@ class Client:
         )
         return Semaphore(self._engine, self._engine.permit_settings(settings, limit))
 
-    @names_parameters
     def locks(
         self,
         names: Iterable[str],
@@ -253,6 +259,7 @@ class Client:
         metadata: str | Mapping[str, object] | None = None,
         on_lost: LostCallback | None = None,
         raise_on_lost: bool = True,
+        **unknown: Unpack[NoOthers],
     ) -> LockSet:
         """
         Describe several locks that are held together or not at all. Nothing is sent yet. See `LockSet`.
@@ -273,6 +280,8 @@ class Client:
             ConfigurationError: One of them is wrong.
             LockError: The client is closed.
         """
+        if unknown:
+            raise unknown_parameter(Client.locks, unknown)
         within = self._engine.default_timeout if isinstance(timeout, Inherit) else timeout
         members = [
             SetMember(

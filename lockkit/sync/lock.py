@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from lockkit import validation
 from lockkit.configuration.name_template import NameTemplate
-from lockkit.configuration.peer_parameters import names_parameters
+from lockkit.configuration.peer_parameters import unknown_parameter
 from lockkit.errors import ConfigurationError
 from lockkit.lease import INHERIT, Inherit, WithStack
 from lockkit.runtime import drive
@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
     from datetime import timedelta
     from types import TracebackType
-    from typing import Literal
+    from typing import Literal, Unpack
 
+    from lockkit.configuration.peer_parameters import NoOthers
     from lockkit.engine.engine import Engine
     from lockkit.engine.settings import LockSettings
     from lockkit.sync.lease import Lease
@@ -56,8 +57,7 @@ class Lock:
         """Name of the lock."""
         return self._settings.name
 
-    @names_parameters
-    def acquire(self, timeout: Seconds | timedelta | Inherit | None = INHERIT) -> Lease:
+    def acquire(self, timeout: Seconds | timedelta | Inherit | None = INHERIT, **unknown: Unpack[NoOthers]) -> Lease:
         """
         Wait for the lock. In a thread that runs an event loop the wait blocks that loop: prefer `lockkit.aio` there.
 
@@ -71,11 +71,12 @@ class Lock:
                 ``unavailable_after`` seconds).
             ConfigurationError: The timeout is wrong, or the server refuses the credentials.
         """
+        if unknown:
+            raise unknown_parameter(Lock.acquire, unknown)
         seconds = self._settings.timeout if isinstance(timeout, Inherit) else self._seconds(timeout)
         return drive(self._engine.acquire(self._settings, seconds))
 
-    @names_parameters
-    def try_acquire(self, timeout: Seconds | timedelta | None = 0) -> Lease | None:
+    def try_acquire(self, timeout: Seconds | timedelta | None = 0, **unknown: Unpack[NoOthers]) -> Lease | None:
         """
         Wait for the lock, and return None if it stayed busy.
 
@@ -86,10 +87,11 @@ class Lock:
             BackendUnavailable: The backend did not answer.
             ConfigurationError: The timeout is wrong, or the server refuses the credentials.
         """
+        if unknown:
+            raise unknown_parameter(Lock.try_acquire, unknown)
         return drive(self._engine.try_acquire(self._settings, self._seconds(timeout)))
 
-    @names_parameters
-    def attempt(self, timeout: Seconds | timedelta | None = 0) -> Attempt:
+    def attempt(self, timeout: Seconds | timedelta | None = 0, **unknown: Unpack[NoOthers]) -> Attempt:
         """
         Make a context manager that gives a lease, or None if the lock stayed busy. The body runs in both cases.
 
@@ -102,6 +104,8 @@ class Lock:
         Raises:
             ConfigurationError: The timeout is wrong. Entering raises what `try_acquire` does.
         """
+        if unknown:
+            raise unknown_parameter(Lock.attempt, unknown)
         return Attempt(self, self._seconds(timeout))
 
     def locked(self) -> bool:

@@ -111,13 +111,17 @@ async def test_timeout_of_the_client_is_the_default_of_its_locks() -> None:
 
 
 async def test_parameters_of_other_libraries_are_refused_with_ours() -> None:
-    """At the call, before anything is awaited."""
+    """Before anything is sent."""
     async with lockkit.aio.connect(URL) as client:
         lock = client.lock("a")
-        methods: list[Callable[..., Any]] = [lock.acquire, lock.try_acquire, lock.attempt]
+        methods: list[Callable[..., Any]] = [lock.acquire, lock.try_acquire]
         for method in methods:
             with pytest.raises(TypeError, match="'blocking': use timeout=0"):
-                method(blocking=False)
+                await method(blocking=False)
+        method = lock.attempt
+        with pytest.raises(TypeError, match="'blocking': use timeout=0"):
+            method(blocking=False)
+        assert not await lock.locked()
         keywords: dict[str, Any] = {"lease_time": 5}
         with pytest.raises(TypeError, match="use ttl="):
             client.lock("a", **keywords)

@@ -28,10 +28,14 @@ def order(monkeypatch: pytest.MonkeyPatch) -> LockOrder:
     return order
 
 
+BRIEF = 0.2
+"""Seconds: long enough to have begun to wait before they are over."""
+
+
 def waits_for(client: lockkit.Client, other: lockkit.Client, held: str, wanted: str) -> None:
     """Wait for a lock in vain while another one is held."""
     with other.lock(wanted, timeout=PATIENCE), client.lock(held, timeout=PATIENCE):
-        assert client.lock(wanted).try_acquire(0.01) is None
+        assert client.lock(wanted).try_acquire(BRIEF) is None
 
 
 def clients() -> tuple[Any, Any]:
@@ -94,7 +98,7 @@ def test_one_order_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
         pass
     for names in ("ab", "ba"):
         with other.lock("b"):
-            assert client.locks(list(names)).try_acquire(0.01) is None
+            assert client.locks(list(names)).try_acquire(BRIEF) is None
     waits_for(client, other, "a", "c")
     waits_for(client, other, "b", "c")
 
@@ -106,7 +110,7 @@ def test_set_against_nested_locks_is_found(caplog: pytest.LogCaptureFixture) -> 
     """A set takes them in order, the nested blocks do not."""
     client, other = clients()
     with other.lock("b"):
-        assert client.locks(["b", "a"]).try_acquire(0.01) is None
+        assert client.locks(["b", "a"]).try_acquire(BRIEF) is None
 
     waits_for(client, other, "b", "a")
 
@@ -121,7 +125,7 @@ def test_tasks_are_told_apart(caplog: pytest.LogCaptureFixture) -> None:
         client, _ = scripted(AsyncioRuntime())
 
         async def wait(name: str) -> None:
-            assert await client.lock(name).try_acquire(0.01) is None
+            assert await client.lock(name).try_acquire(BRIEF) is None
 
         async def nested(held: str, wanted: str) -> None:
             async with client.lock(held):

@@ -127,7 +127,8 @@ class MemoryBackend(LockBackend):
             if isinstance(outcome, Grant):
                 space.token = outcome.token
                 request.state = None
-        _notify(notify)
+        if notify:
+            _notify(notify)
         return outcome
 
     async def abandon(self, request: Request) -> None:
@@ -159,8 +160,10 @@ class MemoryBackend(LockBackend):
             if lock is None:
                 return False
             in_time, notify = lock.release(grant.owner, self._runtime.now())
-            self._remove_if_idle(grant.name, lock)
-        _notify(notify)
+            if lock.idle:
+                del self._space.locks[grant.name]
+        if notify:
+            _notify(notify)
         return in_time
 
     async def downgrade(self, grant: Grant) -> bool:

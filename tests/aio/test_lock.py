@@ -118,9 +118,9 @@ async def test_parameters_of_other_libraries_are_refused_with_ours() -> None:
         for method in methods:
             with pytest.raises(TypeError, match="'blocking': use timeout=0"):
                 await method(blocking=False)
-        method = lock.attempt
+        attempt: Callable[..., Any] = lock.attempt
         with pytest.raises(TypeError, match="'blocking': use timeout=0"):
-            method(blocking=False)
+            attempt(blocking=False)
         assert not await lock.locked()
         keywords: dict[str, Any] = {"lease_time": 5}
         with pytest.raises(TypeError, match="use ttl="):

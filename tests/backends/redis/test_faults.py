@@ -141,7 +141,7 @@ class TestOneNode:
         with server.connect() as connection, ThreadPoolExecutor(1) as pool:
             connection.call("CLIENT", "PAUSE", 60_000, "WRITE")
             acquiring = pool.submit(client.lock("x", ttl=60).acquire)
-            wait_until(lambda: None if "flags=b" in connection.call("CLIENT", "LIST") else "nothing waits yet")
+            wait_until(lambda: None if "flags=b" in str(connection.call("CLIENT", "LIST")) else "nothing waits yet")
             time.sleep(0.5)
             connection.call("CLIENT", "UNPAUSE")
 

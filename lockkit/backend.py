@@ -84,8 +84,8 @@ NOTE_BYTES_MAX = 65 * 1024
 """Longest note, UTF-8 bytes: 64 KiB for what the application stores, and 1 KiB for what a primitive adds to it. Longer
 ones would not fit into one request of every server."""
 
-SPACES = ("once", "sem")
-"""Names of the spaces apart from locks, see `apart`: records of once, and semaphores."""
+SPACES = ("once", "sem", "limit")
+"""Names of the spaces apart from locks, see `apart`: records of once, semaphores, and what operators limit them to."""
 
 LossReason = Literal["expired", "taken", "gone", "session", "broken"]
 """

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from lockkit import validation
 from lockkit.aio.lock import Lock
 from lockkit.backend import apart, split_space
+from lockkit.primitives.semaphore_cap import read_cap, set_cap
 
 if TYPE_CHECKING:
     from lockkit.engine.settings import LockSettings
@@ -33,6 +34,14 @@ class Semaphore(Lock):
     async def available(self) -> int:
         """See `lockkit.Semaphore.available`."""
         return await self._engine.free_permits(self._settings)
+
+    async def cap(self) -> int | None:
+        """See `lockkit.Semaphore.cap`."""
+        return await read_cap(self._engine, self._settings.name)
+
+    async def set_cap(self, cap: int | None) -> None:
+        """See `lockkit.Semaphore.set_cap`."""
+        await set_cap(self._engine, self._settings.name, cap)
 
     async def locked(self) -> bool:
         """See `lockkit.Semaphore.locked`."""

@@ -447,6 +447,43 @@ def _wait(
     raise typer.Exit(wait_until_free(name, url, profile, timeout=timeout))
 
 
+def _cap(value: str | None) -> str | None:
+    if value is None or value == "none" or (value.isascii() and value.isdigit()):
+        return value
+    message = f"it must be a number of permits from 0 on, or none, not {value}"
+    raise typer.BadParameter(message)
+
+
+@app.command("limit", short_help="Show, set or remove the cap of a semaphore.")
+def _limit(
+    *,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the semaphore.", show_default=False)],
+    cap: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[N|none]",
+            callback=_cap,
+            help="Permits of all clients together; 0 pauses new ones, none removes the cap. Without it: show the cap.",
+            show_default=False,
+        ),
+    ] = None,
+    url: Url = None,
+    profile: Profile = None,
+    as_json: Json = False,
+) -> None:
+    """
+    Show, set or remove the cap of a semaphore, whatever limits its clients have.
+
+    Clients apply a new cap within 5 seconds. Permits that are held stay held.
+
+    Exit status: 0; 69 if the backend is unavailable; 75 if others keep changing caps; 78 if the backend cannot cap
+    semaphores.
+    """
+    from lockkit.cli.limit import limit  # noqa: PLC0415 - see the module
+
+    limit(name, cap, url, profile, as_json=as_json)
+
+
 @app.command("ping", short_help="Ask a backend for an answer, and time it.")
 def _ping(*, url: UrlArgument = None, profile: Profile = None, as_json: Json = False) -> None:
     """

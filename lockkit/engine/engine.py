@@ -33,7 +33,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from lockkit import validation
-from lockkit.backend import Unknown, apart
+from lockkit.backend import CALL_SECONDS, Unknown, apart
 from lockkit.engine.acquisition import Acquisition, AcquisitionContext
 from lockkit.engine.cleanup import PendingCleanups
 from lockkit.engine.client_state import ClientState
@@ -41,9 +41,11 @@ from lockkit.engine.lease_record import RELEASED, LeaseRecord
 from lockkit.engine.leases import Leases
 from lockkit.engine.listing import Listing
 from lockkit.engine.notes import Notes
+from lockkit.engine.permits import PermitAcquisition
 from lockkit.engine.release import Releases
 from lockkit.engine.renewal import Renewer
-from lockkit.engine.settings import DEFAULT_TTL, DEFAULT_UNAVAILABLE_AFTER, INHERIT, Inherit, LockSettings
+from lockkit.engine.semaphore_caps import SemaphoreCaps, with_limit
+from lockkit.engine.settings import DEFAULT_TTL, DEFAULT_UNAVAILABLE_AFTER, INHERIT, LIMIT_MAX, Inherit, LockSettings
 from lockkit.engine.slots import SLOT_NAME_BYTES_MAX, SlotSearch, slot_name
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockError, LockTimeout, Unsupported
 from lockkit.runtime import drive, in_forked_child, monotonic, wall_clock
@@ -62,9 +64,6 @@ __all__ = ["Engine"]
 log = logging.getLogger("lockkit")
 
 L = TypeVar("L")
-
-LIMIT_MAX = 1000
-"""Largest limit of a semaphore. With a larger one, a look at all holders takes too long."""
 
 CLOSE_SECONDS = 4.5
 """What closing a client may take for everything together, seconds, whatever hangs."""
@@ -88,6 +87,7 @@ class Engine(Generic[L]):
         leases: What the client holds.
         releases: Gives it back.
         notes: Notes on its locks.
+        caps: What bounds its semaphores besides their own limits.
         renewer: Renews it, and notices when it expires.
         cleanups: What is still to be undone at the backend.
         acquisitions: What the calls that acquire share.
@@ -121,6 +121,7 @@ class Engine(Generic[L]):
         self.leases = Leases(self.client, self.cleanups)
         self.releases = Releases(self.client, self.leases, self.cleanups)
         self.notes = Notes(self.client, self.leases)
+        self.caps = SemaphoreCaps(self.client, self.notes)
         self.renewer = Renewer(self.client, self.leases, self._loop_ended)
         self.acquisitions: AcquisitionContext[L] = AcquisitionContext(
             self.client,
@@ -239,7 +240,11 @@ class Engine(Generic[L]):
             return cast("L", lease)  # made by make_lease
         if settings.mode == "permit" and self.capabilities.permits == "slots":
             return await self._acquire_slot(settings, timeout)
-        acquisition = Acquisition(self.acquisitions, backend, settings, timeout)
+        acquisition = (
+            Acquisition(self.acquisitions, backend, settings, timeout)
+            if settings.mode != "permit"
+            else PermitAcquisition(self.acquisitions, backend, settings, timeout, self.caps)
+        )
         try:
             return await acquisition.run()
         except LockTimeout as error:
@@ -264,7 +269,9 @@ class Engine(Generic[L]):
     async def free_permits(self, settings: LockSettings) -> int:
         """Ask how many permits of a semaphore nobody holds."""
         if self.capabilities.permits == "native":
-            return max(0, settings.limit - len(await self._holders(settings.name)))
+            cap = await self.caps.cap(settings.name, CALL_SECONDS)
+            limit = settings.limit if cap is None else min(settings.limit, cap)
+            return max(0, limit - len(await self._holders(settings.name)))
         slots = [slot_name(settings.name, slot) for slot in range(settings.limit)]
         return sum([not await self._holders(name) for name in slots])
 
@@ -289,7 +296,8 @@ class Engine(Generic[L]):
                 "its slots is a lock"
             )
             raise ConfigurationError(message, name=name, backend=self.url)
-        return replace(settings, name=apart("sem", name), mode="permit", limit=limit)
+        metadata = with_limit(settings.metadata, limit)
+        return replace(settings, name=apart("sem", name), mode="permit", limit=limit, metadata=metadata)
 
     async def try_acquire(self, settings: LockSettings, timeout: Seconds | None) -> L | None:
         """As `acquire`, with None instead of `LockTimeout`."""

@@ -19,6 +19,7 @@ __all__ = [
     "DEFAULT_TTL",
     "DEFAULT_UNAVAILABLE_AFTER",
     "INHERIT",
+    "LIMIT_MAX",
     "Inherit",
     "LockSettings",
     "LostCallback",
@@ -31,6 +32,10 @@ DEFAULT_TTL = 30.0
 
 DEFAULT_UNAVAILABLE_AFTER = 30.0
 """Seconds without one answer after which a wait without timeout gives up."""
+
+
+LIMIT_MAX = 1000
+"""Largest limit of a semaphore. With a larger one, a look at all holders takes too long."""
 
 
 class Inherit:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from lockkit import validation
 from lockkit.backend import apart, split_space
+from lockkit.primitives.semaphore_cap import read_cap, set_cap
 from lockkit.runtime import drive
 from lockkit.sync.lock import Lock
 
@@ -46,6 +47,34 @@ class Semaphore(Lock):
             BackendUnavailable: It cannot be asked.
         """
         return drive(self._engine.free_permits(self._settings))
+
+    def cap(self) -> int | None:
+        """
+        Ask for the cap: what all clients together may have, whatever their own limits. None if there is none.
+
+        Raises:
+            Unsupported: The backend cannot cap semaphores.
+            BackendUnavailable: It cannot be asked.
+        """
+        return drive(read_cap(self._engine, self._settings.name))
+
+    def set_cap(self, cap: int | None) -> None:
+        """
+        Cap the semaphore for all clients, as ``lockkit limit`` does. They apply it within 5 seconds.
+
+        Permits that are held stay held: after a lower cap, new ones are granted when enough have been released.
+
+        Args:
+            cap: 0 to 1,000 permits; 0 pauses new grants. None removes the cap.
+
+        Raises:
+            Unsupported: The backend cannot cap semaphores.
+            ConfigurationError: The cap is wrong.
+            LockTimeout: Others changed caps for the client's whole default timeout.
+            LockLost: The lease under which caps are changed ended first.
+            BackendUnavailable: It cannot be asked.
+        """
+        drive(set_cap(self._engine, self._settings.name, cap))
 
     def locked(self) -> bool:
         """

@@ -449,6 +449,12 @@ class _Semaphore(_Lock):
     async def available(self) -> int:
         return cast("lockkit.Semaphore", self.inner).available()
 
+    async def cap(self) -> int | None:
+        return cast("lockkit.Semaphore", self.inner).cap()
+
+    async def set_cap(self, cap: int | None) -> None:
+        cast("lockkit.Semaphore", self.inner).set_cap(cap)
+
 
 class _RWLock(_Adapter["lockkit.RWLock"]):
     def read(self) -> _Lock:

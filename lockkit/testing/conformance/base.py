@@ -86,6 +86,16 @@ class needs:  # noqa: N801 - a namespace, read as a word: needs.fairness
     downgrade = Need(
         "it cannot turn a write lease into a read lease (not downgrade)", lambda capabilities: capabilities.downgrade
     )
+    caps = Need(
+        "semaphores cannot be capped (not notes, or permits not 'native')",
+        lambda capabilities: capabilities.notes and capabilities.permits == "native",
+    )
+    no_caps = Need(
+        "semaphores can be capped",
+        lambda capabilities: (
+            capabilities.permits != "none" and not (capabilities.notes and capabilities.permits == "native")
+        ),
+    )
     notes = Need("it keeps no notes on locks (not notes)", lambda capabilities: capabilities.notes)
     no_notes = Need("it keeps notes on locks", lambda capabilities: not capabilities.notes)
     wake_up = Need("it wakes nobody, waiters look again (wakeup 'poll')", lambda c: c.wakeup == "push")

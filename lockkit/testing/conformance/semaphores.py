@@ -141,3 +141,47 @@ class Semaphores(Cases):
         for limit in wrong:
             with pytest.raises(lockkit.ConfigurationError, match="limit must be"):
                 client.semaphore(name, limit=limit)
+
+    @case(needs.permits, needs.caps)
+    async def test_cap_bounds_all_clients(self, driver: FaceDriver) -> None:
+        """Whatever their own limits; 0 pauses, and permits that are held stay held."""
+        name, long = driver.name(), driver.timing.long
+        client = await driver.connect()
+        semaphore = client.semaphore(name, limit=3, ttl=long)
+        assert await semaphore.cap() is None
+
+        await semaphore.set_cap(1)
+
+        held = await semaphore.acquire(PATIENCE)
+        other = (await driver.connect()).semaphore(name, limit=2, ttl=long)
+        assert await semaphore.cap() == await other.cap() == 1
+        assert await driver.answered(other.try_acquire) is None
+        assert await other.available() == 0
+        await semaphore.set_cap(0)
+        assert held.held
+        await held.release()
+        paused = (await driver.connect()).semaphore(name, limit=3, ttl=long)
+        with pytest.raises((lockkit.LockTimeout, lockkit.BackendUnavailable), match=r"set its limit to 0|answer"):
+            await paused.acquire(0.05)
+        assert await paused.available() == 0
+        await semaphore.set_cap(None)
+        assert await semaphore.cap() is None
+        async with (await driver.connect()).semaphore(name, limit=3, ttl=long, timeout=PATIENCE):
+            pass
+        async with client.lock(name, ttl=long, timeout=PATIENCE):
+            pass
+        wrong: list[Any] = [-1, 1.5, True, 10**6, "1"]
+        for cap in wrong:
+            with pytest.raises(lockkit.ConfigurationError, match="cap of a semaphore must be"):
+                await semaphore.set_cap(cap)
+
+    @case(needs.permits, needs.no_caps)
+    async def test_cap_is_refused_where_there_is_none(self, driver: FaceDriver) -> None:
+        """Before anything is sent."""
+        client = await driver.connect()
+        semaphore = client.semaphore(driver.name(), limit=2, ttl=driver.timing.long)
+
+        with pytest.raises(lockkit.Unsupported, match="cap"):
+            await semaphore.set_cap(1)
+        with pytest.raises(lockkit.Unsupported, match="cap"):
+            await semaphore.cap()

@@ -1,0 +1,77 @@
+"""One acquisition of a native permit: within the caller's limit, and the cap that an operator may have set."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeVar
+
+from lockkit.backend import CALL_SECONDS
+from lockkit.engine.acquisition import Acquisition, AcquisitionContext
+from lockkit.engine.semaphore_caps import LOOK_SECONDS
+
+if TYPE_CHECKING:
+    from lockkit.backend import Busy, LockBackend
+    from lockkit.engine.semaphore_caps import SemaphoreCaps
+    from lockkit.engine.settings import LockSettings
+    from lockkit.units import Instant, Seconds
+
+__all__ = ["PermitAcquisition"]
+
+L = TypeVar("L")
+
+
+class PermitAcquisition(Acquisition[L]):
+    """As `Acquisition`."""
+
+    __slots__ = ("_cap", "_caps")
+
+    def __init__(
+        self,
+        context: AcquisitionContext[L],
+        backend: LockBackend,
+        settings: LockSettings,
+        timeout: Seconds | None,
+        caps: SemaphoreCaps,
+    ) -> None:
+        """
+        Start the clock.
+
+        Args:
+            context: The client's.
+            backend: To ask.
+            settings: What to acquire.
+            timeout: Seconds to wait, None without limit, 0 to try once.
+            caps: What the client knows of caps.
+        """
+        super().__init__(context, backend, settings, timeout)
+        self._caps = caps
+        self._cap: int | None = None
+
+    async def run(self) -> L:
+        """See `Acquisition.run`."""
+        self._caps.compare(self._settings)
+        return await super().run()
+
+    async def _ask(self, started: Instant) -> L | None:
+        settings = self._settings
+        self._cap = await self._caps.cap(settings.name, min(CALL_SECONDS, self._answer_by - started))
+        if self._cap == 0:
+            await self._pause_at_zero()
+            return None
+        self._request.limit = settings.limit if self._cap is None else min(settings.limit, self._cap)
+        return await super()._ask(self._runtime.now())
+
+    async def _pause_at_zero(self) -> None:
+        """Wait until the cap may be another one, without a place in the queue."""
+        if self._out_of_time:
+            raise self._caps.paused(self._settings.name)
+        self._check_open()
+        left = LOOK_SECONDS if self._deadline is None else self._deadline - self._runtime.now()
+        await self._runtime.sleep(min(LOOK_SECONDS, left) * self._jitter(0.8, 1.0))
+        self._check_open()
+
+    async def _wait(self, busy: Busy) -> None:
+        if self._cap is not None:  # nobody wakes the waiters when it is raised
+            seconds = self._settings.ttl if busy.retry_after is None else busy.retry_after
+            busy = replace(busy, retry_after=min(seconds, LOOK_SECONDS))
+        await super()._wait(busy)

@@ -1,0 +1,179 @@
+"""
+What operators limit semaphores to (``lockkit limit``), and what other clients do.
+
+All caps of a backend are in one note, so that one question in a while covers every semaphore of a client, however many
+there are. A client applies a new cap after at most `LOOK_SECONDS`; a permit that is held stays held.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from functools import partial
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+from lockkit.backend import apart, split_space
+from lockkit.errors import LockError, LockTimeout, Unsupported
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from lockkit.engine.client_state import ClientState
+    from lockkit.engine.lease_record import LeaseRecord
+    from lockkit.engine.notes import Notes
+    from lockkit.engine.settings import LockSettings
+    from lockkit.units import Seconds
+
+__all__ = ["CAPS_NAME", "LOOK_SECONDS", "SemaphoreCaps", "with_limit"]
+
+log = logging.getLogger("lockkit")
+
+CAPS_NAME = apart("limit", "semaphores")
+"""The lock whose note has the caps; held to change them."""
+
+LOOK_SECONDS = 5.0
+"""How old a client's knowledge of the caps may be, seconds. Longer delays what the operator wants; shorter asks the
+backend more often."""
+
+KEEP_SECONDS = 10 * 366 * 86400.0
+"""Life of the caps, seconds, from the last change on."""
+
+COMPARE_SECONDS = 1.0
+"""Least pause between two looks for other limits, seconds: a client of many semaphores makes few."""
+
+COMPARED_MAX = 1000
+"""How many semaphores are remembered as compared. With more, one may be compared, and warned of, again."""
+
+LIMIT_KEY = "semaphore_limit"
+"""Where the metadata of a permit has the limit under which it was granted."""
+
+
+def with_limit(metadata: str, limit: int) -> str:
+    """Add the limit of a semaphore to the metadata of its permits."""
+    return json.dumps({**json.loads(metadata or "{}"), LIMIT_KEY: limit})
+
+
+class SemaphoreCaps:
+    """The caps as one client knows them."""
+
+    def __init__(self, client: ClientState, notes: Notes) -> None:
+        """Know nothing yet."""
+        self._client = client
+        self._notes = notes
+        self._caps: Mapping[str, int] = {}
+        self._known_at = -inf
+        self._compared: set[str] = set()
+        self._compared_at = -inf
+
+    def require(self, name: str) -> None:
+        """
+        Check that semaphores of this backend can be capped.
+
+        Raises:
+            Unsupported: They cannot.
+        """
+        capabilities = self._client.capabilities
+        if not capabilities.notes or capabilities.permits != "native":
+            url = self._client.url
+            message = (
+                f"{url} cannot cap semaphore {name!r}: that needs notes and native permits (capabilities.notes, "
+                "capabilities.permits)"
+            )
+            raise Unsupported(message, name=name, backend=url)
+
+    async def read(self) -> dict[str, int]:
+        """
+        Ask for all caps.
+
+        Raises:
+            BackendUnavailable: No answer.
+        """
+        note = await self._notes.read(CAPS_NAME)
+        return {} if note is None else json.loads(note.text)
+
+    async def write(self, record: LeaseRecord, name: str, cap: int | None) -> None:
+        """
+        Change one cap.
+
+        Args:
+            record: The lease on `CAPS_NAME`.
+            name: The semaphore.
+            cap: None removes it.
+
+        Raises:
+            LockLost: The lease ended first.
+            BackendUnavailable: No answer.
+        """
+        assert record.grant.name == CAPS_NAME, "else two changes could undo one another"
+        caps = await self.read()
+        caps.pop(name, None)
+        if cap is not None:
+            caps[name] = cap
+        await self._notes.write(record, json.dumps(caps), KEEP_SECONDS)
+
+    async def cap(self, name: str, seconds: Seconds) -> int | None:
+        """
+        Return the cap of a semaphore, None without one.
+
+        Args:
+            name: The semaphore, as `apart` names it.
+            seconds: How long to wait for the backend. Without an answer what was known last counts.
+        """
+        runtime = self._client.runtime
+        if self._client.capabilities.notes and runtime.now() - self._known_at >= LOOK_SECONDS:
+            done = runtime.event()
+            try:
+                runtime.spawn("lockkit-caps", partial(self._look, done))
+            except RuntimeError as error:
+                log.debug("asking for the caps of semaphores: %s", error)
+            else:
+                await done.wait(max(0.0, seconds))
+        return self._caps.get(split_space(name)[1])
+
+    async def _look(self, done: Any) -> None:  # noqa: ANN401 - an event of the runtime
+        try:
+            asked_at = self._client.runtime.now()
+            self._caps, self._known_at = await self.read(), asked_at
+        except (LockError, ValueError) as error:
+            log.debug("asking for the caps of semaphores: %s", error)
+        finally:
+            done.set()
+
+    def paused(self, name: str) -> LockTimeout:
+        """Return the error of a wait for a semaphore whose cap is 0."""
+        name, url = split_space(name)[1], self._client.url
+        message = f"semaphore {name!r} at {url} gives no permits: an operator set its limit to 0 (lockkit limit)"
+        return LockTimeout(message, name=name, backend=url)
+
+    # -- other clients -----------------------------------------------------------------------------------------------
+
+    def compare(self, settings: LockSettings) -> None:
+        """Look in the background whether other clients use the semaphore with another limit, and warn once if so."""
+        name, now = settings.name, self._client.runtime.now()
+        if name in self._compared or now - self._compared_at < COMPARE_SECONDS:
+            return
+        self._compared_at = now
+        if len(self._compared) >= COMPARED_MAX:
+            self._compared.clear()
+        self._compared.add(name)
+        try:
+            self._client.runtime.spawn("lockkit-limits", partial(self._compare, name, settings.limit))
+        except RuntimeError as error:
+            log.debug("comparing limits of semaphore %r: %s", name, error)
+
+    async def _compare(self, name: str, limit: int) -> None:
+        try:
+            holders = await self._client.ready().holders(name)
+        except LockError as error:
+            log.debug("comparing limits of semaphore %r: %s", name, error)
+            return
+        for holder in holders:
+            other = holder.metadata.get(LIMIT_KEY)
+            if isinstance(other, int) and other != limit:
+                log.warning(
+                    "semaphore %r at %s: this client uses limit %d, another one (%s, pid %s) uses %d: the permits are "
+                    "shared, and each client counts to its own limit", split_space(name)[1], self._client.url, limit,
+                    holder.metadata.get("host"), holder.metadata.get("pid"), other,
+                )  # fmt: skip
+                return

@@ -1,0 +1,79 @@
+"""Caps of semaphores, and limits of other clients."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import lockkit
+from lockkit.engine import permits, semaphore_caps
+from lockkit.testing.timing import PATIENCE
+
+if TYPE_CHECKING:
+    import pytest
+
+URL = "memory://permits"
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Return the warnings about limits."""
+    return [record.getMessage() for record in caplog.records if "uses limit" in record.getMessage()]
+
+
+def test_waiters_notice_that_the_cap_was_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From 0, where they have no place in the queue, and from 1, where nobody wakes them."""
+    for module in (permits, semaphore_caps):
+        monkeypatch.setattr(module, "LOOK_SECONDS", 0.05)
+    with lockkit.connect(URL) as client, lockkit.connect(URL) as other:
+        semaphore = client.semaphore("raised", limit=2)
+        semaphore.set_cap(0)
+        got: list[lockkit.Lease] = []
+        for cap in (1, 2):
+            thread = threading.Thread(
+                target=lambda: got.append(other.semaphore("raised", limit=2).acquire(PATIENCE)), daemon=True
+            )
+            thread.start()
+            time.sleep(0.1)
+            assert len(got) == cap - 1
+            semaphore.set_cap(cap)
+            thread.join(PATIENCE)
+        assert {lease.slot for lease in got} == {0, 1}
+        for lease in got:
+            lease.release()
+        semaphore.set_cap(None)
+
+
+def test_another_limit_elsewhere_is_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    """With both limits, and who has the other; the same limit is none."""
+    with lockkit.connect(URL) as client, lockkit.connect(URL) as other, lockkit.connect(URL) as same:
+        held = client.semaphore("mixed", limit=5, timeout=PATIENCE).acquire()
+        for _ in range(3):
+            other.semaphore("mixed", limit=8, timeout=PATIENCE).acquire().release()
+        same.semaphore("mixed", limit=5, timeout=PATIENCE).acquire().release()
+        deadline = time.monotonic() + PATIENCE
+        while not warnings(caplog):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        held.release()
+
+    (warning,) = warnings(caplog)
+    assert "this client uses limit 8" in warning
+    assert "uses 5" in warning
+
+
+def test_caps_that_cannot_be_read_do_not_delay_a_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A backend that hangs is waited for as long as the caller waits; what was known last counts."""
+    with lockkit.connect(URL) as client:
+        answer = threading.Event()
+
+        async def hang() -> dict[str, int]:
+            answer.wait(PATIENCE)
+            return {}
+
+        monkeypatch.setattr(client._engine.caps, "read", hang)
+        began = time.monotonic()
+        with client.semaphore("slow", limit=1, timeout=0.1):
+            waited = time.monotonic() - began
+        answer.set()
+    assert waited < PATIENCE / 2

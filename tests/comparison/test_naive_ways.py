@@ -21,6 +21,7 @@ from lockkit.testing.processes import Worker
 from lockkit.testing.servers import FaultProxy, RedisServer, require, wait_until
 from lockkit.testing.target import Target
 from tests.comparison.support import LONG, PATIENCE, Program, run_out
+from tests.tries import busy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -174,7 +175,7 @@ class TestDeleteWithoutOwner:
             with pytest.raises(lockkit.LockTimeout), b.locks.lock(LOCK, timeout=0):
                 pytest.fail("the body ran without the lock")
 
-            assert c.locks.lock(LOCK).try_acquire() is None
+            assert busy(c.locks.lock(LOCK))
             assert lease.confirm()
 
 
@@ -237,7 +238,7 @@ class TestTimestampAndGetset:
             monkeypatch.setattr(time, "time", lambda: ahead)
             monkeypatch.setattr(time, "time_ns", lambda: int(ahead * 1e9))
 
-            assert b.locks.lock(LOCK).try_acquire() is None
+            assert busy(b.locks.lock(LOCK))
             assert lease.confirm()
         with b.locks.lock(LOCK) as after:
             assert lease.token < after.token < ahead * 1e6
@@ -306,7 +307,7 @@ class TestUncheckedDelete:
         with pytest.raises(lockkit.LockLost):
             paused.release()
 
-        assert c.locks.lock(LOCK).try_acquire() is None
+        assert busy(c.locks.lock(LOCK))
         assert lease.confirm()
         lease.release()
 
@@ -326,7 +327,7 @@ class TestUncheckedDelete:
             link.heal()  # what was sent arrives now
             wait_until(lambda: None if scripts_run(server) > before else "it has not arrived")
 
-            assert c.locks.lock(LOCK).try_acquire() is None
+            assert busy(c.locks.lock(LOCK))
             assert lease.confirm()
             lease.release()
 
@@ -432,7 +433,7 @@ class TestWatchMultiExec:
         a.redis.set(STOCK, 1)
         sent = []
         with a.locks.lock(STOCK, ttl=LONG):
-            assert b.locks.lock(STOCK).try_acquire() is None, "B comes at the same time and sends nothing"
+            assert busy(b.locks.lock(STOCK)), "B comes at the same time and sends nothing"
             sent.append("A")
             a.redis.decr(STOCK)
         with b.locks.lock(STOCK, timeout=PATIENCE):

@@ -498,9 +498,9 @@ class TestShared:
         permits = [other.semaphore("places", limit=2, ttl=LONG).acquire(PATIENCE) for _ in range(2)]
         got: list[lockkit.Lease] = []
         calls = [
-            lambda: got.append(client.rwlock("places", ttl=LONG).read().acquire(PATIENCE)),
-            lambda: got.append(client.rwlock("places", ttl=LONG).read().acquire(PATIENCE)),
-            lambda: got.append(client.semaphore("places", limit=2, ttl=LONG).acquire(PATIENCE)),
+            lambda: got.append(client.rwlock("places", ttl=LONGEST).read().acquire()),
+            lambda: got.append(client.rwlock("places", ttl=LONGEST).read().acquire()),
+            lambda: got.append(client.semaphore("places", limit=2, ttl=LONGEST).acquire()),
         ]
         threads = [threading.Thread(target=call, daemon=True) for call in calls]
         for thread in threads:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from tests.backends.zookeeper.support import Connect, Tree
 
 LONG = 60.0
+WAIT: dict[str, Any] = {"ttl": 3 * PATIENCE, "timeout": 6 * PATIENCE}
+"""For waiters that must be woken: lockkit looks again by itself after a ttl, and at the end of the timeout."""
+
 ROOT = "/lockkit+sem"
 
 
@@ -59,7 +62,7 @@ def test_first_come_first_served_with_different_limits(ours: Client, tree: Tree,
     order: list[str] = []
 
     def take(client: Client, limit: int, who: str) -> lockkit.Lease:
-        lease = client.semaphore("mixed", limit=limit, ttl=LONG).acquire(PATIENCE)
+        lease = client.semaphore("mixed", limit=limit, **WAIT).acquire()
         order.append(who)
         return lease
 
@@ -101,7 +104,7 @@ def test_all_holders_leave_at_once(ours: Client, tree: Tree, connect: Connect) -
     held = [ours.semaphore("at-once", limit=2, ttl=LONG).acquire(PATIENCE) for _ in range(2)]
     waiting = []
     for number, client in enumerate(clients):
-        waiting.append(Background(client.semaphore("at-once", limit=2, ttl=LONG, timeout=PATIENCE).acquire))
+        waiting.append(Background(client.semaphore("at-once", limit=2, **WAIT).acquire))
         tree.until_waiting(f"{ROOT}/at-once", 4 + number)
 
     transaction = tree.client.transaction()
@@ -135,7 +138,7 @@ def test_mark_of_the_one_before_between_listing_and_watching(
     """
     clients = [connect(ours.url) for _ in range(2)]
     held = [ours.semaphore("between", limit=3, ttl=LONG).acquire(PATIENCE) for _ in range(3)]
-    first = Background(clients[0].semaphore("between", limit=3, ttl=LONG, timeout=PATIENCE).acquire)
+    first = Background(clients[0].semaphore("between", limit=3, **WAIT).acquire)
     tree.until_waiting(f"{ROOT}/between", 6)
     watch, came = Watches.watch_predecessor, threading.Event()
 
@@ -148,12 +151,32 @@ def test_mark_of_the_one_before_between_listing_and_watching(
         return watch(watches, node, path, request)
 
     monkeypatch.setattr(Watches, "watch_predecessor", release_before)
-    second = clients[1].semaphore("between", limit=3, ttl=LONG).acquire(LONG / 3)
+    second = Background(clients[1].semaphore("between", limit=3, **WAIT).acquire).result()
 
     assert came.is_set()
     assert {first.result().slot, second.slot} == {1, 2}
     for lease in (held[0], first.result(), second):
         lease.release()
+
+
+def test_holder_leaves_between_listing_and_watching(
+    ours: Client, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first waiter sees that all permits are held; one is released; it begins to watch the directory."""
+    held = [ours.semaphore("leaves", limit=2, ttl=LONG).acquire(PATIENCE) for _ in range(2)]
+    watch = Watches.watch_directory
+
+    def release_before(watches: Watches[LockNode], node: LockNode, path: str, request: Request) -> object:
+        if held[1].held:
+            held[1].release()
+        return watch(watches, node, path, request)
+
+    monkeypatch.setattr(Watches, "watch_directory", release_before)
+    lease = Background(connect(ours.url).semaphore("leaves", limit=2, **WAIT).acquire).result()
+
+    assert lease.slot == 1
+    lease.release()
+    held[0].release()
 
 
 def test_lost_answer_to_a_mark_leaves_nothing(server: ZooKeeperServer, tree: Tree, connect: Connect) -> None:
@@ -202,7 +225,7 @@ def test_release_wakes_one_waiter(server: ZooKeeperServer, ours: Client, tree: T
     held = [ours.semaphore("herd", limit=3, ttl=LONG).acquire(PATIENCE) for _ in range(3)]
     waiting = []
     for number, client in enumerate(clients):
-        waiting.append(Background(client.semaphore("herd", limit=3, ttl=LONG, timeout=PATIENCE).acquire))
+        waiting.append(Background(client.semaphore("herd", limit=3, **WAIT).acquire))
         tree.until_waiting(f"{ROOT}/herd", 6 + number)
     tree.client.sync("/")
     before = packets_count(server)

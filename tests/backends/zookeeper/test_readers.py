@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from tests.backends.zookeeper.support import Connect
 
 LONG = 60.0
+WAIT: dict[str, Any] = {"ttl": 3 * PATIENCE, "timeout": 6 * PATIENCE}
+"""For waiters that must be woken: lockkit looks again by itself after a ttl, and at the end of the timeout."""
 
 
 @pytest.fixture
@@ -95,7 +97,7 @@ class TestKazoo:
     ) -> None:
         """And stops those that come after it."""
         name = f"writer-{kind[0]}"
-        path, reader = f"/lockkit/{name}", connect(ours.url).rwlock(name, ttl=LONG, timeout=PATIENCE).read()
+        path, reader = f"/lockkit/{name}", connect(ours.url).rwlock(name, **WAIT).read()
         lease = ours.rwlock(name, ttl=LONG).read().acquire(PATIENCE)
         lock = writer_of(theirs, kind, path)
         writing = Background(lambda: lock.acquire(timeout=PATIENCE))
@@ -124,7 +126,7 @@ class TestKazoo:
         lease.release()
         assert reading.result()
 
-        writing = Background(lambda: ours.lock("reader", ttl=LONG).acquire(PATIENCE))
+        writing = Background(ours.lock("reader", **WAIT).acquire)
         tree.until_waiting(path, 2)
         assert not late.acquire(blocking=False)
         assert not writing.done
@@ -148,7 +150,7 @@ class TestKazoo:
         """All are removed, and the writer behind them is not."""
         assert theirs.ReadLock("/lockkit/break").acquire(timeout=PATIENCE)
         lease = ours.rwlock("break", ttl=LONG).read().acquire(PATIENCE)
-        writing = Background(lambda: ours.lock("break", ttl=LONG).acquire(PATIENCE))
+        writing = Background(ours.lock("break", **WAIT).acquire)
         Tree(theirs).until_waiting("/lockkit/break", 3)
 
         assert ours.break_lock("break")
@@ -167,7 +169,7 @@ class TestDowngrade:
         path, other = "/lockkit/down", connect(ours.url)
         lease = ours.lock("down", ttl=LONG).acquire(PATIENCE)
         token, (node,) = lease.token, tree.nodes(path)
-        reading = Background(other.rwlock("down", ttl=LONG, timeout=PATIENCE).read().acquire)
+        reading = Background(other.rwlock("down", **WAIT).read().acquire)
         tree.until_waiting(path, 2)
 
         lease.downgrade()
@@ -245,7 +247,7 @@ class TestDowngrade:
             return watch(watches, node, path, request)
 
         monkeypatch.setattr(Watches, "watch_predecessor", downgrade_before)
-        other.rwlock("between", ttl=LONG).read().acquire(LONG / 3).release()
+        Background(other.rwlock("between", **WAIT).read().acquire).result().release()
         lease.release()
 
 
@@ -273,9 +275,9 @@ class TestCrowds:
         """Those of one client share it; the writer behind them is not woken."""
         with lockkit.connect(server.url) as other, lockkit.connect(server.url) as last:
             lease = other.lock("run", ttl=LONG).acquire(PATIENCE)
-            reading = [Background(ours.rwlock("run", ttl=LONG, timeout=PATIENCE).read().acquire) for _ in range(30)]
+            reading = [Background(ours.rwlock("run", **WAIT).read().acquire) for _ in range(30)]
             tree.until_waiting("/lockkit/run", 31)
-            writing = Background(lambda: last.lock("run", ttl=LONG).acquire(PATIENCE))
+            writing = Background(last.lock("run", **WAIT).acquire)
             tree.until_waiting("/lockkit/run", 32)
             (session,) = backend_of(ours)._sessions.all()
             wait_until(

@@ -4,7 +4,8 @@ Locks on ZooKeeper: sequential ephemeral nodes.
 Algorithm (ZooKeeper Recipes and Solutions, "Locks"; the layout is that of kazoo's ``Lock``, so the two exclude each
 other): each client that wants a lock creates a node in the lock's directory, to which ZooKeeper appends a number. The
 lowest number holds; each of the others watches the one before it. So a release wakes one waiter, first come, first
-served.
+served. Readers (the same, "Shared Locks"; kazoo's ``ReadLock``) watch the nearest writer before them. For them and for
+permits see `lockkit.backends.zookeeper.turns`.
 
 A lease belongs to a session whose timeout is its ttl, or somewhat longer (`lockkit.backends.zookeeper.sessions`): the
 server ends the session, and removes its nodes, when no packet came for that long. kazoo keeps it alive; lockkit's
@@ -13,10 +14,14 @@ their session.
 
 ===========  ==================================================================================================
 acquire      create, get_children (sent together); the lowest number is granted, its token is the node's ``czxid``
-wait         get of the predecessor, with a watch: when it goes away, list again
+wait         get of the predecessor, with a watch: when it goes away, list again; the first that waits for a permit:
+             get_children, with a watch
+permit       if others hold permits: also multi of check, set and create, which creates its mark
 list again   sync, get_children (sent together)
 renew        sync for each session; at first and after a new connection exists of each node, with a watch
-release      delete
+update       set
+downgrade    multi of set and create, which creates the mark
+release      delete; multi of two deletes if there is a mark
 close        closeSession
 ===========  ==================================================================================================
 

@@ -1,24 +1,24 @@
 """
 Whose turn it is in the queue of a lock. Pure: it decides from one listing of the queue.
 
-Numbers only grow, so what is ahead of a contender can only leave. All rules below stay true when somebody ahead leaves:
-whoever was granted stays granted, and needs no other listing to know it.
+Numbers only grow, so those ahead of a contender can only leave. Each rule stays true when one of them leaves: what one
+listing grants, no later one takes back.
 
-=========  =============================  ================================  =========================================
-mode       granted when ahead of it are   meanwhile it watches              source
-=========  =============================  ================================  =========================================
-exclusive  nobody                         the one before it                 ZooKeeper Recipes, "Locks"
-shared     readers only                   the nearest writer before it      ZooKeeper Recipes, "Shared Locks"
-permit     holders only, and fewer than   the directory if only holders     the first waiter of Curator's
-           its limit                      are ahead, else the one before    ``InterProcessSemaphoreV2`` does the same
-=========  =============================  ================================  =========================================
+=========  ================================  ==================================  =====================================
+mode       granted when ahead of it are      meanwhile it watches                source
+=========  ================================  ==================================  =====================================
+exclusive  nobody                            the one before it                   ZooKeeper Recipes, "Locks"
+shared     readers only                      the nearest writer before it        ZooKeeper Recipes, "Shared Locks"
+permit     holders only, and fewer than its  the directory if only holders are   Curator's ``InterProcessSemaphoreV2``:
+           limit                             ahead, else the one before it       one waiter watches what is held
+=========  ================================  ==================================  =====================================
 
 The queue of a semaphore is: holders, then waiters. A permit is held by the first contender of all, in slot 0, and by
 each that has a mark, in the slot of the mark. Only the first waiter may create its mark, for the lowest slot that its
-listing shows to be free: no other can take that slot meanwhile, and the number of holders can only fall.
+listing shows to be free. Meanwhile no other contender can take that slot, and the number of holders can only fall.
 
-The first waiter becomes the first contender, with slot 0, when all before it have left. To have then no other slot from
-a mark that is on its way, it creates the mark in one transaction with a check that the one before it is still there.
+When all before the first waiter have left, it is the first contender, and holds slot 0. A mark that is still on its way
+would give it another slot. So it creates the mark in one transaction with a check that the one before it exists.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import pytest
 import lockkit
 from lockkit.backends.zookeeper.wakeup import Watches
 from lockkit.testing.servers import FaultProxy
-from tests.backends.zookeeper.support import PATIENCE, packets_count
+from tests.backends.zookeeper.support import PATIENCE, kazoo_client, packets_count
 from tests.backends.zookeeper.test_readers import Background
 
 if TYPE_CHECKING:
@@ -242,3 +242,15 @@ def test_release_wakes_one_waiter(server: ZooKeeperServer, ours: Client, tree: T
     for call in waiting[1:]:
         call.result().release()
     tree.until_empty(f"{ROOT}/herd")
+
+
+def test_close_removes_marks_from_an_application_s_session(server: ZooKeeperServer, tree: Tree) -> None:
+    """The session goes on, so nothing else would remove them."""
+    with kazoo_client(server.address) as theirs, lockkit.from_client(theirs) as client:
+        permits = [client.semaphore("adopted", limit=2, ttl=5).acquire(PATIENCE) for _ in range(2)]
+        lease = client.lock("adopted", ttl=5).acquire(PATIENCE)
+        lease.downgrade()
+        client.close()
+        assert not any(one.held for one in (*permits, lease))
+        tree.until_empty(f"{ROOT}/adopted")
+        tree.until_empty("/lockkit/adopted")

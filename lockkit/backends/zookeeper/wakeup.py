@@ -102,12 +102,12 @@ class Watches(Generic[N]):
             return
         with self._mutex:
             self._listings.pop(request, None)
-            node.watched_path = None
             requests = self._waiters.get(path)
             if requests is not None:
                 requests.discard(request)
                 if not requests:
                     del self._waiters[path]
+            node.watched_path = None  # last: after an interrupt this is called again
 
     def take_listing(self, request: Request) -> tuple[float, Any] | None:
         """Give what was requested for a waiter when it was woken, as `request_children` gave it."""

@@ -219,6 +219,24 @@ class TestDowngrade:
             lease.release()
         tree.until_empty("/lockkit/lost")
 
+    def test_mark_that_never_arrived_is_no_obstacle_to_the_release(
+        self, server: ZooKeeperServer, tree: Tree, connect: Connect
+    ) -> None:
+        """The request is lost on its way, and the lease is released over the next connection."""
+        with FaultProxy(server.host, server.port) as proxy:
+            client = connect(f"zookeeper://{proxy.address}")
+            lease = client.lock("never", ttl=LONG).acquire(PATIENCE)
+            proxy.blackhole()
+            with pytest.raises(lockkit.BackendUnavailable):
+                lease.downgrade()
+            proxy.cut()
+            proxy.heal()
+            (node,) = tree.nodes("/lockkit/never")
+            assert node.startswith(lease.owner)
+
+            lease.release()
+        tree.until_empty("/lockkit/never")
+
     def test_broken_lease_is_not_downgraded(self, ours: Client, tree: Tree, connect: Connect) -> None:
         """No mark is left."""
         lease = ours.lock("gone", ttl=LONG).acquire(PATIENCE)

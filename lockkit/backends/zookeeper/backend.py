@@ -4,7 +4,8 @@ Locks on ZooKeeper: sequential ephemeral nodes.
 Algorithm (ZooKeeper Recipes and Solutions, "Locks"; the layout is that of kazoo's ``Lock``, so the two exclude each
 other): each client that wants a lock creates a node in the lock's directory, to which ZooKeeper appends a number. The
 lowest number holds; each of the others watches the one before it. So a release wakes one waiter, first come, first
-served.
+served. Readers (the same, "Shared Locks"; kazoo's ``ReadLock``) watch the nearest writer before them. For them and for
+permits see `lockkit.backends.zookeeper.turns`.
 
 A lease belongs to a session whose timeout is its ttl, or somewhat longer (`lockkit.backends.zookeeper.sessions`): the
 server ends the session, and removes its nodes, when no packet came for that long. kazoo keeps it alive; lockkit's
@@ -13,10 +14,14 @@ their session.
 
 ===========  ==================================================================================================
 acquire      create, get_children (sent together); the lowest number is granted, its token is the node's ``czxid``
-wait         get of the predecessor, with a watch: when it goes away, list again
+wait         get of the predecessor, with a watch: when it goes away, list again; the first that waits for a permit:
+             get_children, with a watch
+permit       if others hold permits: also multi of check, set and create, which creates its mark
 list again   sync, get_children (sent together)
 renew        sync for each session; at first and after a new connection exists of each node, with a watch
-release      delete
+update       set
+downgrade    multi of set and create, which creates the mark
+release      delete; multi of two deletes if there is a mark
 close        closeSession
 ===========  ==================================================================================================
 
@@ -38,7 +43,6 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any, ClassVar
 from weakref import WeakKeyDictionary
@@ -67,6 +71,7 @@ from lockkit.backend import (
 )
 from lockkit.backends.zookeeper.connection import ANSWER_SECONDS, CONNECT_SECONDS
 from lockkit.backends.zookeeper.directories import LockDirectories
+from lockkit.backends.zookeeper.marks import mark, replace_data
 from lockkit.backends.zookeeper.notes import LockNotes
 from lockkit.backends.zookeeper.options import (
     OPTIONS,
@@ -77,12 +82,13 @@ from lockkit.backends.zookeeper.options import (
     refusal_explained,
     root_of,
 )
-from lockkit.backends.zookeeper.path import contenders
+from lockkit.backends.zookeeper.path import READ_MARK, contenders
 from lockkit.backends.zookeeper.queue import LockQueue
 from lockkit.backends.zookeeper.quirks import sync
 from lockkit.backends.zookeeper.session import MILLISECOND, Session
 from lockkit.backends.zookeeper.sessions import Sessions
 from lockkit.backends.zookeeper.short_leases import ShortLeases
+from lockkit.backends.zookeeper.turns import held
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockError, Unsupported
 
 if TYPE_CHECKING:
@@ -116,14 +122,17 @@ _CAPABILITIES = Capabilities(
     token_source="czxid of the node: the ensemble's transaction number, higher with every change anywhere in it",  # noqa: S106
     survives_node_loss=False,
     survives_data_loss=False,
-    shared_mode=False,
+    shared_mode=True,
     clock_assumption="the servers' clocks run at the rate of the clients' within 1 %",
     waiters_visible=True,
     scope="network",
     caveat="A ttl outside of the ensemble's session limits is changed, with a warning; in an ensemble that lost its "
     "data, tokens start anew.",
+    metadata_update=True,
     listing=True,
-    permits="slots",
+    fair_shared=True,
+    downgrade=True,
+    permits="native",
     notes=True,
 )
 
@@ -227,7 +236,7 @@ class ZooKeeperBackend(LockBackend):
             raise BackendUnavailable(message)
         self._short_leases.add(node)
         request.state = None
-        return Grant(request.name, request.owner, node.token, node.ttl, node.asked_at, node)
+        return Grant(request.name, request.owner, node.token, node.ttl, node.asked_at, node, node.slot)
 
     async def wait(self, request: Request, busy: Busy, until: Instant) -> None:
         """See `LockBackend.wait`."""
@@ -244,9 +253,9 @@ class ZooKeeperBackend(LockBackend):
         node: LockNode | None = request.state
         if node is None:
             # Nothing was created, or it was granted, and the answer came too late to be believed.
-            held = self._sessions.holding(request.owner)
-            if held is not None:
-                await self._release(held, self._until(request.answer_by))
+            granted = self._sessions.holding(request.owner)
+            if granted is not None:
+                await self._release(granted, self._until(request.answer_by))
             return
         node.session.watches.stop_waking(node, request)
         try:
@@ -331,6 +340,18 @@ class ZooKeeperBackend(LockBackend):
         )
         return Unsupported(message, name=grant.name, backend=self._url)
 
+    async def downgrade(self, grant: Grant) -> bool:
+        """See `LockBackend.downgrade`. The node stays; its mark says that it is a reader's."""
+        node: LockNode = grant.state
+        return node.session_lives and await mark(node, READ_MARK, self._until())
+
+    async def update(self, grant: Grant, metadata: str) -> Gone | None:
+        """See `LockBackend.update`."""
+        node: LockNode = grant.state
+        if node.session_lives and await replace_data(node, metadata.encode(), self._until()):
+            return None
+        return Gone("gone" if node.session_lives else "session")
+
     async def release(self, grant: Grant, answer_by: float = inf) -> bool:
         """See `LockBackend.release`."""
         return await self._release(grant.state, self._until(answer_by))
@@ -343,7 +364,7 @@ class ZooKeeperBackend(LockBackend):
             return False  # the server has removed it with its session
         assert node.name is not None
         try:
-            existed = await self._directories.delete_node(session, node.directory, node.name, until)
+            existed = await self._directories.delete_node(session, node.directory, node.name, until, node.mark)
         except BaseException:
             # kazoo keeps the session alive, and with it the node: keep trying.
             self._short_leases.remove_now(node)
@@ -364,6 +385,8 @@ class ZooKeeperBackend(LockBackend):
             else:
                 node.session.forget_lease(node)
                 deletions.append((node, node.session.client.delete_async(node.path)))
+                if node.mark is not None:
+                    node.session.client.delete_async(f"{node.path}{node.mark}")
         problem: LockError | None = None
         try:
             await self._sessions.end([*own], until)
@@ -388,21 +411,36 @@ class ZooKeeperBackend(LockBackend):
         session = await self._sessions.any(until)
         directory = self._directories.path(name)
         while queue := contenders(await session.children(directory, until)):
-            path = f"{directory}/{queue[0].node}"
-            try:
-                data, stat = await session.read(partial(session.client.get_async, path), until)
-            except NoNodeError:
-                continue  # it has just left: the next one holds
-            return [Holder(queue[0].owner, stat.czxid, None, decode_metadata(data), len(queue) - 1)]
+            holding = held(queue)
+            found = await session.data_of_each([f"{directory}/{one.node}" for one in holding], until)
+            waiters_count = len(queue) - len(holding)
+            holders = [
+                Holder(one.owner, node[1].czxid, None, decode_metadata(node[0]), waiters_count, one.mode, one.slot)
+                for one, node in zip(holding, found, strict=True)
+                if node is not None
+            ]
+            if holders:
+                return holders
+            # all have just left: the next ones hold it
         return []
+
+    async def confirm(self, grant: Grant) -> Gone | None:
+        """See `LockBackend.confirm`. One round trip, however many hold it."""
+        until = self._until()
+        session = await self._sessions.any(until)
+        node: LockNode = grant.state
+        queue = contenders(await session.children(node.directory, until))
+        if any(one.node == node.name for one in held(queue)):
+            return None
+        return Gone("taken" if queue else "gone")
 
     async def break_lock(self, name: str) -> bool:
         """See `LockBackend.break_lock`."""
         until = self._until()
         session = await self._sessions.any(until)
         directory = self._directories.path(name)
-        queue = contenders(await session.children(directory, until))
-        return bool(queue) and await self._directories.delete_node(session, directory, queue[0].node, until)
+        holding = held(contenders(await session.children(directory, until)))
+        return bool(holding) and await self._directories.delete_held(session, directory, holding, until)
 
     async def names(self, prefix: str, after: NamesPage | None = None) -> NamesPage:
         """See `LockBackend.names`. The first page lists the directories; each page looks into some of them."""
@@ -412,8 +450,8 @@ class ZooKeeperBackend(LockBackend):
             return NamesPage([], await self._directories.names(session, prefix, until) or None)
         part, left = after.next[:PAGE_DIRECTORIES], after.next[PAGE_DIRECTORIES:]
         queues = await session.children_of_each([self._directories.path(name) for name in part], until)
-        held = [name for name, children in zip(part, queues, strict=True) if contenders(children)]
-        return NamesPage(held, left or None)
+        names = [name for name, children in zip(part, queues, strict=True) if contenders(children)]
+        return NamesPage(names, left or None)
 
     async def read_note(self, name: str) -> Note | None:
         """See `LockBackend.read_note`. A second round trip once in a while, for the leader's clock."""

@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, Any
 from kazoo.exceptions import NodeExistsError, NoNodeError, UnimplementedError
 
 from lockkit.backend import SPACES, apart, split_space
-from lockkit.backends.zookeeper.path import escape_name, name_of, node_prefix
+from lockkit.backends.zookeeper.path import escape_name, is_of_owner, name_of
 from lockkit.backends.zookeeper.quirks import create_directory
 from lockkit.errors import BackendUnavailable, LockError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Sequence
 
+    from lockkit.backends.zookeeper.path import Contender
     from lockkit.backends.zookeeper.session import LockNode, Session
     from lockkit.runtime import Runtime
     from lockkit.units import Instant
@@ -143,17 +144,53 @@ class LockDirectories:
         with suppress(NoNodeError):
             await session.answer(session.client.delete_async(path), until)
 
-    async def delete_node(self, session: Session, directory: str, node: str, until: Instant) -> bool:
-        """Delete a node of a lock, and its directory if that has to go; False if the node was gone."""
+    async def delete_node(
+        self, session: Session, directory: str, node: str, until: Instant, mark: str | None = None
+    ) -> bool:
+        """Delete a node of a lock with its mark, and its directory if that has to go; False if the node was gone."""
         if not session.usable:
             await session.connected(until, patient=True)
+        path = f"{directory}/{node}"
+        if mark is not None and await self._delete_marked(session, path, mark, until):
+            return True
+        existed = True
         try:
-            await session.answer(session.client.delete_async(f"{directory}/{node}"), until)
+            await session.answer(session.client.delete_async(path), until)
         except NoNodeError:
+            existed = False
+        if mark is not None:
+            session.client.delete_async(f"{path}{mark}")  # without the node it means nothing
+        if existed:
+            self._clean_up(session, directory)
+        return existed
+
+    async def _delete_marked(self, session: Session, path: str, mark: str, until: Instant) -> bool:
+        """Delete a node and its mark in one step, which wakes a waiter once; False if either is missing."""
+        transaction = session.client.transaction()
+        transaction.delete(path)
+        transaction.delete(f"{path}{mark}")
+        if await session.committed(transaction.commit_async(), until) is not None:
             return False
+        self._clean_up(session, path.rpartition("/")[0])
+        return True
+
+    def _clean_up(self, session: Session, directory: str) -> None:
         if self._cleanup and not self.containers:
             session.client.delete_async(directory)  # refused unless it is empty; nobody waits for the answer
-        return True
+
+    async def delete_held(self, session: Session, directory: str, queue: Sequence[Contender], until: Instant) -> bool:
+        """Delete the nodes of all who hold a lock, with all requests sent at once; False if none was left."""
+        sent = [session.client.delete_async(f"{directory}/{one.node}") for one in queue]
+        for one in queue:
+            if one.mark is not None:
+                session.client.delete_async(f"{directory}/{one.node}{one.mark}")
+        existed = False
+        for result in sent:
+            with suppress(NoNodeError):
+                await session.answer(result, until)
+                existed = True
+        self._clean_up(session, directory)
+        return existed
 
     async def remove(self, node: LockNode, until: Instant) -> bool:
         """
@@ -172,7 +209,7 @@ class LockDirectories:
             return await self._remove_by_owner(node, until)
         node.session.forget_lease(node)
         node.session.check_usable()
-        await self.delete_node(node.session, node.directory, node.name, until)
+        await self.delete_node(node.session, node.directory, node.name, until, node.mark)
         return True
 
     async def _remove_by_owner(self, node: LockNode, until: Instant) -> bool:
@@ -183,7 +220,7 @@ class LockDirectories:
         except LockError:
             node.missed_at = None  # an outage: what the old connection carries may still come
             raise
-        found = [child for child in children if child.startswith(node_prefix(node.owner))]
+        found = [child for child in children if is_of_owner(child, node.owner)]
         for child in found:
             await self.delete_node(session, node.directory, child, until)
         now = self._runtime.now()

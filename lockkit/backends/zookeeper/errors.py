@@ -42,7 +42,7 @@ _TABLE: tuple[tuple[type[BaseException], Callable[[str], LockError], str], ...] 
     (
         kazoo.NoAuthError,
         ConfigurationError,
-        "denies this user a right: it needs create, delete and read in the directory of the locks (see getAcl)",
+        "denies this user a right: it needs create, delete and read in the directory of the locks, and write on nodes",
     ),
     (kazoo.InvalidACLError, ConfigurationError, "refuses the access rights of the option acl"),
     (kazoo.UnimplementedError, ConfigurationError, "lacks a request that lockkit needs: use ZooKeeper 3.5 or later"),

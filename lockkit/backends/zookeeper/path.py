@@ -5,27 +5,49 @@ Where a lock is stored in ZooKeeper's tree, and the queue of its contenders.
 
     /lockkit/seat%2F12A                                              the lock "seat/12A"
     /lockkit/seat%2F12A/9f…c1__lock__0000000041                      its holder
-    /lockkit/seat%2F12A/03…7e__lock__0000000042                      a client that waits for it
+    /lockkit/seat%2F12A/03…7e__rlock__0000000042                     a reader that waits for it
+    /lockkit+sem/pool/5a…90__permit__0000000007                      the holder of slot 0 of the semaphore "pool"
+    /lockkit+sem/pool/c4…1d__permit__0000000008                      the holder of slot 1
+    /lockkit+sem/pool/c4…1d__permit__0000000008__slot1               its mark
 
-This is the layout of kazoo's ``Lock``: 32 hexadecimal digits, a word, and the number that ZooKeeper appends. lockkit
-puts the owner in the digits.
+This is the layout of kazoo's ``Lock``, ``WriteLock`` and ``ReadLock``: 32 hexadecimal digits, a word, and the number
+that ZooKeeper appends. lockkit puts the owner in the digits. kazoo has no permits.
+
+A *mark* is a node beside a contender's, and says what that contender has become: the holder of a permit, or a reader
+that was a writer (``…__lock__0000000041__read``). It is created in one transaction with a change of the contender's own
+node, which wakes those that watch that. kazoo takes no notice of marks.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from lockkit.errors import ConfigurationError
 from lockkit.validation import lock_name, unescape
 
-__all__ = ["NODE_WORD", "Contender", "contenders", "escape_name", "name_of", "node_prefix"]
+if TYPE_CHECKING:
+    from lockkit.backend import Mode
 
-NODE_WORD = "__lock__"
+__all__ = [
+    "READ_MARK",
+    "Contender",
+    "contenders",
+    "escape_name",
+    "is_of_owner",
+    "name_of",
+    "node_prefix",
+    "slot_mark",
+]
 
-# A kazoo ReadLock excludes lockkit too, as it excludes a kazoo WriteLock.
-_NODE = re.compile(r"(.*)__r?lock__(-?\d{10})", re.DOTALL)
+READ_MARK = "__read"
+"""End of the name of the mark of a writer that has become a reader."""
+
+_WORDS: dict[Mode, str] = {"exclusive": "lock", "shared": "rlock", "permit": "permit"}
+_MODES: dict[str, Mode] = {word: mode for mode, word in _WORDS.items()}
+_NODE = re.compile(r"(.*)__(r?lock|permit)__(-?\d{10})", re.DOTALL)
+_MARK = re.compile(r"(.*__(?:lock|permit)__-?\d{10})(__read|__slot(\d+))", re.DOTALL)
 # What ZooKeeper refuses in a path (PathUtils.validatePath). It works in UTF-16, where all characters beyond the first
 # plane are surrogates.
 _REFUSED = re.compile("[%/\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff\U00010000-\U0010ffff]")
@@ -51,16 +73,39 @@ def _percent(match: re.Match[str]) -> str:
 
 
 class Contender(NamedTuple):
-    """A node in the queue of a lock."""
+    """
+    A node in the queue of a lock.
+
+    Attributes:
+        node: Its name.
+        owner: Of the request.
+        sequence: The number that ZooKeeper appended.
+        mode: Beside whom it wants the lock, or has it.
+        slot: Of a permit that is held; None while it waits, and for a lock.
+        mark: End of the name of its mark; None if it has none.
+    """
 
     node: str
     owner: str
     sequence: int
+    mode: Mode = "exclusive"
+    slot: int | None = None
+    mark: str | None = None
 
 
-def node_prefix(owner: str) -> str:
+def node_prefix(owner: str, mode: Mode = "exclusive") -> str:
     """Give the start of the name of an owner's node; ZooKeeper appends the number."""
-    return owner + NODE_WORD
+    return f"{owner}__{_WORDS[mode]}__"
+
+
+def is_of_owner(node: str, owner: str) -> bool:
+    """Tell whether an owner created the node of that name."""
+    return node.startswith(f"{owner}__")
+
+
+def slot_mark(slot: int) -> str:
+    """Give the end of the name of the mark of a permit."""
+    return f"__slot{slot}"
 
 
 def contenders(children: Iterable[str]) -> list[Contender]:
@@ -70,8 +115,24 @@ def contenders(children: Iterable[str]) -> list[Contender]:
     ZooKeeper's number has 32 bits and a sign: after 2147483647 comes -2147483648. So numbers are compared by their
     distance, which is right as long as the queue is shorter than two thousand million.
     """
-    found = [Contender(node, match[1], int(match[2])) for node in children if (match := _NODE.fullmatch(node))]
+    found: list[Contender] = []
+    marks: dict[str, re.Match[str]] = {}
+    for node in children:
+        if match := _NODE.fullmatch(node):
+            found.append(Contender(node, match[1], int(match[3]), _MODES[match[2]]))
+        elif mark := _MARK.fullmatch(node):
+            marks[mark[1]] = mark
+    if marks:
+        found = [_marked(one, marks[one.node]) if one.node in marks else one for one in found]
     if len(found) > 1:
         base = found[0].sequence
         found.sort(key=lambda contender: (contender.sequence - base + 2**31) % 2**32)
+    if found and found[0].mode == "permit" and found[0].slot is None:
+        found[0] = found[0]._replace(slot=0)  # see `lockkit.backends.zookeeper.turns`
     return found
+
+
+def _marked(contender: Contender, mark: re.Match[str]) -> Contender:
+    if mark[2] == READ_MARK:
+        return contender._replace(mode="shared", mark=mark[2])
+    return contender._replace(slot=int(mark[3]), mark=mark[2])

@@ -1,4 +1,4 @@
-"""One request in the queue of its lock: it creates a node, and is first, or watches the node before its own."""
+"""One request in the queue of its lock: it creates a node, and holds the lock, or watches what it waits for."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 from kazoo.exceptions import NoNodeError
 
 from lockkit.backend import Busy
-from lockkit.backends.zookeeper.path import contenders, node_prefix
+from lockkit.backends.zookeeper.marks import mark
+from lockkit.backends.zookeeper.path import contenders, is_of_owner, node_prefix, slot_mark
 from lockkit.backends.zookeeper.quirks import create_queue_node
 from lockkit.backends.zookeeper.session import LockNode
+from lockkit.backends.zookeeper.turns import blocker, held, lowest_free_slot, would_wait
 from lockkit.errors import BackendUnavailable, ConfigurationError
 
 if TYPE_CHECKING:
@@ -51,7 +53,7 @@ class LockQueue:
         Take or keep the place in the queue.
 
         Returns:
-            The request's node if it is the first, else who holds the lock.
+            The request's node if it holds the lock, else who does.
 
         Raises:
             LockError: There was no usable answer.
@@ -64,25 +66,68 @@ class LockQueue:
         elif not request.queue:
             # Looking costs the ensemble much less than a node that is created in vain.
             children = await self._session.children_unsynced(self._directory, self._until)
-            if queue := contenders(children):
+            if would_wait(queue := contenders(children), request):
                 return Busy(owner=queue[0].owner)
-        for _ in range(JOINS_MAX):
+        joins_count = 0
+        while True:
             node = request.state
             if node is None or node.session is not self._session or node.session_id != self._session.id:
                 self._leave()
+                if joins_count >= JOINS_MAX:
+                    break
+                joins_count += 1
                 node, children = await self._join()
             queue = contenders(children)
             position = next((index for index, one in enumerate(queue) if one.node == node.name), None)
-            if position == 0:
-                return node
             if position is None:
                 self._leave()  # another client removed the node, or its session has ended: back to the end of the queue
-            elif not request.queue or await self._watch(node, queue[position - 1]):
-                return Busy(owner=queue[0].owner)
-            else:
-                children = await self._session.children(self._directory, self._until)
+                continue
+            found = await self._decide(node, queue, position)
+            if found is not None:
+                return found
+            children = await self._session.children(self._directory, self._until)
         message = f"another client removes the place in the queue for lock {request.name!r} as often as it is taken"
         raise BackendUnavailable(message)
+
+    async def _decide(self, node: LockNode, queue: Sequence[Contender], position: int) -> LockNode | Busy | None:
+        """Give the node if it holds the lock, or who holds it; None to look again, for the queue has changed."""
+        if self._request.mode == "permit":
+            return await self._decide_permit(node, queue, position)
+        ahead = blocker(queue, position)
+        return node if ahead is None else await self._wait_for(node, queue, ahead)
+
+    async def _decide_permit(self, node: LockNode, queue: Sequence[Contender], position: int) -> LockNode | Busy | None:
+        """The same as `_decide`, for a permit: see `lockkit.backends.zookeeper.turns`."""
+        own, holders = queue[position], held(queue)
+        node.slot = own.slot
+        if position > len(holders):
+            return await self._wait_for(node, queue, queue[position - 1])
+        if position == len(holders):  # the first that waits
+            if position >= self._request.limit:
+                return await self._wait_for_holders(node, queue, position)
+            node.session.watches.stop_waking(node, self._request)  # its own mark is no news
+            node.slot = lowest_free_slot(holders)
+            behind = f"{self._directory}/{queue[position - 1].node}"
+            return node if await mark(node, slot_mark(node.slot), self._until, behind=behind) else None
+        if own.mark is None and len(holders) < len(queue):
+            # First without a mark. The next may have seen it wait behind another one, and watches it.
+            return node if await mark(node, slot_mark(0), self._until) else None
+        return node
+
+    async def _wait_for(self, node: LockNode, queue: Sequence[Contender], ahead: Contender) -> Busy | None:
+        if not self._request.queue or await self._watch(node, ahead):
+            return Busy(owner=queue[0].owner)
+        return None
+
+    async def _wait_for_holders(self, node: LockNode, queue: Sequence[Contender], position: int) -> Busy | None:
+        """Have the request woken when any of those that hold a permit leaves."""
+        request, watches, directory = self._request, node.session.watches, self._directory
+        if request.queue and not watches.wakes(node, directory, request):
+            children = await self._session.read(partial(watches.watch_directory, node, directory, request), self._until)
+            now = contenders(children)
+            if position >= len(now) or now[position].node != node.name:
+                return None
+        return Busy(owner=queue[0].owner)
 
     def _leave(self) -> None:
         """Give up a node that the server has removed, or that it removes with its session."""
@@ -94,8 +139,9 @@ class LockQueue:
     async def _join(self) -> tuple[LockNode, Sequence[str]]:
         """Create the node, and list the queue behind it in the same round trip."""
         session, request = self._session, self._request
-        node = request.state = LockNode(session, request.owner, self._directory)
-        path, data = f"{self._directory}/{node_prefix(request.owner)}", request.metadata.encode()
+        data = request.metadata.encode()
+        node = request.state = LockNode(session, request.owner, self._directory, data=data)
+        path = f"{self._directory}/{node_prefix(request.owner, request.mode)}"
 
         async def create() -> tuple[Any, list[str]]:
             created = create_queue_node(session.client, path, data)
@@ -130,7 +176,7 @@ class LockQueue:
         session = self._session
         children = await session.children(self._directory, self._until)
         for name in children:
-            if name.startswith(node_prefix(self._request.owner)):
+            if is_of_owner(name, self._request.owner):
                 path = f"{self._directory}/{name}"
                 stat = await session.read(partial(session.client.exists_async, path), self._until)
                 if stat is not None:
@@ -138,12 +184,15 @@ class LockQueue:
         return None
 
     async def _watch(self, node: LockNode, predecessor: Contender) -> bool:
-        """Have the request woken when the node before its own goes away; False if that is gone already."""
+        """Have the request woken when the node that it waits for changes or goes; False to look again."""
         path, watches = f"{self._directory}/{predecessor.node}", node.session.watches
         if watches.wakes(node, path, self._request):
             return True
         try:
-            await self._session.read(partial(watches.watch_predecessor, node, path, self._request), self._until)
+            send = partial(watches.watch_predecessor, node, path, self._request)
+            _, stat = await self._session.read(send, self._until)
         except NoNodeError:
             return False
-        return True
+        # A changed node may have got its mark after the queue was listed, and before it was watched. To a writer that
+        # makes no difference.
+        return self._request.mode == "exclusive" or stat.version == 0

@@ -20,7 +20,14 @@ from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from kazoo.exceptions import AuthFailedError, NodeExistsError, NoNodeError, NotEmptyError
+from kazoo.exceptions import (
+    AuthFailedError,
+    NodeExistsError,
+    NoNodeError,
+    NotEmptyError,
+    RolledBackError,
+    RuntimeInconsistency,
+)
 from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.protocol.states import KazooState, KeeperState
 
@@ -46,6 +53,9 @@ MILLISECOND = 0.001
 
 EXPECTED = (NoNodeError, NodeExistsError, NotEmptyError)
 """Answers that callers of `Session.answer` handle. It raises them as kazoo does."""
+
+_NOT_TRIED = (RolledBackError, RuntimeInconsistency)
+"""What a transaction that failed says of its other operations."""
 
 RETRY_READS_SECONDS = 4.0
 """How long a read is retried over connections that break. Longer delays callers; shorter gives up places in the queue
@@ -119,7 +129,7 @@ class Session:
 
     def _use(self, client: Any) -> None:  # noqa: ANN401 - kazoo has no types
         self.client = client
-        self.watches = Watches(client, self._request_children, self._lease_gone)
+        self.watches = Watches(client, self._request_children, self._lease_gone, self._runtime.mutex())
         client.add_listener(self._state_changed)
 
     def _learn_id(self) -> None:
@@ -261,6 +271,40 @@ class Session:
         self._silent_since = None
         return found
 
+    async def committed(self, result: Any, until: Instant = inf) -> int | None:  # noqa: ANN401 - kazoo has no types
+        """
+        Wait for the answer to a transaction.
+
+        Returns:
+            Number of the operation that failed with one of `EXPECTED`, so that none was carried out; None if all were.
+
+        Raises:
+            BackendUnavailable: As `answer`.
+            ConfigurationError: As `answer`.
+        """
+        for number, found in enumerate(await self.answer(result, until)):
+            if isinstance(found, EXPECTED):
+                return number
+            if isinstance(found, DRIVER_ERRORS) and not isinstance(found, _NOT_TRIED):
+                raise translate(found, self._label) from found
+        return None
+
+    def send_data(self, node: LockNode, data: bytes | None, send: Callable[[bytes], Any]) -> Any:  # noqa: ANN401 - kazoo's
+        """
+        Hand over a request that writes the data of a node, and so wakes those that watch it; give what `send` gives.
+
+        Requests are sent in the order of these calls: none brings back older data.
+
+        Args:
+            node: One of this session.
+            data: The new data; None for the present.
+            send: Is called with the data.
+        """
+        with self._mutex:
+            if data is not None:
+                node.data = data
+            return send(node.data)
+
     def _unanswered(self, asked_at: float) -> None:
         """Leave a member that has answered nothing for `ANSWER_SECONDS`, however short the timeouts of its callers."""
         if self._silent_since is None:
@@ -296,15 +340,29 @@ class Session:
 
     async def children_of_each(self, paths: Sequence[str], until: Instant) -> list[list[str]]:
         """List the children of many nodes, as `children_unsynced`, with all requests sent at once."""
+        found = await self._of_each(self.client.get_children_async, paths, until)
+        return [children or [] for children in found]
+
+    async def data_of_each(self, paths: Sequence[str], until: Instant) -> list[tuple[bytes, Any] | None]:
+        """Read many nodes, with all requests sent at once: data and ``ZnodeStat`` of each, or None if it is gone."""
+        return await self._of_each(self.client.get_async, paths, until)
+
+    async def _of_each(self, request: Callable[[str], Any], paths: Sequence[str], until: Instant) -> list[Any]:
         sent: dict[str, Any] = {}
 
         def send(path: str) -> Any:  # noqa: ANN401 - kazoo has no types
             if not sent:
-                sent.update((each, self.client.get_children_async(each)) for each in paths)
+                sent.update((each, request(each)) for each in paths)
             result, sent[path] = sent[path], None
-            return result or self.client.get_children_async(path)
+            return result or request(path)
 
-        return [await self._children(partial(send, path), until) for path in paths]
+        found: list[Any] = []
+        for path in paths:
+            try:
+                found.append(await self.read(partial(send, path), until))
+            except NoNodeError:
+                found.append(None)
+        return found
 
     async def children_when_woken(self, path: str, request: Request, until: float) -> tuple[list[str], float]:
         """
@@ -330,11 +388,11 @@ class Session:
             return []
         return found
 
-    def _request_children(self, path: str) -> tuple[float, Any]:
+    def _request_children(self, path: str, watch: Callable[[Any], None] | None = None) -> tuple[float, Any]:
         """Send what `children` needs, in one round trip; give the time before, and kazoo's result."""
         asked_at = self._runtime.now()
         sync(self.client)
-        return asked_at, self.client.get_children_async(path)
+        return asked_at, self.client.get_children_async(path, watch=watch)
 
     # -- losses ----------------------------------------------------------------------------------------------------
 
@@ -435,8 +493,11 @@ class LockNode:
         owner: Of the request, and of the lease.
         directory: Path of the lock's directory.
         name: Its name there; None until the server has said that it created it.
+        data: What it was created with, or was last told to have: the metadata.
+        mark: End of the name of its mark (see `lockkit.backends.zookeeper.path`), once that may exist.
+        slot: Of a permit that was granted; None for a lock.
         token: Its ``czxid``; 0 before.
-        watched_path: Path of the node before it in the queue, if the server was asked to tell when that goes away.
+        watched_path: Path of the node that it waits for, if the server was asked to tell when that changes.
         asked_at: Client monotonic time before the request whose answer says that it is first, if that request was sent
             before `try_acquire`.
         ttl: Of the lease, as granted, seconds.
@@ -451,6 +512,9 @@ class LockNode:
     directory: str
     session_id: int = field(init=False)
     name: str | None = None
+    data: bytes = b""
+    mark: str | None = None
+    slot: int | None = None
     token: int = 0
     watched_path: str | None = None
     asked_at: float | None = None

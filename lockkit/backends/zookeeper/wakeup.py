@@ -12,6 +12,7 @@ from kazoo.protocol.states import EventType
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
     from lockkit.backend import Request
 
@@ -44,20 +45,24 @@ class Watches(Generic[N]):
     def __init__(
         self,
         client: Any,  # noqa: ANN401 - kazoo has no types
-        request_children: Callable[[str], tuple[float, Any]],
+        request_children: Callable[[str, Callable[[Any], None] | None], tuple[float, Any]],
         lease_gone: Callable[[N], None],
+        mutex: AbstractContextManager[Any],
     ) -> None:
         """
         Watch nothing yet.
 
         Args:
             client: kazoo's.
-            request_children: Requests the children of a directory; gives the time before, and kazoo's result.
+            request_children: Requests the children of a directory, with a watch on them if there is a second argument;
+                gives the time before, and kazoo's result.
             lease_gone: Called in kazoo's thread when the node of a lease was deleted.
+            mutex: For short sections. Readers of one client wait for the same node, in several threads.
         """
         self._client = client
         self._request_children = request_children
         self._lease_gone = lease_gone
+        self._mutex = mutex
         self._waiters: dict[str, set[Request]] = {}
         self._leases: dict[str, N] = {}
         self._listings: dict[Request, tuple[float, Any]] = {}
@@ -71,24 +76,38 @@ class Watches(Generic[N]):
     # -- waiters ---------------------------------------------------------------------------------------------------
 
     def watch_predecessor(self, node: N, path: str, request: Request) -> Any:  # noqa: ANN401 - kazoo has no types
-        """Have a request woken when the node before its own goes away or the connection breaks; give kazoo's result."""
-        self.stop_waking(node, request)
-        node.watched_path = path
-        self._waiters.setdefault(path, set()).add(request)
+        """Have a request woken when the node that it waits for changes or goes away; give kazoo's result."""
+        self._add_waiter(node, path, request)
         return self._client.get_async(path, watch=self._node_changed)
 
+    def watch_directory(self, node: N, path: str, request: Request) -> Any:  # noqa: ANN401 - kazoo has no types
+        """Have a request woken whenever a node in a directory comes or goes; give kazoo's result, the children."""
+        self._add_waiter(node, path, request)
+        return self._client.get_children_async(path, watch=self._node_changed)
+
+    def _add_waiter(self, node: N, path: str, request: Request) -> None:
+        self.stop_waking(node, request)
+        with self._mutex:
+            node.watched_path = path
+            self._waiters.setdefault(path, set()).add(request)
+
     def wakes(self, node: N, path: str, request: Request) -> bool:
-        """Tell whether a request will be woken when that node goes away."""
+        """Tell whether a request will be woken when that node, or what is in that directory, changes."""
         return node.watched_path == path and request in self._waiters.get(path, ())
 
     def stop_waking(self, node: N, request: Request) -> None:
         """Wake a request no more. The server keeps its watch, one for each node, until that changes."""
-        self._listings.pop(request, None)
-        path, node.watched_path = node.watched_path, None
-        if path is not None and (requests := self._waiters.get(path)) is not None:
-            requests.discard(request)
-            if not requests:
-                self._waiters.pop(path, None)
+        path = node.watched_path
+        if path is None:
+            return
+        with self._mutex:
+            self._listings.pop(request, None)
+            requests = self._waiters.get(path)
+            if requests is not None:
+                requests.discard(request)
+                if not requests:
+                    del self._waiters[path]
+            node.watched_path = None  # last: after an interrupt this is called again
 
     def take_listing(self, request: Request) -> tuple[float, Any] | None:
         """Give what was requested for a waiter when it was woken, as `request_children` gave it."""
@@ -130,14 +149,26 @@ class Watches(Generic[N]):
         lease = self._leases.pop(event.path, None)
         if lease is not None and event.type == EventType.DELETED:
             self._lease_gone(lease)
-        for request in [*self._waiters.pop(event.path, ())]:
-            # The waiter's first request, sent while its thread wakes up.
-            self._listings[request] = self._request_children(event.path.rpartition("/")[0])
+        for request in self._request_listing(event.path, of_directory=event.type == EventType.CHILD):
             request.wake.set()
+
+    def _request_listing(self, path: str, *, of_directory: bool) -> list[Request]:
+        """Give those that wait for a node or directory, and send their first request, while their threads wake up."""
+        with self._mutex:
+            requests = [*(self._waiters.get(path, ()) if of_directory else self._waiters.pop(path, ()))]
+            if not requests:
+                return []
+            if of_directory:
+                listing = self._request_children(path, self._node_changed)  # they go on watching it
+            else:
+                listing = self._request_children(path.rpartition("/")[0], None)
+            self._listings.update(dict.fromkeys(requests, listing))
+            return requests
 
     def _connection_broke(self) -> None:
         """Wake all waiters, to watch again: kazoo forgets all watches with the connection."""
-        waiters, self._waiters = self._waiters, {}
+        with self._mutex:
+            waiters, self._waiters = self._waiters, {}
         self._leases.clear()
         for requests in waiters.values():
             for request in [*requests]:

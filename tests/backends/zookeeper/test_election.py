@@ -91,3 +91,24 @@ def test_candidate_of_ours_takes_over_when_kazoo_cancels(ours: lockkit.Client, t
     waiting.join(PATIENCE)
     assert got[0].token > term.token
     got[0].resign()
+
+
+def test_kazoo_sees_new_metadata_of_our_leader(ours: lockkit.Client, theirs: KazooClient) -> None:
+    """The node stays, so kazoo's contender goes on waiting, and ours goes on leading."""
+    term = ours.election("z", ttl=LONG, value="ours:80").campaign(PATIENCE)
+    election = theirs.Election("/lockkit/z", "theirs")
+    led = threading.Event()
+    thread = threading.Thread(target=lambda: election.run(led.set))
+    thread.start()
+    Tree(theirs).until_waiting("/lockkit/z", 2)
+
+    term.update({"step": 2})
+
+    first, second = election.contenders()
+    assert json.loads(first)["step"] == 2
+    assert second == "theirs"
+    assert term.confirm()
+    assert not led.is_set()
+    term.resign()
+    assert led.wait(PATIENCE)
+    thread.join(PATIENCE)

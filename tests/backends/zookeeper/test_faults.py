@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -369,6 +371,168 @@ class TestEnsemble:
             lease.release()
         finally:
             follower.resume()
+
+    def test_readers_and_permits_outlive_a_member_that_is_restarted(
+        self, ensemble: ZooKeeperEnsemble, connect: Connect
+    ) -> None:
+        """Those that were connected to it move on; a writer waits for all of them, whatever moved."""
+        clients = [connect(f"zookeeper://{member.address}") for member in ensemble.members]
+        clients = [*clients, *(connect(ensemble.url) for _ in range(3))]
+        readers = [client.rwlock("restart", ttl=20).read().acquire(PATIENCE) for client in clients]
+        permits = [client.semaphore("restart", limit=6, ttl=20).acquire(PATIENCE) for client in clients]
+        follower, *_ = ensemble.followers
+
+        follower.kill()
+        follower.start()
+        for lease in (*readers, *permits):
+            wait_until(lambda lease=lease: None if holds(lease) else "nobody confirms", timeout=PATIENCE)  # type: ignore[misc]
+
+        assert len({permit.slot for permit in permits}) == 6
+        assert clients[-1].semaphore("restart", limit=7, ttl=20).available() == 1
+        writer = connect(ensemble.url)
+        assert writer.lock("restart", ttl=20).try_acquire() is None
+        entered: list[int] = []
+        thread = threading.Thread(target=lambda: enter(writer, "restart", entered), daemon=True)
+        thread.start()
+        for lease in readers:
+            assert not entered
+            lease.release()
+        thread.join(PATIENCE)
+        assert entered[0] > max(lease.token for lease in readers)
+        for lease in permits:
+            lease.release()
+
+
+class TestShared:
+    """Leases beside one another: each ends by itself."""
+
+    def test_reader_whose_process_is_killed_keeps_nobody_out(
+        self, server: ZooKeeperServer, tree: Tree, connect: Connect
+    ) -> None:
+        """Its node goes with its session, although another reader lives on; so does its permit."""
+        program = (
+            "import lockkit, sys\n"
+            "client = lockkit.connect(sys.argv[1])\n"
+            f"lease = client.rwlock('killed', ttl={TTL}).read().acquire({PATIENCE})\n"
+            f"permits = [client.semaphore('killed', limit=3, ttl={TTL}).acquire({PATIENCE}) for _ in range(2)]\n"
+            "print('held', flush=True)\n"
+            "sys.stdin.read()\n"
+        )
+        client, other = connect(server.url), connect(server.url)
+        living = client.rwlock("killed", ttl=LONG).read().acquire(PATIENCE)
+        permit = client.semaphore("killed", limit=3, ttl=LONG).acquire(PATIENCE)
+        with subprocess.Popen(
+            [sys.executable, "-c", program, server.url], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "held\n"
+            assert len(client.holders("killed")) == 2
+            assert other.semaphore("killed", limit=3).available() == 0
+            process.kill()
+
+        after = other.semaphore("killed", limit=3, ttl=LONG).acquire(PATIENCE)
+        tree.until_waiting("/lockkit/killed", 1)
+
+        assert (permit.slot, after.slot) == (0, 1)
+        assert [holder.owner for holder in client.holders("killed")] == [living.owner]
+        assert other.lock("killed", ttl=LONG).try_acquire() is None
+        living.release()
+        with other.lock("killed", ttl=LONG, timeout=PATIENCE) as lease:
+            assert lease.token > living.token
+        permit.release()
+        after.release()
+
+    def test_client_that_loses_its_session_loses_all_its_readers(
+        self, server: ZooKeeperServer, connect: Connect
+    ) -> None:
+        """At once, also the one that was downgraded; the readers of others go on, and new ones get in beside them."""
+        client, other = connect(server.url), connect(server.url)
+        told: list[str] = []
+        all_told = threading.Semaphore(0)
+
+        def on_lost(_: object, reason: str) -> None:
+            told.append(reason)
+            all_told.release()
+
+        def options() -> dict[str, Any]:
+            return {"ttl": LONG, "renew": False, "on_lost": on_lost}
+
+        leases = [client.lock("several", **options()).acquire(PATIENCE)]
+        leases[0].downgrade()
+        leases += [read_in_a_thread(client, "several", **options()) for _ in range(3)]
+        living = other.rwlock("several", ttl=LONG).read().acquire(PATIENCE)
+        leases.append(client.semaphore("several", limit=2, **options()).acquire(PATIENCE))
+
+        end_session(server, client)
+
+        for _ in leases:
+            assert all_told.acquire(timeout=PATIENCE)
+        assert told == ["session"] * 5
+        living.check()
+        assert [holder.owner for holder in other.holders("several")] == [living.owner]
+        again = client.rwlock("several", ttl=LONG).read().acquire(PATIENCE)
+        assert again.token > living.token
+        for lease in leases:
+            with pytest.raises(lockkit.LockLost):
+                lease.release()
+        for lease in (again, living):
+            lease.release()
+
+    def test_lost_answer_to_a_read_is_undone(self, server: ZooKeeperServer, tree: Tree, connect: Connect) -> None:
+        """One node for each of both readers; nothing is left after the release."""
+        other = connect(server.url)
+        with FaultProxy(server.host, server.port) as proxy, other.rwlock("undone", ttl=LONG, timeout=PATIENCE).read():
+            client = connect(through(proxy))
+            client.ping()
+            dropped = proxy.drop_next_reply(match=b"__rlock__")
+            with client.rwlock("undone", ttl=LONG, timeout=PATIENCE).read() as lease:
+                assert dropped.is_set()
+                assert sum(node.startswith(lease.owner) for node in tree.nodes("/lockkit/undone")) == 1
+                assert len(tree.nodes("/lockkit/undone")) == 2
+        tree.until_empty("/lockkit/undone")
+
+    def test_readers_and_permits_that_wait_keep_their_places_over_reconnects(
+        self, server: ZooKeeperServer, tree: Tree, proxy: FaultProxy, connect: Connect
+    ) -> None:
+        """Also what they watch: a release after the reconnects wakes them."""
+        client, other = connect(through(proxy)), connect(server.url)
+        lease = other.lock("places", ttl=LONG).acquire(PATIENCE)
+        permits = [other.semaphore("places", limit=2, ttl=LONG).acquire(PATIENCE) for _ in range(2)]
+        got: list[lockkit.Lease] = []
+        calls = [
+            lambda: got.append(client.rwlock("places", ttl=LONGEST).read().acquire()),
+            lambda: got.append(client.rwlock("places", ttl=LONGEST).read().acquire()),
+            lambda: got.append(client.semaphore("places", limit=2, ttl=LONGEST).acquire()),
+        ]
+        threads = [threading.Thread(target=call, daemon=True) for call in calls]
+        for thread in threads:
+            thread.start()
+        tree.until_waiting("/lockkit/places", 3)
+        tree.until_waiting("/lockkit+sem/places", 4)
+        nodes = tree.nodes("/lockkit/places") + tree.nodes("/lockkit+sem/places")
+
+        for _ in range(5):
+            proxy.cut()
+            wait_until(lambda: None if proxy.counts.open else "the waiters are away", timeout=PATIENCE)
+
+        assert not got
+        assert tree.nodes("/lockkit/places") + tree.nodes("/lockkit+sem/places") == nodes
+        lease.release()
+        permits[1].release()
+        for thread in threads:
+            thread.join(PATIENCE)
+        assert sorted(str(one.slot) for one in got) == ["1", "None", "None"]
+        for one in (*got, permits[0]):
+            one.release()
+
+
+def read_in_a_thread(client: Client, name: str, **options: Any) -> lockkit.Lease:
+    """Read in another thread: in the same one it would be the same lease."""
+    got: list[lockkit.Lease] = []
+    thread = threading.Thread(target=lambda: got.append(client.rwlock(name, **options).read().acquire(PATIENCE)))
+    thread.start()
+    thread.join(PATIENCE)
+    return got[0]
 
 
 def changed(before: list[str], tree: Tree) -> bool:

@@ -50,7 +50,9 @@ def expect_sound(outcome: Outcome) -> None:
 @pytest.mark.slow
 def test_file_survives_a_short_run(tmp_path: Path) -> None:
     """Clients killed and frozen."""
-    outcome = Run(Target(f"file://{tmp_path}/locks"), None, tmp_path, seed=1, processes=4).play(5)
+    outcome = Run(Target(f"file://{tmp_path}/locks"), None, tmp_path, seed=1, processes=4).play(
+        5, until=("kill", "freeze")
+    )
 
     expect_sound(outcome)
     assert outcome.done["kill"]
@@ -61,7 +63,7 @@ def test_file_survives_a_short_run(tmp_path: Path) -> None:
 def test_redis_survives_a_short_run(tmp_path: Path) -> None:
     """Server and clients."""
     with RedisServer(appendonly=True, appendfsync="always") as server:
-        outcome = Run(Target(server.url), server, tmp_path, seed=2, processes=4).play(8)
+        outcome = Run(Target(server.url), server, tmp_path, seed=2, processes=4).play(8, until=("restart",))
 
     expect_sound(outcome)
     assert outcome.done["restart"]

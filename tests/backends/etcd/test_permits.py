@@ -1,0 +1,300 @@
+"""Permits of semaphores on etcd: keys, slots, order, cost, and lost answers."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import lockkit
+from lockkit.backend import apart
+from lockkit.backends.etcd.permits import lowest_free
+from lockkit.runtime import drive
+from lockkit.testing.servers import EtcdServer, FaultProxy, http2_call_ended, require, wait_until
+from lockkit.testing.timing import PATIENCE
+from tests.backends.etcd.support import calls_of, queue_of, session_of, until_more_than
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import TypeAlias
+
+    from lockkit.sync import Client, Lease
+
+    Connect: TypeAlias = Callable[..., Client]
+
+pytestmark = pytest.mark.timeout(120)
+
+TTL = 3.0
+LONG = 120.0
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[EtcdServer]:
+    """One member for all tests."""
+    require("etcd", local=True)
+    with EtcdServer() as member:
+        yield member
+
+
+@pytest.fixture
+def proxy(server: EtcdServer) -> Iterator[FaultProxy]:
+    """A proxy between client and member."""
+    with FaultProxy(server.host, server.port) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def connect(server: EtcdServer) -> Iterator[Connect]:
+    """Makes clients, closed at the end."""
+    with ExitStack() as clients:
+
+        def make(url: str | None = None, **options: Any) -> Client:
+            return clients.enter_context(lockkit.connect(url or server.url, **options))
+
+        yield make
+
+
+class Waiting:
+    """A thread that waits for a permit."""
+
+    def __init__(self, client: Client, name: str, limit: int) -> None:
+        """Start it."""
+        semaphore = client.semaphore(name, limit=limit, ttl=LONG)
+        self.got: list[Lease] = []
+        self._thread = threading.Thread(target=lambda: self.got.append(semaphore.acquire(2 * PATIENCE)))
+        self._thread.start()
+
+    def lease(self) -> Lease:
+        """Wait until it has the permit."""
+        self._thread.join(2 * PATIENCE)
+        assert self.got, "the waiter did not get a permit"
+        return self.got[0]
+
+
+def keys_of(server: EtcdServer, name: str) -> list[str]:
+    """List the last parts of a semaphore's keys, as they were created."""
+    return [key.rpartition("/")[2] for key in queue_of(server, f"lockkit+sem/{name}/")]
+
+
+def until_queued(server: EtcdServer, name: str, count: int) -> None:
+    """Return once so many wait for a permit."""
+    wait_until(lambda: None if sum(key[0] == "q" for key in keys_of(server, name)) == count else f"not {count} waiters")
+
+
+class TestPermits:
+    """Who gets which one."""
+
+    def test_keys_are_slots(self, server: EtcdServer, connect: Connect) -> None:
+        """Each permit is one key, attached to the session; the token is its create_revision, and increases."""
+        clients = [connect() for _ in range(3)]
+        permits = [one.semaphore("keys", limit=3, ttl=LONG).acquire(PATIENCE) for one in clients]
+
+        assert keys_of(server, "keys") == ["s0000", "s0001", "s0002"]
+        assert [permit.slot for permit in permits] == [0, 1, 2]
+        permits[1].update({"step": 1})
+        permits[1].extend(LONG + 1)
+        with connect().semaphore("keys", limit=4, ttl=LONG).acquire(PATIENCE) as more:
+            tokens = [permit.token for permit in (*permits, more)]
+            assert tokens == sorted(set(tokens))
+        permits[0].release()
+        again = clients[0].semaphore("keys", limit=3, ttl=LONG).acquire(PATIENCE)
+        assert again.slot == 0
+        assert again.token > more.token
+        for permit in (again, *permits[1:]):
+            assert permit.confirm()
+            permit.release()
+        assert keys_of(server, "keys") == []
+
+    def test_lowest_free_slot(self) -> None:
+        """Also beside slots above the limit, and beside what is no slot."""
+        assert lowest_free([]) == 0
+        assert lowest_free([1, 2]) == 0
+        assert lowest_free([2, 0]) == 1
+        assert lowest_free([0, 1, 2]) == 3
+        assert lowest_free([0, None]) == 1
+
+    def test_first_come_first_served(self, server: EtcdServer, connect: Connect) -> None:
+        """However they are released; one that gives up makes way."""
+        holder = connect()
+        held = [holder.semaphore("order", limit=2, ttl=LONG).acquire(PATIENCE) for _ in range(2)]
+        waiting = []
+        for number in range(4):
+            waiting.append(Waiting(connect(), "order", 2))
+            until_queued(server, "order", number + 1)
+        with pytest.raises(lockkit.LockTimeout):
+            connect().semaphore("order", limit=2, ttl=LONG).acquire(0.1)
+        until_queued(server, "order", 4)
+
+        for number, one in enumerate(waiting):
+            assert not any(later.got for later in waiting[number:])
+            (held[1] if number == 0 else held[0] if number == 1 else waiting[number - 2].lease()).release()
+            assert one.lease().slot == (1, 0, 1, 0)[number]
+
+        for one in waiting[2:]:
+            one.lease().release()
+
+    def test_different_limits(self, server: EtcdServer, connect: Connect) -> None:
+        """Each is granted while fewer than its own limit are held, and waits in its turn."""
+        client, other = connect(), connect()
+        first, second, third = [client.semaphore("mixed", limit=3, ttl=LONG).acquire(PATIENCE) for _ in range(3)]
+        assert other.semaphore("mixed", limit=2, ttl=LONG).try_acquire() is None
+        small = Waiting(other, "mixed", 2)
+        until_queued(server, "mixed", 1)
+        first.release()
+        assert client.semaphore("mixed", limit=3, ttl=LONG).try_acquire() is None, "another one waits"
+        until_queued(server, "mixed", 1)
+        assert not small.got
+
+        third.release()
+
+        assert small.lease().slot == 0
+        assert client.semaphore("mixed", limit=2, ttl=LONG).available() == 0
+        for permit in (second, small.lease()):
+            permit.release()
+
+    def test_waiter_that_dies_makes_way(self, server: EtcdServer, connect: Connect) -> None:
+        """Its key goes with its etcd lease; the next one then watches the holders."""
+        holder, dying, behind = connect(), connect(), connect()
+        held = holder.semaphore("dying", limit=1, ttl=LONG).acquire(PATIENCE)
+        first = Waiting(dying, "dying", 1)
+        until_queued(server, "dying", 1)
+        second = Waiting(behind, "dying", 1)
+        until_queued(server, "dying", 2)
+        key = queue_of(server, "lockkit+sem/dying/")[1]
+        server.etcdctl("lease", "revoke", f"{session_of(server, key):x}")
+        wait_until(lambda: "its key is there" if key in queue_of(server, "lockkit+sem/dying/") else None)
+
+        held.release()
+
+        second.lease().release()
+        first.lease().release()
+
+    def test_break_ends_all(self, server: EtcdServer, connect: Connect) -> None:
+        """And the first that waits has a permit."""
+        client, other = connect(), connect()
+        permits = [client.semaphore("broken", limit=2, ttl=LONG).acquire(PATIENCE) for _ in range(2)]
+        waiting = Waiting(other, "broken", 2)
+        until_queued(server, "broken", 1)
+
+        backend = client._engine.client.ready()
+        assert drive(backend.break_lock(apart("sem", "broken")))
+
+        lease = waiting.lease()
+        assert not any(permit.confirm() for permit in permits)
+        assert lease.token > max(permit.token for permit in permits)
+        lease.release()
+        assert not drive(backend.break_lock(apart("sem", "broken")))
+
+    def test_never_more_than_the_limit(self, connect: Connect) -> None:
+        """Threads of three clients with two limits, all at once; no two hold the same slot."""
+        mutex, inside, wrong, done = threading.Lock(), list[int | None](), list[str](), list[int]()
+        clients = [connect() for _ in range(3)]
+
+        def work(number: int) -> None:
+            limit = 2 + number % 2
+            semaphore = clients[number % 3].semaphore("stress", limit=limit, ttl=LONG, timeout=2 * PATIENCE)
+            for _ in range(4):
+                with semaphore as permit:
+                    with mutex:
+                        if len(inside) >= limit or permit.slot in inside:
+                            wrong.append(f"{permit.slot} of {limit} beside {inside}")
+                        inside.append(permit.slot)
+                    time.sleep(0.002)
+                    with mutex:
+                        inside.remove(permit.slot)
+            done.append(number)
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
+        for thread in threads:
+            thread.start()
+        until_more_than(done, 5)
+        for thread in threads:
+            thread.join(PATIENCE)
+        assert wrong == []
+
+
+class TestRequests:
+    """What a release costs at the server."""
+
+    def test_release_wakes_one_waiter(self, server: EtcdServer, connect: Connect) -> None:
+        """No herd: the cost does not depend on the number of waiters."""
+        holder = connect()
+        held = [holder.semaphore("herd", limit=2, ttl=LONG).acquire(PATIENCE) for _ in range(2)]
+        waiting = []
+        for number in range(8):
+            waiting.append(Waiting(connect(), "herd", 2))
+            until_queued(server, "herd", number + 1)
+        time.sleep(0.3)
+        before = calls_of(server)
+
+        held[0].release()
+
+        waiting[0].lease()
+        time.sleep(0.3)
+        # The release; the first waiter looks, and takes the slot; the next one looks, watches the holders, looks again.
+        assert calls_of(server) - before <= 5
+        held[1].release()
+        for one in waiting:
+            one.lease().release()
+
+
+class TestLostAnswers:
+    """The member executed the request, and its answer was lost."""
+
+    def test_first_permit(self, server: EtcdServer, proxy: FaultProxy, connect: Connect) -> None:
+        """What was granted is undone, and another permit acquired: one key is left, and none in the end."""
+        client = connect(f"etcd://{proxy.address}")
+        client.semaphore("lost", limit=2, ttl=TTL).acquire(PATIENCE).release()
+        dropped = proxy.drop_next_reply(match=b"lockkit+sem/lost/s0000", until=http2_call_ended)
+
+        permit = client.semaphore("lost", limit=2, ttl=TTL).acquire(PATIENCE)
+
+        assert dropped.wait(PATIENCE)
+        assert keys_of(server, "lost") == [f"s{permit.slot:04d}"]
+        assert client.semaphore("lost", limit=2).available() == 1
+        permit.release()
+        assert keys_of(server, "lost") == []
+
+    @pytest.mark.parametrize("timeout", [PATIENCE, 0])
+    def test_further_permit(self, server: EtcdServer, proxy: FaultProxy, connect: Connect, timeout: float) -> None:
+        """With a place in the queue the same request is sent again; a single try may fail, and leaves nothing."""
+        client, other = connect(f"etcd://{proxy.address}"), connect()
+        first = other.semaphore("further", limit=2, ttl=LONG).acquire(PATIENCE)
+        client.semaphore("further", limit=2, ttl=TTL).acquire(PATIENCE).release()
+        dropped = proxy.drop_next_reply(match=b"lockkit+sem/further/s0001", until=http2_call_ended)
+
+        try:
+            permit = client.semaphore("further", limit=2, ttl=TTL).acquire(timeout)
+        except lockkit.BackendUnavailable:
+            assert timeout == 0
+        else:
+            assert permit.slot == 1
+            assert keys_of(server, "further") == ["s0000", "s0001"]
+            permit.release()
+
+        assert dropped.wait(PATIENCE)
+        wait_until(lambda: None if keys_of(server, "further") == ["s0000"] else "more permits than one")
+        first.release()
+
+    def test_waiter_survives_cut_connections(self, server: EtcdServer, proxy: FaultProxy, connect: Connect) -> None:
+        """It keeps its place, watches again, and gets the permit in its turn."""
+        holder, behind = connect(), connect()
+        held = holder.semaphore("cut", limit=1, ttl=LONG).acquire(PATIENCE)
+        first = Waiting(connect(f"etcd://{proxy.address}"), "cut", 1)
+        until_queued(server, "cut", 1)
+        second = Waiting(behind, "cut", 1)
+        until_queued(server, "cut", 2)
+        for _ in range(2):
+            proxy.cut(reset=True)
+            time.sleep(0.2)
+
+        held.release()
+
+        permit = first.lease()
+        assert not second.got
+        permit.release()
+        second.lease().release()
+        assert keys_of(server, "cut") == []

@@ -74,7 +74,8 @@ class _Guard:
         if answer.succeeded:
             return answer
         found = answer.responses[0].response_range.kvs
-        oldest = found[0].create_revision if found else 0
+        # Permits are held beside one another, so a newer one says nothing about this one.
+        oldest = found[0].create_revision if found and contender.slot is None else 0
         if oldest > lease.token:
             raise stale_token("the change", lease.token, oldest, name=name, backend=label)
         if oldest == lease.token:

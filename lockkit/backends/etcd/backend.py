@@ -87,12 +87,6 @@ UNWATCHED_SECONDS = 0.5
 
 _NOTES = "+note"
 
-_CREATE = {
-    "exclusive": transactions.create_key,
-    "shared": transactions.create_reader_key,
-    "permit": create_permit,
-}
-
 _CAPABILITIES = Capabilities(
     crash_release="ttl",
     min_ttl=1.0,
@@ -198,7 +192,7 @@ class EtcdBackend(LockBackend):
                 raise BackendUnavailable("the request was given up")
             answer = await self._cluster.call(
                 TXN,
-                _CREATE[contender.mode](contender, session.id, queue=request.queue),
+                _creation(request, contender, session.id),
                 # Sending it twice does no harm: the second finds the key of the first. Not so for a permit.
                 resend=contender.mode != "permit",
                 on_unknown=contender.set_may_come_late,
@@ -275,7 +269,7 @@ class EtcdBackend(LockBackend):
         self, request: Request, contender: Contender, answer: rpc.TxnResponse, answer_by: float
     ) -> Grant | Busy | None:
         """Read the answer of a permit's transaction, and take a slot if one is free."""
-        busy = await self._permits.enter(contender, request.limit, answer, answer_by)
+        busy = await self._permits.enter(contender, request.limit, answer, answer_by, queue=request.queue)
         if busy is not None:
             return busy if request.queue else self._give_up(request, contender, busy)
         return await self._grant_from_queue(request, contender, held=contender.slot is not None, answer_by=answer_by)
@@ -646,6 +640,14 @@ def _name_of(part: bytes) -> str | None:
     except (UnicodeDecodeError, ConfigurationError):
         return None
     return name if validation.escape(name, "/").encode() == part else None
+
+
+def _creation(request: Request, contender: Contender, lease_id: int) -> rpc.TxnRequest:
+    """Return the transaction with which a contender begins."""
+    if contender.mode == "permit":
+        return create_permit(contender, lease_id, request.limit, queue=request.queue)
+    create = transactions.create_reader_key if contender.mode == "shared" else transactions.create_key
+    return create(contender, lease_id, queue=request.queue)
 
 
 def _owner_of(kv: rpc.KeyValue) -> str:

@@ -3,18 +3,20 @@ Permits of semaphores: each is a key with the number of its slot, attached to th
 
 First come, first served: those who wait have a key each, and only the oldest of them may take a slot::
 
-    if no key below the prefix:  put slot 0                                          -> granted
-    else:                        read the slots and the newest waiter, put ours      -> waits
+    if no key below the prefix:        put slot 0                                          -> granted
+    else:                              read the slots and the newest waiter
+         if nobody waits, and all slots that are taken are among the first `FIRST_SLOTS`,
+         and below the limit:          put the lowest that is free                         -> granted
+         else:                         put ours                                            -> waits
 
     if ours is the oldest waiter, and no slot was taken since the slots were read:
-                                 delete ours, put the lowest slot that was free      -> granted
+                                       delete ours, put the lowest slot that was free      -> granted
 
-So at the moment of the grant, no more slots are taken than were read: fewer than the request's own limit. Requests with
-different limits mix.
+So at the moment of the grant, fewer slots are taken than the request's own limit. Requests with different limits mix.
 
 The oldest waiter watches all slots, every other one the waiter in front: a release wakes one client and nobody else.
 
-A request that may not wait (``timeout=0``) has no key of its own: it takes a slot if no one waits.
+A request that may not wait (``timeout=0``) has no key of its own: it takes a slot if nobody waits.
 """
 
 from __future__ import annotations
@@ -36,22 +38,64 @@ if TYPE_CHECKING:
 __all__ = ["PermitQueue", "create_permit", "lowest_free"]
 
 
-def create_permit(contender: Contender, lease_id: int, *, queue: bool) -> rpc.TxnRequest:
-    """
-    Take slot 0 if the semaphore is not in use; else look at it, and with `queue` take a place behind the others.
+FIRST_SLOTS = 8
+"""Slots of which the first transaction takes the lowest free one. More make it longer (120 bytes each); with fewer, a
+semaphore of which more permits are held costs a second transaction."""
 
-    Must be sent once: a second one, executed after the grant, would put a key that nobody waits with.
+
+def create_permit(contender: Contender, lease_id: int, limit: int, *, queue: bool) -> rpc.TxnRequest:
     """
-    contender.slot_key = values.slot_key(contender.prefix, 0)
-    put_slot = rpc.PutRequest(key=contender.slot_key, value=contender.value, lease=lease_id)
+    Take a slot if nobody waits; else look at the semaphore, and with `queue` take a place behind the others.
+
+    Must be sent once: a second one, executed after the grant, would take another slot.
+    """
+    slots = [values.slot_key(contender.prefix, slot) for slot in range(min(limit, FIRST_SLOTS))]
+    contender.slot_keys = tuple(slots)
     request = rpc.TxnRequest()
     request.compare.append(transactions.none_in((contender.prefix, transactions.end(contender.prefix))))
-    request.success.add(request_put=put_slot)
+    request.success.append(_put(contender, slots[0], lease_id))
     request.failure.extend(_look(contender))
-    if queue:
-        put = rpc.PutRequest(key=contender.key, value=contender.value, lease=lease_id)
-        request.failure.add(request_put=put)
+    otherwise = [_put(contender, contender.key, lease_id)] if queue else []
+    behind = values.slot_key(contender.prefix, len(slots)), values.slots_of(contender.prefix)[1]
+    compare = [transactions.none_in(values.waiters_of(contender.prefix)), transactions.none_in(behind)]
+    request.failure.add(
+        request_txn=rpc.TxnRequest(
+            compare=compare, success=_put_first_free(contender, slots, lease_id, otherwise), failure=otherwise
+        )
+    )
     return request
+
+
+def _put(contender: Contender, key: bytes, lease_id: int) -> rpc.RequestOp:
+    return rpc.RequestOp(request_put=rpc.PutRequest(key=key, value=contender.value, lease=lease_id))
+
+
+def _put_first_free(
+    contender: Contender, slots: Sequence[bytes], lease_id: int, otherwise: Sequence[rpc.RequestOp]
+) -> Sequence[rpc.RequestOp]:
+    """Put the first of these keys that is not there: a transaction for each, in the failure of the one before."""
+    for key in reversed(slots):
+        is_free = rpc.Compare(target=rpc.Compare.CREATE, key=key, create_revision=0)
+        take = rpc.TxnRequest(compare=[is_free], success=[_put(contender, key, lease_id)], failure=otherwise)
+        otherwise = [rpc.RequestOp(request_txn=take)]
+    return otherwise
+
+
+def _slot_taken(answer: rpc.TxnResponse) -> int | None:
+    """Read from the answer to `create_permit` which slot was taken."""
+    if answer.succeeded:
+        return 0
+    nested = answer.responses[3].response_txn
+    if not nested.succeeded:
+        return None
+    slot = 0
+    nested = nested.responses[0].response_txn
+    while not nested.succeeded:
+        if not nested.responses or not nested.responses[0].HasField("response_txn"):
+            return None
+        nested = nested.responses[0].response_txn
+        slot += 1
+    return slot
 
 
 def lowest_free(slots: Sequence[int | None]) -> int:
@@ -78,7 +122,6 @@ def _look_again(contender: Contender) -> rpc.TxnRequest:
 
 def _take(contender: Contender, lease_id: int, revision: int) -> rpc.TxnRequest:
     """Take the slot that was free at a revision; else read it: the answer to an equal request may have been lost."""
-    waiters = values.waiters_of(contender.prefix)
     slots = values.slots_of(contender.prefix)
     request = rpc.TxnRequest()
     request.compare.add(
@@ -89,20 +132,14 @@ def _take(contender: Contender, lease_id: int, revision: int) -> rpc.TxnRequest:
         create_revision=revision + 1,
     )
     if contender.create_revision:
+        # It was the oldest waiter, so it still is.
         request.compare.append(contender.compare_revision)
-        request.compare.add(
-            target=rpc.Compare.CREATE,
-            result=rpc.Compare.GREATER,
-            key=waiters[0],
-            range_end=waiters[1],
-            create_revision=contender.create_revision - 1,
-        )
         request.success.add(request_delete_range=rpc.DeleteRangeRequest(key=contender.key))
     else:
-        request.compare.append(transactions.none_in(waiters))
-    put = rpc.PutRequest(key=contender.slot_key, value=contender.value, lease=lease_id)
-    request.success.add(request_put=put)
-    request.failure.add(request_range=rpc.RangeRequest(key=contender.slot_key))
+        request.compare.append(transactions.none_in(values.waiters_of(contender.prefix)))
+    (slot_key,) = contender.slot_keys
+    request.success.append(_put(contender, slot_key, lease_id))
+    request.failure.add(request_range=rpc.RangeRequest(key=slot_key))
     return request
 
 
@@ -142,7 +179,15 @@ class PermitQueue:
         """Use a cluster."""
         self._cluster = cluster
 
-    async def enter(self, contender: Contender, limit: int, answer: Any, answer_by: float) -> Busy | None:  # noqa: ANN401 - a message
+    async def enter(
+        self,
+        contender: Contender,
+        limit: int,
+        answer: Any,  # noqa: ANN401 - a message
+        answer_by: float,
+        *,
+        queue: bool,
+    ) -> Busy | None:
         """
         Read the answer to `create_permit`, and go on from there.
 
@@ -152,12 +197,13 @@ class PermitQueue:
         Raises:
             LockError: No answer.
         """
-        if answer.succeeded:
-            contender.takes_slot(0, answer.header.revision)
+        slot = _slot_taken(answer)
+        if slot is not None:
+            contender.takes_slot(slot, answer.header.revision)
             return None
-        contender.slot_key = b""
+        contender.slot_keys = ()
         seen = _Seen.from_answer(answer)
-        if len(answer.responses) > 3:  # noqa: PLR2004 - with a place in the queue
+        if queue:
             contender.set_revision(answer.header.revision)
         return await self._go_on(contender, limit, seen, answer_by)
 
@@ -176,7 +222,7 @@ class PermitQueue:
             contender.waits_for(*values.slots_of(contender.prefix))
             return Busy(owner=seen.owner)
         slot = lowest_free(seen.taken)
-        contender.slot_key = values.slot_key(contender.prefix, slot)
+        contender.slot_keys = (values.slot_key(contender.prefix, slot),)
         session = contender.session
         assert session is not None
         answer = await self._cluster.call(
@@ -195,5 +241,5 @@ class PermitQueue:
             contender.takes_slot(slot, found[0].create_revision)
             return None
         # Another one was faster, or the key is gone.
-        contender.slot_key = b""
+        contender.slot_keys = ()
         return await self.check(contender, limit, answer_by)

@@ -141,7 +141,7 @@ class Contender:
         wake: Event of the request that waits with it, if it does.
         mode: Beside whom it is to hold the lock.
         key: Its name, known once it has a session. A permit's is another one than that with which it has waited.
-        slot_key: Of a permit that is not granted yet: the key that a request was sent for.
+        slot_keys: Of a permit that is not granted yet: the keys of which a request that was sent may create one.
         slot: Of a permit that is granted; else None.
         value_now: Of the key, as far as known: `value` until it is updated or downgraded.
         is_rewritten: A request was sent that changes the value.
@@ -167,7 +167,7 @@ class Contender:
     wake: Event | None
     mode: Mode = "exclusive"
     key: bytes = b""
-    slot_key: bytes = b""
+    slot_keys: tuple[bytes, ...] = ()
     slot: int | None = None
     value_now: bytes = field(init=False)
     is_rewritten: bool = False
@@ -200,7 +200,7 @@ class Contender:
 
     def takes_slot(self, slot: int, revision: int) -> None:
         """Note that a permit was granted, with the revision at which its key was created."""
-        self.key, self.slot_key, self.slot = self.slot_key, b"", slot
+        self.key, self.slot_keys, self.slot = values.slot_key(self.prefix, slot), (), slot
         self.set_revision(revision)
 
     def set_revision(self, revision: int) -> None:

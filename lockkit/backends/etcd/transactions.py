@@ -46,7 +46,7 @@ class Contender(Protocol):
     value: bytes
     mode: Mode
     key: bytes
-    slot_key: bytes
+    slot_keys: tuple[bytes, ...]
     is_rewritten: bool
     create_revision: int
 
@@ -162,7 +162,7 @@ def delete_keys(contenders: Sequence[C]) -> Iterator[tuple[rpc.TxnRequest, Seque
     """
     Delete keys that were created with these contenders' values, whenever that was.
 
-    That is also the key of the slot for which a permit's request was sent.
+    Those are also the keys of slots for which a permit's request was sent.
 
     Returns:
         Transactions, each with the contenders that it deletes.
@@ -183,9 +183,9 @@ def _deletions(contender: Contender) -> list[rpc.TxnRequest]:
     deletions = [delete_key(contender.key, contender.compare_value)]
     if contender.is_rewritten:
         deletions.append(delete_key(contender.key, contender.compare_revision))
-    if contender.slot_key:
-        is_ours = rpc.Compare(target=rpc.Compare.VALUE, key=contender.slot_key, value=contender.value)
-        deletions.append(delete_key(contender.slot_key, is_ours))
+    for key in contender.slot_keys:
+        is_ours = rpc.Compare(target=rpc.Compare.VALUE, key=key, value=contender.value)
+        deletions.append(delete_key(key, is_ours))
     return deletions
 
 

@@ -11,14 +11,14 @@ import pytest
 
 import lockkit
 from lockkit.backend import apart
-from lockkit.backends.etcd.permits import lowest_free
+from lockkit.backends.etcd.permits import FIRST_SLOTS, lowest_free
 from lockkit.runtime import drive
 from lockkit.testing.servers import EtcdServer, FaultProxy, http2_call_ended, require, wait_until
 from lockkit.testing.timing import PATIENCE
 from tests.backends.etcd.support import calls_of, queue_of, session_of, until_more_than
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from typing import TypeAlias
 
     from lockkit.sync import Client, Lease
@@ -155,6 +155,72 @@ class TestPermits:
         for permit in (second, small.lease()):
             permit.release()
 
+    def test_slots_above_the_own_limit_count(self, server: EtcdServer, connect: Connect) -> None:
+        """A free slot is not enough."""
+        client, other = connect(), connect()
+        permits = [client.semaphore("above", limit=3, ttl=LONG).acquire(PATIENCE) for _ in range(3)]
+        for permit in permits[:2]:
+            permit.release()
+        assert keys_of(server, "above") == ["s0002"]
+
+        assert other.semaphore("above", limit=1, ttl=LONG).try_acquire() is None
+        with pytest.raises(lockkit.LockTimeout):
+            other.semaphore("above", limit=1, ttl=LONG).acquire(0.1)
+
+        with other.semaphore("above", limit=2, ttl=LONG).acquire(PATIENCE) as second:
+            assert second.slot == 0
+            assert other.semaphore("above", limit=2, ttl=LONG).try_acquire() is None
+        permits[2].release()
+
+    def test_more_slots_than_the_first_transaction_tries(self, server: EtcdServer, connect: Connect) -> None:
+        """With a place in the queue and by a single try."""
+        client, other = connect(), connect()
+        lock = client.semaphore("many", limit=FIRST_SLOTS + 3, ttl=LONG)
+        held = [lock.acquire(PATIENCE) for _ in range(FIRST_SLOTS + 1)]
+        single = lock.try_acquire()
+        assert single is not None
+        held.append(single)
+        held.append(lock.acquire(PATIENCE))
+
+        assert [permit.slot for permit in held] == list(range(FIRST_SLOTS + 3))
+        assert other.semaphore("many", limit=FIRST_SLOTS + 3, ttl=LONG).try_acquire() is None
+        held.pop(2).release()
+        again = other.semaphore("many", limit=FIRST_SLOTS + 3, ttl=LONG).acquire(PATIENCE)
+        assert again.slot == 2
+        for permit in (again, *held):
+            permit.release()
+        assert keys_of(server, "many") == []
+
+    def test_slot_that_was_taken_meanwhile(
+        self, server: EtcdServer, connect: Connect, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """
+        One client looks, and sees slot 9 free. Others take 9 and 10, and release 9: too many are held by then.
+
+        A comparison of the key of slot 9 alone would not notice.
+        """
+        client, other = connect(), connect()
+        held = [other.semaphore("aba", limit=12, ttl=LONG).acquire(PATIENCE) for _ in range(9)]
+        meanwhile: list[Lease] = []
+
+        def slow(taken: Sequence[int | None]) -> int:
+            slot = lowest_free(taken)
+            if not meanwhile:
+                meanwhile.append(other.semaphore("other", limit=1, ttl=LONG).acquire(PATIENCE))
+                released, kept = [other.semaphore("aba", limit=12, ttl=LONG).acquire(PATIENCE) for _ in range(2)]
+                assert (slot, released.slot, kept.slot) == (9, 9, 10)
+                meanwhile.append(kept)
+                released.release()
+            return slot
+
+        monkeypatch.setattr("lockkit.backends.etcd.permits.lowest_free", slow)
+
+        assert client.semaphore("aba", limit=10, ttl=LONG).try_acquire() is None
+
+        assert len(keys_of(server, "aba")) == 10
+        for permit in (*held, *meanwhile):
+            permit.release()
+
     def test_waiter_that_dies_makes_way(self, server: EtcdServer, connect: Connect) -> None:
         """Its key goes with its etcd lease; the next one then watches the holders."""
         holder, dying, behind = connect(), connect(), connect()
@@ -217,7 +283,21 @@ class TestPermits:
 
 
 class TestRequests:
-    """What a release costs at the server."""
+    """What it costs at the server."""
+
+    def test_permit_beside_others(self, server: EtcdServer, connect: Connect) -> None:
+        """One call, whether the caller would wait or not."""
+        client, other = connect(), connect()
+        held = [other.semaphore("cost", limit=FIRST_SLOTS, ttl=LONG).acquire(PATIENCE) for _ in range(FIRST_SLOTS - 1)]
+        semaphore = client.semaphore("cost", limit=FIRST_SLOTS, ttl=LONG)
+        semaphore.acquire(PATIENCE).release()
+        for timeout in (PATIENCE, 0):
+            before = calls_of(server)
+            permit = semaphore.acquire(timeout)
+            assert calls_of(server) - before == 1
+            permit.release()
+        for one in held:
+            one.release()
 
     def test_release_wakes_one_waiter(self, server: EtcdServer, connect: Connect) -> None:
         """No herd: the cost does not depend on the number of waiters."""

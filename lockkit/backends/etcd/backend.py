@@ -6,11 +6,16 @@ lease, and the key with the lowest ``create_revision`` holds. ``etcdctl lock`` a
 Go client (``client/v3/concurrency/mutex.go``) do the same, and therefore exclude with lockkit on the same key, in order
 of arrival. The value is ``OWNER METADATA``.
 
+A reader has a key below the same prefix (`lockkit.backends.etcd.values`), and waits for the writers in front of it
+only; a writer waits for every key in front, as above, and so do foreign clients. Semaphores have permits of their own
+(`lockkit.backends.etcd.permits`).
+
 ==================  ===============================================================================================
 acquire             one transaction: create the key; granted if there was no other below the prefix
 wait                watch the key in front (`lockkit.backends.etcd.wakeup`), then check for one in front again
 renew               keep the leases alive, and check in one transaction for 100 keys that each is still there
 release             delete the key, if it still has the ``create_revision`` of the grant
+update, downgrade   replace the value, if the key has not changed since its last known revision
 token               the ``create_revision``
 note                the key ``PREFIX+note/NAME``, attached to an etcd lease that ends it
 ==================  ===============================================================================================

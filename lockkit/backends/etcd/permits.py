@@ -22,12 +22,14 @@ A request that may not wait (``timeout=0``) has no key of its own: it takes a sl
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from lockkit.backend import Busy
 from lockkit.backends.etcd import rpc_pb2 as rpc
 from lockkit.backends.etcd import transactions, values
 from lockkit.backends.etcd.connection import TXN
+from lockkit.errors import BackendUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -221,6 +223,8 @@ class PermitQueue:
         if len(seen.taken) >= limit:
             contender.waits_for(*values.slots_of(contender.prefix))
             return Busy(owner=seen.owner)
+        if contender.wanted_until == -inf:
+            raise BackendUnavailable("the request was given up")
         slot = lowest_free(seen.taken)
         contender.slot_keys = (values.slot_key(contender.prefix, slot),)
         session = contender.session

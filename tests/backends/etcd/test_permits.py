@@ -256,7 +256,7 @@ class TestPermits:
 
     def test_never_more_than_the_limit(self, connect: Connect) -> None:
         """Threads of three clients with two limits, all at once; no two hold the same slot."""
-        mutex, inside, wrong, done = threading.Lock(), list[int | None](), list[str](), list[int]()
+        mutex, inside, wrong, done = threading.Lock(), dict[int, int | None](), list[str](), list[int]()
         clients = [connect() for _ in range(3)]
 
         def work(number: int) -> None:
@@ -265,12 +265,13 @@ class TestPermits:
             for _ in range(4):
                 with semaphore as permit:
                     with mutex:
-                        if len(inside) >= limit or permit.slot in inside:
+                        # Those with higher tokens were granted later, though they came here first.
+                        if sum(token < permit.token for token in inside) >= limit or permit.slot in inside.values():
                             wrong.append(f"{permit.slot} of {limit} beside {inside}")
-                        inside.append(permit.slot)
+                        inside[permit.token] = permit.slot
                     time.sleep(0.002)
                     with mutex:
-                        inside.remove(permit.slot)
+                        del inside[permit.token]
             done.append(number)
 
         threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]

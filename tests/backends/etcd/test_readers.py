@@ -186,7 +186,7 @@ class TestRequests:
             assert calls_of(server) - before == 2, what
 
     def test_hundred_readers_of_one_process(self, server: EtcdServer, connect: Connect) -> None:
-        """One call each, also to renew all of them together twice: a heartbeat, and one transaction."""
+        """One call each, and none waits for another."""
         client = connect()
         lock = client.rwlock("hundred", ttl=LONG)
         with client.lock("the session is open", ttl=LONG):

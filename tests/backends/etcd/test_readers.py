@@ -7,11 +7,14 @@ import subprocess
 import sys
 import threading
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
 import lockkit
+from lockkit.backends.etcd import transactions
+from lockkit.backends.etcd.connection import TXN
+from lockkit.runtime import drive
 from lockkit.testing.servers import EtcdServer, FaultProxy, http2_call_ended, require, wait_until
 from lockkit.testing.timing import PATIENCE
 from tests.backends.etcd.support import (
@@ -29,6 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import TypeAlias
 
+    from lockkit.backends.etcd.backend import EtcdBackend
+    from lockkit.backends.etcd.session import Contender
     from lockkit.sync import Client, Lease, Lock
 
     Connect: TypeAlias = Callable[..., Client]
@@ -69,14 +74,14 @@ class Waiting:
     """A thread that acquires."""
 
     def __init__(self, lock: Lock) -> None:
-        """Start it."""
+        """Start it. It waits longer than `lease`, so that a wake-up which is missed is noticed."""
         self.got: list[Lease] = []
-        self._thread = threading.Thread(target=lambda: self.got.append(lock.acquire(2 * PATIENCE)))
+        self._thread = threading.Thread(target=lambda: self.got.append(lock.acquire(LONG)))
         self._thread.start()
 
     def lease(self) -> Lease:
         """Wait until it has the lock."""
-        self._thread.join(2 * PATIENCE)
+        self._thread.join(PATIENCE)
         assert self.got, "the waiter did not get the lock"
         return self.got[0]
 
@@ -330,6 +335,21 @@ class TestUpdate:
         assert lease.confirm()
         lease.release()
         assert queue_of(server, "lockkit/lost update/") == []
+
+    def test_late_update_changes_nothing(self, server: EtcdServer, connect: Connect) -> None:
+        """Sent before a downgrade, and executed after it: the lease would hold for writing again."""
+        client = connect()
+        lease = client.lock("late update", ttl=LONG).acquire(PATIENCE)
+        (key,) = queue_of(server, "lockkit/late update/")
+        backend = cast("EtcdBackend", client._engine.client.ready())
+        late = transactions.replace_value(cast("Contender", lease._record.grant.state), b"late")
+        lease.downgrade()
+
+        answer = drive(backend.cluster.call(TXN, late, resend=False))
+
+        assert not answer.succeeded
+        assert value_of(server, key).startswith(b"\0shared ")
+        lease.release()
 
     def test_updated_lock_that_is_not_renewed_ends_beside_one_that_is(
         self, server: EtcdServer, connect: Connect

@@ -555,7 +555,7 @@ class EtcdBackend(LockBackend):
         return await self._inspection.holders(self._prefix_of(name), is_semaphore=_is_semaphore(name))
 
     async def confirm(self, grant: Grant) -> Gone | None:
-        """See `LockBackend.confirm`. Whoever was granted the lock holds it as long as the key is there."""
+        """See `LockBackend.confirm`. A lease that was granted holds the lock as long as its key is there."""
         contender: Contender = grant.state
         request = rpc.RangeRequest(key=contender.key, keys_only=True)
         answer = await self._cluster.call(RANGE, request, resend=True, answer_by=self._runtime.now() + CALL_SECONDS)

@@ -1,12 +1,12 @@
 """
 What is in the keys of contenders, and in their values. Pure functions.
 
-===========================  =======================================================================================
-``PREFIX/NAME/<lease>``      a writer: an ordinary lock, as ``etcdctl lock`` has it
-``PREFIX/NAME/r<lease>-<owner>``  a reader
+====================================  ======================================================
+``PREFIX/NAME/<lease>``               a writer: an ordinary lock, as ``etcdctl lock`` has it
+``PREFIX/NAME/r<lease>-<owner>``      a reader
 ``PREFIX+sem/NAME/q<lease>-<owner>``  waits for a permit
-``PREFIX+sem/NAME/s<slot>``  a permit
-===========================  =======================================================================================
+``PREFIX+sem/NAME/s<slot>``           a permit
+====================================  ======================================================
 
 ``<lease>`` is the id of the etcd lease in hexadecimal, so no writer's key begins as a reader's does.
 

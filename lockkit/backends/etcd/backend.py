@@ -6,11 +6,16 @@ lease, and the key with the lowest ``create_revision`` holds. ``etcdctl lock`` a
 Go client (``client/v3/concurrency/mutex.go``) do the same, and therefore exclude with lockkit on the same key, in order
 of arrival. The value is ``OWNER METADATA``.
 
+A reader has a key below the same prefix (`lockkit.backends.etcd.values`), and waits for the writers in front of it
+only; a writer waits for every key in front, as above, and so do foreign clients. Semaphores have permits of their own
+(`lockkit.backends.etcd.permits`).
+
 ==================  ===============================================================================================
 acquire             one transaction: create the key; granted if there was no other below the prefix
 wait                watch the key in front (`lockkit.backends.etcd.wakeup`), then check for one in front again
 renew               keep the leases alive, and check in one transaction for 100 keys that each is still there
 release             delete the key, if it still has the ``create_revision`` of the grant
+update, downgrade   replace the value, if the key has not changed since its last known revision
 token               the ``create_revision``
 note                the key ``PREFIX+note/NAME``, attached to an etcd lease that ends it
 ==================  ===============================================================================================
@@ -52,22 +57,23 @@ from lockkit.backend import (
     Renewed,
     Request,
     Unknown,
-    decode_metadata,
     seconds_left,
     split_space,
 )
 from lockkit.backends.etcd import rpc_pb2 as rpc
-from lockkit.backends.etcd import transactions
+from lockkit.backends.etcd import transactions, values
 from lockkit.backends.etcd.cluster import settle_by
-from lockkit.backends.etcd.connection import GRANT, RANGE, REVOKE, TIME_TO_LIVE, TXN
+from lockkit.backends.etcd.connection import GRANT, RANGE, REVOKE, TXN
 from lockkit.backends.etcd.errors import LeaseEnded
+from lockkit.backends.etcd.inspection import Inspection
 from lockkit.backends.etcd.options import OPTIONS, adopt_cluster, open_cluster
+from lockkit.backends.etcd.permits import PermitQueue, create_permit
 from lockkit.backends.etcd.session import Contender, Session, Sessions, round_up
 from lockkit.backends.etcd.wakeup import WakeupListener
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from lockkit.backends.etcd.cluster import Cluster
     from lockkit.units import Instant, Seconds
@@ -84,7 +90,6 @@ Longer delays the caller when the cluster hangs; shorter retires a session for n
 UNWATCHED_SECONDS = 0.5
 """How often a waiter without a watch looks again. Longer hands over later, shorter asks more often."""
 
-_OWNER_CHARS = 32
 _NOTES = "+note"
 
 _CAPABILITIES = Capabilities(
@@ -96,14 +101,17 @@ _CAPABILITIES = Capabilities(
     token_source="the key's create_revision; a cluster that comes back without its data may start lower",  # noqa: S106
     survives_node_loss=True,
     survives_data_loss=False,
-    shared_mode=False,
+    shared_mode=True,
     clock_assumption="the leader's clock runs at the rate of the clients' within 1 %",
     waiters_visible=True,
     scope="network",
     caveat="A holder that is paused beyond its ttl may still write: guard storage by token. One member alone survives "
     "no loss; a ttl is whole seconds, and the cluster may raise it.",
+    metadata_update=True,
     listing=True,
-    permits="slots",
+    fair_shared=True,
+    downgrade=True,
+    permits="native",
     notes=True,
 )
 
@@ -126,6 +134,8 @@ class EtcdBackend(LockBackend):
         self._runtime = host.runtime
         self._prefix: str = options["prefix"]
         self._sessions = Sessions(host, cluster)
+        self._permits = PermitQueue(cluster)
+        self._inspection = Inspection(host.runtime, cluster)
         self._listener = WakeupListener(host.runtime, cluster)
 
     @classmethod
@@ -159,9 +169,10 @@ class EtcdBackend(LockBackend):
         if request.state is not None:
             outcome = await self._check_queue(request, request.state, answer_by)
         while outcome is None:
-            value = f"{request.owner} {request.metadata}".encode()
+            value = values.encode(request.owner, request.metadata)
             wake = request.wake if request.queue else None
-            contender = Contender(request.name, request.owner, self._prefix_of(request.name), value, wake)
+            prefix = self._prefix_of(request.name)
+            contender = Contender(request.name, request.owner, prefix, value, wake, request.mode)
             request.state = contender
             await self._sessions.attach(contender, round_up(request.ttl), answer_by)
             contender.created = self._runtime.event()
@@ -184,14 +195,17 @@ class EtcdBackend(LockBackend):
                 return None
             if contender.wanted_until == -inf:
                 raise BackendUnavailable("the request was given up")
-            # Sending it twice does no harm: the second finds the key of the first.
             answer = await self._cluster.call(
                 TXN,
-                transactions.create_key(contender, session.id, queue=request.queue),
-                resend=True,
+                _creation(request, contender, session.id),
+                # Sending it twice does no harm: the second finds the key of the first. Not so for a permit.
+                resend=contender.mode != "permit",
                 on_unknown=contender.set_may_come_late,
                 answer_by=answer_by,
             )
+            if contender.mode == "permit":
+                # Before `created` is set: this may send another request, for a slot.
+                return await self._enter_permits(request, contender, answer, answer_by)
         except LeaseEnded:
             self._sessions.end(session)
             request.state = None
@@ -201,7 +215,8 @@ class EtcdBackend(LockBackend):
         if answer.succeeded:
             contender.set_revision(answer.header.revision)
             return self._grant(contender)
-        return await self._read_busy_answer(request, contender, answer, answer_by)
+        read = self._read_reader_answer if contender.mode == "shared" else self._read_busy_answer
+        return await read(request, contender, answer, answer_by)
 
     async def _read_busy_answer(
         self, request: Request, contender: Contender, answer: rpc.TxnResponse, answer_by: float
@@ -214,13 +229,11 @@ class EtcdBackend(LockBackend):
             return self._grant(contender)
         busy = Busy(owner=_owner_of(oldest))
         if not request.queue:
-            self._sessions.detach(contender)
-            request.state = None
-            return busy
+            return self._give_up(request, contender, busy)
         nested = answer.responses[1].response_txn
         if nested.succeeded:
             contender.set_revision(answer.header.revision)
-            contender.key_in_front = nested.responses[0].response_range.kvs[0].key
+            contender.waits_for(nested.responses[0].response_range.kvs[0].key)
             return busy
         ours = nested.responses[0].response_range.kvs[0]
         if ours.value == contender.value:
@@ -232,20 +245,77 @@ class EtcdBackend(LockBackend):
         request.state = None
         return None
 
+    async def _read_reader_answer(
+        self, request: Request, contender: Contender, answer: rpc.TxnResponse, answer_by: float
+    ) -> Grant | Busy | None:
+        """Read the answer of a reader's transaction that found a writer's key, or this reader's own."""
+        oldest, newest_writer = (one.response_range.kvs for one in answer.responses[:2])
+        nested = answer.responses[2].response_txn
+        if nested.succeeded:
+            contender.set_revision(answer.header.revision)
+            if values.is_downgraded(newest_writer[0].value):
+                return self._grant(contender)
+            contender.waits_for(newest_writer[0].key)
+            return Busy(owner=_owner_of(oldest[0]))
+        ours = nested.responses[0].response_range.kvs
+        if ours:
+            # The first of two equal requests was executed, and its answer was lost.
+            contender.set_revision(ours[0].create_revision)
+            return await self._check_queue(request, contender, answer_by)
+        return self._give_up(request, contender, Busy(owner=_owner_of(oldest[0])))
+
+    def _give_up(self, request: Request, contender: Contender, busy: Busy) -> Busy:
+        """Forget a contender that does not wait: it has no key."""
+        self._sessions.detach(contender)
+        request.state = None
+        return busy
+
+    async def _enter_permits(
+        self, request: Request, contender: Contender, answer: rpc.TxnResponse, answer_by: float
+    ) -> Grant | Busy | None:
+        """Read the answer of a permit's transaction, and take a slot if one is free."""
+        busy = await self._permits.enter(contender, request.limit, answer, answer_by, queue=request.queue)
+        if busy is not None:
+            return busy if request.queue else self._give_up(request, contender, busy)
+        return await self._grant_from_queue(request, contender, held=contender.slot is not None, answer_by=answer_by)
+
     async def _check_queue(self, request: Request, contender: Contender, answer_by: float) -> Grant | Busy | None:
-        """Check for a key in front. None: this contender's key is gone, start again."""
-        check = transactions.check_queue(contender)
-        answer = await self._cluster.call(TXN, check, resend=True, answer_by=answer_by)
+        """Check whether the lock is free for this contender. None: its key is gone, start again."""
+        if contender.mode == "permit":
+            busy, held = await self._permits.check(contender, request.limit, answer_by), contender.slot is not None
+        else:
+            check = transactions.check_queue(contender)
+            answer = await self._cluster.call(TXN, check, resend=True, answer_by=answer_by)
+            busy, held = self._read_check(contender, answer), answer.succeeded
         session = contender.session
         assert session is not None
-        if answer.succeeded and not session.is_over:
-            in_front, oldest = (one.response_range.kvs for one in answer.responses)
-            if in_front:
-                contender.key_in_front = in_front[0].key
-                return Busy(owner=_owner_of(oldest[0]))
-            # After a long wait, little may be left of the session's ttl.
-            if not session.is_stale(self._runtime.now()) or await self._sessions.keep_alive(session, answer_by):
-                return self._grant(contender)
+        if busy is not None and not session.is_over:
+            return busy
+        return await self._grant_from_queue(request, contender, held=held and busy is None, answer_by=answer_by)
+
+    def _read_check(self, contender: Contender, answer: rpc.TxnResponse) -> Busy | None:
+        """Read what is in front of a contender; None if nothing is, or its key is gone."""
+        if not answer.succeeded:
+            return None
+        in_front, oldest = (one.response_range.kvs for one in answer.responses)
+        if not in_front or (contender.mode == "shared" and values.is_downgraded(in_front[0].value)):
+            return None
+        contender.waits_for(in_front[0].key)
+        return Busy(owner=_owner_of(oldest[0]))
+
+    async def _grant_from_queue(
+        self, request: Request, contender: Contender, *, held: bool, answer_by: float
+    ) -> Grant | None:
+        """Grant what a contender holds, if its session lasts. None: start again."""
+        session = contender.session
+        assert session is not None
+        # After a long wait, little may be left of the session's ttl.
+        if (
+            held
+            and not session.is_over
+            and (not session.is_stale(self._runtime.now()) or await self._sessions.keep_alive(session, answer_by))
+        ):
+            return self._grant(contender)
         self._detach(contender)
         request.state = None
         return None
@@ -257,7 +327,10 @@ class EtcdBackend(LockBackend):
         self._listener.unwatch(contender)
         if contender.wanted_until > -inf:
             contender.wanted_until = session.ends_at
-        return Grant(contender.name, contender.owner, contender.create_revision, session.ttl, session.anchor, contender)
+        return Grant(
+            contender.name, contender.owner, contender.create_revision, session.ttl, session.anchor, contender,
+            slot=contender.slot,
+        )  # fmt: skip
 
     def _detach(self, contender: Contender) -> None:
         self._listener.unwatch(contender)
@@ -415,6 +488,49 @@ class EtcdBackend(LockBackend):
         self._sessions.detach(contender)
         return bool(answer.succeeded)
 
+    async def update(self, grant: Grant, metadata: str) -> Gone | None:
+        """See `LockBackend.update`."""
+
+        def updated(value: bytes) -> bytes:
+            return values.encode(grant.owner, metadata, downgraded=values.is_downgraded(value))
+
+        return None if await self._rewrite(grant.state, updated) else Gone("gone")
+
+    async def downgrade(self, grant: Grant) -> bool:
+        """See `LockBackend.downgrade`. The key stays, in front of the writers that wait, with a mark in its value."""
+        contender: Contender = grant.state
+
+        def downgraded(value: bytes) -> bytes:
+            return value if values.is_downgraded(value) else values.SHARED + value
+
+        if not await self._rewrite(contender, downgraded):
+            return False
+        contender.mode = "shared"
+        return True
+
+    async def _rewrite(self, contender: Contender, change: Callable[[bytes], bytes]) -> bool:
+        """
+        Change the value of a key; return False if the key is gone.
+
+        Each attempt compares the last known revision, so none can be executed after a later one, nor twice.
+        """
+        answer_by = self._runtime.now() + CALL_SECONDS
+        contender.is_rewritten = True
+        while True:
+            value = change(contender.value_now)
+            request = transactions.replace_value(contender, value)
+            answer = await self._cluster.call(TXN, request, resend=True, answer_by=answer_by)
+            if answer.succeeded:
+                contender.mod_revision, contender.value_now = answer.header.revision, value
+                return True
+            kvs = answer.responses[0].response_range.kvs
+            if [kv.create_revision for kv in kvs] != [contender.create_revision]:
+                return False
+            # Moved meanwhile, or an earlier change was not answered.
+            contender.mod_revision, contender.value_now = kvs[0].mod_revision, kvs[0].value
+            if change(contender.value_now) == contender.value_now:
+                return True
+
     async def release_all(self, grants: Sequence[Grant], answer_by: float) -> None:
         """See `LockBackend.release_all`. Revokes a session that has nothing else, with all its keys."""
         contenders: list[Contender] = [grant.state for grant in grants]
@@ -436,32 +552,20 @@ class EtcdBackend(LockBackend):
 
     async def holders(self, name: str) -> Sequence[Holder]:
         """See `LockBackend.holders`."""
-        answer_by = self._runtime.now() + CALL_SECONDS
-        request = transactions.first_key(self._prefix_of(name))
-        answer = await self._cluster.call(RANGE, request, resend=True, answer_by=answer_by)
-        if not answer.kvs:
-            return []
-        oldest = answer.kvs[0]
-        remaining = None
-        if oldest.lease:
-            ask = rpc.LeaseTimeToLiveRequest(ID=oldest.lease)
-            lease = await self._cluster.call(TIME_TO_LIVE, ask, resend=True, answer_by=answer_by)
-            remaining = max(0.0, float(lease.TTL))
-        owner, metadata = _read_value(oldest)
-        return [Holder(owner, oldest.create_revision, remaining, decode_metadata(metadata), answer.count - 1)]
+        return await self._inspection.holders(self._prefix_of(name), is_semaphore=_is_semaphore(name))
+
+    async def confirm(self, grant: Grant) -> Gone | None:
+        """See `LockBackend.confirm`. A lease that was granted holds the lock as long as its key is there."""
+        contender: Contender = grant.state
+        request = rpc.RangeRequest(key=contender.key, keys_only=True)
+        answer = await self._cluster.call(RANGE, request, resend=True, answer_by=self._runtime.now() + CALL_SECONDS)
+        if [kv.create_revision for kv in answer.kvs] == [contender.create_revision]:
+            return None
+        return Gone("taken" if await self.holders(grant.name) else "gone")
 
     async def break_lock(self, name: str) -> bool:
         """See `LockBackend.break_lock`."""
-        answer_by = self._runtime.now() + CALL_SECONDS
-        request = transactions.first_key(self._prefix_of(name), keys_only=True)
-        answer = await self._cluster.call(RANGE, request, resend=True, answer_by=answer_by)
-        if not answer.kvs:
-            return False
-        oldest = answer.kvs[0]
-        unchanged = rpc.Compare(target=rpc.Compare.CREATE, key=oldest.key, create_revision=oldest.create_revision)
-        deletion = transactions.delete_key(oldest.key, unchanged)
-        broken = await self._cluster.call(TXN, deletion, resend=False, answer_by=answer_by)
-        return bool(broken.succeeded)
+        return await self._inspection.break_lock(self._prefix_of(name), is_semaphore=_is_semaphore(name))
 
     async def names(self, prefix: str, after: NamesPage | None = None) -> NamesPage:
         """See `LockBackend.names`. A lock is held while there is a key below its prefix: the oldest holds."""
@@ -543,14 +647,17 @@ def _name_of(part: bytes) -> str | None:
     return name if validation.escape(name, "/").encode() == part else None
 
 
-def _read_value(kv: rpc.KeyValue) -> tuple[str, str]:
-    """Read owner and metadata of a key. A foreign client's owner is the id of its lease, its metadata the value."""
-    text = kv.value.decode("utf-8", "replace")
-    owner, _, metadata = text.partition(" ")
-    if len(owner) == _OWNER_CHARS and metadata:
-        return owner, metadata
-    return kv.key.rpartition(b"/")[2].decode("utf-8", "replace"), text
+def _creation(request: Request, contender: Contender, lease_id: int) -> rpc.TxnRequest:
+    """Return the transaction with which a contender begins."""
+    if contender.mode == "permit":
+        return create_permit(contender, lease_id, request.limit, queue=request.queue)
+    create = transactions.create_reader_key if contender.mode == "shared" else transactions.create_key
+    return create(contender, lease_id, queue=request.queue)
 
 
 def _owner_of(kv: rpc.KeyValue) -> str:
-    return _read_value(kv)[0]
+    return values.owner_and_metadata(kv)[0]
+
+
+def _is_semaphore(name: str) -> bool:
+    return split_space(name)[0] == "sem"

@@ -2,7 +2,8 @@
 Sessions: the etcd leases that a client's keys are attached to.
 
 One session per client and ttl, kept alive while anything in it is held or waited for. A client that asks for a lock
-that it holds or waits for already needs a second one: the id of the session is the last part of the key.
+that it holds or waits for already needs a second one: the id of the session is the last part of the key. The keys of
+readers and permits have the owner in them, too, so all of them share one.
 
 A session must not keep alive what nobody wants any more:
 
@@ -26,7 +27,7 @@ from math import ceil, inf
 from typing import TYPE_CHECKING
 
 from lockkit.backends.etcd import rpc_pb2 as rpc
-from lockkit.backends.etcd import transactions
+from lockkit.backends.etcd import transactions, values
 from lockkit.backends.etcd.cluster import settle_by
 from lockkit.backends.etcd.connection import GRANT, KEEP_ALIVE, REVOKE, TXN
 from lockkit.backends.etcd.errors import LeaseEnded
@@ -35,7 +36,7 @@ from lockkit.errors import BackendUnavailable, LockError
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
-    from lockkit.backend import Host
+    from lockkit.backend import Host, Mode
     from lockkit.backends.etcd.cluster import Cluster
     from lockkit.runtime import Event
     from lockkit.units import Instant
@@ -72,7 +73,7 @@ class Session:
         retired: It takes no new key: one may be created late in it.
         closing: Nothing in it is wanted; it is being revoked.
         ended: It is gone, and all its keys with it.
-        by_name: The contender whose key has this session's id in it, by lock name.
+        by_name: The writer whose key has this session's id in it, by lock name.
         contenders: Those whose key is attached to it, or may be, or may still be created.
     """
 
@@ -136,19 +137,25 @@ class Contender:
         name: Of the lock.
         owner: Of the acquisition.
         prefix: Of the keys of all contenders for the lock.
-        value: Of the key: owner and metadata.
+        value: With which the key is created: owner and metadata.
         wake: Event of the request that waits with it, if it does.
-        key: Its name, known once it has a session.
+        mode: Beside whom it is to hold the lock.
+        key: Its name, known once it has a session. A permit's is another one than that with which it has waited.
+        slot_keys: Of a permit that is not granted yet: the keys of which a request that was sent may create one.
+        slot: Of a permit that is granted; else None.
+        value_now: Of the key, as far as known: `value` until it is updated or downgraded.
+        is_rewritten: A request was sent that changes the value.
         home: The session whose id is in the key.
         session: The session that the key is attached to.
         moving_to: The session that the key is being moved to. Not None after a move that was not answered: the key is
             attached to the one or to the other.
         create_revision: The token; 0 until it is known.
-        mod_revision: Changes with each move.
+        mod_revision: Changes with each move and each change of the value.
         wanted_until: When the key is not wanted any more, client monotonic clock; ``-inf`` once it was given up.
         may_come_late: The request that creates the key was not answered, and may be executed late.
         created: Set when the request that creates the key has been answered or has failed; None before it is sent.
-        key_in_front: The one before it in the queue.
+        key_in_front: The one that it waits for; the first of them if there are several.
+        behind_front: With several, the first key behind them; else empty.
         watch_id: Of the watch on that; 0 if there is none.
         watched_key: What is watched.
     """
@@ -158,7 +165,12 @@ class Contender:
     prefix: bytes
     value: bytes
     wake: Event | None
+    mode: Mode = "exclusive"
     key: bytes = b""
+    slot_keys: tuple[bytes, ...] = ()
+    slot: int | None = None
+    value_now: bytes = field(init=False)
+    is_rewritten: bool = False
     home: Session | None = None
     session: Session | None = None
     moving_to: Session | None = None
@@ -168,14 +180,28 @@ class Contender:
     may_come_late: bool = False
     created: Event | None = None
     key_in_front: bytes = b""
+    behind_front: bytes = b""
     watch_id: int = 0
     watched_key: bytes = b""
+
+    def __post_init__(self) -> None:
+        """Begin with the value of the creation."""
+        self.value_now = self.value
 
     def set_may_come_late(self) -> None:
         """Note that the request that creates the key may be executed late."""
         self.may_come_late = True
         if self.home is not None:
             self.home.retired = True
+
+    def waits_for(self, key: bytes, behind: bytes = b"") -> None:
+        """Note the key that it waits for, or the range of keys."""
+        self.key_in_front, self.behind_front = key, behind
+
+    def takes_slot(self, slot: int, revision: int) -> None:
+        """Note that a permit was granted, with the revision at which its key was created."""
+        self.key, self.slot_keys, self.slot = values.slot_key(self.prefix, slot), (), slot
+        self.set_revision(revision)
 
     def set_revision(self, revision: int) -> None:
         """Note the revision at which the key was created."""
@@ -215,18 +241,19 @@ class Sessions:
 
     async def attach(self, contender: Contender, ttl: int, answer_by: float) -> None:
         """
-        Give a contender its session: one in which this client doesn't contend for the lock yet.
+        Give a contender its session. A writer's is one in which this client has no other writer of the lock.
 
         Raises:
             LockError: No session could be opened.
         """
 
         def take(session: Session) -> bool:
-            if contender.name in session.by_name:
-                return False
+            if contender.mode == "exclusive":
+                if contender.name in session.by_name:
+                    return False
+                session.by_name[contender.name] = contender
             contender.home = contender.session = session
-            contender.key = b"%b%x" % (contender.prefix, session.id)
-            session.by_name[contender.name] = contender
+            contender.key = values.key_of(contender.prefix, session.id, contender.owner, contender.mode)
             session.contenders.add(contender)
             return True
 
@@ -340,8 +367,8 @@ class Sessions:
         Raises:
             LockError: No answer.
         """
-        for batch in transactions.batches(contenders):
-            await self._cluster.call(TXN, transactions.delete_keys(batch), resend=True, answer_by=answer_by)
+        for request, batch in transactions.delete_keys(contenders):
+            await self._cluster.call(TXN, request, resend=True, answer_by=answer_by)
             for contender in batch:
                 self.detach(contender)
 

@@ -5,21 +5,30 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from lockkit.backends.etcd import rpc_pb2 as rpc
+from lockkit.backends.etcd import values
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from lockkit.backend import Mode
+
 __all__ = [
+    "all_keys",
     "batches",
     "check_keys",
     "check_queue",
     "create_key",
+    "create_reader_key",
     "delete_below",
     "delete_key",
     "delete_keys",
     "end",
     "first_key",
     "keys_from",
+    "newest_in",
+    "none_in",
+    "oldest_in",
+    "replace_value",
 ]
 
 KEYS_PAGE = 1000
@@ -35,7 +44,10 @@ class Contender(Protocol):
 
     prefix: bytes
     value: bytes
+    mode: Mode
     key: bytes
+    slot_keys: tuple[bytes, ...]
+    is_rewritten: bool
     create_revision: int
 
     @property
@@ -84,9 +96,43 @@ def create_key(contender: Contender, lease_id: int, *, queue: bool) -> rpc.TxnRe
     return request
 
 
+def create_reader_key(contender: Contender, lease_id: int, *, queue: bool) -> rpc.TxnRequest:
+    """
+    Acquire the lock for reading, or take a place in its queue.
+
+    ::
+
+        if no writer's key, and not ours:  put ours                                 -> held
+        else:                              read the oldest, and the newest writer's
+                                           if ours is not there:  put               -> held if that writer reads only
+                                           else:                  read ours
+
+    A writer that reads only has no other in front of it: else it could not have held the lock for writing. So if the
+    newest one does, it is the only one. Without `queue` ours is put only then.
+    """
+    put = rpc.PutRequest(key=contender.key, value=contender.value, lease=lease_id)
+    is_new = rpc.Compare(target=rpc.Compare.CREATE, key=contender.key, create_revision=0)
+    writers, behind_writers = contender.prefix, contender.prefix + values.READER
+    request = rpc.TxnRequest(compare=[none_in((writers, behind_writers)), is_new])
+    request.success.add(request_put=put)
+    request.failure.add(request_range=first_key(contender.prefix))
+    request.failure.add(request_range=_newest_writer(contender.prefix))
+    behind = request.failure.add().request_txn
+    behind.compare.append(is_new)
+    if not queue:
+        value = rpc.Compare.VALUE
+        greater, less = rpc.Compare.GREATER, rpc.Compare.LESS
+        behind.compare.add(target=value, result=greater, key=writers, range_end=behind_writers, value=values.SHARED)
+        behind.compare.add(target=value, result=less, key=writers, range_end=behind_writers, value=values.BEHIND_SHARED)
+    behind.success.add(request_put=put)
+    behind.failure.add(request_range=rpc.RangeRequest(key=contender.key))
+    return request
+
+
 def check_queue(contender: Contender) -> rpc.TxnRequest:
-    """Read the key in front of a contender's, and the oldest; fail if the contender's is gone."""
-    in_front = _newest_key(contender.prefix)
+    """Read the key that a contender waits for, and the oldest; fail if the contender's is gone."""
+    is_reader = contender.mode == "shared"
+    in_front = _newest_writer(contender.prefix) if is_reader else _newest_key(contender.prefix)
     in_front.max_create_revision = contender.create_revision - 1
     request = rpc.TxnRequest(compare=[contender.compare_revision])
     request.success.add(request_range=in_front)
@@ -112,11 +158,47 @@ def check_keys(contenders: Sequence[Contender], move_to: int | None) -> rpc.TxnR
     return request
 
 
-def delete_keys(contenders: Sequence[Contender]) -> rpc.TxnRequest:
-    """Delete keys that have these contenders' values, whenever they were created."""
-    request = rpc.TxnRequest()
+def delete_keys(contenders: Sequence[C]) -> Iterator[tuple[rpc.TxnRequest, Sequence[C]]]:
+    """
+    Delete keys that were created with these contenders' values, whenever that was.
+
+    Those are also the keys of slots for which a permit's request was sent.
+
+    Returns:
+        Transactions, each with the contenders that it deletes.
+    """
+    request, batch = rpc.TxnRequest(), list[C]()
     for contender in contenders:
-        request.success.add(request_txn=delete_key(contender.key, contender.compare_value))
+        deletions = _deletions(contender)
+        if len(request.success) + len(deletions) > BATCH:
+            yield request, batch
+            request, batch = rpc.TxnRequest(), []
+        request.success.extend(rpc.RequestOp(request_txn=one) for one in deletions)
+        batch.append(contender)
+    if batch:
+        yield request, batch
+
+
+def _deletions(contender: Contender) -> list[rpc.TxnRequest]:
+    deletions = [delete_key(contender.key, contender.compare_value)]
+    if contender.is_rewritten:
+        deletions.append(delete_key(contender.key, contender.compare_revision))
+    for key in contender.slot_keys:
+        is_ours = rpc.Compare(target=rpc.Compare.VALUE, key=key, value=contender.value)
+        deletions.append(delete_key(key, is_ours))
+    return deletions
+
+
+def replace_value(contender: Contender, value: bytes) -> rpc.TxnRequest:
+    """
+    Replace the value of a key, which stays attached to its etcd lease; else read the key.
+
+    It happens only if nothing has changed the key since its last known revision, as a move (`check_keys`).
+    """
+    put = rpc.PutRequest(key=contender.key, value=value, ignore_lease=True)
+    request = rpc.TxnRequest(compare=[contender.compare_revision, contender.compare_modification])
+    request.success.add(request_put=put)
+    request.failure.add(request_range=rpc.RangeRequest(key=contender.key))
     return request
 
 
@@ -134,18 +216,44 @@ def delete_below(prefix: bytes) -> rpc.TxnRequest:
 
 def first_key(prefix: bytes, *, keys_only: bool = False) -> rpc.RangeRequest:
     """Read the oldest key below a prefix: the holder's."""
-    return _first_in_order(prefix, rpc.RangeRequest.ASCEND, keys_only=keys_only)
+    return oldest_in((prefix, end(prefix)), keys_only=keys_only)
+
+
+def all_keys(prefix: bytes) -> rpc.RangeRequest:
+    """Read all keys below a prefix, the oldest first."""
+    return _in_order((prefix, end(prefix)), rpc.RangeRequest.ASCEND, limit=0, keys_only=False)
+
+
+def none_in(keys: tuple[bytes, bytes]) -> rpc.Compare:
+    """Return a comparison that is true if there is no key in a range."""
+    return rpc.Compare(target=rpc.Compare.CREATE, key=keys[0], range_end=keys[1], create_revision=0)
 
 
 def _newest_key(prefix: bytes) -> rpc.RangeRequest:
-    return _first_in_order(prefix, rpc.RangeRequest.DESCEND, keys_only=True)
+    return newest_in((prefix, end(prefix)), keys_only=True)
 
 
-def _first_in_order(prefix: bytes, order: rpc.RangeRequest.SortOrder, *, keys_only: bool) -> rpc.RangeRequest:
+def _newest_writer(prefix: bytes) -> rpc.RangeRequest:
+    return newest_in((prefix, prefix + values.READER), keys_only=False)
+
+
+def newest_in(keys: tuple[bytes, bytes], *, keys_only: bool) -> rpc.RangeRequest:
+    """Read the newest key of a range."""
+    return _in_order(keys, rpc.RangeRequest.DESCEND, limit=1, keys_only=keys_only)
+
+
+def oldest_in(keys: tuple[bytes, bytes], *, keys_only: bool = False) -> rpc.RangeRequest:
+    """Read the oldest key of a range."""
+    return _in_order(keys, rpc.RangeRequest.ASCEND, limit=1, keys_only=keys_only)
+
+
+def _in_order(
+    keys: tuple[bytes, bytes], order: rpc.RangeRequest.SortOrder, *, limit: int, keys_only: bool
+) -> rpc.RangeRequest:
     return rpc.RangeRequest(
-        key=prefix,
-        range_end=end(prefix),
-        limit=1,
+        key=keys[0],
+        range_end=keys[1],
+        limit=limit,
         sort_order=order,
         sort_target=rpc.RangeRequest.CREATE,
         keys_only=keys_only,

@@ -1,7 +1,8 @@
 """
 Waking waiters: one watch stream per client, however many waiters it has.
 
-Each waiter watches the key in front of its own, so a deletion wakes one waiter and nobody else (no herd).
+Each waiter watches the key in front of its own, so a deletion wakes one waiter and nobody else (no herd). The readers
+behind one writer all watch that; of those who wait for a permit, only the first watches the holders.
 
 Order of steps, so that no deletion is missed: watch from now on, and look at the queue again once the member has
 confirmed the watch. A watch from the revision at which the waiter looked would need no second look, but unless nothing
@@ -59,6 +60,8 @@ class WakeupListener:
         """
         Have `Contender.wake` set once the key in front is watched, and when that key is deleted.
 
+        A reader is also woken when that key is changed: its writer may have become a reader.
+
         Returns:
             False if that is impossible now: look again soon.
 
@@ -85,8 +88,10 @@ class WakeupListener:
                 contender.watched_key = contender.key_in_front
                 self._watching[contender.watch_id] = contender
                 create = rpc.WatchCreateRequest(
-                    key=contender.watched_key, watch_id=contender.watch_id, filters=[rpc.WatchCreateRequest.NOPUT]
+                    key=contender.watched_key, range_end=contender.behind_front, watch_id=contender.watch_id
                 )
+                if contender.mode != "shared":
+                    create.filters.append(rpc.WatchCreateRequest.NOPUT)
                 stream.send(rpc.WatchRequest(create_request=create))
             if opened is not None:
                 opened.open()

@@ -4,6 +4,10 @@ The guard for data in etcd: a write that succeeds only while the lock is held.
 Lock and data are in one store, so the store need not remember tokens. The transaction that writes compares the
 ``create_revision`` of the lock's key with the token (as ``IsOwner`` of etcd's Go ``concurrency`` package does): if the
 lease has expired or was revoked, or the lock was broken, that key is gone, and nothing is written.
+
+That does what the two marks of `lockkit.fencing.TokenGuard` do, without storing them: while a reader's key is there, no
+writer's key that could write is, and the reverse. What a key may be used for is in the key itself: a reader's writes
+nothing, nor does a writer's once its value says that it was downgraded, which the same transaction compares.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from lockkit.backends.etcd import rpc_pb2 as rpc
+from lockkit.backends.etcd import transactions, values
 from lockkit.backends.etcd.session import Contender
 from lockkit.errors import ConfigurationError, StaleToken
 from lockkit.runtime import AsyncioRuntime, BlockingRuntime, drive
@@ -42,42 +47,44 @@ class _Guard:
         answer = await self._change(rpc.RequestOp(request_delete_range=deletion), data, lease)
         return bool(answer.responses[0].response_delete_range.deleted)
 
-    async def check(self, *, lease: Lease) -> None:
-        """Raise unless the lease holds the lock now, as etcd sees it."""
-        await self._run([], _contender(lease).name, lease, changes=False)
+    async def check(self, *, lease: Lease, shared: bool = False) -> None:
+        """Raise unless the lease holds the lock now, as etcd sees it. See `EtcdGuard.check`."""
+        await self._run([], _contender(lease).name, lease, shared=shared)
 
     @staticmethod
-    def condition(lease: Lease) -> tuple[bytes, int]:
+    def condition(lease: Lease, *, shared: bool = False) -> tuple[bytes, int]:
         """Give what a transaction of your own has to compare. See `EtcdGuard.condition`."""
         contender = _contender(lease)
+        if contender.mode == "shared" and not shared:
+            raise _reads_only(lease, contender.name)
         return contender.key, contender.create_revision
 
     async def _change(self, operation: rpc.RequestOp, key: bytes, lease: Lease) -> Any:  # noqa: ANN401 - a message
-        return await self._run([operation], text_of(key), lease, changes=True)
+        return await self._run([operation], text_of(key), lease, shared=False)
 
-    async def _run(self, operations: list[rpc.RequestOp], name: str, lease: Lease, *, changes: bool) -> Any:  # noqa: ANN401 - a message
-        contender = _contender(lease)
+    async def _run(self, operations: list[rpc.RequestOp], name: str, lease: Lease, *, shared: bool) -> Any:  # noqa: ANN401 - a message
+        contender, label = _contender(lease), self._store.label
         request = rpc.TxnRequest(compare=[contender.compare_revision], success=operations)
-        holder = rpc.RangeRequest(
-            key=contender.prefix,
-            range_end=contender.prefix[:-1] + b"0",
-            limit=1,
-            sort_order=rpc.RangeRequest.ASCEND,
-            sort_target=rpc.RangeRequest.CREATE,
-            keys_only=True,
-        )
-        request.failure.add(request_range=holder)
-        answer = await self._store.transact(request, name, changes=changes)
+        if not shared:
+            if contender.mode == "shared":
+                raise _reads_only(lease, name, label)
+            request.compare.append(_is_not_downgraded(contender))
+        request.failure.add(request_range=transactions.first_key(contender.prefix, keys_only=True))
+        answer = await self._store.transact(request, name, changes=bool(operations))
         if answer.succeeded:
             return answer
         found = answer.responses[0].response_range.kvs
-        if found:
-            raise stale_token("the change", lease.token, found[0].create_revision, name=name, backend=self._store.label)
+        # Permits are held beside one another, so a newer one says nothing about this one.
+        oldest = found[0].create_revision if found and contender.slot is None else 0
+        if oldest > lease.token:
+            raise stale_token("the change", lease.token, oldest, name=name, backend=label)
+        if oldest == lease.token:
+            raise _reads_only(lease, name, label)
         message = (
-            f"the change to {name!r} at {self._store.label} was refused: the lease with token {lease.token} does not "
+            f"the change to {name!r} at {label} was refused: the lease with token {lease.token} does not "
             f"hold lock {contender.name!r} any more. Stop the work, and acquire the lock again before you start over"
         )
-        raise StaleToken(message, name=name, backend=self._store.label)
+        raise StaleToken(message, name=name, backend=label)
 
 
 class AsyncEtcdGuard(_Guard):
@@ -112,7 +119,8 @@ class EtcdGuard:
     guarded.
 
     Raises:
-        lockkit.StaleToken: By each change, when the lease does not hold the lock any more. Nothing was written.
+        lockkit.StaleToken: By each change, when the lease does not hold the lock any more, or only for reading: it is a
+            reader's, or was downgraded. Nothing was written.
         lockkit.BackendUnavailable: By each call, when etcd gave no usable answer. The message says so if a change may
             have been made.
         lockkit.ConfigurationError: By each call, when the lease is not one of etcd's.
@@ -152,19 +160,30 @@ class EtcdGuard:
         """
         return drive(self._core.delete(key, lease=lease))
 
-    def check(self, *, lease: Lease) -> None:
-        """Raise unless the lease holds the lock now, as etcd sees it. Proves nothing about the next moment."""
-        drive(self._core.check(lease=lease))
+    def check(self, *, lease: Lease, shared: bool = False) -> None:
+        """
+        Raise unless the lease holds the lock now, as etcd sees it. Proves nothing about the next moment.
+
+        Args:
+            lease: Under which you work.
+            shared: You only read: ``lease.mode == "shared"``. Without it, a lease that only reads is refused.
+        """
+        drive(self._core.check(lease=lease, shared=shared))
 
     @staticmethod
-    def condition(lease: Lease) -> tuple[bytes, int]:
+    def condition(lease: Lease, *, shared: bool = False) -> tuple[bytes, int]:
         """
         Return what your own transaction has to compare: the lock's key, and its ``create_revision``. No I/O.
 
         Args:
             lease: Under which you work.
+            shared: The transaction only reads what other holders write: ``lease.mode == "shared"``. Without it, a lease
+                that only reads is refused.
+
+        Raises:
+            StaleToken: The lease only reads.
         """
-        return _Guard.condition(lease)
+        return _Guard.condition(lease, shared=shared)
 
 
 def _contender(lease: object) -> Contender:
@@ -173,3 +192,18 @@ def _contender(lease: object) -> Contender:
         message = "lease must be a lease of a lock on etcd, the one under which you work"
         raise ConfigurationError(message)
     return state
+
+
+def _is_not_downgraded(contender: Contender) -> rpc.Compare:
+    return rpc.Compare(
+        target=rpc.Compare.VALUE, result=rpc.Compare.GREATER, key=contender.key, value=values.BEHIND_SHARED
+    )
+
+
+def _reads_only(lease: Lease, name: str, backend: str | None = None) -> StaleToken:
+    place = f"{name!r} at {backend}" if backend else f"{name!r}"
+    message = (
+        f"the change to {place} was refused: the lease with token {lease.token} holds its lock only for reading. "
+        "Acquire the write side, rwlock(name).write(), to change data; pass shared=True to check a lease that reads"
+    )
+    return StaleToken(message, name=name, backend=backend)

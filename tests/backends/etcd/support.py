@@ -4,18 +4,31 @@ from __future__ import annotations
 
 import base64
 import signal
+import subprocess
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lockkit.testing.servers import wait_until
+from lockkit.testing.servers.binaries import find_program
+from lockkit.testing.timing import PATIENCE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     import lockkit
     from lockkit.testing.servers import EtcdServer
 
-__all__ = ["interrupted", "leases_of", "queue_of", "session_of", "until_waiting"]
+__all__ = [
+    "calls_of",
+    "etcdctl_lock",
+    "interrupted",
+    "leases_of",
+    "queue_of",
+    "session_of",
+    "until_more_than",
+    "until_waiting",
+    "value_of",
+]
 
 
 def queue_of(server: EtcdServer, prefix: str = "lockkit/") -> list[str]:
@@ -32,6 +45,12 @@ def session_of(server: EtcdServer, key: str) -> int:
     return int(kv["lease"])
 
 
+def value_of(server: EtcdServer, key: str) -> bytes:
+    """Return the value of a key."""
+    (kv,) = server.call("/v3/kv/range", key=base64.b64encode(key.encode()).decode())["kvs"]
+    return base64.b64decode(kv["value"])
+
+
 def leases_of(server: EtcdServer) -> set[int]:
     """Return the ids of all etcd leases."""
     return {int(lease["ID"]) for lease in server.call("/v3/lease/leases").get("leases", [])}
@@ -42,7 +61,7 @@ def until_waiting(client: lockkit.Client, name: str, waiters_count: int = 1) -> 
     wait_until(
         lambda: (
             None
-            if [one.waiters for one in client.holders(name)] == [waiters_count]
+            if {one.waiters for one in client.holders(name)} == {waiters_count}
             else f"not {waiters_count} waiters for {name!r}"
         )
     )
@@ -65,3 +84,38 @@ def interrupted(seconds: float) -> Iterator[None]:
         armed = False
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, former)
+
+
+def until_more_than(got: Sequence[object], count: int) -> None:
+    """Return once more than so many had the lock."""
+    wait_until(lambda: None if len(got) > count else f"only {count} had the lock")
+
+
+def calls_of(server: EtcdServer) -> int:
+    """Count the unary calls at the member."""
+    return sum(
+        int(float(value))
+        for name, value in server.metrics().items()
+        if name.startswith("grpc_server_started_total") and 'grpc_type="unary"' in name
+    )
+
+
+class etcdctl_lock:  # noqa: N801 - reads as a call
+    """`etcdctl lock` as a process."""
+
+    def __init__(self, server: EtcdServer, name: str) -> None:
+        """Start it."""
+        self.process = subprocess.Popen(
+            [str(find_program("etcdctl")), f"--endpoints={server.endpoint}", "lock", name],
+            env={"ETCDCTL_API": "3"},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def __enter__(self) -> Any:  # noqa: ANN401 - a process whose output is there
+        return self.process
+
+    def __exit__(self, *_: object) -> None:
+        # In order, so that it takes its key along.
+        self.process.terminate()
+        self.process.communicate(timeout=PATIENCE)

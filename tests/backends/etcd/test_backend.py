@@ -26,7 +26,15 @@ from lockkit.testing.processes import Worker
 from lockkit.testing.servers import EtcdServer, FaultProxy, require, wait_until
 from lockkit.testing.servers.binaries import find_program
 from lockkit.testing.target import Target
-from tests.backends.etcd.support import leases_of, queue_of, session_of, until_waiting
+from tests.backends.etcd.support import (
+    calls_of,
+    etcdctl_lock,
+    leases_of,
+    queue_of,
+    session_of,
+    until_more_than,
+    until_waiting,
+)
 from tests.tries import busy
 
 if TYPE_CHECKING:
@@ -219,20 +227,6 @@ class TestKeys:
             got[number].release()
         for thread in threads:
             thread.join(PATIENCE)
-
-
-def until_more_than(got: list[Lease], count: int) -> None:
-    """Return once more than so many had the lock."""
-    wait_until(lambda: None if len(got) > count else f"only {count} had the lock")
-
-
-def calls_of(server: EtcdServer) -> int:
-    """Count the unary calls at the member."""
-    return sum(
-        int(float(value))
-        for name, value in server.metrics().items()
-        if name.startswith("grpc_server_started_total") and 'grpc_type="unary"' in name
-    )
 
 
 class TestDeadlines:
@@ -490,27 +484,6 @@ class TestForeignClients:
                         await task
 
         asyncio.run(scenario())
-
-
-class etcdctl_lock:  # noqa: N801 - reads as a call
-    """`etcdctl lock` as a process."""
-
-    def __init__(self, server: EtcdServer, name: str) -> None:
-        """Start it."""
-        self.process = subprocess.Popen(
-            [str(find_program("etcdctl")), f"--endpoints={server.endpoint}", "lock", name],
-            env={"ETCDCTL_API": "3"},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    def __enter__(self) -> Any:  # noqa: ANN401 - a process whose output is there
-        return self.process
-
-    def __exit__(self, *_: object) -> None:
-        # In order, so that it takes its key along.
-        self.process.terminate()
-        self.process.communicate(timeout=PATIENCE)
 
 
 class TestWatch:

@@ -481,6 +481,32 @@ class TestThreeMembers:
         after.release()
         leader.start()
 
+    def test_leader_dies_while_readers_and_permits_are_held(self, connect: Connect, cluster: EtcdCluster) -> None:
+        """All of them keep their leases and slots; the writer that waits gets the lock after the last reader."""
+        clients = [connect(cluster.url) for _ in range(2)]
+        writer = connect(cluster.url)
+        readers = [client.rwlock("read", ttl=15).read().acquire(PATIENCE) for client in clients]
+        permits = [client.semaphore("permits", limit=2, ttl=15).acquire(PATIENCE) for client in clients]
+        waiting = Waiter(writer, "read", ttl=15)
+        until_waiting(clients[0], "read")
+
+        leader = cluster.leader
+        leader.kill()
+
+        for lease in (*readers, *permits):
+            wait_until(lambda lease=lease: None if confirmed(lease) else "not confirmed yet", timeout=PATIENCE)  # type: ignore[misc]
+        with pytest.raises((lockkit.LockTimeout, lockkit.BackendUnavailable)):
+            writer.semaphore("permits", limit=2, ttl=15).acquire(0.3)
+        for permit in permits:
+            permit.release()
+        readers[1].release()
+        assert waiting.waits
+        readers[0].release()
+        after = waiting.lease()
+        assert after.token > max(reader.token for reader in readers)
+        after.release()
+        leader.start()
+
     def test_client_switches_from_a_stopped_member(self, connect: Connect, cluster: EtcdCluster) -> None:
         """The same call asks another member; keys that the stopped one creates late do not stay."""
         clients = [connect(cluster.url) for _ in range(6)]

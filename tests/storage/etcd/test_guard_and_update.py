@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from typing import TYPE_CHECKING
+from contextlib import ExitStack, contextmanager, suppress
+from itertools import count
+from typing import TYPE_CHECKING, TypeAlias
 
 import grpc
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import lockkit
 import lockkit.aio
@@ -15,9 +19,9 @@ from lockkit import fencing, optimistic
 from lockkit.testing.servers import EtcdServer, FaultProxy, http2_call_ended, require
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-    from lockkit.sync import Client
+    from lockkit.sync import Client, Lease
 
 TTL = 60.0
 PATIENCE = 30.0
@@ -149,6 +153,174 @@ class TestGuard:
                     guard.put("data/7", "x", lease=lease)
 
                 assert dropped.wait(PATIENCE)
+
+
+class TestReaders:
+    """Leases that are held beside others, or that were downgraded."""
+
+    def test_reader_changes_nothing(self, client: Client) -> None:
+        """But can be checked, and compared in a transaction of the application."""
+        guard = fencing.EtcdGuard(client)
+        with client.rwlock("r1", ttl=TTL).read().acquire(PATIENCE) as lease:
+            guard.check(lease=lease, shared=True)
+            assert guard.condition(lease, shared=True)[1] == lease.token
+            for refused in (
+                lambda: guard.put("data/r1", "x", lease=lease),
+                lambda: guard.delete("data/r1", lease=lease),
+                lambda: guard.check(lease=lease),
+                lambda: guard.condition(lease),
+            ):
+                with pytest.raises(lockkit.StaleToken, match="only for reading"):
+                    refused()
+
+        with pytest.raises(lockkit.StaleToken, match="does not hold lock 'r1'"):
+            guard.check(lease=lease, shared=True)
+        assert value_at(client, "data/r1") is None
+
+    def test_downgraded_lease_reads_only(self, client: Client) -> None:
+        """From the moment at which etcd knows it, even if the client does not know that yet."""
+        guard = fencing.EtcdGuard(client)
+        lease = client.rwlock("r2", ttl=TTL).write().acquire(PATIENCE)
+        guard.put("data/r2", "written", lease=lease)
+        key, _ = guard.condition(lease)
+        optimistic.update_key(client, key, lambda value: b"\0shared " + (value or b""))
+        with pytest.raises(lockkit.StaleToken, match="only for reading"):
+            guard.put("data/r2", "late", lease=lease)
+
+        lease.downgrade()
+
+        guard.check(lease=lease, shared=True)
+        with pytest.raises(lockkit.StaleToken, match="only for reading"):
+            guard.put("data/r2", "late", lease=lease)
+        assert value_at(client, "data/r2") == b"written"
+        lease.release()
+
+    def test_each_permit_writes_while_it_is_held(self, client: Client) -> None:
+        """A newer one beside it does not shut it out."""
+        guard = fencing.EtcdGuard(client)
+        semaphore = client.semaphore("r3", limit=2, ttl=TTL)
+        first, second = semaphore.acquire(PATIENCE), semaphore.acquire(PATIENCE)
+        for permit in (second, first):
+            guard.put("data/r3", str(permit.slot), lease=permit)
+        first.release()
+
+        with pytest.raises(lockkit.StaleToken, match="does not hold"):
+            guard.put("data/r3", "late", lease=first)
+
+        guard.check(lease=second)
+        second.release()
+
+    def test_asyncio_guard_does_the_same(self, server: EtcdServer) -> None:
+        """A reader is refused, and checked."""
+
+        async def scenario() -> None:
+            async with lockkit.aio.connect(server.url) as client:
+                guard = fencing.AsyncEtcdGuard(client)
+                async with client.rwlock("r4", ttl=TTL, timeout=PATIENCE).read() as lease:
+                    await guard.check(lease=lease, shared=True)
+                    with pytest.raises(lockkit.StaleToken, match="only for reading"):
+                        await guard.put("data/r4", "x", lease=lease)
+
+        asyncio.run(scenario())
+
+
+@pytest.fixture(scope="module")
+def clients(server: EtcdServer) -> Iterator[list[Client]]:
+    """Holders of their own, and one that breaks locks."""
+    with ExitStack() as stack:
+        yield [stack.enter_context(lockkit.connect(server.url)) for _ in range(4)]
+
+
+class History:
+    """Holders of one lock, in any order; and what each of them should be allowed to do."""
+
+    def __init__(self, clients: list[Client], name: str) -> None:
+        """Begin with a free lock."""
+        *self.clients, self.breaker = clients
+        self.name = name
+        self.guard = fencing.EtcdGuard(self.breaker)
+        self.marks = fencing.TokenGuard()
+        self.leases: dict[int, Lease] = {}
+        self.known: list[Lease] = []
+        self.holding: dict[int, Lease] = {}
+
+    def acquire(self, number: int) -> None:
+        """A client tries to read (even numbers) or to write, unless it has a lease."""
+        who, shared = number // 2 % len(self.clients), number % 2 == 0
+        if who in self.leases:
+            return
+        rwlock = self.clients[who].rwlock(self.name, ttl=TTL, renew=False)
+        lease = (rwlock.read() if shared else rwlock.write()).try_acquire()
+        assert (lease is not None) == all(shared and one.mode == "shared" for one in self.holding.values())
+        if lease is not None:
+            self.leases[who] = self.holding[lease.token] = lease
+            self.known.append(lease)
+
+    def downgrade(self, _: int) -> None:
+        """The writer becomes a reader."""
+        for lease in self.holding.values():
+            if lease.mode == "exclusive":
+                lease.downgrade()
+
+    def release(self, number: int) -> None:
+        """A client releases its lease, which it may have lost."""
+        lease = self.leases.pop(number % len(self.clients), None)
+        if lease is not None:
+            with suppress(lockkit.LockLost):
+                lease.release()
+            self.holding.pop(lease.token, None)
+
+    def break_lock(self, _: int) -> None:
+        """All lose it, and none of them knows."""
+        assert self.breaker.break_lock(self.name) == bool(self.holding)
+        self.holding.clear()
+
+    def put(self, number: int) -> None:
+        """Change data under any lease that there ever was."""
+        if self.known:
+            lease = self.known[number % len(self.known)]
+            with self.expecting(lease, lease.token in self.holding and lease.mode == "exclusive"):
+                self.guard.put("data/history", self.name, lease=lease)
+                self.marks.accept(lease.token)
+
+    def check(self, number: int) -> None:
+        """Look at any lease that there ever was."""
+        if self.known:
+            lease = self.known[number % len(self.known)]
+            shared = lease.mode == "shared"
+            with self.expecting(lease, lease.token in self.holding):
+                self.guard.check(lease=lease, shared=shared)
+                self.marks.accept(lease.token, shared=shared)
+
+    @contextmanager
+    def expecting(self, lease: Lease, allowed: bool) -> Iterator[None]:  # noqa: FBT001 - a value, not a switch
+        """Fail unless the block does what is allowed, and refuses what is not."""
+        if allowed:
+            yield
+            return
+        with pytest.raises(lockkit.StaleToken, match=f"{lease.token}"):
+            yield
+
+
+Step: TypeAlias = "Callable[[History, int], None]"
+SELDOM: list[Step] = [History.downgrade, History.release, History.break_lock]
+STEPS: list[Step] = [*[History.acquire] * 3, *[History.put, History.check] * 3, *SELDOM]
+RUNS = count(1)
+
+
+@settings(max_examples=150)
+@given(steps=st.lists(st.tuples(st.sampled_from(STEPS), st.integers(0, 11)), min_size=8, max_size=25))
+def test_history_of_holders_breaks_no_mark(clients: list[Client], steps: list[tuple[Step, int]]) -> None:
+    """
+    The guard accepts what the present holders may do and nothing else, whichever lease comes late.
+
+    So it accepts nothing that the two marks of `TokenGuard` would refuse.
+    """
+    history = History(clients, f"history {next(RUNS)}")
+    for step, number in steps:
+        step(history, number)
+    for number in range(len(clients)):
+        history.release(number)
 
 
 class TestUpdate:

@@ -1,0 +1,83 @@
+"""Who holds a lock on etcd, and how to free it without being the holder."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lockkit.backend import CALL_SECONDS, Holder, decode_metadata
+from lockkit.backends.etcd import rpc_pb2 as rpc
+from lockkit.backends.etcd import transactions, values
+from lockkit.backends.etcd.connection import RANGE, TIME_TO_LIVE, TXN
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from lockkit.backends.etcd.cluster import Cluster
+    from lockkit.runtime import Runtime
+
+__all__ = ["Inspection"]
+
+
+class Inspection:
+    """Looks at the locks and semaphores of one cluster."""
+
+    def __init__(self, runtime: Runtime, cluster: Cluster) -> None:
+        """Use a cluster."""
+        self._runtime = runtime
+        self._cluster = cluster
+
+    async def holders(self, prefix: bytes, *, is_semaphore: bool) -> Sequence[Holder]:
+        """List the holders of a lock, or the permits of a semaphore, with the prefix of its keys."""
+        answer_by = self._runtime.now() + CALL_SECONDS
+        kvs, waiters_count = await self._held_keys(prefix, answer_by, is_semaphore=is_semaphore)
+        lives: dict[int, float | None] = {0: None}
+        for lease in dict.fromkeys(kv.lease for kv in kvs if kv.lease):
+            ask = rpc.LeaseTimeToLiveRequest(ID=lease)
+            answer = await self._cluster.call(TIME_TO_LIVE, ask, resend=True, answer_by=answer_by)
+            lives[lease] = max(0.0, float(answer.TTL))
+        found = []
+        for kv in kvs:
+            owner, metadata = values.owner_and_metadata(kv)
+            mode = "permit" if is_semaphore else values.mode_of(kv, prefix)
+            slot = values.slot_of(kv.key) if is_semaphore else None
+            remaining = lives[kv.lease]
+            found.append(
+                Holder(owner, kv.create_revision, remaining, decode_metadata(metadata), waiters_count, mode, slot)
+            )
+        return found
+
+    async def break_lock(self, prefix: bytes, *, is_semaphore: bool) -> bool:
+        """Free a lock or a semaphore: delete what holds it now. False if nothing does."""
+        answer_by = self._runtime.now() + CALL_SECONDS
+        kvs, _ = await self._held_keys(prefix, answer_by, is_semaphore=is_semaphore)
+        broken = False
+        for start in range(0, len(kvs), transactions.BATCH):
+            request = rpc.TxnRequest()
+            for kv in kvs[start : start + transactions.BATCH]:
+                unchanged = rpc.Compare(target=rpc.Compare.CREATE, key=kv.key, create_revision=kv.create_revision)
+                request.success.add(request_txn=transactions.delete_key(kv.key, unchanged))
+            answer = await self._cluster.call(TXN, request, resend=False, answer_by=answer_by)
+            broken = broken or any(one.response_txn.succeeded for one in answer.responses)
+        return broken
+
+    async def _held_keys(
+        self, prefix: bytes, answer_by: float, *, is_semaphore: bool
+    ) -> tuple[Sequence[rpc.KeyValue], int]:
+        """Read the keys that hold, the oldest first, and count those that wait."""
+        if is_semaphore:
+            slots, waiters = values.slots_of(prefix), values.waiters_of(prefix)
+            request = rpc.TxnRequest()
+            request.success.add(request_range=rpc.RangeRequest(key=slots[0], range_end=slots[1]))
+            request.success.add(request_range=transactions.newest_in(waiters, keys_only=True))
+            both = await self._cluster.call(TXN, request, resend=True, answer_by=answer_by)
+            held, waiting = (one.response_range for one in both.responses)
+            return held.kvs, waiting.count
+        answer = await self._cluster.call(RANGE, transactions.first_key(prefix), resend=True, answer_by=answer_by)
+        if answer.kvs and values.mode_of(answer.kvs[0], prefix) == "shared":
+            answer = await self._cluster.call(RANGE, transactions.all_keys(prefix), resend=True, answer_by=answer_by)
+        kvs = answer.kvs
+        modes = [values.mode_of(kv, prefix) for kv in kvs]
+        # A writer waits for all in front of it, and stops the readers behind it.
+        held_count = modes.index("exclusive") if "exclusive" in modes else len(kvs)
+        held_count = max(1, held_count) if kvs else 0
+        return kvs[:held_count], answer.count - held_count

@@ -1,0 +1,395 @@
+"""Permits of semaphores on etcd: keys, slots, order, cost, and lost answers."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import lockkit
+from lockkit.backend import apart
+from lockkit.backends.etcd.permits import FIRST_SLOTS, lowest_free
+from lockkit.runtime import drive
+from lockkit.testing.servers import EtcdServer, FaultProxy, http2_call_ended, require, wait_until
+from lockkit.testing.timing import PATIENCE
+from tests.backends.etcd.support import calls_of, queue_of, session_of, until_more_than
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from typing import TypeAlias
+
+    from lockkit.sync import Client, Lease
+
+    Connect: TypeAlias = Callable[..., Client]
+
+pytestmark = pytest.mark.timeout(120)
+
+TTL = 3.0
+LONG = 120.0
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[EtcdServer]:
+    """One member for all tests."""
+    require("etcd", local=True)
+    with EtcdServer() as member:
+        yield member
+
+
+@pytest.fixture
+def proxy(server: EtcdServer) -> Iterator[FaultProxy]:
+    """A proxy between client and member."""
+    with FaultProxy(server.host, server.port) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def connect(server: EtcdServer) -> Iterator[Connect]:
+    """Makes clients, closed at the end."""
+    with ExitStack() as clients:
+
+        def make(url: str | None = None, **options: Any) -> Client:
+            return clients.enter_context(lockkit.connect(url or server.url, **options))
+
+        yield make
+
+
+class Waiting:
+    """A thread that waits for a permit."""
+
+    def __init__(self, client: Client, name: str, limit: int) -> None:
+        """Start it. It waits longer than `lease`, so that a wake-up which is missed is noticed."""
+        semaphore = client.semaphore(name, limit=limit, ttl=LONG)
+        self.got: list[Lease] = []
+        self._thread = threading.Thread(target=lambda: self.got.append(semaphore.acquire(LONG)))
+        self._thread.start()
+
+    def lease(self) -> Lease:
+        """Wait until it has the permit."""
+        self._thread.join(PATIENCE)
+        assert self.got, "the waiter did not get a permit"
+        return self.got[0]
+
+
+def keys_of(server: EtcdServer, name: str) -> list[str]:
+    """List the last parts of a semaphore's keys, as they were created."""
+    return [key.rpartition("/")[2] for key in queue_of(server, f"lockkit+sem/{name}/")]
+
+
+def until_queued(server: EtcdServer, name: str, count: int) -> None:
+    """Return once so many wait for a permit."""
+    wait_until(lambda: None if sum(key[0] == "q" for key in keys_of(server, name)) == count else f"not {count} waiters")
+
+
+def settled_calls_of(server: EtcdServer) -> int:
+    """Count the calls at the member once there are no more for a while."""
+    counts = [calls_of(server)]
+
+    def settled() -> str | None:
+        time.sleep(0.3)
+        counts.append(calls_of(server))
+        return None if counts[-1] == counts[-2] else "calls go on"
+
+    wait_until(settled)
+    return counts[-1]
+
+
+class TestPermits:
+    """Who gets which one."""
+
+    def test_keys_are_slots(self, server: EtcdServer, connect: Connect) -> None:
+        """Each permit is one key, attached to the session; the token is its create_revision, and increases."""
+        clients = [connect() for _ in range(3)]
+        permits = [one.semaphore("keys", limit=3, ttl=LONG).acquire(PATIENCE) for one in clients]
+
+        assert keys_of(server, "keys") == ["s0000", "s0001", "s0002"]
+        assert [permit.slot for permit in permits] == [0, 1, 2]
+        permits[1].update({"step": 1})
+        permits[1].extend(LONG + 1)
+        with connect().semaphore("keys", limit=4, ttl=LONG).acquire(PATIENCE) as more:
+            tokens = [permit.token for permit in (*permits, more)]
+            assert tokens == sorted(set(tokens))
+        permits[0].release()
+        again = clients[0].semaphore("keys", limit=3, ttl=LONG).acquire(PATIENCE)
+        assert again.slot == 0
+        assert again.token > more.token
+        for permit in (again, *permits[1:]):
+            assert permit.confirm()
+            permit.release()
+        assert keys_of(server, "keys") == []
+
+    def test_lowest_free_slot(self) -> None:
+        """Also beside slots above the limit, and beside what is no slot."""
+        assert lowest_free([]) == 0
+        assert lowest_free([1, 2]) == 0
+        assert lowest_free([2, 0]) == 1
+        assert lowest_free([0, 1, 2]) == 3
+        assert lowest_free([0, None]) == 1
+
+    def test_first_come_first_served(self, server: EtcdServer, connect: Connect) -> None:
+        """However they are released; one that gives up makes way."""
+        holder = connect()
+        held = [holder.semaphore("order", limit=2, ttl=LONG).acquire(PATIENCE) for _ in range(2)]
+        waiting = []
+        for number in range(4):
+            waiting.append(Waiting(connect(), "order", 2))
+            until_queued(server, "order", number + 1)
+        with pytest.raises(lockkit.LockTimeout):
+            connect().semaphore("order", limit=2, ttl=LONG).acquire(0.1)
+        until_queued(server, "order", 4)
+
+        for number, one in enumerate(waiting):
+            assert not any(later.got for later in waiting[number:])
+            (held[1] if number == 0 else held[0] if number == 1 else waiting[number - 2].lease()).release()
+            assert one.lease().slot == (1, 0, 1, 0)[number]
+
+        for one in waiting[2:]:
+            one.lease().release()
+
+    def test_different_limits(self, server: EtcdServer, connect: Connect) -> None:
+        """Each is granted while fewer than its own limit are held, and waits in its turn."""
+        client, other = connect(), connect()
+        first, second, third = [client.semaphore("mixed", limit=3, ttl=LONG).acquire(PATIENCE) for _ in range(3)]
+        assert other.semaphore("mixed", limit=2, ttl=LONG).try_acquire() is None
+        small = Waiting(other, "mixed", 2)
+        until_queued(server, "mixed", 1)
+        first.release()
+        assert client.semaphore("mixed", limit=3, ttl=LONG).try_acquire() is None, "another one waits"
+        until_queued(server, "mixed", 1)
+        assert not small.got
+
+        third.release()
+
+        assert small.lease().slot == 0
+        assert client.semaphore("mixed", limit=2, ttl=LONG).available() == 0
+        for permit in (second, small.lease()):
+            permit.release()
+
+    def test_slots_above_the_own_limit_count(self, server: EtcdServer, connect: Connect) -> None:
+        """A free slot is not enough."""
+        client, other = connect(), connect()
+        permits = [client.semaphore("above", limit=3, ttl=LONG).acquire(PATIENCE) for _ in range(3)]
+        for permit in permits[:2]:
+            permit.release()
+        assert keys_of(server, "above") == ["s0002"]
+
+        assert other.semaphore("above", limit=1, ttl=LONG).try_acquire() is None
+        with pytest.raises(lockkit.LockTimeout):
+            other.semaphore("above", limit=1, ttl=LONG).acquire(0.1)
+
+        with other.semaphore("above", limit=2, ttl=LONG).acquire(PATIENCE) as second:
+            assert second.slot == 0
+            assert other.semaphore("above", limit=2, ttl=LONG).try_acquire() is None
+        permits[2].release()
+
+    def test_more_slots_than_the_first_transaction_tries(self, server: EtcdServer, connect: Connect) -> None:
+        """With a place in the queue and by a single try."""
+        client, other = connect(), connect()
+        lock = client.semaphore("many", limit=FIRST_SLOTS + 3, ttl=LONG)
+        held = [lock.acquire(PATIENCE) for _ in range(FIRST_SLOTS + 1)]
+        single = lock.try_acquire()
+        assert single is not None
+        held.append(single)
+        held.append(lock.acquire(PATIENCE))
+
+        assert [permit.slot for permit in held] == list(range(FIRST_SLOTS + 3))
+        assert other.semaphore("many", limit=FIRST_SLOTS + 3, ttl=LONG).try_acquire() is None
+        held.pop(2).release()
+        again = other.semaphore("many", limit=FIRST_SLOTS + 3, ttl=LONG).acquire(PATIENCE)
+        assert again.slot == 2
+        for permit in (again, *held):
+            permit.release()
+        assert keys_of(server, "many") == []
+
+    def test_slot_that_was_taken_meanwhile(
+        self, server: EtcdServer, connect: Connect, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """
+        One client looks, and sees slot 9 free. Others take 9 and 10, and release 9: too many are held by then.
+
+        A comparison of the key of slot 9 alone would not notice.
+        """
+        client, other = connect(), connect()
+        held = [other.semaphore("aba", limit=12, ttl=LONG).acquire(PATIENCE) for _ in range(9)]
+        meanwhile: list[Lease] = []
+
+        def slow(taken: Sequence[int | None]) -> int:
+            slot = lowest_free(taken)
+            if not meanwhile:
+                meanwhile.append(other.semaphore("other", limit=1, ttl=LONG).acquire(PATIENCE))
+                released, kept = [other.semaphore("aba", limit=12, ttl=LONG).acquire(PATIENCE) for _ in range(2)]
+                assert (slot, released.slot, kept.slot) == (9, 9, 10)
+                meanwhile.append(kept)
+                released.release()
+            return slot
+
+        monkeypatch.setattr("lockkit.backends.etcd.permits.lowest_free", slow)
+
+        assert client.semaphore("aba", limit=10, ttl=LONG).try_acquire() is None
+
+        assert len(keys_of(server, "aba")) == 10
+        for permit in (*held, *meanwhile):
+            permit.release()
+
+    def test_waiter_that_dies_makes_way(self, server: EtcdServer, connect: Connect) -> None:
+        """Its key goes with its etcd lease; the next one then watches the holders."""
+        holder, dying, behind = connect(), connect(), connect()
+        held = holder.semaphore("dying", limit=1, ttl=LONG).acquire(PATIENCE)
+        first = Waiting(dying, "dying", 1)
+        until_queued(server, "dying", 1)
+        second = Waiting(behind, "dying", 1)
+        until_queued(server, "dying", 2)
+        key = queue_of(server, "lockkit+sem/dying/")[1]
+        server.etcdctl("lease", "revoke", f"{session_of(server, key):x}")
+        wait_until(lambda: "its key is there" if key in queue_of(server, "lockkit+sem/dying/") else None)
+
+        held.release()
+
+        second.lease().release()
+        first.lease().release()
+
+    def test_break_ends_all(self, server: EtcdServer, connect: Connect) -> None:
+        """And the first that waits has a permit."""
+        client, other = connect(), connect()
+        permits = [client.semaphore("broken", limit=2, ttl=LONG).acquire(PATIENCE) for _ in range(2)]
+        waiting = Waiting(other, "broken", 2)
+        until_queued(server, "broken", 1)
+
+        backend = client._engine.client.ready()
+        assert drive(backend.break_lock(apart("sem", "broken")))
+
+        lease = waiting.lease()
+        assert not any(permit.confirm() for permit in permits)
+        assert lease.token > max(permit.token for permit in permits)
+        lease.release()
+        assert not drive(backend.break_lock(apart("sem", "broken")))
+
+    def test_never_more_than_the_limit(self, connect: Connect) -> None:
+        """Threads of three clients with two limits, all at once; no two hold the same slot."""
+        mutex, inside, wrong, done = threading.Lock(), dict[int, int | None](), list[str](), list[int]()
+        clients = [connect() for _ in range(3)]
+
+        def work(number: int) -> None:
+            limit = 2 + number % 2
+            semaphore = clients[number % 3].semaphore("stress", limit=limit, ttl=LONG, timeout=2 * PATIENCE)
+            for _ in range(4):
+                with semaphore as permit:
+                    with mutex:
+                        # Those with higher tokens were granted later, though they came here first.
+                        if sum(token < permit.token for token in inside) >= limit or permit.slot in inside.values():
+                            wrong.append(f"{permit.slot} of {limit} beside {inside}")
+                        inside[permit.token] = permit.slot
+                    time.sleep(0.002)
+                    with mutex:
+                        del inside[permit.token]
+            done.append(number)
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
+        for thread in threads:
+            thread.start()
+        until_more_than(done, 5)
+        for thread in threads:
+            thread.join(PATIENCE)
+        assert wrong == []
+
+
+class TestRequests:
+    """What it costs at the server."""
+
+    def test_permit_beside_others(self, server: EtcdServer, connect: Connect) -> None:
+        """One call, whether the caller would wait or not."""
+        client, other = connect(), connect()
+        held = [other.semaphore("cost", limit=FIRST_SLOTS, ttl=LONG).acquire(PATIENCE) for _ in range(FIRST_SLOTS - 1)]
+        semaphore = client.semaphore("cost", limit=FIRST_SLOTS, ttl=LONG)
+        semaphore.acquire(PATIENCE).release()
+        for timeout in (PATIENCE, 0):
+            before = calls_of(server)
+            permit = semaphore.acquire(timeout)
+            assert calls_of(server) - before == 1
+            permit.release()
+        for one in held:
+            one.release()
+
+    def test_release_wakes_one_waiter(self, server: EtcdServer, connect: Connect) -> None:
+        """No herd: the cost does not depend on the number of waiters."""
+        holder = connect()
+        held = [holder.semaphore("herd", limit=2, ttl=LONG).acquire(PATIENCE) for _ in range(2)]
+        waiting = []
+        for number in range(8):
+            waiting.append(Waiting(connect(), "herd", 2))
+            until_queued(server, "herd", number + 1)
+        before = settled_calls_of(server)
+
+        held[0].release()
+
+        waiting[0].lease()
+        # The release; the first waiter looks, and takes the slot; the next one looks, watches the holders, looks again.
+        assert settled_calls_of(server) - before < len(waiting)
+        held[1].release()
+        for one in waiting:
+            one.lease().release()
+
+
+class TestLostAnswers:
+    """The member executed the request, and its answer was lost."""
+
+    def test_first_permit(self, server: EtcdServer, proxy: FaultProxy, connect: Connect) -> None:
+        """What was granted is undone beside a lock that stays, and another permit acquired: one key is left."""
+        client = connect(f"etcd://{proxy.address}")
+        kept = client.lock("kept", ttl=TTL).acquire(PATIENCE)
+        client.semaphore("lost", limit=2, ttl=TTL).acquire(PATIENCE).release()
+        dropped = proxy.drop_next_reply(match=b"lockkit+sem/lost/s0000", until=http2_call_ended)
+
+        permit = client.semaphore("lost", limit=2, ttl=TTL).acquire(PATIENCE)
+
+        assert dropped.wait(PATIENCE)
+        assert keys_of(server, "lost") == [f"s{permit.slot:04d}"]
+        assert client.semaphore("lost", limit=2).available() == 1
+        assert kept.confirm()
+        permit.release()
+        assert keys_of(server, "lost") == []
+        kept.release()
+
+    @pytest.mark.parametrize("timeout", [PATIENCE, 0])
+    def test_further_permit(self, server: EtcdServer, proxy: FaultProxy, connect: Connect, timeout: float) -> None:
+        """With a place in the queue the same request is sent again; a single try may fail, and leaves nothing."""
+        client, other = connect(f"etcd://{proxy.address}"), connect()
+        first = other.semaphore("further", limit=2, ttl=LONG).acquire(PATIENCE)
+        client.semaphore("further", limit=2, ttl=TTL).acquire(PATIENCE).release()
+        dropped = proxy.drop_next_reply(match=b"lockkit+sem/further/s0001", until=http2_call_ended)
+
+        try:
+            permit = client.semaphore("further", limit=2, ttl=TTL).acquire(timeout)
+        except lockkit.BackendUnavailable:
+            assert timeout == 0
+        else:
+            assert permit.slot == 1
+            assert keys_of(server, "further") == ["s0000", "s0001"]
+            permit.release()
+
+        assert dropped.wait(PATIENCE)
+        wait_until(lambda: None if keys_of(server, "further") == ["s0000"] else "more permits than one")
+        first.release()
+
+    def test_waiter_survives_cut_connections(self, server: EtcdServer, proxy: FaultProxy, connect: Connect) -> None:
+        """It keeps its place, watches again, and gets the permit in its turn."""
+        holder, behind = connect(), connect()
+        held = holder.semaphore("cut", limit=1, ttl=LONG).acquire(PATIENCE)
+        first = Waiting(connect(f"etcd://{proxy.address}"), "cut", 1)
+        until_queued(server, "cut", 1)
+        second = Waiting(behind, "cut", 1)
+        until_queued(server, "cut", 2)
+        for _ in range(2):
+            proxy.cut(reset=True)
+            time.sleep(0.2)
+
+        held.release()
+
+        permit = first.lease()
+        assert not second.got
+        permit.release()
+        second.lease().release()
+        assert keys_of(server, "cut") == []

@@ -1,0 +1,480 @@
+"""Read/write locks on etcd: keys, order, foreign clients, downgrades, updates, and readers that die."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+import lockkit
+from lockkit.backends.etcd import transactions
+from lockkit.backends.etcd.connection import TXN
+from lockkit.runtime import drive
+from lockkit.testing.servers import EtcdServer, FaultProxy, http2_call_ended, require, wait_until
+from lockkit.testing.timing import PATIENCE
+from tests.backends.etcd.support import (
+    calls_of,
+    etcdctl_lock,
+    leases_of,
+    queue_of,
+    session_of,
+    until_more_than,
+    until_waiting,
+    value_of,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import TypeAlias
+
+    from lockkit.backends.etcd.backend import EtcdBackend
+    from lockkit.backends.etcd.session import Contender
+    from lockkit.sync import Client, Lease, Lock
+
+    Connect: TypeAlias = Callable[..., Client]
+
+pytestmark = pytest.mark.timeout(120)
+
+TTL = 3.0
+LONG = 120.0
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[EtcdServer]:
+    """One member for all tests."""
+    require("etcd", local=True)
+    with EtcdServer() as member:
+        yield member
+
+
+@pytest.fixture
+def proxy(server: EtcdServer) -> Iterator[FaultProxy]:
+    """A proxy between client and member."""
+    with FaultProxy(server.host, server.port) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def connect(server: EtcdServer) -> Iterator[Connect]:
+    """Makes clients, closed at the end."""
+    with ExitStack() as clients:
+
+        def make(url: str | None = None, **options: Any) -> Client:
+            return clients.enter_context(lockkit.connect(url or server.url, **options))
+
+        yield make
+
+
+class Waiting:
+    """A thread that acquires."""
+
+    def __init__(self, lock: Lock) -> None:
+        """Start it. It waits longer than `lease`, so that a wake-up which is missed is noticed."""
+        self.got: list[Lease] = []
+        self._thread = threading.Thread(target=lambda: self.got.append(lock.acquire(LONG)))
+        self._thread.start()
+
+    def lease(self) -> Lease:
+        """Wait until it has the lock."""
+        self._thread.join(PATIENCE)
+        assert self.got, "the waiter did not get the lock"
+        return self.got[0]
+
+
+class TestOrder:
+    """Who waits for whom."""
+
+    def test_keys_of_readers(self, server: EtcdServer, connect: Connect) -> None:
+        """``r``, the etcd lease, a dash, the owner; listed as a lock; all readers of a client share an etcd lease."""
+        client = connect(prefix="app")
+        before = leases_of(server)
+        lock = client.rwlock("a/b", ttl=LONG)
+        with lock.read().acquire(PATIENCE) as first:
+            second = Waiting(lock.read()).lease()
+            keys = queue_of(server, "app/a%2Fb/")
+
+            assert keys == [f"app/a%2Fb/r{session_of(server, keys[0]):x}-{one.owner}" for one in (first, second)]
+            assert len(leases_of(server) - before) == 1
+            assert list(client.names()) == ["a/b"]
+            assert second.token > first.token
+            second.release()
+        assert queue_of(server, "app/") == []
+
+    def test_writer_behind_two_readers_gets_it_after_the_last(self, connect: Connect) -> None:
+        """In either order of their releases."""
+        clients = [connect() for _ in range(3)]
+        for order in ((0, 1), (1, 0)):
+            readers = [client.rwlock("two", ttl=LONG).read().acquire(PATIENCE) for client in clients[:2]]
+            writer = Waiting(clients[2].lock("two", ttl=LONG))
+            until_waiting(clients[0], "two")
+
+            readers[order[0]].release()
+            until_waiting(clients[0], "two")
+            assert not writer.got
+            readers[order[1]].release()
+
+            writer.lease().release()
+
+    def test_etcdctl_waits_for_readers_and_readers_for_etcdctl(self, server: EtcdServer, connect: Connect) -> None:
+        """One queue, in order of arrival: two readers, etcdctl, a reader."""
+        client, other, third = connect(), connect(), connect()
+        readers = [one.rwlock("shared", ttl=LONG).read().acquire(PATIENCE) for one in (client, other)]
+        with etcdctl_lock(server, "lockkit/shared") as theirs:
+            until_waiting(client, "shared", 1)
+            assert third.rwlock("shared", ttl=LONG).read().try_acquire() is None
+            late = Waiting(third.rwlock("shared", ttl=LONG).read())
+            until_waiting(client, "shared", 2)
+
+            readers[1].release()
+            until_waiting(client, "shared", 2)
+            readers[0].release()
+            key = theirs.stdout.readline().strip()
+            (holder,) = client.holders("shared")
+            assert (holder.owner, holder.mode, holder.waiters) == (key.rpartition("/")[2], "exclusive", 1)
+            assert not late.got
+            theirs.terminate()
+
+            lease = late.lease()
+            assert holder.token is not None
+            assert lease.token > readers[1].token
+            lease.release()
+
+    def test_reader_that_waits_leaves_no_key(self, server: EtcdServer, connect: Connect) -> None:
+        """Neither after its timeout nor after a single try; the reader behind the same writer stays."""
+        client, other = connect(), connect()
+        lease = client.lock("left", ttl=LONG).acquire(PATIENCE)
+        stays = Waiting(other.rwlock("left", ttl=LONG).read())
+        until_waiting(client, "left")
+        for timeout in (0, 0.1):
+            with pytest.raises(lockkit.LockTimeout):
+                other.rwlock("left", ttl=LONG).read().acquire(timeout)
+
+        assert len(queue_of(server, "lockkit/left/")) == 2
+
+        lease.release()
+        stays.lease().release()
+        assert queue_of(server, "lockkit/left/") == []
+
+    def test_writer_that_gave_up_stops_no_readers(self, connect: Connect) -> None:
+        """They wait for those in front that still want the lock."""
+        client, other = connect(), connect()
+        with client.rwlock("passed", ttl=LONG).read().acquire(PATIENCE):
+            with pytest.raises(lockkit.LockTimeout):
+                other.lock("passed", ttl=LONG).acquire(0.1)
+
+            other.rwlock("passed", ttl=LONG).read().acquire(PATIENCE).release()
+
+
+class TestRequests:
+    """What it costs at the server."""
+
+    def test_readers_and_permits_cost_what_a_lock_costs(self, server: EtcdServer, connect: Connect) -> None:
+        """One call to acquire, one to release; and a lock costs no more than it did before there were readers."""
+        client = connect()
+        locks = {
+            "lock": client.lock("cost", ttl=LONG),
+            "read": client.rwlock("cost", ttl=LONG).read(),
+            "permit": client.semaphore("cost", limit=3, ttl=LONG),
+        }
+        with client.lock("the session is open", ttl=LONG):
+            pass
+        for what, lock in locks.items():
+            before = calls_of(server)
+            lease = lock.acquire(PATIENCE)
+            assert calls_of(server) - before == 1, what
+            lease.release()
+            assert calls_of(server) - before == 2, what
+
+    def test_hundred_readers_of_one_process(self, server: EtcdServer, connect: Connect) -> None:
+        """One call each, and none waits for another."""
+        client = connect()
+        lock = client.rwlock("hundred", ttl=LONG)
+        with client.lock("the session is open", ttl=LONG):
+            pass
+        before = calls_of(server)
+
+        readers = [Waiting(lock.read()) for _ in range(100)]
+        leases = [reader.lease() for reader in readers]
+
+        assert calls_of(server) - before == 100
+        assert len({lease.token for lease in leases}) == 100
+        assert len(client.holders("hundred")) == 100
+        for lease in leases:
+            lease.release()
+
+    def test_release_of_a_writer_wakes_its_readers_only(self, connect: Connect) -> None:
+        """Not the writer behind them, nor the readers behind that."""
+        client, *others = [connect() for _ in range(5)]
+        lease = client.lock("run", ttl=LONG).acquire(PATIENCE)
+        waiting = []
+        for number, other in enumerate(others):
+            rwlock = other.rwlock("run", ttl=LONG)
+            waiting.append(Waiting(rwlock.write() if number == 2 else rwlock.read()))
+            until_waiting(client, "run", number + 1)
+
+        lease.release()
+
+        readers = [waiting[0].lease(), waiting[1].lease()]
+        until_waiting(client, "run", 2)
+        assert [not one.got for one in waiting[2:]] == [True, True]
+        for reader in readers:
+            reader.release()
+        waiting[2].lease().release()
+        waiting[3].lease().release()
+
+
+class TestDowngrade:
+    """The key stays; its value says that it reads only."""
+
+    def test_keeps_key_token_and_place(self, server: EtcdServer, connect: Connect) -> None:
+        """Readers at the head go in, those behind the waiting writer wait on, and so does ``etcdctl lock``."""
+        client, *others = [connect() for _ in range(4)]
+        lease = client.rwlock("down", ttl=LONG).write().acquire(PATIENCE)
+        beside = Waiting(others[0].rwlock("down", ttl=LONG).read())
+        until_waiting(client, "down", 1)
+        with etcdctl_lock(server, "lockkit/down") as theirs:
+            until_waiting(client, "down", 2)
+            behind = Waiting(others[1].rwlock("down", ttl=LONG).read())
+            until_waiting(client, "down", 3)
+            key, token = queue_of(server, "lockkit/down/")[0], lease.token
+
+            lease.downgrade()
+
+            reader = beside.lease()
+            assert queue_of(server, "lockkit/down/")[0] == key
+            assert lease.token == token
+            assert [(one.mode, one.waiters) for one in client.holders("down")] == [("shared", 2)] * 2
+            assert others[2].rwlock("down", ttl=LONG).read().try_acquire() is None
+            lease.extend(LONG + 1)
+            lease.update({"step": 2})
+            assert {one.owner: one.metadata.get("step") for one in client.holders("down")}[lease.owner] == 2
+            lease.release()
+            reader.release()
+            assert theirs.stdout.readline().startswith("lockkit/down/")
+            assert not behind.got
+        behind.lease().release()
+
+    def test_single_tries_beside_a_downgraded_lease(self, connect: Connect) -> None:
+        """A reader goes in at once, a writer does not."""
+        client, other = connect(), connect()
+        lease = client.rwlock("beside", ttl=LONG).write().acquire(PATIENCE)
+        lease.downgrade()
+
+        assert other.lock("beside", ttl=LONG).try_acquire() is None
+        reader = other.rwlock("beside", ttl=LONG).read().try_acquire()
+
+        assert reader is not None
+        lease.release()
+        assert client.lock("beside", ttl=LONG).try_acquire() is None
+        reader.release()
+        client.lock("beside", ttl=LONG).acquire(PATIENCE).release()
+
+    def test_lost_answer(self, server: EtcdServer, proxy: FaultProxy, connect: Connect) -> None:
+        """The client asks again, and finds that it has been done."""
+        client, other = connect(f"etcd://{proxy.address}"), connect()
+        lease = client.rwlock("lost down", ttl=LONG).write().acquire(PATIENCE)
+        (key,) = queue_of(server, "lockkit/lost down/")
+        dropped = proxy.drop_next_reply(match=b"\0shared ", until=http2_call_ended)
+
+        lease.downgrade()
+
+        assert dropped.wait(PATIENCE)
+        assert lease.mode == "shared"
+        assert value_of(server, key).startswith(b"\0shared " + lease.owner.encode())
+        other.rwlock("lost down", ttl=LONG).read().acquire(PATIENCE).release()
+        lease.release()
+
+    def test_lost_answers_until_the_call_fails(self, server: EtcdServer, connect: Connect) -> None:
+        """Nobody knows which it is; asked again, it is the same, and the lease reads only."""
+        with FaultProxy(server.host, server.port) as proxy:
+            client, other = connect(f"etcd://{proxy.address}"), connect()
+            lease = client.rwlock("unknown down", ttl=LONG).write().acquire(PATIENCE)
+            (key,) = queue_of(server, "lockkit/unknown down/")
+            proxy.blackhole(to_server=False)
+            with pytest.raises(lockkit.BackendUnavailable):
+                lease.downgrade()
+            proxy.heal()
+            wait_until(lambda: None if value_of(server, key).startswith(b"\0shared ") else "not downgraded")
+            guard = lockkit.fencing.EtcdGuard(client)
+            with pytest.raises(lockkit.StaleToken, match="only for reading"):
+                guard.put("data", "late", lease=lease)
+
+            lease.update({"step": 3})
+            lease.downgrade()
+
+            assert value_of(server, key).startswith(b"\0shared ")
+            (holder,) = other.holders("unknown down")
+            assert (holder.mode, holder.metadata["step"]) == ("shared", 3)
+            lease.release()
+            assert queue_of(server, "lockkit/unknown down/") == []
+
+
+class TestUpdate:
+    """The metadata of a held lock."""
+
+    def test_lost_answer(self, server: EtcdServer, proxy: FaultProxy, connect: Connect) -> None:
+        """The client asks again; the key can still be moved, renewed and released."""
+        client = connect(f"etcd://{proxy.address}")
+        lease = client.lock("lost update", ttl=LONG).acquire(PATIENCE)
+        (key,) = queue_of(server, "lockkit/lost update/")
+        dropped = proxy.drop_next_reply(match=b"lost update", until=http2_call_ended)
+
+        lease.update({"step": 1})
+
+        assert dropped.wait(PATIENCE)
+        owner, _, metadata = value_of(server, key).decode().partition(" ")
+        assert (owner, json.loads(metadata)["step"]) == (lease.owner, 1)
+        lease.extend(LONG + 1)
+        lease.update({"step": 2})
+        assert b'"step":2' in value_of(server, key).replace(b" ", b"")
+        assert lease.confirm()
+        lease.release()
+        assert queue_of(server, "lockkit/lost update/") == []
+
+    def test_late_update_changes_nothing(self, server: EtcdServer, connect: Connect) -> None:
+        """Sent before a downgrade, and executed after it: the lease would hold for writing again."""
+        client = connect()
+        lease = client.lock("late update", ttl=LONG).acquire(PATIENCE)
+        (key,) = queue_of(server, "lockkit/late update/")
+        backend = cast("EtcdBackend", client._engine.client.ready())
+        late = transactions.replace_value(cast("Contender", lease._record.grant.state), b"late")
+        lease.downgrade()
+
+        answer = drive(backend.cluster.call(TXN, late, resend=False))
+
+        assert not answer.succeeded
+        assert value_of(server, key).startswith(b"\0shared ")
+        lease.release()
+
+    def test_updated_lock_that_is_not_renewed_ends_beside_one_that_is(
+        self, server: EtcdServer, connect: Connect
+    ) -> None:
+        """Its key is deleted with the heartbeat of the other, whatever its value is."""
+        client = connect()
+        kept = client.lock("kept", ttl=TTL).acquire(PATIENCE)
+        ending = client.lock("ending", ttl=TTL, renew=False).acquire(PATIENCE)
+        ending.update({"step": 1})
+
+        wait_until(lambda: "it is there" if queue_of(server, "lockkit/ending/") else None)
+
+        kept.check()
+        kept.release()
+
+
+class TestFaults:
+    """Readers that die, and answers that are lost."""
+
+    def test_killed_reader_goes_and_living_ones_stay(self, server: EtcdServer, connect: Connect) -> None:
+        """Its key goes with its etcd lease; then a writer waits for the living one only."""
+        code = (
+            "import sys, lockkit, time\n"
+            "lease = lockkit.connect(sys.argv[1]).rwlock('dying', ttl=2).read().acquire(60)\n"
+            "print(lease.owner, flush=True)\n"
+            "time.sleep(600)\n"
+        )
+        client, other = connect(), connect()
+        living = client.rwlock("dying", ttl=TTL).read().acquire(PATIENCE)
+        with subprocess.Popen([sys.executable, "-c", code, server.url], stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            dead = process.stdout.readline().strip()
+            assert {one.owner for one in client.holders("dying")} == {living.owner, dead}
+            process.kill()
+        writer = Waiting(other.lock("dying", ttl=LONG))
+
+        wait_until(
+            lambda: None if [one.owner for one in client.holders("dying")] == [living.owner] else "the dead one reads"
+        )
+
+        assert not writer.got
+        assert living.confirm()
+        living.release()
+        writer.lease().release()
+
+    def test_grant_is_found_by_asking_again(self, server: EtcdServer, proxy: FaultProxy, connect: Connect) -> None:
+        """The second request finds the key of the first."""
+        client = connect(f"etcd://{proxy.address}")
+        client.lock("lost read", ttl=TTL).acquire(PATIENCE).release()
+        dropped = proxy.drop_next_reply(match=b"lockkit/lost read", until=http2_call_ended)
+
+        lease = client.rwlock("lost read", ttl=TTL).read().acquire(PATIENCE)
+
+        assert dropped.wait(PATIENCE)
+        (key,) = queue_of(server, "lockkit/lost read/")
+        assert key.endswith(lease.owner)
+        assert [one.token for one in client.holders("lost read")] == [lease.token]
+        lease.release()
+        assert queue_of(server, "lockkit/lost read/") == []
+
+    def test_reader_that_was_cut_off_leaves_nothing(self, proxy: FaultProxy, connect: Connect) -> None:
+        """It cannot undo a grant whose answer it never got; another reader of its session does not keep that key."""
+        client, other = connect(f"etcd://{proxy.address}"), connect()
+        kept = client.rwlock("cut read", ttl=TTL).read().acquire(PATIENCE)
+        proxy.blackhole(to_server=False)
+        trying = threading.Thread(
+            target=pytest.raises,
+            args=(lockkit.BackendUnavailable, client.rwlock("cut read", ttl=TTL).read().acquire, 0),
+        )
+        trying.start()
+        trying.join(PATIENCE)
+        assert not trying.is_alive()
+        proxy.heal()
+
+        wait_until(
+            lambda: None if [one.owner for one in other.holders("cut read")] == [kept.owner] else "not only one reads"
+        )
+
+        assert kept.confirm()
+        kept.release()
+
+    def test_end_of_a_session_notifies_all_its_readers(self, server: EtcdServer, connect: Connect) -> None:
+        """And the readers that wait in it take a new place."""
+        client, other = connect(), connect()
+        writer = other.lock("ended", ttl=LONG).acquire(PATIENCE)
+        waiting = Waiting(client.rwlock("ended", ttl=LONG).read())
+        until_waiting(other, "ended")
+        dead = queue_of(server, "lockkit/ended/")[1]
+        server.etcdctl("lease", "revoke", f"{session_of(server, dead):x}")
+
+        writer.release()
+
+        lease = waiting.lease()
+        assert queue_of(server, "lockkit/ended/") != [dead]
+        assert lease.confirm()
+        lost = threading.Event()
+        lease.on_lost(lambda _, __: lost.set())
+        server.etcdctl("lease", "revoke", f"{session_of(server, queue_of(server, 'lockkit/ended/')[0]):x}")
+        assert not lease.confirm()
+        assert lost.wait(PATIENCE)
+
+
+def test_readers_beside_one_another(connect: Connect) -> None:
+    """Threads of several clients read and write: a writer is alone."""
+    inside = {"read": 0, "write": 0}
+    mutex, wrong, done = threading.Lock(), list[str](), list[int]()
+    clients = [connect() for _ in range(3)]
+
+    def work(number: int) -> None:
+        lock = clients[number % 3].rwlock("stress", ttl=LONG, timeout=2 * PATIENCE)
+        for round_ in range(6):
+            mode = "write" if (number + round_) % 3 == 0 else "read"
+            with lock.write() if mode == "write" else lock.read():
+                with mutex:
+                    inside[mode] += 1
+                    if inside["write"] > (1 if mode == "write" else 0) or (mode == "write" and inside["read"]):
+                        wrong.append(f"{mode} beside {inside}")
+                with mutex:
+                    inside[mode] -= 1
+        done.append(number)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(9)]
+    for thread in threads:
+        thread.start()
+    until_more_than(done, 8)
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert wrong == []

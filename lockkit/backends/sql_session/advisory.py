@@ -14,6 +14,11 @@ What the server must offer: PostgreSQL 12, MariaDB 10.5 or MySQL 8; a connection
 for. It must be able to end a session that idles: ``idle_in_transaction_session_timeout`` on PostgreSQL,
 ``wait_timeout`` on MariaDB and MySQL.
 
+Readers share the lock (``pg_advisory_lock_shared``) on PostgreSQL. While a writer waits, PostgreSQL grants it to no
+reader that comes later, whether that waits or only tries. User locks have no shared mode. A writer becomes a reader by
+taking the shared lock beside its own, and then freeing that; not behind a pooler, where a lock ends with its
+transaction.
+
 The hash: 64 bits on PostgreSQL, 192 on MariaDB and MySQL. Two names with the same hash are one lock: they exclude each
 other needlessly, and a client that wants both at once waits for itself. With a million names in use the odds
 are one in 37 million on PostgreSQL.
@@ -65,7 +70,6 @@ _CAPABILITIES = capabilities_of(
 
 _PG_FREE = Statement("COMMIT;SELECT pg_advisory_unlock($1), pg_advisory_unlock_all()")
 _PG_FREE_SHARED = Statement("COMMIT;SELECT pg_advisory_unlock_shared($1), pg_advisory_unlock_all()")
-_PG_UNLOCK = Statement("SELECT pg_advisory_unlock($1)")
 _PG_UNLOCK_ALL = Statement("SELECT pg_advisory_unlock_all()")
 
 
@@ -76,7 +80,12 @@ class _PostgresqlAdvisoryLocking(PostgresqlLocking):
         self.tables = [leases_of]
         super()._make_statements()
         leases = quoted(leases_of, self.database.engine.dialect)
-        now = self.database.dialect.now_us
+        self._make_locking(leases, self.database.dialect.now_us)
+        self._make_waiting(leases, self.database.dialect.now_us)
+        self._make_leases(leases, self.database.dialect.now_us)
+
+    def _make_locking(self, leases: str, now: str) -> None:
+        """Make the statements that lock at once."""
         pooled = "SELECT pg_backend_pid(), CASE WHEN pg_try_advisory_xact_lock{0}($1) THEN {1} END"
         # On a session of our own the lock is the session's, so that the lease can be committed where it is taken: one
         # round trip. The time is read after the lock is had.
@@ -102,6 +111,9 @@ class _PostgresqlAdvisoryLocking(PostgresqlLocking):
         # By a session that has the lock from the queue already: a session may have it twice.
         self._take = Statement(f"COMMIT;{taking}")
         self._share = Statement(f"COMMIT;{sharing}")
+
+    def _make_waiting(self, leases: str, now: str) -> None:
+        """Make the statements that wait, and those that downgrade."""
         waiting = (
             "SET LOCAL idle_in_transaction_session_timeout = $2;SELECT pg_advisory_{0}($1);SELECT pg_backend_pid(), {1}"
         )
@@ -113,12 +125,20 @@ class _PostgresqlAdvisoryLocking(PostgresqlLocking):
         }
         # The shared lock does not wait, even with waiters: PostgreSQL puts a session that holds before those that wait
         # for it.
-        self._downgrade = Statement(
+        downgrading = (
             f"COMMIT;BEGIN;SELECT pg_advisory_lock_shared($1);INSERT INTO {leases} AS l {LEASE_COLUMNS}"
             f" SELECT $5 || pg_backend_pid(), owner, token, granted_at_us, session, metadata FROM {leases}"
             f" WHERE name = $3 AND owner = $4{UPDATE_SHARE};COMMIT AND CHAIN;"
             "SET LOCAL idle_in_transaction_session_timeout = $2;SELECT pg_advisory_unlock($1)"
         )
+        # By whether the session has the lock twice.
+        self._downgrades = {
+            False: Statement(downgrading),
+            True: Statement(f"{downgrading}, pg_advisory_unlock($1)"),
+        }
+
+    def _make_leases(self, leases: str, now: str) -> None:
+        """Make the statements about leases that others than the lock's session run."""
         # pg_locks has a key of 64 bits in two halves, and 1 in objsubid to tell it from two keys of 32 bits.
         locks = (
             "SELECT {what} FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1 AND"
@@ -136,7 +156,7 @@ class _PostgresqlAdvisoryLocking(PostgresqlLocking):
         )
         self.write_share = Statement(
             f"WITH counted AS (INSERT INTO {leases} AS l {LEASE_COLUMNS}"
-            f" SELECT $1, '', $3, $3, 0, '' WHERE EXISTS ({holds} granted AND pid = $5){COUNT_READER}"
+            f" VALUES ($1, '', $3, $3, 0, ''){COUNT_READER}"
             f" WHERE EXISTS ({holds} granted AND pid = $5) RETURNING token)"
             f" INSERT INTO {leases} AS l {LEASE_COLUMNS} SELECT $8, $2, token, $3, $5, $4 FROM counted"
             f"{UPDATE_SHARE}{RETURNING}"
@@ -148,7 +168,7 @@ class _PostgresqlAdvisoryLocking(PostgresqlLocking):
         )
         number = {"high": "CAST($2 AS bigint)", "low": "CAST($3 AS bigint)"}
         held = locks.format(what="pid, mode = 'ShareLock' AS reads", **number)
-        waiting = locks.format(what="count(*)", high="CAST($2 AS bigint)", low="CAST($3 AS bigint)")
+        waiting = locks.format(what="count(*)", **number)
         self.find_holder = Statement(
             f"SELECT k.pid, l.owner, l.token, l.metadata, ({waiting} NOT granted), k.reads FROM ({held} granted) k"
             f" LEFT JOIN {leases} l ON l.name = CASE WHEN k.reads THEN $4 || CAST(k.pid AS text) ELSE $1 END"
@@ -195,10 +215,8 @@ class _PostgresqlAdvisoryLocking(PostgresqlLocking):
 
     async def downgrade(self, session: Session, key: Key, limit: int, owner: str) -> None:
         parameters = (key.number, limit, key.name, owner, self.shares_key(key))
-        await session.run(self._downgrade, parameters)
-        if session.doubled:
-            await session.run(_PG_UNLOCK, (key.number,))
-            session.doubled = False
+        await session.run(self._downgrades[session.doubled], parameters)
+        session.doubled = False
 
     async def leave(self, session: Session, key: Key) -> None:
         await super().leave(session, key)

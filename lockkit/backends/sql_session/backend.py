@@ -33,6 +33,9 @@ The modes of the SQL backends in which an open session of the database is the lo
   that takes long to find out, not over the lease of a later grant; the statement that writes it checks that. Without
   the check: A is granted the lock, is stopped, and loses it; B is granted it and writes its lease; A wakes and writes
   over that. What a session writes in the statement that locks needs no check.
+- A reader's lease is a row of its own beside that of the lock, which has the token that readers and writers count on.
+  A release leaves it, as every lease: only while the session that it names reads does it count. Another reader's
+  release deletes it later.
 - A session that ends frees the lock, so a lease that lost its connection is lost: no other connection can confirm it.
 
 `SessionBackend` acquires. Beside it: `Locking` (what the modes and databases differ in), `LeaseTable`, `ClaimCleanup`

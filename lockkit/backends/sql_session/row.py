@@ -1,5 +1,5 @@
 """
-Locks by ``SELECT … FOR UPDATE`` on PostgreSQL, MariaDB and MySQL: ``?mode=row``.
+Locks by ``SELECT … FOR UPDATE`` and ``FOR SHARE`` on PostgreSQL, MariaDB and MySQL: ``?mode=row``.
 
 Algorithm: each lock has a row in a table of its own. The holder has a transaction open in which that row is
 locked, on a connection for that lock alone; a waiter waits in the database's own queue for the row. See
@@ -11,14 +11,20 @@ or waited for. It must be able to end a session that idles: ``idle_in_transactio
 
 On PostgreSQL the holder is known by its transaction's number, which others see in ``pg_locks`` while it is open. On
 MariaDB and MySQL only the privileged see who has locked a row, so the holder has a user lock (``GET_LOCK``) of its own
-beside, and ``IS_USED_LOCK`` says who it is.
+beside, and ``IS_USED_LOCK`` says who it is; each reader has one of its own.
+
+Readers lock the row ``FOR SHARE``. InnoDB makes them wait behind a writer that waits. PostgreSQL does not: readers that
+overlap would keep a writer out for ever. So there is a turnstile beside each row, an advisory lock: a reader shares it
+as long as it reads, and a writer that has to wait takes it before it waits for the row. PostgreSQL serves the turnstile
+first come, first served. A writer that finds the row free does without, so a lock without readers costs the same.
 
 What it cannot promise: order. A newcomer may be faster than a waiter that is being woken (PostgreSQL locks a row that
 it finds free without checking the queue; MySQL's scheduler prefers the waiter that most others wait for). A promoted
 replica does not know the locks of the former primary. A transaction that is open for hours keeps VACUUM (PostgreSQL)
 and purge (InnoDB) from removing what was deleted since.
 
-Source: PostgreSQL, "13.3.2. Row-Level Locks"; MySQL, "17.7.2.4 Locking Reads"; MariaDB, "SELECT … FOR UPDATE".
+Source: PostgreSQL, "13.3.2. Row-Level Locks"; MySQL, "17.7.2.4 Locking Reads"; MariaDB, "SELECT … FOR UPDATE",
+"LOCK IN SHARE MODE".
 """
 
 from __future__ import annotations
@@ -67,6 +73,12 @@ class _PostgresqlRowLocking(PostgresqlLocking):
         self.tables = [rows_of, leases_of]
         super()._make_statements()
         rows, leases = quoted(rows_of, dialect), quoted(leases_of, dialect)
+        self._make_locking(rows)
+        self._make_writing(leases, self.database.dialect.now_us)
+        self._make_seeing(rows, leases, self.database.dialect.now_us)
+
+    def _make_locking(self, rows: str) -> None:
+        """Make the statements that lock the row."""
         # Not NOWAIT: its error would end the transaction in which we then want to wait.
         found = f"SELECT pg_backend_pid(), txid_current() FROM {rows} WHERE name = $1"
         entering = f"{found} AND pg_try_advisory_xact_lock_shared($2) FOR SHARE SKIP LOCKED"
@@ -81,24 +93,31 @@ class _PostgresqlRowLocking(PostgresqlLocking):
         self._wait = Statement(f"{offer};SELECT pg_advisory_xact_lock($3);{found} FOR UPDATE")
         self._wait_reading = Statement(f"{offer};SELECT pg_advisory_xact_lock_shared($3);{found} FOR SHARE")
         self._insert = Statement(f"INSERT INTO {rows} (name) VALUES ($1) ON CONFLICT DO NOTHING")
+
+    def _make_writing(self, leases: str, now: str) -> None:
+        """Make the statements that write leases."""
+        clock = f"(SELECT {now} AS now_us) AS clock"
         self.write_lease = Statement(
             f"INSERT INTO {leases} AS l {LEASE_COLUMNS}"
-            f" SELECT $1, $2, now_us, now_us, $3, $4 FROM (SELECT {self.database.dialect.now_us} AS now_us) AS clock"
+            f" SELECT $1, $2, now_us, now_us, $3, $4 FROM {clock}"
             f"{UPDATE_LEASE} WHERE txid_status(excluded.session) = 'in progress'{RETURNING}"
         )
         self.write_share = Statement(
             f"WITH counted AS (INSERT INTO {leases} AS l {LEASE_COLUMNS}"
-            f" SELECT $1, '', now_us, now_us, 0, '' FROM (SELECT {self.database.dialect.now_us} AS now_us) AS clock"
+            f" SELECT $1, '', now_us, now_us, 0, '' FROM {clock}"
             f"{COUNT_READER} WHERE txid_status($3) = 'in progress' RETURNING token, granted_at_us)"
             f" INSERT INTO {leases} AS l {LEASE_COLUMNS} SELECT $5, $2, token, granted_at_us, $3, $4 FROM counted"
             f"{UPDATE_SHARE}{RETURNING}"
         )
+
+    def _make_seeing(self, rows: str, leases: str, now: str) -> None:
+        """Make the statements that look for holders."""
         # Every transaction that has a number has a lock on that. pg_locks has the lower 32 bits of the number.
         number = "CAST(CAST({0}session % 4294967296 AS text) AS xid)"
         open_ones = "FROM pg_locks WHERE locktype = 'transactionid' AND mode = 'ExclusiveLock' AND granted"
         self.delete_shares = Statement(
             f"DELETE FROM {leases} WHERE name >= $1 AND name < $2"
-            f" AND granted_at_us < {self.database.dialect.now_us} - {DELETE_AFTER_US}"
+            f" AND granted_at_us < {now} - {DELETE_AFTER_US}"
             f" AND {number.format('')} NOT IN (SELECT transactionid {open_ones})"
         )
         # The first in the queue for a row waits for a transaction that has locked it, those behind for the row or at

@@ -9,6 +9,7 @@ import threading
 from functools import partial
 from typing import TYPE_CHECKING
 
+import psycopg
 import pytest
 
 import lockkit
@@ -257,6 +258,18 @@ class TestReaders:
                 assert begun >= asked or other < token
                 assert mode == "shared" or other == token or not begun < entered < ended
 
+    def test_token_is_above_the_last_though_the_clock_is_behind_it(self, place: ModeServer, connect: Connect) -> None:
+        """As after a clock that was set back; a writer goes on from there."""
+        client = connect(place.url)
+        client.lock("clock", ttl=LONG).acquire(PATIENCE).release()
+        ahead = 4_102_444_800_000_000  # 2100
+        name = "'clock'" if place.is_postgresql else "CAST('clock' AS BINARY)"
+        place.server.execute(f"UPDATE {place.leases} SET token = {ahead} WHERE name = {name}")  # noqa: S608 - ours
+
+        for token, side in enumerate(("read", "read", "write"), ahead + 1):
+            with getattr(client.rwlock("clock", ttl=LONG, timeout=PATIENCE), side)() as lease:
+                assert lease.token == token
+
     def test_read_costs_what_a_write_costs(
         self, place: ModeServer, connect: Connect, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -310,19 +323,25 @@ class TestReaders:
         assert owners(other, "former") == {kept.owner}
         kept.release()
 
-    def test_row_that_a_foreign_client_reads_keeps_writers_out(
-        self, postgresql: PostgresServer, connect: Connect
-    ) -> None:
-        """A row is a row: FOR SHARE by hand counts, and lets readers in."""
+    def test_row_that_a_foreign_client_locks(self, postgresql: PostgresServer, connect: Connect) -> None:
+        """A row is a row: FOR SHARE by hand keeps writers out, FOR UPDATE waits and is counted."""
         place = ModeServer(postgresql, "row")
-        client = connect(place.url)
+        client, writer = connect(place.url), connect(place.url)
         client.lock("foreign", ttl=LONG).acquire().release()
-        look = place.look()
-        with look._engine.begin() as connection:
-            connection.exec_driver_sql("SELECT name FROM lockkit_rows WHERE name = 'foreign' FOR SHARE")
+        by_hand = "SELECT name FROM lockkit_rows WHERE name = 'foreign' FOR"
+        with psycopg.connect(postgresql.url) as connection:
+            connection.execute(f"{by_hand} SHARE")
             assert client.lock("foreign", ttl=LONG).try_acquire() is None
-            read(client, "foreign").release()
-        client.lock("foreign", ttl=LONG).acquire(PATIENCE).release()
+            client.rwlock("foreign", ttl=LONG).read().acquire(PATIENCE).release()
+
+        lease = client.lock("foreign", ttl=LONG).acquire(PATIENCE)
+        with running(partial(writer.lock("foreign", ttl=LONG).acquire, PATIENCE)) as got:
+            until_in_queue(place, writer, "foreign")
+            with running(partial(postgresql.execute, f"{by_hand} UPDATE")):
+                wait_until(lambda: None if client.holders("foreign")[0].waiters == 2 else "not two waiters")
+                lease.release()
+                wait_until(lambda: None if got else "the writer waits")
+                got[0].release()
 
     @pytest.mark.parametrize("where", READERS)
     def test_read_lease_is_not_written_by_who_was_thrown_out_meanwhile(

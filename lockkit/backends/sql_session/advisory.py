@@ -69,7 +69,10 @@ _CAPABILITIES = capabilities_of(
 
 
 _PG_FREE = Statement("COMMIT;SELECT pg_advisory_unlock($1), pg_advisory_unlock_all()")
-_PG_FREE_SHARED = Statement("COMMIT;SELECT pg_advisory_unlock_shared($1), pg_advisory_unlock_all()")
+# A writer that was to become a reader, if the answer to that was lost, may have either lock.
+_PG_FREE_SHARED = Statement(
+    "COMMIT;SELECT pg_advisory_unlock_shared($1) OR pg_advisory_unlock($1), pg_advisory_unlock_all()"
+)
 _PG_UNLOCK_ALL = Statement("SELECT pg_advisory_unlock_all()")
 
 

@@ -140,8 +140,9 @@ class HeldLocks:
                 return False
             session.answer_by = answer_by
             await self._cleanup.discard_answer(session)
-            await self._locking.downgrade(session, claim.key, self._locking.limit(grant.ttl), grant.owner)
+            # Before the answer, which may be lost: from here on the session has the shared lock, the other, or both.
             claim.key = claim.key._replace(shared=True)
+            await self._locking.downgrade(session, claim.key, self._locking.limit(grant.ttl), grant.owner)
         except self._database.driver_errors as error:
             if session.unanswered:
                 raise self._database.translate(error) from error

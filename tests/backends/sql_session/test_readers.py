@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from lockkit.backend import Request
-    from lockkit.backends.sql.statement import Parameter, Statement
+    from lockkit.backends.sql.statement import Parameter, Result, Statement
     from lockkit.backends.sql_session.backend import SessionBackend
     from lockkit.backends.sql_session.claim import Key
     from lockkit.sync import Client, Lease
@@ -448,6 +448,38 @@ class TestDowngrade:
             lease.downgrade()
 
         assert client.holders("lost") == []
+
+    @pytest.mark.parametrize("again", [False, True])
+    @pytest.mark.parametrize("sent", [False, True])
+    def test_downgrade_without_an_answer(
+        self, postgresql: PostgresServer, connect: Connect, monkeypatch: pytest.MonkeyPatch, *, sent: bool, again: bool
+    ) -> None:
+        """The lease is held in one mode or the other: it can be downgraded once more, and released."""
+        place = ModeServer(postgresql, "advisory")
+        client, other = connect(place.url), connect(place.url)
+        lease = client.rwlock("unanswered", ttl=LONG).write().acquire(PATIENCE)
+
+        async def no_answer(self: Session, statement: Statement, parameters: Sequence[Parameter] = ()) -> Result:
+            if sent:
+                self.send(statement, parameters)
+            else:
+                self.unanswered = True
+            raise TimeoutError
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Session, "run", no_answer)
+            with pytest.raises(lockkit.BackendUnavailable):
+                lease.downgrade()
+        if not sent:
+            lease._record.grant.state.session.unanswered = False
+
+        if again:
+            lease.downgrade()
+            assert [holder.mode for holder in other.holders("unanswered")] == ["shared"]
+            with other.rwlock("unanswered", ttl=LONG, timeout=PATIENCE).read():
+                lease.check()
+        lease.release()
+        other.lock("unanswered", ttl=LONG).acquire(PATIENCE).release()
 
     def test_row_lock_is_not_downgraded(self, place: ModeServer, connect: Connect) -> None:
         """No database weakens the lock of a row within a transaction."""

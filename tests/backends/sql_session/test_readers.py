@@ -17,7 +17,7 @@ from lockkit.backend import Busy
 from lockkit.backends.sql_session import held
 from lockkit.backends.sql_session.session import Session
 from lockkit.runtime import drive
-from lockkit.testing.servers import MariaServer, PooledPostgres, PostgresServer, require, wait_until
+from lockkit.testing.servers import FaultProxy, MariaServer, PooledPostgres, PostgresServer, require, wait_until
 from tests.backends.sql_session.support import (
     LONG,
     MODES,
@@ -145,6 +145,22 @@ class TestReaders:
         assert owners(client, "ended reader") == {kept.owner}
         kept.release()
 
+    def test_read_lock_whose_answer_was_lost_is_freed(self, place: ModeServer, connect: Connect) -> None:
+        """The client asks again as another owner, and holds one share."""
+        server = place.server
+        with FaultProxy(server.host, server.port) as proxy:
+            client = connect(place.url.replace(f"{server.host}:{server.port}", proxy.address))
+            other = connect(place.url)
+            client.rwlock("no answer", ttl=LONG).read().acquire(PATIENCE).release()
+            dropped = proxy.drop_next_reply(match=b"lockkit_read" if place.is_postgresql else b"SHARE MODE")
+
+            lease = read(client, "no answer")
+
+            assert dropped.is_set()
+            wait_until(lambda: None if owners(other, "no answer") == {lease.owner} else "two shares")
+            lease.release()
+            other.lock("no answer", ttl=LONG).acquire(PATIENCE).release()
+
     def test_readers_that_come_and_go_do_not_starve_a_writer(self, place: ModeServer, connect: Connect) -> None:
         """Once it is in the queue, only those that were on their way there go before it."""
         name, count = "starved", 4
@@ -204,6 +220,32 @@ class TestReaders:
             assert [one.waiters for one in client.holders("left")] == [0]
         lease.release()
         holder.lock("left", ttl=LONG).acquire(PATIENCE).release()
+
+    def test_reader_that_was_left_waiting_at_a_hung_server_is_ended_later(
+        self, place: ModeServer, connect: Connect
+    ) -> None:
+        """As a writer is: no ttl ends a waiter."""
+        host = StubHost()
+        waiter = open_backend(place, host)
+        lease = connect(place.url).lock("left waiting", ttl=LONG).acquire(PATIENCE)
+        request = host.request("left waiting", ttl=LONG)
+        request.mode = "shared"
+        assert isinstance(drive(waiter.try_acquire(request)), Busy)
+        pid = request.state.session.pid
+        place.server.pause()
+        try:
+            request.answer_by = host.runtime.now() + 0.3
+            with pytest.raises(lockkit.BackendUnavailable):
+                drive(waiter.abandon(request))
+        finally:
+            place.server.resume()
+
+        grant = granted(drive(waiter.try_acquire(host.request("another"))))
+
+        wait_until(lambda: "it still waits" if place.has_session(pid) else None)
+        assert drive(waiter.release(grant))
+        lease.release()
+        drive(waiter.close())
 
     def test_waiters_are_counted_behind_readers(self, on_postgresql: ModeServer, connect: Connect) -> None:
         """Writers and readers alike, wherever they wait."""

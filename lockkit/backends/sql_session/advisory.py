@@ -14,6 +14,11 @@ What the server must offer: PostgreSQL 12, MariaDB 10.5 or MySQL 8; a connection
 for. It must be able to end a session that idles: ``idle_in_transaction_session_timeout`` on PostgreSQL,
 ``wait_timeout`` on MariaDB and MySQL.
 
+Readers share the lock (``pg_advisory_lock_shared``) on PostgreSQL. While a writer waits, PostgreSQL grants it to no
+reader that comes later, whether that waits or only tries. User locks have no shared mode. A writer becomes a reader by
+taking the shared lock beside its own, and then freeing that; not behind a pooler, where a lock ends with its
+transaction.
+
 The hash: 64 bits on PostgreSQL, 192 on MariaDB and MySQL. Two names with the same hash are one lock: they exclude each
 other needlessly, and a client that wants both at once waits for itself. With a million names in use the odds
 are one in 37 million on PostgreSQL.
@@ -34,8 +39,17 @@ from lockkit.backends.sql.schema import quoted
 from lockkit.backends.sql.statement import Statement
 from lockkit.backends.sql_session.backend import SessionBackend, capabilities_of, options_of
 from lockkit.backends.sql_session.claim import Key, Taken
+from lockkit.backends.sql_session.locking import DELETE_AFTER_US
 from lockkit.backends.sql_session.mysql import MysqlLocking
-from lockkit.backends.sql_session.postgresql import LEASE_COLUMNS, RETURNING, UPDATE_LEASE, PostgresqlLocking
+from lockkit.backends.sql_session.postgresql import (
+    COUNT_READER,
+    LEASE_COLUMNS,
+    RETURNING,
+    UPDATE_LEASE,
+    UPDATE_SHARE,
+    PostgresqlLocking,
+    halves,
+)
 from lockkit.backends.sql_session.schema import ADVISORY, leases_table
 
 if TYPE_CHECKING:
@@ -55,6 +69,10 @@ _CAPABILITIES = capabilities_of(
 
 
 _PG_FREE = Statement("COMMIT;SELECT pg_advisory_unlock($1), pg_advisory_unlock_all()")
+# A writer that was to become a reader, if the answer to that was lost, may have either lock.
+_PG_FREE_SHARED = Statement(
+    "COMMIT;SELECT pg_advisory_unlock_shared($1) OR pg_advisory_unlock($1), pg_advisory_unlock_all()"
+)
 _PG_UNLOCK_ALL = Statement("SELECT pg_advisory_unlock_all()")
 
 
@@ -65,22 +83,65 @@ class _PostgresqlAdvisoryLocking(PostgresqlLocking):
         self.tables = [leases_of]
         super()._make_statements()
         leases = quoted(leases_of, self.database.engine.dialect)
-        now = self.database.dialect.now_us
-        self._begin_with(f"SELECT pg_backend_pid(), CASE WHEN pg_try_advisory_xact_lock($1) THEN {now} END", "bigint")
+        self._make_locking(leases, self.database.dialect.now_us)
+        self._make_waiting(leases, self.database.dialect.now_us)
+        self._make_leases(leases, self.database.dialect.now_us)
+
+    def _make_locking(self, leases: str, now: str) -> None:
+        """Make the statements that lock at once."""
+        pooled = "SELECT pg_backend_pid(), CASE WHEN pg_try_advisory_xact_lock{0}($1) THEN {1} END"
         # On a session of our own the lock is the session's, so that the lease can be committed where it is taken: one
         # round trip. The time is read after the lock is had.
-        self._plan(
-            f"(bigint, text, text, text) AS INSERT INTO {leases} AS l {LEASE_COLUMNS}"
+        writing = (
+            f"lockkit_try (bigint, text, text, text) AS INSERT INTO {leases} AS l {LEASE_COLUMNS}"
             f" SELECT $2, $3, {now}, {now}, pg_backend_pid(), $4 WHERE pg_try_advisory_lock($1)"
-            f"{UPDATE_LEASE} RETURNING token",
-            # What idles afterwards is a transaction: that is what PostgreSQL before 14 has a limit for.
-            taking := "BEGIN;EXECUTE lockkit_try ($1, $3, $4, $5);COMMIT AND CHAIN",
+            f"{UPDATE_LEASE} RETURNING token"
         )
+        # Readers update the row of the lock one after the other, each until the COMMIT in the same text.
+        reading = (
+            "lockkit_read (bigint, text, text, text, text) AS WITH counted AS ("
+            f"INSERT INTO {leases} AS l {LEASE_COLUMNS}"
+            f" SELECT $2, '', {now}, {now}, 0, '' WHERE pg_try_advisory_lock_shared($1){COUNT_READER}"
+            f" RETURNING token, granted_at_us) INSERT INTO {leases} AS l {LEASE_COLUMNS}"
+            " SELECT $5 || pg_backend_pid(), $3, token, granted_at_us, pg_backend_pid(), $4 FROM counted"
+            f"{UPDATE_SHARE} RETURNING token"
+        )
+        # What idles afterwards is a transaction: that is what PostgreSQL before 14 has a limit for.
+        taking = "BEGIN;EXECUTE lockkit_try ($1, $3, $4, $5);COMMIT AND CHAIN"
+        sharing = "BEGIN;EXECUTE lockkit_read ($1, $3, $4, $5, $6);COMMIT AND CHAIN"
+        self._begin_writing = self._begin_with(pooled.format("", now), [writing], taking)
+        self._begin_reading = self._begin_with(pooled.format("_shared", now), [writing, reading], sharing)
         # By a session that has the lock from the queue already: a session may have it twice.
         self._take = Statement(f"COMMIT;{taking}")
-        offer = "SET LOCAL idle_in_transaction_session_timeout = $2"
-        self._wait = Statement(f"{offer};SELECT pg_advisory_lock($1);SELECT pg_backend_pid(), {now}")
-        self._wait_pooled = Statement(f"{offer};SELECT pg_advisory_xact_lock($1);SELECT pg_backend_pid(), {now}")
+        self._share = Statement(f"COMMIT;{sharing}")
+
+    def _make_waiting(self, leases: str, now: str) -> None:
+        """Make the statements that wait, and those that downgrade."""
+        waiting = (
+            "SET LOCAL idle_in_transaction_session_timeout = $2;SELECT pg_advisory_{0}($1);SELECT pg_backend_pid(), {1}"
+        )
+        # By whether the lock is a transaction's, and whether it is shared.
+        self._waits = {
+            (pooled, shared): Statement(waiting.format(f"{'xact_' * pooled}lock{'_shared' * shared}", now))
+            for pooled in (False, True)
+            for shared in (False, True)
+        }
+        # The shared lock does not wait, even with waiters: PostgreSQL puts a session that holds before those that wait
+        # for it.
+        downgrading = (
+            f"COMMIT;BEGIN;SELECT pg_advisory_lock_shared($1);INSERT INTO {leases} AS l {LEASE_COLUMNS}"
+            f" SELECT $5 || pg_backend_pid(), owner, token, granted_at_us, session, metadata FROM {leases}"
+            f" WHERE name = $3 AND owner = $4{UPDATE_SHARE};COMMIT AND CHAIN;"
+            "SET LOCAL idle_in_transaction_session_timeout = $2;SELECT pg_advisory_unlock($1)"
+        )
+        # By whether the session has the lock twice.
+        self._downgrades = {
+            False: Statement(downgrading),
+            True: Statement(f"{downgrading}, pg_advisory_unlock($1)"),
+        }
+
+    def _make_leases(self, leases: str, now: str) -> None:
+        """Make the statements about leases that others than the lock's session run."""
         # pg_locks has a key of 64 bits in two halves, and 1 in objsubid to tell it from two keys of 32 bits.
         locks = (
             "SELECT {what} FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1 AND"
@@ -96,28 +157,52 @@ class _PostgresqlAdvisoryLocking(PostgresqlLocking):
             f" OR EXISTS ({holds} granted AND pid = excluded.session)"
             f"{RETURNING}"
         )
-        held = locks.format(what="pid", high="CAST($2 AS bigint)", low="CAST($3 AS bigint)")
-        waiting = locks.format(what="count(*)", high="CAST($2 AS bigint)", low="CAST($3 AS bigint)")
+        self.write_share = Statement(
+            f"WITH counted AS (INSERT INTO {leases} AS l {LEASE_COLUMNS}"
+            f" VALUES ($1, '', $3, $3, 0, ''){COUNT_READER}"
+            f" WHERE EXISTS ({holds} granted AND pid = $5) RETURNING token)"
+            f" INSERT INTO {leases} AS l {LEASE_COLUMNS} SELECT $8, $2, token, $3, $5, $4 FROM counted"
+            f"{UPDATE_SHARE}{RETURNING}"
+        )
+        keyed = locks.format(what="pid", high="CAST($3 AS bigint)", low="CAST($4 AS bigint)")
+        self.delete_shares = Statement(
+            f"DELETE FROM {leases} WHERE name >= $1 AND name < $2 AND granted_at_us < {now} - {DELETE_AFTER_US}"
+            f" AND session NOT IN ({keyed} granted)"
+        )
+        number = {"high": "CAST($2 AS bigint)", "low": "CAST($3 AS bigint)"}
+        held = locks.format(what="pid, mode = 'ShareLock' AS reads", **number)
+        waiting = locks.format(what="count(*)", **number)
         self.find_holder = Statement(
-            f"SELECT k.pid, l.owner, l.token, l.metadata, ({waiting} NOT granted) FROM ({held} granted) k"
-            f" LEFT JOIN {leases} l ON l.name = $1 AND l.session = k.pid"
+            f"SELECT k.pid, l.owner, l.token, l.metadata, ({waiting} NOT granted), k.reads FROM ({held} granted) k"
+            f" LEFT JOIN {leases} l ON l.name = CASE WHEN k.reads THEN $4 || CAST(k.pid AS text) ELSE $1 END"
+            " AND l.session = k.pid ORDER BY l.token"
         )
 
     def lease_parameters(self, session: Session, key: Key) -> tuple[Parameter, ...]:
-        return (session.pid, *_halves(key.number))
+        parameters = (session.pid, *halves(key.number))
+        return (*parameters, f"{self.shares_key(key)}{session.pid}") if key.shared else parameters
 
     def holder_parameters(self, key: Key) -> tuple[Parameter, ...]:
-        return (key.name, *_halves(key.number))
+        return (key.name, *halves(key.number), self.shares_key(key))
+
+    def share_parameters(self, key: Key) -> tuple[Parameter, ...]:
+        return halves(key.number)
+
+    def _lease(self, key: Key, request: Request) -> tuple[Parameter, ...]:
+        """Return what a session of our own writes when it takes the lock."""
+        lease = (key.name, request.owner, request.metadata)
+        return (*lease, self.shares_key(key)) if key.shared else lease
 
     async def attempt(self, session: Session, key: Key, limit: int, request: Request) -> Taken | None:
-        result = await self._begin(session, key.number, limit, key.name, request.owner, request.metadata)
+        session.doubled = False
+        result = await self._begin(session, key, key.number, limit, *self._lease(key, request))
         if session.pooled:
             identity = self.granted(session, result)
             return None if identity is None else Taken(identity)
         return Taken(session.pid, result.rows[0][0]) if result.rows else None
 
     async def enqueue(self, session: Session, key: Key, limit: int) -> None:
-        session.send(self._wait_pooled if session.pooled else self._wait, (key.number, self._waiter_limit(limit)))
+        session.send(self._waits[session.pooled, key.shared], (key.number, self._waiter_limit(limit)))
 
     def granted(self, session: Session, result: Result) -> int | None:
         session.pid, granted_at_us = result.rows[0]
@@ -126,8 +211,15 @@ class _PostgresqlAdvisoryLocking(PostgresqlLocking):
     async def prove(self, session: Session, key: Key, limit: int, request: Request, identity: int) -> Taken | None:
         if session.pooled:
             return await super().prove(session, key, limit, request, identity)
-        result = await session.run(self._take, (key.number, limit, key.name, request.owner, request.metadata))
+        session.doubled = True
+        taking = self._share if key.shared else self._take
+        result = await session.run(taking, (key.number, limit, *self._lease(key, request)))
         return Taken(identity, result.rows[0][0]) if result.rows else None
+
+    async def downgrade(self, session: Session, key: Key, limit: int, owner: str) -> None:
+        parameters = (key.number, limit, key.name, owner, self.shares_key(key))
+        await session.run(self._downgrades[session.doubled], parameters)
+        session.doubled = False
 
     async def leave(self, session: Session, key: Key) -> None:
         await super().leave(session, key)
@@ -138,19 +230,14 @@ class _PostgresqlAdvisoryLocking(PostgresqlLocking):
         if session.pooled:
             return await super().free(session, key)
         # Also when an error has ended the transaction: the lock is the session's.
-        return bool((await session.run(_PG_FREE, (key.number,))).rows[0][0])
+        freeing = _PG_FREE_SHARED if key.shared else _PG_FREE
+        return bool((await session.run(freeing, (key.number,))).rows[0][0])
 
     def send_free(self, session: Session, key: Key) -> None:
         if session.pooled:
             super().send_free(session, key)
         else:
-            session.send(_PG_FREE, (key.number,))
-
-
-def _halves(number: int) -> tuple[int, int]:
-    """Split a key of 64 bits as pg_locks shows it: both halves without a sign."""
-    bits = number & (2**64 - 1)
-    return bits >> 32, bits & (2**32 - 1)
+            session.send(_PG_FREE_SHARED if key.shared else _PG_FREE, (key.number,))
 
 
 _WAIT_SECONDS = 31_536_000
@@ -221,7 +308,7 @@ class _MysqlAdvisoryLocking(MysqlLocking):
 class PostgresqlAdvisory(SessionBackend):
     """Processes that reach the same PostgreSQL database."""
 
-    capabilities = _CAPABILITIES
+    capabilities = replace(_CAPABILITIES, downgrade=True)
     options: ClassVar[Mapping[str, Option]] = _OPTIONS
     _locking_class = _PostgresqlAdvisoryLocking
 
@@ -229,6 +316,8 @@ class PostgresqlAdvisory(SessionBackend):
 class MysqlAdvisory(SessionBackend):
     """Processes that reach the same MariaDB or MySQL server: its user locks are not of one database."""
 
-    capabilities = replace(_CAPABILITIES, min_ttl=1.0, ttl_granularity=1.0, waiters_visible=False)
+    capabilities = replace(
+        _CAPABILITIES, min_ttl=1.0, ttl_granularity=1.0, waiters_visible=False, shared_mode=False, fair_shared=False
+    )
     options: ClassVar[Mapping[str, Option]] = _OPTIONS
     _locking_class = _MysqlAdvisoryLocking

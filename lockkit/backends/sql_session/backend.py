@@ -33,6 +33,9 @@ The modes of the SQL backends in which an open session of the database is the lo
   that takes long to find out, not over the lease of a later grant; the statement that writes it checks that. Without
   the check: A is granted the lock, is stopped, and loses it; B is granted it and writes its lease; A wakes and writes
   over that. What a session writes in the statement that locks needs no check.
+- A reader's lease is a row of its own beside that of the lock, which has the token that readers and writers count on.
+  A release leaves it, as every lease: only while the session that it names reads does it count. Another reader's
+  release deletes it later.
 - A session that ends frees the lock, so a lease that lost its connection is lost: no other connection can confirm it.
 
 `SessionBackend` acquires. Beside it: `Locking` (what the modes and databases differ in), `LeaseTable`, `ClaimCleanup`
@@ -112,7 +115,8 @@ def capabilities_of(*, fair: bool, caveat: str) -> Capabilities:
         token_source="max(last + 1, database time in µs), committed apart from the transaction that is the lock",  # noqa: S106
         survives_node_loss=False,
         survives_data_loss=True,
-        shared_mode=False,
+        shared_mode=True,
+        fair_shared=True,
         clock_assumption="the database's clock runs at the rate of the clients' within 1 %; for tokens after a crash "
         "or a loss of data it is not set back by more than the outage",
         waiters_visible=True,
@@ -253,7 +257,7 @@ class SessionBackend(LockBackend):
                     await self._cleanup.give_up(claim, request.answer_by)
                     await self._leases.make_tables(None, request.answer_by)
                     return None
-                claim.key = key
+                claim.key = key._replace(shared=True) if request.mode == "shared" else key
             return await self._locking.attempt(session, claim.key, limit, request)
         except self.database.driver_errors as error:
             kind = self.database.kind(error)
@@ -349,6 +353,12 @@ class SessionBackend(LockBackend):
         """See `LockBackend.release`."""
         return await self._held.release(grant, answer_by)
 
+    async def downgrade(self, grant: Grant) -> bool:
+        """See `LockBackend.downgrade`."""
+        if not self.capabilities.downgrade:
+            return await super().downgrade(grant)
+        return await self._held.downgrade(grant)
+
     async def release_all(self, grants: Sequence[Grant], answer_by: float) -> None:
         """See `LockBackend.release_all`."""
         await self._held.release_all(grants, answer_by)
@@ -358,23 +368,30 @@ class SessionBackend(LockBackend):
     async def holders(self, name: str) -> Sequence[Holder]:
         """See `LockBackend.holders`."""
         return [
-            Holder(holder.owner, holder.token, None, decode_metadata(holder.metadata), holder.waiters)
+            Holder(
+                holder.owner,
+                holder.token,
+                None,
+                decode_metadata(holder.metadata),
+                holder.waiters,
+                "shared" if holder.shared else "exclusive",
+            )
             for holder in await self._leases.holders(await self._leases.key(self.database.run, name))
         ]
 
     async def break_lock(self, name: str) -> bool:
-        """See `LockBackend.break_lock`: ends the session that holds it."""
+        """See `LockBackend.break_lock`: ends the sessions that hold it."""
         key = await self._leases.key(self.database.run, name)
-        holders = await self._leases.holders(key)
-        if not holders:
+        holding = {(holder.pid, holder.owner) for holder in await self._leases.holders(key)}
+        if not holding:
             return False
-        pid, owner, *_ = holders[0]
         until = self._runtime.now() + BREAK_SECONDS
-        await self._locking.end(pid, until)
+        for pid, _ in holding:
+            await self._locking.end(pid, until)
         # The server does it in its own time.
-        while any((now.pid, now.owner) == (pid, owner) for now in await self._leases.holders(key)):
+        while left := holding & {(now.pid, now.owner) for now in await self._leases.holders(key)}:
             if self._runtime.now() >= until:
-                message = f"session {pid}, which holds it, has not ended within {BREAK_SECONDS:g} s"
+                message = f"session {min(left)[0]}, which holds it, has not ended within {BREAK_SECONDS:g} s"
                 raise BackendUnavailable(message)
             await self._runtime.sleep(BREAK_PAUSE)
         return True

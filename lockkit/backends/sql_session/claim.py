@@ -18,11 +18,13 @@ class Key(NamedTuple):
         name: As the tables have it.
         number: 64 bits of a hash, signed, for PostgreSQL's advisory locks.
         text: The same for MariaDB and MySQL: more bits of it, in hexadecimal digits.
+        shared: The read side of the lock is meant.
     """
 
     name: str | bytes
     number: int
     text: str
+    shared: bool = False
 
 
 class Taken(NamedTuple):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from lockkit.backend import CALL_SECONDS, Gone, Grant, Renewal, Renewed, Unknown
 from lockkit.backends.sql.dialect import STATEMENT_SECONDS
-from lockkit.errors import BackendUnavailable
+from lockkit.errors import BackendUnavailable, Unsupported
 
 if TYPE_CHECKING:
     from lockkit.backends.sql.database import Database
@@ -27,6 +27,10 @@ RELEASE_ALL_SECONDS = 1.0
 """How long all sessions together have to answer that they have released when a client is closed. Longer delays the end
 of a program whose server hangs; shorter closes the connection of one that is only slow, which releases as well, but
 perhaps a little later."""
+
+DELETE_CHANCE = 1 / 32
+"""How often the release of a reader also deletes the leases of readers that have ended. More often costs a write each
+time, less often leaves more rows."""
 
 
 class HeldLocks:
@@ -113,6 +117,41 @@ class HeldLocks:
         self._cleanup.lose(claim)
         return Gone("session")
 
+    # -- downgrade -------------------------------------------------------------------------------------------------
+
+    async def downgrade(self, grant: Grant) -> bool:
+        """See `LockBackend.downgrade`."""
+        answer_by = self._runtime.now() + CALL_SECONDS
+        claim: Claim = grant.state
+        session = claim.session
+        if session is None:
+            return False
+        if session.pooled:
+            message = (
+                f"{self._database.url} is behind a pooler, where a write lease of {grant.name!r} cannot become a read "
+                "lease: release it, and read"
+            )
+            raise Unsupported(message, name=grant.name, backend=self._database.url)
+        if not await session.turn.take(answer_by):
+            raise BackendUnavailable("a renewal of this lease is not answered")
+        try:
+            if claim.session is not session or session.ended:
+                self._cleanup.lose(claim)
+                return False
+            session.answer_by = answer_by
+            await self._cleanup.discard_answer(session)
+            # Before the answer, which may be lost: from here on the session has the shared lock, the other, or both.
+            claim.key = claim.key._replace(shared=True)
+            await self._locking.downgrade(session, claim.key, self._locking.limit(grant.ttl), grant.owner)
+        except self._database.driver_errors as error:
+            if session.unanswered:
+                raise self._database.translate(error) from error
+            self._cleanup.lose(claim)
+            return False
+        finally:
+            session.turn.give()
+        return True
+
     # -- release ---------------------------------------------------------------------------------------------------
 
     async def release(self, grant: Grant, answer_by: float) -> bool:
@@ -138,6 +177,8 @@ class HeldLocks:
         finally:
             session.turn.give()
         await self._sessions.give_back(session)
+        if claim.key.shared and self._runtime.random.random() < DELETE_CHANCE:
+            await self._leases.delete_shares(claim.key, answer_by)
         return held
 
     async def _not_released(self, claim: Claim, session: Session, owner: str, error: BaseException) -> bool:

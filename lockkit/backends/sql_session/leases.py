@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
 from lockkit.backends.sql.errors import MissingTable
 from lockkit.backends.sql.schema import create
-from lockkit.errors import ConfigurationError
+from lockkit.errors import ConfigurationError, LockError
 
 if TYPE_CHECKING:
     from lockkit.backend import Request
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from lockkit.backends.sql_session.session import Session
 
 __all__ = ["LeaseTable", "SessionHolder"]
+
+log = logging.getLogger("lockkit")
 
 
 class SessionHolder(NamedTuple):
@@ -31,6 +34,7 @@ class SessionHolder(NamedTuple):
         token: The lease's; None if there is no lease.
         metadata: The lease's, encoded.
         waiters: How many sessions wait for the lock; None: this login cannot see them.
+        shared: It reads.
     """
 
     pid: int
@@ -38,6 +42,7 @@ class SessionHolder(NamedTuple):
     token: int | None
     metadata: str | None
     waiters: int | None
+    shared: bool
 
 
 class LeaseTable:
@@ -85,14 +90,24 @@ class LeaseTable:
     async def write(self, request: Request, key: Key, session: Session, identity: int) -> int | None:
         """Write the lease; return its token, or None: the session does not hold the lock any more."""
         locking = self._locking
+        statement = locking.write_share if key.shared else locking.write_lease
         owner = self._database.dialect.name_parameter(request.owner)
         parameters = (key.name, owner, identity, request.metadata, *locking.lease_parameters(session, key))
         try:
-            result = await self._database.run(locking.write_lease, parameters, again=True, answer_by=request.answer_by)
+            result = await self._database.run(statement, parameters, again=True, answer_by=request.answer_by)
         except MissingTable as error:
             await self.make_tables(error, request.answer_by)
-            result = await self._database.run(locking.write_lease, parameters, again=True, answer_by=request.answer_by)
+            result = await self._database.run(statement, parameters, again=True, answer_by=request.answer_by)
         return locking.token(result)
+
+    async def delete_shares(self, key: Key, answer_by: float) -> None:
+        """Delete the leases of readers that have ended: a release leaves its own, so that it costs no write."""
+        locking = self._locking
+        parameters = (*locking.shares_range(key), *locking.share_parameters(key))
+        try:
+            await self._database.run(locking.delete_shares, parameters, again=True, answer_by=answer_by)
+        except LockError as error:  # for want of the right, perhaps: they do no harm
+            log.debug("deleting the leases of former readers at %s: %s", self._database.url, error)
 
     async def holders(self, key: Key | None, answer_by: float = inf) -> list[SessionHolder]:
         """Return who holds a lock; empty if nobody does, or if there is no table (`key` is None)."""
@@ -104,10 +119,10 @@ class LeaseTable:
         except MissingTable:
             return []
         found = []
-        for pid, owner, *rest in result.rows:
+        for pid, owner, token, metadata, waiters, shared in result.rows:
             # Without an owner it is a client of another kind, or one that was granted the lock in this moment.
             name = f"session {pid}" if owner is None else owner.decode() if isinstance(owner, bytes) else owner
-            found.append(SessionHolder(pid, name, *rest))
+            found.append(SessionHolder(pid, name, token, metadata, waiters, bool(shared)))
         return found
 
     async def make_tables(self, error: BaseException | None, answer_by: float) -> None:

@@ -22,7 +22,11 @@ if TYPE_CHECKING:
     from lockkit.backends.sql_session.session import Session
     from lockkit.units import Seconds
 
-__all__ = ["Locking", "whole_units"]
+__all__ = ["DELETE_AFTER_US", "Locking", "whole_units"]
+
+DELETE_AFTER_US = 10_000_000
+"""How old the lease of a reader must be before others delete it, µs. A reader may be writing a younger one anew just
+now, on a session that had the lock before."""
 
 
 class Locking(ABC):
@@ -42,8 +46,13 @@ class Locking(ABC):
     """The tables that it needs; ``lockkit migrate`` makes them."""
     write_lease: Statement
     """Writes a lease ($1 name, $2 owner, $3 identity, $4 metadata, then `lease_parameters`), committed."""
+    write_share: Statement
+    """As `write_lease`, of a reader; only where there is a read side."""
+    delete_shares: Statement
+    """Deletes the leases of readers that have ended ($1 and $2: between which keys; then `share_parameters`)."""
     find_holder: Statement
-    """Finds who holds a lock (`holder_parameters`): process id, owner, token, metadata, waiters; no row: free."""
+    """Finds who holds a lock (`holder_parameters`): process id, owner, token, metadata, waiters, whether it reads; no
+    row: free."""
     cancel: Statement
     """Cancels the statement of a session ($1 its process id)."""
     end_session: Statement
@@ -123,6 +132,10 @@ class Locking(ABC):
     def keep(self, session: Session, limit: int) -> None:
         """Send a renewal: it starts the ttl anew."""
 
+    async def downgrade(self, session: Session, key: Key, limit: int, owner: str) -> None:
+        """Turn the write lock that is held into a read lock; starts the ttl anew. Called only if it can be done."""
+        raise NotImplementedError
+
     @abstractmethod
     async def leave(self, session: Session, key: Key) -> None:
         """Give up what the session holds, whatever that is."""
@@ -162,6 +175,25 @@ class Locking(ABC):
     @abstractmethod
     def token(self, result: Result) -> int | None:
         """Read the answer to `write_lease`: the token; None: the session does not hold the lock."""
+
+    @abstractmethod
+    def shares_key(self, key: Key) -> str:
+        """
+        Return how the keys of the leases of a lock's readers begin; the number of the reader's session follows.
+
+        They are in the table of leases, under keys that no lock can have. The row of the lock itself has the token
+        that readers and writers count on.
+        """
+
+    def shares_range(self, key: Key) -> tuple[str, str]:
+        """Return between which keys the leases of a lock's readers are."""
+        first = self.shares_key(key)
+        return first, f"{first}:"  # a colon follows the digits
+
+    def share_parameters(self, key: Key) -> tuple[Parameter, ...]:
+        """Return what `delete_shares` needs besides the range of keys."""
+        del key
+        return ()
 
     def lease_parameters(self, session: Session, key: Key) -> tuple[Parameter, ...]:
         """Return what `write_lease` needs besides the lease."""

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from lockkit.backends.sql_session.session import Session
     from lockkit.units import Seconds
 
-__all__ = ["MysqlLocking"]
+__all__ = ["MARK_CHARS", "MysqlLocking"]
 
 
 _LIMIT_SECONDS_MAX = 31_536_000
@@ -29,6 +29,8 @@ _MYSQL_LIMIT = Statement("SET SESSION wait_timeout = $1")
 _MYSQL_CANCEL = Statement("KILL QUERY $1")
 _MYSQL_END = Statement("KILL $1")
 _MYSQL_WAITER = Statement("SELECT id FROM information_schema.processlist WHERE id = $1 AND INSTR(info, $2) > 0")
+MARK_CHARS = 40
+"""How many characters of a lock's text all its user locks begin with: room for a session's number behind them."""
 _REFUSED = 1
 """In place of a token: the session does not hold the lock. Tokens are times in µs, and far above."""
 
@@ -97,7 +99,8 @@ class MysqlLocking(Locking):
     async def end_waiter(self, session: Session, key: Key, answer_by: float) -> None:
         """See `Locking.end_waiter`."""
         # Not another session that has got the same number since, as after a restart of the server.
-        if (await self.database.run(_MYSQL_WAITER, (session.pid, key.text), again=True, answer_by=answer_by)).rows:
+        parameters = (session.pid, key.text[:MARK_CHARS])
+        if (await self.database.run(_MYSQL_WAITER, parameters, again=True, answer_by=answer_by)).rows:
             await self.end(session.pid, answer_by)
 
     def token(self, result: Result) -> int | None:
@@ -122,9 +125,31 @@ class MysqlLocking(Locking):
             " session = IF(owner = $2, $3, session), metadata = IF(owner = $2, $4, metadata)"
         )
 
+    def shares_key(self, key: Key) -> str:
+        """See `Locking.shares_key`."""
+        return f"\0read\0{key.text}\0"
+
+    def _counting(self, table: str, used: str) -> Statement:
+        """
+        Make `write_share`, for readers as `_writing` for writers: $6 is the key of the reader's lease.
+
+        The row of the lock is written first, and so stays locked until the reader's has its token: that is one
+        transaction for both.
+        """
+        now = self.database.dialect.now_us
+        return Statement(
+            f"INSERT INTO {table} (name, owner, token, granted_at_us, session, metadata)"
+            f" VALUES ($1, '', LAST_INSERT_ID({now}), {now}, 0, ''), ($6, $2, LAST_INSERT_ID(), {now}, $3, $4)"
+            " ON DUPLICATE KEY UPDATE token = IF(name = $6, LAST_INSERT_ID(), IF("
+            f"{used} = $3, LAST_INSERT_ID(GREATEST(token + 1, {now})), token + 0 * LAST_INSERT_ID({_REFUSED}))),"
+            f" granted_at_us = IF(LAST_INSERT_ID() = {_REFUSED}, granted_at_us, VALUES(granted_at_us)),"
+            f" session = IF(LAST_INSERT_ID() = {_REFUSED}, session, VALUES(session)),"
+            " owner = IF(name = $6, VALUES(owner), owner), metadata = IF(name = $6, VALUES(metadata), metadata)"
+        )
+
     def _looking(self, table: str, used: str) -> Statement:
         """Make `find_holder`. MariaDB and MySQL show waiters to privileged users only."""
         return Statement(
-            f"SELECT u.session, l.owner, l.token, l.metadata, NULL FROM (SELECT {used} AS session) u"
+            f"SELECT u.session, l.owner, l.token, l.metadata, NULL, 0 FROM (SELECT {used} AS session) u"
             f" LEFT JOIN {table} l ON l.name = $1 AND l.session = u.session WHERE u.session IS NOT NULL"
         )

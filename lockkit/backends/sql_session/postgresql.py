@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 from math import inf
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, cast
 
 from lockkit.backends.sql.schema import quoted
 from lockkit.backends.sql.statement import Statement
 from lockkit.backends.sql_session.locking import Locking, whole_units
+from lockkit.validation import NAME_BYTES_MAX
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from lockkit.backends.sql.postgresql import PsycopgConnection
     from lockkit.backends.sql.statement import Parameter, Result
     from lockkit.backends.sql_session.claim import Key
     from lockkit.backends.sql_session.session import Session
     from lockkit.units import Seconds
 
-__all__ = ["LEASE_COLUMNS", "RETURNING", "UPDATE_LEASE", "PostgresqlLocking"]
+__all__ = [
+    "COUNT_READER",
+    "LEASE_COLUMNS",
+    "RETURNING",
+    "UPDATE_LEASE",
+    "UPDATE_SHARE",
+    "BeginTexts",
+    "PostgresqlLocking",
+    "halves",
+]
 
 
 _LIMIT_MS_MAX = 2_147_483_647
@@ -60,8 +72,33 @@ UPDATE_LEASE = (
     " ON CONFLICT (name) DO UPDATE SET owner = excluded.owner, token = greatest(l.token + 1, excluded.token),"
     " granted_at_us = excluded.granted_at_us, session = excluded.session, metadata = excluded.metadata"
 )
+COUNT_READER = (
+    " ON CONFLICT (name) DO UPDATE SET token = greatest(l.token + 1, excluded.token),"
+    " granted_at_us = excluded.granted_at_us, session = 0"
+)
+"""The row of the lock when a reader is granted it: it has the token, and names no session that writes."""
+UPDATE_SHARE = UPDATE_LEASE.replace("greatest(l.token + 1, excluded.token)", "excluded.token")
 # A crash of the server frees the lock, and the time is then behind the token: no need to wait for a disk.
 RETURNING = " RETURNING token, set_config('synchronous_commit', 'off', true)"
+
+
+class BeginTexts(NamedTuple):
+    """
+    The texts that begin a transaction and lock: one round trip each.
+
+    Attributes:
+        plans: How many of a session's plans must have been made, see `Session.planned`.
+        pooled: Behind a pooler.
+        first: On a session that has not made the plans.
+        limited: On one that has, with another limit than it has now.
+        again: On one that has both.
+    """
+
+    plans: int
+    pooled: Statement
+    first: Statement
+    limited: Statement
+    again: Statement
 
 
 class PostgresqlLocking(Locking):
@@ -72,10 +109,8 @@ class PostgresqlLocking(Locking):
     cancel = _PG_CANCEL
     end_session = _PG_END
 
-    _begin_first: Statement
-    _begin_limited: Statement
-    _begin_again: Statement
-    _begin_pooled: Statement
+    _begin_writing: BeginTexts
+    _begin_reading: BeginTexts
 
     def _make_statements(self) -> None:
         # Schema and name, as PostgreSQL finds the table. Of what is in "public", as most is, the name alone.
@@ -85,16 +120,15 @@ class PostgresqlLocking(Locking):
             f" JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = to_regclass('{table}')"
         )
 
-    def _begin_with(self, locking: str, kind: str) -> None:
+    def _begin_pooled(self, locking: str) -> Statement:
         """
-        Make the texts that begin a transaction and lock: one round trip each.
+        Make the text that begins a transaction and locks behind a pooler.
 
-        What a session has set at its start is enough, but for the limit ($2 in ms), which changes with the ttl; and it
-        plans the statement once. Behind a pooler sessions are lent for one transaction, so each of them sets it all.
+        What a session of our own has set at its start is enough, but for the limit ($2 in ms), which changes with the
+        ttl. Behind a pooler sessions are lent for one transaction, so each of them sets it all, and plans nothing.
 
         Args:
             locking: What locks, with $1 for the lock.
-            kind: SQL type of that.
         """
         settings = {
             "idle_in_transaction_session_timeout": "CAST($2 AS text)",
@@ -104,17 +138,22 @@ class PostgresqlLocking(Locking):
         }
         noticed = _PG_NO_CLIENT.format(local="true")
         told = ", ".join(f"set_config('{name}', {value}, true)" for name, value in settings.items())
-        self._begin_pooled = Statement(f"BEGIN ISOLATION LEVEL READ COMMITTED;SELECT {told}, {noticed};{locking}")
-        self._plan(f"({kind}) AS {locking}", "BEGIN;EXECUTE lockkit_try ($1)")
+        return Statement(f"BEGIN ISOLATION LEVEL READ COMMITTED;SELECT {told}, {noticed};{locking}")
 
-    def _plan(self, what: str, text: str) -> None:
-        """Make the texts for sessions of our own: of what they plan once, and what is sent each time."""
+    def _begin_with(self, pooled: str, plans: Sequence[str], text: str) -> BeginTexts:
+        """
+        Make the texts that begin a transaction and lock.
+
+        Args:
+            pooled: What locks behind a pooler.
+            plans: What a session of our own plans once: names, types and statements.
+            text: What such a session is sent each time.
+        """
         limit = "SET idle_in_transaction_session_timeout = $2"
-        plan = f"PREPARE lockkit_try {what.replace('$', '$$')}"
+        planning = ";".join(f"PREPARE {plan.replace('$', '$$')}" for plan in plans)
         # Cancelled halfway, the same text is sent again: what was planned is not undone with the transaction.
-        self._begin_first = Statement(f"DEALLOCATE ALL;{plan};{limit};{text}")
-        self._begin_limited = Statement(f"{limit};{text}")
-        self._begin_again = Statement(text)
+        first = Statement(f"DEALLOCATE ALL;{planning};{limit};{text}")
+        return BeginTexts(len(plans), self._begin_pooled(pooled), first, Statement(f"{limit};{text}"), Statement(text))
 
     async def set_up(self, session: Session) -> None:
         """See `Locking.set_up`."""
@@ -137,18 +176,20 @@ class PostgresqlLocking(Locking):
         del session
         return inf  # the limit is for transactions only
 
-    async def _begin(self, session: Session, name: str | int, limit: int, *more: Parameter) -> Result:
+    async def _begin(self, session: Session, key: Key, lock: str | int, limit: int, *more: Parameter) -> Result:
+        texts = self._begin_reading if key.shared else self._begin_writing
+        planned = max(session.planned, texts.plans)
         if session.pooled:
-            statement = self._begin_pooled
-        elif not session.planned:
-            statement = self._begin_first
+            statement = texts.pooled
+        elif session.planned < texts.plans:
+            statement = texts.first
         else:
-            statement = self._begin_again if session.limit == limit else self._begin_limited
+            statement = texts.again if session.limit == limit else texts.limited
         # Until it is answered, and well, nothing is known of either.
-        session.limit, session.planned = None, False
-        result = await session.run(statement, (name, limit, *more))
+        session.limit, session.planned = None, 0
+        result = await session.run(statement, (lock, limit, *more))
         if not session.pooled:
-            session.planned = True
+            session.planned = planned
             session.limit = limit
         return result
 
@@ -197,9 +238,19 @@ class PostgresqlLocking(Locking):
         del key
         await self.database.run(_PG_END_WAITER, (session.pid, session.started), again=True, answer_by=answer_by)
 
+    def shares_key(self, key: Key) -> str:
+        """See `Locking.shares_key`."""
+        return f"+read/{key.text}/".ljust(NAME_BYTES_MAX + 1, ".")
+
     def token(self, result: Result) -> int | None:
         """See `Locking.token`."""
         return result.rows[0][0] if result.rows else None
+
+
+def halves(number: int) -> tuple[int, int]:
+    """Split a key of 64 bits as pg_locks shows it: both halves without a sign."""
+    bits = number & (2**64 - 1)
+    return bits >> 32, bits & (2**32 - 1)
 
 
 def _psycopg(session: Session) -> PsycopgConnection:

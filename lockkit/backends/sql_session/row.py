@@ -1,5 +1,5 @@
 """
-Locks by ``SELECT … FOR UPDATE`` on PostgreSQL, MariaDB and MySQL: ``?mode=row``.
+Locks by ``SELECT … FOR UPDATE`` and ``FOR SHARE`` on PostgreSQL, MariaDB and MySQL: ``?mode=row``.
 
 Algorithm: each lock has a row in a table of its own. The holder has a transaction open in which that row is
 locked, on a connection for that lock alone; a waiter waits in the database's own queue for the row. See
@@ -11,14 +11,20 @@ or waited for. It must be able to end a session that idles: ``idle_in_transactio
 
 On PostgreSQL the holder is known by its transaction's number, which others see in ``pg_locks`` while it is open. On
 MariaDB and MySQL only the privileged see who has locked a row, so the holder has a user lock (``GET_LOCK``) of its own
-beside, and ``IS_USED_LOCK`` says who it is.
+beside, and ``IS_USED_LOCK`` says who it is; each reader has one of its own.
+
+Readers lock the row ``FOR SHARE``. InnoDB makes them wait behind a writer that waits. PostgreSQL does not: readers that
+overlap would keep a writer out for ever. So there is a turnstile beside each row, an advisory lock: a reader shares it
+as long as it reads, and a writer that has to wait takes it before it waits for the row. PostgreSQL serves the turnstile
+first come, first served. A writer that finds the row free does without, so a lock without readers costs the same.
 
 What it cannot promise: order. A newcomer may be faster than a waiter that is being woken (PostgreSQL locks a row that
 it finds free without checking the queue; MySQL's scheduler prefers the waiter that most others wait for). A promoted
 replica does not know the locks of the former primary. A transaction that is open for hours keeps VACUUM (PostgreSQL)
 and purge (InnoDB) from removing what was deleted since.
 
-Source: PostgreSQL, "13.3.2. Row-Level Locks"; MySQL, "17.7.2.4 Locking Reads"; MariaDB, "SELECT … FOR UPDATE".
+Source: PostgreSQL, "13.3.2. Row-Level Locks"; MySQL, "17.7.2.4 Locking Reads"; MariaDB, "SELECT … FOR UPDATE",
+"LOCK IN SHARE MODE".
 """
 
 from __future__ import annotations
@@ -31,8 +37,17 @@ from lockkit.backends.sql.schema import quoted
 from lockkit.backends.sql.statement import Statement
 from lockkit.backends.sql_session.backend import SessionBackend, capabilities_of, options_of
 from lockkit.backends.sql_session.claim import Key, Taken
-from lockkit.backends.sql_session.mysql import MysqlLocking
-from lockkit.backends.sql_session.postgresql import LEASE_COLUMNS, RETURNING, UPDATE_LEASE, PostgresqlLocking
+from lockkit.backends.sql_session.locking import DELETE_AFTER_US
+from lockkit.backends.sql_session.mysql import MARK_CHARS, MysqlLocking
+from lockkit.backends.sql_session.postgresql import (
+    COUNT_READER,
+    LEASE_COLUMNS,
+    RETURNING,
+    UPDATE_LEASE,
+    UPDATE_SHARE,
+    PostgresqlLocking,
+    halves,
+)
 from lockkit.backends.sql_session.schema import ROWS, leases_name, leases_table, rows_table
 
 if TYPE_CHECKING:
@@ -58,39 +73,89 @@ class _PostgresqlRowLocking(PostgresqlLocking):
         self.tables = [rows_of, leases_of]
         super()._make_statements()
         rows, leases = quoted(rows_of, dialect), quoted(leases_of, dialect)
+        self._make_locking(rows)
+        self._make_writing(leases, self.database.dialect.now_us)
+        self._make_seeing(rows, leases, self.database.dialect.now_us)
+
+    def _make_locking(self, rows: str) -> None:
+        """Make the statements that lock the row."""
         # Not NOWAIT: its error would end the transaction in which we then want to wait.
-        locking = f"SELECT pg_backend_pid(), txid_current() FROM {rows} WHERE name = $1 FOR UPDATE"
-        self._begin_with(f"{locking} SKIP LOCKED", "text")
-        self._try = Statement(f"{locking} SKIP LOCKED")
-        self._wait = Statement(f"SET LOCAL idle_in_transaction_session_timeout = $2;{locking}")
+        found = f"SELECT pg_backend_pid(), txid_current() FROM {rows} WHERE name = $1"
+        entering = f"{found} AND pg_try_advisory_xact_lock_shared($2) FOR SHARE SKIP LOCKED"
+        self._try = Statement(f"{found} FOR UPDATE SKIP LOCKED")
+        self._try_reading = Statement(entering)
+        plans = [f"lockkit_try (text) AS {self._try.text}", f"lockkit_read (text, bigint) AS {entering}"]
+        self._begin_writing = self._begin_with(self._try.text, plans[:1], "BEGIN;EXECUTE lockkit_try ($1)")
+        self._begin_reading = self._begin_with(
+            entering.replace("$2", "$3"), plans, "BEGIN;EXECUTE lockkit_read ($1, $3)"
+        )
+        offer = "SET LOCAL idle_in_transaction_session_timeout = $2"
+        self._wait = Statement(f"{offer};SELECT pg_advisory_xact_lock($3);{found} FOR UPDATE")
+        self._wait_reading = Statement(f"{offer};SELECT pg_advisory_xact_lock_shared($3);{found} FOR SHARE")
         self._insert = Statement(f"INSERT INTO {rows} (name) VALUES ($1) ON CONFLICT DO NOTHING")
+
+    def _make_writing(self, leases: str, now: str) -> None:
+        """Make the statements that write leases."""
+        clock = f"(SELECT {now} AS now_us) AS clock"
         self.write_lease = Statement(
             f"INSERT INTO {leases} AS l {LEASE_COLUMNS}"
-            f" SELECT $1, $2, now_us, now_us, $3, $4 FROM (SELECT {self.database.dialect.now_us} AS now_us) AS clock"
+            f" SELECT $1, $2, now_us, now_us, $3, $4 FROM {clock}"
             f"{UPDATE_LEASE} WHERE txid_status(excluded.session) = 'in progress'{RETURNING}"
         )
-        # Every transaction that has a number has a lock on that, and waiters for its rows wait for it: the first for
-        # the number, those behind for the row. pg_locks has the lower 32 bits of the number.
-        self.find_holder = Statement(
-            "SELECT k.pid, l.owner, l.token, l.metadata,"
-            " (SELECT count(*) FROM pg_locks w WHERE NOT w.granted AND (w.transactionid = k.transactionid OR"
-            " w.locktype = 'tuple' AND w.relation = c.tableoid AND w.database = k.mine AND"
-            " CAST(c.ctid AS text) = '(' || w.page || ',' || w.tuple || ')'))"
-            f" FROM {leases} l JOIN {rows} c ON c.name = l.name JOIN (SELECT pid, transactionid,"
-            " (SELECT oid FROM pg_database WHERE datname = current_database()) AS mine FROM pg_locks"
-            " WHERE locktype = 'transactionid' AND mode = 'ExclusiveLock' AND granted) k"
-            " ON k.transactionid = CAST(CAST(l.session % 4294967296 AS text) AS xid) WHERE l.name = $1"
+        self.write_share = Statement(
+            f"WITH counted AS (INSERT INTO {leases} AS l {LEASE_COLUMNS}"
+            f" SELECT $1, '', now_us, now_us, 0, '' FROM {clock}"
+            f"{COUNT_READER} WHERE txid_status($3) = 'in progress' RETURNING token, granted_at_us)"
+            f" INSERT INTO {leases} AS l {LEASE_COLUMNS} SELECT $5, $2, token, granted_at_us, $3, $4 FROM counted"
+            f"{UPDATE_SHARE}{RETURNING}"
         )
+
+    def _make_seeing(self, rows: str, leases: str, now: str) -> None:
+        """Make the statements that look for holders."""
+        # Every transaction that has a number has a lock on that. pg_locks has the lower 32 bits of the number.
+        number = "CAST(CAST({0}session % 4294967296 AS text) AS xid)"
+        open_ones = "FROM pg_locks WHERE locktype = 'transactionid' AND mode = 'ExclusiveLock' AND granted"
+        self.delete_shares = Statement(
+            f"DELETE FROM {leases} WHERE name >= $1 AND name < $2"
+            f" AND granted_at_us < {now} - {DELETE_AFTER_US}"
+            f" AND {number.format('')} NOT IN (SELECT transactionid {open_ones})"
+        )
+        # The first in the queue for a row waits for a transaction that has locked it, those behind for the row or at
+        # the turnstile.
+        self.find_holder = Statement(
+            "WITH k AS MATERIALIZED (SELECT o.pid, o.transactionid, l.owner, l.token, l.metadata, l.name <> $1 AS reads"
+            f" FROM {leases} l JOIN (SELECT pid, transactionid {open_ones}) o"
+            f" ON o.transactionid = {number.format('l.')} WHERE l.name = $1 OR l.name >= $2 AND l.name < $3)"
+            " SELECT k.pid, k.owner, k.token, k.metadata, (SELECT count(*) FROM pg_locks w WHERE NOT w.granted AND"
+            " (w.transactionid IN (SELECT transactionid FROM k) OR w.database = d.oid AND (w.locktype = 'tuple' AND"
+            " w.relation = c.tableoid AND CAST(c.ctid AS text) = '(' || w.page || ',' || w.tuple || ')'"
+            " OR w.locktype = 'advisory' AND w.objsubid = 1 AND w.classid = CAST(CAST($4 AS bigint) AS oid)"
+            " AND w.objid = CAST(CAST($5 AS bigint) AS oid)))), k.reads"
+            f" FROM k JOIN {rows} c ON c.name = $1 JOIN pg_database d ON d.datname = current_database()"
+            " ORDER BY k.token"
+        )
+
+    def key(self, table: str, name: str) -> Key:
+        # Other bits of the hash than mode=advisory takes, which may have a table of the same name.
+        key = super().key(table, name)
+        return key._replace(number=int.from_bytes(bytes.fromhex(key.text[-16:]), signed=True))
+
+    def lease_parameters(self, session: Session, key: Key) -> tuple[Parameter, ...]:
+        return (f"{self.shares_key(key)}{session.pid}",) if key.shared else ()
+
+    def holder_parameters(self, key: Key) -> tuple[Parameter, ...]:
+        return (key.name, *self.shares_range(key), *halves(key.number))
 
     async def attempt(self, session: Session, key: Key, limit: int, request: Request) -> Taken | None:
         name = key.name
         assert isinstance(name, str)
-        result = await self._begin(session, name, limit)
+        turnstile = (key.number,) if key.shared else ()
+        result = await self._begin(session, key, name, limit, *turnstile)
         # Nothing was found: is the row locked, or is there none?
         if not result.rows:
             inserted = await self.database.run(self._insert, (name,), again=True, answer_by=request.answer_by)
             if inserted.changed:
-                result = await session.run(self._try, (name,))
+                result = await session.run(self._try_reading if key.shared else self._try, (name, *turnstile))
         identity = self.granted(session, result)
         if identity is None:
             await self._know_pid(session)
@@ -98,7 +163,8 @@ class _PostgresqlRowLocking(PostgresqlLocking):
         return Taken(identity)
 
     async def enqueue(self, session: Session, key: Key, limit: int) -> None:
-        session.send(self._wait, (key.name, self._waiter_limit(limit)))
+        waiting = self._wait_reading if key.shared else self._wait
+        session.send(waiting, (key.name, self._waiter_limit(limit), key.number))
 
     def granted(self, session: Session, result: Result) -> int | None:
         if not result.rows:
@@ -110,9 +176,9 @@ class _PostgresqlRowLocking(PostgresqlLocking):
 _MYSQL_SESSION = Statement("SET SESSION autocommit = 0, innodb_lock_wait_timeout = 1073741824")
 _MYSQL_ROLLBACK = Statement("ROLLBACK")
 _MYSQL_COMMIT = Statement("COMMIT")
-_MYSQL_UNMARK = Statement("DO RELEASE_LOCK($1)")
+_MYSQL_UNMARK = Statement("DO RELEASE_ALL_LOCKS()")
 # The mark first: the next holder has its own as soon as it has the row.
-_MARIADB_COMMIT = Statement("BEGIN NOT ATOMIC DO RELEASE_LOCK($1); COMMIT; END")
+_MARIADB_COMMIT = Statement("BEGIN NOT ATOMIC DO RELEASE_ALL_LOCKS(); COMMIT; END")
 _MARK_SECONDS = 2
 """How long a new holder waits for the mark of the former, whose session the server is just ending: it frees the row
 first."""
@@ -128,16 +194,40 @@ class _MysqlRowLocking(MysqlLocking):
         locking = f"SELECT GET_LOCK($2, {_MARK_SECONDS}) FROM {rows} WHERE name = $1 FOR UPDATE"
         self._try = Statement(f"{locking} NOWAIT")
         self._wait = Statement(locking)
+        reading = f"SELECT GET_LOCK($2, {_MARK_SECONDS}) FROM {rows} WHERE name = $1 LOCK IN SHARE MODE"
+        self._wait_reading = Statement(reading)
+        # MariaDB has no FOR SHARE, and MySQL no NOWAIT with the older spelling.
+        self._try_reading = {
+            True: Statement(f"{reading} NOWAIT"),
+            False: Statement(f"{reading.replace('LOCK IN SHARE MODE', 'FOR SHARE')} NOWAIT"),
+        }
         self._insert = Statement(f"INSERT IGNORE INTO {rows} (name) VALUES ($1)")
         self.write_lease = self._writing(leases, "IS_USED_LOCK($5)")
-        self.find_holder = self._looking(leases, "IS_USED_LOCK($2)")
+        self.write_share = self._counting(leases, "IS_USED_LOCK($5)")
+        self.find_holder = Statement(
+            f"{self._looking(leases, 'IS_USED_LOCK($2)').text} UNION ALL"
+            f" SELECT session, owner, token, metadata, NULL, 1 FROM {leases}"
+            " WHERE name BETWEEN $3 AND $4 AND IS_USED_LOCK(CONCAT($5, session)) = session ORDER BY 3"
+        )
+        self.delete_shares = Statement(
+            f"DELETE FROM {leases} WHERE name BETWEEN $1 AND $2"
+            f" AND granted_at_us < {self.database.dialect.now_us} - {DELETE_AFTER_US}"
+            " AND NOT (IS_USED_LOCK(CONCAT($3, session)) <=> session)"
+        )
 
     def lease_parameters(self, session: Session, key: Key) -> tuple[Parameter, ...]:
-        del session
-        return (key.text,)
+        mark = self._mark(session, key)
+        return (mark, f"{self.shares_key(key)}{session.pid}") if key.shared else (mark,)
 
     def holder_parameters(self, key: Key) -> tuple[Parameter, ...]:
-        return (key.name, key.text)
+        return (key.name, key.text, *self.shares_range(key), _shared_mark(key))
+
+    def share_parameters(self, key: Key) -> tuple[Parameter, ...]:
+        return (_shared_mark(key),)
+
+    def _mark(self, session: Session, key: Key) -> str:
+        """Name the user lock that shows who has locked the row; each reader has its own."""
+        return f"{_shared_mark(key)}{session.pid}" if key.shared else key.text
 
     async def set_up(self, session: Session) -> None:
         await super().set_up(session)
@@ -146,14 +236,16 @@ class _MysqlRowLocking(MysqlLocking):
 
     async def attempt(self, session: Session, key: Key, limit: int, request: Request) -> Taken | None:
         await self._limited(session, limit)
+        trying = self._try_reading[self.mariadb] if key.shared else self._try
+        parameters = (key.name, self._mark(session, key))
         try:
-            result = await session.run(self._try, (key.name, key.text))
+            result = await session.run(trying, parameters)
             if not result.rows:
                 # At REPEATABLE READ, which a binary log of statements needs, it has locked the gap where the row will
                 # be, and the INSERT would wait for that.
                 await session.run(_MYSQL_ROLLBACK)
                 await self.database.run(self._insert, (key.name,), again=True, answer_by=request.answer_by)
-                result = await session.run(self._try, (key.name, key.text))
+                result = await session.run(trying, parameters)
         except self.database.driver_errors as error:
             if session.unanswered or self.database.kind(error) != "locked":
                 raise
@@ -163,28 +255,36 @@ class _MysqlRowLocking(MysqlLocking):
 
     async def enqueue(self, session: Session, key: Key, limit: int) -> None:
         await self._waiter_limit(session, limit)
-        session.send(self._wait, (key.name, key.text))
+        session.send(self._wait_reading if key.shared else self._wait, (key.name, self._mark(session, key)))
 
     def granted(self, session: Session, result: Result) -> int | None:
         return session.pid if result.rows else None
 
     async def leave(self, session: Session, key: Key) -> None:
-        await session.run(_MYSQL_UNMARK, (key.text,))
+        del key
+        await session.run(_MYSQL_UNMARK)
         await session.run(_MYSQL_ROLLBACK)
 
     async def free(self, session: Session, key: Key) -> bool:
+        del key
         if self.mariadb:
-            await session.run(_MARIADB_COMMIT, (key.text,))
+            await session.run(_MARIADB_COMMIT)
         else:  # MySQL has no blocks outside of stored programs
-            await session.run(_MYSQL_UNMARK, (key.text,))
+            await session.run(_MYSQL_UNMARK)
             await session.run(_MYSQL_COMMIT)
         return True
 
     def send_free(self, session: Session, key: Key) -> None:
+        del key
         if self.mariadb:
-            session.send(_MARIADB_COMMIT, (key.text,))
+            session.send(_MARIADB_COMMIT)
         else:
             session.send(_MYSQL_COMMIT)  # the mark goes with the connection
+
+
+def _shared_mark(key: Key) -> str:
+    """Return how the user locks of readers begin; the number of the session follows. GET_LOCK takes 64 characters."""
+    return f"{key.text[:MARK_CHARS]}:r"
 
 
 class PostgresqlRow(SessionBackend):

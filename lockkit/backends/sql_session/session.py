@@ -74,7 +74,8 @@ class Session:
         pid: The server's number for it, as KILL takes it; 0 until known.
         started: When it began by the server's clock, to tell it from a later one with the same `pid`; 0 if not known.
         limit: How long the server may let it idle, in the server's unit; None: lockkit has to set it.
-        planned: The statement that locks was prepared.
+        planned: How many of the statements that lock were prepared: 1 is the exclusive one, 2 are both.
+        doubled: It has its user lock twice: from the queue, and from the statement that wrote the lease.
         unanswered: A statement was sent whose answer was not read.
         valid_until: When it loses its lock unless renewed before, client monotonic clock.
         dropped: lockkit closed it, in whatever state it was.
@@ -89,7 +90,8 @@ class Session:
         self.pid = 0
         self.started = 0
         self.limit: int | None = None
-        self.planned = False
+        self.planned = 0
+        self.doubled = False
         self.unanswered = False
         self.valid_until = inf
         self.dropped = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from importlib.resources import files
 
 from lockkit.backends.redis.resp import bulk
@@ -11,9 +12,9 @@ __all__ = ["Command", "Script"]
 
 
 # Scripts call commands on keys other than the lock's by `side`.
-_STRICT = "local side = redis.call"
+_STRICT = "local alone, side = false, redis.call"
 _LENIENT = """\
-local side = redis.pcall
+local alone, side = true, redis.pcall
 local KEYS, ARGV = {KEYS[1]}, ARGV
 do
   local count, rest = %d, {}
@@ -69,7 +70,7 @@ class Script(Command):
         *,
         keys: int,
         arguments: int,
-        shared: str | None = None,
+        shared: str | Sequence[str] | None = None,
         alone: bool = False,
         package: str = __package__,
     ) -> None:
@@ -80,13 +81,14 @@ class Script(Command):
             name: File name without ``.lua``.
             keys: How many keys it takes.
             arguments: How many further arguments it takes.
-            shared: A file of functions that it uses.
+            shared: A file of functions that it uses, or several; they come before it in this order.
             alone: It can do its work with its first key alone, and calls commands on the others by ``side``, where an
-                error means that the key is not there.
+                error means that the key is not there. What it cannot do so, it refuses if ``alone`` is true.
             package: The backend's package, whose folder ``scripts`` has the file.
         """
         folder = files(package).joinpath("scripts")
-        parts = [folder.joinpath(f"{part}.lua").read_text() for part in (shared, name) if part is not None]
+        before = [shared] if isinstance(shared, str) else list(shared or ())
+        parts = [folder.joinpath(f"{part}.lua").read_text() for part in (*before, name)]
         text, words = "\n".join(parts), keys + arguments
         # While a slot moves, the server refuses a script (TRYAGAIN) if it has some of the declared keys and not all.
         # So this variant declares the first key only, and takes the others from the arguments. What follows the command

@@ -95,17 +95,17 @@ RENEW_SECONDS_MIN = 0.3
 KNOWN_NAMES_MAX = 1024
 """Names whose packed keys are cached. More takes memory (half a kilobyte each), fewer packs them more often."""
 
-_ACQUIRE = Script("acquire", keys=6, arguments=6, shared=("shares", "offer"))
-_RELEASE = Script("release", keys=5, arguments=2, shared=("shares", "offer"), alone=True)
-_ABANDON = Script("abandon", keys=5, arguments=2, shared=("shares", "offer"), alone=True)
-_RENEW = Script("renew", keys=6, arguments=4, shared="shares", alone=True)
-_DOWNGRADE = Script("downgrade", keys=5, arguments=3, shared=("shares", "offer"))
-_BREAK = Script("break", keys=7, arguments=1, shared=("shares", "offer"))
-_UPDATE = Script("update", keys=4, arguments=2, shared="shares", alone=True)
-_HOLDERS = Script("holders", keys=6, arguments=0, shared="shares")
+_ACQUIRE = Script("acquire", keys=6, arguments=6)
+_RELEASE = Script("release", keys=5, arguments=2, alone=True)
+_ABANDON = Script("abandon", keys=5, arguments=2, alone=True)
+_RENEW = Script("renew", keys=6, arguments=4, alone=True)
+_DOWNGRADE = Script("downgrade", keys=5, arguments=3)
+_BREAK = Script("break", keys=7, arguments=1)
+_UPDATE = Script("update", keys=4, arguments=2, alone=True)
+_HOLDERS = Script("holders", keys=6, arguments=0)
 _CLOCK = Script("clock", keys=1, arguments=0)
 _READ_NOTE = Script("read_note", keys=1, arguments=0)
-_WRITE_NOTE = Script("write_note", keys=4, arguments=3, shared="shares")
+_WRITE_NOTE = Script("write_note", keys=5, arguments=3)
 
 _RENEWALS: Mapping[object, Renewal] = {1: Renewed(), 0: Gone("gone"), -1: Gone("taken"), -2: Gone("broken")}
 
@@ -189,7 +189,8 @@ class RedisBackend(LockBackend):
         while True:
             entry = self._queue_entry(request, keys, terms) if request.queue and self._topology.listening else _NO_ENTRY
             owner = request.owner
-            limit = _EXCLUSIVE if request.mode == "exclusive" else bulk(_limit(request))
+            mode = request.mode
+            limit = _EXCLUSIVE if mode == "exclusive" else _READER if mode == "shared" else bulk(request.limit)
             body = b"%b$%d\r\n%b\r\n%b%b%b" % (keys.acquire, len(owner), owner.encode(), terms.packed, entry, limit)
             if self._replicas:
                 reply = await self._acquire_replicated(request, keys, body)
@@ -238,7 +239,7 @@ class RedisBackend(LockBackend):
         entry = request.state
         if entry is None or entry.channel != channel:
             # Messages to a former subscription are lost; its queue entry is removed when its turn comes.
-            beside = "" if request.mode == "exclusive" else f"+{_limit(request)}"
+            beside = "" if request.mode == "exclusive" else "+0" if request.mode == "shared" else f"+{request.limit}"
             entry = request.state = _QueueEntry(listener, channel, f"{terms.grace_ms}{beside} {channel}")
             listener.expect(request, keys.lock)
         return bulk(entry.text)
@@ -432,8 +433,8 @@ class _Keys:
 
     @property
     def write_note(self) -> bytes:
-        lock, _, _, _, _, shares, leases = self._parts
-        return lock + self.note + shares + leases
+        lock, _, meta, _, _, shares, leases = self._parts
+        return lock + self.note + meta + shares + leases
 
     @property
     def breaking(self) -> bytes:
@@ -467,11 +468,7 @@ class _QueueEntry:
 
 
 _NO_ENTRY = _EXCLUSIVE = bulk("")
-
-
-def _limit(request: Request) -> int:
-    """Beside how many others a request fits, itself included; 0: beside any number."""
-    return request.limit if request.mode == "permit" else 0
+_READER = bulk(0)
 
 
 def _holder(share: Sequence[Any], waiters: int) -> Holder:

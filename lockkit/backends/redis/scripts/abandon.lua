@@ -3,6 +3,7 @@
 -- KEYS  1 lock   2 meta   3 queue   4 shares   5 leases
 -- ARGV  1 owner  2 its queue entry without the owner: "GRACE_MS CHANNEL", or ""
 -- Returns 1 if it held the lock, a place in it or an offer, else 0.
+-- With the functions of shares.lua and offer.lua:
 local owner = ARGV[1]
 if ARGV[2] ~= '' then
   side('LREM', KEYS[3], 1, owner .. ' ' .. ARGV[2])
@@ -12,6 +13,7 @@ if holder == SHARED then
   if alone then
     return try_again()
   end
+  unfold(KEYS[2], KEYS[4], KEYS[5])
   local held = redis.call('ZREM', KEYS[4], owner, '#' .. owner)
   redis.call('HDEL', KEYS[5], owner)
   -- Also if it only waited: those behind it may fit.

@@ -10,6 +10,38 @@
 local lock, fence, meta, queue, shares, leases = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local owner, ttl_ms, waiter, limit = ARGV[1], ARGV[2], ARGV[5], ARGV[6]
 
+-- Returns a new token, and the server's time in ms.
+local function next_token()
+  local time = redis.call('TIME')
+  -- A string: strings of equally many digits compare as numbers do, and Lua would write the number as 1.7e+15.
+  local token = time[1] .. string.sub('00000' .. time[2], -6)
+  local last = redis.call('GET', fence)
+  if last and (#last > #token or (#last == #token and last >= token)) then
+    token = string.format('%.0f', tonumber(last) + 1)
+  end
+  redis.call('PSETEX', fence, ARGV[4], token)
+  return token, time[1] * 1000 + math.floor(time[2] / 1000)
+end
+
+-- Grants a lock that nobody has.
+local function grant()
+  local token, now_ms = next_token()
+  if limit == '' then
+    redis.call('PSETEX', meta, ttl_ms, owner .. ' ' .. ARGV[3])
+    return tonumber(token)
+  end
+  local number = limit == '0' and '-' or '0'
+  local ends = string.format('%.0f', now_ms + ttl_ms)
+  redis.call('PSETEX', meta, ttl_ms, table.concat({'shared', owner, number, ends, token, ARGV[3]}, ' '))
+  return limit == '0' and tonumber(token) or token .. ' 0'
+end
+
+local free = redis.call('SET', lock, limit == '' and owner or SHARED, 'NX', 'PX', ttl_ms)
+if free and redis.call('EXISTS', queue, shares) == 0 then
+  return grant()
+end
+-- With the functions of shares.lua and offer.lua:
+
 -- The lowest number of a permit that nobody has, or that which the owner has already.
 local function free_number()
   local number = redis.call('ZSCORE', shares, '#' .. owner)
@@ -29,28 +61,17 @@ local function free_number()
   return low
 end
 
-local function grant()
-  local time = server_time()
-  -- A string: strings of equally many digits compare as numbers do, and Lua would write the number as 1.7e+15.
-  local token = time[1] .. string.sub('00000' .. time[2], -6)
-  local last = redis.call('GET', fence)
-  if last and (#last > #token or (#last == #token and last >= token)) then
-    token = string.format('%.0f', tonumber(last) + 1)
-  end
-  redis.call('PSETEX', fence, ARGV[4], token)
-  if limit == '' then
-    redis.call('PSETEX', meta, ttl_ms, owner .. ' ' .. ARGV[3])
-    return tonumber(token)
-  end
+-- Grants a place beside others.
+local function grant_share()
+  local token, now = next_token()
   local number = limit ~= '0' and free_number()
-  redis.call('ZADD', shares, digits(now_ms() + ttl_ms), owner)
   redis.call('HSET', leases, owner, token .. ' ' .. ARGV[3])
-  keep(shares, lock, leases)
+  redis.call('ZADD', shares, digits(now + ttl_ms), owner)
   if number then
     redis.call('ZADD', shares, -1 - number, '#' .. owner)
-    return token .. ' ' .. number
   end
-  return tonumber(token)
+  keep(shares, lock, leases)
+  return number and token .. ' ' .. number or tonumber(token)
 end
 
 -- Tells whether a place beside the shares is offered to this request, or is free and nobody waits for it.
@@ -60,14 +81,10 @@ local function has_place()
 end
 
 local holder
-if redis.call('SET', lock, limit == '' and owner or SHARED, 'NX', 'PX', ttl_ms) then
-  if limit ~= '' then
-    redis.call('DEL', shares, leases)
-  end
-  if redis.call('EXISTS', queue) == 0 then
-    return grant()
-  end
-  -- The lock expired or a foreign client freed it, so nothing notified the waiters: they come first.
+if free then
+  -- Leases from before a client of another kind removed the lock.
+  redis.call('DEL', meta, shares, leases)
+  -- It expired or a foreign client freed it, so nothing notified the waiters: they come first.
   holder = offer(lock, queue, shares, owner)
   if holder == nil or holder == owner then
     return grant()
@@ -82,6 +99,9 @@ else
     redis.call('SET', lock, owner, 'PX', ttl_ms)
     return grant()
   end
+  if holder == SHARED then
+    unfold(meta, shares, leases)
+  end
   if holder == SHARED and limit ~= '' then
     prune(shares, leases)
     if redis.call('EXISTS', queue) == 1 then
@@ -90,7 +110,7 @@ else
   end
 end
 if holder == SHARED and limit ~= '' and has_place() then
-  return grant()
+  return grant_share()
 end
 
 local offered = string.sub(holder, 1, 5) == 'next:'

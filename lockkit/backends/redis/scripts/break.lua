@@ -3,12 +3,14 @@
 -- KEYS  1 lock   2 fence   3 meta   4 broken   5 queue   6 shares   7 leases
 -- ARGV  1 fence_ms
 -- Returns 1, or 0 if it was not held.
+-- With the functions of shares.lua and offer.lua:
 local lock, fence, shares, leases = KEYS[1], KEYS[2], KEYS[6], KEYS[7]
 local holder = redis.pcall('GET', lock)
 if type(holder) == 'table' then
   return redis.error_reply('WRONGTYPE the key ' .. lock .. ' holds no string')
 end
 if holder == SHARED then
+  unfold(KEYS[3], shares, leases)
   prune(shares, leases)
   holder = redis.call('HKEYS', leases)
   if #holder == 0 then

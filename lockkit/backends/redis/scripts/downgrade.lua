@@ -3,10 +3,12 @@
 -- KEYS  1 lock   2 meta   3 queue   4 shares   5 leases
 -- ARGV  1 owner  2 token  3 ttl_ms (for a lock that somebody made permanent)
 -- Returns 1, or 0 if the owner did not hold it.
+-- With the functions of shares.lua and offer.lua:
 local lock, shares, leases, owner = KEYS[1], KEYS[4], KEYS[5], ARGV[1]
 local holder = redis.pcall('GET', lock)
 if holder == SHARED then
   -- Asked again: the first answer was lost.
+  unfold(KEYS[2], shares, leases)
   return has_share(shares, leases, owner) and 1 or 0
 end
 if holder ~= owner then

@@ -17,20 +17,26 @@ for _, entry in ipairs(redis.call('LRANGE', KEYS[4], 0, -1)) do
     waiters = waiters + 1
   end
 end
+local meta = redis.call('GET', KEYS[3])
 if KEYS[5] and holder == SHARED then
+  local owner, number, _, lease = string.match(meta or '', '^shared (%S+) (%S+) (%d+) (.*)$')
+  if owner then
+    return {waiters, {owner, redis.call('PTTL', KEYS[1]), lease, number == '-' and '' or number}}
+  end
   local reply = {waiters}
-  local entries = redis.call('ZRANGEBYSCORE', KEYS[5], digits(now_ms()), '+inf', 'WITHSCORES')
+  local time = redis.call('TIME')
+  local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
+  local entries = redis.call('ZRANGEBYSCORE', KEYS[5], string.format('%.0f', now_ms), '+inf', 'WITHSCORES')
   for i = 1, #entries, 2 do
     local lease = redis.call('HGET', KEYS[6], entries[i])
     if lease then
       local number = redis.call('ZSCORE', KEYS[5], '#' .. entries[i])
-      reply[#reply + 1] = {entries[i], entries[i + 1] - now_ms(), lease, number and digits(-1 - number) or ''}
+      reply[#reply + 1] = {entries[i], entries[i + 1] - now_ms, lease, number and tostring(-1 - number) or ''}
     end
   end
   return reply
 end
 local token, metadata = '', ''
-local meta = redis.call('GET', KEYS[3])
 if meta and string.sub(meta, 1, #holder + 1) == holder .. ' ' then
   metadata = string.sub(meta, #holder + 2)
   token = redis.call('GET', KEYS[2]) or ''

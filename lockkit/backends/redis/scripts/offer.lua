@@ -16,18 +16,17 @@ local function notify(entry, ms)
   end
 end
 
--- Offers a lock that nobody holds, or places beside its `count` shares.
+-- Offers a lock that nobody holds, or places beside its `count` shares; `entry` has left the queue already.
 -- Returns the lock's new value (or `me`, which needs no message and takes the lock itself), nil if nothing was offered;
 -- and the entry of the waiter that has to wait beside the shares.
-local function offer(lock, queue, shares, me, count)
+local function offer(lock, queue, shares, me, count, entry)
   local longest_ms, following
   count = count or 0
   while true do
-    local entry
-    if count == 0 then
-      entry = side('LPOP', queue)
-    else
+    if count > 0 then
       entry = side('LRANGE', queue, 0, 0)[1]
+    else
+      entry = entry or side('LPOP', queue)
     end
     if type(entry) ~= 'string' then
       break
@@ -64,6 +63,7 @@ local function offer(lock, queue, shares, me, count)
       side('ZADD', shares, digits(now_ms() + grace_ms), owner)
       count, longest_ms = count + 1, math.max(longest_ms or 0, grace_ms)
     end
+    entry = nil
   end
   if not longest_ms then
     return nil, following

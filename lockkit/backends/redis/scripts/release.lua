@@ -3,12 +3,27 @@
 -- KEYS  1 lock   2 meta   3 queue   4 shares   5 leases
 -- ARGV  1 owner  2 channel of all clients (for a lock that has vanished)
 -- Returns 1, or 0 if the owner did not hold it.
-
+local lock, owner = KEYS[1], ARGV[1]
 -- pcall: a key of another type is not the owner's lock.
-local holder = redis.pcall('GET', KEYS[1])
-if holder == ARGV[1] then
-  if not offer(KEYS[1], KEYS[3], KEYS[4]) then
-    redis.call('DEL', KEYS[1])
+local holder = redis.pcall('GET', lock)
+local alone_there = holder == owner
+if holder == SHARED and not alone then
+  local meta = redis.call('GET', KEYS[2])
+  alone_there = meta and string.find(meta, 'shared ' .. owner .. ' ', 1, true) == 1
+end
+local first
+if alone_there then
+  first = side('LPOP', KEYS[3])
+  if type(first) ~= 'string' then
+    redis.call('DEL', lock)
+    side('DEL', KEYS[2])
+    return 1
+  end
+end
+-- With the functions of shares.lua and offer.lua:
+if alone_there then
+  if not offer(lock, KEYS[3], KEYS[4], nil, 0, first) then
+    redis.call('DEL', lock)
   end
   side('DEL', KEYS[2])
   return 1
@@ -17,15 +32,16 @@ if holder == SHARED then
   if alone then
     return try_again()
   end
+  unfold(KEYS[2], KEYS[4], KEYS[5])
   prune(KEYS[4], KEYS[5])
-  if redis.call('ZREM', KEYS[4], ARGV[1], '#' .. ARGV[1]) == 0 then
+  if redis.call('ZREM', KEYS[4], owner, '#' .. owner) == 0 then
     return 0
   end
-  redis.call('HDEL', KEYS[5], ARGV[1])
-  advance(KEYS[1], KEYS[3], KEYS[4], KEYS[5])
+  redis.call('HDEL', KEYS[5], owner)
+  advance(lock, KEYS[3], KEYS[4], KEYS[5])
   return 1
 end
 if not holder then
-  redis.call('PUBLISH', ARGV[2], KEYS[1])
+  redis.call('PUBLISH', ARGV[2], lock)
 end
 return 0

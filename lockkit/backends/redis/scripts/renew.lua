@@ -10,10 +10,12 @@ if holder == ARGV[1] then
   side('PEXPIRE', KEYS[3], ARGV[2])
   return 1
 end
+-- With the functions of shares.lua:
 if holder == SHARED then
   if alone then
     return try_again()
   end
+  unfold(KEYS[3], KEYS[5], KEYS[6])
   if has_share(KEYS[5], KEYS[6], ARGV[1]) then
     -- First, because a server that is out of memory refuses a script whose first write adds data.
     redis.call('PEXPIRE', KEYS[2], ARGV[3])

@@ -1,11 +1,11 @@
 -- Shared by other scripts: leases beside one another, of readers or of permits.
 --
--- While there are any, the lock's value is SHARED, which is no owner, until the last of them ends: so no client of
+-- While there are any, the lock's value is SHARED (see script.py), which is no owner, until the last of them ends: so no client of
 -- another kind takes the lock. Each has an entry in the sorted set `shares`: its owner, by the server's time at which it
 -- ends, ms. An entry without a token in the hash `leases` (owner: "TOKEN METADATA") is a place that is offered to a
 -- waiter until then. A permit has a second entry, "#OWNER", with -1 - its number.
-local SHARED = 'lockkit:shared'
-
+-- A lease that has found the lock free is written to `meta` only, as "shared OWNER NUMBER ENDS TOKEN METADATA" ("-" for
+-- the number of a reader): so a lease that stays alone costs no more than an exclusive one.
 local clock
 -- The server's time: {seconds, microseconds}, the same for the whole script.
 local function server_time()
@@ -21,6 +21,23 @@ end
 -- Lua would write a number of that size as 1.7e+12.
 local function digits(number)
   return string.format('%.0f', number)
+end
+
+-- Moves a lease that was alone to where it can have others beside it.
+local function unfold(meta, shares, leases)
+  local text = redis.call('GET', meta)
+  local owner, number, ends, lease = string.match(text or '', '^shared (%S+) (%S+) (%d+) (.*)$')
+  if owner then
+    redis.call('DEL', meta, shares, leases)
+    redis.call('ZADD', shares, ends, owner)
+    if number ~= '-' then
+      redis.call('ZADD', shares, -1 - number, '#' .. owner)
+    end
+    redis.call('HSET', leases, owner, lease)
+    local left_ms = digits(math.max(ends - now_ms(), 1))
+    redis.call('PEXPIRE', shares, left_ms)
+    redis.call('PEXPIRE', leases, left_ms)
+  end
 end
 
 -- Removes the entries whose time has come. As with the expiry of a key, the last millisecond still counts.

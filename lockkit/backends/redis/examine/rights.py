@@ -105,6 +105,7 @@ def _commands(prefix: str, *, replicas: bool, marks: bool) -> list[tuple[str, ..
             ("ZCOUNT", shares, "0", "1"),
             ("ZRANGE", shares, "0", "1"),
             ("ZRANGEBYSCORE", shares, "0", "1"),
+            ("LPUSH", queue, "x"),
             ("HSET", leases, "x", "x"),
             ("HGET", leases, "x"),
             ("HDEL", leases, "x"),

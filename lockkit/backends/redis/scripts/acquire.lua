@@ -75,8 +75,17 @@ local function grant_share()
 end
 
 -- Tells whether a place beside the shares is offered to this request, or is free and nobody waits for it.
+local first_again = false
 local function has_place()
-  return redis.call('ZSCORE', shares, owner)
+  local mine = redis.call('ZSCORE', shares, owner)
+  if limit ~= '0' and not redis.call('ZSCORE', shares, '#' .. owner) then
+    if redis.call('ZCOUNT', shares, '-inf', -1) >= tonumber(limit) then
+      -- Permits of a higher limit were offered with its own, and taken before it came.
+      first_again = mine and redis.call('ZREM', shares, owner) == 1
+      return false
+    end
+  end
+  return mine
     or (redis.call('EXISTS', queue) == 0 and (limit == '0' or count_shares(shares) < tonumber(limit)))
 end
 
@@ -128,7 +137,7 @@ end
 if waiter ~= '' then
   local entry = owner .. ' ' .. waiter
   if not redis.call('LPOS', queue, entry) then
-    local length = redis.call('RPUSH', queue, entry)
+    local length = redis.call(first_again and 'LPUSH' or 'RPUSH', queue, entry)
     if length % 16 == 0 then
       -- Entries of dead clients remain until it is their turn: do not let them pile up behind a long lease.
       for _, other in ipairs(redis.call('LRANGE', queue, 0, -1)) do

@@ -156,6 +156,8 @@ def test_writer_and_then_the_readers_behind_it_are_let_in(server: RedisServer, r
             assert await other.release(written)
             for request in late:
                 assert await woken(request)
+            for key in ("lockkit:x", "{lockkit:x}:shares"):
+                assert 0 < redis("PTTL", key) <= 1000
             await busy(other, host.request(queue=False))
             await busy(other, reader(host, queue=False))  # the last writer was here before
             assert await backend.holders("x") == []
@@ -219,6 +221,27 @@ def test_share_ends_by_itself_beside_living_ones(server: RedisServer, face: Face
             assert await backend.renew([living, dead, again]) == [Renewed(), Gone("gone"), Renewed()]
             assert not await backend.release(dead)
             assert {holder.owner for holder in await backend.holders("x")} == {living.owner, again.owner}
+
+    face.run(scenario)
+
+
+@pytest.mark.parametrize("how", ["renew", "release", "update", "write_note"])
+def test_expired_share_is_no_lease_whoever_looks_first(server: RedisServer, face: Face, how: str) -> None:
+    """Beside a living one, whose end keeps the keys."""
+
+    async def scenario(host: StubHost) -> None:
+        async with backend_at(server.url, host) as backend:
+            await held(backend, reader(host))
+            dead = await held(backend, reader(host, ttl=0.1))
+            await host.runtime.sleep(0.15)
+            if how == "renew":
+                assert await backend.renew([dead]) == [Gone("gone")]
+            elif how == "release":
+                assert not await backend.release(dead)
+            elif how == "update":
+                assert await backend.update(dead, "{}") == Gone("gone")
+            else:
+                assert not await backend.write_note(dead, "late", 60.0)
 
     face.run(scenario)
 

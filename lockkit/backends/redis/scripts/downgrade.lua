@@ -20,7 +20,7 @@ if left_ms < 0 then
 end
 local meta = redis.call('GET', KEYS[2]) or ''
 local metadata = string.sub(meta, 1, #owner + 1) == owner .. ' ' and string.sub(meta, #owner + 2) or ''
-redis.call('DEL', KEYS[2], shares, leases)
+redis.call('DEL', KEYS[2])
 redis.call('SET', lock, SHARED, 'PX', left_ms)
 redis.call('ZADD', shares, digits(now_ms() + left_ms), owner)
 redis.call('HSET', leases, owner, ARGV[2] .. ' ' .. metadata)

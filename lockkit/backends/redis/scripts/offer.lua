@@ -56,8 +56,6 @@ local function offer(lock, queue, shares, me, count, entry)
     end
     if owner then
       if count == 0 then
-        -- Not the shares of before: a client of another kind may have removed the lock while they held it.
-        side('DEL', shares)
         redis.call('SET', lock, SHARED, 'PX', grace_ms)
       end
       side('ZADD', shares, digits(now_ms() + grace_ms), owner)
@@ -87,7 +85,7 @@ local function advance(lock, queue, shares, leases)
   end
   local before_ms = redis.call('PTTL', lock)
   local offered, head = offer(lock, queue, shares, nil, count)
-  local left_ms = keep(shares, lock)
+  local left_ms = keep(shares, lock, leases)
   if head and not offered and left_ms < before_ms then
     notify(head, digits(left_ms))
   end

@@ -28,7 +28,7 @@ local function unfold(meta, shares, leases)
   local text = redis.call('GET', meta)
   local owner, number, ends, lease = string.match(text or '', '^shared (%S+) (%S+) (%d+) (.*)$')
   if owner then
-    redis.call('DEL', meta, shares, leases)
+    redis.call('DEL', meta)
     redis.call('ZADD', shares, ends, owner)
     if number ~= '-' then
       redis.call('ZADD', shares, -1 - number, '#' .. owner)

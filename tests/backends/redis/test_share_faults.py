@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import threading
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import pytest
@@ -24,7 +24,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import TypeAlias
 
+    from lockkit.backend import Grant
+    from lockkit.backends.redis.backend import RedisBackend
     from lockkit.sync import Client, Lease
+    from lockkit.testing.servers.redis_groups import ClusterNode
     from tests.backends.support import StubHost
 
     Connect: TypeAlias = Callable[..., Client]
@@ -282,20 +285,80 @@ def test_hundred_readers_of_one_process_take_one_round_trip_each(server: RedisSe
     asyncio.run(scenario())
 
 
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[RedisCluster]:
+    """Three masters."""
+    require("redis-cluster", local=True)
+    with RedisCluster() as group:
+        yield group
+
+
+@contextmanager
+def moving(cluster: RedisCluster) -> Iterator[tuple[ClusterNode, ClusterNode]]:
+    """Give the node that has the lock's slot and one that it could move to; afterwards it is where it was."""
+    slot = cluster.slot_of("lockkit:x")
+    source = cluster.owner_of(slot)
+    target = next(node for node in cluster.nodes if node is not source)
+    try:
+        yield source, target
+    finally:
+        if cluster.owner_of(slot) is not source:
+            cluster.move_slot(slot, source)
+        for node in (source, target):
+            with node.connect() as connection:
+                connection.call("CLUSTER", "SETSLOT", slot, "STABLE")
+                connection.call("FLUSHALL")
+
+
+async def hold(backend: RedisBackend, host: StubHost, count: int) -> list[Grant]:
+    """Acquire the read side so many times."""
+    grants = []
+    for _ in range(count):
+        request = host.request(ttl=60.0)
+        request.mode = "shared"
+        grants.append(granted(await backend.try_acquire(request)))
+    return grants
+
+
 class TestCluster:
     """Three masters."""
 
+    @pytest.mark.parametrize("count", [1, 2])
+    @pytest.mark.parametrize("moved", ["nothing", "needless", "all"])
     @pytest.mark.parametrize("face", ["sync", "asyncio"])
-    def test_shares_in_a_slot_that_moves(self, face: str) -> None:
-        """While their keys are at two nodes they can be neither renewed nor ended, which is no loss; then they can."""
+    def test_shares_outlive_a_slot_that_moves_for_long(
+        self, cluster: RedisCluster, face: str, moved: str, count: int
+    ) -> None:
+        """As long as the keys that a renewal needs are at one node."""
+        needed = ["{lockkit:x}:meta"] if count == 1 else ["{lockkit:x}:shares", "{lockkit:x}:leases"]
+        keys: list[str] = {"nothing": [], "needless": [], "all": [*needed, "lockkit:x"]}[moved]
+        keys += ["{lockkit:x}:fence"] if moved != "nothing" else []
 
         async def scenario(host: StubHost) -> None:
             async with backend_at(cluster.url, host) as backend:
-                grants = []
-                for _ in range(2):
-                    request = host.request(ttl=60.0)
-                    request.mode = "shared"
-                    grants.append(granted(await backend.try_acquire(request)))
+                grants = await hold(backend, host, count)
+                cluster.begin_move(slot, source, target)
+                with source.connect() as connection:
+                    for key in keys:
+                        connection.call("MIGRATE", target.host, target.port, key, 0, 5000)
+
+                assert await backend.renew(grants * 2) == [Renewed()] * count * 2
+                for grant in grants:
+                    assert await backend.release(grant)
+                assert await backend.renew(grants) == [Gone("gone")] * count
+                assert not await backend.release(grants[0])
+
+        slot = cluster.slot_of("lockkit:x")
+        with moving(cluster) as (source, target):
+            Face(face).run(scenario)
+
+    @pytest.mark.parametrize("face", ["sync", "asyncio"])
+    def test_shares_of_which_a_part_has_moved(self, cluster: RedisCluster, face: str) -> None:
+        """They can be neither renewed nor ended meanwhile, which is no loss; then they can. Others are not affected."""
+
+        async def scenario(host: StubHost) -> None:
+            async with backend_at(cluster.url, host) as backend:
+                grants = await hold(backend, host, 2)
                 other = granted(await backend.try_acquire(host.request("y", ttl=60.0)))
                 cluster.begin_move(slot, source, target)
                 with source.connect() as connection:
@@ -313,9 +376,8 @@ class TestCluster:
                 assert await backend.release(grants[0])
                 assert await backend.release(grants[1])
                 assert await backend.renew(grants) == [Gone("gone")] * 2
+                assert await backend.release(other)
 
-        with RedisCluster() as cluster:
-            slot = cluster.slot_of("lockkit:x")
-            source = cluster.owner_of(slot)
-            target = next(node for node in cluster.nodes if node is not source)
+        slot = cluster.slot_of("lockkit:x")
+        with moving(cluster) as (source, target):
             Face(face).run(scenario)

@@ -79,7 +79,9 @@ local function advance(lock, queue, shares, leases)
   local count = count_shares(shares)
   if count == 0 then
     if not offer(lock, queue, shares) then
-      redis.call('DEL', lock, shares, leases)
+      redis.call('DEL', lock)
+      side('DEL', shares)
+      side('DEL', leases)
     end
     return
   end

@@ -7,9 +7,9 @@ local lock, owner = KEYS[1], ARGV[1]
 -- pcall: a key of another type is not the owner's lock.
 local holder = redis.pcall('GET', lock)
 local alone_there = holder == owner
-if holder == SHARED and not alone then
-  local meta = redis.call('GET', KEYS[2])
-  alone_there = meta and string.find(meta, 'shared ' .. owner .. ' ', 1, true) == 1
+if holder == SHARED then
+  local meta = side('GET', KEYS[2])
+  alone_there = type(meta) == 'string' and string.find(meta, 'shared ' .. owner .. ' ', 1, true) == 1
 end
 local first
 if alone_there then
@@ -29,15 +29,17 @@ if alone_there then
   return 1
 end
 if holder == SHARED then
-  if alone then
+  if not alone then
+    unfold(KEYS[2], KEYS[4], KEYS[5])
+  end
+  prune(KEYS[4], KEYS[5])
+  local removed = side('ZREM', KEYS[4], owner, '#' .. owner)
+  if removed == 0 then
+    return 0
+  elseif type(removed) ~= 'number' then
     return try_again()
   end
-  unfold(KEYS[2], KEYS[4], KEYS[5])
-  prune(KEYS[4], KEYS[5])
-  if redis.call('ZREM', KEYS[4], owner, '#' .. owner) == 0 then
-    return 0
-  end
-  redis.call('HDEL', KEYS[5], owner)
+  side('HDEL', KEYS[5], owner)
   advance(lock, KEYS[3], KEYS[4], KEYS[5])
   return 1
 end

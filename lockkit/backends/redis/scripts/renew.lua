@@ -11,10 +11,22 @@ if holder == ARGV[1] then
   return 1
 end
 -- With the functions of shares.lua:
-if holder == SHARED then
-  if alone then
+if holder == SHARED and alone then
+  -- With what is at this node.
+  local before, rest = string.match(tostring(side('GET', KEYS[3])), '^(shared ' .. ARGV[1] .. ' %S+) %d+ (.*)$')
+  local ends = side('ZSCORE', KEYS[5], ARGV[1])
+  if before then
+    side('PSETEX', KEYS[3], ARGV[2], before .. ' ' .. digits(now_ms() + ARGV[2]) .. ' ' .. rest)
+    redis.call('PEXPIRE', KEYS[1], ARGV[2])
+    return 1
+  elseif type(ends) == 'table' then
     return try_again()
+  elseif ends and tonumber(ends) >= now_ms() then
+    side('ZADD', KEYS[5], digits(now_ms() + ARGV[2]), ARGV[1])
+    keep(KEYS[5], KEYS[1], KEYS[6])
+    return 1
   end
+elseif holder == SHARED then
   unfold(KEYS[3], KEYS[5], KEYS[6])
   if has_share(KEYS[5], KEYS[6], ARGV[1]) then
     -- First, because a server that is out of memory refuses a script whose first write adds data.

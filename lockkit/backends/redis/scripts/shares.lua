@@ -42,14 +42,15 @@ end
 
 -- Removes the entries whose time has come. As with the expiry of a key, the last millisecond still counts.
 local function prune(shares, leases)
-  for _, owner in ipairs(redis.call('ZRANGEBYSCORE', shares, 0, '(' .. digits(now_ms()))) do
-    redis.call('ZREM', shares, owner, '#' .. owner)
-    redis.call('HDEL', leases, owner)
+  for _, owner in ipairs(side('ZRANGEBYSCORE', shares, 0, '(' .. digits(now_ms()))) do
+    side('ZREM', shares, owner, '#' .. owner)
+    side('HDEL', leases, owner)
   end
 end
 
 local function count_shares(shares)
-  return redis.call('ZCOUNT', shares, 0, '+inf')
+  local count = side('ZCOUNT', shares, 0, '+inf')
+  return type(count) == 'number' and count or 0
 end
 
 -- Tells whether an owner has a lease among the shares that has not ended.
@@ -71,7 +72,7 @@ local function keep(shares, ...)
   return left_ms
 end
 
--- The keys of shares are needed together, and while their slot moves they may be at two nodes.
+-- The keys of shares are needed together, and while their slot moves some may be at another node.
 local function try_again()
   return redis.error_reply('TRYAGAIN the keys of a lock that is held by several are moving')
 end

@@ -447,6 +447,31 @@ def test_removed_lock_is_lost_by_its_readers(server: RedisServer, redis: Keyspac
     face.run(scenario)
 
 
+def test_reader_whose_lock_another_kind_of_client_took_stays_out(
+    server: RedisServer, redis: Keyspace, face: Face
+) -> None:
+    """Also when that client is gone, and the readers who waited for it are let in."""
+
+    async def scenario(host: StubHost) -> None:
+        async with backend_at(server.url, host) as backend:
+            await held(backend, host.request("y"))
+            await busy(backend, host.request("y"))  # subscribes, so that the readers below enter the queue
+            lost = await held(backend, reader(host))
+            redis("SET", "lockkit:x", "theirs", "PX", "20000")
+            requests = [reader(host), reader(host)]
+            for request in requests:
+                await busy(backend, request)
+            assert redis("LLEN", "{lockkit:x}:queue") == 2
+            redis("DEL", "lockkit:x")
+
+            grants = [await held(backend, request) for request in requests]
+
+            assert await backend.renew([lost]) == [Gone("gone")]
+            assert {holder.owner for holder in await backend.holders("x")} == {grant.owner for grant in grants}
+
+    face.run(scenario)
+
+
 def test_expired_lock_goes_to_the_readers_at_the_head_of_the_queue(
     server: RedisServer, redis: Keyspace, face: Face
 ) -> None:

@@ -37,7 +37,9 @@ local function grant()
 end
 
 local free = redis.call('SET', lock, limit == '' and owner or SHARED, 'NX', 'PX', ttl_ms)
-if free and redis.call('EXISTS', queue, shares) == 0 then
+-- 1 if only the queue is there, 2 or 3 if there are shares.
+local there = free and redis.call('EXISTS', queue, shares, shares)
+if there == 0 then
   return grant()
 end
 -- With the functions of shares.lua and offer.lua:
@@ -92,11 +94,15 @@ end
 local holder
 if free then
   -- Leases from before a client of another kind removed the lock.
-  redis.call('DEL', meta, shares, leases)
-  -- It expired or a foreign client freed it, so nothing notified the waiters: they come first.
+  if there > 1 then
+    redis.call('DEL', shares, leases)
+  end
+  -- The lock expired or a foreign client freed it, so nothing notified the waiters: they come first.
   holder = offer(lock, queue, shares, owner)
   if holder == nil or holder == owner then
     return grant()
+  elseif holder == SHARED then
+    redis.call('DEL', meta)
   end
 else
   holder = redis.pcall('GET', lock)

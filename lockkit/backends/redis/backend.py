@@ -8,7 +8,9 @@ Algorithm: the lock is a string key ``PREFIX:NAME`` with the owner as its value,
 ``{PREFIX:NAME}:fence``     the last token
 ``{PREFIX:NAME}:meta``      owner and metadata of the lease, for `holders`
 ``{PREFIX:NAME}:queue``     waiting requests, in order of arrival
-``{PREFIX:NAME}:broken``    the owner of a lease that `break_lock` ended, for its holder's next renewal
+``{PREFIX:NAME}:shares``    owners of leases beside one another (readers, permits) and when they end: a sorted set
+``{PREFIX:NAME}:leases``    token and metadata of each of them
+``{PREFIX:NAME}:broken``    the owners of the leases that `break_lock` ended, for their holders' next renewal
 ``{PREFIX:NAME}:note``      the note on the lock, which ends by itself (``PX``)
 ==========================  =========================================================================================
 
@@ -18,6 +20,10 @@ Each operation is one script (``scripts``), so one round trip. A release sets th
 waiter and notifies that client (`lockkit.backends.redis.wakeup`): no polling, no herd, no overtaking.
 The offer ends after half of the waiter's ttl, at most a second. The second waiter is notified of that time and retries
 then, so a stopped waiter blocks the others no longer.
+
+While readers hold the lock, its key has the value ``lockkit:shared`` until the last of them ends, so that other clients
+find it taken. Each has an end of its own, by the server's clock (``scripts/shares.lua``), and so has each permit of a
+semaphore. Waiters of all kinds are in one queue; an offer to a reader or a permit is made to all that fit beside it.
 
 Requirements: Redis 6.0.6 or Valkey, scripts, pub/sub, and a user with the rights to use them.
 
@@ -89,16 +95,17 @@ RENEW_SECONDS_MIN = 0.3
 KNOWN_NAMES_MAX = 1024
 """Names whose packed keys are cached. More takes memory (half a kilobyte each), fewer packs them more often."""
 
-_ACQUIRE = Script("acquire", keys=4, arguments=5, shared="offer")
-_RELEASE = Script("release", keys=3, arguments=2, shared="offer", alone=True)
-_ABANDON = Script("abandon", keys=3, arguments=2, shared="offer", alone=True)
-_RENEW = Script("renew", keys=4, arguments=4, alone=True)
-_BREAK = Script("break", keys=5, arguments=1, shared="offer")
-_UPDATE = Script("update", keys=2, arguments=2, alone=True)
-_HOLDERS = Script("holders", keys=4, arguments=0)
+_ACQUIRE = Script("acquire", keys=6, arguments=6)
+_RELEASE = Script("release", keys=5, arguments=2, alone=True)
+_ABANDON = Script("abandon", keys=5, arguments=2, alone=True)
+_RENEW = Script("renew", keys=6, arguments=4, alone=True)
+_DOWNGRADE = Script("downgrade", keys=5, arguments=3)
+_BREAK = Script("break", keys=7, arguments=1)
+_UPDATE = Script("update", keys=4, arguments=2, alone=True)
+_HOLDERS = Script("holders", keys=6, arguments=0)
 _CLOCK = Script("clock", keys=1, arguments=0)
 _READ_NOTE = Script("read_note", keys=1, arguments=0)
-_WRITE_NOTE = Script("write_note", keys=2, arguments=3)
+_WRITE_NOTE = Script("write_note", keys=5, arguments=3)
 
 _RENEWALS: Mapping[object, Renewal] = {1: Renewed(), 0: Gone("gone"), -1: Gone("taken"), -2: Gone("broken")}
 
@@ -111,7 +118,9 @@ _CAPABILITIES = Capabilities(
     token_source="max(last + 1, server time in µs), so it also grows when the server comes back without its data",  # noqa: S106
     survives_node_loss=False,
     survives_data_loss=True,
-    shared_mode=False,
+    shared_mode=True,
+    fair_shared=True,
+    downgrade=True,
     clock_assumption="the server's clock runs at the rate of the clients' within 1 % and is not set forward while a "
     "lock is held; for tokens after a loss of data it is not set back by more than the outage",
     waiters_visible=True,
@@ -119,7 +128,7 @@ _CAPABILITIES = Capabilities(
     caveat="A promoted replica may not know the newest locks (replication is asynchronous): guard storage by token.",
     metadata_update=True,
     listing=True,
-    permits="slots",
+    permits="native",
     notes=True,
 )
 
@@ -180,7 +189,9 @@ class RedisBackend(LockBackend):
         while True:
             entry = self._queue_entry(request, keys, terms) if request.queue and self._topology.listening else _NO_ENTRY
             owner = request.owner
-            body = b"%b$%d\r\n%b\r\n%b%b" % (keys.acquire, len(owner), owner.encode(), terms.packed, entry)
+            mode = request.mode
+            limit = _EXCLUSIVE if mode == "exclusive" else _READER if mode == "shared" else bulk(request.limit)
+            body = b"%b$%d\r\n%b\r\n%b%b%b" % (keys.acquire, len(owner), owner.encode(), terms.packed, entry, limit)
             if self._replicas:
                 reply = await self._acquire_replicated(request, keys, body)
             else:
@@ -189,6 +200,11 @@ class RedisBackend(LockBackend):
                 if request.state is not None:
                     self._left_queue(request)
                 return Grant(request.name, owner, reply, terms.granted_ttl, None, keys)
+            if type(reply) is bytes:
+                if request.state is not None:
+                    self._left_queue(request)
+                token, number = map(int, reply.split())
+                return Grant(request.name, owner, token, terms.granted_ttl, None, keys, number)
             left_ms, holder, foreign = cast("tuple[int, bytes, int]", reply)
             queued = entry is not _NO_ENTRY or not request.queue
             if queued or foreign or subscribed:
@@ -204,7 +220,7 @@ class RedisBackend(LockBackend):
         """Acquire, and undo a grant that too few replicas have."""
         topology, answer_by = self._topology, request.answer_by
         reply, acknowledged = await topology.run_replicated(_ACQUIRE, keys.lock, body, self._replicas, answer_by)
-        if type(reply) is not int or acknowledged >= self._replicas:
+        if type(reply) is list or acknowledged >= self._replicas:
             return reply
         # A promoted replica might not know this grant. Busy, not unavailable: another client may hold the lock.
         await self._abandon(request, keys)
@@ -223,7 +239,8 @@ class RedisBackend(LockBackend):
         entry = request.state
         if entry is None or entry.channel != channel:
             # Messages to a former subscription are lost; its queue entry is removed when its turn comes.
-            entry = request.state = _QueueEntry(listener, channel, f"{terms.grace_ms} {channel}")
+            beside = "" if request.mode == "exclusive" else "+0" if request.mode == "shared" else f"+{request.limit}"
+            entry = request.state = _QueueEntry(listener, channel, f"{terms.grace_ms}{beside} {channel}")
             listener.expect(request, keys.lock)
         return bulk(entry.text)
 
@@ -283,12 +300,27 @@ class RedisBackend(LockBackend):
         owner = grant.owner
         return b"%b$%d\r\n%b\r\n%b" % (keys.release, len(owner), owner.encode(), self._gone)
 
+    async def downgrade(self, grant: Grant) -> bool:
+        """See `LockBackend.downgrade`."""
+        keys: _Keys = grant.state
+        ttl_ms = ttl_milliseconds(grant.ttl)
+        body = keys.release + bulk(grant.owner) + bulk(grant.token) + bulk(ttl_ms)
+        if not self._replicas:
+            return await self._run(_DOWNGRADE, keys.lock, body, resend=True) == 1
+        reply, acknowledged = await self._topology.run_replicated(_DOWNGRADE, keys.lock, body, self._replicas, inf)
+        if reply == 1 and acknowledged < self._replicas:
+            message = f"{acknowledged} of {self._replicas} replicas acknowledged the read lease in time"
+            raise BackendUnavailable(message)
+        return reply == 1
+
     async def holders(self, name: str) -> Sequence[Holder]:
         """See `LockBackend.holders`."""
         keys = self._keys(name)
         reply = cast("list[Any]", await self._run(_HOLDERS, keys.lock, keys.acquire, resend=True))
         if not reply:
             return []
+        if type(reply[0]) is int:
+            return sorted((_holder(share, reply[0]) for share in reply[1:]), key=lambda holder: holder.token or 0)
         owner, left_ms, token, metadata, waiters = reply
         return [
             Holder(
@@ -329,7 +361,7 @@ class RedisBackend(LockBackend):
     async def write_note(self, grant: Grant, text: str, keep: Seconds, answer_by: float = inf) -> bool:
         """See `LockBackend.write_note`."""
         keys: _Keys = grant.state
-        body = bulk(keys.lock) + keys.note + bulk(grant.owner) + bulk(text) + bulk(ttl_milliseconds(keep))
+        body = keys.write_note + bulk(grant.owner) + bulk(text) + bulk(ttl_milliseconds(keep))
         if not self._replicas:
             return await self._run(_WRITE_NOTE, keys.lock, body, resend=True, answer_by=answer_by) == 1
         reply, acknowledged = await self._topology.run_replicated(
@@ -379,29 +411,35 @@ class _Keys:
         space, name = split_space(name)
         self.lock = lock_key(f"{prefix}+{space}" if space else prefix, name)
         lock = bulk(self.lock)
-        fence, meta, queue, broken = (bulk(side_key(self.lock, what)) for what in ("fence", "meta", "queue", "broken"))
-        self._parts = lock, fence, meta, queue, broken
-        self.acquire = lock + fence + meta + queue
-        self.release = lock + meta + queue
+        sides = ("fence", "meta", "queue", "broken", "shares", "leases")
+        fence, meta, queue, broken, shares, leases = (bulk(side_key(self.lock, what)) for what in sides)
+        self._parts = lock, fence, meta, queue, broken, shares, leases
+        self.acquire = lock + fence + meta + queue + shares + leases
+        self.release = lock + meta + queue + shares + leases
 
     @property
     def renew(self) -> bytes:
-        lock, fence, meta, _, broken = self._parts
-        return lock + fence + meta + broken
+        lock, fence, meta, _, broken, shares, leases = self._parts
+        return lock + fence + meta + broken + shares + leases
 
     @property
     def update(self) -> bytes:
-        lock, _, meta, _, _ = self._parts
-        return lock + meta
+        lock, _, meta, _, _, shares, leases = self._parts
+        return lock + meta + shares + leases
 
     @property
     def note(self) -> bytes:
         return bulk(side_key(self.lock, "note"))
 
     @property
+    def write_note(self) -> bytes:
+        lock, _, meta, _, _, shares, leases = self._parts
+        return lock + self.note + meta + shares + leases
+
+    @property
     def breaking(self) -> bytes:
-        lock, fence, meta, queue, broken = self._parts
-        return lock + fence + meta + broken + queue
+        lock, fence, meta, queue, broken, shares, leases = self._parts
+        return lock + fence + meta + broken + queue + shares + leases
 
 
 class _Terms:
@@ -429,4 +467,20 @@ class _QueueEntry:
         self.text = text
 
 
-_NO_ENTRY = bulk("")
+_NO_ENTRY = _EXCLUSIVE = bulk("")
+_READER = bulk(0)
+
+
+def _holder(share: Sequence[Any], waiters: int) -> Holder:
+    """Describe a reader, or the holder of a permit."""
+    owner, left_ms, lease, number = share
+    token, _, metadata = lease.partition(b" ")
+    return Holder(
+        owner.decode("utf-8", "replace"),
+        int(token),
+        left_ms / 1000,
+        decode_metadata(metadata),
+        waiters,
+        mode="permit" if number else "shared",
+        slot=int(number) if number else None,
+    )

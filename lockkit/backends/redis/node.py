@@ -182,7 +182,7 @@ class RedisNode(ABC):
         self, script: Command, body: bytes, replicas: int, *, answer_by: float = inf
     ) -> tuple[Reply, int]:
         """
-        Run a script that changes something if it returns an int, and wait until replicas have the change.
+        Run a script that changes something unless it returns a list, and wait until replicas have the change.
 
         Returns:
             The reply, and how many replicas have acknowledged it: fewer than `replicas` if the time was up, 0 if
@@ -196,7 +196,7 @@ class RedisNode(ABC):
             if isinstance(reply, ServerSaid) and reply.code == "NOSCRIPT":
                 return script.loading_command(body)
             # The reply to WAIT is an int, too.
-            if waiting or not isinstance(reply, int):
+            if waiting or not isinstance(reply, (int, bytes)):
                 return None
             waiting = True
             return self.wait_command(replicas, until)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from importlib.resources import files
 
 from lockkit.backends.redis.resp import bulk
@@ -10,10 +11,15 @@ from lockkit.backends.redis.resp import bulk
 __all__ = ["Command", "Script"]
 
 
+SHARED = "lockkit:shared"
+"""Value of a lock that readers or permits hold."""
+
+_FUNCTIONS = re.compile(r"^-- With the functions of .*:$", re.MULTILINE)
+
 # Scripts call commands on keys other than the lock's by `side`.
-_STRICT = "local side = redis.call"
+_STRICT = f"local SHARED, alone, side = '{SHARED}', false, redis.call"
 _LENIENT = """\
-local side = redis.pcall
+local SHARED, alone, side = '%s', true, redis.pcall
 local KEYS, ARGV = {KEYS[1]}, ARGV
 do
   local count, rest = %d, {}
@@ -80,16 +86,20 @@ class Script(Command):
             name: File name without ``.lua``.
             keys: How many keys it takes.
             arguments: How many further arguments it takes.
-            shared: A file of functions that it uses.
+            shared: A file of functions that it uses, put before it. A script can also name such files itself, in a line
+                "-- With the functions of A.lua and B.lua:": what precedes that line does without making them.
             alone: It can do its work with its first key alone, and calls commands on the others by ``side``, where an
-                error means that the key is not there.
+                error means that the key is not there. What it cannot do so, it refuses if ``alone`` is true.
             package: The backend's package, whose folder ``scripts`` has the file.
         """
         folder = files(package).joinpath("scripts")
         parts = [folder.joinpath(f"{part}.lua").read_text() for part in (shared, name) if part is not None]
         text, words = "\n".join(parts), keys + arguments
+        if (line := _FUNCTIONS.search(text)) is not None:
+            used = [folder.joinpath(file).read_text() for file in re.findall(r"\w+\.lua", line[0])]
+            text = "\n".join([text[: line.start()], *used, text[line.end() :]])
         # While a slot moves, the server refuses a script (TRYAGAIN) if it has some of the declared keys and not all.
         # So this variant declares the first key only, and takes the others from the arguments. What follows the command
         # stays the same.
-        one = Command(f"{_LENIENT % (keys - 1)}\n{text}", keys=1, words=words) if alone else None
+        one = Command(f"{_LENIENT % (SHARED, keys - 1)}\n{text}", keys=1, words=words) if alone else None
         super().__init__(f"{_STRICT}\n{text}", keys=keys, words=words, alone=one)

@@ -1,16 +1,17 @@
 """
 The guard for data in Redis or Valkey.
 
-Next to the guarded data, in the same Cluster slot, lockkit stores a *mark*: the newest token that was accepted. One
-script (``guard.lua``) compares the token with the mark, writes the mark and makes the change, so no other client can
-come in between. Marks are compared as decimal text, because Lua's numbers are doubles, exact only up to 2^53.
+Next to the guarded data, in the same Cluster slot, lockkit stores a *mark*: the newest token that was accepted, and
+beside it a second one for the tokens of readers, once there are any. One script (``guard.lua``) compares the token with
+the marks, writes one of them and makes the change, so no other client can come in between. Marks are compared as
+decimal text, because Lua's numbers are doubles, exact only up to 2^53.
 
-===========================  =================================================================
-guarded key or scope         its mark
-===========================  =================================================================
-``seat:12A``                 ``PREFIX:guard:{seat:12A}``
-``{seat:12A}:customer``      ``PREFIX:guard-tagged:{seat:12A}:customer``
-===========================  =================================================================
+===========================  ============================================  =============================================
+guarded key or scope         its mark                                      its mark of readers
+===========================  ============================================  =============================================
+``seat:12A``                 ``PREFIX:guard:{seat:12A}``                   ``PREFIX:guard-read:{seat:12A}``
+``{seat:12A}:customer``      ``PREFIX:guard-tagged:{seat:12A}:customer``   ``PREFIX:guard-read-tagged:…``, the same
+===========================  ============================================  =============================================
 """
 
 from __future__ import annotations
@@ -99,6 +100,7 @@ class _Guard:
         args: Sequence[Value] = (),
         token: int,
         scope: Key | None = None,
+        shared: bool = False,
     ) -> Any:  # noqa: ANN401 - what the script returns
         """Run a Lua script of your own, unless the token is stale. See `RedisGuard.run`."""
         scope = _scope(keys, scope)
@@ -109,7 +111,7 @@ class _Guard:
             message = f"script must be Lua code without a first line '#!lua', not {validation.shown(given)}"
             raise ConfigurationError(message, name=name)
         text, sha = _wrapped(script)
-        sent = [1 + len(keys), mark_of(self._prefix, scope), *keys, token, self._keep_ms, *args]
+        sent = [2 + len(keys), *self._marks(scope), *keys, token, self._keep_ms, "r" if shared else "w", *args]
         try:
             try:
                 return await self._runtime.io(self._client.evalsha(sha, *sent))
@@ -120,32 +122,37 @@ class _Guard:
             message = f"redis-py cannot send this to {name!r}: {error}"
             raise ConfigurationError(message, name=name) from error
         except DRIVER_ERRORS as error:
-            refusal = self._refusal(error, token, name)
+            refusal = self._refusal(error, token, name, shared=shared)
             if refusal is not None:
                 raise refusal from None
             if is_from_script(error):
                 raise
             raise data_error(error, self._client, scope) from error
 
-    async def accept(self, scope: Key, *, token: int) -> None:
+    async def accept(self, scope: Key, *, token: int, shared: bool = False) -> None:
         """Accept a token without a change, and no older one from now on. See `RedisGuard.accept`."""
-        await self.run(_NOTHING, keys=(), token=token, scope=scope)
+        await self.run(_NOTHING, keys=(), token=token, scope=scope, shared=shared)
 
     async def last(self, scope: Key) -> int | None:
         """Return the newest token that was accepted in a scope; None if there is none."""
         check_key(scope, "scope")
         try:
-            found = await self._runtime.io(self._client.get(mark_of(self._prefix, scope)))
+            found = await self._runtime.io(self._client.mget(self._marks(scope)))
         except DRIVER_ERRORS as error:
             raise data_error(error, self._client, scope) from error
-        return None if found is None else int(found)
+        return max((int(mark) for mark in found if mark is not None), default=None)
 
-    def _refusal(self, error: BaseException, token: int, name: str) -> LockError | None:
+    def _marks(self, scope: Key) -> list[Key]:
+        return [mark_of(self._prefix, scope), mark_of(self._prefix, scope, "guard-read")]
+
+    def _refusal(self, error: BaseException, token: int, name: str, *, shared: bool) -> LockError | None:
         """Make the error for a refusal by guard.lua; None if it did not refuse."""
         code, _, last = str(error).partition(" ")
         label = label_of(self._client)
         if code == "STALETOKEN":
-            return stale_token("the change", token, int(last.split()[0]), name=name, backend=label)
+            return stale_token(
+                "the read" if shared else "the change", token, int(last.split()[0]), name=name, backend=label
+            )
         if code == "BADMARK":
             message = (
                 f"the mark of {name!r} at {label} does not hold a token: another program uses that key. "
@@ -249,6 +256,7 @@ class RedisGuard:
         args: Sequence[Value] = (),
         token: int,
         scope: Key | None = None,
+        shared: bool = False,
     ) -> Any:  # noqa: ANN401 - what the script returns
         """
         Run a Lua script of your own, unless the token is stale.
@@ -260,6 +268,7 @@ class RedisGuard:
             args: Its arguments.
             token: The token of the lease under which you work.
             scope: Within what tokens are compared; may be left out if there is one key.
+            shared: The lease is a reader's (``lease.mode == "shared"``), and the script only reads. See `accept`.
 
         Returns:
             What the script returns, as redis-py converts it.
@@ -268,28 +277,31 @@ class RedisGuard:
             redis.ResponseError: The script itself failed. What it wrote before stays, as always in Redis, and the
                 token counts as accepted.
         """
-        return drive(self._guard.run(script, keys=keys, args=args, token=token, scope=scope))
+        return drive(self._guard.run(script, keys=keys, args=args, token=token, scope=scope, shared=shared))
 
-    def accept(self, scope: Key, *, token: int) -> None:
+    def accept(self, scope: Key, *, token: int, shared: bool = False) -> None:
         """
         Accept a token without a change, and no older one from now on.
 
         Called right after the lock was acquired, it refuses earlier holders even before your first write.
 
+        Readers hold a read/write lock together, so a reader's token shuts out older writers, not older readers.
+
         Args:
             scope: Within what tokens are compared.
             token: The token of the lease under which you work.
+            shared: It is a reader's: ``lease.mode == "shared"``.
         """
-        drive(self._guard.accept(scope, token=token))
+        drive(self._guard.accept(scope, token=token, shared=shared))
 
     def last(self, scope: Key) -> int | None:
         """Return the newest token that was accepted in a scope; None if there is none."""
         return drive(self._guard.last(scope))
 
 
-def mark_of(prefix: str, scope: Key) -> Key:
+def mark_of(prefix: str, scope: Key, kind: str = "guard") -> Key:
     """
-    Return the name of a scope's mark, which is in the scope's Cluster slot.
+    Return the name of a scope's mark, which is in the scope's Cluster slot; `kind` names which one.
 
     The part between the first ``{`` and the next ``}`` decides the slot; where there is no such part, or it is empty,
     the whole key does (Redis Cluster specification, "Hash tags"). A scope without a tag becomes the tag of its mark.
@@ -297,11 +309,11 @@ def mark_of(prefix: str, scope: Key) -> Key:
     """
     if isinstance(scope, bytes):
         # Decoded to one character for each byte, so that the rest is the same for both.
-        return cast("str", mark_of(prefix, scope.decode("latin-1"))).encode("latin-1")
+        return cast("str", mark_of(prefix, scope.decode("latin-1"), kind)).encode("latin-1")
     tag = scope.partition("{")[2].partition("}")
     if tag[0] and tag[1]:
-        return f"{prefix}:guard-tagged:{scope}"
-    return f"{prefix}:guard:{{{scope}}}"
+        return f"{prefix}:{kind}-tagged:{scope}"
+    return f"{prefix}:{kind}:{{{scope}}}"
 
 
 def _scope(keys: object, scope: Key | None) -> Key:

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 RULES = "~lockkit:* ~{lockkit:* &lockkit:wake:*"
 COMMANDS = (
     "+ping +hello +select +eval +evalsha +set +get +getrange +psetex +exists +del +pexpire +pttl +time +rpush +lpop "
-    "+lpos +lrange +lrem +publish +subscribe +pubsub|numsub +info +client"
+    "+lpos +lrange +lrem +publish +subscribe +pubsub|numsub +info +client +zadd +zrem +zscore +zcount +zrange "
+    "+zrangebyscore +lpush +hset +hget +hdel +hexists +hkeys"
 )
 
 

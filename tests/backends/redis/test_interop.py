@@ -243,3 +243,64 @@ def test_empty_prefix_excludes_in_the_async_api_too(server: RedisServer, theirs:
             assert not theirs.lock("foo", timeout=30).acquire(blocking=False)
 
     asyncio.run(use())
+
+
+# -- readers and permits -----------------------------------------------------------------------------------------------
+
+
+def test_our_readers_keep_them_out_until_the_last_one_ends(ours: Client, theirs: redis.Redis) -> None:
+    """The key is there, and its value is no owner of theirs."""
+    reads = [ours.rwlock("x", ttl=30).read().acquire(timeout=PATIENCE) for _ in range(2)]
+    lock = theirs.lock("lockkit:x", timeout=30, sleep=0.01)
+    for lease in reads:
+        assert not lock.acquire(blocking=False)
+        assert lock.locked()
+        assert not lock.owned()
+        lease.release()
+
+    assert lock.acquire(blocking_timeout=PATIENCE)
+    assert ours.rwlock("x").read().try_acquire() is None
+    lock.release()
+
+
+def test_dead_readers_keep_them_out_no_longer_than_their_ttl(ours: Client, theirs: redis.Redis) -> None:
+    """Nobody releases; the key ends with the last of them."""
+    locks = [ours.rwlock("x", ttl=ttl, renew=False).read() for ttl in (0.8, 0.4)]
+    leases = [lock.acquire(timeout=PATIENCE) for lock in locks]
+    assert int(theirs.pttl("lockkit:x")) <= 800
+
+    assert theirs.lock("lockkit:x", timeout=30, sleep=0.01).acquire(blocking_timeout=PATIENCE)
+    assert not any(lease.held for lease in leases)
+
+
+def test_our_readers_wait_for_their_lock(ours: Client, theirs: redis.Redis) -> None:
+    """They poll, and come in together."""
+    lock = theirs.lock("lockkit:x", timeout=30)
+    assert lock.acquire()
+    got: list[Lease] = []
+    read = ours.rwlock("x", ttl=30).read()
+    threads = [threading.Thread(target=lambda: got.append(read.acquire(timeout=PATIENCE))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.2)
+    assert got == []
+
+    lock.release()
+
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert [lease.held for lease in got] == [True] * 3
+    for lease in got:
+        lease.release()
+
+
+def test_their_release_does_not_end_our_readers(ours: Client, theirs: redis.Redis) -> None:
+    """An expired holder of redis-py's finds readers there, and leaves them alone."""
+    lock = theirs.lock("lockkit:x", timeout=0.1)
+    assert lock.acquire()
+    with ours.rwlock("x", timeout=PATIENCE).read() as lease:
+        with pytest.raises(redis.exceptions.LockNotOwnedError):
+            lock.extend(10)
+        with pytest.raises(redis.exceptions.LockNotOwnedError):
+            lock.release()
+        assert lease.confirm()

@@ -96,6 +96,22 @@ def _commands(prefix: str, *, replicas: bool, marks: bool) -> list[tuple[str, ..
         ("SUBSCRIBE", channel),
         ("PUBSUB", "NUMSUB", channel),
     ]
+    if not marks:
+        shares, leases = side_key(lock, "shares"), side_key(lock, "leases")
+        commands += [
+            ("ZADD", shares, "1", "x"),
+            ("ZREM", shares, "x"),
+            ("ZSCORE", shares, "x"),
+            ("ZCOUNT", shares, "0", "1"),
+            ("ZRANGE", shares, "0", "1"),
+            ("ZRANGEBYSCORE", shares, "0", "1"),
+            ("LPUSH", queue, "x"),
+            ("HSET", leases, "x", "x"),
+            ("HGET", leases, "x"),
+            ("HDEL", leases, "x"),
+            ("HEXISTS", leases, "x"),
+            ("HKEYS", leases),
+        ]
     if replicas:
         commands.append(("WAIT", "1", "1"))
     if marks:

@@ -1,19 +1,49 @@
--- Frees a lock if its owner still holds it, and offers it to the first waiter.
+-- Ends a lease if its owner still has it, and offers the lock to the first waiters.
 --
--- KEYS  1 lock   2 meta   3 queue
+-- KEYS  1 lock   2 meta   3 queue   4 shares   5 leases
 -- ARGV  1 owner  2 channel of all clients (for a lock that has vanished)
 -- Returns 1, or 0 if the owner did not hold it.
-
+local lock, owner = KEYS[1], ARGV[1]
 -- pcall: a key of another type is not the owner's lock.
-local holder = redis.pcall('GET', KEYS[1])
-if holder ~= ARGV[1] then
-  if not holder then
-    redis.call('PUBLISH', ARGV[2], KEYS[1])
+local holder = redis.pcall('GET', lock)
+local alone_there = holder == owner
+if holder == SHARED then
+  local meta = side('GET', KEYS[2])
+  alone_there = type(meta) == 'string' and string.find(meta, 'shared ' .. owner .. ' ', 1, true) == 1
+end
+local first
+if alone_there then
+  first = side('LPOP', KEYS[3])
+  if type(first) ~= 'string' then
+    redis.call('DEL', lock)
+    side('DEL', KEYS[2])
+    return 1
   end
-  return 0
 end
-if not offer(KEYS[1], KEYS[3]) then
-  redis.call('DEL', KEYS[1])
+-- With the functions of shares.lua and offer.lua:
+if alone_there then
+  if not offer(lock, KEYS[3], KEYS[4], nil, 0, first) then
+    redis.call('DEL', lock)
+  end
+  side('DEL', KEYS[2])
+  return 1
 end
-side('DEL', KEYS[2])
-return 1
+if holder == SHARED then
+  if not alone then
+    unfold(KEYS[2], KEYS[4], KEYS[5])
+  end
+  prune(KEYS[4], KEYS[5])
+  local removed = side('ZREM', KEYS[4], owner, '#' .. owner)
+  if removed == 0 then
+    return 0
+  elseif type(removed) ~= 'number' then
+    return try_again()
+  end
+  side('HDEL', KEYS[5], owner)
+  advance(lock, KEYS[3], KEYS[4], KEYS[5])
+  return 1
+end
+if not holder then
+  redis.call('PUBLISH', ARGV[2], lock)
+end
+return 0

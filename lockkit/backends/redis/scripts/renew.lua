@@ -1,6 +1,6 @@
--- Renews a lock if its owner still holds it. Never creates it.
+-- Renews a lease if its owner still has it. Never creates it.
 --
--- KEYS  1 lock   2 fence   3 meta   4 broken (owner of a lease that was ended by force)
+-- KEYS  1 lock   2 fence   3 meta   4 broken (owners of the leases that were ended by force)   5 shares   6 leases
 -- ARGV  1 owner  2 ttl_ms  3 fence_ms  4 channel of all clients (for a lock that has vanished)
 -- Returns 1 if renewed, 0 if the lock is free, -1 if another owner holds it, -2 if it was freed by force.
 local holder = redis.pcall('GET', KEYS[1])
@@ -10,11 +10,38 @@ if holder == ARGV[1] then
   side('PEXPIRE', KEYS[3], ARGV[2])
   return 1
 end
-if side('GET', KEYS[4]) == ARGV[1] then
+-- With the functions of shares.lua:
+if holder == SHARED and alone then
+  -- With what is at this node.
+  local before, rest = string.match(tostring(side('GET', KEYS[3])), '^(shared ' .. ARGV[1] .. ' %S+) %d+ (.*)$')
+  local ends = side('ZSCORE', KEYS[5], ARGV[1])
+  if before then
+    side('PSETEX', KEYS[3], ARGV[2], before .. ' ' .. digits(now_ms() + ARGV[2]) .. ' ' .. rest)
+    redis.call('PEXPIRE', KEYS[1], ARGV[2])
+    return 1
+  elseif type(ends) == 'table' then
+    return try_again()
+  elseif ends and tonumber(ends) >= now_ms() then
+    side('ZADD', KEYS[5], digits(now_ms() + ARGV[2]), ARGV[1])
+    keep(KEYS[5], KEYS[1], KEYS[6])
+    return 1
+  end
+elseif holder == SHARED then
+  unfold(KEYS[3], KEYS[5], KEYS[6])
+  if has_share(KEYS[5], KEYS[6], ARGV[1]) then
+    -- First, because a server that is out of memory refuses a script whose first write adds data.
+    redis.call('PEXPIRE', KEYS[2], ARGV[3])
+    redis.call('ZADD', KEYS[5], digits(now_ms() + ARGV[2]), ARGV[1])
+    keep(KEYS[5], KEYS[1], KEYS[6])
+    return 1
+  end
+end
+local broken = side('GET', KEYS[4])
+if type(broken) == 'string' and string.find(' ' .. broken .. ' ', ' ' .. ARGV[1] .. ' ', 1, true) then
   return -2
 end
 if not holder then
   -- The queue may have vanished too (FLUSHALL): then only this message notifies the waiters.
   redis.call('PUBLISH', ARGV[4], KEYS[1])
 end
-return holder and -1 or 0
+return holder and holder ~= SHARED and -1 or 0

@@ -1,0 +1,639 @@
+"""Readers, writers and permits of one lock on Redis: what the scripts keep there, whom they let in, whom they wake."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+import pytest
+
+from lockkit.backend import Busy, Gone, Grant, Renewed
+from lockkit.testing.servers import RedisServer, require, wait_until
+from tests.backends.redis.support import Face, Keyspace, backend_at
+from tests.backends.support import StubHost, granted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from lockkit.backend import Request
+    from lockkit.backends.redis.backend import RedisBackend
+
+FREE = {"{lockkit:x}:fence"}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RedisServer]:
+    """One node for all tests of this module."""
+    require("redis", local=True)
+    with RedisServer() as node:
+        yield node
+
+
+@pytest.fixture(autouse=True)
+def redis(server: RedisServer) -> Keyspace:
+    """The server's keys, none at first."""
+    keyspace = Keyspace(server)
+    keyspace("FLUSHALL")
+    return keyspace
+
+
+@pytest.fixture(params=["sync", "asyncio"])
+def face(request: pytest.FixtureRequest) -> Face:
+    """Each face in turn."""
+    return Face(request.param)
+
+
+def reader(host: StubHost, *, ttl: float = 30.0, queue: bool = True) -> Request:
+    """Make a request of the read side."""
+    request = host.request(ttl=ttl, queue=queue)
+    request.mode = "shared"
+    return request
+
+
+def permit(host: StubHost, limit: int, *, ttl: float = 30.0, queue: bool = True) -> Request:
+    """Make a request for a permit."""
+    request = host.request(ttl=ttl, queue=queue)
+    request.mode, request.limit = "permit", limit
+    return request
+
+
+async def busy(backend: RedisBackend, request: Request) -> Busy:
+    """Ask, and find no place."""
+    outcome = await backend.try_acquire(request)
+    assert isinstance(outcome, Busy), outcome
+    return outcome
+
+
+async def held(backend: RedisBackend, request: Request) -> Grant:
+    """Ask, and get it."""
+    return granted(await backend.try_acquire(request))
+
+
+async def woken(request: Request) -> bool:
+    """Wait for a wake-up, generously."""
+    return await request.wake.wait(20.0)
+
+
+def calls(redis: Keyspace) -> dict[str, int]:
+    """Count the commands that the server has run since the last look, also those of scripts."""
+    counts = {}
+    for line in redis("INFO", "commandstats").splitlines():
+        name, _, rest = line.removeprefix("cmdstat_").partition(":calls=")
+        if rest and name.partition("|")[0] not in {"info", "config", "client", "hello", "select", "auth"}:
+            counts[name] = int(rest.partition(",")[0])
+    redis("CONFIG", "RESETSTAT")
+    return counts
+
+
+def test_commands_of_an_uncontended_pair(server: RedisServer, redis: Keyspace, face: Face) -> None:
+    """An exclusive pair runs the commands that it ran before there were readers; a reader or permit one more."""
+    pair = {"evalsha": 2, "set": 1, "exists": 1, "time": 1, "get": 2, "psetex": 2, "lpop": 1, "del": 2}
+
+    async def scenario(host: StubHost) -> None:
+        async with backend_at(server.url, host) as backend:
+            kinds: list[tuple[Callable[[], Request], dict[str, int]]] = [
+                (host.request, {}),
+                (lambda: reader(host), {"get": 3}),
+                (lambda: permit(host, 3), {"get": 3}),
+            ]
+            for make, more in kinds:
+                await backend.release(await held(backend, make()))
+                calls(redis)
+                await backend.release(await held(backend, make()))
+                assert calls(redis) == pair | more
+
+    face.run(scenario)
+
+
+def test_keys_while_readers_hold(server: RedisServer, redis: Keyspace, face: Face) -> None:
+    """The lock's key is there for other clients until the last reader ends; nothing is left at the end."""
+
+    async def scenario(host: StubHost) -> None:
+        async with backend_at(server.url, host) as backend:
+            first = await held(backend, reader(host, ttl=30.0))
+            assert redis("GET", "lockkit:x") == "lockkit:shared"
+            assert redis.keys() == {"lockkit:x", "{lockkit:x}:meta", *FREE}
+            second = await held(backend, reader(host, ttl=60.0))
+            assert first.token < second.token == int(redis("GET", "{lockkit:x}:fence"))
+            assert redis.keys() == {"lockkit:x", "{lockkit:x}:shares", "{lockkit:x}:leases", *FREE}
+            for key in redis.keys() - FREE:
+                assert 55_000 < redis("PTTL", key) <= 60_000
+
+            assert await backend.release(second)
+            assert 25_000 < redis("PTTL", "lockkit:x") <= 30_000
+            assert not await backend.release(second)
+            assert await backend.release(first)
+
+            assert redis.keys() == FREE
+            assert not await backend.release(first)
+
+    face.run(scenario)
+
+
+def test_writer_and_then_the_readers_behind_it_are_let_in(server: RedisServer, redis: Keyspace, face: Face) -> None:
+    """In the order of arrival; the readers at the head of the queue together."""
+
+    async def scenario(host: StubHost) -> None:
+        async with backend_at(server.url, host) as backend, backend_at(server.url, host) as other:
+            reads = [await held(backend, reader(host)), await held(other, reader(host))]
+            writer, last = host.request(), host.request()
+            late = [reader(host) for _ in range(3)]
+            await busy(other, writer)
+            for request in late:
+                await busy(backend, request)
+            await busy(backend, reader(host, queue=False))
+            await busy(backend, last)
+
+            assert await backend.release(reads[0])
+            assert not writer.wake.is_set()
+            assert await other.release(reads[1])
+            assert await woken(writer)
+            assert redis("GET", "lockkit:x") == f"next:{writer.owner}"
+            await busy(backend, reader(host, queue=False))
+            written = await held(other, writer)
+            assert not any(request.wake.is_set() for request in late)
+
+            assert await other.release(written)
+            for request in late:
+                assert await woken(request)
+            for key in ("lockkit:x", "{lockkit:x}:shares"):
+                assert 0 < redis("PTTL", key) <= 1000
+            await busy(other, host.request(queue=False))
+            await busy(other, reader(host, queue=False))  # the last writer was here before
+            assert await backend.holders("x") == []
+            grants = [await held(backend, request) for request in late]
+            assert [holder.waiters for holder in await backend.holders("x")] == [1] * 3
+            for grant in grants:
+                assert await backend.release(grant)
+            assert await woken(last)
+            assert await backend.release(await held(backend, last))
+            assert redis.keys() == FREE
+
+    face.run(scenario)
+
+
+def test_permits_have_the_lowest_free_numbers(server: RedisServer, face: Face) -> None:
+    """A released one is offered to the first waiter; the limit is each request's own."""
+
+    async def scenario(host: StubHost) -> None:
+        async with backend_at(server.url, host) as backend:
+            grants = [await held(backend, permit(host, 5)) for _ in range(5)]
+            assert [grant.slot for grant in grants] == [0, 1, 2, 3, 4]
+            first, second = permit(host, 5), permit(host, 5)
+            await busy(backend, first)
+            await busy(backend, second)
+            await busy(backend, permit(host, 6, queue=False))  # others came first
+
+            assert await backend.release(grants[1])
+            assert await backend.release(grants[3])
+            assert await woken(first)
+            assert await woken(second)
+            await busy(backend, permit(host, 5, queue=False))
+            later, earlier = await held(backend, second), await held(backend, first)
+            assert (later.slot, earlier.slot) == (1, 3)
+            assert {holder.slot for holder in await backend.holders("x")} == {0, 1, 2, 3, 4}
+            assert {holder.mode for holder in await backend.holders("x")} == {"permit"}
+
+            sixth = await held(backend, permit(host, 6, queue=False))
+            assert sixth.slot == 5
+            for grant in (grants[0], grants[2], grants[4], later, earlier):
+                assert await backend.release(grant)
+            await busy(backend, permit(host, 1, queue=False))
+            assert (await held(backend, permit(host, 2))).slot == 0
+
+    face.run(scenario)
+
+
+def test_share_ends_by_itself_beside_living_ones(server: RedisServer, face: Face) -> None:
+    """The place of one that nobody renews is free again; the waiter knows when."""
+
+    async def scenario(host: StubHost) -> None:
+        async with backend_at(server.url, host) as backend:
+            living = await held(backend, permit(host, 2, ttl=60.0))
+            dead = await held(backend, permit(host, 2, ttl=0.9))
+            waiter = permit(host, 2)
+            left = (await busy(backend, waiter)).retry_after
+            assert left is not None
+            assert left <= 0.9
+            await host.runtime.sleep(left + 0.02)
+
+            again = await held(backend, waiter)
+
+            assert again.slot == dead.slot
+            assert await backend.renew([living, dead, again]) == [Renewed(), Gone("gone"), Renewed()]
+            assert not await backend.release(dead)
+            assert {holder.owner for holder in await backend.holders("x")} == {living.owner, again.owner}
+
+    face.run(scenario)
+
+
+@pytest.mark.parametrize("how", ["renew", "release", "update", "write_note"])
+def test_expired_share_is_no_lease_whoever_looks_first(server: RedisServer, face: Face, how: str) -> None:
+    """Beside a living one, whose end keeps the keys."""
+
+    async def scenario(host: StubHost) -> None:
+        async with backend_at(server.url, host) as backend:
+            await held(backend, reader(host))
+            dead = await held(backend, reader(host, ttl=0.1))
+            await host.runtime.sleep(0.15)
+            if how == "renew":
+                assert await backend.renew([dead]) == [Gone("gone")]
+            elif how == "release":
+                assert not await backend.release(dead)
+            elif how == "update":
+                assert await backend.update(dead, "{}") == Gone("gone")
+            else:
+                assert not await backend.write_note(dead, "late", 60.0)
+
+    face.run(scenario)
+
+
+def test_waiting_writer_learns_that_the_last_reader_ends_earlier(server: RedisServer, face: Face) -> None:
+    """The reader with the longest lease releases; the others are dead."""
+
+    async def scenario(host: StubHost) -> None:
+        async with backend_at(server.url, host) as backend:
+            await held(backend, reader(host, ttl=0.3))
+            living = await held(backend, reader(host, ttl=60.0))
+            writer = host.request()
+            assert ((await busy(backend, writer)).retry_after or 0.0) > 50.0
+
+            assert await backend.release(living)
+
+            assert await woken(writer)
+            await held(backend, writer)
+
+    face.run(scenario)
+
+
+def test_renewal_update_and_note_of_shares(server: RedisServer, redis: Keyspace, face: Face) -> None:
+    """As of locks; exclusive leases and shares are renewed and released together."""
+
+    async def scenario(host: StubHost) -> None:
+        async with backend_at(server.url, host) as backend:
+            locked = granted(await backend.try_acquire(host.request("y")))
+            for together in (False, True):
+                grants = [await held(backend, reader(host, ttl=10.0))]
+                if together:
+                    grants.append(await held(backend, reader(host, ttl=10.0)))
+                for grant in grants:
+                    assert await backend.update(grant, '{"step": 2}') is None
+                    assert await backend.write_note(grant, f"by {grant.token}", 60.0)
+                    grant.ttl = 60.0
+                note = await backend.read_note("x")
+                assert note is not None
+                assert note.text == f"by {grants[-1].token}"
+
+                assert await backend.renew([*grants, locked]) == [Renewed()] * (len(grants) + 1)
+
+                assert 55_000 < redis("PTTL", "lockkit:x") <= 60_000
+                holders = await backend.holders("x")
+                assert [(holder.owner, holder.token) for holder in holders] == [(g.owner, g.token) for g in grants]
+                assert all(holder.metadata == {"step": 2} and holder.slot is None for holder in holders)
+                assert all(holder.mode == "shared" and (holder.remaining or 0.0) > 55.0 for holder in holders)
+                await backend.release_all(grants, host.runtime.now() + 20.0)
+                assert await backend.update(grants[0], "{}") == Gone("gone")
+                assert not await backend.write_note(grants[0], "late", 60.0)
+                assert await backend.renew(grants) == [Gone("gone")] * len(grants)
+
+    face.run(scenario)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_broken_shares_know_it(server: RedisServer, face: Face, count: int) -> None:
+    """All of them; the first waiter is let in, with a higher token. An offer is no holder."""
+
+    async def scenario(host: StubHost) -> None:
+        async with backend_at(server.url, host) as backend:
+            grants = [await held(backend, reader(host)) for _ in range(count)]
+            writer, behind = host.request(), reader(host)
+            await busy(backend, writer)
+            await busy(backend, behind)
+
+            assert await backend.break_lock("x")
+
+            assert await backend.renew(grants) == [Gone("broken")] * count
+            assert await woken(writer)
+            written = await held(backend, writer)
+            assert written.token > grants[-1].token
+            assert await backend.release(written)
+            assert await woken(behind)
+            assert not await backend.break_lock("x")
+            await held(backend, behind)
+
+    face.run(scenario)
+
+
+def test_downgrade_is_one_step_and_can_be_asked_for_again(server: RedisServer, face: Face) -> None:
+    """Readers who wait first come in, a waiting writer does not; token, metadata and end stay."""
+
+    async def scenario(host: StubHost) -> None:
+        async with backend_at(server.url, host) as backend:
+            grant = await held(backend, host.request(ttl=40.0))
+            first, writer, second = reader(host), host.request(), reader(host)
+            for request in (first, writer, second):
+                await busy(backend, request)
+
+            assert await backend.downgrade(grant)
+            assert await backend.downgrade(grant)
+
+            (holder,) = await backend.holders("x")
+            assert (holder.owner, holder.token, holder.mode) == (grant.owner, grant.token, "shared")
+            assert holder.metadata == {"pid": 1}
+            assert 35.0 < (holder.remaining or 0.0) <= 40.0
+            assert await woken(first)
+            beside = await held(backend, first)
+            assert await backend.renew([grant, beside]) == [Renewed()] * 2
+            assert not writer.wake.is_set()
+            assert not second.wake.is_set()
+            assert await backend.release(grant)
+            assert await backend.release(beside)
+            assert await woken(writer)
+            assert not await backend.downgrade(grant)
+
+    face.run(scenario)
+
+
+def test_grant_of_a_share_without_an_answer_is_undone_or_repeated(
+    server: RedisServer, redis: Keyspace, face: Face
+) -> None:
+    """Sent again it is the same share, with a new token; abandoned, nothing of it is left."""
+
+    async def scenario(host: StubHost) -> None:
+        async with backend_at(server.url, host) as backend:
+            for others in (0, 1):
+                beside = [await held(backend, permit(host, 4)) for _ in range(others)]
+                request = permit(host, 4)
+                lost = await held(backend, request)
+                again = await held(backend, request)
+                assert again.token > lost.token
+                assert again.slot == lost.slot
+                assert len(await backend.holders("x")) == others + 1
+
+                request.uncertain = True
+                await backend.abandon(request)
+
+                assert [holder.owner for holder in await backend.holders("x")] == [one.owner for one in beside]
+                for grant in beside:
+                    assert await backend.release(grant)
+                assert redis.keys() == FREE
+
+    face.run(scenario)
+
+
+def test_writer_that_gives_up_lets_the_readers_behind_it_in(server: RedisServer, redis: Keyspace, face: Face) -> None:
+    """Whether it says so, or its client is gone and another reader comes."""
+
+    async def scenario(host: StubHost) -> None:
+        async with backend_at(server.url, host) as backend, backend_at(server.url, host) as dying:
+            await held(backend, reader(host))
+            writer, behind = host.request(), reader(host)
+            await busy(backend, writer)
+            await busy(backend, behind)
+
+            await backend.abandon(writer)
+
+            assert await woken(behind)
+            await held(backend, behind)
+            writer = host.request()
+            await busy(dying, writer)
+            channel = writer.state.channel
+            await dying.close()
+            wait_until(lambda: None if redis("PUBSUB", "NUMSUB", channel)[1] == 0 else "still there")
+            await held(backend, reader(host, queue=False))
+            assert redis("LLEN", "{lockkit:x}:queue") == 0
+
+    face.run(scenario)
+
+
+def test_stopped_waiter_keeps_its_place_no_longer_than_its_offer(server: RedisServer, face: Face) -> None:
+    """Then the next waiter, which was told that time, takes it."""
+
+    async def scenario(host: StubHost) -> None:
+        async with backend_at(server.url, host) as backend:
+            grants = [await held(backend, permit(host, 2)) for _ in range(2)]
+            stopped, other = permit(host, 2, ttl=0.4), permit(host, 2)
+            await busy(backend, stopped)
+            await busy(backend, other)
+
+            assert await backend.release(grants[0])
+
+            assert await woken(stopped)
+            assert await woken(other)
+            await held(backend, other)
+            await busy(backend, stopped)
+
+    face.run(scenario)
+
+
+def test_removed_lock_is_lost_by_its_readers(server: RedisServer, redis: Keyspace, face: Face) -> None:
+    """A client of another kind removed the key. Later readers do not bring the leases of before back."""
+
+    async def scenario(host: StubHost) -> None:
+        async with backend_at(server.url, host) as backend, backend_at(server.url, host) as other:
+            for count in (1, 2):
+                lost = [await held(backend, reader(host)) for _ in range(count)]
+                redis("DEL", "lockkit:x")
+                writer, waiting = await held(other, host.request()), reader(host)
+                if count == 1:  # else nobody waits, and the next reader finds the lock free
+                    await busy(other, waiting)
+                assert await backend.renew(lost) == [Gone("taken")] * count
+                assert await other.release(writer)
+                new = await held(other, waiting)
+
+                assert await backend.renew(lost) == [Gone("gone")] * count
+                assert not await backend.release(lost[0])
+                assert [holder.owner for holder in await backend.holders("x")] == [new.owner]
+                assert await other.release(new)
+
+    face.run(scenario)
+
+
+def test_reader_whose_lock_another_kind_of_client_took_stays_out(
+    server: RedisServer, redis: Keyspace, face: Face
+) -> None:
+    """Also when that client is gone, and the readers who waited for it are let in."""
+
+    async def scenario(host: StubHost) -> None:
+        async with backend_at(server.url, host) as backend:
+            await held(backend, host.request("y"))
+            await busy(backend, host.request("y"))  # subscribes, so that the readers below enter the queue
+            lost = await held(backend, reader(host))
+            redis("SET", "lockkit:x", "theirs", "PX", "20000")
+            requests = [reader(host), reader(host)]
+            for request in requests:
+                await busy(backend, request)
+            assert redis("LLEN", "{lockkit:x}:queue") == 2
+            redis("DEL", "lockkit:x")
+
+            grants = [await held(backend, request) for request in requests]
+
+            assert await backend.renew([lost]) == [Gone("gone")]
+            assert {holder.owner for holder in await backend.holders("x")} == {grant.owner for grant in grants}
+
+    face.run(scenario)
+
+
+def test_expired_lock_goes_to_the_readers_at_the_head_of_the_queue(
+    server: RedisServer, redis: Keyspace, face: Face
+) -> None:
+    """The client that looks first hands it to them, also to itself."""
+
+    async def scenario(host: StubHost) -> None:
+        async with backend_at(server.url, host) as backend:
+            await held(backend, host.request())
+            first, second, writer = reader(host), reader(host), host.request()
+            for request in (first, second, writer):
+                await busy(backend, request)
+            redis("DEL", "lockkit:x")
+
+            grants = [await held(backend, second)]
+
+            assert await woken(first)
+            grants.append(await held(backend, first))
+            await busy(backend, writer)
+            assert {holder.owner for holder in await backend.holders("x")} == {grant.owner for grant in grants}
+
+    face.run(scenario)
+
+
+def test_readers_wait_for_another_kind_of_client(server: RedisServer, redis: Keyspace, face: Face) -> None:
+    """And poll, because it notifies nobody; also after readers held the lock."""
+
+    async def scenario(host: StubHost) -> None:
+        async with backend_at(server.url, host) as backend:
+            await backend.release(await held(backend, reader(host)))
+            redis("SET", "lockkit:x", "theirs", "PX", "20000")
+            found = await busy(backend, reader(host))
+            assert (found.poll, found.owner) == (True, "theirs")
+            assert found.retry_after == pytest.approx(20.0, abs=5.0)
+            (holder,) = await backend.holders("x")
+            assert (holder.owner, holder.mode) == ("theirs", "exclusive")
+
+    face.run(scenario)
+
+
+def test_full_server_still_renews_and_releases_shares(server: RedisServer, redis: Keyspace, face: Face) -> None:
+    """And hands over to waiters: only new grants take memory."""
+
+    async def scenario(host: StubHost) -> None:
+        async with backend_at(server.url, host) as backend:
+            grants = [await held(backend, reader(host)) for _ in range(2)]
+            writer = host.request()
+            await busy(backend, writer)
+            redis("CONFIG", "SET", "maxmemory", "1")
+            try:
+                assert await backend.renew(grants) == [Renewed()] * 2
+                for grant in grants:
+                    assert await backend.release(grant)
+                assert await woken(writer)
+            finally:
+                redis("CONFIG", "SET", "maxmemory", "0")
+
+    face.run(scenario)
+
+
+class History:
+    """
+    What two clients do at random, and what they may believe.
+
+    Attributes:
+        beliefs: The grants that were not released: through which client, and their limit (0: reader, -1: writer).
+        waiting: The requests that wait, and through which client.
+    """
+
+    def __init__(self, host: StubHost, backends: list[RedisBackend], seed: int) -> None:
+        """Draw from a seed: readers and writers, or permits."""
+        self.host = host
+        self.backends = backends
+        self.draw = random.Random(seed)
+        self.permits = seed % 2 == 1
+        self.beliefs: dict[str, tuple[RedisBackend, Grant, int]] = {}
+        self.waiting: list[tuple[RedisBackend, Request]] = []
+        self.token = 0
+
+    async def step(self) -> None:
+        """Do something."""
+        act = self.draw.choice([self.ask, self.ask, self.ask_again, self.give_up, self.end, self.end, self.look])
+        await act()
+
+    async def ask(self) -> None:
+        """A new request."""
+        if self.permits:
+            request = permit(self.host, self.draw.choice((2, 3)))
+        else:
+            request = self.draw.choice((reader(self.host), reader(self.host), self.host.request()))
+        await self._ask(self.draw.choice(self.backends), request)
+
+    async def ask_again(self) -> None:
+        """One that waits, woken or not."""
+        if self.waiting:
+            await self._ask(*self.waiting.pop(self.draw.randrange(len(self.waiting))))
+
+    async def _ask(self, backend: RedisBackend, request: Request) -> None:
+        outcome = await backend.try_acquire(request)
+        if isinstance(outcome, Busy):
+            self.waiting.append((backend, request))
+            return
+        limit = {"exclusive": -1, "shared": 0, "permit": request.limit}[request.mode]
+        self.beliefs[outcome.owner] = backend, outcome, limit
+        assert outcome.token > self.token
+        self.token = outcome.token
+        limits = [each for _, _, each in self.beliefs.values()]
+        assert limits == [-1] or -1 not in limits
+        assert len(limits) <= limit or limit <= 0
+        slots = [grant.slot for _, grant, _ in self.beliefs.values() if grant.slot is not None]
+        assert len(set(slots)) == len(slots) == (len(limits) if self.permits else 0)
+
+    async def give_up(self) -> None:
+        """One that waits."""
+        if self.waiting:
+            backend, request = self.waiting.pop(self.draw.randrange(len(self.waiting)))
+            await backend.abandon(request)
+
+    async def end(self) -> None:
+        """Release, downgrade or break."""
+        if self.draw.random() < 0.05:
+            assert await self.backends[0].break_lock("x") == bool(self.beliefs)
+            for backend, grant, _ in self.beliefs.values():
+                assert await backend.renew([grant]) == [Gone("broken")]
+            self.beliefs.clear()
+        elif self.beliefs:
+            owner = self.draw.choice(list(self.beliefs))
+            backend, grant, limit = self.beliefs.pop(owner)
+            if limit == -1 and self.draw.random() < 0.5:
+                assert await backend.downgrade(grant)
+                self.beliefs[owner] = backend, grant, 0
+            else:
+                assert await backend.release(grant)
+
+    async def look(self) -> None:
+        """All that believe are listed, and renewed."""
+        holders = await self.draw.choice(self.backends).holders("x")
+        assert {holder.owner for holder in holders} == set(self.beliefs)
+        for backend, grant, _ in self.beliefs.values():
+            assert await backend.renew([grant]) == [Renewed()]
+
+    async def finish(self) -> None:
+        """Leave."""
+        for backend, grant, _ in self.beliefs.values():
+            assert await backend.release(grant)
+        for backend, request in self.waiting:
+            await backend.abandon(request)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_histories_let_nobody_in_who_does_not_fit(
+    server: RedisServer, redis: Keyspace, face: Face, seed: int
+) -> None:
+    """Readers and a writer, or permits of two limits; nothing is left at the end."""
+
+    async def scenario(host: StubHost) -> None:
+        async with backend_at(server.url, host) as one, backend_at(server.url, host) as two:
+            history = History(host, [one, two], seed)
+            for _ in range(150):
+                await history.step()
+            await history.finish()
+            assert redis.keys() - {"{lockkit:x}:broken"} <= FREE
+
+    face.run(scenario)

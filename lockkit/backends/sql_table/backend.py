@@ -208,6 +208,21 @@ class SqlTableBackend(LockBackend):
     async def _attempt(self, request: Request, parameters: tuple[Parameter, ...]) -> Grant | Busy:
         """Try once."""
 
+    async def _try_alone(self, request: Request, parameters: tuple[Parameter, ...]) -> Grant | None:
+        """Ask for a reader's lease or a permit as if nobody else had one, by a cheaper statement."""
+        name, now = self._key(request.name), self._runtime.now()
+        statement = self._shares.alone(request.mode, name, now) if request.state is None else None
+        if statement is None:
+            return None
+        granted = await self._ask(request, statement, parameters[:4])
+        if granted is None:
+            self._shares.found_crowded(name, now)
+        return granted
+
+    @abstractmethod
+    async def _ask(self, request: Request, statement: Statement, parameters: tuple[Parameter, ...]) -> Grant | None:
+        """Try to take the lock; None if it is held."""
+
     def _granted(self, request: Request, token: int, slot: int | None = None) -> Grant:
         state = None if request.mode == "exclusive" else "share"
         return Grant(request.name, request.owner, token, request.ttl, state=state, slot=slot)
@@ -260,11 +275,17 @@ class SqlTableBackend(LockBackend):
         """See `LockBackend.release`."""
         name, owner = self._key(grant.name), grant.owner
         if grant.state == "share":
-            return await self._release_share(name, owner, answer_by, again=False)
+            return await self._release_one_share(name, owner, answer_by)
         released = await self._release(name, owner, answer_by, again=False)
         if released or grant.state is None:
             return released
-        return await self._release_share(name, owner, answer_by, again=False)
+        return await self._release_one_share(name, owner, answer_by)
+
+    async def _release_one_share(self, name: str, owner: str, answer_by: float) -> bool:
+        try:
+            return await self._shares.release_one(name, owner, self._runtime.now(), answer_by)
+        except MissingTable:
+            return False
 
     async def _release_share(self, name: str, owner: str, answer_by: float, *, again: bool) -> bool:
         try:
@@ -518,6 +539,9 @@ class PostgresqlTable(SqlTableBackend):
             self.capabilities = _CAPABILITIES
 
     async def _attempt(self, request: Request, parameters: tuple[Parameter, ...]) -> Grant | Busy:
+        granted = None if request.mode == "exclusive" else await self._try_alone(request, parameters)
+        if granted is not None:
+            return granted
         listener = self._listener
         for _ in range(LOOKS_MAX):
             listening = self._listen(request)
@@ -535,6 +559,10 @@ class PostgresqlTable(SqlTableBackend):
                 return await self._busy(request, owner, left_us / 1e6, poll=alien or not listening)
             await listener.open(request.answer_by)
         return Busy(0.0, poll=True)
+
+    async def _ask(self, request: Request, statement: Statement, parameters: tuple[Parameter, ...]) -> Grant | None:
+        rows = (await self._run(statement, parameters, again=True, answer_by=request.answer_by)).rows
+        return self._granted(request, rows[0][0], rows[0][5]) if rows else None
 
     def _acquiring_or_waiting(self, request: Request) -> Statement:
         """Choose the statement for a request that is woken."""
@@ -606,7 +634,8 @@ class _PollingTable(SqlTableBackend):
         # A request that found the lock held only reads until it is free: that neither writes nor waits for writers.
         waiting: Waiting | None = request.state
         if waiting is None or not waiting.seen_held or await self._look_for(request, parameters) is None:
-            granted = await self._ask(request, self._acquiring(request), parameters)
+            granted = None if request.mode == "exclusive" else await self._try_alone(request, parameters)
+            granted = granted or await self._ask(request, self._acquiring(request), parameters)
             if granted is not None:
                 request.state = None
                 return granted
@@ -640,10 +669,6 @@ class _PollingTable(SqlTableBackend):
             return None
         left_us, token, slot = rows[0]
         return (SHARED, left_us) if token is None else self._granted(request, token, slot)
-
-    @abstractmethod
-    async def _ask(self, request: Request, statement: Statement, parameters: tuple[Parameter, ...]) -> Grant | None:
-        """Try to take the lock; None if it is held."""
 
 
 class MysqlTable(_PollingTable):

@@ -17,10 +17,12 @@ then no reader gets in; the writer repeats it while it waits, and its grant ends
 statement           parameters                                  returns
 ==================  ==========================================  =======================================================
 ``acquire``         name, owner, ttl in µs, metadata (, limit)  by database, see there
+``acquire_alone``   name, owner, ttl in µs, metadata            the same, where it is cheaper; only if nobody holds any
 ``look``            name, owner (, limit)                       if it cannot be had: µs left, own token, own slot
 ``mark``            name, owner, µs                             one row changed, if readers hold the lock and no other
                                                                 writer has marked it
 ``unmark``          name, owner (and the channel)               removes it
+``free_alone``      name, owner (and the channel)               one row, if nobody else has one; where it is cheaper
 ``free``            names, owners (and the channel)             one row for each lock, or rows changed
 ``renew``           ttl in µs, names, owners                    rows changed
 ``state``           names                                       name, owner, expired, last broken owner, shares, clock
@@ -69,6 +71,7 @@ class ShareStatements(StatementMaker, ABC):
         """See `StatementMaker`."""
         super().__init__(table, now_us)
         self.acquire = {side: self._written(self._acquire_text(side)) for side in _SIDES}
+        self.acquire_alone = {side: self._written(self._acquire_text(side, alone=True)) for side in self._cheaper_alone}
         self.look = {side: self._written(self._look_text(side)) for side in _SIDES}
         self.mark = self._written(
             "UPDATE {table} SET writer = $2, writer_until_us = {now} + " + self._number("$3") + " WHERE name = $1"
@@ -76,6 +79,7 @@ class ShareStatements(StatementMaker, ABC):
         )
         self.unmark = self._written(self._unmark_text())
         self.downgrade = self._written(self._downgrade_text())
+        self.free_alone = self._written(self._free_alone_text()) if self._only_mine else None
         holds = f"{_HELD} AND {self._end_of('$3')} > {{now}}"
         self.update = self._written(
             f"UPDATE {{table}} AS l SET shares = {self._metadata_set} WHERE name = $2 AND {holds}"
@@ -85,6 +89,8 @@ class ShareStatements(StatementMaker, ABC):
             f" WHERE name = $3 AND {_HELD} AND {self._end_of('$4')} > {{now}}{self._returning}"
         )
 
+    _cheaper_alone: tuple[Side, ...] = ()
+    _only_mine = ""
     _returning = ""
     _metadata_set: str
 
@@ -120,16 +126,18 @@ class ShareStatements(StatementMaker, ABC):
     # -- granting --------------------------------------------------------------------------------------------------
 
     @abstractmethod
-    def _acquire_text(self, side: Side) -> str:
+    def _acquire_text(self, side: Side, *, alone: bool = False) -> str:
         """See the module."""
 
     def _mine(self, now: str, row: str = "l.") -> str:
         """Granted to this owner already: the answer was lost."""
         return f"(COALESCE({row}owner, '') = '+shared' AND COALESCE({self._end_of('$2', row=row)}, 0) > {now})"
 
-    def _fits(self, side: Side, now: str, row: str = "l.", limit: str = "$5") -> str:
+    def _fits(self, side: Side, now: str, row: str = "l.", limit: str = "$5", *, alone: bool = False) -> str:
         """Tell whether the lease can be had; never NULL."""
         free, beside = f"{row}owner IS NULL OR {row}expires_at_us <= {now}", f"{row}owner = '+shared'"
+        if alone:
+            return f"(({free}) AND {row}writer_until_us <= {now})"
         if side == "shared":
             return f"(({free} OR {beside}) AND {row}writer_until_us <= {now} OR {self._mine(now, row)})"
         count = f"(SELECT count(*) FROM {self._each(f'{row}shares', 's')} WHERE s.e > {now})"
@@ -148,10 +156,10 @@ class ShareStatements(StatementMaker, ABC):
         shares = self._each(f"CASE WHEN {row}owner = '+shared' THEN {row}shares END", "s")
         return f"{shares} WHERE s.e > {now} AND s.o <> $2"
 
-    def _slot(self, side: Side, now: str, row: str = "l.") -> str:
+    def _slot(self, side: Side, now: str, row: str = "l.", *, alone: bool = False) -> str:
         """Give the lowest free number of a permit; NULL for a reader."""
-        if side == "shared":
-            return "NULL"
+        if side == "shared" or alone:
+            return _first_slot(side)
         others = self._others(now, row)
         return f"(SELECT 0 AS n UNION SELECT s.p + 1 FROM {others} EXCEPT SELECT s.p FROM {others} ORDER BY n LIMIT 1)"
 
@@ -193,6 +201,12 @@ class ShareStatements(StatementMaker, ABC):
 
     def _free_text(self, count: int) -> str:
         return self._freeing(self._one_of("l.name", 1, count, 1), self._one_of("s.o", 1 + count, count, 2))
+
+    def _free_alone_text(self) -> str:
+        return (
+            "UPDATE {table} AS l SET owner = NULL, expires_at_us = 0, shares = NULL"
+            f" WHERE name = $1 AND {_HELD} AND {self._end_of('$2')} > {{now}} AND {self._only_mine}"
+        )
 
     def _freeing(self, named: str, owned: str) -> str:
         each = self._each("l.shares", "s")
@@ -243,6 +257,8 @@ class PostgresqlShareStatements(ShareStatements):
         super().__init__(table, now_us)
         self.acquire_or_wait = {side: self._written(self._acquire_text(side, wait=True)) for side in _SIDES}
 
+    _cheaper_alone = ("permit",)
+    _only_mine = "l.shares - CAST($2 AS text) = CAST('{}' AS jsonb)"
     _returning = " RETURNING 1"
     _metadata_set = "jsonb_set(l.shares, ARRAY[CAST($3 AS text), 'm'], to_jsonb(CAST($1 AS text)))"
 
@@ -270,11 +286,13 @@ class PostgresqlShareStatements(ShareStatements):
     def _end_of(self, owner: str, field: str = "e", row: str = "l.") -> str:
         return f"CAST({row}shares -> CAST({owner} AS text) ->> '{field}' AS bigint)"
 
-    def _acquire_text(self, side: Side, *, wait: bool = False) -> str:
+    def _acquire_text(self, side: Side, *, alone: bool = False, wait: bool = False) -> str:
         now = "excluded.token"
         token = "greatest(l.token + 1, excluded.token)"  # noqa: S105 - SQL
         first = self._share("c.now_us", "c.now_us + CAST($3 AS bigint)", _first_slot(side), "CAST($4 AS text)")
-        share = self._share(token, "excluded.expires_at_us", self._slot(side, now), "CAST($4 AS text)")
+        share = self._share(token, "excluded.expires_at_us", self._slot(side, now, alone=alone), "CAST($4 AS text)")
+        if alone:
+            return self._acquire_alone_text(token, first, share)
         held = (
             f"held AS (SELECT owner, {self._left(side)} AS left_us, wanted,"
             " owner IS NOT NULL AND owner IS DISTINCT FROM metadata_owner AS alien"
@@ -303,8 +321,23 @@ class PostgresqlShareStatements(ShareStatements):
             f" UNION ALL SELECT NULL, owner, left_us, alien, {settled}, NULL FROM held"
         )
 
+    def _acquire_alone_text(self, token: str, first: str, share: str) -> str:
+        """Without a look before: the index tells that the row is there, and the row whether it is free."""
+        return (
+            "INSERT INTO {table} AS l (name, owner, token, expires_at_us, metadata_owner, shares)"
+            f" SELECT $1, '+shared', c.now_us, c.now_us + CAST($3 AS bigint), '+shared', {self._put(_EMPTY, first)}"
+            " FROM (SELECT {now} AS now_us) AS c"
+            f" ON CONFLICT (name) DO UPDATE SET owner = '+shared', token = {token},"
+            " expires_at_us = excluded.expires_at_us, metadata = NULL, metadata_owner = '+shared',"
+            f" shares = {self._put(_EMPTY, share)}, wanted = false"
+            f" WHERE {self._fits('permit', 'excluded.token', alone=True)} RETURNING l.token, NULL, NULL, false, true, 0"
+        )
+
     def _unmark_text(self) -> str:
         return _notifying(f"{super()._unmark_text()} RETURNING name, wanted", "$3")
+
+    def _free_alone_text(self) -> str:
+        return _notifying(f"{super()._free_alone_text()} RETURNING name, wanted", "$3")
 
     def _downgrade_text(self) -> str:
         return _notifying(f"{super()._downgrade_text()} RETURNING name, wanted", "$3")
@@ -324,6 +357,8 @@ class MysqlShareStatements(ShareStatements):
     of a permit; 0 is busy. The first assignment decides; the others look whether the share has the next token.
     """
 
+    _cheaper_alone = _SIDES
+    _only_mine = "JSON_LENGTH(l.shares) = 1"
     _metadata_set = "JSON_SET(l.shares, CONCAT('$.\"', $3, '\".m'), $1)"
 
     def _each(self, shares: str, alias: str) -> str:
@@ -343,24 +378,45 @@ class MysqlShareStatements(ShareStatements):
     def _end_of(self, owner: str, field: str = "e", row: str = "l.") -> str:
         return f"CAST(JSON_EXTRACT({row}shares, CONCAT('$.\"', {owner}, '\".{field}')) AS SIGNED)"
 
-    def _acquire_text(self, side: Side) -> str:
+    def _acquire_text(self, side: Side, *, alone: bool = False) -> str:
         # A subquery takes no VALUES(token), but the clock stands still during a statement: UTC_TIMESTAMP is its start.
         now, end, token = "{now}", "VALUES(expires_at_us)", "GREATEST(token + 1, VALUES(token))"
+        if alone:
+            return self._acquire_alone_text(side)
         share = self._share(token, end, self._slot(side, now, ""), "$4")
         ours = f"COALESCE({self._end_of('$2', 't', '')}, 0) = "
         slot = "0" if side == "shared" else self._end_of("$2", "p", "")
+        granted = self._put(self._beside(side, now, ""), share)
         return (
-            "INSERT INTO {table} (name, owner, token, expires_at_us, metadata_owner, shares) VALUES ($1, '+shared',"
-            f" {{now}} + 0 * LAST_INSERT_ID({{now}} * {SLOTS}), {{now}} + $3, '+shared',"
-            f" {self._put(_EMPTY, self._share('{now}', '{now} + $3', _first_slot(side), '$4'))})"
-            " ON DUPLICATE KEY UPDATE"
-            f" shares = IF({self._fits(side, now, '')}, {self._put(self._beside(side, now, ''), share)}, shares),"
+            "INSERT INTO {table} (name, owner, token, expires_at_us, shares) VALUES ($1, '+shared',"
+            f" {{now}} + 0 * LAST_INSERT_ID({{now}} * {SLOTS}), {{now}} + $3, {self._first(side)})"
+            f" ON DUPLICATE KEY UPDATE shares = IF({self._fits(side, now, '')}, {granted}, shares),"
             f" token = IF({ours}{token}, {token} + 0 * LAST_INSERT_ID({token} * {SLOTS} + {slot}),"
             " token + LAST_INSERT_ID(0)),"
             f" expires_at_us = IF({ours}token, {self._until(now, end, 'GREATEST', '')}, expires_at_us),"
-            f" owner = IF({ours}token, '+shared', owner),"
-            f" metadata = IF({ours}token, NULL, metadata),"
-            f" metadata_owner = IF({ours}token, '+shared', metadata_owner)"
+            f" owner = IF({ours}token, '+shared', owner)"
+        )
+
+    def _first(self, side: Side) -> str:
+        return f"JSON_OBJECT($2, {self._share('{now}', '{now} + $3', _first_slot(side), '$4')})"
+
+    def _acquire_alone_text(self, side: Side) -> str:
+        """
+        Take the row if it is free; not if the clock has not passed the last token, which the share would not have.
+
+        It writes into ``metadata_owner`` that it does, with its time, so that it is no other attempt of that owner.
+        """
+        granted = "metadata_owner = VALUES(metadata_owner)"
+        free = f"{self._fits(side, '{now}', '', alone=True)} AND token < {{now}}"
+        return (
+            "INSERT INTO {table} (name, owner, token, expires_at_us, metadata_owner, shares) VALUES ($1, '+shared',"
+            f" {{now}} + 0 * LAST_INSERT_ID({{now}} * {SLOTS}), {{now}} + $3, CONCAT($2, '/', {{now}}),"
+            f" {self._first(side)}) ON DUPLICATE KEY UPDATE"
+            f" metadata_owner = IF({free}, VALUES(metadata_owner), metadata_owner),"
+            f" token = IF({granted}, VALUES(token) + 0 * LAST_INSERT_ID(VALUES(token) * {SLOTS}),"
+            " token + LAST_INSERT_ID(0)),"
+            f" expires_at_us = IF({granted}, VALUES(expires_at_us), expires_at_us),"
+            f" owner = IF({granted}, '+shared', owner), shares = IF({granted}, {self._first(side)}, shares)"
         )
 
 
@@ -390,7 +446,8 @@ class SqliteShareStatements(ShareStatements):
     def _end_of(self, owner: str, field: str = "e", row: str = "l.") -> str:
         return f"json_extract({row}shares, '$.\"' || {owner} || '\".{field}')"
 
-    def _acquire_text(self, side: Side) -> str:
+    def _acquire_text(self, side: Side, *, alone: bool = False) -> str:
+        assert not alone, "not cheaper"
         now = "excluded.token"
         token = "max(l.token + 1, excluded.token)"  # noqa: S105 - SQL
         first = self._share("{now}", "{now} + $3", _first_slot(side), "$4")

@@ -10,11 +10,22 @@ from lockkit.backend import Gone, Grant, Holder, Renewal, Renewed, decode_metada
 from lockkit.backends.sql_table.share_statements import SHARED
 
 if TYPE_CHECKING:
+    from lockkit.backend import Mode
     from lockkit.backends.sql.database import Database
-    from lockkit.backends.sql.statement import Parameter
+    from lockkit.backends.sql.statement import Parameter, Statement
     from lockkit.backends.sql_table.share_statements import ShareStatements
+    from lockkit.units import Instant
 
-__all__ = ["MARK_SECONDS", "REMARK_SECONDS", "GrantState", "Shares", "Waiting", "text"]
+__all__ = [
+    "CROWDED_MAX",
+    "CROWDED_SECONDS",
+    "MARK_SECONDS",
+    "REMARK_SECONDS",
+    "GrantState",
+    "Shares",
+    "Waiting",
+    "text",
+]
 
 MARK_SECONDS = 5.0
 """How long a waiting writer stops new readers if it does not say so again, seconds. Longer stops them for longer when
@@ -22,6 +33,13 @@ the writer has died; shorter lets readers in before a writer whose machine is bu
 
 REMARK_SECONDS = 2.0
 """How often it says so again, seconds."""
+
+CROWDED_SECONDS = 1.0
+"""For how long a client uses the dearer statement at once where it has found leases of others, seconds. Longer goes on
+with it when they have gone; shorter asks in vain more often whether they have."""
+
+CROWDED_MAX = 1000
+"""Names for which a client remembers that. More takes memory; fewer asks in vain more often."""
 
 GrantState = Literal["share", "either"]
 """`Grant.state` of a lease beside others; ``either`` while a downgrade has no answer."""
@@ -61,6 +79,32 @@ class Shares:
         self._run = database.run
         self._statements = statements
         self._channel = channel
+        self._crowded: dict[str, float] = {}
+
+    def alone(self, side: Mode, name: str, now: Instant) -> Statement | None:
+        """Return the statement for a lease that nobody else has one beside, unless there was one just now."""
+        statement = None if side == "exclusive" else self._statements.acquire_alone.get(side)
+        if statement is None or now < self._crowded.get(name, 0.0):
+            return None
+        return statement
+
+    def found_crowded(self, name: str, now: Instant) -> None:
+        """Remember that others had leases."""
+        self._crowded.pop(name, None)
+        while len(self._crowded) >= CROWDED_MAX:
+            self._crowded.pop(next(iter(self._crowded), ""), None)
+        self._crowded[name] = now + CROWDED_SECONDS
+
+    async def release_one(self, name: str, owner: str, now: Instant, answer_by: float) -> bool:
+        """Release a lease, once; return whether it was held."""
+        statement = self._statements.free_alone
+        if statement is not None and now >= self._crowded.get(name, 0.0):
+            parameters = (name, owner, *self._notifying())
+            result = await self._run(statement, parameters, answer_by=answer_by)
+            if result.rows if self._channel else result.changed:
+                return True
+            self.found_crowded(name, now)
+        return bool(await self.release([name], [owner], answer_by, again=False))
 
     async def release(self, names: Sequence[str], owners: Sequence[str], answer_by: float, *, again: bool) -> int:
         """Release leases; return how many rows were changed."""

@@ -5,6 +5,8 @@ Algorithm: a row per lock, with its owner and the time until which it is held, b
 a transaction of its own decides (`lockkit.backends.sql_table.statements`): it takes the row if it is free, and raises
 the token. A release clears the owner and keeps the row, so the token stays. Clients remove rows that were not used for
 a day; the clock has passed their tokens by then. A note is two more columns of the row, and keeps it until its end.
+Readers and permits are a JSON object in the row, under the same statements' protection
+(`lockkit.backends.sql_table.share_statements`).
 
 On PostgreSQL a release notifies waiting clients by NOTIFY (`lockkit.backends.sql.wakeup`), if one of them has marked
 the row. Elsewhere, behind a pooler that lends out sessions, and while a foreign client holds the lock, waiters poll
@@ -24,6 +26,7 @@ import math
 import re
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from math import inf
 from types import MappingProxyType
@@ -229,6 +232,7 @@ class SqlTableBackend(LockBackend):
 
     async def _busy(self, request: Request, owner: str | None, left: float, *, poll: bool) -> Busy:
         """Make the answer; a writer that waits for readers stops new ones first."""
+        left = max(0.0, left)  # the clock went on during the statement
         if request.mode != "exclusive" or owner != SHARED:
             return Busy(left, poll=poll, owner=None if owner == SHARED else owner)
         if request.queue:
@@ -258,14 +262,15 @@ class SqlTableBackend(LockBackend):
         """See `LockBackend.abandon`."""
         waiting: Waiting | None = request.state
         self._forget(request)
+        request.state = waiting  # until all is undone
         name, owner, answer_by = self._key(request.name), request.owner, request.answer_by
         if request.uncertain:
             release = self._release if request.mode == "exclusive" else self._release_share
             await release(name, owner, answer_by, again=True)
         if waiting is not None and waiting.marked_at is not None:
-            request.state = waiting  # until it is done
-            await self._shares.unmark(name, owner, answer_by)
-            request.state = None
+            with suppress(MissingTable):  # dropped, and the mark with it
+                await self._shares.unmark(name, owner, answer_by)
+        request.state = None
 
     def _forget(self, request: Request) -> None:
         """Leave the place where it is woken."""

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import BigInteger, Boolean, Column, MetaData, String, Table, Text, event, inspect, text
 from sqlalchemy.dialects.mysql import MEDIUMTEXT, VARBINARY, VARCHAR
+from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.dialects.postgresql import TEXT as PG_TEXT
 from sqlalchemy.schema import CreateColumn, CreateTable
 
@@ -92,6 +93,14 @@ def lock_table(metadata: MetaData | None = None, name: str = TABLE) -> Table:
         # The note on the lock, and the end of its life. Only what reads and writes notes names these columns.
         Column("note", Text().with_variant(MEDIUMTEXT(charset="utf8mb4"), "mysql", "mariadb")),
         Column("note_until_us", BigInteger, nullable=False, server_default=zero),
+        # Readers or permits; the writer that waits for them, and until when no reader gets in before it.
+        # Only what they need names these columns.
+        Column(
+            "shares",
+            Text().with_variant(MEDIUMTEXT(charset="utf8mb4"), "mysql", "mariadb").with_variant(JSONB(), "postgresql"),
+        ),
+        Column("writer", key),
+        Column("writer_until_us", BigInteger, nullable=False, server_default=zero),
         schema=schema or None,
         mysql_engine="InnoDB",
         sqlite_with_rowid=False,

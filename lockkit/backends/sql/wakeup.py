@@ -56,18 +56,25 @@ class WakeupListener:
         self._database = database
         self._listen = Statement(f'LISTEN "{channel}"')
         self._mutex = runtime.mutex()
-        self._waiting: dict[str, Event] = {}
+        self._waiting: dict[str, list[Event]] = {}
         self._opening: Event | None = None
         self._ended: Event | None = None
 
     def expect(self, request: Request, name: str) -> None:
         """Wake this request when its lock is released, from now on."""
-        self._waiting[name] = request.wake
+        with self._mutex:
+            events = self._waiting.setdefault(name, [])
+            if request.wake not in events:
+                events.append(request.wake)
 
     def forget(self, request: Request, name: str) -> None:
         """Stop waking it."""
-        if self._waiting.get(name) is request.wake:
-            del self._waiting[name]
+        with self._mutex:
+            events = self._waiting.get(name)
+            if events is not None and request.wake in events:
+                events.remove(request.wake)
+                if not events:
+                    del self._waiting[name]
 
     async def open(self, answer_by: float) -> None:
         """
@@ -130,8 +137,9 @@ class WakeupListener:
         try:
             while await self._worth_listening(connection):
                 for name in connection.notifications():
-                    event = self._waiting.get(name.decode("utf-8", "replace"))  # others may NOTIFY anything
-                    if event is not None:
+                    with self._mutex:
+                        events = list(self._waiting.get(name.decode("utf-8", "replace"), ()))  # others NOTIFY anything
+                    for event in events:
                         event.set()
         except self._database.driver_errors as error:
             reason = error
@@ -139,7 +147,7 @@ class WakeupListener:
             with self._mutex:
                 self._forget_connection(connection)
                 # Their notifications may have come while nothing listened.
-                events = list(self._waiting.values())
+                events = [event for waiting in self._waiting.values() for event in waiting]
                 connection.terminate()
             ended.set()
             for event in events:

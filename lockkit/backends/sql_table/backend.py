@@ -5,6 +5,8 @@ Algorithm: a row per lock, with its owner and the time until which it is held, b
 a transaction of its own decides (`lockkit.backends.sql_table.statements`): it takes the row if it is free, and raises
 the token. A release clears the owner and keeps the row, so the token stays. Clients remove rows that were not used for
 a day; the clock has passed their tokens by then. A note is two more columns of the row, and keeps it until its end.
+Readers and permits are a JSON object in the row, under the same statements' protection
+(`lockkit.backends.sql_table.share_statements`).
 
 On PostgreSQL a release notifies waiting clients by NOTIFY (`lockkit.backends.sql.wakeup`), if one of them has marked
 the row. Elsewhere, behind a pooler that lends out sessions, and while a foreign client holds the lock, waiters poll
@@ -24,6 +26,7 @@ import math
 import re
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from math import inf
 from types import MappingProxyType
@@ -52,6 +55,16 @@ from lockkit.backends.sql.options import adopt_database, driver_options, examine
 from lockkit.backends.sql.schema import TABLE, create, drop, lock_table, parse_table, quoted
 from lockkit.backends.sql.statement import Statement
 from lockkit.backends.sql.wakeup import WakeupListener
+from lockkit.backends.sql_table.share_statements import (
+    SHARED,
+    SLOTS,
+    MysqlShareStatements,
+    PostgresqlShareStatements,
+    ShareStatements,
+    SqliteShareStatements,
+)
+from lockkit.backends.sql_table.shares import REMARK_SECONDS, Shares, Waiting
+from lockkit.backends.sql_table.shares import text as _text
 from lockkit.backends.sql_table.statements import MysqlStatements, PostgresqlStatements, SqliteStatements, Statements
 from lockkit.background import SingleRun
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockError
@@ -102,7 +115,7 @@ _CAPABILITIES = Capabilities(
     token_source="max(last + 1, database time in µs), so it also grows when the table comes back without its rows",  # noqa: S106
     survives_node_loss=False,
     survives_data_loss=True,
-    shared_mode=False,
+    shared_mode=True,
     clock_assumption="the database's clock runs at the rate of the clients' within 1 % and is not set forward while a "
     "lock is held; for tokens after a loss of data it is not set back by more than the outage",
     waiters_visible=False,
@@ -110,7 +123,9 @@ _CAPABILITIES = Capabilities(
     caveat="Without synchronous replication a promoted replica may not know the newest locks: guard storage by token.",
     metadata_update=True,
     listing=True,
-    permits="slots",
+    fair_shared=True,
+    downgrade=True,
+    permits="native",
     notes=True,
 )
 
@@ -128,6 +143,8 @@ class SqlTableBackend(LockBackend):
     options: ClassVar[Mapping[str, Option]] = OPTIONS
     _dialect: ClassVar[str]
     _statements_class: ClassVar[type[Statements]]
+    _share_statements_class: ClassVar[type[ShareStatements]]
+    _channel: str | None = None
 
     def __init__(self, database: Database, options: Mapping[str, Any], host: Host) -> None:
         """Use a database; nothing is sent."""
@@ -136,9 +153,10 @@ class SqlTableBackend(LockBackend):
         self.database = database
         self.tables = [lock_table(name=options["table"])]
         self._auto_create: bool = options["auto_create"]
-        self._statements = self._statements_class(
-            quoted(self.tables[0], database.engine.dialect), database.dialect.now_us
-        )
+        table, now_us = quoted(self.tables[0], database.engine.dialect), database.dialect.now_us
+        self._statements = self._statements_class(table, now_us)
+        self._share_statements = self._share_statements_class(table, now_us)
+        self._shares = Shares(database, self._share_statements, self._channel)
         self._reap_at = 0.0
         self._reaping = SingleRun(host.runtime, "lockkit-sql-reap", self.reap)
         self._ttl_us = (0.0, 0)
@@ -177,21 +195,62 @@ class SqlTableBackend(LockBackend):
         if ttl != request.ttl:
             ttl_us = _microseconds(request.ttl)
             self._ttl_us = (request.ttl, ttl_us)
-        parameters = (self._key(request.name), request.owner, ttl_us, request.metadata)
+        parameters: tuple[Parameter, ...] = (self._key(request.name), request.owner, ttl_us, request.metadata)
+        if request.mode == "permit":
+            parameters = (*parameters, request.limit)
         try:
             outcome = await self._attempt(request, parameters)
         except MissingTable as error:
             await self._make_table(error, request.answer_by)
             outcome = await self._attempt(request, parameters)
-        if type(outcome) is Busy:
-            return outcome
-        if self._runtime.random.random() < REAP_SHARE:
+        if type(outcome) is Grant and self._runtime.random.random() < REAP_SHARE:
             self._reap_soon()
-        return Grant(request.name, request.owner, cast("int", outcome), request.ttl)
+        return outcome
 
     @abstractmethod
-    async def _attempt(self, request: Request, parameters: tuple[Parameter, ...]) -> int | Busy:
-        """Try once; return the token, or who holds the lock."""
+    async def _attempt(self, request: Request, parameters: tuple[Parameter, ...]) -> Grant | Busy:
+        """Try once."""
+
+    async def _try_alone(self, request: Request, parameters: tuple[Parameter, ...]) -> Grant | None:
+        """Ask for a reader's lease or a permit as if nobody else had one, by a cheaper statement."""
+        name, now = self._key(request.name), self._runtime.now()
+        statement = self._shares.alone(request.mode, name, now) if request.state is None else None
+        if statement is None:
+            return None
+        granted = await self._ask(request, statement, parameters[:4])
+        if granted is None:
+            self._shares.found_crowded(name, now)
+        return granted
+
+    @abstractmethod
+    async def _ask(self, request: Request, statement: Statement, parameters: tuple[Parameter, ...]) -> Grant | None:
+        """Try to take the lock; None if it is held."""
+
+    def _granted(self, request: Request, token: int, slot: int | None = None) -> Grant:
+        state = None if request.mode == "exclusive" else "share"
+        return Grant(request.name, request.owner, token, request.ttl, state=state, slot=slot)
+
+    async def _busy(self, request: Request, owner: str | None, left: float, *, poll: bool) -> Busy:
+        """Make the answer; a writer that waits for readers stops new ones first."""
+        left = max(0.0, left)  # the clock went on during the statement
+        if request.mode != "exclusive" or owner != SHARED:
+            return Busy(left, poll=poll, owner=None if owner == SHARED else owner)
+        if request.queue:
+            waiting = _waiting_of(request)
+            now = self._runtime.now()
+            if waiting.marked_at is None or now >= waiting.marked_at + REMARK_SECONDS / 2:
+                waiting.marked_at = now  # before: its answer may be lost
+                await self._shares.mark(self._key(request.name), request.owner, request.answer_by)
+            left = min(left, REMARK_SECONDS)
+        return Busy(left, poll=poll)
+
+    def _acquiring(self, request: Request) -> Statement:
+        """Choose the statement."""
+        if request.mode != "exclusive":
+            return self._share_statements.acquire[request.mode]
+        if request.state is not None and request.state.marked_at is not None:
+            return self._statements.acquire_of_writer
+        return self._statements.acquire
 
     async def _make_table(self, error: MissingTable, answer_by: float) -> None:
         if not self._auto_create:
@@ -201,9 +260,17 @@ class SqlTableBackend(LockBackend):
 
     async def abandon(self, request: Request) -> None:
         """See `LockBackend.abandon`."""
+        waiting: Waiting | None = request.state
         self._forget(request)
+        request.state = waiting  # until all is undone
+        name, owner, answer_by = self._key(request.name), request.owner, request.answer_by
         if request.uncertain:
-            await self._release(self._key(request.name), request.owner, request.answer_by, again=True)
+            release = self._release if request.mode == "exclusive" else self._release_share
+            await release(name, owner, answer_by, again=True)
+        if waiting is not None and waiting.marked_at is not None:
+            with suppress(MissingTable):  # dropped, and the mark with it
+                await self._shares.unmark(name, owner, answer_by)
+        request.state = None
 
     def _forget(self, request: Request) -> None:
         """Leave the place where it is woken."""
@@ -211,7 +278,25 @@ class SqlTableBackend(LockBackend):
 
     async def release(self, grant: Grant, answer_by: float = inf) -> bool:
         """See `LockBackend.release`."""
-        return await self._release(self._key(grant.name), grant.owner, answer_by, again=False)
+        name, owner = self._key(grant.name), grant.owner
+        if grant.state == "share":
+            return await self._release_one_share(name, owner, answer_by)
+        released = await self._release(name, owner, answer_by, again=False)
+        if released or grant.state is None:
+            return released
+        return await self._release_one_share(name, owner, answer_by)
+
+    async def _release_one_share(self, name: str, owner: str, answer_by: float) -> bool:
+        try:
+            return await self._shares.release_one(name, owner, self._runtime.now(), answer_by)
+        except MissingTable:
+            return False
+
+    async def _release_share(self, name: str, owner: str, answer_by: float, *, again: bool) -> bool:
+        try:
+            return bool(await self._shares.release([name], [owner], answer_by, again=again))
+        except MissingTable:
+            return False
 
     async def _release(self, name: str, owner: str, answer_by: float, *, again: bool) -> bool:
         parameters = (name, owner)
@@ -225,11 +310,18 @@ class SqlTableBackend(LockBackend):
     async def release_all(self, grants: Sequence[Grant], answer_by: float) -> None:
         """See `LockBackend.release_all`. One statement for each thousand."""
         failed: BackendUnavailable | None = None
-        for start in range(0, len(grants), BATCH):
-            some = grants[start : start + BATCH]
-            statement = self._statements.free(len(some))
+        alone = [grant for grant in grants if grant.state != "share"]
+        beside = [grant for grant in grants if grant.state is not None]
+        batches = [(each, start) for each in (alone, beside) for start in range(0, len(each), BATCH)]
+        for each, start in batches:
+            some = each[start : start + BATCH]
             try:
-                await self._run(statement, self._free_parameters(some), again=True, answer_by=answer_by)
+                if each is alone:
+                    statement = self._statements.free(len(some))
+                    await self._run(statement, self._free_parameters(some), again=True, answer_by=answer_by)
+                else:
+                    owners = [grant.owner for grant in some]
+                    await self._shares.release(self._keys(some), owners, answer_by, again=True)
             except MissingTable:
                 return
             except BackendUnavailable as error:
@@ -252,6 +344,19 @@ class SqlTableBackend(LockBackend):
 
     async def _renew_group(self, grants: Sequence[Grant]) -> dict[str, Renewal]:
         """Renew leases of one ttl."""
+        outcomes: dict[str, Renewal] = {}
+        alone = [grant for grant in grants if grant.state != "share"]
+        if alone:
+            outcomes |= await self._renew_alone(alone)
+        beside = [
+            grant for grant in grants
+            if grant.state is not None and not isinstance(outcomes.get(grant.owner), Renewed)
+        ]  # fmt: skip
+        if beside:
+            outcomes |= await self._shares.renew(_microseconds(grants[0].ttl), beside, self._key)
+        return outcomes
+
+    async def _renew_alone(self, grants: Sequence[Grant]) -> dict[str, Renewal]:
         renewed = await self._renew(_microseconds(grants[0].ttl), grants)
         outcomes: dict[str, Renewal] = {owner: Renewed() for owner in renewed}
         missing = [grant for grant in grants if grant.owner not in outcomes]
@@ -279,6 +384,8 @@ class SqlTableBackend(LockBackend):
         """See `LockBackend.holders`."""
         try:
             row = await self._look(self._key(name))
+            if row is not None and _text(row[0]) == SHARED:
+                return await self._shares.holders(self._key(name))
         except MissingTable:
             return []
         if row is None:
@@ -294,15 +401,31 @@ class SqlTableBackend(LockBackend):
 
     async def update(self, grant: Grant, metadata: str) -> Gone | None:
         """See `LockBackend.update`."""
+        name = self._key(grant.name)
         try:
-            result = await self._run(self._statements.update, (metadata, grant.name, grant.owner), again=True)
+            if grant.state == "share":
+                return await self._shares.update(name, grant.owner, metadata)
+            result = await self._run(self._statements.update, (metadata, name, grant.owner), again=True)
             if result.changed == 1:
                 return None
             # MariaDB and MySQL do not count a row that has the same metadata already.
-            state = (await self._states([grant.name]))[grant.name]
+            state = (await self._states([name]))[name]
+            if not state.holds(grant.owner) and grant.state is not None:
+                return await self._shares.update(name, grant.owner, metadata)
         except MissingTable:
             return Gone("gone")
         return None if state.holds(grant.owner) else state.outcome(grant.owner)
+
+    async def downgrade(self, grant: Grant) -> bool:
+        """See `LockBackend.downgrade`."""
+        grant.state = "either"  # until there is an answer
+        try:
+            held = await self._shares.downgrade(self._key(grant.name), grant.owner)
+        except MissingTable:
+            return False
+        if held:
+            grant.state = "share"
+        return held
 
     async def break_lock(self, name: str) -> bool:
         """See `LockBackend.break_lock`."""
@@ -338,10 +461,14 @@ class SqlTableBackend(LockBackend):
         """See `LockBackend.write_note`."""
         parameters = (text, _microseconds(keep), self._key(grant.name), grant.owner)
         try:
+            if grant.state == "share":
+                return await self._shares.write_note(parameters, answer_by)
             result = await self._run(self._statements.write_note, parameters, again=True, answer_by=answer_by)
+            if result.changed == 1 or grant.state is None:
+                return result.changed == 1
+            return await self._shares.write_note(parameters, answer_by)
         except MissingTable:
             return False
-        return result.changed == 1
 
     async def clock(self) -> float:
         """See `LockBackend.clock`."""
@@ -402,35 +529,53 @@ class PostgresqlTable(SqlTableBackend):
     _dialect = "postgresql"
     _statements_class = PostgresqlStatements
     _statements: PostgresqlStatements
+    _share_statements_class = PostgresqlShareStatements
+    _share_statements: PostgresqlShareStatements
+    _channel: str
 
     def __init__(self, database: Database, options: Mapping[str, Any], host: Host) -> None:
         """Use a database; nothing is sent."""
+        self._channel = options["table"].rpartition(".")[2]
         super().__init__(database, options, host)
-        self._channel = str(self.tables[0].name)
         self._listener: WakeupListener | None = None
         if database.engine.dialect.driver in {"psycopg", "psycopg_async"}:
             self._listener = WakeupListener(host.runtime, database, self._channel)
         else:
             self.capabilities = _CAPABILITIES
 
-    async def _attempt(self, request: Request, parameters: tuple[Parameter, ...]) -> int | Busy:
+    async def _attempt(self, request: Request, parameters: tuple[Parameter, ...]) -> Grant | Busy:
+        granted = None if request.mode == "exclusive" else await self._try_alone(request, parameters)
+        if granted is not None:
+            return granted
         listener = self._listener
         for _ in range(LOOKS_MAX):
             listening = self._listen(request)
-            statement = self._statements.acquire_or_wait if listening else self._statements.acquire
+            statement = self._acquiring_or_waiting(request) if listening else self._acquiring(request)
             rows = (await self._run(statement, parameters, again=True, answer_by=request.answer_by)).rows
             if not rows:
                 continue
-            token, owner, left_us, alien, settled = rows[0]
+            token, owner, left_us, alien, settled, *slot = rows[0]
             if token is not None:
                 self._forget(request)
-                return cast("int", token)
+                return self._granted(request, token, *slot)
             if not settled:
                 continue
             if listening or not request.queue or listener is None or listener.cannot_listen:
-                return Busy(left_us / 1e6, poll=alien or not listening, owner=owner)
+                return await self._busy(request, owner, left_us / 1e6, poll=alien or not listening)
             await listener.open(request.answer_by)
         return Busy(0.0, poll=True)
+
+    async def _ask(self, request: Request, statement: Statement, parameters: tuple[Parameter, ...]) -> Grant | None:
+        rows = (await self._run(statement, parameters, again=True, answer_by=request.answer_by)).rows
+        return self._granted(request, rows[0][0], rows[0][5]) if rows else None
+
+    def _acquiring_or_waiting(self, request: Request) -> Statement:
+        """Choose the statement for a request that is woken."""
+        if request.mode != "exclusive":
+            return self._share_statements.acquire_or_wait[request.mode]
+        if request.state.marked_at is not None:
+            return self._statements.acquire_of_writer_or_wait
+        return self._statements.acquire_or_wait
 
     def _listen(self, request: Request) -> bool:
         """Have a request that may wait woken; return whether it will be."""
@@ -438,20 +583,24 @@ class PostgresqlTable(SqlTableBackend):
         connection = None if listener is None or not request.queue else listener.connection
         if listener is None or connection is None:
             return False
-        if request.state is not connection:
-            request.state = connection
+        waiting = _waiting_of(request)
+        if waiting.connection is not connection:
+            waiting.connection = connection
             listener.expect(request, self._key(request.name))
         return True
 
     def _forget(self, request: Request) -> None:
-        if request.state is not None:
-            request.state = None
+        waiting: Waiting | None = request.state
+        request.state = None
+        if waiting is not None and waiting.connection is not None:
             cast("WakeupListener", self._listener).forget(request, self._key(request.name))
 
     async def wait(self, request: Request, busy: Busy, until: Instant) -> None:
         """See `LockBackend.wait`."""
         # The connection may have ended since the row was marked: retry at once, which listens anew.
-        if request.state is not None and request.state is cast("WakeupListener", self._listener).connection:
+        waiting: Waiting | None = request.state
+        connection = None if waiting is None else waiting.connection
+        if connection is not None and connection is cast("WakeupListener", self._listener).connection:
             await super().wait(request, busy, until)
 
     async def _release(self, name: str, owner: str, answer_by: float, *, again: bool) -> bool:
@@ -486,26 +635,45 @@ class PostgresqlTable(SqlTableBackend):
 class _PollingTable(SqlTableBackend):
     """A database that cannot notify waiters: they poll."""
 
-    async def _attempt(self, request: Request, parameters: tuple[Parameter, ...]) -> int | Busy:
+    async def _attempt(self, request: Request, parameters: tuple[Parameter, ...]) -> Grant | Busy:
         # A request that found the lock held only reads until it is free: that neither writes nor waits for writers.
-        if request.state is None or await self._look(parameters[0], request.answer_by) is None:
-            token = await self._ask(parameters, request.answer_by)
-            if token:
+        waiting: Waiting | None = request.state
+        if waiting is None or not waiting.seen_held or await self._look_for(request, parameters) is None:
+            granted = None if request.mode == "exclusive" else await self._try_alone(request, parameters)
+            granted = granted or await self._ask(request, self._acquiring(request), parameters)
+            if granted is not None:
                 request.state = None
-                return token
-        row = await self._look(parameters[0], request.answer_by)
-        if row is not None and _text(row[0]) == request.owner:
-            # Granted, but the answer did not say so: MariaDB returns no last id if the table has a trigger that writes.
+                return granted
+        found = await self._look_for(request, parameters)
+        if isinstance(found, Grant):
             request.state = None
-            return cast("int", row[2])
+            return found
         if request.queue:
-            request.state = _SEEN_HELD
-        # Released since: ask again soon.
-        return Busy(0.0, poll=True) if row is None else Busy(row[1] / 1e6, poll=True, owner=_text(row[0]))
+            _waiting_of(request).seen_held = True
+        if found is None:  # released since: ask again soon
+            return Busy(0.0, poll=True)
+        owner, left_us = found
+        return await self._busy(request, owner, left_us / 1e6, poll=True)
 
-    @abstractmethod
-    async def _ask(self, parameters: tuple[Parameter, ...], answer_by: float) -> int:
-        """Try to take the lock; return the token, 0 if it is held."""
+    async def _look_for(self, request: Request, parameters: Sequence[Parameter]) -> Grant | tuple[str, int] | None:
+        """
+        Look who holds the lock, and for how many µs; None if it can be had.
+
+        A grant: the answer did not say so. MariaDB returns no last id if the table has a trigger that writes.
+        """
+        if request.mode == "exclusive":
+            row = await self._look(parameters[0], request.answer_by)
+            if row is None:
+                return None
+            holder = _text(row[0])
+            return self._granted(request, row[2]) if holder == request.owner else (holder, row[1])
+        name, owner, _, _, *limit = parameters
+        statement = self._share_statements.look[request.mode]
+        rows = (await self._run(statement, (name, owner, *limit), again=True, answer_by=request.answer_by)).rows
+        if not rows:
+            return None
+        left_us, token, slot = rows[0]
+        return (SHARED, left_us) if token is None else self._granted(request, token, slot)
 
 
 class MysqlTable(_PollingTable):
@@ -513,9 +681,16 @@ class MysqlTable(_PollingTable):
 
     _dialect = "mysql"
     _statements_class = MysqlStatements
+    _share_statements_class = MysqlShareStatements
 
-    async def _ask(self, parameters: tuple[Parameter, ...], answer_by: float) -> int:
-        return (await self._run(self._statements.acquire, parameters, again=True, answer_by=answer_by)).last_id
+    async def _ask(self, request: Request, statement: Statement, parameters: tuple[Parameter, ...]) -> Grant | None:
+        answer = (await self._run(statement, parameters, again=True, answer_by=request.answer_by)).last_id
+        if not answer:
+            return None
+        if request.mode == "exclusive":
+            return self._granted(request, answer)
+        token, slot = divmod(answer, SLOTS)
+        return self._granted(request, token, slot if request.mode == "permit" else None)
 
     async def _renew(self, ttl_us: int, grants: Sequence[Grant]) -> Iterable[str]:
         names = self._keys(grants)
@@ -542,10 +717,11 @@ class SqliteTable(_PollingTable):
     )
     _dialect = "sqlite"
     _statements_class = SqliteStatements
+    _share_statements_class = SqliteShareStatements
 
-    async def _ask(self, parameters: tuple[Parameter, ...], answer_by: float) -> int:
-        rows = (await self._run(self._statements.acquire, parameters, again=True, answer_by=answer_by)).rows
-        return int(rows[0][0]) if rows else 0
+    async def _ask(self, request: Request, statement: Statement, parameters: tuple[Parameter, ...]) -> Grant | None:
+        rows = (await self._run(statement, parameters, again=True, answer_by=request.answer_by)).rows
+        return self._granted(request, *rows[0]) if rows else None
 
 
 class _State:
@@ -568,12 +744,14 @@ class _State:
 
 
 _PING = Statement("SELECT 1")
-_SEEN_HELD = object()
 
 
-def _text(value: str | bytes | bytearray | None) -> str:
-    """Read a name or owner; a foreign client may have written anything."""
-    return value.decode("utf-8", "replace") if isinstance(value, bytes | bytearray) else value or ""
+def _waiting_of(request: Request) -> Waiting:
+    """Return what a request that waits has left elsewhere."""
+    if request.state is None:
+        request.state = Waiting()
+    waiting: Waiting = request.state
+    return waiting
 
 
 def _lock_name(value: str | bytes | bytearray) -> str | None:

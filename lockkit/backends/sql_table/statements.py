@@ -8,6 +8,7 @@ Each decides by itself, in a transaction of its own, by the database's clock (``
 statement       parameters                                  returns
 ==============  ==========================================  ===========================================================
 ``acquire``     name, owner, ttl in µs, metadata            by database, see there
+``…_of_writer`` the same                                    the same, for a writer that has marked readers' lock
 ``look``        name                                        of a held lock: owner, µs left, token, metadata, its owner
 ``release``     name, owner (and the channel)               one row, or one row changed, if that owner held it
 ``free``        names, owners (and the channel)             releases many, returns the same
@@ -33,19 +34,22 @@ from abc import ABC, abstractmethod
 
 from lockkit.backends.sql.statement import Statement
 
-__all__ = ["MysqlStatements", "PostgresqlStatements", "SqliteStatements", "Statements"]
+__all__ = [
+    "MysqlStatements",
+    "PostgresqlStatements",
+    "SqliteStatements",
+    "StatementMaker",
+    "Statements",
+    "places",
+]
 
 
-class Statements(ABC):
-    """The statements on one table."""
-
-    acquire: Statement
-    release: Statement
-    break_lock: Statement
+class StatementMaker:
+    """Writes the statements on one table."""
 
     def __init__(self, table: str, now_us: str) -> None:
         """
-        Write them.
+        Keep what stands for ``{table}`` and ``{now}``.
 
         Args:
             table: As it stands in SQL.
@@ -54,6 +58,32 @@ class Statements(ABC):
         self._table = table
         self._now = now_us
         self._made: dict[tuple[str, int], Statement] = {}
+
+    def _written(self, text: str, *, once: bool = False) -> Statement:
+        return Statement(text.replace("{table}", self._table).replace("{now}", self._now), once=once)
+
+    def _for_many(self, what: str, count: int, text: str) -> Statement:
+        """Write a statement whose length depends on how many it is for; those for few are kept."""
+        made = self._made.get((what, count))
+        if made is None:
+            keep = count <= KEPT_MAX
+            made = self._written(text, once=not keep)
+            if keep:
+                self._made[what, count] = made
+        return made
+
+
+class Statements(StatementMaker, ABC):
+    """The statements on one table."""
+
+    acquire: Statement
+    acquire_of_writer: Statement
+    release: Statement
+    break_lock: Statement
+
+    def __init__(self, table: str, now_us: str) -> None:
+        """See `StatementMaker`."""
+        super().__init__(table, now_us)
         self.look = self._written(
             "SELECT owner, expires_at_us - {now}, token, metadata, metadata_owner FROM {table}"
             " WHERE name = $1 AND owner IS NOT NULL AND expires_at_us > {now}"
@@ -78,9 +108,6 @@ class Statements(ABC):
     def _write(self) -> None:
         """Write what differs."""
 
-    def _written(self, text: str, *, once: bool = False) -> Statement:
-        return Statement(text.replace("{table}", self._table).replace("{now}", self._now), once=once)
-
     def renew(self, count: int) -> Statement:
         """Renew so many leases at once; one parameter for each name, then one for each owner."""
         return self._for_many("renew", count, self._renew_text(count))
@@ -88,7 +115,7 @@ class Statements(ABC):
     def _renew_text(self, count: int) -> str:
         return (
             "UPDATE {table} SET expires_at_us = {now} + $1"
-            f" WHERE name IN ({_places(2, count)}) AND owner IN ({_places(2 + count, count)})"
+            f" WHERE name IN ({places(2, count)}) AND owner IN ({places(2 + count, count)})"
             " AND expires_at_us > {now}"
         )
 
@@ -99,7 +126,7 @@ class Statements(ABC):
     def _free_text(self, count: int) -> str:
         return (
             "UPDATE {table} SET owner = NULL, expires_at_us = 0"
-            f" WHERE name IN ({_places(1, count)}) AND owner IN ({_places(1 + count, count)})"
+            f" WHERE name IN ({places(1, count)}) AND owner IN ({places(1 + count, count)})"
         )
 
     def state(self, count: int) -> Statement:
@@ -108,12 +135,12 @@ class Statements(ABC):
             "state",
             count,
             "SELECT name, owner, expires_at_us <= {now}, broken_owner FROM {table}"
-            f" WHERE name IN ({_places(1, count)})",
+            f" WHERE name IN ({places(1, count)})",
         )
 
     def reap(self, count: int, *, notes: bool) -> Statement:
         """See the module. `notes`: the table has columns for notes."""
-        text = f"DELETE FROM {{table}} WHERE {_idle(notes)} AND name IN ({_places(2, count)})"
+        text = f"DELETE FROM {{table}} WHERE {_idle(notes)} AND name IN ({places(2, count)})"
         return self._for_many(f"reap {notes}", count, text)
 
     def idle(self, count: int, *, notes: bool) -> Statement:
@@ -130,16 +157,6 @@ class Statements(ABC):
             f" AND name >= $1{below} ORDER BY name LIMIT {count}",
         )
 
-    def _for_many(self, what: str, count: int, text: str) -> Statement:
-        """Write a statement whose length depends on how many it is for; those for few are kept."""
-        made = self._made.get((what, count))
-        if made is None:
-            keep = count <= KEPT_MAX
-            made = self._written(text, once=not keep)
-            if keep:
-                self._made[what, count] = made
-        return made
-
 
 KEPT_MAX = 8
 """Statements for so many names are kept, and so prepared. More takes memory here and at the server."""
@@ -149,7 +166,8 @@ def _idle(notes: bool) -> str:  # noqa: FBT001 - private
     return "token < {now} - $1 AND expires_at_us < {now} - $1" + (" AND note_until_us < {now}" if notes else "")
 
 
-def _places(first: int, count: int) -> str:
+def places(first: int, count: int) -> str:
+    """Write so many parameters, from a number on."""
     return ", ".join(f"${number}" for number in range(first, first + count))
 
 
@@ -173,8 +191,25 @@ class PostgresqlStatements(Statements):
     """
 
     acquire_or_wait: Statement
+    acquire_of_writer_or_wait: Statement
 
     def _write(self) -> None:
+        self.acquire, self.acquire_or_wait = self._acquiring("wanted = false")
+        # Readers whom its mark has stopped still wait: its release notifies them.
+        ends = "writer_until_us = CASE WHEN l.writer = excluded.owner THEN 0 ELSE l.writer_until_us END"
+        self.acquire_of_writer, self.acquire_of_writer_or_wait = self._acquiring(ends)
+        notify = " SELECT CASE WHEN wanted THEN pg_notify($2, $1) END FROM freed"
+        self.release = self._written(
+            "WITH freed AS (UPDATE {table} SET owner = NULL, expires_at_us = 0 WHERE name = $1 AND owner = $3"
+            f" RETURNING wanted){notify}"
+        )
+        self.break_lock = self._written(
+            "WITH freed AS (UPDATE {table} SET broken_owner = owner, owner = NULL, expires_at_us = 0"
+            f" WHERE name = $1 AND owner IS NOT NULL AND expires_at_us > {{now}} RETURNING wanted){notify}"
+        )
+
+    def _acquiring(self, also: str) -> tuple[Statement, Statement]:
+        """Write ``acquire`` and ``acquire_or_wait``, and what else a grant sets."""
         held = (
             "held AS (SELECT owner, expires_at_us - {now} AS left_us, wanted,"
             " owner IS DISTINCT FROM metadata_owner AS alien"
@@ -185,7 +220,7 @@ class PostgresqlStatements(Statements):
             " SELECT $1, $2, {now}, {now} + CAST($3 AS bigint), $4, $2 WHERE NOT EXISTS (SELECT FROM held)"
             " ON CONFLICT (name) DO UPDATE SET owner = excluded.owner,"
             " token = greatest(l.token + 1, excluded.token), expires_at_us = excluded.expires_at_us,"
-            " metadata = excluded.metadata, metadata_owner = excluded.owner, wanted = false"
+            f" metadata = excluded.metadata, metadata_owner = excluded.owner, {also}"
             " WHERE l.owner IS NULL OR l.owner = excluded.owner OR l.expires_at_us <= excluded.token"
             " RETURNING token)"
         )
@@ -193,23 +228,15 @@ class PostgresqlStatements(Statements):
             "marked AS (UPDATE {table} SET wanted = true WHERE name = $1 AND owner IS NOT NULL AND NOT wanted"
             " AND EXISTS (SELECT FROM held WHERE NOT wanted) RETURNING 1)"
         )
-        self.acquire = self._written(
+        acquire = self._written(
             f"WITH {held}, {granted} SELECT token, NULL, NULL, false, false FROM granted"
             " UNION ALL SELECT NULL, owner, left_us, alien, true FROM held"
         )
-        self.acquire_or_wait = self._written(
+        acquire_or_wait = self._written(
             f"WITH {held}, {granted}, {marked} SELECT token, NULL, NULL, false, false FROM granted"
             " UNION ALL SELECT NULL, owner, left_us, alien, wanted OR EXISTS (SELECT FROM marked) FROM held"
         )
-        notify = " SELECT CASE WHEN wanted THEN pg_notify($2, $1) END FROM freed"
-        self.release = self._written(
-            "WITH freed AS (UPDATE {table} SET owner = NULL, expires_at_us = 0 WHERE name = $1 AND owner = $3"
-            f" RETURNING wanted){notify}"
-        )
-        self.break_lock = self._written(
-            "WITH freed AS (UPDATE {table} SET broken_owner = owner, owner = NULL, expires_at_us = 0"
-            f" WHERE name = $1 AND owner IS NOT NULL AND expires_at_us > {{now}} RETURNING wanted){notify}"
-        )
+        return acquire, acquire_or_wait
 
     def _write_note_text(self) -> str:
         return (
@@ -267,7 +294,7 @@ class MysqlStatements(_PollingStatements):
     def _write(self) -> None:
         super()._write()
         ours = "owner IS NULL OR owner = VALUES(owner) OR expires_at_us <= VALUES(token)"
-        self.acquire = self._written(
+        acquire = (
             "INSERT INTO {table} (name, owner, token, expires_at_us, metadata, metadata_owner)"
             " VALUES ($1, $2, LAST_INSERT_ID({now}), {now} + $3, $4, $2) ON DUPLICATE KEY UPDATE"
             f" token = IF({ours}, LAST_INSERT_ID(GREATEST(token + 1, VALUES(token))), token + LAST_INSERT_ID(0)),"
@@ -275,6 +302,10 @@ class MysqlStatements(_PollingStatements):
             " expires_at_us = IF(owner = VALUES(owner), VALUES(expires_at_us), expires_at_us),"
             " metadata = IF(owner = VALUES(owner), VALUES(metadata), metadata),"
             " metadata_owner = IF(owner = VALUES(owner), owner, metadata_owner)"
+        )
+        self.acquire = self._written(acquire)
+        self.acquire_of_writer = self._written(
+            f"{acquire}, writer_until_us = IF(owner = VALUES(owner) AND writer = owner, 0, writer_until_us)"
         )
 
 
@@ -287,11 +318,16 @@ class SqliteStatements(_PollingStatements):
 
     def _write(self) -> None:
         super()._write()
-        self.acquire = self._written(
+        ends = ", writer_until_us = CASE WHEN l.writer = excluded.owner THEN 0 ELSE l.writer_until_us END"
+        self.acquire, self.acquire_of_writer = (self._written(self._acquire_text(also)) for also in ("", ends))
+
+    @staticmethod
+    def _acquire_text(also: str) -> str:
+        return (
             "INSERT INTO {table} AS l (name, owner, token, expires_at_us, metadata, metadata_owner)"
             " VALUES ($1, $2, {now}, {now} + $3, $4, $2) ON CONFLICT (name) DO UPDATE SET owner = excluded.owner,"
             " token = max(l.token + 1, excluded.token), expires_at_us = excluded.expires_at_us,"
-            " metadata = excluded.metadata, metadata_owner = excluded.owner"
+            f" metadata = excluded.metadata, metadata_owner = excluded.owner{also}"
             " WHERE l.owner IS NULL OR l.owner = excluded.owner OR l.expires_at_us <= excluded.token RETURNING token"
         )
 

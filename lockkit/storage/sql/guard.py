@@ -5,6 +5,10 @@ Next to the guarded data, the database stores the newest token that was accepted
 ``lockkit_fences`` under the name of a *scope*. The guard compares and writes it in the application's own transaction,
 which keeps that row locked until it ends. So a holder with an older token finds a newer one, or waits and then finds
 it; and what the transaction writes afterwards, under the same row, needs no further comparison.
+
+Readers of a read/write lock hold it together, so a guard keeps two marks: the newest token of a writer and that of a
+reader (the columns ``token`` and ``read_token``; ``fence`` and, if there is one, ``read_fence``). A writer must have at
+least the first and more than the second, a reader at least the first.
 """
 
 from __future__ import annotations
@@ -12,9 +16,22 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
-from sqlalchemy import BigInteger, Column, Connection, Delete, TextClause, Update, exc, or_, select, text, update
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Connection,
+    Delete,
+    TextClause,
+    Update,
+    case,
+    exc,
+    or_,
+    select,
+    text,
+    update,
+)
 from sqlalchemy import inspect as inspect_mapped
 from sqlalchemy.orm import InstanceState, Mapped, Session, mapped_column
 from sqlalchemy.orm.exc import StaleDataError
@@ -34,7 +51,7 @@ from lockkit.storage.sql.client import (
     problem_of,
     translating,
 )
-from lockkit.storage.sql.schema import KEYS, Family, ensure, family_of, key_of, make_here, quoted
+from lockkit.storage.sql.schema import KEYS, Family, ensure, family_of, key_of, lacks_column, make_here, quoted
 from lockkit.storage.tokens import check_token, stale_token
 
 if TYPE_CHECKING:
@@ -50,6 +67,9 @@ T = TypeVar("T")
 FENCE = "fence"
 """Default name of the column with the newest token."""
 
+READ_FENCE = "read_fence"
+"""Name of the column with a reader's newest token, if the table has one."""
+
 
 class FenceMixin:
     """
@@ -60,7 +80,8 @@ class FenceMixin:
         class Seat(FenceMixin, Base):
             __tablename__ = "seat"
 
-    For a table that exists already: ``ALTER TABLE seat ADD COLUMN fence BIGINT NOT NULL DEFAULT 0``.
+    For a table that exists already: ``ALTER TABLE seat ADD COLUMN fence BIGINT NOT NULL DEFAULT 0``. If readers of a
+    read/write lock guard the rows, too, add a column ``read_fence`` of the same kind; both are compared then.
     """
 
     fence: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0", nullable=False)
@@ -85,18 +106,28 @@ def fenced(statement: S, token: int, *, fence: ColumnElement[int] | None = None)
 
     Returns:
         ``… WHERE … AND fence <= token``, for an UPDATE with ``SET fence = token``. Equal tokens are accepted: a holder
-        may write as often as it likes.
+        may write as often as it likes. With a column ``read_fence`` also ``… AND read_fence < token``.
 
     Raises:
         ConfigurationError: The token is not valid, or there is no such column.
     """
     check_token(token)
     column = column_of(statement, fence, FENCE, option="fence")
-    admitted = column <= token
-    if getattr(column, "nullable", True):
-        admitted = or_(column.is_(None), admitted)
-    guarded: Any = statement.where(admitted)
+    guarded: Any = statement.where(_or_null(column, column <= token))
+    read = _read_column(statement)
+    if read is not None:
+        guarded = guarded.where(_or_null(read, read < token))
     return cast("S", guarded.values({column: token}) if isinstance(statement, Update) else guarded)
+
+
+def _or_null(column: Any, admitted: ColumnElement[bool]) -> ColumnElement[bool]:  # noqa: ANN401 - a column, mapped or not
+    return or_(column.is_(None), admitted) if getattr(column, "nullable", True) else admitted
+
+
+def _read_column(statement: Update | Delete) -> Any:  # noqa: ANN401 - a column, or None
+    """Return the column with the token of readers, if the table has one."""
+    table: Any = statement.table
+    return table.c.get(READ_FENCE)
 
 
 class _Guard:
@@ -119,27 +150,29 @@ class _Guard:
         name = str(statement.table)
 
         def work(executor: Session | Connection, connection: Connection) -> int:
-            rows = select(column).with_for_update()
+            read = _read_column(statement)
+            rows = select(column, column if read is None else read).with_for_update()
             if statement.whereclause is not None:
                 rows = rows.where(statement.whereclause)
 
-            def newest() -> tuple[int, int]:
-                tokens = executor.execute(rows).scalars().all()
-                return len(tokens), max((last for last in tokens if last is not None), default=0)
+            def refuse_stale() -> int:
+                marks = [(last or 0, 0 if read is None else seen or 0) for last, seen in executor.execute(rows)]
+                for written, seen in marks:
+                    _refuse(written, seen, token, name, connection)
+                return len(marks)
 
             with _of_application(connection):
-                found, last = newest()
-                _refuse(last, token, name, connection)
+                found = refuse_stale()
                 result: Any = executor.execute(guarded)
                 changed: int = result.rowcount
                 if changed < found:
                     # SQLite locks no rows: another transaction may have written between the two statements.
-                    _refuse(newest()[1], token, name, connection)
+                    refuse_stale()
             return changed
 
         return await self._transaction.run_with(work)
 
-    async def accept(self, scope: str, *, token: int) -> None:
+    async def accept(self, scope: str, *, token: int, shared: bool = False) -> None:
         """Accept a token for a scope. See `SqlGuard.accept`."""
         name = _scope(scope)
         check_token(token, name=name)
@@ -148,12 +181,13 @@ class _Guard:
             family = family_of(connection.dialect)
             accept = _accept_innodb if family == "mysql" else _accept
             given = {"scope": key_of(family, name), "token": token}
-            last = self._ask(connection, name, lambda sql: accept(connection, sql, given))
-            _refuse(last, token, name, connection)
+            step = "read" if shared else "write"
+            written, seen = self._ask(connection, name, lambda sql: accept(connection, sql, step, given))
+            _refuse(written, seen, token, name, connection, shared=shared)
 
         await self._transaction.run_with(work)
 
-    async def accept_object(self, instance: object, *, token: int) -> None:
+    async def accept_object(self, instance: object, *, token: int, shared: bool = False) -> None:
         """Accept a token for a mapped object, and read the object again. See `SqlGuard.accept_object`."""
         state = inspect_mapped(instance, raiseerr=False)
         if not isinstance(state, InstanceState):
@@ -162,6 +196,10 @@ class _Guard:
         name = f"{type(instance).__name__} {state.identity}"
         check_token(token, name=name)
         column = _mapped_column(state, name)
+        read: Any = column.table.c.get(READ_FENCE)
+        if shared and read is None:
+            message = f"the table of {name} has no column {READ_FENCE!r}: add one like {FENCE!r}, or use a scope"
+            raise ConfigurationError(message, name=name)
 
         def work(executor: Session | Connection, connection: Connection) -> None:
             if not isinstance(executor, Session) or state.session is not executor:
@@ -172,14 +210,22 @@ class _Guard:
                 raise ConfigurationError(message, name=name)
             keys = zip(state.mapper.primary_key, state.identity or (), strict=True)
             statement = update(column.table).where(*(key == value for key, value in keys))
+            if shared:
+                newest = case((_or_null(read, read < token), token), else_=read)
+                guarded = statement.where(_or_null(column, column <= token)).values({read: newest})
+            else:
+                guarded = fenced(statement, token, fence=column)
             with translating(connection, name):
-                result: Any = connection.execute(fenced(statement, token, fence=column))
+                result: Any = connection.execute(guarded)
                 if result.rowcount == 0:
-                    last = connection.execute(select(column).where(statement.whereclause)).scalar()  # type: ignore[arg-type] # there is one
-                    if last is None:
+                    marks = select(column, column if read is None else read).where(statement.whereclause)  # type: ignore[arg-type] # there is one
+                    row = connection.execute(marks).first()
+                    if row is None:
                         message = f"the row of {name} is gone"
                         raise StaleDataError(message)
-                    raise stale_token("the change", token, last, name=name, backend=label_of(connection))
+                    last = max(row[0] or 0, 0 if shared else row[1] or 0)
+                    what = "the read" if shared else "the change"
+                    raise stale_token(what, token, last, name=name, backend=label_of(connection))
                 # With a lock, so that MariaDB and MySQL return the newest row and not that of an earlier snapshot.
                 executor.refresh(instance, with_for_update=True)
 
@@ -191,7 +237,8 @@ class _Guard:
 
         def work(_: object, connection: Connection) -> int | None:
             given = {"scope": key_of(family_of(connection.dialect), name)}
-            return self._ask(connection, name, lambda sql: connection.execute(sql["last"], given).scalar())
+            row = self._ask(connection, name, lambda sql: connection.execute(sql["last"], given).first())
+            return None if row is None else max(row)
 
         return await self._transaction.run_with(work)
 
@@ -205,10 +252,18 @@ class _Guard:
             try:
                 return ask(sql)
             except exc.DBAPIError as error:
-                if family != "sqlite" or problem_of(error) is not Problem.MISSING or not self._auto_create:
+                lacks = lacks_column(error)
+                if family != "sqlite" or not (lacks or problem_of(error) is Problem.MISSING) or not self._auto_create:
+                    if lacks:
+                        raise self._without_column(connection) from error
                     raise
             make_here(connection, "fences", self._table)
             return ask(sql)
+
+    def _without_column(self, connection: Connection) -> ConfigurationError:
+        label = label_of(connection)
+        message = f"table {self._table} at {label} is of an earlier version: run lockkit.sql.create_tables(engine)"
+        return ConfigurationError(message, backend=label)
 
 
 class AsyncSqlGuard(_Guard):
@@ -281,20 +336,23 @@ class SqlGuard:
         """
         return drive(self._guard.execute(statement, token=token, fence=fence))
 
-    def accept(self, scope: str, *, token: int) -> None:
+    def accept(self, scope: str, *, token: int, shared: bool = False) -> None:
         """
         Accept a token for a scope: no other holder's until this transaction ends, and never again an older one.
 
         Use it for data without a token column of its own: several tables, rows that are yet to be inserted. Call it
         first; what you write in the same transaction afterwards is guarded.
 
+        Readers hold a read/write lock together, so a reader's token shuts out older writers, not older readers.
+
         Args:
             scope: 1 to 255 UTF-8 bytes, such as the name of the lock.
             token: The token of the lease under which you work.
+            shared: It is a reader's: ``lease.mode == "shared"``. You only read then.
         """
-        drive(self._guard.accept(scope, token=token))
+        drive(self._guard.accept(scope, token=token, shared=shared))
 
-    def accept_object(self, instance: object, *, token: int) -> None:
+    def accept_object(self, instance: object, *, token: int, shared: bool = False) -> None:
         """
         Accept a token for a mapped object that has the column ``fence`` (`FenceMixin`), and read the object again.
 
@@ -304,41 +362,75 @@ class SqlGuard:
         Args:
             instance: A persistent object of this guard's session.
             token: The token of the lease under which you work.
+            shared: It is a reader's: ``lease.mode == "shared"``. You only read then; the table needs a column
+                ``read_fence``, see `FenceMixin`.
 
         Raises:
             sqlalchemy.orm.exc.StaleDataError: Its row is gone.
         """
-        drive(self._guard.accept_object(instance, token=token))
+        drive(self._guard.accept_object(instance, token=token, shared=shared))
 
     def last(self, scope: str) -> int | None:
         """Return the newest token that was accepted for a scope, as this transaction sees it; None if there is none."""
         return drive(self._guard.last(scope))
 
 
-def _accept(connection: Connection, sql: Mapping[str, TextClause], given: Mapping[str, Any]) -> int:
-    """Write the token unless a newer one is stored; return the stored one."""
-    last = connection.execute(sql["accept"], given).scalar()
-    return int(connection.execute(sql["last"], given).scalar_one() if last is None else last)
+def _accept(connection: Connection, sql: Mapping[str, TextClause], step: str, given: Mapping[str, Any]) -> _Marks:
+    """Write the token unless it is stale; return the marks that it was compared with, or that it made."""
+    row = connection.execute(sql[step], given).first() or connection.execute(sql["last"], given).one()
+    return _Marks(*row)
 
 
-def _accept_innodb(connection: Connection, sql: Mapping[str, TextClause], given: Mapping[str, Any]) -> int:
+def _accept_innodb(
+    connection: Connection, sql: Mapping[str, TextClause], step: str, given: Mapping[str, Any]
+) -> _Marks:
     """Do the same without RETURNING."""
-    connection.execute(sql["accept"], given)
-    return int(connection.execute(sql["locked"], given).scalar_one())
+    connection.execute(sql[step], given)
+    return _Marks(*connection.execute(sql["locked"], given).one())
+
+
+class _Marks(NamedTuple):
+    """The newest tokens of a writer and of a reader."""
+
+    written: int
+    seen: int
 
 
 @lru_cache(maxsize=64)
 def _statements(family: Family, table: str) -> Mapping[str, TextClause]:
     scope = KEYS[family].format("scope")
-    last = f"SELECT token FROM {table} WHERE scope = {scope}"
-    accept = (
-        f"INSERT INTO {table} (scope, token) VALUES ({scope}, :token) "
-        "ON DUPLICATE KEY UPDATE token = GREATEST(token, VALUES(token))"
-        if family == "mysql"
-        else f"INSERT INTO {table} AS held (scope, token) VALUES ({scope}, :token) ON CONFLICT (scope) "
-        "DO UPDATE SET token = excluded.token WHERE held.token <= excluded.token RETURNING token"
-    )
-    return {"accept": text(accept), "last": text(last), "locked": text(f"{last} FOR UPDATE")}
+    last = f"SELECT token, read_token FROM {table} WHERE scope = {scope}"
+    steps = _steps_innodb(table, scope) if family == "mysql" else _steps(family, table, scope)
+    return {key: text(sql) for key, sql in {**steps, "last": last, "locked": f"{last} FOR UPDATE"}.items()}
+
+
+def _steps(family: Family, table: str, scope: str) -> dict[str, str]:
+    greatest = "max" if family == "sqlite" else "greatest"
+    return {
+        "write": (
+            f"INSERT INTO {table} AS held (scope, token) VALUES ({scope}, :token) ON CONFLICT (scope) DO UPDATE "
+            "SET token = excluded.token WHERE held.token <= excluded.token AND held.read_token < excluded.token "
+            "RETURNING token, read_token"
+        ),
+        "read": (
+            f"INSERT INTO {table} AS held (scope, token, read_token) VALUES ({scope}, 0, :token) "
+            f"ON CONFLICT (scope) DO UPDATE SET read_token = {greatest}(held.read_token, excluded.read_token) "
+            "WHERE held.token <= excluded.read_token RETURNING token, read_token"
+        ),
+    }
+
+
+def _steps_innodb(table: str, scope: str) -> dict[str, str]:
+    return {
+        "write": (
+            f"INSERT INTO {table} (scope, token) VALUES ({scope}, :token) ON DUPLICATE KEY UPDATE "
+            "token = IF(token <= VALUES(token) AND read_token < VALUES(token), VALUES(token), token)"
+        ),
+        "read": (
+            f"INSERT INTO {table} (scope, token, read_token) VALUES ({scope}, 0, :token) ON DUPLICATE KEY UPDATE "
+            "read_token = IF(token <= VALUES(read_token), GREATEST(read_token, VALUES(read_token)), read_token)"
+        ),
+    }
 
 
 def _mapped_column(state: InstanceState[Any], name: str) -> Column[Any]:
@@ -368,9 +460,11 @@ def _of_application(connection: Connection) -> Iterator[None]:
         raise data_error(error, connection) from error
 
 
-def _refuse(last: int, token: int, name: str, connection: Connection) -> None:
-    if last > token:
-        raise stale_token("the change", token, last, name=name, backend=label_of(connection))
+def _refuse(written: int, seen: int, token: int, name: str, connection: Connection, *, shared: bool = False) -> None:
+    """Refuse a token that is older than the marks of a writer and of a reader allow."""
+    if written > token or (not shared and seen >= token):
+        what, last = ("the read", written) if shared else ("the change", max(written, seen))
+        raise stale_token(what, token, last, name=name, backend=label_of(connection))
 
 
 def _scope(scope: object) -> str:

@@ -5,7 +5,8 @@ The tables of `lockkit.sql.lock_in` and `lockkit.fencing.SqlGuard`, and how they
 ``lockkit_tx``    ``name``, ``owner``, ``token``             a row for each name of `lockkit.sql.lock_in`
 ``…_token``       a sequence; on MariaDB and MySQL a table   tokens: a rollback does not give a number back
                   of an AUTO_INCREMENT number, empty
-``lockkit_fences``  ``scope``, ``token``                     a row for each scope of `lockkit.fencing.SqlGuard`
+``lockkit_fences``  ``scope``, ``token``, ``read_token``     a row for each scope of `lockkit.fencing.SqlGuard`: the
+                                                             newest token of a writer and that of a reader
 ================  =========================================  ==================================================
 
 Names are compared as bytes. Rows are never removed: each name that was ever used has one.
@@ -20,13 +21,13 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Literal
 
-from sqlalchemy import Connection, Engine, exc, text
+from sqlalchemy import Connection, Engine, exc, inspect, text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from lockkit.backends.sql.schema import parse_table
 from lockkit.errors import ConfigurationError, Unsupported
 from lockkit.storage.sql import FENCES, LOCKS
-from lockkit.storage.sql.client import Problem, data_error, problem_of, spare
+from lockkit.storage.sql.client import Problem, code_of, data_error, problem_of, spare
 from lockkit.validation import shown
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ __all__ = [
     "ensure",
     "family_of",
     "key_of",
+    "lacks_column",
     "make_here",
     "quoted",
 ]
@@ -73,6 +75,9 @@ KEYS: dict[Family, str] = {
 
 # The bytes of "lockkit": the advisory lock under which one process at a time creates tables or raises the tokens.
 ADVISORY_KEY = int.from_bytes(b"lockkit")
+
+_DUPLICATE_COLUMN = "1060"
+_READ_COLUMN = "read_token BIGINT NOT NULL DEFAULT 0"
 
 _ready: weakref.WeakKeyDictionary[Engine, set[str]] = weakref.WeakKeyDictionary()
 
@@ -136,7 +141,7 @@ def ddl(family: Family, *, locks: str | None = LOCKS, fences: str | None = FENCE
     if fences is not None:
         made.append(
             f"CREATE TABLE IF NOT EXISTS {quoted(family, fences)} (scope {name} NOT NULL PRIMARY KEY, "
-            f"token BIGINT NOT NULL){engine}"
+            f"token BIGINT NOT NULL, {_READ_COLUMN}){engine}"
         )
     return made
 
@@ -149,6 +154,29 @@ def create(connection: Connection, *, locks: str | None = LOCKS, fences: str | N
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": ADVISORY_KEY})
     for statement in ddl(family, locks=locks, fences=fences):
         connection.execute(text(statement))
+    if fences is not None:
+        _add_read_token(connection, family, fences)
+
+
+def _add_read_token(connection: Connection, family: Family, table: str) -> None:
+    """Add the column to a table of an earlier version."""
+    schema, _, plain = table.rpartition(".")
+    if any(column["name"] == "read_token" for column in inspect(connection).get_columns(plain, schema or None)):
+        return
+    try:
+        connection.execute(text(f"ALTER TABLE {quoted(family, table)} ADD COLUMN {_READ_COLUMN}"))
+    except exc.DBAPIError as error:
+        if family != "mysql" or code_of(error) != _DUPLICATE_COLUMN:  # another process was faster
+            raise
+
+
+def lacks_column(error: exc.DBAPIError) -> bool:
+    """Tell whether a statement failed because a table is of an earlier version."""
+    return (
+        code_of(error) in {"42703", "1054"}
+        or "no column named" in str(error.orig)
+        or ("no such column" in str(error.orig))
+    )
 
 
 def create_at(target: object, *, locks: str | None, fences: str | None) -> Awaitable[None] | None:
@@ -196,7 +224,7 @@ def ensure(connection: Connection, kind: Kind, table: str) -> None:
         return
     try:
         with spare(connection.engine) as own:
-            if not _there(own, table):
+            if not _there(own, kind, table):
                 create(own, **_only(kind, table))
                 own.commit()
     except (exc.DBAPIError, exc.TimeoutError) as error:
@@ -213,12 +241,13 @@ def _only(kind: Kind, table: str) -> dict[str, str | None]:
     return {"locks": None, "fences": None, kind: table}
 
 
-def _there(connection: Connection, table: str) -> bool:
-    """Return whether a table exists, so that a user without the right to create tables can use it."""
+def _there(connection: Connection, kind: Kind, table: str) -> bool:
+    """Return whether a table exists as it is now, so that a user without the right to create tables can use it."""
+    column = "token" if kind == "locks" else "read_token"
     try:
-        connection.execute(text(f"SELECT 1 FROM {quoted(family_of(connection.dialect), table)} LIMIT 0"))
+        connection.execute(text(f"SELECT {column} FROM {quoted(family_of(connection.dialect), table)} LIMIT 0"))
     except exc.DBAPIError as error:
-        if problem_of(error) is not Problem.MISSING:
+        if problem_of(error) is not Problem.MISSING and not lacks_column(error):
             raise
         connection.rollback()
         return False

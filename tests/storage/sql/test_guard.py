@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +37,15 @@ class Seat(FenceMixin, Model):
     customer: orm.Mapped[str | None] = orm.mapped_column(sa.String(20))
 
 
+class Price(FenceMixin, Model):
+    """A row that readers guard, too."""
+
+    __tablename__ = "price"
+
+    name: orm.Mapped[str] = orm.mapped_column(sa.String(20), primary_key=True)
+    read_fence: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
+
+
 class Plain(Model):
     """One that has no column for the token."""
 
@@ -58,7 +68,7 @@ def base(request: pytest.FixtureRequest, bases: dict[str, Base]) -> Base:
             metadata.drop_all(engine)
             metadata.create_all(engine)
         with orm.Session(engine) as session, session.begin():
-            session.add_all([Seat(name="12A"), Seat(name="12B"), Plain(name="x")])
+            session.add_all([Seat(name="12A"), Seat(name="12B"), Plain(name="x"), Price(name="tea")])
             session.execute(sa.insert(OLD).values(name="x"))
     base.rows("DROP TABLE IF EXISTS lockkit_fences")
     return base
@@ -232,6 +242,98 @@ def test_scope_keeps_its_newest_token(guard: Any) -> None:  # noqa: ANN401 - a f
     assert refusal.value.name == "seat:12A"
     assert guard(lambda guard: guard.last("seat:12A")) == TOKEN_MAX
     assert guard(lambda guard: guard.last("SEAT:12a ")) == 3
+
+
+def test_readers_do_not_shut_out_one_another(guard: Any) -> None:  # noqa: ANN401 - a fixture
+    """Two marks: reader 7 and reader 6 hold the lock together; writer 5 came before them, writer 8 comes after."""
+    guard(lambda guard: guard.accept("prices", token=5))
+    guard(lambda guard: guard.accept("prices", token=7, shared=True))
+
+    guard(lambda guard: guard.accept("prices", token=6, shared=True))
+    with pytest.raises(lockkit.StaleToken, match=r"the change to 'prices' .* token 7 .* yours, 5"):
+        guard(lambda guard: guard.accept("prices", token=5))
+    guard(lambda guard: guard.accept("prices", token=8))
+    with pytest.raises(lockkit.StaleToken, match=r"the read to 'prices' .* token 8 .* yours, 7"):
+        guard(lambda guard: guard.accept("prices", token=7, shared=True))
+    guard(lambda guard: guard.accept("prices", token=8, shared=True))
+    with pytest.raises(lockkit.StaleToken):  # downgraded: it reads only
+        guard(lambda guard: guard.accept("prices", token=8))
+    assert guard(lambda guard: guard.last("prices")) == 8
+
+
+def test_only_what_a_newer_holder_excludes_is_refused(base: Base) -> None:
+    """Whatever the order in which tokens arrive, of a scope, of rows and of objects alike."""
+    chance = random.Random(17)
+    refused = 0
+    with base.engine() as engine:
+        for number in range(25):
+            with orm.Session(engine) as session, session.begin():
+                session.add(Price(name=f"p{number}"))
+            writes, reads = [0], [0]
+            for _ in range(12):
+                token, shared = chance.randrange(1, 7), chance.random() < 0.5
+                stale = token < max(writes) or (not shared and token <= max(reads))
+                results = [_let(engine, touch, f"p{number}", token, shared) for touch in (_touch_scope, _touch_row)]
+                assert results == [not stale] * 2, (token, shared, writes, reads)
+                refused += stale
+                if not stale:
+                    (reads if shared else writes).append(token)
+    assert refused > 25
+
+
+def _let(engine: sa.Engine, touch: Callable[..., None], name: str, token: int, shared: bool) -> bool:  # noqa: FBT001 - a test's
+    """Do something in a transaction; tell whether it was let."""
+    try:
+        with orm.Session(engine) as session, session.begin():
+            touch(session, name, token, shared=shared)
+    except lockkit.StaleToken:
+        return False
+    return True
+
+
+def _touch_scope(session: orm.Session, name: str, token: int, *, shared: bool) -> None:
+    SqlGuard(session).accept(name, token=token, shared=shared)
+
+
+def _touch_row(session: orm.Session, name: str, token: int, *, shared: bool) -> None:
+    """Accept a token for a row; what writes, in each of three ways."""
+    guard, update = SqlGuard(session), sa.update(Price).where(Price.name == name).values(name=name)
+    if shared or token % 3 == 0:
+        guard.accept_object(session.get_one(Price, name), token=token, shared=shared)
+    elif token % 3 == 1:
+        guard.execute(update, token=token)
+    else:
+        result: Any = session.execute(fenced(update, token))
+        if result.rowcount == 0:
+            message = "refused by the condition"
+            raise lockkit.StaleToken(message)
+
+
+def test_object_without_a_column_for_readers(base: Base) -> None:
+    """Named before anything is sent."""
+    with base.engine() as engine, orm.Session(engine) as session:
+        seat = session.get_one(Seat, "12A")
+        with pytest.raises(lockkit.ConfigurationError, match="no column 'read_fence': add one like 'fence'"):
+            SqlGuard(session).accept_object(seat, token=1, shared=True)
+
+
+def test_table_of_scopes_of_an_earlier_version(guard: Any, base: Base) -> None:  # noqa: ANN401 - a fixture
+    """It gets the column for readers, unless that is not to be made; what it has stays."""
+    guard(lambda guard: guard.accept("s", token=5))
+    base.rows("ALTER TABLE lockkit_fences DROP COLUMN read_token")
+    with base.engine() as engine, engine.connect() as connection, pytest.raises(lockkit.ConfigurationError) as refusal:
+        SqlGuard(connection, auto_create=False).accept("s", token=6)
+    assert "create_tables(engine)" in str(refusal.value)
+
+    with pytest.raises(lockkit.StaleToken):
+        guard(lambda guard: guard.accept("s", token=4, shared=True))
+    guard(lambda guard: guard.accept("s", token=7, shared=True))
+    base.rows("ALTER TABLE lockkit_fences DROP COLUMN read_token")
+    with base.engine() as engine:
+        lockkit.sql.create_tables(engine)
+        lockkit.sql.create_tables(engine)
+        with engine.begin() as connection:
+            SqlGuard(connection, auto_create=False).accept("s", token=5)
 
 
 def test_token_goes_with_a_rollback(base: Base) -> None:

@@ -1,0 +1,436 @@
+"""Readers and permits in the lock table: what is in the row, who else may write to it, and what it costs."""
+
+from __future__ import annotations
+
+import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import pytest
+
+import lockkit
+from lockkit.backend import Gone, Grant, Renewed, apart
+from lockkit.backends.sql_table.share_statements import SHARED
+from lockkit.errors import BackendUnavailable
+from lockkit.runtime import drive
+from lockkit.testing.servers import MariaServer, PostgresServer, require, wait_until
+from tests.backends.sql_table.support import Look, counted, now_us, waits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from lockkit.backends.sql_table.backend import SqlTableBackend
+    from lockkit.sync import Client, Lease
+    from tests.backends.sql_table.support import Connect
+
+pytestmark = pytest.mark.timeout(180)
+
+T = TypeVar("T")
+
+PATIENCE = 60.0
+LONG = 600.0
+
+
+@pytest.fixture(scope="module")
+def postgresql() -> Iterator[PostgresServer]:
+    """Strict by default."""
+    require("postgresql", local=True)
+    with PostgresServer(settings={"default_transaction_isolation": "'serializable'"}) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def mariadb() -> Iterator[MariaServer]:
+    """One for all tests."""
+    require("mariadb", local=True)
+    with MariaServer() as server:
+        yield server
+
+
+@pytest.fixture(params=["postgresql", "mariadb", "sqlite"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A database of each kind, without a table."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/locks.db"
+    server: PostgresServer | MariaServer = request.getfixturevalue(request.param)
+    server.execute("DROP TABLE IF EXISTS lockkit_locks")  # others leave theirs
+    return server.url
+
+
+def backend_of(client: Client) -> SqlTableBackend:
+    """Give the backend of a client."""
+    return client._engine.client.ready()  # type: ignore[return-value]
+
+
+def stored(look: Look) -> dict[str, Any]:
+    """Give the shares of the only row."""
+    ((shares,),) = look.run("SELECT shares FROM lockkit_locks")
+    return shares if isinstance(shares, dict) else json.loads(shares or "{}")
+
+
+def read(client: Client, ttl: float = LONG) -> Lease:
+    """Read-lock ``x``, in a thread of its own: in one thread a read inside a read is the same lease."""
+    return elsewhere(lambda: client.rwlock("x", ttl=ttl).read().acquire(PATIENCE))
+
+
+def try_read(client: Client) -> Lease | None:
+    """Try the same once."""
+    return elsewhere(client.rwlock("x", ttl=LONG).read().try_acquire)
+
+
+def elsewhere(call: Callable[[], T]) -> T:
+    """Call in another thread."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(call).result(PATIENCE)
+
+
+class TestRow:
+    """The columns that are a contract hold for readers, too."""
+
+    def test_readers_hold_the_row_to_the_end_of_the_latest(self, url: str, connect: Connect) -> None:
+        """So a foreign writer that knows nothing of readers waits for them; the last one frees it."""
+        client, look = connect(url), Look(url)
+
+        first, second = read(client, ttl=100), read(client, ttl=300)
+        owner, token, until = look.row("x")
+        assert (owner, token) == (SHARED, second.token)
+        assert abs(until - now_us() - 300e6) < 60e6
+        assert stored(look).keys() == {first.owner, second.owner}
+
+        second.release()
+        owner, _, until = look.row("x")
+        assert owner == SHARED
+        assert abs(until - now_us() - 100e6) < 60e6  # lowered: a writer waits for the first one only
+
+        first.release()
+        assert look.row("x") == (None, second.token, 0)
+        assert stored(look) == {}
+
+    def test_exclusive_lock_names_no_column_of_readers(
+        self, url: str, connect: Connect, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It costs what it cost, and a table of an earlier version has locks; reading there says what to do."""
+        client, look = connect(url), Look(url)
+        client.lock("x").acquire().release()
+        with counted(monkeypatch) as statements:
+            lease = client.lock("x").acquire(timeout=PATIENCE)
+            lease.release()
+        assert len(statements) == 2
+        assert not [text for text in statements if "writer" in text or "shares" in text]
+        for column in ("shares", "writer", "writer_until_us"):
+            look.run(f"ALTER TABLE lockkit_locks DROP COLUMN {column}")
+
+        older = connect(url)
+        with older.lock("x", timeout=PATIENCE) as lease:
+            assert lease.confirm()
+            assert [holder.owner for holder in older.holders("x")] == [lease.owner]
+        with pytest.raises(lockkit.ConfigurationError, match="run lockkit migrate"):
+            read(older)
+
+    def test_read_and_permit_are_one_statement_each(
+        self, url: str, connect: Connect, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Alone, and beside others once the client knows of them."""
+        monkeypatch.setattr("lockkit.backends.sql_table.shares.CROWDED_SECONDS", LONG)
+        client, other = connect(url), connect(url)
+
+        def pass_through() -> None:
+            read(client).release()
+            client.semaphore("x", limit=3, ttl=LONG).acquire(PATIENCE).release()
+
+        pass_through()
+        with counted(monkeypatch) as statements:
+            pass_through()
+        assert len(statements) == 4
+        held, permit = read(other), other.semaphore("x", limit=3, ttl=LONG).acquire(PATIENCE)
+        pass_through()
+        with counted(monkeypatch) as statements:
+            pass_through()
+
+        assert len(statements) == 4
+        assert client.semaphore("x", limit=3).available() == 2
+        assert [holder.owner for holder in client.holders("x")] == [held.owner]
+        held.release()
+        permit.release()
+
+    def test_clock_behind_the_last_token(self, url: str, connect: Connect) -> None:
+        """The token is the next one, in the row and in what a reader is told."""
+        client, look = connect(url), Look(url)
+        client.lock("x").acquire().release()
+        ahead = now_us() + 86_400_000_000
+        look.run("UPDATE lockkit_locks SET token = :ahead", ahead=ahead)
+
+        lease = read(client)
+
+        assert lease.token == ahead + 1 == look.row("x")[1] == stored(look)[lease.owner]["t"]
+        lease.release()
+
+    def test_foreign_holder_keeps_readers_out(self, url: str, connect: Connect) -> None:
+        """One that writes only the columns of the contract."""
+        client, look = connect(url), Look(url)
+        read(client).release()
+        look.run(
+            "UPDATE lockkit_locks SET owner = 'cron', expires_at_us = :until WHERE name = 'x'",
+            until=now_us() + 600_000_000,
+        )
+        assert client.rwlock("x").read().try_acquire() is None
+        look.run("UPDATE lockkit_locks SET owner = NULL WHERE name = 'x'")  # and forgets the rest
+        lease = read(client, ttl=30)
+        assert abs(look.row("x")[2] - now_us() - 30e6) < 20e6
+        lease.release()
+
+    def test_metadata_of_readers(self, url: str, connect: Connect) -> None:
+        """Each has its own, whatever is in it, before and after an update or a downgrade."""
+        client = connect(url)
+        odd = {"text": 'é "quoted" \\ % $1 \x00 {}', "null": None}
+        first = elsewhere(lambda: client.rwlock("x", ttl=LONG, metadata=odd).read().acquire(PATIENCE))
+        second = read(client)
+        assert {holder.owner: holder.metadata.get("text") for holder in client.holders("x")} == {
+            first.owner: odd["text"], second.owner: None,
+        }  # fmt: skip
+        for _ in range(2):
+            second.update({"text": "new"})
+        assert {holder.metadata.get("text") for holder in client.holders("x")} == {odd["text"], "new"}
+        first.release()
+        second.release()
+
+        written = client.rwlock("y", ttl=LONG, metadata=odd).write().acquire(PATIENCE)
+        written.downgrade()
+        (holder,) = client.holders("y")
+        assert (holder.mode, holder.token, holder.metadata["text"]) == ("shared", written.token, odd["text"])
+        assert abs((holder.remaining or 0) - LONG) < 60
+        written.update({"text": "later"})
+        written.release()
+        assert client.holders("y") == []
+
+
+class TestLeases:
+    """Renewal, loss and what had no answer."""
+
+    def test_renewals_in_batches(self, url: str, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Readers and permits of several names together with locks; each is told of its own."""
+        client = connect(url)
+        backend = backend_of(client)
+        leases = [read(client) for _ in range(3)]
+        leases += [client.rwlock(f"y{index}", ttl=LONG).read().acquire(PATIENCE) for index in range(2)]
+        alone = client.lock("z", ttl=LONG).acquire(PATIENCE)
+        lost = read(client)
+        lost_grant = lost._record.grant
+        lost.release()
+        grants = [lease._record.grant for lease in [*leases, alone]]
+
+        with counted(monkeypatch) as statements:
+            outcomes = drive(backend.renew([*grants, lost_grant]))
+
+        assert outcomes == [Renewed()] * 6 + [Gone("gone")]
+        assert len(statements) == 3
+        for lease in [*leases, alone]:
+            lease.release()
+
+    def test_renewal_moves_its_own_end_only(self, url: str, connect: Connect) -> None:
+        """And the row's."""
+        client, look = connect(url), Look(url)
+        first, second = read(client, ttl=100), read(client, ttl=200)
+        before = stored(look)
+
+        first.extend()
+
+        after = stored(look)
+        assert after[first.owner]["e"] > before[first.owner]["e"]
+        assert after[second.owner] == before[second.owner]
+        assert look.row("x")[2] == max(share["e"] for share in after.values())
+        first.release()
+        second.release()
+
+    def test_expired_permit_is_not_renewed_once_it_was_given_away(self, url: str, connect: Connect) -> None:
+        """Not even by a clock reading from before its end: it is gone from the row."""
+        client, look = connect(url), Look(url)
+        short = client.semaphore("s", limit=1, ttl=0.2, renew=False).acquire(PATIENCE)
+        again = client.semaphore("s", limit=1, ttl=LONG).acquire(PATIENCE)
+
+        assert stored(look).keys() == {again.owner}
+        assert drive(backend_of(client).renew([short._record.grant])) == [Gone("gone")]
+        again.release()
+
+    def test_broken_and_taken_are_told_apart(self, url: str, connect: Connect) -> None:
+        """Why a reader lost its lease."""
+        client = connect(url)
+        backend = backend_of(client)
+        lease = read(client)
+        assert client.break_lock("x")
+        assert drive(backend.renew([lease._record.grant])) == [Gone("broken")]
+        with client.lock("x", timeout=PATIENCE):
+            assert drive(backend.renew([lease._record.grant])) != [Renewed()]
+            assert not drive(backend.release(lease._record.grant))
+        assert not client.break_lock("x")
+        assert not lease.confirm()
+
+    def test_downgrade_whose_answer_was_lost(self, url: str, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The lease goes on, renewed and released whichever it is; called again, it says what it is."""
+        client = connect(url)
+        backend = backend_of(client)
+        downgrade = backend._shares.downgrade
+
+        async def lose_answer(name: str, owner: str) -> bool:
+            assert await downgrade(name, owner)
+            message = "no answer"
+            raise BackendUnavailable(message)
+
+        async def lose_request(name: str, owner: str) -> bool:
+            del name, owner
+            message = "no answer"
+            raise BackendUnavailable(message)
+
+        for lose, mode in ((lose_answer, "shared"), (lose_request, "exclusive")):
+            lease = client.lock("x", ttl=LONG).acquire(PATIENCE)
+            with monkeypatch.context() as patch:
+                patch.setattr(backend._shares, "downgrade", lose)
+                with pytest.raises(lockkit.BackendUnavailable):
+                    lease.downgrade()
+            assert [holder.mode for holder in client.holders("x")] == [mode]
+            assert lease.confirm()
+            lease.extend()
+            lease.update({"still": "here"})
+            assert client.holders("x")[0].metadata["still"] == "here"
+            lease.downgrade()
+            assert [holder.mode for holder in client.holders("x")] == ["shared"]
+            lease.release()
+            assert client.holders("x") == []
+
+    @pytest.mark.parametrize("mode", ["shared", "permit"])
+    def test_lost_answer_is_undone_or_repeated(self, url: str, connect: Connect, mode: Any) -> None:  # noqa: ANN401 - a mode
+        """The same owner asks again: one share, a new token. Given up: none."""
+        client, look = connect(url), Look(url)
+        backend = backend_of(client)
+        name = "x" if mode == "shared" else apart("sem", "x")
+        runtime = backend._runtime
+        request = lockkit.backend.Request(name, "a" * 32, LONG, "{}", queue=True, runtime=runtime, mode=mode, limit=1)
+
+        first, second = drive(backend.try_acquire(request)), drive(backend.try_acquire(request))
+
+        assert isinstance(first, Grant)
+        assert isinstance(second, Grant)
+        assert second.token > first.token
+        assert first.slot == second.slot == (None if mode == "shared" else 0)
+        assert stored(look).keys() == {"a" * 32}
+        request.uncertain = True
+        drive(backend.abandon(request))
+        drive(backend.abandon(request))
+        assert stored(look) == {}
+
+    def test_client_that_closes_releases_all_together(
+        self, url: str, connect: Connect, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """One statement for locks, one for the others."""
+        client, look = connect(url), Look(url)
+        leases = [read(client) for _ in range(3)]
+        leases += [client.semaphore("x", limit=2, ttl=LONG).acquire(PATIENCE)]
+        leases += [client.lock("z", ttl=LONG).acquire(PATIENCE)]
+
+        with counted(monkeypatch) as statements:
+            client.close()
+
+        assert not any(lease.held for lease in leases)
+        assert len(statements) == 2
+        assert look.run("SELECT COUNT(*) FROM lockkit_locks WHERE owner IS NOT NULL") == [(0,)]
+
+
+class TestWriters:
+    """The mark of a waiting writer."""
+
+    def test_mark_ends_with_the_wait(self, url: str, connect: Connect) -> None:
+        """Given up: readers get in at once. Granted: they get in after it."""
+        client, writer = connect(url), connect(url)
+        held = read(client)
+        with pytest.raises(lockkit.LockTimeout):
+            writer.lock("x", ttl=LONG).acquire(timeout=0.2)
+        lease = try_read(client)
+        assert lease is not None
+        lease.release()
+
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(writer.lock("x", ttl=LONG).acquire, PATIENCE)
+            wait_until(lambda: None if waits(writer, "x") else "nobody waits")
+            assert try_read(client) is None
+            held.release()
+            waiting.result(PATIENCE).release()
+        lease = try_read(client)
+        assert lease is not None
+        lease.release()
+
+    def test_mark_of_a_dead_writer_ends_by_the_server_s_clock(self, url: str, connect: Connect) -> None:
+        """It stops readers for a few seconds, not for ever; its owner does not matter then."""
+        client, look = connect(url), Look(url)
+        held = read(client)
+        for until, granted in ((now_us() + 60_000_000, False), (now_us() - 1_000_000, True)):
+            look.run("UPDATE lockkit_locks SET writer = 'dead', writer_until_us = :until", until=until)
+            lease = try_read(client)
+            assert (lease is not None) is granted
+            if lease is not None:
+                lease.release()
+        held.release()
+
+    def test_stream_of_readers_does_not_starve_a_writer(self, url: str, connect: Connect) -> None:
+        """Readers overlap all the time."""
+        writer, ended = connect(url), threading.Event()
+        readers = [connect(url) for _ in range(3)]
+
+        def go_on_reading(client: Client) -> int:
+            count = 0
+            while not ended.is_set():
+                with client.rwlock("x", ttl=LONG, timeout=PATIENCE).read():
+                    count += 1
+                    ended.wait(0.02)
+            return count
+
+        with ThreadPoolExecutor(3) as pool:
+            reading = [pool.submit(go_on_reading, client) for client in readers]
+            try:
+                wait_until(lambda: None if writer.holders("x") else "nobody reads")
+                for _ in range(3):
+                    with writer.lock("x", ttl=LONG, timeout=PATIENCE):
+                        pass
+            finally:
+                ended.set()
+            assert all(call.result() > 0 for call in reading)
+
+
+def test_waiting_readers_of_one_client_are_all_woken(postgresql: PostgresServer, connect: Connect) -> None:
+    """By one notification on one connection; else each would wait for the ttl of the writer."""
+    postgresql.execute("DROP TABLE IF EXISTS lockkit_locks")
+    client, writer = connect(postgresql.url), connect(postgresql.url)
+    written = writer.lock("x", ttl=LONG).acquire(PATIENCE)
+    with ThreadPoolExecutor(5) as pool:
+        reading = [pool.submit(read, client) for _ in range(5)]
+        wait_until(lambda: None if client._engine.acquisitions.waiting_count("x") == 5 else "not all wait")
+        written.release()
+        leases = [call.result(PATIENCE) for call in reading]
+    for lease in leases:
+        lease.release()
+
+
+def test_hundred_readers_and_permits_of_one_name(url: str, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One statement each, none waits for another; a slot in the middle is found again."""
+    monkeypatch.setattr("lockkit.backends.sql_table.shares.CROWDED_SECONDS", LONG)
+    client = connect(url)
+    client.ping()
+    read(client).release()
+    with counted(monkeypatch) as statements:
+        leases = [read(client) for _ in range(100)]
+    assert len(statements) <= 101  # one finds that it is no longer alone
+    assert len({lease.token for lease in leases}) == 100
+    for lease in leases:
+        lease.release()
+    semaphore = client.semaphore("s", limit=40, ttl=LONG)
+    permits = [semaphore.acquire(PATIENCE) for _ in range(40)]
+    assert [permit.slot for permit in permits] == list(range(40))
+    assert semaphore.try_acquire() is None
+    permits[17].release()
+    permits[17] = semaphore.acquire(PATIENCE)
+    assert permits[17].slot == 17
+    assert sorted(holder.slot or 0 for holder in drive(backend_of(client).holders(apart("sem", "s")))) == list(
+        range(40)
+    )
+    client.close()

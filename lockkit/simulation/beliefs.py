@@ -10,6 +10,7 @@ check            what it says
 overlap          the belief of a writer overlaps no other of that lock; beliefs of readers may overlap each other
 slots            no two beliefs of one slot at one instant
 limit            at most as many beliefs at one instant as the semaphore has permits
+own_limits       of clients with different limits, each gets a permit only if its own is not reached by older beliefs
 tokens           no token twice; a later grant has the higher token, over all modes; clients get the token of the grant
 guard            a guard refuses nobody who believes, and always a writer after a newer holder has come by, or a reader
                  after a newer writer has
@@ -28,7 +29,7 @@ from typing import TYPE_CHECKING
 from lockkit.simulation.checker import ROUNDING, Problem
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from lockkit.aio import Lease
     from lockkit.backend import Mode
@@ -38,7 +39,8 @@ if TYPE_CHECKING:
     from lockkit.units import Instant, Seconds
 
 __all__ = [
-    "Access", "Belief", "Wait", "Watch", "Witness", "guard", "limit", "overlap", "progress", "slots", "tokens",
+    "Access", "Belief", "Wait", "Watch", "Witness", "guard", "limit", "overlap", "own_limits", "progress", "slots",
+    "tokens",
 ]  # fmt: skip
 
 
@@ -236,6 +238,22 @@ def limit(beliefs: Sequence[Belief], permits: int) -> Iterator[Problem]:
     for belief in beliefs:
         if beside[id(belief)] >= permits:
             yield Problem("limit", belief.start, f"{belief} believes beside {beside[id(belief)]}, of {permits} permits")
+
+
+def own_limits(beliefs: Sequence[Belief], limits: Mapping[str, int]) -> Iterator[Problem]:
+    """
+    Yield the beliefs that began beside as many older ones as their client's own limit.
+
+    What has a lower token and is believed in still was held at the grant. Younger ones do not count: a client with a
+    higher limit may get a permit before the answer to this one has arrived.
+    """
+    older: dict[int, int] = defaultdict(int)
+    for earlier, later in _pairs(beliefs):
+        older[id(later)] += earlier.token < later.token
+    for belief in beliefs:
+        if older[id(belief)] >= limits[belief.client]:
+            text = f"{belief} believes beside {older[id(belief)]} older, of its own limit {limits[belief.client]}"
+            yield Problem("own_limits", belief.start, text)
 
 
 def tokens(grants: Sequence[Granted], beliefs: Sequence[Belief]) -> Iterator[Problem]:

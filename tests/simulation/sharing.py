@@ -36,12 +36,13 @@ if TYPE_CHECKING:
     from lockkit.simulation.checker import Problem
 
 NAME = "x"
+CLIENTS = 5
 TTL = 3.0
 CALM_TTL = 30.0
 HEALED_AT = 25.0
-SECONDS = 50.0
+SECONDS = 55.0
 CALM_SECONDS = 30.0
-LONGEST_WAIT = 15.0
+LONGEST_WAIT = 20.0
 """Of a wait for five others, who hold for two seconds at most when nothing is wrong any more: more than any needs, and
 less than the time for which they come and go."""
 
@@ -238,16 +239,20 @@ def _choose_mode(crowd: Crowd, client: Client, process: Process, index: int) -> 
 
 
 def use_permits(seed: int, parts: Parts, *, calm: bool) -> tuple[Crowd, list[Problem]]:
-    """Run five clients of a semaphore with native permits."""
+    """Run five clients of a semaphore with native permits; in half of the schedules each has a limit of its own."""
     crowd = Crowd(seed, "permits", calm=calm, guard=parts.guard)
     history, server = _serve(crowd, parts)
-    permits = crowd.chance.randint(1, 3)
+    permits = [crowd.chance.randint(1, 3)] * CLIENTS
+    if crowd.chance.random() < 0.5:
+        permits = [crowd.chance.randint(1, 3) for _ in permits]
     _start_holders(crowd, permits, lambda process: ClaimBackend(process, server, crowd.network, 0.5))
     crowd.run()
     witness = crowd.witness
+    limits = {process.name: limit for process, limit in zip(crowd.processes, permits, strict=True)}
     return crowd, [
         *judge.slots(witness.beliefs),
-        *judge.limit(witness.beliefs, permits),
+        *judge.limit(witness.beliefs, max(permits)),
+        *judge.own_limits(witness.beliefs, limits),
         *judge.tokens(history, witness.beliefs),  # type: ignore[arg-type]  # nothing else is in it
         *judge.guard(witness.accesses, witness.beliefs),
         *crowd.progress(),
@@ -258,6 +263,8 @@ def use_slots(seed: int, parts: Parts, *, calm: bool) -> tuple[Crowd, list[Probl
     """Run clients of a semaphore whose slots are locks on several Redis nodes. Never calm: they are not fair."""
     del calm
     crowd = Crowd(seed, "slots", calm=False, guard=parts.guard)
+    crowd.seconds = HEALED_AT + 2 * TTL  # nothing that begins later is judged
+    crowd.network.conditions = Conditions(latency=(0.001, 0.03))  # a lock takes several round trips
     drift = 0.004
     nodes = [
         VotingNode(
@@ -267,7 +274,7 @@ def use_slots(seed: int, parts: Parts, *, calm: bool) -> tuple[Crowd, list[Probl
     ]
     crowd.nodes = [node.node for node in nodes]
     permits = crowd.chance.randint(1, 3)
-    _start_holders(crowd, permits, lambda process: redlock_at(process, nodes, crowd.network, 0.5))
+    _start_holders(crowd, [permits] * CLIENTS, lambda process: redlock_at(process, nodes, crowd.network, 0.5))
     crowd.run()
     witness = crowd.witness
     problems = [
@@ -278,10 +285,10 @@ def use_slots(seed: int, parts: Parts, *, calm: bool) -> tuple[Crowd, list[Probl
     return crowd, problems
 
 
-def _start_holders(crowd: Crowd, permits: int, make: Callable[[Process], LockBackend]) -> None:
-    for index in range(5):
+def _start_holders(crowd: Crowd, permits: list[int], make: Callable[[Process], LockBackend]) -> None:
+    for index, limit in enumerate(permits):
         process, client = crowd.client(f"client{index}", make)
-        process.start(crowd.work(process, _choose_renewal(crowd, client, process, permits)), "work")
+        process.start(crowd.work(process, _choose_renewal(crowd, client, process, limit)), "work")
 
 
 def _choose_renewal(crowd: Crowd, client: Client, process: Process, permits: int) -> Callable[[], Lock]:

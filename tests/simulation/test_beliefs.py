@@ -17,6 +17,7 @@ from lockkit.simulation.beliefs import (
     guard,
     limit,
     overlap,
+    own_limits,
     progress,
     slots,
     tokens,
@@ -77,6 +78,16 @@ def test_limit_counts_all_at_one_instant() -> None:
     assert times(limit(three, 2)) == []
     assert times(limit(three, 1)) == [1.0, 3.0]
     assert times(limit([*three, belief("d", 3.5, 3.6, "permit", 2)], 2)) == [3.5]
+
+
+def test_own_limit_counts_older_beliefs_only() -> None:
+    """A client with limit 1 may find a younger one beside it, but no older one."""
+    older, younger = belief("a", 1.0, 3.0, "permit", 0), belief("b", 0.0, 3.0, "permit", 1)
+    limits = {"client of a": 1, "client of b": 2}
+    assert times(own_limits([younger, older], limits)) == []
+    later = belief("c", 2.0, 2.5, "permit", 2)
+    assert times(own_limits([younger, older, later], {**limits, "client of c": 3})) == []
+    assert times(own_limits([younger, older, later], {**limits, "client of c": 2})) == [2.0]
 
 
 def test_tokens_increase_and_are_those_of_the_grants() -> None:

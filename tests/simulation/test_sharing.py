@@ -210,6 +210,16 @@ class OneMore(State):
         return len(self.shares) <= claim.limit
 
 
+class LargestLimit(State):
+    """The largest limit that was asked for counts for all."""
+
+    limit = 0
+
+    def _fits_beside(self, claim: ProcessClaim) -> bool:
+        self.limit = max(self.limit, claim.limit)
+        return len(self.shares) < self.limit
+
+
 class QueueNotCounted(State):
     """The claims of a run take what is free without counting those before them in the run."""
 
@@ -342,6 +352,7 @@ MUTANTS = {
     "expired permit counts as living": Mutant(use_permits, "progress", ExpiredLives),
     "permit released in silence": Mutant(use_permits, "progress", LastReaderWakesNobody),
     "limit off by one": Mutant(use_permits, "limit", OneMore),
+    "largest limit for all": Mutant(use_permits, "own_limits", LargestLimit),
     "queue not counted": Mutant(use_permits, "limit", QueueNotCounted),
     "release of one permit frees all": Mutant(use_permits, "limit", LastOfAny),
     "permit ended early": Mutant(use_permits, "limit", EndsEarly),

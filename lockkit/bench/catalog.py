@@ -7,11 +7,11 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, get_args
 from urllib.parse import quote
 
 import lockkit
-from lockkit.bench.subject import Face, Role, Scope, Subject
+from lockkit.bench.subject import Face, Kind, Role, Scope, Subject
 from lockkit.configuration import profiles, registry
 from lockkit.url import parse
 
@@ -43,6 +43,7 @@ class Entry:
         poll: See `Subject.poll`.
         renews: See `Subject.renews`.
         workloads: See `Subject.workloads`.
+        kinds: See `Subject.kinds`.
         tuning: See `Subject.tuning`.
         quick: Measured in a first look too.
         mode: For which option ``mode`` of the URL; None: for any, or none.
@@ -59,6 +60,7 @@ class Entry:
     poll: float = 0.0
     renews: bool = False
     workloads: tuple[str, ...] | None = None
+    kinds: tuple[Kind, ...] = ("lock",)
     tuning: str = ""
     mode: str | None = None
     quick: bool = True
@@ -80,6 +82,7 @@ class Entry:
             poll=self.poll,
             renews=self.renews,
             workloads=self.workloads,
+            kinds=self.kinds,
             tuning=self.tuning,
             missing=missing,
             imports=_installed(self.module, *_DRIVERS.get(parse(url).scheme, ())),
@@ -123,6 +126,23 @@ ENTRIES: tuple[Entry, ...] = (
         scope="process",
         face="asyncio",
     ),
+    Entry(
+        schemes=("memory",),
+        label="threading.Semaphore",
+        target="memory:ThreadingSemaphore",
+        role="baseline",
+        scope="process",
+        kinds=("permit",),
+    ),
+    Entry(
+        schemes=("memory",),
+        label="asyncio.Semaphore",
+        target="memory:AsyncioSemaphore",
+        role="baseline",
+        scope="process",
+        face="asyncio",
+        kinds=("permit",),
+    ),
     Entry(schemes=("file",), label="flock + read + write", target="files:Flock", role="baseline", scope="machine"),
     Entry(
         schemes=("file",),
@@ -159,6 +179,7 @@ ENTRIES: tuple[Entry, ...] = (
         target="redis:RawRedis",
         role="baseline",
         workloads=("pair", "contention"),
+        kinds=("lock", "read", "write", "permit", "once"),
         tuning="asks again at once while the lock is busy",
     ),
     Entry(
@@ -167,6 +188,7 @@ ENTRIES: tuple[Entry, ...] = (
         target="redis:RawPushRedis",
         role="baseline",
         workloads=("contention", "handoff", "idle"),
+        kinds=("lock", "election"),
     ),
     Entry(
         schemes=_NODE,
@@ -239,6 +261,7 @@ ENTRIES: tuple[Entry, ...] = (
         target="etcd:RawEtcd",
         role="baseline",
         workloads=("pair", "contention", "handoff"),
+        kinds=("lock", "read", "write", "election"),
         tuning="one transaction and one delete; who is late watches the key",
     ),
     Entry(
@@ -282,6 +305,7 @@ ENTRIES: tuple[Entry, ...] = (
         module="kazoo",
         distribution="kazoo",
         renews=True,
+        kinds=("lock", "read", "write", "permit", "election"),
     ),
     Entry(
         schemes=("postgresql",),
@@ -517,6 +541,7 @@ class _Location:
 
     def lockkit(self) -> Iterator[Subject]:
         faces: tuple[tuple[Face, str], ...] = (("blocking", "Blocking"), ("asyncio", "Asyncio"))
+        lacks = _lacks(self.capabilities)
         for face, name in faces:
             yield Subject(
                 label="lockkit",
@@ -529,6 +554,8 @@ class _Location:
                 version=lockkit.__version__,
                 poll=_POLL_SECONDS if self.capabilities.wakeup == "poll" else 0.0,
                 renews=True,
+                kinds=tuple(kind for kind in get_args(Kind) if kind not in lacks),
+                lacks=lacks,
                 session_each=self.capabilities.crash_release == "connection",
                 imports=(
                     registry.find(self.scheme, self.mode).__module__,
@@ -548,6 +575,16 @@ class _Location:
             for entry in ENTRIES
             if self.scheme in entry.schemes and entry.mode in {None, self.mode} and (entry.quick or not quick)
         )
+
+
+def _lacks(capabilities: Capabilities) -> dict[str, str]:
+    """Say which primitives lockkit does not offer on a backend, and why."""
+    has = {
+        "read": (capabilities.shared_mode, "read locks (capabilities.shared_mode is False)"),
+        "permit": (capabilities.permits != "none", "semaphores (capabilities.permits is 'none')"),
+        "once": (capabilities.notes, "notes, which once needs (capabilities.notes is False)"),
+    }
+    return {kind: f"the backend has no {what}" for kind, (there, what) in has.items() if not there}
 
 
 def _numbered(found: list[Subject]) -> list[Subject]:

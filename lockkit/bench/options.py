@@ -17,6 +17,13 @@ WORKLOAD_NAMES = (
     "idle",
     "held",
     "overhead",
+    "read",
+    "write",
+    "readers",
+    "permits",
+    "locks",
+    "election",
+    "once",
     "import",
 )
 """The keys of `lockkit.bench.workloads.WORKLOADS`, in the order of the report."""

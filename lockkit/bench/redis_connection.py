@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 
     from lockkit.url import HostPort, Url
 
-__all__ = ["FENCE", "FENCED_SET", "RELEASE", "RELEASE_AND_SIGNAL", "RawConnection", "connect_to", "encode", "node_urls"]
+__all__ = [
+    "FENCE", "FENCED_SET", "PERMIT", "READ", "RELEASE", "RELEASE_AND_SIGNAL", "WRITE", "RawConnection", "connect_to",
+    "encode", "node_urls",
+]  # fmt: skip
 
 RELEASE = b"""
 if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end
@@ -38,6 +41,32 @@ return math.max(tonumber(redis.call('GET', KEYS[2]) or '0'), time[1] * 1000000 +
 FENCE = b"""
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
 redis.call('SET', KEYS[2], ARGV[2], 'PX', 86400000)
+return 1
+"""
+
+READ = b"""
+if redis.call('EXISTS', KEYS[1]) == 1 then return 0 end
+local time = redis.call('TIME')
+redis.call('ZADD', KEYS[2], time[1] * 1000 + math.floor(time[2] / 1000) + ARGV[2], ARGV[1])
+redis.call('PEXPIRE', KEYS[2], ARGV[2])
+return 1
+"""
+
+WRITE = b"""
+local time = redis.call('TIME')
+redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', time[1] * 1000 + math.floor(time[2] / 1000))
+if redis.call('EXISTS', KEYS[2]) == 1 then return 0 end
+if not redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2]) then return 0 end
+return 1
+"""
+
+PERMIT = b"""
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now)
+if redis.call('ZCARD', KEYS[1]) >= tonumber(ARGV[3]) then return 0 end
+redis.call('ZADD', KEYS[1], now + ARGV[2], ARGV[1])
+redis.call('PEXPIRE', KEYS[1], ARGV[2])
 return 1
 """
 

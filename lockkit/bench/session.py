@@ -93,6 +93,9 @@ def run(wanted: Wanted) -> int:
             if (directory := catalog.lock_directory(url)) is not None
         }
         subjects = catalog.subjects(urls, faces=wanted.faces, scratch=scratch, peers=wanted.peers, quick=wanted.quick)
+        kinds = {WORKLOADS[name].kind for name in wanted.workloads}
+        # A library that has none of what is measured is not listed; lockkit is, with the reason.
+        subjects = [one for one in subjects if one.role == "lockkit" or not kinds.isdisjoint(one.kinds)]
         if "import" in wanted.workloads:
             subjects += catalog.imports()
         load_before = os.getloadavg()[0]

@@ -8,13 +8,17 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Face", "Role", "Scope", "Subject"]
+__all__ = ["Face", "Kind", "Role", "Scope", "Subject"]
 
 Face = Literal["blocking", "asyncio"]
 Role = Literal["lockkit", "peer", "baseline"]
 """A baseline is the least work that a lock of its kind can do, written by hand."""
 
 Scope = Literal["process", "machine", "network"]
+
+Kind = Literal["lock", "read", "write", "permit", "locks", "election", "once"]
+"""A primitive: a lock, the two sides of a read/write lock, a permit of a semaphore, several locks at once, the office
+of a leader, work that is done once per key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +39,9 @@ class Subject:
         poll: How often its waiters look again, seconds; 0 if they are woken.
         renews: Keeps a lease alive by itself.
         session_each: Each of its leases keeps a connection to the server.
-        workloads: The only workloads that apply; None means all.
+        workloads: The only workloads of plain locks that apply; None means all.
+        kinds: The primitives that it has.
+        lacks: Why it has not the others, by `Kind`; a peer or a baseline just has none.
         tuning: In what its use differs from the library's defaults, and why.
         missing: Why it cannot be measured here; empty if it can.
         imports: Modules that its processes have imported before a turn begins.
@@ -54,6 +60,8 @@ class Subject:
     renews: bool = False
     session_each: bool = False
     workloads: tuple[str, ...] | None = None
+    kinds: tuple[Kind, ...] = ("lock",)
+    lacks: Mapping[str, str] = field(default_factory=dict, hash=False)
     tuning: str = ""
     missing: str = ""
     imports: tuple[str, ...] = ()
@@ -75,7 +83,8 @@ class Subject:
         """Read `to_json` back: where it locked is known by `group` alone."""
         fields = {name: value for name, value in data.items() if name != "key"}
         workloads = fields.pop("workloads")
-        return cls(url="", workloads=None if workloads is None else tuple(workloads), **fields)
+        kinds = fields.pop("kinds", ("lock",))  # runs of before there were others have none
+        return cls(url="", workloads=None if workloads is None else tuple(workloads), kinds=tuple(kinds), **fields)
 
     def to_worker(self) -> dict[str, Any]:
         """Give everything, for the process that locks."""

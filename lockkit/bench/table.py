@@ -32,6 +32,12 @@ def render(report: Report) -> RenderableType:
         shown = [row for row in section.rows if row.status != "skipped"]
         if shown:
             parts += [_table(section, shown), *_remarks(section, shown), Text()]
+        # What a library has not is no news; what a backend of lockkit has not, is.
+        parts += [
+            Text(f"{section.workload.title} {row.reason}: {row.subject.key}", style="dim")
+            for row in section.rows
+            if row.status == "skipped" and section.workload.kind in row.subject.lacks
+        ]
     if report.outcome.interrupted:
         parts.append(Text("Interrupted: what is missing was not measured.", style="yellow"))
     if report.outcome.out_of_time:

@@ -9,12 +9,13 @@ false alarm. A section that did not overlap any other proves nothing about the n
 from __future__ import annotations
 
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["Section", "Verdict", "judge"]
+__all__ = ["Section", "Verdict", "judge", "judge_permits", "judge_readers"]
 
 
 class Section(NamedTuple):
@@ -26,12 +27,14 @@ class Section(NamedTuple):
         ended_ns: When it was still inside.
         token: Its fencing token, or None.
         contender: Who it was.
+        writes: It excludes all others; a reader's excludes writers only.
     """
 
     began_ns: int
     ended_ns: int
     token: int | None
     contender: int
+    writes: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +84,56 @@ def judge(sections: Iterable[Section]) -> Verdict:
             example = example or f"token {section.token} of contender {section.contender} came after {highest}"
         highest = section.token if highest is None else max(highest, section.token)
     return Verdict(len(ordered), overlaps, disorders, example)
+
+
+def judge_readers(sections: Iterable[Section]) -> Verdict:
+    """Look for writers that were inside with others, and for tokens not above those of the writers before."""
+    ordered = sorted(sections, key=lambda section: section[:2])
+    overlaps = disorders = 0
+    example = ""
+    last_writer: Section | None = None  # of those that began, the one that ends last
+    last_reader: Section | None = None
+    written = read = 0
+    for section in ordered:
+        beside = [last_writer, last_reader] if section.writes else [last_writer]
+        inside = next((one for one in beside if one is not None and section.began_ns < one.ended_ns), None)
+        if inside is not None:
+            overlaps += 1
+            example = example or _overlap(inside, section)
+        if section.token is not None:
+            highest = max(written, read) if section.writes else written
+            if section.token <= highest:
+                disorders += 1
+                example = example or f"token {section.token} of contender {section.contender} came after {highest}"
+            if section.writes:
+                written = max(written, section.token)
+            else:
+                read = max(read, section.token)
+        if section.writes:
+            last_writer = _later(last_writer, section)
+        else:
+            last_reader = _later(last_reader, section)
+    return Verdict(len(ordered), overlaps, disorders, example)
+
+
+def judge_permits(sections: Iterable[Section], permits: int) -> Verdict:
+    """Look for sections that began while as many others as there are permits had not ended."""
+    ordered = sorted(sections, key=lambda section: section[:2])
+    excess = 0
+    example = ""
+    ends: list[int] = []
+    for section in ordered:
+        while ends and ends[0] <= section.began_ns:
+            heappop(ends)
+        if len(ends) >= permits:
+            excess += 1
+            example = example or f"contender {section.contender} came beside {len(ends)} others, of {permits} permits"
+        heappush(ends, section.ended_ns)
+    return Verdict(len(ordered), excess, 0, example)
+
+
+def _later(one: Section | None, other: Section) -> Section:
+    return other if one is None or other.ended_ns > one.ended_ns else one
 
 
 def _overlap(first: Section, second: Section) -> str:

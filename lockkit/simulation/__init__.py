@@ -12,6 +12,9 @@ A random schedule, run and judged: ``simulate(seed).verdict``. The same seed giv
 
 `Network`, `Node` and `Process` know nothing of locks, so a service of several independent nodes is simulated by writing
 its client as another `LockBackend`.
+
+Read/write locks and semaphores have a service of their own (`lockkit.simulation.claims`), and checks of what clients
+believe while they hold a lock beside others (`lockkit.simulation.beliefs`).
 """
 
 from lockkit.simulation.backend import SimulatedBackend, connect

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from lockkit.units import Instant, Seconds
     from lockkit.url import Url
 
-__all__ = ["CALL_TIMEOUT", "SimulatedBackend", "connect"]
+__all__ = ["CALL_TIMEOUT", "SimulatedBackend", "client_of", "connect"]
 
 T = TypeVar("T")
 
@@ -198,11 +198,27 @@ def connect(
         **options: The engine's: ``ttl``, ``unavailable_after``.
     """
 
-    def open_backend(engine: Engine[Lease]) -> tuple[LockBackend, dict[str, Any]]:
+    def make(host: Host) -> LockBackend:
         made = backend(process, server, network, call_timeout)
         if schedule is not None and isinstance(made, SimulatedBackend):
-            made.behave(schedule, engine)
-        return made, dict(options)
+            made.behave(schedule, host)
+        return made
+
+    return client_of(process, make, **options)
+
+
+def client_of(process: Process, make: Callable[[Host], LockBackend], **options: float) -> Client:
+    """
+    Make a client in a process, of any simulated backend.
+
+    Args:
+        process: Where it runs; when that crashes, the client is gone.
+        make: Makes the backend for the client's engine.
+        **options: The engine's: ``ttl``, ``unavailable_after``.
+    """
+
+    def open_backend(engine: Engine[Lease]) -> tuple[LockBackend, dict[str, Any]]:
+        return make(engine), dict(options)
 
     engine = Engine(open_backend, SimulatedRuntime(process), Lease)
     # As after a fork: what the dead process held is not for us to release, and no lease of it warns of being dropped.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager, AbstractContextManager
     from pathlib import Path
 
-    from lockkit.bench.subject import Face, Role, Scope
+    from lockkit.bench.subject import Face, Kind, Role, Scope
 
 
 def subject(
@@ -53,6 +53,15 @@ class Leaky(BlockingAdapter):
     def lock(self, name: str, *, renew: bool = False) -> AbstractContextManager[Any]:
         """See `BlockingAdapter.lock`."""
         del name, renew
+        return _nothing()
+
+
+class LeakyPrimitives(Leaky):
+    """Lets all writers in, and permits without number."""
+
+    def primitive(self, kind: Kind, name: str, count: int = 1) -> AbstractContextManager[Any]:
+        """See `BlockingAdapter.primitive`."""
+        del kind, name, count
         return _nothing()
 
 

@@ -93,6 +93,38 @@ def test_same_url_twice_gives_two_entries() -> None:
     ]
 
 
+def test_only_those_who_have_what_is_measured_are_listed() -> None:
+    """A lock of the standard library has no permits; lockkit is always there."""
+    found = report("memory://", "--workload", "permits", "--face", "blocking", "--processes", "2", *FEW)
+
+    assert {row["subject"]: row["status"] for row in found["workloads"][0]["results"]} == {
+        "lockkit (blocking) at memory://": "ok",
+        "threading.Semaphore (blocking) at memory://": "ok",
+    }
+
+
+def test_lockkit_that_lacks_what_is_measured_says_why() -> None:
+    """The run ends well, with nothing sent: nobody listens there."""
+    nodes = "redlock://127.0.0.1:1,127.0.0.1:2,127.0.0.1:3"
+    found = report(nodes, "--workload", "read", "--face", "blocking", *FEW)
+
+    (row,) = found["workloads"][0]["results"]
+    reason = "not measured: the backend has no read locks (capabilities.shared_mode is False)"
+    assert (row["status"], row["reason"]) == ("skipped", reason)
+    status, text = bench(nodes, "--workload", "read", "--face", "blocking", *FEW)
+    assert status == 0
+    assert reason in " ".join(text.split())
+
+
+def test_unknown_workload_is_told_with_those_that_there_are() -> None:
+    """As any wrong choice of the command line."""
+    result = CliRunner().invoke(app, ["bench", "memory://", "--workload", "reader"])
+
+    assert result.exit_code == 2
+    assert "'reader' is not one of" in result.output
+    assert "'readers'" in result.output
+
+
 def test_lockkit_that_breaks_exclusion_ends_in_status_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A CI run must not pass by."""
     ours = subject("Leaky", tmp_path, role="lockkit")

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockkit.bench.witness import Section, judge
+from lockkit.bench.witness import Section, judge, judge_permits, judge_readers
 
 NOTES = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 6)), max_size=12)
 
@@ -70,3 +70,51 @@ def test_the_example_names_the_contenders() -> None:
     verdict = judge(sections((0, 5000), (3000, 9000)))
 
     assert verdict.broken == "1 overlaps in 2 sections; first: contenders 0 and 1 were inside together for 2.0 µs"
+
+
+@pytest.mark.parametrize(
+    ("writers", "overlaps"),
+    [
+        ((False, False, False), 0),
+        ((True, False, False), 2),
+        ((False, False, True), 1),
+        ((False, True, False), 2),
+    ],
+)
+def test_readers_may_overlap_and_writers_may_not(writers: tuple[bool, ...], overlaps: int) -> None:
+    """Each section that met a writer, or a writer that met a section, counts once."""
+    met = sections((0, 9), (2, 8), (4, 6))
+
+    verdict = judge_readers(one._replace(writes=writes) for one, writes in zip(met, writers, strict=True))
+
+    assert verdict.overlaps == overlaps
+    assert bool(verdict.broken) == bool(overlaps)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "writers", "disorders"),
+    [
+        ((2, 1, 3), (False, False, True), 0),
+        ((2, 1, 3), (True, False, True), 1),
+        ((3, 1, 2), (False, False, True), 1),
+        ((1, 1, 2), (True, False, True), 1),
+    ],
+)
+def test_tokens_of_readers_are_compared_with_those_of_writers_only(
+    tokens: tuple[int, ...], writers: tuple[bool, ...], disorders: int
+) -> None:
+    """Readers that are inside together may have begun in another order than they were granted."""
+    apart = sections((0, 1), (2, 3), (4, 5), tokens=tokens)
+
+    verdict = judge_readers(one._replace(writes=writes) for one, writes in zip(apart, writers, strict=True))
+
+    assert verdict.disorders == disorders
+
+
+@pytest.mark.parametrize(("permits", "excess"), [(3, 0), (2, 1), (1, 3)])
+def test_permits_in_excess_are_counted(permits: int, excess: int) -> None:
+    """Of four sections, of which three are inside at one time; a section that ends makes room for the next."""
+    verdict = judge_permits(sections((0, 5), (1, 9), (2, 4), (5, 6)), permits)
+
+    assert verdict.overlaps == excess
+    assert bool(verdict.broken) == bool(excess)

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager, AbstractContextManager
 
-    from lockkit.bench.subject import Face
+    from lockkit.bench.subject import Face, Kind
     from lockkit.units import Seconds
 
-__all__ = ["Adapter", "AsyncAdapter", "BlockingAdapter", "load"]
+__all__ = ["Adapter", "AsyncAdapter", "BlockingAdapter", "load", "several_names"]
 
 
 class Adapter(ABC):
@@ -53,6 +53,19 @@ class BlockingAdapter(Adapter):
 
     face = "blocking"
 
+    def primitive(self, kind: Kind, name: str, count: int = 1) -> AbstractContextManager[Any]:
+        """
+        Make an object that one contender enters again and again, of a kind in `Subject.kinds`.
+
+        Args:
+            kind: Of a read/write lock both sides go by one name.
+            name: Of the lock, the semaphore, the election or the key.
+            count: Of a permit: how many may be held; of several locks: how many, see `several_names`.
+        """
+        del count
+        assert kind == "lock", f"{type(self).__name__} has no {kind}"
+        return self.lock(name)
+
     @abstractmethod
     def lock(self, name: str, *, renew: bool = False) -> AbstractContextManager[Any]:
         """
@@ -69,9 +82,20 @@ class AsyncAdapter(Adapter):
 
     face = "asyncio"
 
+    def primitive(self, kind: Kind, name: str, count: int = 1) -> AbstractAsyncContextManager[Any]:
+        """See `BlockingAdapter.primitive`."""
+        del count
+        assert kind == "lock", f"{type(self).__name__} has no {kind}"
+        return self.lock(name)
+
     @abstractmethod
     def lock(self, name: str, *, renew: bool = False) -> AbstractAsyncContextManager[Any]:
         """See `BlockingAdapter.lock`."""
+
+
+def several_names(name: str, count: int) -> list[str]:
+    """Give the names of several locks."""
+    return [f"{name}-{index}" for index in range(count)]
 
 
 def load(target: str) -> type[BlockingAdapter | AsyncAdapter]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import queue
+import secrets
 import time
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Self
@@ -18,6 +19,8 @@ from lockkit.url import parse
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager, AbstractContextManager
     from types import TracebackType
+
+    from lockkit.bench.subject import Kind
 
 __all__ = ["Etcd3Gw", "PyEtcd", "RawEtcd", "RawEtcdAsyncio"]
 
@@ -82,6 +85,14 @@ class RawEtcd(BlockingAdapter):
         del renew
         return _RawLock(self._calls, f"bench/{name}".encode(), self._lease)
 
+    def primitive(self, kind: Kind, name: str, count: int = 1) -> AbstractContextManager[Any]:
+        """See `BlockingAdapter.primitive`. A leader is who has the lock."""
+        del count
+        if kind in {"read", "write"}:
+            return _RawSide(self._calls, f"bench/{name}", self._lease, writes=kind == "write")
+        assert kind in {"lock", "election"}, kind
+        return self.lock(name)
+
     async def close(self) -> None:
         """See `Adapter.close`."""
         self._channel.close()
@@ -100,19 +111,56 @@ class _RawLock:
             answer = self._calls.txn(self._entry, timeout=_LIMIT)
             if answer.succeeded:
                 return self
-            requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
-            requests.put(self._calls.watching(self._key, answer.header.revision + 1))
-            watch = self._calls.watch(iter(requests.get, None))
-            for heard in watch:
-                if heard.events or heard.canceled:
-                    break
-            requests.put(None)
-            watch.cancel()
+            _wait_for_deletion(self._calls, self._key, answer.header.revision + 1)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._calls.delete(rpc.DeleteRangeRequest(key=self._key), timeout=_LIMIT)
+
+
+class _RawSide:
+    """
+    One side of a read/write lock: a key of its own, written by the same transaction that lists the keys before it.
+
+    A writer waits for all that are there, a reader for the writers. The order of the keys is that of their revisions,
+    as in the recipe of etcd's Go client (``client/v3/experimental/recipes``, ``RWMutex``).
+    """
+
+    def __init__(self, calls: _Calls, name: str, lease: int, *, writes: bool) -> None:
+        self._calls = calls
+        self._key = f"{name}/{'w' if writes else 'r'}{secrets.token_hex(8)}".encode()
+        first = f"{name}/" if writes else f"{name}/w"
+        # Up to the next byte: all keys that begin so.
+        end = first[:-1] + chr(ord(first[-1]) + 1)
+        self._entry = rpc.TxnRequest()
+        self._entry.success.add(
+            request_range=rpc.RangeRequest(key=first.encode(), range_end=end.encode(), keys_only=True)
+        )
+        self._entry.success.add(request_put=rpc.PutRequest(key=self._key, value=b"bench", lease=lease))
+
+    def __enter__(self) -> Self:
+        answer = self._calls.txn(self._entry, timeout=_LIMIT)
+        for ahead in answer.responses[0].response_range.kvs:
+            _wait_for_deletion(self._calls, ahead.key, answer.header.revision + 1)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._calls.delete(rpc.DeleteRangeRequest(key=self._key), timeout=_LIMIT)
+
+
+def _wait_for_deletion(calls: _Calls, key: bytes, revision: int) -> None:
+    """Watch a key from a revision on, until it is deleted."""
+    requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    requests.put(calls.watching(key, revision))
+    watch = calls.watch(iter(requests.get, None))
+    for heard in watch:
+        if heard.events or heard.canceled:
+            break
+    requests.put(None)
+    watch.cancel()
 
 
 class RawEtcdAsyncio(AsyncAdapter):

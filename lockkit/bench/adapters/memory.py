@@ -12,9 +12,10 @@ from lockkit.bench.adapters.base import AsyncAdapter, BlockingAdapter
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager, AbstractContextManager
 
+    from lockkit.bench.subject import Kind
     from lockkit.units import Seconds
 
-__all__ = ["AsyncioLock", "ThreadingLock"]
+__all__ = ["AsyncioLock", "AsyncioSemaphore", "ThreadingLock", "ThreadingSemaphore"]
 
 
 class ThreadingLock(BlockingAdapter):
@@ -43,3 +44,31 @@ class AsyncioLock(AsyncAdapter):
         """See `BlockingAdapter.lock`."""
         del renew
         return self._locks[name]
+
+
+class ThreadingSemaphore(ThreadingLock):
+    """``threading.Semaphore``: no ttl, no token, no slot."""
+
+    def __init__(self, url: str, ttl: Seconds) -> None:
+        """One semaphore for each name."""
+        super().__init__(url, ttl)
+        self._semaphores: dict[str, threading.Semaphore] = {}
+
+    def primitive(self, kind: Kind, name: str, count: int = 1) -> AbstractContextManager[Any]:
+        """See `BlockingAdapter.primitive`."""
+        assert kind == "permit", "nothing else"
+        return self._semaphores.setdefault(name, threading.Semaphore(count))
+
+
+class AsyncioSemaphore(AsyncioLock):
+    """``asyncio.Semaphore``: no ttl, no token, no slot."""
+
+    def __init__(self, url: str, ttl: Seconds) -> None:
+        """One semaphore for each name."""
+        super().__init__(url, ttl)
+        self._semaphores: dict[str, asyncio.Semaphore] = {}
+
+    def primitive(self, kind: Kind, name: str, count: int = 1) -> AbstractAsyncContextManager[Any]:
+        """See `BlockingAdapter.primitive`."""
+        assert kind == "permit", "nothing else"
+        return self._semaphores.setdefault(name, asyncio.Semaphore(count))

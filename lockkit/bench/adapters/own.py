@@ -6,12 +6,21 @@ from typing import TYPE_CHECKING, Any
 
 import lockkit
 import lockkit.aio
-from lockkit.bench.adapters.base import AsyncAdapter, BlockingAdapter
+from lockkit.bench.adapters.base import AsyncAdapter, BlockingAdapter, several_names
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from contextlib import AbstractAsyncContextManager, AbstractContextManager
+    from types import TracebackType
+
+    from lockkit.aio.once import Once as AsyncOnce
+    from lockkit.bench.subject import Kind
+    from lockkit.sync.once import Once
 
 __all__ = ["Asyncio", "Blocking"]
+
+_KEEP_SECONDS = 600
+"""How long the record of a key is kept: longer than any turn."""
 
 
 class Blocking(BlockingAdapter):
@@ -25,6 +34,20 @@ class Blocking(BlockingAdapter):
         """Renewed always: that is what users get."""
         del renew
         return self._client.lock(name, ttl=self.ttl)
+
+    def primitive(self, kind: Kind, name: str, count: int = 1) -> AbstractContextManager[Any]:
+        """See `BlockingAdapter.primitive`."""
+        client, ttl = self._client, self.ttl
+        kinds: dict[Kind, Callable[[], AbstractContextManager[Any]]] = {
+            "lock": lambda: client.lock(name, ttl=ttl),
+            "read": lambda: client.rwlock(name, ttl=ttl).read(),
+            "write": lambda: client.rwlock(name, ttl=ttl).write(),
+            "permit": lambda: client.semaphore(name, limit=count, ttl=ttl),
+            "locks": lambda: client.locks(several_names(name, count), ttl=ttl),
+            "election": lambda: _Office(client.election(name, ttl=ttl)),
+            "once": lambda: _Done(client.once(name, keep=_KEEP_SECONDS, ttl=ttl)),
+        }
+        return kinds[kind]()
 
     def token(self, entered: Any) -> int | None:  # noqa: ANN401 - see Adapter
         """See `Adapter.token`."""
@@ -40,6 +63,40 @@ class Blocking(BlockingAdapter):
         self._client.close()
 
 
+class _Office:
+    """Each time a campaign, and a resignation."""
+
+    def __init__(self, election: lockkit.sync.Election) -> None:
+        self._election = election
+
+    def __enter__(self) -> Any:  # noqa: ANN401 - a term
+        self._campaign = self._election.campaign()
+        return self._campaign.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._campaign.__exit__(kind, error, trace)
+
+
+class _Done:
+    """The first time the work is done, then its result is read."""
+
+    def __init__(self, once: Once) -> None:
+        self._once = once
+
+    def __enter__(self) -> Any:  # noqa: ANN401 - an attempt
+        attempt = self._once.__enter__()
+        if attempt.first:
+            attempt.done(1)
+        return attempt
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._once.__exit__(kind, error, trace)
+
+
 class Asyncio(AsyncAdapter):
     """``lockkit.aio.connect``."""
 
@@ -51,6 +108,20 @@ class Asyncio(AsyncAdapter):
         """Renewed always: that is what users get."""
         del renew
         return self._client.lock(name, ttl=self.ttl)
+
+    def primitive(self, kind: Kind, name: str, count: int = 1) -> AbstractAsyncContextManager[Any]:
+        """See `BlockingAdapter.primitive`."""
+        client, ttl = self._client, self.ttl
+        kinds: dict[Kind, Callable[[], AbstractAsyncContextManager[Any]]] = {
+            "lock": lambda: client.lock(name, ttl=ttl),
+            "read": lambda: client.rwlock(name, ttl=ttl).read(),
+            "write": lambda: client.rwlock(name, ttl=ttl).write(),
+            "permit": lambda: client.semaphore(name, limit=count, ttl=ttl),
+            "locks": lambda: client.locks(several_names(name, count), ttl=ttl),
+            "election": lambda: _AsyncOffice(client.election(name, ttl=ttl)),
+            "once": lambda: _AsyncDone(client.once(name, keep=_KEEP_SECONDS, ttl=ttl)),
+        }
+        return kinds[kind]()
 
     def token(self, entered: Any) -> int | None:  # noqa: ANN401 - see Adapter
         """See `Adapter.token`."""
@@ -64,3 +135,37 @@ class Asyncio(AsyncAdapter):
     async def close(self) -> None:
         """See `Adapter.close`."""
         await self._client.close()
+
+
+class _AsyncOffice:
+    """See `_Office`."""
+
+    def __init__(self, election: lockkit.aio.Election) -> None:
+        self._election = election
+
+    async def __aenter__(self) -> Any:  # noqa: ANN401 - a term
+        self._campaign = self._election.campaign()
+        return await self._campaign.__aenter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._campaign.__aexit__(kind, error, trace)
+
+
+class _AsyncDone:
+    """See `_Done`."""
+
+    def __init__(self, once: AsyncOnce) -> None:
+        self._once = once
+
+    async def __aenter__(self) -> Any:  # noqa: ANN401 - an attempt
+        attempt = await self._once.__aenter__()
+        if attempt.first:
+            await attempt.done(1)
+        return attempt
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._once.__aexit__(kind, error, trace)

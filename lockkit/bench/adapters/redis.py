@@ -12,13 +12,26 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Self
 
 from lockkit.bench.adapters.base import AsyncAdapter, BlockingAdapter
-from lockkit.bench.redis_connection import FENCE, FENCED_SET, RELEASE, RELEASE_AND_SIGNAL, connect_to, encode, node_urls
+from lockkit.bench.redis_connection import (
+    FENCE,
+    FENCED_SET,
+    PERMIT,
+    READ,
+    RELEASE,
+    RELEASE_AND_SIGNAL,
+    WRITE,
+    connect_to,
+    encode,
+    node_urls,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from contextlib import AbstractAsyncContextManager, AbstractContextManager
     from types import TracebackType
 
     from lockkit.bench.redis_connection import RawConnection
+    from lockkit.bench.subject import Kind
     from lockkit.units import Seconds
 
 __all__ = [
@@ -62,12 +75,29 @@ class _Bracket:
 
 
 class RawRedis(BlockingAdapter):
-    """``SET NX PX`` and a guarded delete by ``EVALSHA`` on one raw socket. Asks again at once while it is busy."""
+    """
+    ``SET NX PX`` and a guarded delete by ``EVALSHA`` on one raw socket. Asks again at once while it is busy.
+
+    Readers and permits are members of a sorted set, whose scores are their ends. A waiting writer stops no readers.
+    """
 
     def lock(self, name: str, *, renew: bool = False) -> AbstractContextManager[Any]:
         """See `BlockingAdapter.lock`."""
         del renew
         return _RawLock(connect_to(self.url), name, self.ttl)
+
+    def primitive(self, kind: Kind, name: str, count: int = 1) -> AbstractContextManager[Any]:
+        """See `BlockingAdapter.primitive`."""
+        if kind == "lock":
+            return self.lock(name)
+        connection = connect_to(self.url)
+        made: dict[Kind, Callable[[], AbstractContextManager[Any]]] = {
+            "read": lambda: _RawShare(connection, name, self.ttl, READ),
+            "write": lambda: _RawWrite(connection, name, self.ttl),
+            "permit": lambda: _RawShare(connection, name, self.ttl, PERMIT, count),
+            "once": lambda: _RawDone(connection, name),
+        }
+        return made[kind]()
 
 
 class _RawLock(_Bracket):
@@ -89,6 +119,68 @@ class _RawLock(_Bracket):
         self._connection.ask(encode(b"EVALSHA", self._release_sha, b"1", self._name, self._owner))
 
 
+class _RawShare(_Bracket):
+    """A reader, or a permit: a member of a sorted set."""
+
+    def __init__(self, connection: RawConnection, name: str, ttl: Seconds, script: bytes, permits: int = 1) -> None:
+        self._connection = connection
+        self._sha = connection.load(script)
+        self._set = b"{%b}:shares" % name.encode()
+        # Of permits the set is the only key, and comes first; of readers the writer's does.
+        self._keys = (b"1", self._set) if script is PERMIT else (b"2", b"{%b}" % name.encode(), self._set)
+        self._arguments = (b"%d" % (ttl * 1000), b"%d" % permits)
+        self._owner = b""
+
+    def enter(self) -> object:
+        owner = self._owner = secrets.token_hex(16).encode()
+        request = encode(b"EVALSHA", self._sha, *self._keys, owner, *self._arguments)
+        while self._connection.ask(request) == 0:
+            pass
+        return self
+
+    def leave(self) -> None:
+        self._connection.ask(encode(b"ZREM", self._set, self._owner))
+
+
+class _RawWrite(_Bracket):
+    """A writer, beside `_RawShare`."""
+
+    def __init__(self, connection: RawConnection, name: str, ttl: Seconds) -> None:
+        self._connection = connection
+        self._sha, self._release_sha = connection.load(WRITE), connection.load(RELEASE)
+        self._key = b"{%b}" % name.encode()
+        self._set = self._key + b":shares"
+        self._ttl_ms = b"%d" % (ttl * 1000)
+        self._owner = b""
+
+    def enter(self) -> object:
+        owner = self._owner = secrets.token_hex(16).encode()
+        request = encode(b"EVALSHA", self._sha, b"2", self._key, self._set, owner, self._ttl_ms)
+        while self._connection.ask(request) == 0:
+            pass
+        return self
+
+    def leave(self) -> None:
+        self._connection.ask(encode(b"EVALSHA", self._release_sha, b"1", self._key, self._owner))
+
+
+class _RawDone(_Bracket):
+    """The result of a key: one ``GET``."""
+
+    def __init__(self, connection: RawConnection, name: str) -> None:
+        self._connection = connection
+        self._get = encode(b"GET", name.encode())
+        self._set = encode(b"SET", name.encode(), b"1", b"EX", b"600")
+
+    def enter(self) -> object:
+        if self._connection.ask(self._get) is None:
+            self._connection.ask(self._set)
+        return self
+
+    def leave(self) -> None:
+        """Nothing is held."""
+
+
 class RawPushRedis(BlockingAdapter):
     """As `RawRedis`, but a waiter sleeps in ``BLPOP`` on a list that a release pushes to."""
 
@@ -96,6 +188,12 @@ class RawPushRedis(BlockingAdapter):
         """See `BlockingAdapter.lock`."""
         del renew
         return _RawPushLock(connect_to(self.url), name, self.ttl)
+
+    def primitive(self, kind: Kind, name: str, count: int = 1) -> AbstractContextManager[Any]:
+        """See `BlockingAdapter.primitive`. A leader is who has the lock."""
+        del count
+        assert kind in {"lock", "election"}, kind
+        return self.lock(name)
 
 
 class _RawPushLock(_RawLock):

@@ -1,4 +1,4 @@
-"""ZooKeeper: the least requests by hand through kazoo as a baseline, and kazoo's ``Lock``."""
+"""ZooKeeper: the least requests by hand through kazoo as a baseline, and kazoo's recipes."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from lockkit.bench.adapters.base import BlockingAdapter
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from types import TracebackType
+
+    from lockkit.bench.subject import Kind
 
 __all__ = ["KazooLock", "RawZooKeeper"]
 
@@ -39,13 +41,29 @@ class _Kazoo(BlockingAdapter):
 
 
 class KazooLock(_Kazoo):
-    """kazoo's ``Lock``. Its session is kept alive by kazoo's own heartbeats."""
+    """kazoo's ``Lock``, and its other recipes. Its session is kept alive by kazoo's own heartbeats."""
 
     def lock(self, name: str, *, renew: bool = False) -> AbstractContextManager[Any]:
         """See `BlockingAdapter.lock`."""
         del renew
         lock: AbstractContextManager[Any] = self._client.Lock(self._path(name))
         return lock
+
+    def primitive(self, kind: Kind, name: str, count: int = 1) -> AbstractContextManager[Any]:
+        """See `BlockingAdapter.primitive`. `Election.run` calls a function under ``Election.lock``, and no more."""
+        client, path = self._client, self._path(name)
+        made: AbstractContextManager[Any]
+        if kind == "read":
+            made = client.ReadLock(path)
+        elif kind == "write":
+            made = client.WriteLock(path)
+        elif kind == "permit":
+            made = client.Semaphore(path, max_leases=count)
+        elif kind == "election":
+            made = client.Election(path).lock
+        else:
+            made = super().primitive(kind, name, count)
+        return made
 
 
 class RawZooKeeper(_Kazoo):

@@ -110,6 +110,43 @@ PLOTS: Mapping[str, tuple[Plot, ...]] = MappingProxyType(
         "overhead": (
             Plot("bar", "overhead_median_us", "API and engine, over the backend", "us", f"{_ROUNDS} Less is better."),
         ),
+        "read": (Plot("box", "us", "Time of a read lock", "us", _BOX.format(what="pairs"), ratio=True),),
+        "write": (Plot("box", "us", "Time of a write lock", "us", _BOX.format(what="pairs"), ratio=True),),
+        "readers": (
+            Plot(
+                "bar",
+                "turns_per_second",
+                "Turns per second, all together",
+                "per_s",
+                f"{_ROUNDS} More is faster.",
+                ratio=True,
+            ),
+            Plot("bar", "longest_wait_ms", "Longest wait", "ms", f"{_ROUNDS} Less is fairer."),
+        ),
+        "permits": (
+            Plot(
+                "bar",
+                "permits_per_second",
+                "Permits per second, all together",
+                "per_s",
+                f"{_ROUNDS} More is faster.",
+                ratio=True,
+            ),
+            Plot(
+                "bar",
+                "share",
+                "Fairness: least served \N{DIVISION SIGN} most served",
+                "share",
+                f"{_ROUNDS} 1 is fair; near 0 a contender starved.",
+                line=1.0,
+            ),
+        ),
+        "locks": (
+            Plot("bar", "min_us_2", "Time of two locks", "us", f"{_ROUNDS} Less is better.", ratio=True),
+            Plot("bar", "min_us_10", "Time of ten locks", "us", f"{_ROUNDS} Less is better."),
+        ),
+        "election": (Plot("box", "ms", "Time of a takeover", "ms", _BOX.format(what="takeovers"), ratio=True),),
+        "once": (Plot("box", "us", "Time of a repeat", "us", _BOX.format(what="repeats"), ratio=True),),
         "import": (Plot("bar", "over_min_ms", "Over a bare interpreter", "ms", f"{_ROUNDS} Less is better."),),
     }
 )

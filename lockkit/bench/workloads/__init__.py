@@ -14,6 +14,8 @@ from lockkit.bench.workloads.idle import Idle
 from lockkit.bench.workloads.imports import Imports
 from lockkit.bench.workloads.overhead import Overhead
 from lockkit.bench.workloads.pair import Pair
+from lockkit.bench.workloads.primitives import Election, Once, Read, Several, Write
+from lockkit.bench.workloads.sharing import Permits, Readers
 from lockkit.bench.workloads.sweep import Sweep
 
 if TYPE_CHECKING:
@@ -37,6 +39,13 @@ WORKLOADS: Mapping[str, Workload] = MappingProxyType(
             Idle(),
             Held(),
             Overhead(),
+            Read(),
+            Write(),
+            Readers(),
+            Permits(),
+            Several(),
+            Election(),
+            Once(),
             Imports(),
         )
     }

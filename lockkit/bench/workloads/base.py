@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 if TYPE_CHECKING:
@@ -13,10 +14,22 @@ if TYPE_CHECKING:
     from lockkit.bench.adapters.base import AsyncAdapter, BlockingAdapter
     from lockkit.bench.pipe import ParentPipe
     from lockkit.bench.settings import Settings
-    from lockkit.bench.subject import Subject
+    from lockkit.bench.subject import Kind, Subject
     from lockkit.bench.worker_pool import WorkerFailed
 
 __all__ = ["Figure", "Measured", "Workload", "fresh_name"]
+
+_WORDS: Mapping[Kind, str] = MappingProxyType(
+    {
+        "lock": "lock",
+        "read": "read lock",
+        "write": "write lock",
+        "permit": "semaphore",
+        "locks": "lock of several names",
+        "election": "election",
+        "once": "record of what is done",
+    }
+)
 
 Combine = Literal["min", "median", "max", "sum"]
 
@@ -70,6 +83,7 @@ class Workload(ABC):
         figures: What it measures.
         headline: The figure by which subjects are compared.
         ratios: The figures of which ratios to other subjects are taken, within each round.
+        kind: The primitive that it uses.
         long: Takes long each time, so it gets fewer rounds.
         together: How many subjects may be measured at the same time, because they do little but wait.
     """
@@ -81,12 +95,15 @@ class Workload(ABC):
     figures: ClassVar[tuple[Figure, ...]]
     headline: ClassVar[str]
     ratios: ClassVar[tuple[str, ...]] = ()
+    kind: ClassVar[Kind] = "lock"
     long: ClassVar[bool] = False
     together: ClassVar[int] = 1
 
     def inapplicable(self, subject: Subject) -> str:
         """Say why it makes no sense for a subject; empty if it does."""
-        if subject.workloads is not None and self.name not in subject.workloads:
+        if self.kind not in subject.kinds:
+            return f"not measured: {subject.lacks.get(self.kind) or f'{subject.label} has no {_WORDS[self.kind]}'}"
+        if self.kind == "lock" and subject.workloads is not None and self.name not in subject.workloads:
             return f"not measured: {subject.label} is there for {', '.join(subject.workloads)}"
         return ""
 

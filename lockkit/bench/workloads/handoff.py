@@ -56,6 +56,7 @@ class Handoff(Workload):
         """See `Workload.measure`."""
         hold_min = settings.hold_min
         part = {"name": fresh_name(), "count": settings.handoffs, "poll": subject.poll, "hold_min": hold_min}
+        part["kind"] = self.kind
         expected = settings.handoffs * (hold_min + HOLD_SECONDS_MORE + 2 * subject.poll)
         # Threads or tasks of one process, where the lock excludes no others.
         casts = [["give", "take"]] if subject.scope == "process" else [["give"], ["take"]]
@@ -98,7 +99,7 @@ async def _give(
     adapter: BlockingAdapter | AsyncAdapter, part: Mapping[str, Any], begin: _Pipe, done: _Pipe
 ) -> list[int]:
     """Hold, tell the taker to wait, release; note the time before each release."""
-    lock = adapter.lock(part["name"])
+    lock = adapter.primitive(part["kind"], part["name"])
     stamps = []
     for _ in range(part["count"]):
         await enter(adapter, lock)
@@ -114,7 +115,7 @@ async def _take(
     adapter: BlockingAdapter | AsyncAdapter, part: Mapping[str, Any], begin: _Pipe, done: _Pipe
 ) -> list[int]:
     """Wait for the lock when told to; note the time after each acquire."""
-    lock = adapter.lock(part["name"])
+    lock = adapter.primitive(part["kind"], part["name"])
     # The first use connects, loads scripts and so on: that is not the hand-off.
     await begin.hear()
     stamps = []

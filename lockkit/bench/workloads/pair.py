@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from lockkit.bench.pipe import ParentPipe
     from lockkit.bench.settings import Settings
-    from lockkit.bench.subject import Subject
+    from lockkit.bench.subject import Kind, Subject
 
 __all__ = ["Pair", "time_pairs"]
 
@@ -60,13 +60,20 @@ class Pair(Workload):
         self, adapter: BlockingAdapter | AsyncAdapter, part: Mapping[str, Any], parent: ParentPipe
     ) -> dict[str, Any]:
         """See `Workload.work`."""
-        await time_pairs(adapter, part["name"], pairs=part["warm_up"])
+        name, kind = part["name"], self.kind
+        await time_pairs(adapter, name, kind=kind, pairs=part["warm_up"])
         await parent.ready()
-        return spread(await time_pairs(adapter, part["name"], pairs=part["pairs"], seconds=part["seconds"]), "us")
+        return spread(await time_pairs(adapter, name, kind=kind, pairs=part["pairs"], seconds=part["seconds"]), "us")
 
 
 async def time_pairs(
-    adapter: BlockingAdapter | AsyncAdapter, name: str, *, pairs: int = 0, seconds: float = 0.0
+    adapter: BlockingAdapter | AsyncAdapter,
+    name: str,
+    *,
+    pairs: int = 0,
+    seconds: float = 0.0,
+    kind: Kind = "lock",
+    count: int = 1,
 ) -> array[int]:
     """
     Time pairs, nanoseconds each.
@@ -76,11 +83,13 @@ async def time_pairs(
         name: The lock.
         pairs: At least so many.
         seconds: And at least for so long.
+        kind: What to enter and leave.
+        count: See `BlockingAdapter.primitive`.
     """
     samples = array("q")
     # The loop is written twice: code shared by the sync and async APIs would be measured with them.
     if isinstance(adapter, AsyncAdapter):
-        async_lock = adapter.lock(name)
+        async_lock = adapter.primitive(kind, name, count)
         until = now_ns() + int(seconds * 1e9)
         while len(samples) < pairs or now_ns() < until:
             began = now_ns()
@@ -88,7 +97,7 @@ async def time_pairs(
                 pass
             samples.append(now_ns() - began)
     else:
-        lock = adapter.lock(name)
+        lock = adapter.primitive(kind, name, count)
         until = now_ns() + int(seconds * 1e9)
         while len(samples) < pairs or now_ns() < until:
             began = now_ns()

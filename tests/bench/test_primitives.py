@@ -1,0 +1,180 @@
+"""The primitives beyond one lock: lockkit, and who has them beside it, on memory and on real servers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from lockkit.bench import catalog
+from lockkit.bench.adapters.own import Blocking
+from lockkit.bench.run import Run
+from lockkit.bench.subject import Subject
+from lockkit.bench.workloads import WORKLOADS
+from lockkit.bench.workloads.primitives import NAMES
+from lockkit.runtime import drive
+from lockkit.testing.servers import EtcdServer, RedisServer, ZooKeeperServer
+from tests.bench.fakes import subject
+from tests.bench.test_honesty import SHORT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from lockkit.bench.run import Cell, Outcome
+
+NEW = ("read", "write", "readers", "permits", "locks", "election", "once")
+SETTINGS = replace(SHORT, seconds=0.1, handoffs=3, warm_up=3)
+
+
+@pytest.fixture(scope="module")
+def redis() -> Iterator[RedisServer]:
+    """Give one node."""
+    with RedisServer() as server:
+        yield server
+
+
+def measure(subjects: Sequence[Subject], *workloads: str) -> Outcome:
+    """Run, without a progress bar; nothing may fail or be broken."""
+    outcome = Run(subjects, [WORKLOADS[name] for name in workloads], SETTINGS, seed=1).go(lambda *_: None)
+    assert [problem for cell in outcome.cells if (problem := cell.failed or cell.broken)] == []
+    return outcome
+
+
+def measured(outcome: Outcome) -> dict[str, set[str]]:
+    """Which workloads each subject took part in."""
+    found: dict[str, set[str]] = {}
+    for cell in outcome.cells:
+        if cell.rounds:
+            found.setdefault(cell.subject.label, set()).add(cell.workload.name)
+    return found
+
+
+def assert_figures(cells: Sequence[Cell]) -> None:
+    """All that the workload promises was measured."""
+    for cell in cells:
+        if cell.rounds:
+            shown = {figure.key for figure in cell.workload.figures if figure.shown} - {"share"}
+            assert cell.rounds[0].figures.keys() >= shown, cell.workload.name
+
+
+@pytest.mark.parametrize("face", ["blocking", "asyncio"])
+def test_lockkit_has_all_of_them_in_memory(face: str) -> None:
+    """In both APIs; the semaphore of the standard library stands beside it as a baseline."""
+    outcome = measure(catalog.subjects(["memory://"], faces=[face], peers=True), *NEW)  # type: ignore[list-item]
+
+    assert measured(outcome)["lockkit"] == set(NEW)
+    assert measured(outcome)["threading.Semaphore" if face == "blocking" else "asyncio.Semaphore"] == {"permits"}
+    assert_figures(outcome.cells)
+
+
+def test_redis_has_what_its_backend_offers(redis: RedisServer) -> None:
+    """Whatever that is, the reason for the rest names the capability; the raw socket has its own scripts."""
+    found = [
+        one
+        for one in catalog.subjects([redis.url], faces=["blocking"], peers=True)
+        if one.label in {"lockkit", "raw socket", "raw socket + BLPOP"}
+    ]
+    outcome = measure(found, *NEW)
+
+    ours = next(one for one in found if one.label == "lockkit")
+    lacking = {name for name in NEW if WORKLOADS[name].kind in ours.lacks}
+    assert measured(outcome)["lockkit"] == set(NEW) - lacking
+    assert measured(outcome)["raw socket"] == {"read", "write", "readers", "permits", "once"}
+    assert measured(outcome)["raw socket + BLPOP"] == {"election"}
+    for cell in outcome.cells:
+        if cell.subject is ours and cell.workload.name in lacking:
+            assert "capabilities." in cell.skipped
+    assert_figures(outcome.cells)
+
+
+def test_kazoo_has_its_recipes() -> None:
+    """All but the lock of several names, and once."""
+    with ZooKeeperServer() as server:
+        (entry,) = [entry for entry in catalog.ENTRIES if entry.label == "kazoo Lock"]
+        outcome = measure([entry.subject(server.url, "here")], *NEW)
+
+    assert measured(outcome) == {"kazoo Lock": {"read", "write", "readers", "permits", "election"}}
+
+
+def test_etcd_by_hand_has_read_locks_and_an_election() -> None:
+    """As the recipes of its Go client."""
+    with EtcdServer() as server:
+        (entry,) = [entry for entry in catalog.ENTRIES if entry.target == "etcd:RawEtcd"]
+        outcome = measure([entry.subject(server.url, "here")], *NEW)
+
+    assert measured(outcome) == {"gRPC, by hand": {"read", "write", "readers", "election"}}
+
+
+def test_backend_without_a_primitive_is_skipped_with_the_reason() -> None:
+    """Redlock has neither read locks nor notes; nothing is sent to find out."""
+    (ours,) = catalog.subjects(["redlock://127.0.0.1:1,127.0.0.1:2,127.0.0.1:3"], faces=["blocking"], peers=False)
+
+    outcome = Run([ours], [WORKLOADS[name] for name in ("read", "readers", "once")], SETTINGS, seed=1).outcome
+
+    assert [cell.skipped for cell in outcome.cells] == [
+        "not measured: the backend has no read locks (capabilities.shared_mode is False)",
+        "not measured: the backend has no read locks (capabilities.shared_mode is False)",
+        "not measured: the backend has no notes, which once needs (capabilities.notes is False)",
+    ]
+
+
+def test_library_without_a_primitive_is_skipped_with_the_reason(tmp_path: Path) -> None:
+    """By its own name."""
+    outcome = Run([subject("Good", tmp_path)], [WORKLOADS["permits"]], SETTINGS, seed=1).outcome
+
+    assert [cell.skipped for cell in outcome.cells] == ["not measured: Good has no semaphore"]
+
+
+@pytest.mark.parametrize("workload", ["readers", "permits"])
+def test_lock_that_lets_all_in_is_broken(tmp_path: Path, workload: str) -> None:
+    """The witness sees writers beside others, and more sections than there are permits."""
+    leaky = replace(subject("LeakyPrimitives", tmp_path), kinds=("read", "write", "permit"))
+    settings = replace(SETTINGS, processes=4, seconds=0.3)
+    while True:
+        outcome = Run([leaky], [WORKLOADS[workload]], settings, seed=1).go(lambda *_: None)
+        (cell,) = outcome.cells
+        assert not cell.failed
+        if cell.broken:
+            return
+
+
+def test_several_locks_are_taken_in_both_numbers() -> None:
+    """The figures of two and of ten are apart."""
+    outcome = measure(catalog.subjects(["memory://"], faces=["blocking"], peers=False), "locks")
+    (cell,) = outcome.cells
+
+    assert all(cell.rounds[0].figures[f"min_us_{count}"] > 0 for count in NAMES)
+
+
+def test_adapter_of_lockkit_makes_every_kind() -> None:
+    """What is entered is what users get."""
+    adapter = Blocking("memory://bench-primitives", 10.0)
+    drive(adapter.open())
+    with adapter.primitive("read", "a") as one, adapter.primitive("read", "a") as other:
+        assert one.mode == other.mode == "shared"
+    with adapter.primitive("write", "a") as lease:
+        assert lease.mode == "exclusive"
+    with adapter.primitive("permit", "a", 2) as permit:
+        assert permit.slot == 0
+    with adapter.primitive("locks", "a", 3) as leases:
+        assert len(leases.tokens) == 3
+    with adapter.primitive("election", "a") as term:
+        assert term.token > 0
+    once = adapter.primitive("once", "a")
+    with once as attempt:
+        assert attempt.first
+    with once as attempt:
+        assert not attempt.first
+    drive(adapter.close())
+
+
+def test_subject_keeps_its_kinds_in_a_report(tmp_path: Path) -> None:
+    """And a run of before has locks only."""
+    one = replace(subject("Good", tmp_path), kinds=("lock", "read"), lacks={"once": "no notes"})
+    data = one.to_json()
+
+    assert Subject.from_json(data).kinds == ("lock", "read")
+    del data["kinds"], data["lacks"]
+    assert Subject.from_json(data).kinds == ("lock",)

@@ -101,6 +101,7 @@ class Client:
         raise_on_lost: bool = True,
         cancel_on_lost: bool = False,
         on_busy: Literal["raise", "skip"] = "raise",
+        label: str | None = None,
     ) -> Lock:
         """
         Describe a lock. Nothing is sent yet. See `lockkit.Client.lock`.
@@ -118,6 +119,7 @@ class Client:
             cancel_on_lost: ``async with`` cancels its body when the lease is lost, and raises `LockLost` in place of
                 the cancellation, as `asyncio.timeout` does with `TimeoutError`.
             on_busy: See there.
+            label: See there.
 
         Raises:
             ConfigurationError: One of them is wrong.
@@ -135,6 +137,7 @@ class Client:
             metadata=metadata,
             on_lost=on_lost,
             raise_on_lost=raise_on_lost,
+            label=label,
         )
         return Lock(self._engine, settings, cancel_on_lost=cancel_on_lost, on_busy=on_busy)
 
@@ -152,6 +155,7 @@ class Client:
         on_lost: LostCallback | None = None,
         raise_on_lost: bool = True,
         cancel_on_lost: bool = False,
+        label: str | None = None,
     ) -> RWLock:
         """
         Describe a read/write lock. Nothing is sent yet. See `lockkit.Client.rwlock`.
@@ -167,6 +171,7 @@ class Client:
             on_lost: As there, and may be a coroutine function.
             raise_on_lost: See there.
             cancel_on_lost: As for `lock`.
+            label: As for `lock`.
 
         Raises:
             ConfigurationError: One of them is wrong.
@@ -182,6 +187,7 @@ class Client:
             metadata=metadata,
             on_lost=on_lost,
             raise_on_lost=raise_on_lost,
+            label=label,
             nests=True,
         )
         return RWLock(self._engine, settings, cancel_on_lost=cancel_on_lost)
@@ -201,6 +207,7 @@ class Client:
         on_lost: LostCallback | None = None,
         raise_on_lost: bool = True,
         cancel_on_lost: bool = False,
+        label: str | None = None,
     ) -> Semaphore:
         """
         Describe a semaphore. Nothing is sent yet. See `lockkit.Client.semaphore`.
@@ -217,6 +224,7 @@ class Client:
             on_lost: As there, and may be a coroutine function.
             raise_on_lost: See there.
             cancel_on_lost: As for `lock`.
+            label: As for `lock`.
 
         Raises:
             ConfigurationError: One of them is wrong.
@@ -233,6 +241,7 @@ class Client:
             metadata=metadata,
             on_lost=on_lost,
             raise_on_lost=raise_on_lost,
+            label=label,
         )
         permits = self._engine.permit_settings(settings, limit)
         return Semaphore(self._engine, permits, cancel_on_lost=cancel_on_lost)
@@ -251,6 +260,7 @@ class Client:
         on_lost: LostCallback | None = None,
         raise_on_lost: bool = True,
         cancel_on_lost: bool = False,
+        label: str | None = None,
     ) -> LockSet:
         """
         Describe several locks that are held together or not at all. Nothing is sent yet. See `lockkit.Client.locks`.
@@ -266,6 +276,7 @@ class Client:
             on_lost: As there, and may be a coroutine function.
             raise_on_lost: See there.
             cancel_on_lost: See `lock`; the loss of any of them cancels the body.
+            label: See `lock`; of each.
 
         Raises:
             ConfigurationError: One of them is wrong.
@@ -285,6 +296,7 @@ class Client:
                     metadata=metadata,
                     on_lost=None,
                     raise_on_lost=raise_on_lost,
+                    label=label,
                 ),
             )
             for name in names_of(names)

@@ -165,7 +165,7 @@ class Once:
             ConfigurationError: The key is no valid name.
         """
         settings = self.settings
-        lock = replace(settings.lock, name=validation.lock_name(key))
+        lock = replace(settings.lock, name=validation.lock_name(key), label=settings.lock.name)
         return Once(self.engine, replace(settings, lock=lock, match=match))
 
     async def begin(self) -> Attempt:

@@ -106,6 +106,7 @@ class Client:
         on_lost: LostCallback | None = None,
         raise_on_lost: bool = True,
         on_busy: Literal["raise", "skip"] = "raise",
+        label: str | None = None,
     ) -> Lock:
         """
         Describe a lock. Nothing is sent yet.
@@ -126,6 +127,8 @@ class Client:
             on_busy: What the decorator does when the lock stays busy: ``"raise"`` raises `LockTimeout`, ``"skip"``
                 returns None without running the function (then ``timeout`` is 0 by default). A ``with`` block cannot
                 be skipped and raises: see `Lock.attempt`.
+            label: What metrics count the lock under, such as ``seat:{seat}``; see `lockkit.add_observer`. By default
+                the decorator's name with its fields; without a decorator, none.
 
         Raises:
             ConfigurationError: One of them is wrong.
@@ -143,6 +146,7 @@ class Client:
             metadata=metadata,
             on_lost=on_lost,
             raise_on_lost=raise_on_lost,
+            label=label,
         )
         return Lock(self._engine, settings, on_busy=on_busy)
 
@@ -159,6 +163,7 @@ class Client:
         metadata: str | Mapping[str, object] | None = None,
         on_lost: LostCallback | None = None,
         raise_on_lost: bool = True,
+        label: str | None = None,
     ) -> RWLock:
         """
         Describe a read/write lock. Nothing is sent yet.
@@ -173,6 +178,7 @@ class Client:
             metadata: As for `lock`.
             on_lost: As for `lock`.
             raise_on_lost: As for `lock`.
+            label: As for `lock`.
 
         Raises:
             ConfigurationError: One of them is wrong.
@@ -188,6 +194,7 @@ class Client:
             metadata=metadata,
             on_lost=on_lost,
             raise_on_lost=raise_on_lost,
+            label=label,
             nests=True,
         )
         return RWLock(self._engine, settings)
@@ -206,6 +213,7 @@ class Client:
         metadata: str | Mapping[str, object] | None = None,
         on_lost: LostCallback | None = None,
         raise_on_lost: bool = True,
+        label: str | None = None,
     ) -> Semaphore:
         """
         Describe a semaphore. Nothing is sent yet.
@@ -221,6 +229,7 @@ class Client:
             metadata: As for `lock`.
             on_lost: As for `lock`.
             raise_on_lost: As for `lock`.
+            label: As for `lock`.
 
         Raises:
             ConfigurationError: One of them is wrong.
@@ -237,6 +246,7 @@ class Client:
             metadata=metadata,
             on_lost=on_lost,
             raise_on_lost=raise_on_lost,
+            label=label,
         )
         return Semaphore(self._engine, self._engine.permit_settings(settings, limit))
 
@@ -253,6 +263,7 @@ class Client:
         metadata: str | Mapping[str, object] | None = None,
         on_lost: LostCallback | None = None,
         raise_on_lost: bool = True,
+        label: str | None = None,
     ) -> LockSet:
         """
         Describe several locks that are held together or not at all. Nothing is sent yet. See `LockSet`.
@@ -268,6 +279,7 @@ class Client:
             metadata: See `lock`; stored beside each.
             on_lost: Called once with ``(lease, reason)``, with the first lease that is lost.
             raise_on_lost: See `lock`.
+            label: See `lock`; of each.
 
         Raises:
             ConfigurationError: One of them is wrong.
@@ -287,6 +299,7 @@ class Client:
                     metadata=metadata,
                     on_lost=None,
                     raise_on_lost=raise_on_lost,
+                    label=label,
                 ),
             )
             for name in names_of(names)

@@ -334,6 +334,17 @@ def test_name_without_template_has_no_label(client: lockkit.Client, recorder: Re
     assert (event.template, event.label) == ("seat:12A", None)
 
 
+def test_elections_and_once_take_a_label(client: lockkit.Client, recorder: Recorder) -> None:
+    """As locks do."""
+    with client.election("boss", label="bosses").campaign(timeout=PATIENCE):
+        pass
+    with client.once("charge:18", keep=PATIENCE, label="charges") as attempt:
+        attempt.done(None)
+
+    granted = [(event.name, event.template) for call, event in recorder.events if call == "granted"]
+    assert granted == [("boss", "bosses"), ("charge:18", "charges")]
+
+
 @pytest.mark.parametrize("label", ["", 7, "x" * 256])
 def test_label_is_a_short_text(client: lockkit.Client, label: Any) -> None:  # noqa: ANN401 - wrong on purpose
     """Bad input is refused where it comes in."""

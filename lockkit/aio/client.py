@@ -310,9 +310,10 @@ class Client:
         ttl: Seconds | timedelta | None = None,
         grace: Seconds | timedelta | None = None,
         value: object = None,
+        label: str | None = None,
     ) -> Election:
         """See `lockkit.Client.election`."""
-        return Election(self._engine, name, ttl=ttl, grace=grace, value=value)
+        return Election(self._engine, name, ttl=ttl, grace=grace, value=value, label=label)
 
     def once(
         self,
@@ -323,6 +324,7 @@ class Client:
         timeout: Seconds | timedelta | None = None,
         match: str | None = None,
         store_errors: tuple[type[BaseException], ...] | type[BaseException] = (),
+        label: str | None = None,
     ) -> Once:
         """
         Describe work that is done once per key. Nothing is sent yet. See `lockkit.Client.once`.
@@ -334,6 +336,7 @@ class Client:
             timeout: See there.
             match: See there.
             store_errors: See there.
+            label: See there.
 
         Raises:
             ConfigurationError: One of them is wrong.
@@ -341,7 +344,14 @@ class Client:
             LockError: The client is closed.
         """
         described = core.Once.described(
-            self._engine, key, keep=keep, ttl=ttl, timeout=timeout, match=match, store_errors=store_errors
+            self._engine,
+            key,
+            keep=keep,
+            ttl=ttl,
+            timeout=timeout,
+            match=match,
+            store_errors=store_errors,
+            label=label,
         )
         return Once(described)
 

@@ -313,6 +313,7 @@ class Client:
         ttl: Seconds | timedelta | None = None,
         grace: Seconds | timedelta | None = None,
         value: object = None,
+        label: str | None = None,
     ) -> Election:
         """
         Describe an election of one leader. Nothing is sent yet.
@@ -323,12 +324,13 @@ class Client:
             grace: Seconds that the leader needs to stop; ``term.must_stop()`` is True so long before the deadline.
                 Below half of the ttl. None: a third of it.
             value: Text, or any JSON value, that `Election.leader` shows to others, such as an address. Never a secret.
+            label: As for `lock`.
 
         Raises:
             ConfigurationError: One of them is wrong.
             LockError: The client is closed.
         """
-        return Election(self._engine, name, ttl=ttl, grace=grace, value=value)
+        return Election(self._engine, name, ttl=ttl, grace=grace, value=value, label=label)
 
     def once(
         self,
@@ -339,6 +341,7 @@ class Client:
         timeout: Seconds | timedelta | None = None,
         match: str | None = None,
         store_errors: tuple[type[BaseException], ...] | type[BaseException] = (),
+        label: str | None = None,
     ) -> Once:
         """
         Describe work that is done once per key. Nothing is sent yet. A decorator, and a context manager.
@@ -355,6 +358,7 @@ class Client:
                 the template of it.
             store_errors: Classes of the errors that count as done: repeats raise `StoredError`. After any other error
                 the next attempt runs again.
+            label: As for `lock`.
 
         Raises:
             ConfigurationError: One of them is wrong.
@@ -362,7 +366,14 @@ class Client:
             LockError: The client is closed.
         """
         described = core.Once.described(
-            self._engine, key, keep=keep, ttl=ttl, timeout=timeout, match=match, store_errors=store_errors
+            self._engine,
+            key,
+            keep=keep,
+            ttl=ttl,
+            timeout=timeout,
+            match=match,
+            store_errors=store_errors,
+            label=label,
         )
         return Once(described)
 

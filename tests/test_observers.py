@@ -11,6 +11,7 @@ import os
 import threading
 import time
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -24,7 +25,7 @@ from lockkit.testing.timing import PATIENCE
 from tests.engine.scripted import fail, once, scripted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from lockkit import LockEvent
 
@@ -130,6 +131,36 @@ def test_wait_that_ends_with_the_lock(client: lockkit.Client, recorder: Recorder
     assert sorted(recorder.calls) == ["granted", "granted", "released", "released", "waiting"]
 
 
+def test_waiter_that_waits_twice_tells_it_once(client: lockkit.Client, recorder: Recorder) -> None:
+    """First behind another call of its client, then at the backend."""
+    held = client.lock("a").acquire()
+    leases: list[lockkit.Lease] = []
+    threads = [threading.Thread(target=lambda: leases.append(client.lock("a").acquire())) for _ in range(2)]
+    for number, thread in enumerate(threads, 1):
+        thread.start()
+        _until(partial(_waits, recorder, number))
+    held.release()
+    _until(lambda: len(leases) == 1 and bool(client._engine.acquisitions.waiting))
+
+    leases.pop().release()
+    for thread in threads:
+        thread.join(PATIENCE)
+    leases.pop().release()
+
+    assert recorder.calls.count("waiting") == 2
+
+
+def _waits(recorder: Recorder, number: int) -> bool:
+    return recorder.calls.count("waiting") == number
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    until = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.001)
+
+
 def test_busy_lock_refuses(client: lockkit.Client, recorder: Recorder) -> None:
     """A single try does not wait; a timed wait does, and both are refused as busy."""
     with client.lock("a"):
@@ -209,10 +240,12 @@ def test_release_without_an_answer_is_told_once(recorder: Recorder) -> None:
     """Releasing again after a failure is no second release."""
     client, backend = scripted()
     lease = client.lock("a").acquire()
-    backend.before["release"] = once(fail(BackendUnavailable("gone")))
+    backend.before["release"] = fail(BackendUnavailable("gone"))
 
-    with pytest.raises(BackendUnavailable):
-        lease.release()
+    for _ in range(2):
+        with pytest.raises(BackendUnavailable):
+            lease.release()
+    del backend.before["release"]
     lease.release()
 
     assert recorder.await_call("released").reason == "unconfirmed"
@@ -536,15 +569,18 @@ def test_exceptions_are_logged_once_and_go_no_further(
     assert [record.message.count("raised in granted()") for record in caplog.records] == [1]
 
 
-def test_observer_may_use_locks_itself(client: lockkit.Client) -> None:
+def test_observer_may_use_locks_itself(client: lockkit.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """It does not wait for itself."""
+    monkeypatch.setattr(observers, "WAIT_SECONDS", PATIENCE)
     names: list[str] = []
+    behind: list[bool] = []
 
     class Locking:
         def released(self, event: LockEvent) -> None:
             names.append(event.name)
             if event.name == "a":
                 client.lock("b").acquire().release()
+                behind.append(_channel(self).behind)
 
     locking = Locking()
     with observed(locking):
@@ -552,6 +588,7 @@ def test_observer_may_use_locks_itself(client: lockkit.Client) -> None:
         _channel(locking).flush(PATIENCE)
 
     assert names == ["a", "b"]
+    assert behind == [False]
 
 
 def test_all_calls_are_optional(client: lockkit.Client) -> None:

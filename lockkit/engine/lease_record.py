@@ -235,8 +235,8 @@ class LeaseRecord:
         self.state: LeaseState = HELD
         self.lost_reason: LossReason | None = None
         self.valid_until = 0.0
-        self.since = 0.0
-        self.label: str | None = None
+        self.since: Instant  # set by `Engine.admit`, as the next one: the shorter this is, the better
+        self.label: str | None
         self.count = 1
         self.body = False
         self.callbacks: list[LostCallback] | None = None

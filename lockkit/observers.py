@@ -44,8 +44,9 @@ WAIT_SECONDS = 0.05
 """How long a call waits until an observer has seen its event, seconds. Longer makes the first call after an observer
 hangs slower; shorter returns before an observer on a busy machine has seen the event."""
 
-EXIT_SECONDS = 0.5
-"""How long the interpreter's exit waits for each observer, seconds. Longer delays the exit when an observer hangs."""
+LAST_SECONDS = 0.5
+"""How long removing an observer, and the interpreter's exit, wait for what it has not seen yet, seconds. Longer delays
+the exit when an observer hangs; shorter loses events of an observer on a busy machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,12 +167,19 @@ def add_observer(observer: object) -> None:
 
 
 def remove_observer(observer: object) -> None:
-    """Call an observer no more. It may still see what happened before. Does nothing if it was not added."""
+    """
+    Call an observer no more. Does nothing if it was not added.
+
+    It has seen what happened before, unless that takes it more than half a second or this is called in a thread that
+    runs an event loop, which does not wait.
+    """
     global active  # noqa: PLW0603 - see add_observer
     with _mutex:
         removed = [channel for channel in active or () if channel.observer is observer]
         active = tuple(channel for channel in active or () if channel.observer is not observer) or None
     for channel in removed:
+        if not (channel.is_current() or BlockingRuntime().blocks_event_loop()):
+            channel.flush(LAST_SECONDS)
         channel.close()
 
 
@@ -325,7 +333,7 @@ def _forked() -> None:
 
 def _at_exit() -> None:
     for channel in active or ():
-        channel.flush(0.0 if channel.behind else EXIT_SECONDS)
+        channel.flush(LAST_SECONDS)
 
 
 in_forked_child(_forked)

@@ -30,6 +30,14 @@ if TYPE_CHECKING:
     from lockkit import LockEvent
 
 
+@pytest.fixture(autouse=True)
+def _patience(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine an observer that does not hang may take longer than a call waits for it."""
+    if "stuck" not in request.fixturenames:
+        monkeypatch.setattr(observers, "WAIT_SECONDS", PATIENCE)
+        monkeypatch.setattr(observers, "LAST_SECONDS", PATIENCE)
+
+
 class Recorder:
     """Keeps all events."""
 
@@ -422,9 +430,8 @@ async def test_cancelled_wait_is_refused(recorder: Recorder) -> None:
 
 
 @pytest.mark.asyncio
-async def test_cancellation_while_observers_are_told_leaves_nothing_held(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_cancellation_while_observers_are_told_leaves_nothing_held() -> None:
     """The lock is granted, but its caller never gets the lease."""
-    monkeypatch.setattr(observers, "WAIT_SECONDS", PATIENCE)
     inside, go_on = threading.Event(), threading.Event()
 
     class Slow:
@@ -569,9 +576,8 @@ def test_exceptions_are_logged_once_and_go_no_further(
     assert [record.message.count("raised in granted()") for record in caplog.records] == [1]
 
 
-def test_observer_may_use_locks_itself(client: lockkit.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_observer_may_use_locks_itself(client: lockkit.Client) -> None:
     """It does not wait for itself."""
-    monkeypatch.setattr(observers, "WAIT_SECONDS", PATIENCE)
     names: list[str] = []
     behind: list[bool] = []
 
@@ -660,6 +666,47 @@ def test_removed_observer_is_not_called(client: lockkit.Client) -> None:
     client.lock("a").acquire().release()
 
     assert recorder.calls == []
+    assert observers.active is None
+
+
+def test_removed_observer_has_seen_everything(client: lockkit.Client) -> None:
+    """Also what no call waits for."""
+    seen: list[str | None] = []
+
+    class Slow:
+        def lost(self, event: LockEvent) -> None:
+            time.sleep(0.05)
+            seen.append(event.reason)
+
+    with observed(Slow()):
+        lease = client.lock("a").acquire()
+        client.break_lock("a")
+        assert lease.lost
+
+    assert seen == ["broken"]
+
+
+def test_removing_an_observer_that_blocks_takes_no_longer(stuck: Stuck, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And in an event loop, nothing waits for it."""
+    monkeypatch.setattr(observers, "LAST_SECONDS", 0.01)
+    with lockkit.connect("memory://stuck") as client:
+        client.lock("a").acquire().release()
+
+    lockkit.remove_observer(stuck)
+
+    assert observers.active is None
+    assert not stuck.gate.is_set()
+
+
+@pytest.mark.asyncio
+async def test_removing_an_observer_does_not_block_the_loop(stuck: Stuck, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would keep renewals from being sent."""
+    monkeypatch.setattr(observers, "LAST_SECONDS", 1e9)
+    async with await lockkit.aio.connect("memory://stuck-aio") as client:
+        await (await client.lock("a").acquire()).release()
+
+    lockkit.remove_observer(stuck)  # would wait for ever
+
     assert observers.active is None
 
 

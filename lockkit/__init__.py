@@ -32,6 +32,7 @@ from lockkit.errors import (
 if TYPE_CHECKING:
     from lockkit import aio, fencing, optimistic, sql
     from lockkit.backend import Capabilities, Holder
+    from lockkit.observers import LockEvent, Observer, add_observer, remove_observer
     from lockkit.sync import (
         Client,
         Election,
@@ -63,10 +64,12 @@ __all__ = [
     "LeaseSet",
     "Lock",
     "LockError",
+    "LockEvent",
     "LockLost",
     "LockSet",
     "LockTimeout",
     "NoQuorum",
+    "Observer",
     "RWLock",
     "Semaphore",
     "StaleToken",
@@ -74,12 +77,14 @@ __all__ = [
     "Term",
     "Unsupported",
     "__version__",
+    "add_observer",
     "aio",
     "connect",
     "fencing",
     "from_client",
     "locks",
     "optimistic",
+    "remove_observer",
     "sql",
 ]
 
@@ -93,16 +98,20 @@ _LAZY = {
     "Lease": "lockkit.sync",
     "LeaseSet": "lockkit.sync",
     "Lock": "lockkit.sync",
+    "LockEvent": "lockkit.observers",
+    "Observer": "lockkit.observers",
     "RWLock": "lockkit.sync",
     "Semaphore": "lockkit.sync",
     "LockSet": "lockkit.sync",
     "Term": "lockkit.sync",
+    "add_observer": "lockkit.observers",
     "aio": "lockkit.aio",
     "connect": "lockkit.sync",
     "fencing": "lockkit.fencing",
     "from_client": "lockkit.sync",
     "locks": "lockkit.sync",
     "optimistic": "lockkit.optimistic",
+    "remove_observer": "lockkit.observers",
     "sql": "lockkit.sql",
 }
 

@@ -87,6 +87,22 @@ def lock_name(value: object) -> str:
     return _unusual_name(value)
 
 
+def label(value: object) -> str:
+    """
+    Check the label of a lock: what metrics count it under.
+
+    Args:
+        value: A non-empty text of at most 255 characters.
+
+    Raises:
+        ConfigurationError: The label is not valid.
+    """
+    if isinstance(value, str) and 0 < len(value) <= NAME_BYTES_MAX:
+        return str(value)
+    message = f"label must be a text of 1 to {NAME_BYTES_MAX} characters, such as 'seat:{{seat}}', not {shown(value)}"
+    raise ConfigurationError(message)
+
+
 def _unusual_name(value: object) -> str:
     name, size = _measured(value, "lock name")
     if size == 0:

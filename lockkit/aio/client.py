@@ -101,6 +101,7 @@ class Client:
         raise_on_lost: bool = True,
         cancel_on_lost: bool = False,
         on_busy: Literal["raise", "skip"] = "raise",
+        label: str | None = None,
         **unknown: Unpack[NoOthers],
     ) -> Lock:
         """
@@ -119,6 +120,7 @@ class Client:
             cancel_on_lost: ``async with`` cancels its body when the lease is lost, and raises `LockLost` in place of
                 the cancellation, as `asyncio.timeout` does with `TimeoutError`.
             on_busy: See there.
+            label: See there.
 
         Raises:
             ConfigurationError: One of them is wrong.
@@ -138,6 +140,7 @@ class Client:
             metadata=metadata,
             on_lost=on_lost,
             raise_on_lost=raise_on_lost,
+            label=label,
         )
         return Lock(self._engine, settings, cancel_on_lost=cancel_on_lost, on_busy=on_busy)
 
@@ -154,6 +157,7 @@ class Client:
         on_lost: LostCallback | None = None,
         raise_on_lost: bool = True,
         cancel_on_lost: bool = False,
+        label: str | None = None,
         **unknown: Unpack[NoOthers],
     ) -> RWLock:
         """
@@ -170,6 +174,7 @@ class Client:
             on_lost: As there, and may be a coroutine function.
             raise_on_lost: See there.
             cancel_on_lost: As for `lock`.
+            label: As for `lock`.
 
         Raises:
             ConfigurationError: One of them is wrong.
@@ -187,6 +192,7 @@ class Client:
             metadata=metadata,
             on_lost=on_lost,
             raise_on_lost=raise_on_lost,
+            label=label,
             nests=True,
         )
         return RWLock(self._engine, settings, cancel_on_lost=cancel_on_lost)
@@ -205,6 +211,7 @@ class Client:
         on_lost: LostCallback | None = None,
         raise_on_lost: bool = True,
         cancel_on_lost: bool = False,
+        label: str | None = None,
         **unknown: Unpack[NoOthers],
     ) -> Semaphore:
         """
@@ -222,6 +229,7 @@ class Client:
             on_lost: As there, and may be a coroutine function.
             raise_on_lost: See there.
             cancel_on_lost: As for `lock`.
+            label: As for `lock`.
 
         Raises:
             ConfigurationError: One of them is wrong.
@@ -240,6 +248,7 @@ class Client:
             metadata=metadata,
             on_lost=on_lost,
             raise_on_lost=raise_on_lost,
+            label=label,
         )
         permits = self._engine.permit_settings(settings, limit)
         return Semaphore(self._engine, permits, cancel_on_lost=cancel_on_lost)
@@ -257,6 +266,7 @@ class Client:
         on_lost: LostCallback | None = None,
         raise_on_lost: bool = True,
         cancel_on_lost: bool = False,
+        label: str | None = None,
         **unknown: Unpack[NoOthers],
     ) -> LockSet:
         """
@@ -273,6 +283,7 @@ class Client:
             on_lost: As there, and may be a coroutine function.
             raise_on_lost: See there.
             cancel_on_lost: See `lock`; the loss of any of them cancels the body.
+            label: See `lock`; of each.
 
         Raises:
             ConfigurationError: One of them is wrong.
@@ -294,6 +305,7 @@ class Client:
                     metadata=metadata,
                     on_lost=None,
                     raise_on_lost=raise_on_lost,
+                    label=label,
                 ),
             )
             for name in names_of(names)
@@ -307,9 +319,10 @@ class Client:
         ttl: Seconds | timedelta | None = None,
         grace: Seconds | timedelta | None = None,
         value: object = None,
+        label: str | None = None,
     ) -> Election:
         """See `lockkit.Client.election`."""
-        return Election(self._engine, name, ttl=ttl, grace=grace, value=value)
+        return Election(self._engine, name, ttl=ttl, grace=grace, value=value, label=label)
 
     def once(
         self,
@@ -320,6 +333,7 @@ class Client:
         timeout: Seconds | timedelta | None = None,
         match: str | None = None,
         store_errors: tuple[type[BaseException], ...] | type[BaseException] = (),
+        label: str | None = None,
     ) -> Once:
         """
         Describe work that is done once per key. Nothing is sent yet. See `lockkit.Client.once`.
@@ -331,6 +345,7 @@ class Client:
             timeout: See there.
             match: See there.
             store_errors: See there.
+            label: See there.
 
         Raises:
             ConfigurationError: One of them is wrong.
@@ -338,7 +353,14 @@ class Client:
             LockError: The client is closed.
         """
         described = core.Once.described(
-            self._engine, key, keep=keep, ttl=ttl, timeout=timeout, match=match, store_errors=store_errors
+            self._engine,
+            key,
+            keep=keep,
+            ttl=ttl,
+            timeout=timeout,
+            match=match,
+            store_errors=store_errors,
+            label=label,
         )
         return Once(described)
 

@@ -152,7 +152,8 @@ class Lock:
         return Lock(self._engine, self._named_settings(name), cancel_on_lost=self._cancel_on_lost)
 
     def _named_settings(self, name: str) -> LockSettings:
-        return replace(self._settings, name=validation.lock_name(name))
+        settings = self._settings
+        return replace(settings, name=validation.lock_name(name), label=settings.label or settings.name)
 
     def __repr__(self) -> str:
         """Show name and backend."""

@@ -19,7 +19,7 @@ from math import inf
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from lockkit.backend import CALL_SECONDS, Grant, Request
-from lockkit.engine import lock_order
+from lockkit.engine import lock_order, observation
 from lockkit.engine.holder_lookup import HolderLookups, holder_of
 from lockkit.engine.local_queue import LocalQueues, Ticket
 from lockkit.errors import BackendUnavailable, LockError, LockTimeout
@@ -216,6 +216,8 @@ class Acquisition(Generic[L]):
     async def _wait_in_queue(self, ticket: Ticket) -> bool:
         """Wait behind other calls of this client; returns whether this call is at the head now."""
         assert self._request.queue, "a single try does not wait"
+        if self._settings.on_wait is not None:
+            self._settings.on_wait()
         self._warn_loop()
         self._record_order()
         queues, name, deadline = self._context.queues, self._settings.name, self._deadline
@@ -271,6 +273,8 @@ class Acquisition(Generic[L]):
             raise self._timed_out(outcome)
         if not self._waiting:
             self._waiting = True
+            if self._settings.on_wait is not None:
+                self._settings.on_wait()
             self._record_order()
             self._before_waiting(outcome)
         await self._wait(outcome)
@@ -325,6 +329,8 @@ class Acquisition(Generic[L]):
         request.answer_by = min(now + UNDO_SECONDS, max(min(self._answer_by, close_by), now + UNDO_SECONDS_MIN))
         try:
             await self._runtime.settle(backend.abandon(request), request.answer_by - now)
+            if request.uncertain:
+                observation.undone(self._client, self._settings, request.owner)
         except BaseException as error:
             log.debug("cleaning up a request for lock %r: %s", request.name, error)
             # A place in the queue is kept for a ttl beyond the lease of the holder, which mostly has a like ttl.
@@ -336,6 +342,8 @@ class Acquisition(Generic[L]):
     async def _abandon_again(self, request: Request) -> None:
         request.answer_by = self._client.answer_by(CALL_SECONDS)
         await self._backend.abandon(request)
+        if request.uncertain:
+            observation.undone(self._client, self._settings, request.owner)
 
     async def _back_off(self, error: BackendUnavailable) -> None:
         """Pause after a failure, or raise it if the wait is over."""

@@ -32,7 +32,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
-from lockkit import validation
+from lockkit import observers, validation
 from lockkit.backend import CALL_SECONDS, Unknown, apart
 from lockkit.engine.acquisition import Acquisition, AcquisitionContext
 from lockkit.engine.cleanup import PendingCleanups
@@ -41,6 +41,7 @@ from lockkit.engine.lease_record import RELEASED, LeaseRecord
 from lockkit.engine.leases import Leases
 from lockkit.engine.listing import Listing
 from lockkit.engine.notes import Notes
+from lockkit.engine.observation import ObservedCall
 from lockkit.engine.permits import PermitAcquisition
 from lockkit.engine.release import Releases
 from lockkit.engine.renewal import Renewer
@@ -177,6 +178,7 @@ class Engine(Generic[L]):
         on_lost: LostCallback | None = None,
         raise_on_lost: bool = True,
         nests: bool = False,
+        label: str | None = None,
     ) -> LockSettings:
         """
         Validate the arguments of `Client.lock`. Nothing is sent.
@@ -199,6 +201,7 @@ class Engine(Generic[L]):
                 None if on_lost is None else validation.on_lost(on_lost),
                 raise_on_lost,
                 nests=nests,
+                label=None if label is None else validation.label(label),
             )
         except ConfigurationError as error:
             given: object = name  # of any type: the name may be what is wrong
@@ -238,6 +241,8 @@ class Engine(Generic[L]):
         backend = self.client.ready()
         if self.leases.reentrant and (lease := self.leases.reenter(settings)) is not None:
             return cast("L", lease)  # made by make_lease
+        if observers.active is not None and settings.on_wait is None:
+            return await self._acquire_observed(settings, timeout, name_holder=name_holder)
         if settings.mode == "permit" and self.capabilities.permits == "slots":
             return await self._acquire_slot(settings, timeout)
         acquisition = (
@@ -265,6 +270,22 @@ class Engine(Generic[L]):
         if record is not None:  # else it is lost already
             record.mode, record.grant.slot = "permit", search.slot
         return owned
+
+    async def _acquire_observed(self, settings: LockSettings, timeout: Seconds | None, *, name_holder: bool) -> L:
+        """As `acquire`, and tell the observers."""
+        call = ObservedCall(self.client, settings)
+        try:
+            lease = await self.acquire(replace(settings, on_wait=call.waits), timeout, name_holder=name_holder)
+        except BaseException as error:
+            await call.refused(error)
+            raise
+        record: LeaseRecord = cast("Any", lease)._record  # noqa: SLF001 - made by make_lease
+        try:
+            await call.granted(record)
+        except BaseException as error:  # cancelled or interrupted meanwhile
+            await self.releases.leave(record, error)
+            raise
+        return lease
 
     async def free_permits(self, settings: LockSettings) -> int:
         """Ask how many permits of a semaphore nobody holds."""
@@ -324,6 +345,7 @@ class Engine(Generic[L]):
         client, leases = self.client, self.leases
         record = LeaseRecord(client, grant, settings.metadata, leases, raise_on_lost=settings.raise_on_lost)
         record.mode = settings.mode
+        record.since, record.label = started, settings.label
         if settings.renew:
             plan = record.renewal
             plan.next_at, plan.grace = 0.0, settings.grace

@@ -175,6 +175,8 @@ class LeaseRecord:
         callbacks: To be called when it is lost.
         lost_event: Set when it ends. Made by a call that waits for the loss.
         release_done: Set when the backend has answered the release. Made by a thread that waits for that.
+        since: Before the request was sent that was granted.
+        label: Template of the name, for observers.
         acquired_by: The thread or task. Kept, so that its id is not used again.
         reentry_key: By which that thread or task enters it again; None if it is not reentrant.
         lease_ref: The user's lease.
@@ -188,6 +190,7 @@ class LeaseRecord:
         "client",
         "count",
         "grant",
+        "label",
         "lease_ref",
         "lost_event",
         "lost_reason",
@@ -198,6 +201,7 @@ class LeaseRecord:
         "reentry_key",
         "release_done",
         "renewal",
+        "since",
         "state",
         "valid_until",
     )
@@ -231,6 +235,8 @@ class LeaseRecord:
         self.state: LeaseState = HELD
         self.lost_reason: LossReason | None = None
         self.valid_until = 0.0
+        self.since: Instant  # set by `Engine.admit`, as the next one: the shorter this is, the better
+        self.label: str | None
         self.count = 1
         self.body = False
         self.callbacks: list[LostCallback] | None = None

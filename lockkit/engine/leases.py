@@ -6,6 +6,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from lockkit import validation
+from lockkit.engine import observation
 from lockkit.engine.lease_record import HELD, LOSS_REASONS, LOST, RELEASED
 from lockkit.errors import LockError
 
@@ -139,6 +140,7 @@ class Leases:
         mistake = record.state is HELD and not self._client.closed
         if record.state is HELD:
             record.state = RELEASED
+            observation.post("released", record, "dropped")
         self.drop(record)
         return mistake
 
@@ -170,6 +172,7 @@ class Leases:
         if reason == "expired" and may_have_renewed:
             # A renewal whose answer was lost may have kept the lock at the server: free it for the others.
             self._cleanups.release_later(grant)
+        observation.post("lost", record, reason)
         log.warning("lost lock %r (token %d) at %s: %s", grant.name, grant.token, client.url, LOSS_REASONS[reason])
 
     def _mark_lost(self, record: LeaseRecord, reason: LossReason) -> list[LostCallback]:
@@ -269,9 +272,11 @@ class Leases:
         for record in ended:
             if record.lost_event is not None:
                 record.lost_event.set()
+            lost = record.lost_reason is not None
+            observation.post("lost" if lost else "released", record, record.lost_reason or "closed")
         if notify:
             for record, callback in callbacks:
                 self._notify(record, callback, "session")
-        if lost := sum(record.body for record in ended):
-            log.warning("ending %d leases at %s while `with` blocks run under them", lost, self._client.url)
+        if interrupted := sum(record.body for record in ended):
+            log.warning("ending %d leases at %s while `with` blocks run under them", interrupted, self._client.url)
         return [*ended, *cut_short]

@@ -6,6 +6,8 @@ import logging
 from math import inf
 from typing import TYPE_CHECKING
 
+from lockkit import observers
+from lockkit.engine import observation
 from lockkit.engine.cleanup import RELEASE_SECONDS
 from lockkit.engine.lease_record import HELD, RELEASED, RELEASING, UNCONFIRMED
 from lockkit.errors import BackendUnavailable, LockError, LockLost
@@ -79,15 +81,23 @@ class Releases:
                     break
             finally:
                 if begun:
-                    self._end(record, answered=ours is not None)
+                    self._end(record, answered=ours is not None, first=before is HELD)
             if done is not None:  # else it was lost after the look at the clock
                 await done.wait(None)
+        # A release that is sent again may find that the first one was run.
+        if before is HELD and (not ours or observers.active is not None):
+            await self._finish(record, ours=bool(ours))
+
+    async def _finish(self, record: LeaseRecord, *, ours: bool) -> None:
+        """Mark a lease as lost if the backend did not hold it any more when it was released; tell the observers."""
+        runtime = self._client.runtime
         # Not ours any more, though the deadline has not passed: broken, flushed or taken. (Past the deadline the lease
-        # may have run out while the release was on its way: the work had ended by then.) A release that is sent again
-        # may find that the first one was run.
-        if not ours and before is HELD and client.runtime.now() < record.valid_until:
+        # may have run out while the release was on its way: the work had ended by then.)
+        if not ours and runtime.now() < record.valid_until:
             self._leases.lose(record, "gone", state=RELEASED)
             raise record.lost_error()
+        if observers.active is not None:
+            await observers.tell(runtime, "released", observation.of_lease(record))
 
     def _begin(self, record: LeaseRecord) -> None:
         """End a lease on its holder's word, before the backend knows. Under the mutex."""
@@ -99,13 +109,15 @@ class Releases:
         if record.lost_event is not None:
             record.lost_event.set()
 
-    def _end(self, record: LeaseRecord, *, answered: bool) -> None:
-        """Note how the release that `_begin` began has ended."""
+    def _end(self, record: LeaseRecord, *, answered: bool, first: bool) -> None:
+        """Note how the release that `_begin` began has ended; `first`: no other one was sent for this lease before."""
         try:
             self._note_end(record, answered=answered)
         except BaseException:
             self._note_end(record, answered=answered)  # interrupted halfway; twice does no harm
             raise
+        if first and not answered:
+            observation.post("released", record, "unconfirmed")
 
     def _note_end(self, record: LeaseRecord, *, answered: bool) -> None:
         with self._client.mutex:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from lockkit.backend import Gone, Renewed, Unknown
 from lockkit.background import Background
+from lockkit.engine import observation
 from lockkit.engine.lease_record import HELD, LOST
 from lockkit.errors import BackendUnavailable
 
@@ -258,13 +259,24 @@ class Renewer:
     def _apply(self, batch: list[LeaseRecord], outcomes: Sequence[Renewal], started: Instant) -> None:
         lost: list[tuple[LeaseRecord, LossReason]] = []
         entries: list[LogEntry] = []
+        renewed: list[LeaseRecord] = []
+        failed: list[LeaseRecord] = []
         with self._client.mutex:
             for record, outcome in zip(batch, outcomes, strict=True):
+                in_jeopardy = record.renewal.in_jeopardy
                 reason = self._apply_one(record, outcome, started, entries)
                 if reason is not None:
                     lost.append((record, reason))
+                elif record.state is HELD and isinstance(outcome, Renewed):
+                    renewed.append(record)
+                elif record.renewal.in_jeopardy and not in_jeopardy:
+                    failed.append(record)
         for level, message, arguments in entries:
             log.log(level, message, *arguments)
+        for record in renewed:
+            observation.post("renewed", record)
+        for record in failed:
+            observation.post("jeopardy", record, "unavailable")
         for record, reason in lost:
             self._leases.lose(record, reason)
 
@@ -362,7 +374,7 @@ class Renewer:
     def _apply_extension(self, record: LeaseRecord, outcome: Renewal, ttl: Seconds, started: Instant) -> None:
         """Change the deadline according to the answer, unless the lease has ended meanwhile."""
         plan = record.renewal
-        recovered = False
+        extended = recovered = False
         with self._client.mutex:
             if isinstance(outcome, Unknown):
                 plan.note_unanswered(ttl, started)
@@ -371,10 +383,13 @@ class Renewer:
                 if isinstance(outcome, Renewed):
                     record.grant.ttl = ttl
                     recovered = record.renewed(outcome, started)
+                    extended = True
                 elif plan.next_at != inf:
                     plan.next_at = 0.0  # the deadline may now be earlier than the next renewal was planned
                 self.reschedule(record)
             plan.finish()
+        if extended:
+            observation.post("renewed", record)
         if recovered:
             level, message, arguments = _recovered(record)
             log.log(level, message, *arguments)

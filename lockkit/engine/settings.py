@@ -79,6 +79,10 @@ class LockSettings:
     """Asked while the acquisition waits; True ends it with a `LockError`."""
     make_lease: Callable[[Any, Any], Any] | None = None
     """Makes the lease from the engine and the record, in place of the client's lease class."""
+    label: str | None = None
+    """Template of the name, for observers."""
+    on_wait: Callable[[], None] | None = None
+    """Called when the acquisition begins to wait, perhaps several times. Set if observers are told how it ends."""
 
 
 def drift_margin(ttl: Seconds) -> float:

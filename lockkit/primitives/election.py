@@ -262,6 +262,7 @@ class Candidate(Generic[T]):
         grace: Seconds | timedelta | None,
         value: object,
         make_term: Callable[[Engine[Any], LeaseRecord], T],
+        label: str | None = None,
     ) -> None:
         """
         Describe an election. Nothing is sent.
@@ -273,13 +274,14 @@ class Candidate(Generic[T]):
             grace: See there.
             value: See there.
             make_term: The term class of the API in use.
+            label: See there.
 
         Raises:
             ConfigurationError: One of them is wrong.
             LockError: The client is closed.
         """
         metadata = None if value is None else {"value": value}
-        settings = engine.settings(name, ttl=ttl, timeout=None, metadata=metadata)
+        settings = engine.settings(name, ttl=ttl, timeout=None, metadata=metadata, label=label)
         self._engine = engine
         self._grace = None if grace is None else self._checked_grace(grace, settings)
         grace_seconds = settings.ttl / GRACE_SHARE if self._grace is None else self._grace

@@ -200,7 +200,10 @@ class LockSetCore(Generic[L]):
         """Return a set with other names: those of `members`, in that order, with their fields filled in."""
         assert len(names) == len(self.members), "a name for each lock"
         members = [
-            SetMember(member.engine, replace(member.settings, name=validation.lock_name(name)))
+            SetMember(
+                member.engine,
+                replace(member.settings, name=validation.lock_name(name), label=member.settings.label or member.name),
+            )
             for member, name in zip(self.members, names, strict=True)
         ]
         return LockSetCore(members, self.timeout, self.on_lost)

@@ -145,6 +145,7 @@ class Once:
         timeout: Seconds | timedelta | None,
         match: str | None,
         store_errors: tuple[type[BaseException], ...] | type[BaseException],
+        label: str | None = None,
     ) -> Once:
         """
         Make it from the arguments of ``client.once``.
@@ -153,7 +154,7 @@ class Once:
             ConfigurationError: One of them is wrong.
             Unsupported: The backend has no notes.
         """
-        lock = engine.settings(key, ttl=ttl, timeout=timeout)
+        lock = engine.settings(key, ttl=ttl, timeout=timeout, label=label)
         settings = check_settings(lock, keep, match, store_errors, engine.url)
         return cls(engine, settings)
 
@@ -165,7 +166,7 @@ class Once:
             ConfigurationError: The key is no valid name.
         """
         settings = self.settings
-        lock = replace(settings.lock, name=validation.lock_name(key))
+        lock = replace(settings.lock, name=validation.lock_name(key), label=settings.lock.label or settings.lock.name)
         return Once(self.engine, replace(settings, lock=lock, match=match))
 
     async def begin(self) -> Attempt:

@@ -106,6 +106,7 @@ class Client:
         on_lost: LostCallback | None = None,
         raise_on_lost: bool = True,
         on_busy: Literal["raise", "skip"] = "raise",
+        label: str | None = None,
         **unknown: Unpack[NoOthers],
     ) -> Lock:
         """
@@ -127,6 +128,8 @@ class Client:
             on_busy: What the decorator does when the lock stays busy: ``"raise"`` raises `LockTimeout`, ``"skip"``
                 returns None without running the function (then ``timeout`` is 0 by default). A ``with`` block cannot
                 be skipped and raises: see `Lock.attempt`.
+            label: What metrics count the lock under, such as ``seat:{seat}``; see `lockkit.add_observer`. By default
+                the decorator's name with its fields; without a decorator, none.
 
         Raises:
             ConfigurationError: One of them is wrong.
@@ -146,6 +149,7 @@ class Client:
             metadata=metadata,
             on_lost=on_lost,
             raise_on_lost=raise_on_lost,
+            label=label,
         )
         return Lock(self._engine, settings, on_busy=on_busy)
 
@@ -161,6 +165,7 @@ class Client:
         metadata: str | Mapping[str, object] | None = None,
         on_lost: LostCallback | None = None,
         raise_on_lost: bool = True,
+        label: str | None = None,
         **unknown: Unpack[NoOthers],
     ) -> RWLock:
         """
@@ -176,6 +181,7 @@ class Client:
             metadata: As for `lock`.
             on_lost: As for `lock`.
             raise_on_lost: As for `lock`.
+            label: As for `lock`.
 
         Raises:
             ConfigurationError: One of them is wrong.
@@ -193,6 +199,7 @@ class Client:
             metadata=metadata,
             on_lost=on_lost,
             raise_on_lost=raise_on_lost,
+            label=label,
             nests=True,
         )
         return RWLock(self._engine, settings)
@@ -210,6 +217,7 @@ class Client:
         metadata: str | Mapping[str, object] | None = None,
         on_lost: LostCallback | None = None,
         raise_on_lost: bool = True,
+        label: str | None = None,
         **unknown: Unpack[NoOthers],
     ) -> Semaphore:
         """
@@ -226,6 +234,7 @@ class Client:
             metadata: As for `lock`.
             on_lost: As for `lock`.
             raise_on_lost: As for `lock`.
+            label: As for `lock`.
 
         Raises:
             ConfigurationError: One of them is wrong.
@@ -244,6 +253,7 @@ class Client:
             metadata=metadata,
             on_lost=on_lost,
             raise_on_lost=raise_on_lost,
+            label=label,
         )
         return Semaphore(self._engine, self._engine.permit_settings(settings, limit))
 
@@ -259,6 +269,7 @@ class Client:
         metadata: str | Mapping[str, object] | None = None,
         on_lost: LostCallback | None = None,
         raise_on_lost: bool = True,
+        label: str | None = None,
         **unknown: Unpack[NoOthers],
     ) -> LockSet:
         """
@@ -275,6 +286,7 @@ class Client:
             metadata: See `lock`; stored beside each.
             on_lost: Called once with ``(lease, reason)``, with the first lease that is lost.
             raise_on_lost: See `lock`.
+            label: See `lock`; of each.
 
         Raises:
             ConfigurationError: One of them is wrong.
@@ -296,6 +308,7 @@ class Client:
                     metadata=metadata,
                     on_lost=None,
                     raise_on_lost=raise_on_lost,
+                    label=label,
                 ),
             )
             for name in names_of(names)
@@ -309,6 +322,7 @@ class Client:
         ttl: Seconds | timedelta | None = None,
         grace: Seconds | timedelta | None = None,
         value: object = None,
+        label: str | None = None,
     ) -> Election:
         """
         Describe an election of one leader. Nothing is sent yet.
@@ -319,12 +333,13 @@ class Client:
             grace: Seconds that the leader needs to stop; ``term.must_stop()`` is True so long before the deadline.
                 Below half of the ttl. None: a third of it.
             value: Text, or any JSON value, that `Election.leader` shows to others, such as an address. Never a secret.
+            label: As for `lock`.
 
         Raises:
             ConfigurationError: One of them is wrong.
             LockError: The client is closed.
         """
-        return Election(self._engine, name, ttl=ttl, grace=grace, value=value)
+        return Election(self._engine, name, ttl=ttl, grace=grace, value=value, label=label)
 
     def once(
         self,
@@ -335,6 +350,7 @@ class Client:
         timeout: Seconds | timedelta | None = None,
         match: str | None = None,
         store_errors: tuple[type[BaseException], ...] | type[BaseException] = (),
+        label: str | None = None,
     ) -> Once:
         """
         Describe work that is done once per key. Nothing is sent yet. A decorator, and a context manager.
@@ -351,6 +367,7 @@ class Client:
                 the template of it.
             store_errors: Classes of the errors that count as done: repeats raise `StoredError`. After any other error
                 the next attempt runs again.
+            label: As for `lock`.
 
         Raises:
             ConfigurationError: One of them is wrong.
@@ -358,7 +375,14 @@ class Client:
             LockError: The client is closed.
         """
         described = core.Once.described(
-            self._engine, key, keep=keep, ttl=ttl, timeout=timeout, match=match, store_errors=store_errors
+            self._engine,
+            key,
+            keep=keep,
+            ttl=ttl,
+            timeout=timeout,
+            match=match,
+            store_errors=store_errors,
+            label=label,
         )
         return Once(described)
 

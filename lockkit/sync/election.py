@@ -87,9 +87,12 @@ class Election:
         ttl: Seconds | timedelta | None,
         grace: Seconds | timedelta | None,
         value: object,
+        label: str | None = None,
     ) -> None:
         """Made by `Client.election`."""
-        self._candidate: Candidate[Term] = Candidate(engine, name, ttl=ttl, grace=grace, value=value, make_term=Term)
+        self._candidate: Candidate[Term] = Candidate(
+            engine, name, ttl=ttl, grace=grace, value=value, make_term=Term, label=label
+        )
 
     @property
     def name(self) -> str:

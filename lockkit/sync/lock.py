@@ -211,7 +211,8 @@ class Lock:
         return validation.timeout(timeout, name=self._settings.name, backend=self._engine.url)
 
     def _named_settings(self, name: str) -> LockSettings:
-        return replace(self._settings, name=validation.lock_name(name))
+        settings = self._settings
+        return replace(settings, name=validation.lock_name(name), label=settings.label or settings.name)
 
     def __repr__(self) -> str:
         """Show name and backend."""

@@ -86,7 +86,9 @@ class Semaphore(Lock):
         return self.available() == 0
 
     def _named_settings(self, name: str) -> LockSettings:
-        return replace(self._settings, name=apart("sem", validation.lock_name(split_space(name)[1])))
+        settings = self._settings
+        named = apart("sem", validation.lock_name(split_space(name)[1]))
+        return replace(settings, name=named, label=settings.label or self.name)
 
     def __repr__(self) -> str:
         """Show name, limit and backend."""

@@ -1,6 +1,7 @@
 """
-For those who test: the conformance suite of lockkit, and what it is made of.
+For tests: the kit for code that uses lockkit, the conformance suite of backends, and what it is made of.
 
+- `lockkit.testing.kit`: for tests of the application's own code; a pytest plugin.
 - `lockkit.testing.conformance`: the suite, for any backend, from a URL or as a base class.
 - `lockkit.testing.target`: which backend to test, as a value that can be sent to another process.
 - `lockkit.testing.face_driver`: one test body for threads and for tasks.

@@ -1,0 +1,18 @@
+"""What metrics and spans count a lock under."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lockkit.observers import LockEvent
+
+__all__ = ["UNLABELLED", "template_of"]
+
+UNLABELLED = "unlabelled"
+"""Of locks whose application gave neither a template nor ``label=``."""
+
+
+def template_of(event: LockEvent) -> str:
+    """Return the template of the name, never the name: each value of a label is a time series of its own."""
+    return UNLABELLED if event.label is None else event.label

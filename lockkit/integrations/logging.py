@@ -1,0 +1,85 @@
+"""Logs the events of locks with fields that a structured log can search for."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import fields
+from typing import TYPE_CHECKING
+
+from lockkit.observers import CALLS, LockEvent, Observer
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from lockkit.observers import Call
+
+__all__ = ["LEVELS", "LoggingObserver"]
+
+LEVELS: Mapping[Call, int] = {
+    **dict.fromkeys(CALLS, logging.INFO),
+    "renewed": logging.DEBUG,
+    "jeopardy": logging.WARNING,
+    "lost": logging.WARNING,
+}
+"""At which level each call is logged unless the application says otherwise."""
+
+_FIELDS = [field.name for field in fields(LockEvent) if field.name != "label"] + ["template"]
+
+
+class LoggingObserver(Observer):
+    """
+    Logs each event as one record: ``lock granted: seat:12A``, with a field for each attribute of the event.
+
+    The fields are attributes of the record (as those of ``extra=``), so that every structured formatter finds them:
+    ``lock_event`` (the call), ``lock_name``, ``lock_template``, ``lock_backend``, ``lock_mode``, ``lock_token``,
+    ``lock_owner``, ``lock_waited``, ``lock_held``, ``lock_reason`` and ``lock_at``. One that does not apply is None.
+    """
+
+    def __init__(
+        self, logger: str | logging.Logger = "lockkit.events", *, levels: Mapping[Call, int] | None = None
+    ) -> None:
+        """
+        Choose the logger.
+
+        Args:
+            logger: It, or its name.
+            levels: Levels that differ from `LEVELS`.
+        """
+        self._logger = logging.getLogger(logger) if isinstance(logger, str) else logger
+        self._levels = {**LEVELS, **(levels or {})}
+
+    def waiting(self, event: LockEvent, /) -> None:
+        """Log it."""
+        self._log("waiting", event)
+
+    def granted(self, event: LockEvent, /) -> None:
+        """Log it."""
+        self._log("granted", event)
+
+    def refused(self, event: LockEvent, /) -> None:
+        """Log it."""
+        self._log("refused", event)
+
+    def renewed(self, event: LockEvent, /) -> None:
+        """Log it."""
+        self._log("renewed", event)
+
+    def jeopardy(self, event: LockEvent, /) -> None:
+        """Log it."""
+        self._log("jeopardy", event)
+
+    def lost(self, event: LockEvent, /) -> None:
+        """Log it."""
+        self._log("lost", event)
+
+    def released(self, event: LockEvent, /) -> None:
+        """Log it."""
+        self._log("released", event)
+
+    def undone(self, event: LockEvent, /) -> None:
+        """Log it."""
+        self._log("undone", event)
+
+    def _log(self, call: Call, event: LockEvent) -> None:
+        extra = {f"lock_{name}": getattr(event, name) for name in _FIELDS}
+        self._logger.log(self._levels[call], "lock %s: %s", call, event.name, extra={"lock_event": call, **extra})

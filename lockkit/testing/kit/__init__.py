@@ -1,0 +1,126 @@
+"""
+A pytest plugin for tests of code that uses lockkit: clients on memory, with a clock that the test advances.
+
+pytest finds it where lockkit is installed. Elsewhere, or with ``PYTEST_DISABLE_PLUGIN_AUTOLOAD``, write
+``pytest_plugins = ["lockkit.testing.kit"]`` in the top ``conftest.py``; both at once do no harm. It loads the rest of
+lockkit when a test first uses a fixture, and never a driver.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from lockkit.errors import StaleToken
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Coroutine, Iterator
+
+    from lockkit.testing.kit.clients import AioKitClient, KitClient
+    from lockkit.testing.kit.clock import Clock
+
+__all__ = ["assert_fenced", "lockkit_aio_client", "lockkit_client", "lockkit_time"]
+
+
+@pytest.fixture
+def lockkit_time() -> Clock:
+    """The clock of ``lockkit_client`` and ``lockkit_aio_client``. It stands still until the test advances it."""
+    from lockkit.testing.kit.clock import Clock  # noqa: PLC0415 - pytest loads this module in every run
+
+    return Clock()
+
+
+@pytest.fixture
+def lockkit_client(lockkit_time: Clock) -> Iterator[KitClient]:
+    """A `lockkit.Client` with locks of this test alone, closed at its end."""
+    from lockkit.testing.kit.clients import KitClient  # noqa: PLC0415 - see above
+
+    client = KitClient(lockkit_time)
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def lockkit_aio_client(lockkit_time: Clock) -> Iterator[AioKitClient]:
+    """A `lockkit.aio.Client` with locks of this test alone, the same as those of ``lockkit_client``."""
+    from lockkit.testing.kit.clients import AioKitClient  # noqa: PLC0415 - see above
+
+    client = AioKitClient(lockkit_time)
+    yield client
+    client.close_without_loop()
+
+
+def assert_fenced(
+    write: Callable[[int], Any], *, refused: type[BaseException] | tuple[type[BaseException], ...] = StaleToken
+) -> Awaitable[None]:
+    """
+    Check that storage rejects a write with a token that is older than one it has seen.
+
+    Calls ``write(token)`` with a newer token and then with an older one, as a holder does that was paused after it had
+    acquired the lock, while the next holder wrote.
+
+    Args:
+        write: The application's write. If it is a coroutine function, await what this returns (without a running event
+            loop the check runs at once).
+        refused: What it raises when storage rejects the token.
+
+    Raises:
+        AssertionError: Storage accepted the older token, or rejected the newer one.
+    """
+    from lockkit.backends.lock_state import wall_clock_us  # noqa: PLC0415 - pytest loads this module in every run
+    from lockkit.testing.kit.done import Done  # noqa: PLC0415 - see above
+
+    # Above all that memory has granted so far: the storage may have seen those.
+    older = wall_clock_us() + 1_000_000
+    newer = older + 1
+    if inspect.iscoroutinefunction(write):
+        return _in_loop(_check_async(write, newer, older, refused))
+    try:
+        write(newer)
+    except refused as error:
+        raise AssertionError(_newer_refused(newer, error)) from error
+    try:
+        write(older)
+    except refused:
+        return Done()
+    raise AssertionError(_older_accepted(older, newer))
+
+
+def _in_loop(check: Coroutine[Any, Any, None]) -> Awaitable[None]:
+    import asyncio  # noqa: PLC0415 - see above
+
+    from lockkit.testing.kit.done import Done  # noqa: PLC0415 - see above
+
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        asyncio.run(check)
+        return Done()
+    return check
+
+
+async def _check_async(
+    write: Callable[[int], Any], newer: int, older: int, refused: type[BaseException] | tuple[type[BaseException], ...]
+) -> None:
+    try:
+        await write(newer)
+    except refused as error:
+        raise AssertionError(_newer_refused(newer, error)) from error
+    try:
+        await write(older)
+    except refused:
+        return
+    raise AssertionError(_older_accepted(older, newer))
+
+
+def _newer_refused(newer: int, error: BaseException) -> str:
+    return f"storage rejected token {newer}, the highest that it has seen: {error!r}"
+
+
+def _older_accepted(older: int, newer: int) -> str:
+    return (
+        f"storage accepted token {older} after it had seen {newer}: a holder that was paused can overwrite the work of "
+        "the next one. Compare tokens where you write; lockkit.fencing has guards"
+    )

@@ -1,0 +1,15 @@
+"""What holds for the tests of all integrations."""
+
+from __future__ import annotations
+
+import pytest
+
+from lockkit import observers
+from lockkit.testing.timing import PATIENCE
+
+
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine an observer may take longer than a call waits for it."""
+    monkeypatch.setattr(observers, "WAIT_SECONDS", PATIENCE)
+    monkeypatch.setattr(observers, "LAST_SECONDS", PATIENCE)

@@ -1,0 +1,143 @@
+"""Metrics of locks, with the real library."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+import lockkit
+from lockkit import observers
+from lockkit.errors import BackendUnavailable
+from lockkit.integrations.prometheus import PrometheusObserver
+from lockkit.observers import LockEvent
+from lockkit.testing.timing import PATIENCE
+from tests.engine.scripted import fail, once, scripted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture
+def registry() -> Iterator[CollectorRegistry]:
+    """A registry, filled by an observer of all locks."""
+    registry = CollectorRegistry()
+    observer = PrometheusObserver(registry)
+    lockkit.add_observer(observer)
+    yield registry
+    lockkit.remove_observer(observer)
+
+
+@pytest.fixture
+def client() -> Iterator[lockkit.Client]:
+    """A client of a space of its own."""
+    with lockkit.connect("memory://prometheus", ttl=PATIENCE) as client:
+        yield client
+
+
+def seen() -> None:
+    """Wait until the observers have seen everything: a loss is nobody's call, so no call waits for it."""
+    for channel in observers.active or ():
+        channel.flush(PATIENCE)
+
+
+def value(registry: CollectorRegistry, metric: str, template: str, mode: str = "exclusive", **labels: str) -> float:
+    """Read one metric; 0.0 if nothing was counted."""
+    labels = {"template": template, "backend": "memory://prometheus", "mode": mode, **labels}
+    return registry.get_sample_value(f"lockkit_{metric}", labels) or 0.0
+
+
+def test_acquisitions_waits_and_holds(registry: CollectorRegistry, client: lockkit.Client) -> None:
+    """Counted by template, backend, mode and outcome."""
+
+    @client.lock("seat:{seat}")
+    def book(seat: str) -> float:
+        client.lock(f"seat:{seat}", label="seat:{seat}").try_acquire(0.02)
+        return value(registry, "held", "seat:{seat}")
+
+    assert (book("12A"), book("12B")) == (1.0, 1.0)
+
+    def count(metric: str, **labels: str) -> float:
+        return value(registry, metric, "seat:{seat}", **labels)
+
+    assert count("acquisitions_total", outcome="granted") == 2
+    assert count("acquisitions_total", outcome="busy") == 2
+    assert count("waits_total") == 2
+    assert count("wait_seconds_count") == 4
+    assert count("wait_seconds_sum") >= 0.04
+    assert count("held") == 0
+    assert count("hold_seconds_count") == 2
+    assert count("hold_seconds_sum") >= 0.04
+
+
+def test_no_label_is_ever_a_name(registry: CollectorRegistry, client: lockkit.Client) -> None:
+    """Names may be without number, and each value of a label is a series."""
+    with client.lock("seat:12A"), client.rwlock("seat:12B").read(), client.semaphore("seat:12C", 2):
+        client.lock("seat:12A").try_acquire()
+
+    assert b"seat" not in generate_latest(registry)
+    assert value(registry, "hold_seconds_count", "unlabelled") == 1
+    assert value(registry, "hold_seconds_count", "unlabelled", "shared") == 1
+    assert value(registry, "hold_seconds_count", "unlabelled", "permit") == 1
+
+
+def test_downgraded_lease_ends_where_it_began(registry: CollectorRegistry, client: lockkit.Client) -> None:
+    """The gauge of the mode in which it was granted goes back to 0."""
+    with client.rwlock("a", label="a").write() as lease:
+        lease.downgrade()
+        assert value(registry, "held", "a") == 1
+
+    assert value(registry, "held", "a") == 0
+    assert value(registry, "held", "a", "shared") == 0
+
+
+def test_failures(registry: CollectorRegistry, client: lockkit.Client) -> None:
+    """Renewals, jeopardies, losses and requests that were undone."""
+    with client.lock("a", label="a") as lease:
+        lease.extend()
+    with pytest.raises(lockkit.LockLost), client.lock("b", label="b"):
+        client.break_lock("b")
+    seen()
+    unreachable, backend = scripted()
+    backend.after["try_acquire"] = once(fail(BackendUnavailable("gone")))
+    with pytest.raises(BackendUnavailable):
+        unreachable.lock("c", label="c").acquire(timeout=0)
+
+    assert value(registry, "renewals_total", "a") == 1
+    assert value(registry, "losses_total", "b", reason="broken") == 1
+    assert value(registry, "held", "b") == 0
+    assert value(registry, "undone_total", "c", backend=unreachable.url) == 1
+    assert value(registry, "acquisitions_total", "c", backend=unreachable.url, outcome="unavailable") == 1
+
+
+def test_lease_granted_before_the_observer_was_added(client: lockkit.Client) -> None:
+    """Its end does not make the gauge negative."""
+    registry = CollectorRegistry()
+    observer = PrometheusObserver(registry)
+    lease = client.lock("a", label="a").acquire()
+    lockkit.add_observer(observer)
+    lease.release()
+    lockkit.remove_observer(observer)
+
+    assert value(registry, "held", "a") == 0
+    assert value(registry, "hold_seconds_count", "a") == 1
+
+
+def test_jeopardy_is_counted() -> None:
+    """A row of failed renewals counts once."""
+    registry = CollectorRegistry()
+    event = LockEvent("a", "a", "memory://prometheus", "exclusive", 1, "o", None, 1.0, "unavailable", 0.0)
+
+    PrometheusObserver(registry).jeopardy(event)
+
+    assert value(registry, "jeopardies_total", "a") == 1
+
+
+def test_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message says what to install."""
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+
+    with pytest.raises(lockkit.ConfigurationError, match=r"lockkit\[prometheus\]"):
+        PrometheusObserver()

@@ -1,0 +1,768 @@
+"""Observers: which events they see, and that nothing they do reaches a lock."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import dataclasses
+import gc
+import logging
+import os
+import threading
+import time
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import lockkit
+from lockkit import observers
+from lockkit.errors import BackendUnavailable
+from lockkit.observers import CALLS
+from lockkit.runtime import AsyncioRuntime
+from lockkit.testing.timing import PATIENCE
+from tests.engine.scripted import fail, once, scripted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from lockkit import LockEvent
+
+
+@pytest.fixture(autouse=True)
+def _patience(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine an observer that does not hang may take longer than a call waits for it."""
+    if "stuck" not in request.fixturenames:
+        monkeypatch.setattr(observers, "WAIT_SECONDS", PATIENCE)
+        monkeypatch.setattr(observers, "LAST_SECONDS", PATIENCE)
+
+
+class Recorder:
+    """Keeps all events."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, LockEvent]] = []
+        self._more = threading.Condition()
+
+    def __getattr__(self, call: str) -> Any:  # noqa: ANN401 - any call
+        if call not in CALLS:
+            raise AttributeError(call)
+
+        def record(event: LockEvent) -> None:
+            with self._more:
+                self.events.append((call, event))
+                self._more.notify_all()
+
+        return record
+
+    @property
+    def calls(self) -> list[str]:
+        """Names of the calls so far."""
+        return [call for call, _ in self.events]
+
+    def await_call(self, call: str) -> LockEvent:
+        """Wait for a call; returns the event of the last one."""
+        with self._more:
+            assert self._more.wait_for(lambda: call in self.calls, PATIENCE), self.calls
+        return [event for name, event in self.events if name == call][-1]
+
+
+@contextmanager
+def observed(observer: object) -> Iterator[None]:
+    """Observe inside the block."""
+    lockkit.add_observer(observer)
+    try:
+        yield
+    finally:
+        lockkit.remove_observer(observer)
+
+
+@pytest.fixture
+def recorder() -> Iterator[Recorder]:
+    """An observer that keeps all events."""
+    recorder = Recorder()
+    with observed(recorder):
+        yield recorder
+
+
+@pytest.fixture
+def client() -> Iterator[lockkit.Client]:
+    """A client of a space of its own."""
+    with lockkit.connect("memory://observers", ttl=PATIENCE) as client:
+        yield client
+
+
+# -- which events there are ------------------------------------------------------------------------------------------
+
+
+def test_acquire_and_release_are_seen_before_the_calls_return(client: lockkit.Client, recorder: Recorder) -> None:
+    """What an observer has counted is up to date when the call returns."""
+    before = time.time()
+
+    lease = client.lock("a", label="letters").acquire()
+    assert recorder.calls == ["granted"]
+    lease.release()
+    assert recorder.calls == ["granted", "released"]
+
+    granted, released = (event for _, event in recorder.events)
+    assert (granted.name, granted.template, granted.backend) == ("a", "letters", "memory://observers")
+    assert (granted.mode, granted.token, granted.owner) == ("exclusive", lease.token, lease.owner)
+    assert granted.waited is not None
+    assert 0 <= granted.waited < PATIENCE
+    assert (granted.held, granted.reason) == (None, None)
+    assert (released.token, released.owner, released.waited) == (lease.token, lease.owner, None)
+    assert released.held is not None
+    assert 0 < released.held < PATIENCE
+    assert before <= granted.at <= released.at <= time.time()
+
+
+def test_event_is_frozen(client: lockkit.Client, recorder: Recorder) -> None:
+    """All observers get the same object."""
+    with client.lock("a"):
+        pass
+
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        recorder.events[0][1].name = "b"  # type: ignore[misc]
+
+
+def test_wait_that_ends_with_the_lock(client: lockkit.Client, recorder: Recorder) -> None:
+    """One `waiting`, then `granted` with the whole wait."""
+    held = client.lock("a").acquire()
+    thread = threading.Thread(target=lambda: client.lock("a").acquire().release())
+    thread.start()
+    recorder.await_call("waiting")
+    held.release()
+    thread.join(PATIENCE)
+
+    assert recorder.calls.count("waiting") == 1
+    assert sorted(recorder.calls) == ["granted", "granted", "released", "released", "waiting"]
+
+
+def test_waiter_that_waits_twice_tells_it_once(client: lockkit.Client, recorder: Recorder) -> None:
+    """First behind another call of its client, then at the backend."""
+    held = client.lock("a").acquire()
+    leases: list[lockkit.Lease] = []
+    threads = [threading.Thread(target=lambda: leases.append(client.lock("a").acquire())) for _ in range(2)]
+    for number, thread in enumerate(threads, 1):
+        thread.start()
+        _until(partial(_waits, recorder, number))
+    held.release()
+    _until(lambda: len(leases) == 1 and bool(client._engine.acquisitions.waiting))
+
+    leases.pop().release()
+    for thread in threads:
+        thread.join(PATIENCE)
+    leases.pop().release()
+
+    assert recorder.calls.count("waiting") == 2
+
+
+def _waits(recorder: Recorder, number: int) -> bool:
+    return recorder.calls.count("waiting") == number
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    until = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.001)
+
+
+def test_busy_lock_refuses(client: lockkit.Client, recorder: Recorder) -> None:
+    """A single try does not wait; a timed wait does, and both are refused as busy."""
+    with client.lock("a"):
+        assert client.lock("a").try_acquire() is None
+        assert client.lock("a").try_acquire(0.01) is None
+
+    assert recorder.calls == ["granted", "refused", "waiting", "refused", "released"]
+    refused = [event for call, event in recorder.events if call == "refused"]
+    assert [event.reason for event in refused] == ["busy", "busy"]
+    assert refused[1].waited is not None
+    assert refused[1].waited >= 0.01
+
+
+def test_backend_that_does_not_answer_refuses(recorder: Recorder) -> None:
+    """The request without an answer is undone, and the caller is refused as unavailable."""
+    client, backend = scripted()
+    backend.after["try_acquire"] = fail(BackendUnavailable("gone"))
+
+    with pytest.raises(BackendUnavailable):
+        client.lock("a").acquire(timeout=0)
+
+    assert recorder.calls == ["undone", "refused"]
+    assert recorder.events[0][1].owner is not None
+    assert recorder.events[1][1].reason == "unavailable"
+
+
+def test_renewals_jeopardy_and_recovery(recorder: Recorder) -> None:
+    """A renewal without an answer is jeopardy once, then lockkit renews again."""
+    client, backend = scripted()
+    backend.before["renew"] = once(fail(BackendUnavailable("gone")))
+
+    with client.lock("a", ttl=0.3) as lease:
+        recorder.await_call("renewed")
+
+    assert recorder.calls[:3] == ["granted", "jeopardy", "renewed"]
+    event = recorder.await_call("jeopardy")
+    assert (event.token, event.reason) == (lease.token, "unavailable")
+    assert event.held is not None
+
+
+def test_extension_is_a_renewal(client: lockkit.Client, recorder: Recorder) -> None:
+    """`extend` moves the deadline as the background does."""
+    with client.lock("a") as lease:
+        lease.extend(2 * PATIENCE)
+
+    assert recorder.calls == ["granted", "renewed", "released"]
+
+
+def test_loss_has_its_reason_and_no_release(client: lockkit.Client, recorder: Recorder) -> None:
+    """After `granted` comes `released` or `lost`, never both."""
+    lease = client.lock("a").acquire()
+    client.break_lock("a")
+
+    event = recorder.await_call("lost")
+    with pytest.raises(lockkit.LockLost):
+        lease.release()
+
+    assert (event.reason, event.token) == ("broken", lease.token)
+    assert event.held is not None
+    assert recorder.calls == ["granted", "lost"]
+
+
+def test_loss_that_the_release_discovers(recorder: Recorder) -> None:
+    """The backend does not hold it any more: that is a loss, and no release."""
+    client, backend = scripted()
+    lease = client.lock("a").acquire()
+    backend._space.locks.clear()
+
+    with pytest.raises(lockkit.LockLost):
+        lease.release()
+
+    assert recorder.await_call("lost").reason == "gone"
+    assert recorder.calls == ["granted", "lost"]
+
+
+def test_release_without_an_answer_is_told_once(recorder: Recorder) -> None:
+    """Releasing again after a failure is no second release."""
+    client, backend = scripted()
+    lease = client.lock("a").acquire()
+    backend.before["release"] = fail(BackendUnavailable("gone"))
+
+    for _ in range(2):
+        with pytest.raises(BackendUnavailable):
+            lease.release()
+    del backend.before["release"]
+    lease.release()
+
+    assert recorder.await_call("released").reason == "unconfirmed"
+    with client.lock("b"):
+        pass
+    assert recorder.calls == ["granted", "released", "granted", "released"]
+
+
+def test_closing_a_client_ends_its_leases(recorder: Recorder) -> None:
+    """A lease is released with its client; one under which a body runs is lost."""
+    client = lockkit.connect("memory://observers-close", ttl=PATIENCE)
+    lease = client.lock("a").acquire()
+    with pytest.raises(lockkit.LockLost), client.lock("b"):
+        client.close()
+
+    assert recorder.await_call("released").reason == "closed"
+    assert recorder.await_call("lost").reason == "session"
+    assert not lease.held
+
+
+def test_lease_that_is_dropped(client: lockkit.Client, recorder: Recorder) -> None:
+    """The garbage collector ends it."""
+    with pytest.warns(ResourceWarning, match="dropped without release"):
+        _drop(client)
+
+    assert recorder.await_call("released").reason == "dropped"
+
+
+def _drop(client: lockkit.Client) -> None:
+    client.lock("dropped", ttl=0.05).acquire()
+    gc.collect()
+
+
+def test_reentrance_is_one_lease(client: lockkit.Client, recorder: Recorder) -> None:
+    """Entering again acquires nothing."""
+    lock = client.lock("a", reentrant=True)
+
+    with lock, lock:
+        pass
+
+    assert recorder.calls == ["granted", "released"]
+
+
+def test_modes_and_names_of_readers_and_permits(client: lockkit.Client, recorder: Recorder) -> None:
+    """A name is the application's own, whatever the backend calls it."""
+    with client.rwlock("a").read(), client.semaphore("b", limit=2, label="calls"):
+        pass
+
+    events = [(call, event.name, event.template, event.mode) for call, event in recorder.events]
+    assert events == [
+        ("granted", "a", "a", "shared"),
+        ("granted", "b", "calls", "permit"),
+        ("released", "b", "calls", "permit"),
+        ("released", "a", "a", "shared"),
+    ]
+
+
+def test_permits_that_are_locks_of_slots(recorder: Recorder) -> None:
+    """Where each slot is a lock, one call is one event all the same, with the semaphore's name and mode."""
+    client, backend = scripted()
+    backend.capabilities = dataclasses.replace(backend.capabilities, permits="slots")
+    semaphore = client.semaphore("b", limit=2)
+    with semaphore, semaphore:
+        assert semaphore.try_acquire(0.01) is None
+
+    assert recorder.calls == ["granted", "granted", "waiting", "refused", "released", "released"]
+    assert {(event.name, event.mode) for _, event in recorder.events} == {("b", "permit")}
+
+
+# -- templates -------------------------------------------------------------------------------------------------------
+
+
+def test_template_is_the_decorators_name_with_its_fields(client: lockkit.Client, recorder: Recorder) -> None:
+    """All seats count under one label."""
+
+    @client.lock("seat:{seat}")
+    def book(seat: str) -> str:
+        return seat
+
+    @client.semaphore("hall:{hall}", limit=3)
+    def enter(hall: str) -> str:
+        return hall
+
+    @client.locks(["from:{one}", "to:{other}"])
+    def move(one: str, other: str) -> str:
+        return one + other
+
+    @client.once("charge:{order}", keep=PATIENCE)
+    def charge(order: int) -> int:
+        return order
+
+    @client.lock("plain", label="given")
+    def plain() -> None:
+        pass
+
+    book("12A")
+    enter("big")
+    move("x", "y")
+    charge(17)
+    plain()
+
+    granted = [(event.name, event.template, event.label) for call, event in recorder.events if call == "granted"]
+    assert granted == [
+        ("seat:12A", "seat:{seat}", "seat:{seat}"),
+        ("hall:big", "hall:{hall}", "hall:{hall}"),
+        ("from:x", "from:{one}", "from:{one}"),
+        ("to:y", "to:{other}", "to:{other}"),
+        ("charge:17", "charge:{order}", "charge:{order}"),
+        ("plain", "given", "given"),
+    ]
+
+
+def test_name_without_template_has_no_label(client: lockkit.Client, recorder: Recorder) -> None:
+    """`template` falls back to the name; what counts locks can tell."""
+    with client.lock("seat:12A"):
+        pass
+
+    event = recorder.events[0][1]
+    assert (event.template, event.label) == ("seat:12A", None)
+
+
+def test_elections_and_once_take_a_label(client: lockkit.Client, recorder: Recorder) -> None:
+    """As locks do."""
+    with client.election("boss", label="bosses").campaign(timeout=PATIENCE):
+        pass
+    with client.once("charge:18", keep=PATIENCE, label="charges") as attempt:
+        attempt.done(None)
+
+    granted = [(event.name, event.template) for call, event in recorder.events if call == "granted"]
+    assert granted == [("boss", "bosses"), ("charge:18", "charges")]
+
+
+@pytest.mark.parametrize("label", ["", 7, "x" * 256])
+def test_label_is_a_short_text(client: lockkit.Client, label: Any) -> None:  # noqa: ANN401 - wrong on purpose
+    """Bad input is refused where it comes in."""
+    with pytest.raises(lockkit.ConfigurationError, match="label"):
+        client.lock("a", label=label)
+
+
+# -- asyncio ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.asyncio
+async def test_asyncio(recorder: Recorder) -> None:
+    """The same events; seen before the calls return."""
+    async with await lockkit.aio.connect("memory://observers-aio", ttl=PATIENCE) as client:
+
+        @client.lock("seat:{seat}")
+        async def book(seat: str) -> str:
+            return seat
+
+        async with client.lock("a") as lease:
+            assert recorder.calls == ["granted"]
+            assert await client.lock("a").try_acquire(0.01) is None
+            await lease.extend()
+        await book("12A")
+
+    assert recorder.calls == ["granted", "waiting", "refused", "renewed", "released", "granted", "released"]
+    assert recorder.events[-1][1].template == "seat:{seat}"
+
+
+@pytest.mark.asyncio
+async def test_cancelled_wait_is_refused(recorder: Recorder) -> None:
+    """Each `waiting` has an end."""
+    async with await lockkit.aio.connect("memory://observers-aio", ttl=PATIENCE) as client, client.lock("a"):
+        task = asyncio.create_task(client.lock("a").acquire())
+        while "waiting" not in recorder.calls:  # noqa: ASYNC110 - of a thread
+            await asyncio.sleep(0.001)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+        assert recorder.await_call("refused").reason == "cancelled"
+
+
+@pytest.mark.asyncio
+async def test_cancellation_while_observers_are_told_leaves_nothing_held() -> None:
+    """The lock is granted, but its caller never gets the lease."""
+    inside, go_on = threading.Event(), threading.Event()
+
+    class Slow:
+        def granted(self, event: LockEvent) -> None:
+            del event
+            inside.set()
+            go_on.wait(PATIENCE)
+
+    async with await lockkit.aio.connect("memory://observers-cancel", ttl=PATIENCE) as client:
+        with observed(Slow()):
+            task = asyncio.create_task(client.lock("a").acquire())
+            while not inside.is_set():  # noqa: ASYNC110 - of a thread
+                await asyncio.sleep(0.001)
+            task.cancel()
+            go_on.set()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+        assert await client.holders("a") == []
+
+
+# -- nothing that an observer does reaches a lock --------------------------------------------------------------------
+
+
+class Stuck:
+    """Never returns, whatever it is called with, until the test lets it."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.called = threading.Event()
+
+    def __getattr__(self, call: str) -> Any:  # noqa: ANN401 - any call
+        if call not in CALLS:
+            raise AttributeError(call)
+
+        def block(event: LockEvent) -> None:
+            del event
+            self.called.set()
+            self.gate.wait()
+
+        return block
+
+
+@pytest.fixture
+def stuck() -> Iterator[Stuck]:
+    """An observer that blocks."""
+    stuck = Stuck()
+    with observed(stuck):
+        yield stuck
+        stuck.gate.set()
+
+
+def test_observer_that_blocks_for_ever_delays_no_renewal(stuck: Stuck, recorder: Recorder) -> None:
+    """A lease of half a second stays held; other observers see its renewals."""
+    with lockkit.connect("memory://stuck", ttl=0.5) as client, client.lock("a") as lease:
+        assert stuck.called.wait(PATIENCE)
+        for _ in range(3):
+            recorder.events.clear()
+            recorder.await_call("renewed")
+        lease.check()
+        client.lock("b").acquire().release()
+
+
+@pytest.mark.asyncio
+async def test_observer_that_blocks_for_ever_does_not_block_the_loop(stuck: Stuck, recorder: Recorder) -> None:
+    """As above, with asyncio."""
+    async with await lockkit.aio.connect("memory://stuck-aio", ttl=0.5) as client, client.lock("a") as lease:
+        for _ in range(3):
+            recorder.events.clear()
+            while "renewed" not in recorder.calls:  # noqa: ASYNC110 - of a thread
+                await asyncio.sleep(0.01)
+        assert stuck.called.is_set()
+        lease.check()
+
+
+def test_only_the_first_call_waits_for_an_observer_that_blocks(stuck: Stuck, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until it has caught up, nothing waits for it."""
+    channel = _channel(stuck)
+    with lockkit.connect("memory://stuck") as client:
+        client.lock("a").acquire().release()
+        assert channel.behind
+
+        monkeypatch.setattr(observers, "WAIT_SECONDS", 1e9)
+        client.lock("a").acquire().release()  # would wait for ever
+
+    stuck.gate.set()
+    channel.flush(PATIENCE)
+    assert not channel.behind
+
+
+def test_oldest_events_are_dropped_and_counted(
+    stuck: Stuck, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The queue of an observer that hangs does not grow without limit."""
+    channel = _channel(stuck)
+    with lockkit.connect("memory://stuck") as client:
+        client.lock("a").acquire().release()
+        monkeypatch.setattr(observers, "QUEUE_EVENTS", 3)
+        channel._events = type(channel._events)(channel._events, maxlen=3)
+        for _ in range(5):
+            client.lock("a").acquire().release()
+
+    assert len(channel._events) == 3
+    dropped = channel.dropped
+    assert dropped == 8
+
+    with caplog.at_level(logging.WARNING, "lockkit"):
+        stuck.gate.set()
+        channel.flush(PATIENCE)
+        while channel.dropped:
+            time.sleep(0.001)
+    assert "8 events were dropped" in caplog.text
+
+
+def _channel(observer: object) -> observers.Channel:
+    (channel,) = [channel for channel in observers.active or () if channel.observer is observer]
+    return channel
+
+
+def test_exceptions_are_logged_once_and_go_no_further(
+    client: lockkit.Client, recorder: Recorder, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also one that would end a thread; the observer is called again all the same."""
+    calls: list[str] = []
+
+    class Broken:
+        def granted(self, event: LockEvent) -> None:
+            calls.append(event.name)
+            raise ZeroDivisionError
+
+        def released(self, event: LockEvent) -> None:
+            calls.append(event.name)
+            raise SystemExit
+
+    with observed(Broken()):
+        for name in ("a", "b"):
+            with client.lock(name):
+                pass
+
+    assert calls == ["a", "a", "b", "b"]
+    assert recorder.calls == ["granted", "released"] * 2
+    assert [record.message.count("raised in granted()") for record in caplog.records] == [1]
+
+
+def test_observer_may_use_locks_itself(client: lockkit.Client) -> None:
+    """It does not wait for itself."""
+    names: list[str] = []
+    behind: list[bool] = []
+
+    class Locking:
+        def released(self, event: LockEvent) -> None:
+            names.append(event.name)
+            if event.name == "a":
+                client.lock("b").acquire().release()
+                behind.append(_channel(self).behind)
+
+    locking = Locking()
+    with observed(locking):
+        client.lock("a").acquire().release()
+        _channel(locking).flush(PATIENCE)
+
+    assert names == ["a", "b"]
+    assert behind == [False]
+
+
+def test_all_calls_are_optional(client: lockkit.Client) -> None:
+    """An observer has those that it needs."""
+    seen: list[str] = []
+
+    class OnlyReleased:
+        def released(self, event: LockEvent) -> None:
+            seen.append(event.name)
+
+    with observed(OnlyReleased()), observed(object()), client.lock("a"):
+        client.lock("a").try_acquire()
+
+    assert seen == ["a"]
+
+
+def test_derived_observer_has_all_calls(client: lockkit.Client) -> None:
+    """The protocol is also a base class."""
+
+    class Derived(lockkit.Observer):
+        seen = 0
+
+        def granted(self, event: LockEvent, /) -> None:
+            del event
+            self.seen += 1
+
+    derived = Derived()
+    with observed(derived):
+        client.lock("a").acquire().release()
+
+    assert derived.seen == 1
+    assert all(callable(getattr(derived, call)) for call in CALLS)
+
+
+def test_context_is_that_of_the_caller(client: lockkit.Client) -> None:
+    """So a trace finds the span in which the lock was acquired."""
+    variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable", default="")
+    seen: list[str] = []
+
+    class Reads:
+        def granted(self, event: LockEvent) -> None:
+            del event
+            seen.append(variable.get())
+
+    variable.set("caller")
+    with observed(Reads()):
+        client.lock("a").acquire().release()
+
+    assert seen == ["caller"]
+
+
+# -- adding and removing ---------------------------------------------------------------------------------------------
+
+
+def test_adding_twice_is_adding_once(client: lockkit.Client, recorder: Recorder) -> None:
+    """No event is counted twice."""
+    lockkit.add_observer(recorder)
+    client.lock("a").acquire().release()
+
+    assert recorder.calls == ["granted", "released"]
+
+
+def test_removed_observer_is_not_called(client: lockkit.Client) -> None:
+    """Without observers a lock looks at one None."""
+    recorder = Recorder()
+    lockkit.remove_observer(recorder)
+    with observed(recorder):
+        assert observers.active is not None
+    client.lock("a").acquire().release()
+
+    assert recorder.calls == []
+    assert observers.active is None
+
+
+def test_removed_observer_has_seen_everything(client: lockkit.Client) -> None:
+    """Also what no call waits for."""
+    seen: list[str | None] = []
+
+    class Slow:
+        def lost(self, event: LockEvent) -> None:
+            time.sleep(0.05)
+            seen.append(event.reason)
+
+    with observed(Slow()):
+        lease = client.lock("a").acquire()
+        client.break_lock("a")
+        assert lease.lost
+
+    assert seen == ["broken"]
+
+
+def test_removing_an_observer_that_blocks_takes_no_longer(stuck: Stuck, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And in an event loop, nothing waits for it."""
+    monkeypatch.setattr(observers, "LAST_SECONDS", 0.01)
+    with lockkit.connect("memory://stuck") as client:
+        client.lock("a").acquire().release()
+
+    lockkit.remove_observer(stuck)
+
+    assert observers.active is None
+    assert not stuck.gate.is_set()
+
+
+@pytest.mark.asyncio
+async def test_removing_an_observer_does_not_block_the_loop(stuck: Stuck, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would keep renewals from being sent."""
+    monkeypatch.setattr(observers, "LAST_SECONDS", 1e9)
+    async with await lockkit.aio.connect("memory://stuck-aio") as client:
+        await (await client.lock("a").acquire()).release()
+
+    lockkit.remove_observer(stuck)  # would wait for ever
+
+    assert observers.active is None
+
+
+def test_thread_of_a_removed_observer_ends() -> None:
+    """Nothing stays."""
+    recorder = Recorder()
+    lockkit.add_observer(recorder)
+    thread = _channel(recorder)._thread
+    assert thread is not None
+
+    lockkit.remove_observer(recorder)
+    thread.join(PATIENCE)
+
+    assert not thread.is_alive()
+
+
+def test_what_cannot_observe_is_refused() -> None:
+    """A class in place of an object, and coroutine functions, which nothing would await."""
+
+    class Async:
+        async def granted(self, event: LockEvent) -> None:
+            del event
+
+    with pytest.raises(lockkit.ConfigurationError, match=r"Recorder\(\)"):
+        lockkit.add_observer(Recorder)
+    with pytest.raises(lockkit.ConfigurationError, match="coroutine function"):
+        lockkit.add_observer(Async())
+    assert observers.active is None
+
+
+def test_observers_see_the_locks_of_a_forked_child(recorder: Recorder) -> None:
+    """Its thread is the parent's: the child starts one of its own."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            with lockkit.connect("memory://") as client:
+                client.lock("a").acquire().release()
+            recorder.await_call("released")
+            os._exit(0 if recorder.calls == ["granted", "released"] else 2)
+        except BaseException:  # noqa: BLE001 - the parent reads the status
+            os._exit(1)
+    _, status = os.waitpid(pid, 0)
+
+    assert status == 0
+    assert recorder.calls == []
+
+
+@pytest.mark.asyncio
+async def test_observer_sees_the_runtime_of_asyncio_without_a_server(recorder: Recorder) -> None:
+    """A request that is cancelled before its answer is withdrawn, and that is told."""
+    client, backend = scripted(AsyncioRuntime())
+    backend.after["try_acquire"] = once(fail(asyncio.CancelledError()))
+
+    with pytest.raises(asyncio.CancelledError):
+        await client.lock("a").acquire()
+
+    assert recorder.await_call("refused").reason == "cancelled"
+    assert recorder.calls == ["undone", "refused"]
+    await client.close()

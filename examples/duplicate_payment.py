@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import random
+import secrets
 import sys
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import lockkit.aio
@@ -18,7 +20,8 @@ import lockkit.aio
 if TYPE_CHECKING:
     from lockkit.aio import Client
 
-ORDERS = {"order 1": 1999, "order 2": 500, "order 3": 12_50}
+RUN = secrets.token_hex(4)  # so that the orders of the last run are other ones
+ORDERS = {f"{RUN}-1": 1999, f"{RUN}-2": 500, f"{RUN}-3": 12_50}
 DELIVERIES_EACH = 4
 
 
@@ -26,35 +29,36 @@ class Provider:
     """Somebody else's payment service: slow, and it charges whenever it is asked."""
 
     def __init__(self) -> None:
-        self.charges: list[tuple[str, int]] = []
+        self.charges: list[tuple[str, int, str]] = []
 
-    async def charge(self, order: str, cents: int) -> None:
-        """Take the money. A good provider also takes a key by which it knows a repetition: give it the order."""
+    async def charge(self, order: str, cents: int, key: str) -> str:
+        """Take the money. By the key a good provider knows a repetition: of an attempt that died before `done`."""
         await asyncio.sleep(random.uniform(0.01, 0.05))
-        self.charges.append((order, cents))
+        self.charges.append((order, cents, key))
+        return f"receipt {len(self.charges)}"
 
 
-async def pay(client: Client, provider: Provider, paid: dict[str, int], order: str) -> str:
-    """Handle one delivery of an order."""
-    # If the lease is lost the body is cancelled where it waits: nobody is charged by two at a time.
-    async with client.lock(f"payment:{order}", ttl=10, timeout=60, cancel_on_lost=True) as lease:
-        if order in paid:
-            return "repeated"
-        await provider.charge(order, ORDERS[order])
-        paid[order] = lease.token
-        return "paid"
+async def pay(client: Client, provider: Provider, order: str) -> tuple[bool, str]:
+    """Handle one delivery of an order: whether it was paid now, and the receipt."""
+    async with client.once(f"payment:{order}", keep=timedelta(days=1), ttl=10, timeout=60) as attempt:
+        if attempt.first:
+            await attempt.done(await provider.charge(order, ORDERS[order], attempt.key))
+        receipt: str = attempt.result
+        return attempt.first, receipt
 
 
 async def main() -> int:
     """Deliver everything in a random order, all at once."""
     provider = Provider()
-    paid: dict[str, int] = {}
     deliveries = list(ORDERS) * DELIVERIES_EACH
     random.shuffle(deliveries)
     async with lockkit.aio.connect() as client:
-        outcomes = await asyncio.gather(*(pay(client, provider, paid, order) for order in deliveries))
-    print(f"{len(deliveries)} deliveries: {outcomes.count('paid')} paid, {outcomes.count('repeated')} repeated")
-    return 0 if sorted(provider.charges) == sorted(ORDERS.items()) else 1
+        outcomes = await asyncio.gather(*(pay(client, provider, order) for order in deliveries))
+    paid = sum(first for first, _ in outcomes)
+    receipts = {receipt for _, receipt in outcomes}
+    print(f"{len(deliveries)} deliveries: {paid} paid, {len(outcomes) - paid} repeated, {len(receipts)} receipts")
+    charged = sorted((order, cents) for order, cents, _ in provider.charges)
+    return 0 if charged == sorted(ORDERS.items()) and len(receipts) == paid == len(ORDERS) else 1
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import sqlite3
 import sys
 import tempfile
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from multiprocessing.synchronize import Event
 
-    from lockkit import Lease
+    from lockkit import Term
 
 TTL = 3.0
 PATIENCE = 120.0
@@ -48,31 +48,28 @@ def write(database: sqlite3.Connection, name: str, token: int) -> bool:
     return done.rowcount == 1
 
 
-def lead(lease: Lease, database: sqlite3.Connection, name: str, signals: Signals) -> None:
-    """Work for as long as the lease is held."""
-    while lease.held and not signals.stop.is_set():
+def lead(term: Term, database: sqlite3.Connection, name: str, signals: Signals) -> None:
+    """Work until the term ends; the next one may begin a third of the ttl later."""
+    while not (term.must_stop(0.05) or signals.stop.is_set()):
         if signals.pause.is_set():
             signals.pause.clear()
-            # After the look at the lease and before the write: no program can exclude this.
+            # After the look at the term and before the write: no program can exclude this.
             os.kill(os.getpid(), signal.SIGSTOP)
             print(f"{name} goes on", flush=True)
-        if not write(database, name, lease.token):
+        if not write(database, name, term.token):
             print(f"{name} was refused", flush=True)
             signals.refused.set()
-        signals.stop.wait(0.05)
 
 
 def node(path: Path, name: str, signals: Signals) -> None:
     """Lead if nobody does, else stand by."""
     with lockkit.connect() as client, closing(sqlite3.connect(path, timeout=60, isolation_level=None)) as database:
-        # A leader that lost its lease wants no exception here: it stands by again.
-        lock = client.lock("leader", ttl=TTL, raise_on_lost=False)
+        election = client.election("leader", ttl=TTL, value=name)
         while not signals.stop.is_set():
-            lease = lock.try_acquire(timeout=1)
-            if lease is not None:
-                with lease:
-                    print(f"{name} leads", flush=True)
-                    lead(lease, database, name, signals)
+            # The other one leads, or a term was lost: stand by again.
+            with suppress(lockkit.LockTimeout, lockkit.LockLost), election.campaign(timeout=1) as term:
+                print(f"{name} leads", flush=True)
+                lead(term, database, name, signals)
 
 
 def wait_for(condition: Callable[[], object]) -> None:

@@ -243,13 +243,12 @@ class Engine(Generic[L]):
             return cast("L", lease)  # made by make_lease
         if observers.active is not None and settings.on_wait is None:
             return await self._acquire_observed(settings, timeout, name_holder=name_holder)
-        if settings.mode == "permit" and self.capabilities.permits == "slots":
+        if settings.mode != "permit":
+            acquisition = Acquisition(self.acquisitions, backend, settings, timeout)
+        elif self.capabilities.permits == "slots":
             return await self._acquire_slot(settings, timeout)
-        acquisition = (
-            Acquisition(self.acquisitions, backend, settings, timeout)
-            if settings.mode != "permit"
-            else PermitAcquisition(self.acquisitions, backend, settings, timeout, self.caps)
-        )
+        else:
+            acquisition = PermitAcquisition(self.acquisitions, backend, settings, timeout, self.caps)
         try:
             return await acquisition.run()
         except LockTimeout as error:

@@ -75,7 +75,8 @@ def test_missing_columns_are_added(cli: Cli) -> None:
 
     done = cli.run("migrate", f"sqlite:///{path}")
 
-    assert "lacked metadata, metadata_owner, broken_owner, wanted, note, note_until_us: added" in done.stdout
+    assert "lacked metadata, metadata_owner, broken_owner, wanted, note, note_until_us" in done.stdout
+    assert "shares, writer, writer_until_us: added" in done.stdout
     with lockkit.connect(f"sqlite:///{path}") as client, client.lock("x") as lease:
         assert lease.token == 9000000000000001
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from contextlib import ExitStack
+from math import inf
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -14,6 +15,7 @@ import pytest
 import lockkit
 from lockkit.backends.etcd import transactions
 from lockkit.backends.etcd.connection import TXN
+from lockkit.engine import semaphore_caps
 from lockkit.runtime import drive
 from lockkit.testing.servers import EtcdServer, FaultProxy, http2_call_ended, require, wait_until
 from lockkit.testing.timing import PATIENCE
@@ -173,15 +175,19 @@ class TestOrder:
 class TestRequests:
     """What it costs at the server."""
 
-    def test_readers_and_permits_cost_what_a_lock_costs(self, server: EtcdServer, connect: Connect) -> None:
+    def test_readers_and_permits_cost_what_a_lock_costs(
+        self, server: EtcdServer, connect: Connect, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """One call to acquire, one to release; and a lock costs no more than it did before there were readers."""
+        monkeypatch.setattr(semaphore_caps, "LOOK_SECONDS", 600.0)
         client = connect()
+        client._engine.caps._compared_at = inf  # the look for other limits, once a second at most
         locks = {
             "lock": client.lock("cost", ttl=LONG),
             "read": client.rwlock("cost", ttl=LONG).read(),
             "permit": client.semaphore("cost", limit=3, ttl=LONG),
         }
-        with client.lock("the session is open", ttl=LONG):
+        with client.lock("the session is open", ttl=LONG), client.semaphore("caps are known", limit=1, ttl=LONG):
             pass
         for what, lock in locks.items():
             before = calls_of(server)

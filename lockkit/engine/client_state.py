@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from lockkit.backend import Capabilities, LockBackend
     from lockkit.runtime import Event, Runtime
+    from lockkit.units import Instant, Seconds
 
 __all__ = ["ClientState"]
 
@@ -95,9 +96,9 @@ class ClientState:
             raise LockError(message, backend=self.url) from error
         return backend
 
-    def answer_by(self, seconds: float) -> float:
+    def answer_by(self, seconds: Seconds, at_latest: Instant = inf) -> Instant:
         """Return when a call that may take `seconds` must be back: not later than the end of ``close()``."""
-        return min(self.runtime.now() + seconds, self.close_by)
+        return min(self.runtime.now() + seconds, self.close_by, at_latest)
 
     def closed_error(self) -> LockError:
         """Return the error of every call after ``close()``."""

@@ -317,11 +317,13 @@ class LeaseRecord:
             ttl: For how long the server keeps the lock from then on, seconds.
         """
         plan = self.renewal
-        # A renewal whose answer never came may still be under way (in the buffer of a connection that was given up) and
-        # be run after this one: then the server counts its ttl from then on.
-        if anchor >= plan.unanswered_until:
-            plan.unanswered_ttl = inf
-        believed = min(ttl, plan.unanswered_ttl)
+        believed = ttl
+        if plan.unanswered_ttl != inf:
+            # A renewal whose answer never came may still be under way (in the buffer of a connection that was given
+            # up) and be run after this one: then the server counts its ttl from then on.
+            if anchor >= plan.unanswered_until:
+                plan.unanswered_ttl = inf
+            believed = min(ttl, plan.unanswered_ttl)
         self.valid_until = anchor + believed - drift_margin(believed)
         assert self.valid_until < anchor + ttl or ttl <= 0.0, "never later than the server's own end of the lease"
         # A third: two renewals may fail before the deadline comes near.

@@ -100,7 +100,7 @@ class Notes:
         runtime, pause = self._client.runtime, RETRY_SECONDS_MIN
         while True:
             record.check()
-            answer_by = min(record.valid_until, self._client.answer_by(CALL_SECONDS))
+            answer_by = self._client.answer_by(CALL_SECONDS, record.valid_until)
             try:
                 written = await self._client.ready().write_note(record.grant, text, keep, answer_by)
             except BackendUnavailable as error:

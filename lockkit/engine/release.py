@@ -142,7 +142,7 @@ class Releases:
         """Release at the backend; returns whether the lease still held the lock."""
         grant = record.grant
         try:
-            return await self._client.ready().release(grant, min(answer_by, self._client.answer_by(RELEASE_SECONDS)))
+            return await self._client.ready().release(grant, self._client.answer_by(RELEASE_SECONDS, answer_by))
         except BackendUnavailable as error:
             raise self._client.unavailable(error, f"release lock {grant.name!r}", grant.name) from error
         except BaseException as error:

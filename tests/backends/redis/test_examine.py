@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ import lockkit
 from lockkit.backends.redis.examine import node as redis_node
 from lockkit.doctor import Severity, addresses, examine, timing
 from lockkit.testing.servers import FaultProxy, RedisCluster, RedisSentinels, RedisServer, wait_until
+from lockkit.testing.timing import PATIENCE
 from tests.doctor.support import SECRET, complaints, found
 
 if TYPE_CHECKING:
@@ -181,6 +183,22 @@ def test_rights_missing() -> None:
         with server.connect() as connection:
             connection.call(*(word.strip("'") for word in finding.fix.removeprefix("redis-cli ").split()))
         assert "redis-rights" not in found(url)
+
+
+def test_rights_for_readers_missing() -> None:
+    """Only read locks and semaphores need them: a lock is had, waited for and handed over."""
+    users = {"default": "off", "app": f"on >{SECRET} {RULES} {COMMANDS} -zadd -hset"}
+    with RedisServer(appendonly=True, appendfsync="always", users=users, login=("app", SECRET)) as server:
+        findings = found(server.url)
+
+        assert "ZADD" in findings["redis-share-rights"].seen
+        assert "redis-rights" not in findings
+        with lockkit.connect(server.url) as client, lockkit.connect(server.url) as other, ThreadPoolExecutor(1) as pool:
+            lease = client.lock("x", timeout=PATIENCE).acquire()
+            waiting = pool.submit(other.lock("x", timeout=PATIENCE).acquire)
+            wait_until(lambda: None if client.holders("x")[0].waiters == 1 else "nobody waits")
+            lease.release()
+            waiting.result().release()
 
 
 def test_few_rights_are_enough() -> None:

@@ -24,6 +24,13 @@ RIGHTS = Check(
     "backends/redis.md#url-and-options",
 )
 
+SHARE_RIGHTS = Check(
+    "redis-share-rights",
+    Severity.WARNING,
+    "Read locks and semaphores cannot be used: the server refuses what lockkit sends for them. Locks work.",
+    "backends/redis.md#url-and-options",
+)
+
 
 async def examine_rights(examination: Examination, server: RedisServer, *, marks: bool = False) -> None:
     """
@@ -35,7 +42,8 @@ async def examine_rights(examination: Examination, server: RedisServer, *, marks
         marks: Also what only Redlock needs.
     """
     prefix = examination.options["prefix"]
-    commands = _commands(prefix, replicas=bool(examination.options.get("replicas")), marks=marks)
+    needed = _commands(prefix, replicas=bool(examination.options.get("replicas")), marks=marks)
+    commands = needed if marks else [*needed, *_share_commands(prefix)]
     words: list[str | int] = []
     for command in commands:
         words += (len(command), *command)
@@ -43,18 +51,22 @@ async def examine_rights(examination: Examination, server: RedisServer, *, marks
     reply = await server.ask("EVAL", script, 0, *words)
     if isinstance(reply, ServerSaid):
         if reply.code == "NOPERM":
-            await _find(examination, server, "The user may not run scripts (EVAL).", ["eval", "evalsha"])
+            await _find(RIGHTS, examination, server, "The user may not run scripts (EVAL).", ["eval", "evalsha"])
         return
     if reply == -1:
         return  # before Redis 7 a user cannot be asked about; a missing right then shows as an error that names it
-    refused = [commands[cast("int", index) - 1] for index in cast("list[object]", reply)]
-    if refused:
-        shown = ", ".join(" ".join(command[:2]) for command in refused)
-        names = sorted({_rule(command) for command in refused})
-        await _find(examination, server, f"The user may not run: {shown}.", names)
+    indexes = [cast("int", index) - 1 for index in cast("list[object]", reply)]
+    for check, refused in (
+        (RIGHTS, [commands[index] for index in indexes if index < len(needed)]),
+        (SHARE_RIGHTS, [commands[index] for index in indexes if index >= len(needed)]),
+    ):
+        if refused:
+            shown = ", ".join(" ".join(command[:2]) for command in refused)
+            names = sorted({_rule(command) for command in refused})
+            await _find(check, examination, server, f"The user may not run: {shown}.", names)
 
 
-async def _find(examination: Examination, server: RedisServer, seen: str, names: Sequence[str]) -> None:
+async def _find(check: Check, examination: Examination, server: RedisServer, seen: str, names: Sequence[str]) -> None:
     who = await server.ask("ACL", "WHOAMI")
     user = who.decode() if isinstance(who, bytes) else str(server.target.arguments.get("username") or "default")
     prefix = examination.options["prefix"]
@@ -64,7 +76,7 @@ async def _find(examination: Examination, server: RedisServer, seen: str, names:
         f"'&{prefix}:wake:*'",
         *(f"'+{name}'" for name in names),
     ]
-    examination.find(RIGHTS, server.label, seen, f"redis-cli ACL SETUSER {user} {' '.join(rules)}")
+    examination.find(check, server.label, seen, f"redis-cli ACL SETUSER {user} {' '.join(rules)}")
 
 
 def _rule(command: Sequence[str]) -> str:
@@ -96,25 +108,29 @@ def _commands(prefix: str, *, replicas: bool, marks: bool) -> list[tuple[str, ..
         ("SUBSCRIBE", channel),
         ("PUBSUB", "NUMSUB", channel),
     ]
-    if not marks:
-        shares, leases = side_key(lock, "shares"), side_key(lock, "leases")
-        commands += [
-            ("ZADD", shares, "1", "x"),
-            ("ZREM", shares, "x"),
-            ("ZSCORE", shares, "x"),
-            ("ZCOUNT", shares, "0", "1"),
-            ("ZRANGE", shares, "0", "1"),
-            ("ZRANGEBYSCORE", shares, "0", "1"),
-            ("LPUSH", queue, "x"),
-            ("HSET", leases, "x", "x"),
-            ("HGET", leases, "x"),
-            ("HDEL", leases, "x"),
-            ("HEXISTS", leases, "x"),
-            ("HKEYS", leases),
-        ]
     if replicas:
         commands.append(("WAIT", "1", "1"))
     if marks:
         mark = f"{{{prefix}}}:redlock"
         commands += [("HMGET", mark, "run"), ("HGET", mark, "run"), ("HSET", mark, "run", "x")]
     return commands
+
+
+def _share_commands(prefix: str) -> list[tuple[str, ...]]:
+    """Give what the scripts send for readers and permits besides."""
+    lock = lock_key(prefix, "x")
+    shares, leases, queue = (side_key(lock, what) for what in ("shares", "leases", "queue"))
+    return [
+        ("ZADD", shares, "1", "x"),
+        ("ZREM", shares, "x"),
+        ("ZSCORE", shares, "x"),
+        ("ZCOUNT", shares, "0", "1"),
+        ("ZRANGE", shares, "0", "1"),
+        ("ZRANGEBYSCORE", shares, "0", "1"),
+        ("LPUSH", queue, "x"),
+        ("HSET", leases, "x", "x"),
+        ("HGET", leases, "x"),
+        ("HDEL", leases, "x"),
+        ("HEXISTS", leases, "x"),
+        ("HKEYS", leases),
+    ]

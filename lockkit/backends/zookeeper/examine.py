@@ -83,6 +83,17 @@ NO_TLS = Check(
     "Everybody who can read the network traffic reads the password, and may break any lock.",
     _PAGE,
 )
+KAZOO_LOCK = Check(
+    "zookeeper-kazoo-lock",
+    Severity.WARNING,
+    "A Lock of kazoo's does not wait for readers: it may be held while they read.",
+    "backends/zookeeper.md",
+)
+
+DIRECTORIES_MAX = 200
+"""How many locks are looked at for readers and kazoo's locks. With more, the examination takes seconds."""
+
+_KAZOO_NODE = re.compile(r"[0-9a-f]{32}__lock__\d{10}")
 
 
 async def examine(examination: Examination) -> None:
@@ -101,6 +112,7 @@ async def examine(examination: Examination) -> None:
         await session.connected()
         _check_session(examination, session.granted_seconds)
         await _examine_rights(examination, session, arguments)
+        await _examine_kazoo_locks(examination, session)
         members_count = await _members_count(session)
         await examination.time(arguments["hosts"], lambda: session.answer(session.client.exists_async("/")))
     finally:
@@ -151,6 +163,26 @@ async def _examine_rights(examination: Examination, session: Session, arguments:
             f"zkCli.sh: setAcl {root} world:anyone:cdrwa, or for the login: auth:USER:PASSWORD:cdrwa; see getAcl {root}"
         )
         examination.find(RIGHTS, url.safe_text, seen, fix)
+
+
+async def _examine_kazoo_locks(examination: Examination, session: Session) -> None:
+    """Look for names that lockkit's readers share with plain locks of kazoo's."""
+    client, root = session.client, root_of(examination.url, examination.options["prefix"])
+    try:
+        directories = await session.answer(client.get_children_async(root))
+        for directory in directories[:DIRECTORIES_MAX]:
+            nodes = await session.answer(client.get_children_async(f"{root}/{directory}"))
+            if not any("__rlock__" in node for node in nodes):
+                continue
+            for node in filter(_KAZOO_NODE.fullmatch, nodes):
+                data, _ = await session.answer(client.get_async(f"{root}/{directory}/{node}"))
+                if not data.startswith(b"{"):  # lockkit's have JSON
+                    seen = f"A Lock of kazoo's and a reader use {root}/{directory}."
+                    fix = "Use kazoo's WriteLock, or Lock(…, extra_lock_patterns=['__rlock__']), in place of its Lock"
+                    examination.find(KAZOO_LOCK, examination.url.safe_text, seen, fix)
+                    return
+    except (ConfigurationError, NoNodeError):
+        return  # no right to look, or nothing there any more
 
 
 def _may_create(granted: list[Any], arguments: Mapping[str, Any]) -> bool:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from kazoo.client import KazooClient
 
 import lockkit
 from lockkit.backends.zookeeper import examine as zookeeper_examine
 from lockkit.doctor import examine
 from lockkit.testing.servers import ZooKeeperEnsemble, ZooKeeperServer, wait_until
+from lockkit.testing.timing import PATIENCE
 from tests.doctor.support import SECRET, complaints, found
 
 if TYPE_CHECKING:
@@ -124,3 +126,19 @@ def test_nobody_answers(server: ZooKeeperServer) -> None:
     """That is an error, as everywhere, not a finding."""
     with pytest.raises(lockkit.BackendUnavailable):
         examine(f"zookeeper://127.0.0.1:{server.port_for('nobody')}")
+
+
+def test_plain_kazoo_lock_beside_readers(server: ZooKeeperServer) -> None:
+    """It does not wait for them; WriteLock does."""
+    url = f"zookeeper://{server.address}?prefix=mixed"
+    kazoo = KazooClient(server.address)
+    kazoo.start()
+    try:
+        with lockkit.connect(url) as client, client.rwlock("prices", ttl=10, timeout=PATIENCE).read():
+            with client.lock("other", ttl=10, timeout=PATIENCE):
+                assert "zookeeper-kazoo-lock" not in found(url)
+            with kazoo.Lock("/mixed/prices", "somebody"):
+                assert "/mixed/prices" in found(url)["zookeeper-kazoo-lock"].seen
+    finally:
+        kazoo.stop()
+        kazoo.close()

@@ -6,22 +6,21 @@ from math import inf
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from lockkit.aio import Client, Lease
-from lockkit.backend import Busy, Capabilities, Gone, Grant, LockBackend, Renewed, Unknown, seconds_left
+from lockkit.backend import Busy, Capabilities, Gone, Grant, LockBackend, Renewed, Unknown
 from lockkit.engine.engine import Engine
-from lockkit.errors import BackendUnavailable, ConfigurationError
-from lockkit.simulation.network import NoAnswer
+from lockkit.errors import BackendUnavailable
+from lockkit.simulation.node_backend import NodeBackend
 from lockkit.simulation.runtime import SimulatedRuntime
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
-    from lockkit.backend import Holder, Host, Note, Renewal, Request
+    from lockkit.backend import Host, Note, Renewal, Request
     from lockkit.simulation.network import Network
     from lockkit.simulation.schedule import Schedule
     from lockkit.simulation.server import LockServer
     from lockkit.simulation.world import Process
     from lockkit.units import Instant, Seconds
-    from lockkit.url import Url
 
 __all__ = ["CALL_TIMEOUT", "SimulatedBackend", "client_of", "connect"]
 
@@ -46,25 +45,14 @@ _CAPABILITIES: dict[str, Any] = {
 }
 
 
-class SimulatedBackend(LockBackend):
+class SimulatedBackend(NodeBackend["LockServer"]):
     """One process's connection to a `LockServer`."""
 
     capabilities = Capabilities(**_CAPABILITIES, fair=True, wakeup="push")
 
     def __init__(self, process: Process, server: LockServer, network: Network, call_timeout: Seconds) -> None:
-        """
-        Connect.
-
-        Args:
-            process: Whose tasks will call.
-            server: What is called.
-            network: What is between.
-            call_timeout: Seconds after which a call without answer raises `BackendUnavailable`.
-        """
-        self._process = process
-        self._server = server
-        self._network = network
-        self._call_timeout = call_timeout
+        """See `NodeBackend`."""
+        super().__init__(process, server, network, call_timeout)
         self._age = 0.0
         self._ttl_max = inf
         self._singly = False
@@ -77,30 +65,6 @@ class SimulatedBackend(LockBackend):
         """Be the kind of service that a schedule wants."""
         self._age, self._ttl_max, self._singly = schedule.session_age, schedule.ttl_max, schedule.singly
         self._server.clients[self._process.name] = self._process, host
-
-    @classmethod
-    def open(cls, url: Url, options: Mapping[str, Any], host: Host) -> SimulatedBackend:
-        """
-        Refuse: a simulated server is an object of this process.
-
-        Raises:
-            ConfigurationError: Always.
-        """
-        del options, host
-        message = f"{url.safe_text}: a simulated backend has no URL; use lockkit.simulation.connect"
-        raise ConfigurationError(message)
-
-    @property
-    def url(self) -> str:
-        """See `LockBackend.url`."""
-        return f"simulated://{self._server.node.name}"
-
-    async def _call(self, operation: Callable[[], T], answer_by: Instant = inf) -> T:
-        seconds = min(self._call_timeout, seconds_left(answer_by, self._process.now()))
-        try:
-            return await self._network.call(self._process, self._server.node, operation, seconds)
-        except NoAnswer as error:
-            raise BackendUnavailable(str(error)) from error
 
     async def try_acquire(self, request: Request) -> Grant | Busy:
         """See `LockBackend.try_acquire`."""
@@ -120,11 +84,6 @@ class SimulatedBackend(LockBackend):
             request.state = None
             return Grant(request.name, request.owner, outcome, ttl, anchor if self._age else None)
         return Busy(outcome.retry_after, owner=outcome.owner)
-
-    async def abandon(self, request: Request) -> None:
-        """See `LockBackend.abandon`."""
-        await self._call(lambda: self._server.abandon(request.name, request.owner), request.answer_by)
-        request.state = None
 
     async def renew(self, grants: Sequence[Grant]) -> Sequence[Renewal]:
         """See `LockBackend.renew`."""
@@ -147,18 +106,6 @@ class SimulatedBackend(LockBackend):
         renewed = anchor if self._singly else None, None if self._ttl_max == inf else self._ttl_max
         return [Renewed(*renewed) if reason is None else Gone(reason) for reason in reasons]
 
-    async def release(self, grant: Grant, answer_by: Instant = inf) -> bool:
-        """See `LockBackend.release`."""
-        return await self._call(lambda: self._server.release(grant.name, grant.owner), answer_by)
-
-    async def holders(self, name: str) -> Sequence[Holder]:
-        """See `LockBackend.holders`."""
-        return await self._call(lambda: self._server.holders(name))
-
-    async def break_lock(self, name: str) -> bool:
-        """See `LockBackend.break_lock`."""
-        return await self._call(lambda: self._server.break_lock(name))
-
     async def read_note(self, name: str) -> Note | None:
         """See `LockBackend.read_note`."""
         return await self._call(lambda: self._server.read_note(name))
@@ -166,13 +113,6 @@ class SimulatedBackend(LockBackend):
     async def write_note(self, grant: Grant, text: str, keep: Seconds, answer_by: Instant = inf) -> bool:
         """See `LockBackend.write_note`."""
         return await self._call(lambda: self._server.write_note(grant.name, grant.owner, text, keep), answer_by)
-
-    async def ping(self) -> None:
-        """See `LockBackend.ping`."""
-        await self._call(lambda: None)
-
-    async def close(self) -> None:
-        """See `LockBackend.close`. Nothing to close."""
 
 
 def connect(

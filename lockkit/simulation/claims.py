@@ -8,24 +8,21 @@ models. A request is never overtaken by a later one of the same client, as in on
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import inf
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from lockkit.backend import Busy, Capabilities, Grant, LockBackend, seconds_left
+from lockkit.backend import Busy, Capabilities, Grant
 from lockkit.backends.lock_state import LockState
-from lockkit.errors import BackendUnavailable, ConfigurationError
 from lockkit.simulation.history import Granted
-from lockkit.simulation.network import NoAnswer
+from lockkit.simulation.node_backend import NodeBackend
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
-    from lockkit.backend import Holder, Host, Mode, Renewal, Request
+    from lockkit.backend import Holder, Mode, Renewal, Request
     from lockkit.simulation.history import History
     from lockkit.simulation.network import Network, Node
     from lockkit.simulation.world import Process
-    from lockkit.units import Instant, Seconds
-    from lockkit.url import Url
+    from lockkit.units import Seconds
 
 __all__ = ["ClaimBackend", "ClaimServer", "ProcessClaim"]
 
@@ -146,7 +143,7 @@ class ClaimServer:
         return self._notices_death and claim.process.dead
 
 
-class ClaimBackend(LockBackend):
+class ClaimBackend(NodeBackend[ClaimServer]):
     """One process's connection to a `ClaimServer`."""
 
     capabilities = Capabilities(
@@ -168,45 +165,6 @@ class ClaimBackend(LockBackend):
         caveat="Exists in a simulation only.",
     )
 
-    def __init__(self, process: Process, server: ClaimServer, network: Network, call_timeout: Seconds) -> None:
-        """
-        Connect.
-
-        Args:
-            process: Whose tasks will call.
-            server: What is called.
-            network: What is between.
-            call_timeout: Seconds after which a call without answer raises `BackendUnavailable`.
-        """
-        self._process = process
-        self._server = server
-        self._network = network
-        self._call_timeout = call_timeout
-
-    @classmethod
-    def open(cls, url: Url, options: Mapping[str, Any], host: Host) -> ClaimBackend:
-        """
-        Refuse: a simulated server is an object of this process.
-
-        Raises:
-            ConfigurationError: Always.
-        """
-        del options, host
-        message = f"{url.safe_text}: a simulated backend has no URL; use lockkit.simulation.connect"
-        raise ConfigurationError(message)
-
-    @property
-    def url(self) -> str:
-        """See `LockBackend.url`."""
-        return f"simulated://{self._server.node.name}"
-
-    async def _call(self, operation: Callable[[], T], answer_by: Instant = inf) -> T:
-        seconds = min(self._call_timeout, seconds_left(answer_by, self._process.now()))
-        try:
-            return await self._network.call(self._process, self._server.node, operation, seconds)
-        except NoAnswer as error:
-            raise BackendUnavailable(str(error)) from error
-
     async def try_acquire(self, request: Request) -> Grant | Busy:
         """See `LockBackend.try_acquire`."""
         claim = ProcessClaim(
@@ -221,36 +179,12 @@ class ClaimBackend(LockBackend):
             request.state = None
         return outcome
 
-    async def abandon(self, request: Request) -> None:
-        """See `LockBackend.abandon`."""
-        await self._call(lambda: self._server.abandon(request.name, request.owner), request.answer_by)
-        request.state = None
-
     async def renew(self, grants: Sequence[Grant]) -> Sequence[Renewal]:
         """See `LockBackend.renew`."""
         # What is sent is what stands in the grants now, not when it arrives.
         wanted = [(grant.name, grant.owner, grant.ttl) for grant in grants]
         return await self._call(lambda: [self._server.renew(*lease) for lease in wanted])
 
-    async def release(self, grant: Grant, answer_by: Instant = inf) -> bool:
-        """See `LockBackend.release`."""
-        return await self._call(lambda: self._server.release(grant.name, grant.owner), answer_by)
-
     async def downgrade(self, grant: Grant) -> bool:
         """See `LockBackend.downgrade`."""
         return await self._call(lambda: self._server.downgrade(grant.name, grant.owner))
-
-    async def holders(self, name: str) -> Sequence[Holder]:
-        """See `LockBackend.holders`."""
-        return await self._call(lambda: self._server.holders(name))
-
-    async def break_lock(self, name: str) -> bool:
-        """See `LockBackend.break_lock`."""
-        return await self._call(lambda: self._server.break_lock(name))
-
-    async def ping(self) -> None:
-        """See `LockBackend.ping`."""
-        await self._call(lambda: None)
-
-    async def close(self) -> None:
-        """See `LockBackend.close`. Nothing to close."""

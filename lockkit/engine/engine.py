@@ -584,6 +584,7 @@ class Engine(Generic[L]):
         self.cleanups.forked()
         self.releases.forked()
         self.acquisitions.forked()
+        self.caps.forked()
         assert self._backend is None, "the connections are the parent's"
         assert not self.leases.records, "the leases are the parent's"
 

@@ -11,7 +11,7 @@ import json
 import logging
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lockkit.backend import apart, split_space
 from lockkit.errors import LockError, LockTimeout, Unsupported
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from lockkit.engine.lease_record import LeaseRecord
     from lockkit.engine.notes import Notes
     from lockkit.engine.settings import LockSettings
+    from lockkit.runtime import Event
     from lockkit.units import Seconds
 
 __all__ = ["CAPS_NAME", "LOOK_SECONDS", "SemaphoreCaps", "with_limit"]
@@ -63,8 +64,13 @@ class SemaphoreCaps:
         self._notes = notes
         self._caps: Mapping[str, int] = {}
         self._known_at = -inf
+        self._looking: Event | None = None
         self._compared: set[str] = set()
         self._compared_at = -inf
+
+    def forked(self) -> None:
+        """Wait for no answer to the parent."""
+        self._looking = None
 
     def require(self, name: str) -> None:
         """
@@ -120,18 +126,28 @@ class SemaphoreCaps:
             name: The semaphore, as `apart` names it.
             seconds: How long to wait for the backend. Without an answer what was known last counts.
         """
-        runtime = self._client.runtime
-        if self._client.capabilities.notes and runtime.now() - self._known_at >= LOOK_SECONDS:
+        if self._client.capabilities.notes and self._client.runtime.now() - self._known_at >= LOOK_SECONDS:
+            await self._refresh(seconds)
+        return self._caps.get(split_space(name)[1])
+
+    async def _refresh(self, seconds: Seconds) -> None:
+        """Ask in the background, and wait for the answer as long as that; calls at the same time share the question."""
+        runtime, done = self._client.runtime, self._looking
+        if done is None:
             done = runtime.event()
             try:
                 runtime.spawn("lockkit-caps", partial(self._look, done))
             except RuntimeError as error:
                 log.debug("asking for the caps of semaphores: %s", error)
-            else:
-                await done.wait(max(0.0, seconds))
-        return self._caps.get(split_space(name)[1])
+                return
+            self._looking = done
+        try:
+            await done.wait(max(0.0, seconds))
+        finally:
+            if self._looking is done:
+                self._looking = None
 
-    async def _look(self, done: Any) -> None:  # noqa: ANN401 - an event of the runtime
+    async def _look(self, done: Event) -> None:
         try:
             asked_at = self._client.runtime.now()
             self._caps, self._known_at = await self.read(), asked_at

@@ -77,3 +77,33 @@ def test_caps_that_cannot_be_read_do_not_delay_a_try(monkeypatch: pytest.MonkeyP
             waited = time.monotonic() - began
         answer.set()
     assert waited < PATIENCE / 2
+
+
+def test_calls_at_the_same_time_share_one_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads that acquire permits of many semaphores ask the backend for caps once."""
+    with lockkit.connect(URL) as client:
+        asked, answer = [], threading.Event()
+
+        async def read() -> dict[str, int]:
+            asked.append(1)
+            answer.wait(PATIENCE)
+            return {}
+
+        monkeypatch.setattr(client._engine.caps, "read", read)
+        leases: list[lockkit.Lease] = []
+        threads = [
+            threading.Thread(
+                target=lambda name: leases.append(client.semaphore(name, limit=1).acquire(PATIENCE)), args=(name,)
+            )
+            for name in "abcdefgh"
+        ]
+        for thread in threads:
+            thread.start()
+            time.sleep(0.02)
+        answer.set()
+        for thread in threads:
+            thread.join(PATIENCE)
+        for lease in leases:
+            lease.release()
+    assert len(leases) == 8
+    assert len(asked) == 1

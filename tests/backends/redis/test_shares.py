@@ -228,7 +228,7 @@ def test_share_ends_by_itself_beside_living_ones(server: RedisServer, face: Face
 
 
 @pytest.mark.parametrize("how", ["renew", "release", "update", "write_note"])
-def test_expired_share_is_no_lease_whoever_looks_first(server: RedisServer, face: Face, how: str) -> None:
+def test_expired_share_is_no_lease_whichever_call_looks_first(server: RedisServer, face: Face, how: str) -> None:
     """Beside a living one, whose end keeps the keys."""
 
     async def scenario(host: StubHost) -> None:

@@ -81,7 +81,7 @@ class TestKazoo:
             assert tree.client.exists(f"/lockkit/layout/{node}").czxid == lease.token
 
     def test_readers_of_both_hold_it_together(self, ours: Client, theirs: KazooClient) -> None:
-        """Whoever comes first."""
+        """A reader of kazoo before and after one of lockkit."""
         reader = ours.rwlock("together", ttl=LONG, timeout=PATIENCE).read()
         first, second = theirs.ReadLock("/lockkit/together", "first"), theirs.ReadLock("/lockkit/together", "second")
         assert first.acquire(timeout=PATIENCE)

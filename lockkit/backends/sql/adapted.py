@@ -22,11 +22,15 @@ if TYPE_CHECKING:
     from lockkit.runtime import Event, Runtime
     from lockkit.units import Instant
 
-__all__ = ["AdaptedConnection", "close_later"]
+__all__ = ["AdaptedConnection", "close_later", "until_closed"]
 
 CLOSE_SECONDS = 0.2
 """How long saying good-bye to a server may take, seconds. Longer delays `Client.close` when the server hangs; shorter
 leaves the server to notice the end by itself."""
+
+THREAD_SECONDS = 3.0
+"""How long the thread of a driver may take to close its connection, seconds: on a busy disk SQLite takes long to copy
+its log into the file. A thread that ends after its event loop prints a traceback."""
 
 
 class AdaptedConnection(SessionConnection):
@@ -172,13 +176,21 @@ def _ignore_error(task: asyncio.Task[Any]) -> None:
 
 
 _closing: set[asyncio.Task[None]] = set()
-"""asyncio itself keeps tasks that nobody awaits by weak references only."""
+"""What `until_closed` waits for; asyncio itself keeps tasks that nobody awaits by weak references only."""
 
 
 def close_later(dbapi: Any) -> asyncio.Task[None]:  # noqa: ANN401 - any driver's
-    """Close a connection in a task; also for drivers that cannot terminate at once, as aiosqlite before 0.22."""
+    """Close a connection in a task, as drivers demand that cannot terminate at once or have a thread (aiosqlite)."""
     task: asyncio.Task[None] = asyncio.ensure_future(greenlet_spawn(dbapi.close))
     _closing.add(task)
     task.add_done_callback(_closing.discard)
     task.add_done_callback(_ignore_error)
     return task
+
+
+async def until_closed() -> None:
+    """Wait for all that `close_later` is closing in this event loop."""
+    loop = asyncio.get_running_loop()
+    closing = [task for task in _closing if task.get_loop() is loop]
+    if closing:
+        await asyncio.wait(closing, timeout=THREAD_SECONDS)

@@ -43,7 +43,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.util import greenlet_spawn
 
 from lockkit.backend import seconds_left
-from lockkit.backends.sql.adapted import AdaptedConnection, close_later
+from lockkit.backends.sql.adapted import AdaptedConnection, close_later, until_closed
 from lockkit.backends.sql.blocking import DbapiConnection, PyMysqlConnection, ThreadConnection, in_time
 from lockkit.backends.sql.connection import NO_ANSWER, Connection
 from lockkit.backends.sql.dialect import STATEMENT_SECONDS, Dialect, dialect_named
@@ -461,7 +461,9 @@ class Database:
             return PsycopgConnection(dialect.get_driver_connection(dbapi), self._runtime, (keep, dbapi))
         connection: Connection
         if dialect.is_async:
-            terminate = dialect.do_terminate if dialect.has_terminate else close_later
+            # aiosqlite can terminate, but then nobody could wait for its thread: see `close`.
+            can_terminate = dialect.has_terminate and dialect.driver != "aiosqlite"
+            terminate = dialect.do_terminate if can_terminate else close_later
             connection = AdaptedConnection(dbapi, dialect.paramstyle, terminate, self._runtime, keep)
         elif self.dialect.name == "sqlite":
             connection = DbapiConnection(dbapi, dialect.paramstyle, keep)
@@ -571,6 +573,8 @@ class Database:
                 await connection.close()
             except self.driver_errors:
                 connection.terminate()
+        if self._is_asyncio and self.dialect.name == "sqlite" and not self._runtime.loop_has_ended():
+            await until_closed()
         if self._pool is not None:
             self._pool.dispose()
 

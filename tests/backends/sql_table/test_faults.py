@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from contextlib import ExitStack, closing, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import psycopg
 import pytest
@@ -568,6 +568,36 @@ class TestSqlite:
 
         asyncio.run(main())
 
+    def test_thread_of_a_dropped_connection_ends_before_the_event_loop(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """
+        A client's ``close()`` waits for the threads that aiosqlite runs for connections.
+
+        Closing takes long where SQLite must copy its log into the file on a busy disk. A thread that has an answer for
+        an event loop that has ended prints a traceback.
+        """
+        path = tmp_path / "locks.db"
+        before = set(threading.enumerate())
+        errors: list[threading.ExceptHookArgs] = []
+        monkeypatch.setattr(threading, "excepthook", errors.append)
+        monkeypatch.setattr(SlowToClose, "seconds", [])
+
+        async def main() -> set[threading.Thread]:
+            arguments = {"factory": SlowToClose, "isolation_level": None}
+            engine = create_async_engine(f"sqlite+aiosqlite:///{path}", connect_args=arguments)
+            async with lockkit.aio.from_client(engine) as client:
+                await (await client.lock("x").acquire(timeout=PATIENCE)).release()
+                SlowToClose.seconds.append(1.0)
+                remove_files(tmp_path)  # lockkit notices it, and drops the connection
+                await (await client.lock("x").acquire(timeout=PATIENCE)).release()
+            return set(threading.enumerate())
+
+        for thread in asyncio.run(main()) - before:
+            thread.join(PATIENCE)
+        assert [error.exc_value for error in errors] == []
+        assert SlowToClose.seconds == []
+
     @pytest.mark.parametrize("face", ["blocking", "asyncio"])
     def test_renewals_go_before_acquisitions(self, tmp_path: Path, face: str) -> None:
         """Many leases are kept while the same client, and another process, write all the time."""
@@ -650,6 +680,19 @@ async def keep_busy_asyncio(url: str) -> int:
 
         await asyncio.gather(*(write(number) for number in range(THREADS)))
         return sum(lease.lost for lease in leases)
+
+
+class SlowToClose(sqlite3.Connection):
+    """A connection on a disk that is busy."""
+
+    seconds: ClassVar[list[float]] = []
+    """How long the next ones to be closed take."""
+
+    def close(self) -> None:
+        """Close it."""
+        if self.seconds:
+            time.sleep(self.seconds.pop())
+        super().close()
 
 
 def remove_files(directory: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import signal
 import subprocess
+import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -13,12 +14,17 @@ from lockkit.testing.servers.binaries import find_program
 from lockkit.testing.timing import PATIENCE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
+    from typing import TypeAlias
 
     import lockkit
+    from lockkit.sync import Lease, Lock, Semaphore
     from lockkit.testing.servers import EtcdServer
 
+    Connect: TypeAlias = Callable[..., lockkit.Client]
+
 __all__ = [
+    "Waiting",
     "calls_of",
     "etcdctl_lock",
     "interrupted",
@@ -29,6 +35,29 @@ __all__ = [
     "until_waiting",
     "value_of",
 ]
+
+WAITING_SECONDS = 40.0
+
+
+class Waiting:
+    """A thread that acquires a lock or a permit."""
+
+    def __init__(self, lock: Lock | Semaphore) -> None:
+        """Start it. It waits longer than `lease` does, so that a test notices a missed wake-up."""
+        self.got: list[Lease] = []
+        self._thread = threading.Thread(target=lambda: self.got.append(lock.acquire(3 * WAITING_SECONDS)))
+        self._thread.start()
+
+    @property
+    def waits(self) -> bool:
+        """Whether it does not have it yet."""
+        return self._thread.is_alive()
+
+    def lease(self) -> Lease:
+        """Wait until it has it."""
+        self._thread.join(WAITING_SECONDS)
+        assert self.got, "the waiter did not get it"
+        return self.got[0]
 
 
 def queue_of(server: EtcdServer, prefix: str = "lockkit/") -> list[str]:

@@ -38,24 +38,16 @@ from tests.backends.etcd.support import (
 from tests.tries import busy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from typing import Any, TypeAlias
+    from collections.abc import Iterator
+    from typing import Any
 
     from lockkit.sync import Client, Lease
+    from tests.backends.etcd.support import Connect
 
-    Connect: TypeAlias = Callable[..., Client]
 
 TTL = 3.0
 LONG = 120.0
 PATIENCE = 30.0
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[EtcdServer]:
-    """One member for all tests."""
-    require("etcd", local=True)
-    with EtcdServer() as member:
-        yield member
 
 
 @pytest.fixture(scope="module")
@@ -65,17 +57,6 @@ def guarded() -> Iterator[EtcdServer]:
     with EtcdServer(settings={"auth-token-ttl": "2"}) as member:
         member.enable_auth("se cret")
         yield member
-
-
-@pytest.fixture
-def connect(server: EtcdServer) -> Iterator[Connect]:
-    """Makes clients, closed at the end."""
-    with ExitStack() as clients:
-
-        def make(url: str | None = None, **options: Any) -> Client:
-            return clients.enter_context(lockkit.connect(url or server.url, **options))
-
-        yield make
 
 
 class TestKeys:

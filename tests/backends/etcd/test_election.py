@@ -11,7 +11,6 @@ from typing import IO, TYPE_CHECKING
 import pytest
 
 import lockkit
-from lockkit.testing.servers import EtcdServer, require
 from lockkit.testing.servers.binaries import find_program
 from lockkit.testing.timing import PATIENCE
 from tests.backends.etcd.support import queue_of, session_of, until_waiting
@@ -19,15 +18,9 @@ from tests.backends.etcd.support import queue_of, session_of, until_waiting
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from lockkit.testing.servers import EtcdServer
+
 LONG = 120.0
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[EtcdServer]:
-    """One member for all tests."""
-    require("etcd", local=True)
-    with EtcdServer() as member:
-        yield member
 
 
 @pytest.fixture

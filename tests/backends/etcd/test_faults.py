@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
@@ -15,18 +14,17 @@ import lockkit
 from lockkit.backends.etcd.session import Contender, Session, Sessions
 from lockkit.runtime import BlockingRuntime
 from lockkit.testing.servers import EtcdCluster, EtcdServer, FaultProxy, http2_call_ended, require, wait_until
-from tests.backends.etcd.support import interrupted, leases_of, queue_of, session_of, until_waiting
+from tests.backends.etcd.support import Waiting, interrupted, leases_of, queue_of, session_of, until_waiting
 from tests.tries import busy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from typing import TypeAlias
+    from collections.abc import Iterator
 
     from lockkit.backend import Host
     from lockkit.backends.etcd.cluster import Cluster
-    from lockkit.sync import Client, Lease
+    from lockkit.sync import Lease
+    from tests.backends.etcd.support import Connect
 
-    Connect: TypeAlias = Callable[..., Client]
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -40,54 +38,10 @@ def _etcd() -> None:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[EtcdServer]:
-    """One member, for tests that leave it as it was."""
-    with EtcdServer() as member:
-        yield member
-
-
-@pytest.fixture(scope="module")
 def cluster() -> Iterator[EtcdCluster]:
     """Three members, for tests that leave all of them running."""
     with EtcdCluster() as members:
         yield members
-
-
-@pytest.fixture
-def proxy(server: EtcdServer) -> Iterator[FaultProxy]:
-    """A proxy between client and member."""
-    with FaultProxy(server.host, server.port) as proxy:
-        yield proxy
-
-
-@pytest.fixture
-def connect() -> Iterator[Connect]:
-    """Makes clients, closed at the end."""
-    with ExitStack() as clients:
-        yield lambda url, **options: clients.enter_context(lockkit.connect(url, **options))
-
-
-class Waiter:
-    """A thread that waits for a lock."""
-
-    def __init__(self, client: Client, name: str, ttl: float) -> None:
-        """Start it."""
-        self._got: list[Lease] = []
-        self._thread = threading.Thread(
-            target=lambda: self._got.append(client.lock(name, ttl=ttl).acquire(2 * PATIENCE))
-        )
-        self._thread.start()
-
-    @property
-    def waits(self) -> bool:
-        """Whether it does not have the lock yet."""
-        return self._thread.is_alive()
-
-    def lease(self) -> Lease:
-        """Wait until it has the lock."""
-        self._thread.join(PATIENCE)
-        assert self._got, "the waiter did not get the lock"
-        return self._got[0]
 
 
 def confirmed(lease: Lease) -> bool:
@@ -180,7 +134,7 @@ class TestLoss:
         holder, waiter = connect(server.url), connect(server.url)
         lease = holder.lock("revoked waiter", ttl=30).acquire()
         before = leases_of(server)
-        waiting = Waiter(waiter, "revoked waiter", ttl=TTL)
+        waiting = Waiting(waiter.lock("revoked waiter", ttl=TTL))
         until_waiting(holder, "revoked waiter")
         (session,) = leases_of(server) - before
 
@@ -283,9 +237,9 @@ class TestLostAnswers:
         """It keeps its place in the queue, watches again, and gets the lock in its turn."""
         holder, waiter, third = connect(server.url), connect(f"etcd://{proxy.address}"), connect(server.url)
         lease = holder.lock("cut waiter", ttl=120).acquire()
-        first = Waiter(waiter, "cut waiter", ttl=120)
+        first = Waiting(waiter.lock("cut waiter", ttl=120))
         until_waiting(holder, "cut waiter")
-        second = Waiter(third, "cut waiter", ttl=120)
+        second = Waiting(third.lock("cut waiter", ttl=120))
         until_waiting(holder, "cut waiter", 2)
         for _ in range(3):
             proxy.cut(reset=True)
@@ -302,12 +256,12 @@ class TestLostAnswers:
         """Neither one that waits already, nor a later one."""
         holder, waiter, later = connect(server.url), connect(server.url), connect(server.url)
         lease = holder.lock("compacted", ttl=30).acquire()
-        first = Waiter(waiter, "compacted", ttl=30)
+        first = Waiting(waiter.lock("compacted", ttl=30))
         until_waiting(holder, "compacted")
 
         revision = server.status()["header"]["revision"]
         server.etcdctl("compact", str(revision))
-        second = Waiter(later, "compacted", ttl=30)
+        second = Waiting(later.lock("compacted", ttl=30))
         until_waiting(holder, "compacted", 2)
 
         lease.release()
@@ -466,7 +420,7 @@ class TestThreeMembers:
         """The holder keeps its lease, the waiter its place."""
         holder, waiter = connect(cluster.url), connect(cluster.url)
         lease = holder.lock("x", ttl=15).acquire()
-        waiting = Waiter(waiter, "x", ttl=15)
+        waiting = Waiting(waiter.lock("x", ttl=15))
         until_waiting(holder, "x")
 
         leader = cluster.leader
@@ -487,7 +441,7 @@ class TestThreeMembers:
         writer = connect(cluster.url)
         readers = [client.rwlock("read", ttl=15).read().acquire(PATIENCE) for client in clients]
         permits = [client.semaphore("permits", limit=2, ttl=15).acquire(PATIENCE) for client in clients]
-        waiting = Waiter(writer, "read", ttl=15)
+        waiting = Waiting(writer.lock("read", ttl=15))
         until_waiting(clients[0], "read")
 
         leader = cluster.leader
@@ -532,7 +486,7 @@ class TestThreeMembers:
         leases = [holder.lock(f"frozen {number}", ttl=120).acquire() for number in range(6)]
         # Half of them, or some, are at the member that freezes.
         url = f"etcd://{frozen.address},{others[0].address}"
-        waiting = [Waiter(connect(url), lease.name, ttl=120) for lease in leases]
+        waiting = [Waiting(connect(url).lock(lease.name, ttl=120)) for lease in leases]
         for lease in leases:
             until_waiting(holder, lease.name)
         time.sleep(0.5)

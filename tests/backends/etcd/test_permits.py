@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -13,65 +12,21 @@ import lockkit
 from lockkit.backend import apart
 from lockkit.backends.etcd.permits import FIRST_SLOTS, lowest_free
 from lockkit.runtime import drive
-from lockkit.testing.servers import EtcdServer, FaultProxy, http2_call_ended, require, wait_until
+from lockkit.testing.servers import EtcdServer, FaultProxy, http2_call_ended, wait_until
 from lockkit.testing.timing import PATIENCE
-from tests.backends.etcd.support import calls_of, queue_of, session_of, until_more_than
+from tests.backends.etcd.support import Waiting, calls_of, queue_of, session_of, until_more_than
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from typing import TypeAlias
+    from collections.abc import Sequence
 
-    from lockkit.sync import Client, Lease
+    from lockkit.sync import Lease
+    from tests.backends.etcd.support import Connect
 
-    Connect: TypeAlias = Callable[..., Client]
 
 pytestmark = pytest.mark.timeout(120)
 
 TTL = 3.0
 LONG = 120.0
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[EtcdServer]:
-    """One member for all tests."""
-    require("etcd", local=True)
-    with EtcdServer() as member:
-        yield member
-
-
-@pytest.fixture
-def proxy(server: EtcdServer) -> Iterator[FaultProxy]:
-    """A proxy between client and member."""
-    with FaultProxy(server.host, server.port) as proxy:
-        yield proxy
-
-
-@pytest.fixture
-def connect(server: EtcdServer) -> Iterator[Connect]:
-    """Makes clients, closed at the end."""
-    with ExitStack() as clients:
-
-        def make(url: str | None = None, **options: Any) -> Client:
-            return clients.enter_context(lockkit.connect(url or server.url, **options))
-
-        yield make
-
-
-class Waiting:
-    """A thread that waits for a permit."""
-
-    def __init__(self, client: Client, name: str, limit: int) -> None:
-        """Start it. It waits longer than `lease`, so that a wake-up which is missed is noticed."""
-        semaphore = client.semaphore(name, limit=limit, ttl=LONG)
-        self.got: list[Lease] = []
-        self._thread = threading.Thread(target=lambda: self.got.append(semaphore.acquire(LONG)))
-        self._thread.start()
-
-    def lease(self) -> Lease:
-        """Wait until it has the permit."""
-        self._thread.join(PATIENCE)
-        assert self.got, "the waiter did not get a permit"
-        return self.got[0]
 
 
 def keys_of(server: EtcdServer, name: str) -> list[str]:
@@ -135,7 +90,7 @@ class TestPermits:
         held = [holder.semaphore("order", limit=2, ttl=LONG).acquire(PATIENCE) for _ in range(2)]
         waiting = []
         for number in range(4):
-            waiting.append(Waiting(connect(), "order", 2))
+            waiting.append(Waiting(connect().semaphore("order", limit=2, ttl=LONG)))
             until_queued(server, "order", number + 1)
         with pytest.raises(lockkit.LockTimeout):
             connect().semaphore("order", limit=2, ttl=LONG).acquire(0.1)
@@ -154,7 +109,7 @@ class TestPermits:
         client, other = connect(), connect()
         first, second, third = [client.semaphore("mixed", limit=3, ttl=LONG).acquire(PATIENCE) for _ in range(3)]
         assert other.semaphore("mixed", limit=2, ttl=LONG).try_acquire() is None
-        small = Waiting(other, "mixed", 2)
+        small = Waiting(other.semaphore("mixed", limit=2, ttl=LONG))
         until_queued(server, "mixed", 1)
         first.release()
         assert client.semaphore("mixed", limit=3, ttl=LONG).try_acquire() is None, "another one waits"
@@ -238,9 +193,9 @@ class TestPermits:
         """Its key goes with its etcd lease; the next one then watches the holders."""
         holder, dying, behind = connect(), connect(), connect()
         held = holder.semaphore("dying", limit=1, ttl=LONG).acquire(PATIENCE)
-        first = Waiting(dying, "dying", 1)
+        first = Waiting(dying.semaphore("dying", limit=1, ttl=LONG))
         until_queued(server, "dying", 1)
-        second = Waiting(behind, "dying", 1)
+        second = Waiting(behind.semaphore("dying", limit=1, ttl=LONG))
         until_queued(server, "dying", 2)
         key = queue_of(server, "lockkit+sem/dying/")[1]
         server.etcdctl("lease", "revoke", f"{session_of(server, key):x}")
@@ -255,7 +210,7 @@ class TestPermits:
         """And the first that waits has a permit."""
         client, other = connect(), connect()
         permits = [client.semaphore("broken", limit=2, ttl=LONG).acquire(PATIENCE) for _ in range(2)]
-        waiting = Waiting(other, "broken", 2)
+        waiting = Waiting(other.semaphore("broken", limit=2, ttl=LONG))
         until_queued(server, "broken", 1)
 
         backend = client._engine.client.ready()
@@ -319,7 +274,7 @@ class TestRequests:
         held = [holder.semaphore("herd", limit=2, ttl=LONG).acquire(PATIENCE) for _ in range(2)]
         waiting = []
         for number in range(8):
-            waiting.append(Waiting(connect(), "herd", 2))
+            waiting.append(Waiting(connect().semaphore("herd", limit=2, ttl=LONG)))
             until_queued(server, "herd", number + 1)
         before = settled_calls_of(server)
 
@@ -378,9 +333,9 @@ class TestLostAnswers:
         """It keeps its place, watches again, and gets the permit in its turn."""
         holder, behind = connect(), connect()
         held = holder.semaphore("cut", limit=1, ttl=LONG).acquire(PATIENCE)
-        first = Waiting(connect(f"etcd://{proxy.address}"), "cut", 1)
+        first = Waiting(connect(f"etcd://{proxy.address}").semaphore("cut", limit=1, ttl=LONG))
         until_queued(server, "cut", 1)
-        second = Waiting(behind, "cut", 1)
+        second = Waiting(behind.semaphore("cut", limit=1, ttl=LONG))
         until_queued(server, "cut", 2)
         for _ in range(2):
             proxy.cut(reset=True)

@@ -6,9 +6,8 @@ import json
 import subprocess
 import sys
 import threading
-from contextlib import ExitStack
 from math import inf
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
@@ -17,9 +16,10 @@ from lockkit.backends.etcd import transactions
 from lockkit.backends.etcd.connection import TXN
 from lockkit.engine import semaphore_caps
 from lockkit.runtime import drive
-from lockkit.testing.servers import EtcdServer, FaultProxy, http2_call_ended, require, wait_until
+from lockkit.testing.servers import EtcdServer, FaultProxy, http2_call_ended, wait_until
 from lockkit.testing.timing import PATIENCE
 from tests.backends.etcd.support import (
+    Waiting,
     calls_of,
     etcdctl_lock,
     leases_of,
@@ -31,61 +31,15 @@ from tests.backends.etcd.support import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from typing import TypeAlias
-
     from lockkit.backends.etcd.backend import EtcdBackend
     from lockkit.backends.etcd.session import Contender
-    from lockkit.sync import Client, Lease, Lock
+    from tests.backends.etcd.support import Connect
 
-    Connect: TypeAlias = Callable[..., Client]
 
 pytestmark = pytest.mark.timeout(120)
 
 TTL = 3.0
 LONG = 120.0
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[EtcdServer]:
-    """One member for all tests."""
-    require("etcd", local=True)
-    with EtcdServer() as member:
-        yield member
-
-
-@pytest.fixture
-def proxy(server: EtcdServer) -> Iterator[FaultProxy]:
-    """A proxy between client and member."""
-    with FaultProxy(server.host, server.port) as proxy:
-        yield proxy
-
-
-@pytest.fixture
-def connect(server: EtcdServer) -> Iterator[Connect]:
-    """Makes clients, closed at the end."""
-    with ExitStack() as clients:
-
-        def make(url: str | None = None, **options: Any) -> Client:
-            return clients.enter_context(lockkit.connect(url or server.url, **options))
-
-        yield make
-
-
-class Waiting:
-    """A thread that acquires."""
-
-    def __init__(self, lock: Lock) -> None:
-        """Start it. It waits longer than `lease`, so that a wake-up which is missed is noticed."""
-        self.got: list[Lease] = []
-        self._thread = threading.Thread(target=lambda: self.got.append(lock.acquire(LONG)))
-        self._thread.start()
-
-    def lease(self) -> Lease:
-        """Wait until it has the lock."""
-        self._thread.join(PATIENCE)
-        assert self.got, "the waiter did not get the lock"
-        return self.got[0]
 
 
 class TestOrder:

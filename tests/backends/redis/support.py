@@ -16,8 +16,12 @@ from tests.backends.support import StubHost
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine
+    from typing import TypeAlias
 
+    import lockkit
     from lockkit.testing.servers import RedisServer
+
+    Connect: TypeAlias = Callable[..., lockkit.Client]
 
 T = TypeVar("T")
 

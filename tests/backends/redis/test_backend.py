@@ -18,25 +18,15 @@ from lockkit.backends.redis.node import open_node
 from lockkit.backends.redis.resp import pack
 from lockkit.errors import BackendUnavailable, ConfigurationError
 from lockkit.runtime import BlockingRuntime, drive
-from lockkit.testing.servers import RedisServer, require, wait_until
+from lockkit.testing.servers import RedisServer, wait_until
 from tests.backends.redis.support import Face, Keyspace, backend_at
 from tests.backends.support import StubHost, granted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from lockkit.backend import Request
     from lockkit.backends.redis.backend import RedisBackend
     from lockkit.backends.redis.connection import SyncConnection
     from lockkit.backends.redis.node import RedisNode
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[RedisServer]:
-    """One node for all tests of this module."""
-    require("redis", local=True)
-    with RedisServer() as node:
-        yield node
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
@@ -21,13 +21,12 @@ from tests.backends.support import granted
 from tests.tries import busy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from typing import TypeAlias
+    from collections.abc import Iterator
 
     from lockkit.sync import Client, Lease
+    from tests.backends.redis.support import Connect
     from tests.backends.support import StubHost
 
-    Connect: TypeAlias = Callable[..., Client]
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -45,13 +44,6 @@ def server() -> Iterator[RedisServer]:
     """A node of this test's own, to be ill-treated."""
     with RedisServer() as node:
         yield node
-
-
-@pytest.fixture
-def connect() -> Iterator[Connect]:
-    """Makes clients, closed at the end."""
-    with ExitStack() as clients:
-        yield lambda url, **options: clients.enter_context(lockkit.connect(url, **options))
 
 
 def eventually_acquired(client: Client, name: str = "x", ttl: float = 30.0) -> Lease:

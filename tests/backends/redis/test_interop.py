@@ -15,7 +15,7 @@ import redis.exceptions
 import lockkit
 import lockkit.aio
 from lockkit.runtime import drive
-from lockkit.testing.servers import RedisServer, require, wait_until
+from lockkit.testing.servers import RedisServer, wait_until
 from tests.tries import busy, busy_async
 
 if TYPE_CHECKING:
@@ -24,14 +24,6 @@ if TYPE_CHECKING:
     from lockkit.sync import Client, Lease
 
 PATIENCE = 60.0
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[RedisServer]:
-    """One node for all tests of this module."""
-    require("redis", local=True)
-    with RedisServer() as node:
-        yield node
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import threading
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import pytest
@@ -21,16 +21,15 @@ from tests.backends.support import granted
 from tests.conventions.sources import ROOT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from typing import TypeAlias
+    from collections.abc import Iterator
 
     from lockkit.backend import Grant
     from lockkit.backends.redis.backend import RedisBackend
     from lockkit.sync import Client, Lease
     from lockkit.testing.servers.redis_groups import ClusterNode
+    from tests.backends.redis.support import Connect
     from tests.backends.support import StubHost
 
-    Connect: TypeAlias = Callable[..., Client]
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -54,13 +53,6 @@ def server() -> Iterator[RedisServer]:
     """A node of this test's own, to be ill-treated."""
     with RedisServer() as node:
         yield node
-
-
-@pytest.fixture
-def connect() -> Iterator[Connect]:
-    """Makes clients, closed at the end."""
-    with ExitStack() as clients:
-        yield lambda url, **options: clients.enter_context(lockkit.connect(url, **options))
 
 
 def read(client: Client, ttl: float = 30.0) -> Lease:

@@ -8,25 +8,17 @@ from typing import TYPE_CHECKING
 import pytest
 
 from lockkit.backend import Busy, Gone, Grant, Renewed
-from lockkit.testing.servers import RedisServer, require, wait_until
+from lockkit.testing.servers import RedisServer, wait_until
 from tests.backends.redis.support import Face, Keyspace, backend_at
 from tests.backends.support import StubHost, granted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from lockkit.backend import Request
     from lockkit.backends.redis.backend import RedisBackend
 
 FREE = {"{lockkit:x}:fence"}
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[RedisServer]:
-    """One node for all tests of this module."""
-    require("redis", local=True)
-    with RedisServer() as node:
-        yield node
 
 
 @pytest.fixture(autouse=True)

@@ -300,21 +300,21 @@ class TestUnknownOutcomes:
         """Two hundred acquisitions are interrupted at random instants, while other locks are held and renewed."""
         client, other = connect(f"etcd://{proxy.address}"), connect(server.url)
         proxy.delay(to_client=0.01)
-        held = [client.lock(f"held {number}", ttl=TTL).acquire() for number in range(5)]
+        held = [client.lock(f"held {number}", ttl=2 * TTL).acquire() for number in range(5)]
 
         for number in range(200):
             try:
                 with interrupted(0.0005 * (number % 60)):
-                    client.lock("stormy", ttl=TTL).acquire().release()
+                    client.lock("stormy", ttl=2 * TTL).acquire().release()
             except KeyboardInterrupt:
                 pass
 
         proxy.heal()
-        assert all(busy(other.lock(lease.name, ttl=TTL)) for lease in held)
+        assert all(busy(other.lock(lease.name, ttl=2 * TTL)) for lease in held)
         assert all(lease.confirm() for lease in held)
         for lease in held:
             lease.release()
-        with other.lock("stormy", ttl=TTL, timeout=PATIENCE):
+        with other.lock("stormy", ttl=2 * TTL, timeout=PATIENCE):
             pass
 
     def test_unanswered_acquire_leaves_held_leases_where_they_are(

@@ -266,7 +266,7 @@ class TestRow:
     def test_database_clock_that_was_set_back_gives_no_second_holder(self, url: str, connect: Connect) -> None:
         """By an hour: others wait for longer, tokens go on increasing, renewals hold."""
         client, other = connect(url), connect(url)
-        lease = client.lock("x", ttl=3).acquire()
+        lease = client.lock("x", ttl=60).acquire(timeout=PATIENCE)
         for one in (client, other):
             backend: Any = one._engine.client.backend
             now = backend.database.dialect.now_us

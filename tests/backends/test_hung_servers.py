@@ -21,6 +21,7 @@ import lockkit
 import lockkit.aio
 from lockkit.errors import BackendUnavailable, LockTimeout
 from tests.conformance.targets import TARGETS, Entry
+from tests.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
     from lockkit.testing.servers.base import Service
@@ -41,21 +42,21 @@ class Times:
 
     def call(self, what: str, function: Callable[[], object]) -> None:
         """Measure a blocking call."""
-        started, error = time.monotonic(), None
+        watch, error = Stopwatch(), None
         try:
             function()
         except Exception as raised:  # noqa: BLE001 - looked at later
             error = raised
-        self.taken[what] = time.monotonic() - started, error
+        self.taken[what] = watch.stop(), error
 
     async def wait(self, what: str, awaitable: Awaitable[object]) -> None:
         """Measure a coroutine."""
-        started, error = time.monotonic(), None
+        watch, error = Stopwatch(), None
         try:
             await awaitable
         except Exception as raised:  # noqa: BLE001 - looked at later
             error = raised
-        self.taken[what] = time.monotonic() - started, error
+        self.taken[what] = watch.stop(), error
 
     def check(self) -> None:
         """Compare with what is promised, once the server answers again: a failure must not leave it stopped."""

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import pytest
 
+from lockkit.errors import BackendUnavailable, LockTimeout
 from lockkit.testing.face_driver import DRIVERS, FACES, FaceDriver
 from lockkit.testing.plugin import CASE_MARK, NOT_PROMISED
 from lockkit.testing.target import Target
@@ -29,10 +30,13 @@ if TYPE_CHECKING:
     from lockkit.backend import Capabilities
     from lockkit.testing.target import Face
 
-__all__ = ["Cases", "FaceDriver", "Need", "Target", "case", "cases", "needs"]
+__all__ = ["NOT_GRANTED", "Cases", "FaceDriver", "Need", "Target", "case", "cases", "needs"]
 
 S = TypeVar("S")
 P = ParamSpec("P")
+
+NOT_GRANTED = (LockTimeout, BackendUnavailable)
+"""What a caller gets that waited for a held lock in vain: the second if the server stalled at its last try."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -145,9 +145,13 @@ class Exclusion(Cases):
         name = driver.name()
         ran = False
 
+        async def enter() -> None:
+            nonlocal ran
+            async with other.lock(name, ttl=driver.timing.long, timeout=0):
+                ran = True
+
         async with client.lock(name, ttl=driver.timing.long):
             with pytest.raises(lockkit.LockTimeout):
-                async with other.lock(name, ttl=driver.timing.long, timeout=0):
-                    ran = True
+                await driver.answered(enter)
 
         assert not ran

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 SERVERS: dict[str, Callable[[], Any]] = {"redis": RedisServer, "etcd": EtcdServer, "postgresql": PostgresServer}
-TTL = 2.0
+TTL = 4.0
 
 LEADER = """
 import sys

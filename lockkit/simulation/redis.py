@@ -230,7 +230,7 @@ class RedisModel:
                 self.node.world.call_in(replica.lag, replica._receive, *arguments)
 
     def _receive(self, version: int, strings: dict[str, tuple[str, float]], queues: dict[str, list[str]]) -> None:
-        if version > self.has and self.lag < inf:
+        if version > self.has and self.lag < inf and self.node.up:
             self.has, self.strings, self.queues = version, strings, queues
 
 

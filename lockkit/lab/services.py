@@ -14,7 +14,7 @@ from lockkit.backends.redis.backend import RedisBackend
 from lockkit.backends.redis.keys import lock_key
 from lockkit.backends.redlock.backend import OPTIONS as REDLOCK_OPTIONS
 from lockkit.backends.redlock.backend import RedlockBackend
-from lockkit.lab.record import Lane, Message, Span
+from lockkit.lab.record import Lane, Mark, Message, Span
 from lockkit.simulation.backend import SimulatedBackend, client_of
 from lockkit.simulation.history import Freed, Granted, History, Kept
 from lockkit.simulation.network import Network, Node
@@ -23,11 +23,11 @@ from lockkit.simulation.redlock import Hosting, SimulatedNodes, VotingNode
 from lockkit.simulation.server import LockServer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from lockkit.aio import Client
     from lockkit.backend import Busy, Grant, Host, LockBackend, Request
-    from lockkit.backends.redlock.nodes import Answer, Argument, Op
+    from lockkit.backends.redlock.nodes import Answer, Argument, LockKeys, Op
     from lockkit.lab.record import Record
     from lockkit.lab.scenario import Backend, Scene
     from lockkit.simulation.network import Conditions
@@ -299,6 +299,11 @@ class RedisService(Service):
         former, self.master = self.master, self.servers[-1]
         former.replicas, self.master.replicas, self.master.lag = [], [former], former.lag
 
+    def start(self, name: str) -> None:
+        """See `Service.start`. A replica asks its master for everything first."""
+        super().start(name)
+        self.master.replicate()
+
     def set_lag(self, lag: Seconds | None) -> None:
         """See `Service.set_lag`."""
         for server in self.servers[1:]:
@@ -357,7 +362,36 @@ class _WatchedNode(VotingNode):
 
 
 class _WatchedNodes(SimulatedNodes):
-    """Tells the network what its messages are for."""
+    """Tells the network what its messages are for, and the story which round begins."""
+
+    record: Record | None = None
+
+    async def ask(
+        self,
+        op: Op,
+        keys: LockKeys,
+        arguments: Sequence[Argument],
+        *,
+        last_arguments: Sequence[Argument] | None = None,
+        only: Collection[int] | None = None,
+        send_later_seconds: float = 0.0,
+        until: float = inf,
+    ) -> list[Answer]:
+        """See `Nodes.ask`."""
+        if self.record is not None and op.name in _ROUNDS:
+            count = len(self.labels) if only is None else len(only)
+            name = self._process.name
+            text = _ROUNDS[op.name].format(name=name, count=count)
+            self.record.marks.append(Mark(self._process.world.now, name, text))
+        return await super().ask(
+            op,
+            keys,
+            arguments,
+            last_arguments=last_arguments,
+            only=only,
+            send_later_seconds=send_later_seconds,
+            until=until,
+        )
 
     async def _ask_one(
         self, index: int, op: Op, lock: str, arguments: Sequence[Argument], until: float = inf
@@ -365,6 +399,13 @@ class _WatchedNodes(SimulatedNodes):
         assert isinstance(self._network, RecordingNetwork), "made by RedlockService"
         self._network.kind = op.name
         return await super()._ask_one(index, op, lock, arguments, until)
+
+
+_ROUNDS = {
+    "acquire": "Round 1: {name} asks all {count} nodes for the lock.",
+    "fence": "{name} has {count} votes. Round 2: it writes the highest token plus one to those nodes.",
+}
+"""What is said about the rounds of a request, where messages are drawn."""
 
 
 class _WatchedRedlock(RedlockBackend):
@@ -406,6 +447,8 @@ class RedlockService(Service):
         options.update(self.backend.options)
         timeout = max(float(options["node_timeout"]), 4 * self.scene.latency[1])
         nodes = _WatchedNodes(process, list(self.voting.values()), self.network, timeout)
+        if self.scene.messages:
+            nodes.record = self.record
         made = _WatchedRedlock("redlock://simulated", nodes, options, Hosting(process))
         made.service, made.process = self, process
         del host  # `Hosting` serves this backend, which reports no losses by itself

@@ -193,7 +193,8 @@ class Stage:
             self._later(end, self._catch_up)
         else:
             assert step.action == "failover", step
-            self.mark(name, f"{label} crashes.", "fault")
+            whole = len(self.scene.backends[0].nodes) > 1
+            self.mark(name, f"{label}{'' if whole else chr(39) + 's leader'} crashes.", "fault")
             self._span("down", name, inf)
             self.service.stop(name, lose_data=False)
             self._later(end, self._promote, name)

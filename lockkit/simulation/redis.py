@@ -106,7 +106,7 @@ class RedisModel:
         """Run a Lua file, and send what it changed to the replicas."""
         method: Callable[[Sequence[str], Sequence[str]], Reply] = getattr(self, script)
         reply = method(words[: _KEYS[script]], words[_KEYS[script] :])
-        self._replicate()
+        self.replicate()
         return reply
 
     def acquire(self, keys: Sequence[str], arguments: Sequence[str]) -> Reply:
@@ -222,7 +222,8 @@ class RedisModel:
 
     # -- replication -----------------------------------------------------------------------------------------------
 
-    def _replicate(self) -> None:
+    def replicate(self) -> None:
+        """Send everything to the replicas."""
         self.version += 1
         for replica in self.replicas:
             if replica.lag < inf:

@@ -37,7 +37,7 @@ class Lane:
 
 @dataclass(slots=True)
 class Span:
-    """Something that lasts on a lane. `who` is the client that it is about, with its token."""
+    """Something that lasts on a lane. `who` is the client that it is about, with its token; `note` says more."""
 
     lane: str
     kind: SpanKind
@@ -45,6 +45,7 @@ class Span:
     end: float
     who: str = ""
     token: int | None = None
+    note: str = ""
 
 
 @dataclass(slots=True)
@@ -135,5 +136,6 @@ class Record:
     writes: list[Write] = field(default_factory=list)
     waits: list[Wait] = field(default_factory=list)
     dead: dict[str, float] = field(default_factory=dict)
+    overlaps: list[tuple[float, float]] = field(default_factory=list)
     faults: set[str] = field(default_factory=set)
     end: float = 0.0

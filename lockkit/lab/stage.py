@@ -252,7 +252,17 @@ class Stage:
         record.marks[:] = [mark for mark in record.marks if mark.at <= record.end]
         for span in record.spans:
             span.end = min(span.end, record.end)
+        record.overlaps += _overlaps(record)
         record.spans[:] = [span for span in record.spans if span.start < record.end and span.end > span.start]
+
+
+def _overlaps(record: Record) -> Iterator[tuple[float, float]]:
+    """Yield from when to when two clients had valid leases."""
+    for index, one in enumerate(record.grants):
+        for other in record.grants[index + 1 :]:
+            start, end = max(one.start, other.start), min(one.end, other.end, record.end)
+            if one.client != other.client and end > start + 1e-6:
+                yield start, end
 
 
 _SUFFERED: Final[AbstractSet[str]] = {"pause", "kill", "cut", "clock"}
@@ -436,7 +446,7 @@ class Actor:
                 stage.network.cut(process, node)
             from_what = " and ".join(label_of(node.name) for node in nodes) if step.nodes else "the lock service"
             stage.mark(self.name, f"{self.name} is cut off from {from_what}.", "fault")
-            stage.record.spans.append(Span(self.name, "cut", now, end))
+            stage.record.spans.append(Span(self.name, "cut", now, end, note=f"cut off from {from_what}"))
             if end < inf:
                 stage.world.call_at(end, self._heal, step)
         else:

@@ -73,11 +73,22 @@ class _Canvas:
     def __init__(self, key: str) -> None:
         self.key = key
         self.parts: list[str] = []
+        self.labels: list[str] = []
         self.y = 0.0
 
     def text(self, x: float, y: float, text: str, style: str = "", anchor: str = "") -> None:
         attributes = (f' class="{style}"' if style else "") + (f' text-anchor="{anchor}"' if anchor else "")
         self.parts.append(f'<text x="{_n(x)}" y="{_n(y)}"{attributes}>{escape(text)}</text>')
+
+    def label(self, x: float, y: float, text: str, style: str = "", anchor: str = "") -> None:
+        """Write a text that stands above everything that is drawn later."""
+        self.text(x, y, text, style, anchor)
+        self.labels.append(self.parts.pop())
+
+    def flush(self) -> None:
+        """Put the labels on top."""
+        self.parts += self.labels
+        self.labels = []
 
     def paragraph(self, text: str, size: float, style: str = "", *, x: float = MARGIN, gap: float = 4.0) -> None:
         # Bold text is wider.
@@ -252,6 +263,8 @@ def _lanes(canvas: _Canvas, drawing: Drawing) -> None:
     for place in places.values():
         _lane(canvas, drawing, place, clients)
     _messages(canvas, drawing, places)
+    _overlaps(canvas, drawing, places)
+    canvas.flush()
     for place in places.values():
         _numbers(canvas, drawing, place)
     canvas.y = y + 16
@@ -278,7 +291,7 @@ def _client(canvas: _Canvas, drawing: Drawing, place: _Place, clients: dict[str,
         start, end = _x(drawing, span.start), _x(drawing, span.end)
         canvas.line((start, place.middle), (end, place.middle), paint, ' stroke-width="3" stroke-dasharray="2 4"')
         if end - start > 40:
-            canvas.text((start + end) / 2, place.middle - 5, "waits", "small dim", "middle")
+            canvas.label((start + end) / 2, place.middle - 5, "waits", "small dim", "middle")
     for span in drawing.spans(place.lane, "holds"):
         token = drawing.token(span)
         labels = (" · ".join(filter(None, [word, token])) for word in ("holds the lock", "holds", ""))
@@ -326,7 +339,7 @@ def _bar(
     canvas.rect(start, place.bar, width, place.height, paint, extra=extra)
     text = next((one for one in labels if _fits(one, width - 8)), "")
     if text and place.height >= 12:
-        canvas.text(start + 5, place.middle + 4, text, "inside" if opacity == 1 else "small")
+        canvas.label(start + 5, place.middle + 4, text, "inside" if opacity == 1 else "small")
 
 
 def _server(canvas: _Canvas, drawing: Drawing, place: _Place, clients: dict[str, int]) -> None:
@@ -340,7 +353,7 @@ def _server(canvas: _Canvas, drawing: Drawing, place: _Place, clients: dict[str,
         labels = (f"lock of {span.who}", span.who) if span.kind == "kept" else ()
         _bar(canvas, drawing, place, span, paint=paint, labels=labels, opacity=0.35 if span.kind == "kept" else 0.15)
         if place.height < 12 and _x(drawing, span.end) - _x(drawing, span.start) > 24:
-            canvas.text(_x(drawing, span.end) - 4, place.middle + 4, span.who, "small strong", "end")
+            canvas.label(_x(drawing, span.end) - 4, place.middle + 4, span.who, "small strong", "end")
     for span in drawing.spans(place.lane, "down"):
         start = _x(drawing, span.start)
         width = _x(drawing, span.end) - start
@@ -357,7 +370,8 @@ def _faults(canvas: _Canvas, drawing: Drawing, place: _Place) -> None:
         start, end = _x(drawing, span.start), _x(drawing, span.end)
         y = place.bar + place.height + 4
         canvas.line((start, y), (end, y), "var(--fault)", ' stroke-width="3"')
-        canvas.text(min(start, RIGHT - 40), y + 12, LEGEND[span.kind], "small strong fault")
+        text = span.note if span.note and start + text_width(span.note, 12) < RIGHT else LEGEND[span.kind]
+        canvas.label(min(start, RIGHT - 40), y + 12, text, "small strong fault")
 
 
 def _messages(canvas: _Canvas, drawing: Drawing, places: dict[str, _Place]) -> None:
@@ -368,6 +382,21 @@ def _messages(canvas: _Canvas, drawing: Drawing, places: dict[str, _Place]) -> N
             _write(canvas, drawing, places, message)
         elif drawing.result.scene.messages:
             _protocol(canvas, drawing, places, message)
+
+
+def _overlaps(canvas: _Canvas, drawing: Drawing, places: dict[str, _Place]) -> None:
+    """Frame the times at which two clients hold the lock."""
+    bars = [place for place in places.values() if place.lane.kind == "client"]
+    for start, end in drawing.result.record.overlaps:
+        x, top = _x(drawing, start), bars[0].bar - 3
+        width, height = _x(drawing, end) - x, bars[-1].bar + bars[-1].height + 3 - top
+        extra = ' fill-opacity="0.13" stroke="var(--bad)" stroke-width="1.5" stroke-dasharray="4 2" rx="3"'
+        canvas.rect(x, top, width, height, "var(--bad)", extra=extra)
+        middle = (bars[0].bar + bars[0].height + bars[1].top) / 2
+        text = next((one for one in ("two holders", "two") if text_width(one, 12) < width - 10), "")
+        if text:
+            canvas.rect(x + 4, middle - 9, text_width(text, 12) + 6, 16, "var(--bad)", extra=' rx="3"')
+            canvas.label(x + 7, middle + 3, text, "inside")
 
 
 def _write(canvas: _Canvas, drawing: Drawing, places: dict[str, _Place], message: Message) -> None:

@@ -137,11 +137,21 @@ class _Painter:
                     label = lane.label.ljust(left) if index == 1 else " " * left
                     style = clients.get(lane.name, "bold") if index == 1 else ""
                     lines.append((self.styled(label, style) + row.text(colour=self._colour)).rstrip())
+            if lane.name == drawing.result.scene.clients[-1] and drawing.result.record.overlaps:
+                lines.append(" " * left + self._overlaps(drawing, space).text(colour=self._colour))
         axis = _Row(space)
         for at, text in ticks(drawing.end, max(3, space // 9)):
             column = round(at / drawing.end * (space - 1))
             axis.put(min(column, space - len(text)), text, "dim")
         return [*lines, " " * left + axis.text(colour=self._colour)]
+
+    def _overlaps(self, drawing: Drawing, space: int) -> _Row:
+        row = _Row(space)
+        for start, end in drawing.result.record.overlaps:
+            first, last = (round(at / drawing.end * (space - 1)) for at in (start, end))
+            text = " two holders " if last - first > 16 else ""
+            row.put(first, text.center(max(1, last - first), "!"), "bad")
+        return row
 
     def _legend(self, drawing: Drawing) -> list[str]:
         words = [f"{_GLYPHS[kind]} {LEGEND[kind]}" for kind in drawing.kinds() if kind in _GLYPHS and kind != "offered"]
@@ -258,6 +268,8 @@ class _LaneChart:
         for span in spans:
             start, end = self._column(span.start), self._column(span.end)
             text = LEGEND[span.kind]
+            if span.note and end - start > len(span.note) + 2:
+                text = span.note
             line = f"└{text.center(max(0, end - start - 1), '─')}┘"
             row.put(start, line if end - start > len(text) + 2 else f"└{text}", "fault")
         return row

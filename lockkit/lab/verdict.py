@@ -92,12 +92,10 @@ def _one(record: Record) -> Promise:
     leases = sorted(record.grants, key=lambda grant: grant.start)
     if not leases:
         return Promise("one", text, "none", "nobody got the lock")
-    for index, older in enumerate(leases):
-        for newer in leases[index + 1 :]:
-            until = min(older.end, newer.end, record.end)
-            if newer.client != older.client and newer.start < until - ROUNDING:
-                why = f"{older.client} and {newer.client} both held it, from {newer.start:.1f} s to {until:.1f} s"
-                return Promise("one", text, "broken", why)
+    for start, end in record.overlaps:
+        both = [grant.client for grant in leases if grant.start <= start and grant.end >= end - ROUNDING]
+        why = f"{' and '.join(both)} both held it, from {start:.1f} s to {end:.1f} s"
+        return Promise("one", text, "broken", why)
     return Promise("one", text, "held", _hand_overs(leases))
 
 

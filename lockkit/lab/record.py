@@ -8,7 +8,20 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from lockkit.units import Instant, Seconds
 
-__all__ = ["Grant", "Lane", "LaneKind", "Mark", "Message", "Record", "Span", "SpanKind", "Tone", "Wait", "Write"]
+__all__ = [
+    "Grant",
+    "Lane",
+    "LaneKind",
+    "Mark",
+    "Message",
+    "Overlap",
+    "Record",
+    "Span",
+    "SpanKind",
+    "Tone",
+    "Wait",
+    "Write",
+]
 
 LaneKind = Literal["client", "server", "storage"]
 
@@ -123,6 +136,16 @@ class Wait:
     limited: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """Two clients had valid leases at the same time."""
+
+    start: float
+    end: float
+    older: str
+    newer: str
+
+
 @dataclass(slots=True)
 class Record:
     """Everything that a scene came to."""
@@ -136,6 +159,6 @@ class Record:
     writes: list[Write] = field(default_factory=list)
     waits: list[Wait] = field(default_factory=list)
     dead: dict[str, float] = field(default_factory=dict)
-    overlaps: list[tuple[float, float]] = field(default_factory=list)
+    overlaps: list[Overlap] = field(default_factory=list)
     faults: set[str] = field(default_factory=set)
     end: float = 0.0

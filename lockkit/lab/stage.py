@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockError, LockLost, LockTimeout, NoQuorum
 from lockkit.lab.by_hand import RECIPES, Recipe
-from lockkit.lab.record import Grant, Lane, Mark, Message, Record, Span, Wait, Write
+from lockkit.lab.record import Grant, Lane, Mark, Message, Overlap, Record, Span, Wait, Write
 from lockkit.lab.services import NAME, ByHand, RecordingNetwork, label_of, open_service
 from lockkit.simulation.network import Conditions
 from lockkit.simulation.world import Overrun, World
@@ -256,13 +256,13 @@ class Stage:
         record.spans[:] = [span for span in record.spans if span.start < record.end and span.end > span.start]
 
 
-def _overlaps(record: Record) -> Iterator[tuple[float, float]]:
+def _overlaps(record: Record) -> Iterator[Overlap]:
     """Yield from when to when two clients had valid leases."""
     for index, one in enumerate(record.grants):
         for other in record.grants[index + 1 :]:
             start, end = max(one.start, other.start), min(one.end, other.end, record.end)
             if one.client != other.client and end > start + 1e-6:
-                yield start, end
+                yield Overlap(start, end, one.client, other.client)
 
 
 _SUFFERED: Final[AbstractSet[str]] = {"pause", "kill", "cut", "clock"}

@@ -300,22 +300,23 @@ def _client(canvas: _Canvas, drawing: Drawing, place: _Place, clients: dict[str,
         start = _x(drawing, span.start)
         width = _x(drawing, span.end) - start
         canvas.rect(start, place.bar, width, place.height, "url(#rest)", extra=f' stroke="{paint}" stroke-width="1.5"')
-        _plate(canvas, start + width / 2, place.middle, "grace", width)
+        _plate(canvas, start + width / 2, place.middle, "grace", room=width)
     for span in drawing.spans(place.lane, "believes"):
         start = _x(drawing, span.start)
         width = _x(drawing, span.end) - start
         extra = ' stroke="var(--bad)" stroke-width="1.5"'
         canvas.rect(start, place.bar, width, place.height, "url(#hatch)", extra=extra)
         text = next((one for one in ("thinks it holds the lock", "thinks it holds") if _fits(one, width - 12)), "")
-        _plate(canvas, start + width / 2, place.middle, text, width)
+        _plate(canvas, start + width / 2, place.middle, text, room=width)
 
 
-def _plate(canvas: _Canvas, x: float, y: float, text: str, room: float) -> None:
+def _plate(canvas: _Canvas, x: float, y: float, text: str, *, room: float, style: str = "small strong") -> None:
     """Write a text on a plate, over a pattern."""
-    width = text_width(text, 11)
+    width = text_width(text, 12)
     if text and width < room - 4:
         canvas.rect(x - width / 2 - 3, y - 8, width + 6, 15, "var(--ground)", extra=' rx="3"')
-        canvas.text(x, y + 4, text, "small strong", "middle")
+        canvas.labels.append(canvas.parts.pop())
+        canvas.label(x, y + 4, text, style, "middle")
 
 
 def _fits(text: str, width: float) -> bool:
@@ -347,7 +348,7 @@ def _server(canvas: _Canvas, drawing: Drawing, place: _Place, clients: dict[str,
         start = _x(drawing, span.start)
         width = _x(drawing, span.end) - start
         canvas.rect(start, place.bar, width, place.height, "url(#rest)", extra=' stroke="var(--fault)"')
-        _plate(canvas, start + width / 2, place.middle, "does not vote yet", width)
+        _plate(canvas, start + width / 2, place.middle, "does not vote yet", room=width)
     for span in drawing.spans(place.lane, "kept", "offered"):
         paint = f"var(--client{clients.get(span.who, 0)})"
         labels = (f"lock of {span.who}", span.who) if span.kind == "kept" else ()
@@ -386,17 +387,13 @@ def _messages(canvas: _Canvas, drawing: Drawing, places: dict[str, _Place]) -> N
 
 def _overlaps(canvas: _Canvas, drawing: Drawing, places: dict[str, _Place]) -> None:
     """Frame the times at which two clients hold the lock."""
-    bars = [place for place in places.values() if place.lane.kind == "client"]
-    for start, end in drawing.result.record.overlaps:
-        x, top = _x(drawing, start), bars[0].bar - 3
-        width, height = _x(drawing, end) - x, bars[-1].bar + bars[-1].height + 3 - top
+    for overlap in drawing.result.record.overlaps:
+        upper, lower = sorted((places[overlap.older], places[overlap.newer]), key=lambda place: place.top)
+        x, top = _x(drawing, overlap.start), upper.bar - 3
+        width, height = _x(drawing, overlap.end) - x, lower.bar + lower.height + 3 - top
         extra = ' fill-opacity="0.13" stroke="var(--bad)" stroke-width="1.5" stroke-dasharray="4 2" rx="3"'
         canvas.rect(x, top, width, height, "var(--bad)", extra=extra)
-        middle = (bars[0].bar + bars[0].height + bars[1].top) / 2
-        text = next((one for one in ("two holders", "two") if text_width(one, 12) < width - 10), "")
-        if text:
-            canvas.rect(x + 4, middle - 9, text_width(text, 12) + 6, 16, "var(--bad)", extra=' rx="3"')
-            canvas.label(x + 7, middle + 3, text, "inside")
+        _plate(canvas, x + width / 2, top - 4, "two holders", room=width + 20, style="small strong bad")
 
 
 def _write(canvas: _Canvas, drawing: Drawing, places: dict[str, _Place], message: Message) -> None:

@@ -147,8 +147,8 @@ class _Painter:
 
     def _overlaps(self, drawing: Drawing, space: int) -> _Row:
         row = _Row(space)
-        for start, end in drawing.result.record.overlaps:
-            first, last = (round(at / drawing.end * (space - 1)) for at in (start, end))
+        for overlap in drawing.result.record.overlaps:
+            first, last = (round(at / drawing.end * (space - 1)) for at in (overlap.start, overlap.end))
             text = " two holders " if last - first > 16 else ""
             row.put(first, text.center(max(1, last - first), "!"), "bad")
         return row

@@ -171,7 +171,7 @@ class RedisModel:
             return []
         metadata = (self.get(meta) or " ").partition(" ")[2]
         token = self.get(fence) or ""
-        waiting = len(self.queues.get(queue, []))
+        waiting = sum(self._listens(entry.split(" ", 2)[2]) for entry in self.queues.get(queue, []))
         return [holder.encode(), self.left_ms(lock), token.encode(), metadata.encode(), waiting]
 
     def read_note(self, keys: Sequence[str], arguments: Sequence[str]) -> Reply:
@@ -206,10 +206,13 @@ class RedisModel:
         """Send messages to a client from now on."""
         self._listeners[listener.name] = listener
 
+    def _listens(self, channel: str) -> bool:
+        return channel in self._listeners and not self._listeners[channel].process.dead
+
     def _publish(self, channel: str, text: str) -> bool:
-        listener = self._listeners.get(channel)
-        if listener is None or listener.process.dead:
+        if not self._listens(channel):
             return False
+        listener = self._listeners[channel]
         self._network.push(self.node, listener.process, lambda: listener.receive(text))
         return True
 

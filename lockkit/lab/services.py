@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from lockkit.lab.scenario import Backend, Scene
     from lockkit.simulation.network import Conditions
     from lockkit.simulation.world import Process, World
-    from lockkit.units import Seconds
+    from lockkit.units import Instant, Seconds
 
 __all__ = ["NAME", "RecordingNetwork", "RedisKeys", "Service", "open_service", "parts_of"]
 
@@ -87,7 +87,7 @@ class Keeping:
         self._until = inf
         self.owners: dict[int, str] = {}
 
-    def put(self, value: str, until: float) -> None:
+    def put(self, value: str, until: Instant) -> None:
         """The lock is kept for an owner, until its clock shows `until`."""
         self.settle()
         if self._span is None or value != self._value:
@@ -375,7 +375,7 @@ class _WatchedNodes(SimulatedNodes):
         last_arguments: Sequence[Argument] | None = None,
         only: Collection[int] | None = None,
         send_later_seconds: float = 0.0,
-        until: float = inf,
+        until: Instant = inf,
     ) -> list[Answer]:
         """See `Nodes.ask`."""
         if self.record is not None and op.name in _ROUNDS:
@@ -394,7 +394,7 @@ class _WatchedNodes(SimulatedNodes):
         )
 
     async def _ask_one(
-        self, index: int, op: Op, lock: str, arguments: Sequence[Argument], until: float = inf
+        self, index: int, op: Op, lock: str, arguments: Sequence[Argument], until: Instant = inf
     ) -> Answer:
         assert isinstance(self._network, RecordingNetwork), "made by RedlockService"
         self._network.kind = op.name

@@ -300,7 +300,7 @@ class SimulatedTopology(Topology):
         self._listener = SimulatedListener(process)
 
     async def run(
-        self, script: Command, key: str, body: bytes, /, *, resend: bool = False, answer_by: float = inf
+        self, script: Command, key: str, body: bytes, /, *, resend: bool = False, answer_by: Instant = inf
     ) -> Reply:
         """See `Topology.run`."""
         del key, resend
@@ -309,7 +309,7 @@ class SimulatedTopology(Topology):
         return reply
 
     async def run_many(
-        self, script: Command, calls: Sequence[tuple[str, bytes]], *, replicas: int = 0, answer_by: float = inf
+        self, script: Command, calls: Sequence[tuple[str, bytes]], *, replicas: int = 0, answer_by: Instant = inf
     ) -> list[Reply | LockError]:
         """See `Topology.run_many`."""
         replies: list[Reply | LockError] = []
@@ -324,7 +324,7 @@ class SimulatedTopology(Topology):
         return replies
 
     async def run_replicated(
-        self, script: Command, key: str, body: bytes, replicas: int, answer_by: float
+        self, script: Command, key: str, body: bytes, replicas: int, answer_by: Instant
     ) -> tuple[Reply, int]:
         """See `Topology.run_replicated`."""
         master = self._master()
@@ -338,7 +338,7 @@ class SimulatedTopology(Topology):
             await self._process.waiter(0.01).park()
         return reply, count
 
-    async def listen(self, key: str, answer_by: float) -> None:
+    async def listen(self, key: str, answer_by: Instant) -> None:
         """See `Topology.listen`."""
         del key
         if self._listener.channel is None:
@@ -351,7 +351,7 @@ class SimulatedTopology(Topology):
         del key
         return self._listener  # type: ignore[return-value]  # it has what the backend uses
 
-    async def node_for(self, key: str, answer_by: float = inf) -> RedisNode:
+    async def node_for(self, key: str, answer_by: Instant = inf) -> RedisNode:
         """Refuse: there is no connection."""
         del key, answer_by
         self._refuse()

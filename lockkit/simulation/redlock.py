@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from lockkit.backends.redlock.nodes import Answer, Argument, LockKeys, Op
     from lockkit.simulation.network import Network
     from lockkit.simulation.world import Process, World
+    from lockkit.units import Instant, Seconds
 
 __all__ = ["Hosting", "SimulatedNodes", "VotingNode"]
 
@@ -185,7 +186,7 @@ class VotingNode:
 class SimulatedNodes(Nodes):
     """One process's connections to the nodes. A message is lost or late as the network has it; nobody is woken."""
 
-    def __init__(self, process: Process, nodes: Sequence[VotingNode], network: Network, timeout: float) -> None:
+    def __init__(self, process: Process, nodes: Sequence[VotingNode], network: Network, timeout: Seconds) -> None:
         """Connect."""
         self.labels = [node.node.name for node in nodes]
         self._process = process
@@ -203,7 +204,7 @@ class SimulatedNodes(Nodes):
         last_arguments: Sequence[Argument] | None = None,
         only: Collection[int] | None = None,
         send_later_seconds: float = 0.0,
-        until: float = math.inf,
+        until: Instant = math.inf,
     ) -> list[Answer]:
         """See `Nodes.ask`."""
         answers: list[Answer] = [None] * len(self._nodes)
@@ -221,7 +222,7 @@ class SimulatedNodes(Nodes):
         return answers
 
     async def _ask_one(
-        self, index: int, op: Op, lock: str, arguments: Sequence[Argument], until: float = math.inf
+        self, index: int, op: Op, lock: str, arguments: Sequence[Argument], until: Instant = math.inf
     ) -> Answer:
         node, run = self._nodes[index], self._runs[index]
         timeout = max(0.0, min(self._timeout, until - SimulatedRuntime(self._process).now()))
@@ -256,7 +257,7 @@ class SimulatedNodes(Nodes):
         op: Op,
         calls: Sequence[tuple[LockKeys, Sequence[Argument]]],
         *,
-        until: float = math.inf,
+        until: Instant = math.inf,
         last: bool = False,
     ) -> list[list[Answer]]:
         """See `Nodes.ask_many`."""
@@ -268,7 +269,7 @@ class SimulatedNodes(Nodes):
         """See `Nodes.queue_entries`."""
         raise NotImplementedError
 
-    async def listen(self, until: float) -> bool:
+    async def listen(self, until: Instant) -> bool:
         """See `Nodes.listen`. Waiters look now and then."""
         del until
         return False

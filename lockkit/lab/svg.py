@@ -393,7 +393,11 @@ def _overlaps(canvas: _Canvas, drawing: Drawing, places: dict[str, _Place]) -> N
         width, height = _x(drawing, overlap.end) - x, lower.bar + lower.height + 3 - top
         extra = ' fill-opacity="0.13" stroke="var(--bad)" stroke-width="1.5" stroke-dasharray="4 2" rx="3"'
         canvas.rect(x, top, width, height, "var(--bad)", extra=extra)
-        _plate(canvas, x + width / 2, top - 4, "two holders", room=width + 20, style="small strong bad")
+        wide = text_width("two holders", 12)
+        # Beside the number of the newer grant, inside the frame if it is wide enough.
+        left = x + 11 if wide + 22 < width else x + width + 10
+        if left + wide < WIDTH - 4:
+            _plate(canvas, left + wide / 2, lower.top - 10, "two holders", room=2 * wide, style="small strong bad")
 
 
 def _write(canvas: _Canvas, drawing: Drawing, places: dict[str, _Place], message: Message) -> None:

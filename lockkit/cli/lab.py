@@ -16,6 +16,7 @@ from lockkit.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from lockkit.cli.options import LabOptions
+    from lockkit.lab import Run
 
 __all__ = ["lab", "list_scenarios"]
 
@@ -57,14 +58,18 @@ def lab(name: str, options: LabOptions) -> Status:
     _require_driver()
     from lockkit.lab import as_data, load, run, terminal  # noqa: PLC0415 - needs the driver
     from lockkit.lab.html import draw as draw_html  # noqa: PLC0415
+    from lockkit.lab.real import TTL, beside  # noqa: PLC0415
     from lockkit.lab.run import source  # noqa: PLC0415
     from lockkit.lab.svg import draw as draw_svg  # noqa: PLC0415
 
-    scenario = load(name, ttl=options.ttl)
+    ttl = TTL if options.real and options.ttl is None else options.ttl
+    scenario = load(name, ttl=ttl)
     if options.toml:
         print(source(name) if Path(name).suffix != ".toml" else Path(name).read_text(encoding="utf-8"), end="")
         return Status.OK
     played = run(scenario, backend=options.backend, fenced=options.fenced, seed=options.seed)
+    if options.real:
+        played = beside(played)
     if options.svg is not None:
         _write(options.svg, draw_svg(played))
     if options.html is not None:
@@ -79,7 +84,16 @@ def lab(name: str, options: LabOptions) -> Status:
     wrong = [result for result in played.results if not result.as_expected]
     for result in wrong:
         say(f"{plain(result.scene.title)}: expected {result.scene.expect}, but the verdict is {result.verdict.word}")
-    return Status.FAILED if wrong else Status.OK
+    differ = _differences(played) if options.real else []
+    for title in differ:
+        say(f"{plain(title)}: another verdict than simulated")
+    return Status.FAILED if wrong or differ else Status.OK
+
+
+def _differences(played: Run) -> list[str]:
+    """Name the measured scenes whose verdict is not that of the simulated ones before them."""
+    pairs = zip(played.results[::2], played.results[1::2], strict=True)
+    return [measured.scene.title for simulated, measured in pairs if simulated.verdict.word != measured.verdict.word]
 
 
 def _require_driver() -> None:
@@ -114,4 +128,6 @@ def _command(name: str, options: LabOptions) -> str:
         words.append("--fenced" if options.fenced else "--unfenced")
     if options.seed is not None:
         words += ["--seed", str(options.seed)]
+    if options.real:
+        words.append("--real")
     return shlex.join(words)

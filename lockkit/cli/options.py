@@ -114,6 +114,7 @@ class LabOptions:
         svg: File to write a picture to.
         html: File to write a page to.
         toml: Print the scenario itself.
+        real: Play it on real processes too.
         as_json: Print JSON.
     """
 
@@ -124,4 +125,5 @@ class LabOptions:
     svg: Path | None = None
     html: Path | None = None
     toml: bool = False
+    real: bool = False
     as_json: bool = False

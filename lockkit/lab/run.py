@@ -34,10 +34,13 @@ class Result:
     scene: Scene
     record: Record
     verdict: Verdict
+    measured: bool = False
 
     @property
     def parts(self) -> str:
         """Say which code in it is lockkit's own, and what is a model."""
+        if self.measured:
+            return "measured: lockkit in real processes, on a real Redis"
         return parts_of(self.scene.backends[0].kind)
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from contextlib import contextmanager
 from math import inf
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockError, LockLost, LockTimeout, NoQuorum
 from lockkit.lab.by_hand import RECIPES, Recipe
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from lockkit.lab.services import Service
     from lockkit.simulation.world import Process
 
-__all__ = ["play"]
+__all__ = ["REASONS", "WAIT_SHOWN", "Setting", "Storage", "find_overlaps", "play"]
 
 WAIT_SHOWN = 0.06
 """A wait is part of the story if it is longer than this share of the ttl. Shorter ones are the network."""
 
 STEPS_MAX = 400_000
 
-_REASONS: Final = {
+REASONS: Final = {
     "expired": "its deadline has passed",
     "taken": "the lock is another client's now",
     "gone": "the server does not know it any more",
@@ -74,10 +74,35 @@ def _quiet() -> Iterator[None]:
         logger.disabled = before
 
 
+class HasNow(Protocol):
+    """Something that knows the time."""
+
+    @property
+    def now(self) -> float:
+        """Seconds since the start of the scene."""
+        ...
+
+
+class Setting(Protocol):
+    """A scene that is being played, simulated or for real, as far as the storage needs it."""
+
+    scene: Scene
+    record: Record
+
+    @property
+    def world(self) -> HasNow:
+        """What tells the time."""
+        ...
+
+    def mark(self, lane: str, text: str, tone: Tone = "plain") -> Mark:
+        """Write a line of the story."""
+        ...
+
+
 class Storage:
     """What the lock protects. Fenced, it refuses a token that is lower than the highest it has seen."""
 
-    def __init__(self, stage: Stage) -> None:
+    def __init__(self, stage: Setting) -> None:
         """Start without data."""
         self._stage = stage
         self._newest_token = 0
@@ -91,7 +116,7 @@ class Storage:
         token = grant.token
         accepted = not (stage.scene.fenced and token is not None and token < self._newest_token)
         overwrote = accepted and number < self._newest_number
-        late = now > min(grant.end, stage.cleared.get(number, inf)) + 1e-6
+        late = now > grant.end + 1e-6
         record.writes.append(Write(now, grant.client, number, token, accepted, overwrote, late))
         message.arrives = now
         message.fate = "refused" if not accepted else "overwrote" if overwrote else "accepted"
@@ -118,7 +143,6 @@ class Stage:
 
     Attributes:
         record: What has happened so far.
-        cleared: Not used by leases: when a lock by hand was freed by its holder, by number of the grant.
     """
 
     def __init__(self, scene: Scene, seed: int) -> None:
@@ -129,7 +153,6 @@ class Stage:
         self.network = RecordingNetwork(self.world, Conditions(latency=scene.latency), self.record)
         self.service: Service = open_service(self.world, self.network, self.record, scene)
         self.storage = Storage(self)
-        self.cleared: dict[int, float] = {}
         self.actors = {name: Actor(self, name) for name in scene.clients}
         self.record.lanes += [Lane(name, "client", name) for name in scene.clients]
         self.record.lanes += self.service.lanes()
@@ -252,11 +275,11 @@ class Stage:
         record.marks[:] = [mark for mark in record.marks if mark.at <= record.end]
         for span in record.spans:
             span.end = min(span.end, record.end)
-        record.overlaps += _overlaps(record)
+        record.overlaps += find_overlaps(record)
         record.spans[:] = [span for span in record.spans if span.start < record.end and span.end > span.start]
 
 
-def _overlaps(record: Record) -> Iterator[Overlap]:
+def find_overlaps(record: Record) -> Iterator[Overlap]:
     """Yield from when to when two clients had valid leases."""
     for index, one in enumerate(record.grants):
         for other in record.grants[index + 1 :]:
@@ -483,7 +506,7 @@ class Actor:
         grant.valid_until = self.process.clock.true_time(record.valid_until)
         if record.lost_reason is not None:
             grant.noticed, grant.how = now, record.lost_reason
-            reason = _REASONS[record.lost_reason]
+            reason = REASONS[record.lost_reason]
             self.stage.mark(self.name, f"{self.name} learns that its lease is lost: {reason}.", "notice")
         elif record.released:
             grant.noticed, grant.how = now, "released"

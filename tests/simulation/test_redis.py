@@ -42,7 +42,7 @@ TTL_MS, GRACE_MS = "600000", "300000"
 @pytest.fixture(scope="module")
 def real() -> Iterator[redis.Redis]:
     """Start a server of this file's own, to which the clients of all owners but the last are subscribed."""
-    require("redis")
+    require("redis", local=True)
     with RedisServer() as server:
         client = redis.Redis.from_url(server.url)
         subscription = client.pubsub()  # type: ignore[no-untyped-call]

@@ -427,9 +427,12 @@ class Actor:
             return
         self._grant = None
         if self.recipe is not None:
-            await self.recipe.release()
             grant.noticed, grant.how = stage.world.now, "released"
-            stage.mark(self.name, f"{self.name} releases: it deletes the key, without looking whose it is.")
+            mark = stage.mark(self.name, f"{self.name} releases: it deletes the key, without looking whose it is.")
+            try:
+                await self.recipe.release()
+            except BackendUnavailable:
+                mark.text = f"{self.name} wants to delete the key, and the server does not answer."
             return
         assert self._lease is not None, "granted by lockkit"
         lost = self._lease.lost

@@ -153,7 +153,8 @@ def files(draw_value: st.DrawFn) -> str:
     lines.append(f"fenced = {str(draw_value(st.booleans())).lower()}")
     for _ in range(draw_value(st.integers(1, 8))):
         on_node = draw_value(st.integers(0, 3)) == 0
-        actions: Any = NODE_ACTIONS if on_node else {key: value for key, value in ACTIONS.items() if key != "lead"}
+        # A lock by hand elects nobody.
+        actions: Any = NODE_ACTIONS if on_node else ACTIONS
         action = draw_value(st.sampled_from(sorted(actions)))
         who = draw_value(st.sampled_from(nodes if on_node else ("A", "B")))
         lines += ["[[step]]", f"at = {_toml(draw_value(TIMES))}"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -11,7 +12,7 @@ from typer.core import TyperGroup
 
 import lockkit
 from lockkit import validation
-from lockkit.cli.options import ElectOptions, Face, FailOn, OnBusy, OnDone, RunOptions
+from lockkit.cli.options import ElectOptions, Face, FailOn, LabOptions, OnBusy, OnDone, RunOptions
 from lockkit.cli.output import reporting, set_verbosity
 from lockkit.cli.status import ELECT_STATUSES, RUN_STATUSES
 
@@ -586,3 +587,75 @@ def _verify(
     from lockkit.cli.verify import verify  # noqa: PLC0415 - see the module
 
     raise typer.Exit(verify(url, profile, face=None if face is None else face.value, only=only, as_json=as_json))
+
+
+@app.command("lab", short_help="Play a scene in which a lock fails, and draw it.")
+def _lab(
+    *,
+    scenario: Annotated[
+        str | None,
+        typer.Argument(metavar="[SCENARIO]", help="Name of a scenario, or a TOML file.", show_default=False),
+    ] = None,
+    list_all: Annotated[bool, typer.Option("--list", help="List the scenarios.")] = False,
+    backend: Annotated[
+        str | None,
+        typer.Option(
+            metavar="BACKEND",
+            help="Only the scenes that run on it: redis, redis+sentinel, redlock, etcd, zookeeper, by-hand; with "
+            "options such as redlock?durable=on. Default: all scenes, each on its own.",
+        ),
+    ] = None,
+    fenced: Annotated[
+        bool | None,
+        typer.Option(
+            "--fenced/--unfenced",
+            help="Whether storage compares fencing tokens. Default: as the scenario says.",
+            show_default=False,
+        ),
+    ] = None,
+    ttl: Annotated[
+        float | None,
+        typer.Option(metavar="TIME", parser=_duration, help="ttl of the leases. Default: as the scenario says."),
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(metavar="N", min=0, help="Draws the latencies. Default: as the scenario says.")
+    ] = None,
+    svg: Annotated[
+        Path | None, typer.Option(metavar="FILE", dir_okay=False, help="Write a picture instead of printing.")
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", dir_okay=False, help="Write a web page instead of printing.")
+    ] = None,
+    real: Annotated[
+        bool,
+        typer.Option(
+            "--real",
+            help="Play it also on real processes and a throw-away redis-server, and draw what is measured beside it. "
+            "For gc-pause, client-death and restart-without-data --backend redis. It takes some seconds; ttl 3 s "
+            "unless --ttl is given.",
+        ),
+    ] = False,
+    toml: Annotated[bool, typer.Option("--toml", help="Print the scenario itself, to start your own from.")] = False,
+    as_json: Json = False,
+) -> None:
+    """
+    Play a scene in which a lock fails, or does not, and draw it: who held the lock when, and what became of the writes.
+
+    It runs in simulated time, in less than a second, without a server: lockkit's own code on simulated machines. The
+    verdict says which promise held, which broke, and what to change. The same seed gives the same picture everywhere.
+
+    Exit status: 0, whatever the verdict; 1 if a scene expects another verdict, or --real measures another; 78 if the
+    scenario, its file or an option is wrong.
+    """
+    from lockkit.cli.lab import lab, list_scenarios  # noqa: PLC0415 - see the module
+
+    if list_all:
+        list_scenarios(as_json=as_json)
+        return
+    if scenario is None:
+        message = "give a scenario, or --list to see them"
+        raise typer.BadParameter(message)
+    options = LabOptions(
+        backend=backend, fenced=fenced, ttl=ttl, seed=seed, svg=svg, html=html, toml=toml, real=real, as_json=as_json
+    )
+    raise typer.Exit(lab(scenario, options))

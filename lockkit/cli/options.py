@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
-__all__ = ["ElectOptions", "Face", "FailOn", "OnBusy", "OnDone", "RunOptions"]
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["ElectOptions", "Face", "FailOn", "LabOptions", "OnBusy", "OnDone", "RunOptions"]
 
 
 class Face(StrEnum):
@@ -95,3 +99,31 @@ class ElectOptions:
     grace: float | None
     kill_after: float
     value: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabOptions:
+    """
+    The options of ``lockkit lab``.
+
+    Attributes:
+        backend: Only the scenes that run there; None: all.
+        fenced: Storage compares tokens; None: as the scenario says.
+        ttl: Of the leases, seconds; None: as the scenario says.
+        seed: Draws latencies; None: as the scenario says.
+        svg: File to write a picture to.
+        html: File to write a page to.
+        toml: Print the scenario itself.
+        real: Play it on real processes too.
+        as_json: Print JSON.
+    """
+
+    backend: str | None = None
+    fenced: bool | None = None
+    ttl: float | None = None
+    seed: int | None = None
+    svg: Path | None = None
+    html: Path | None = None
+    toml: bool = False
+    real: bool = False
+    as_json: bool = False

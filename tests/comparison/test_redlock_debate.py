@@ -17,9 +17,10 @@ import redis
 import lockkit
 from lockkit.engine.lease_record import LeaseState
 from lockkit.simulation import Conditions, LockServer, Network, Node, SimulatedRuntime, World, connect
+from lockkit.simulation.redlock import VotingNode
 from lockkit.testing.servers import FaultProxy, RedisNodes, RedisServer, require, wait_until
 from tests.comparison.support import LONG, PATIENCE, run_out
-from tests.simulation.redlock import VotingNode, redlock_at
+from tests.simulation.redlock import redlock_at
 from tests.tries import busy
 
 if TYPE_CHECKING:

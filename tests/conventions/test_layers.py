@@ -16,7 +16,7 @@ GROUND = {"backend", "background", "errors", "observers", "runtime", "units", "u
 FACES = {"aio", "lease", "sync"}
 DOORS = {"fencing", "optimistic", "sql"}
 # A tool imports anything but the tools after it.
-TOOLS = ("simulation", "doctor", "testing", "bench", "cli")
+TOOLS = ("simulation", "doctor", "testing", "lab", "bench", "cli")
 
 ROOMS_BELOW = {
     "ground": set[str](),

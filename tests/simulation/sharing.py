@@ -21,8 +21,9 @@ from lockkit.simulation import beliefs as judge
 from lockkit.simulation.backend import client_of
 from lockkit.simulation.beliefs import Access, Witness
 from lockkit.simulation.claims import ClaimBackend, ClaimServer, ProcessClaim
+from lockkit.simulation.redlock import VotingNode
 from lockkit.simulation.world import Cancelled
-from tests.simulation.redlock import NODES, VotingNode, redlock_at
+from tests.simulation.redlock import NODES, redlock_at
 from tests.simulation.support import sleep
 
 if TYPE_CHECKING:

@@ -15,7 +15,8 @@ import pytest
 import lockkit
 from lockkit.engine.lease_record import LeaseState
 from lockkit.simulation import LockServer, Network, Node, SimulatedRuntime, World, connect
-from tests.simulation.redlock import RedlockSimulation, VotingNode, redlock_at, schedule_of
+from lockkit.simulation.redlock import VotingNode
+from tests.simulation.redlock import RedlockSimulation, redlock_at, schedule_of
 from tests.simulation.support import apart
 
 if TYPE_CHECKING:

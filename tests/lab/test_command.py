@@ -1,0 +1,144 @@
+"""``lockkit lab``: what it prints and writes, and how it ends."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+from xml.etree import ElementTree as ET
+
+import pytest
+from typer.testing import CliRunner
+
+from lockkit.cli import lab as lab_command
+from lockkit.cli.app import app
+from lockkit.lab import scenario_names
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from typer.testing import Result
+
+
+def call(*arguments: str, width: int = 80, environment: dict[str, str] | None = None) -> Result:
+    """Run the command in this process, without a terminal."""
+    return CliRunner().invoke(app, ["lab", *arguments], env={"COLUMNS": str(width), **(environment or {})})
+
+
+def test_list_names_every_scenario() -> None:
+    """With a title each; as JSON with the backends too."""
+    done, as_json = call("--list"), call("--list", "--json")
+
+    assert [line.split()[0] for line in done.stdout.splitlines()] == list(scenario_names())
+    assert [one["name"] for one in json.loads(as_json.stdout)] == list(scenario_names())
+    assert "redlock" in json.loads(as_json.stdout)[0]["backends"]
+
+
+def test_no_scenario_is_wrong_usage() -> None:
+    """It says where to look."""
+    done = call()
+
+    assert done.exit_code == 2
+    assert "--list" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nope"], "there is no scenario 'nope'; there are gc-pause"),
+        (["gc-pause", "--backend", "sqlite"], "the lab has no backend 'sqlite'"),
+        (["two-rounds", "--backend", "redis"], "does not fit the backend 'redis'; it runs on redlock"),
+        (["gc-pause", "--ttl", "0"], "ttl must be 0.1 to 3600 seconds, not 0"),
+        (["gc-pause", "--ttl", "nan"], "ttl must be 0.1 to 3600 seconds, not nan"),
+        (["nowhere.toml"], "cannot read nowhere.toml"),
+        (["gc-pause", "--svg", "no/such/folder/x.svg"], "cannot write no/such/folder/x.svg"),
+    ],
+)
+def test_wrong_input_is_one_line_and_the_status_of_configuration(arguments: list[str], message: str) -> None:
+    """As for every command."""
+    done = call(*arguments)
+
+    assert done.exit_code == 78
+    assert done.stderr.startswith("lockkit: ")
+    assert message in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    """Also bytes that are no UTF-8, and escape sequences do not reach the terminal."""
+    binary, escape = tmp_path / "a.toml", tmp_path / "b.toml"
+    binary.write_bytes(b"\xff\xfe")
+    escape.write_text('"\\u001b[31m" = 1')
+
+    assert (call(str(binary)).exit_code, call(str(escape)).exit_code) == (78, 78)
+    assert "\033" not in call(str(escape)).stderr
+
+
+def test_without_driver_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The backends' own code needs it."""
+    monkeypatch.setattr(lab_command, "find_spec", lambda name: None if name == "redis" else object())
+
+    done = call("gc-pause")
+
+    assert done.exit_code == 78
+    assert "pip install 'lockkit[redis]'" in done.stderr
+
+
+def test_output_fits_the_terminal_and_has_no_colours_in_a_pipe() -> None:
+    """COLUMNS is the width."""
+    for width in (60, 80):
+        text = call("gc-pause", width=width).stdout
+        assert max(map(len, text.splitlines())) <= width
+        assert "\033" not in text
+        assert "BROKEN: a newer write was lost." in text
+
+
+@pytest.mark.parametrize(("environment", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False)])
+def test_colours_are_for_terminals_that_want_them(environment: dict[str, str], *, coloured: bool) -> None:
+    """NO_COLOR turns them off."""
+    text = call("gc-pause", environment={"FORCE_COLOR": "1", "TERM": "xterm-256color", **environment}).stdout
+
+    assert ("\033[" in text) is coloured
+
+
+def test_options_change_the_run() -> None:
+    """Guard, ttl, seed and backend."""
+    unfenced, fenced = (json.loads(call("gc-pause", "--json", on).stdout) for on in ("--unfenced", "--fenced"))
+    other = json.loads(call("gc-pause", "--json", "--ttl", "30s", "--seed", "9", "--backend", "redlock").stdout)
+
+    assert [run["scenes"][0]["verdict"] for run in (unfenced, fenced)] == ["broken", "contained"]
+    assert (other["seed"], other["scenes"][0]["ttl"], other["scenes"][0]["backend"]) == (9, 30.0, "redlock")
+
+
+def test_picture_and_page_are_written(tmp_path: Path) -> None:
+    """Each into its file; the page says how to repeat it."""
+    picture, page = tmp_path / "a.svg", tmp_path / "a.html"
+    arguments = ["clock-jump", "--backend", "redlock", "--fenced", "--ttl", "20"]
+
+    done = call(*arguments, "--svg", str(picture), "--html", str(page))
+
+    assert done.stdout.splitlines() == [f"wrote {picture}", f"wrote {page}"]
+    ET.parse(picture)  # noqa: S314 - what was just written
+    assert "lockkit lab clock-jump --backend redlock --ttl 20 --fenced" in page.read_text()
+
+
+def test_scenario_can_be_changed_and_played_again(tmp_path: Path) -> None:
+    """What --toml prints is a file for the same command."""
+    path = tmp_path / "mine.toml"
+    path.write_text(call("gc-pause", "--toml").stdout)
+    mine, theirs = (json.loads(call(name, "--json").stdout)["scenes"] for name in (str(path), "gc-pause"))
+
+    assert mine == theirs
+
+
+def test_other_verdict_than_expected_ends_with_1(tmp_path: Path) -> None:
+    """So that a file from a bug report is a test of the fix."""
+    path = tmp_path / "bug.toml"
+    text = call("client-death", "--toml").stdout
+
+    path.write_text(f'expect = "broken"\n{text}')
+    wrong = call(str(path))
+    path.write_text(f'expect = "kept"\n{text}')
+    right = call(str(path))
+
+    assert (wrong.exit_code, right.exit_code) == (1, 0)
+    assert "expected broken, but the verdict is kept" in wrong.stderr

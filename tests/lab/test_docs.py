@@ -1,0 +1,60 @@
+"""The documentation's drawings are those that the lab makes today, and its page says what the scenarios come to."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+
+import pytest
+from typer.testing import CliRunner
+
+from lockkit.cli.app import app
+from lockkit.lab import scenario_names
+from lockkit.lab.scenario import ACTIONS, BACKENDS, NODE_ACTIONS
+from tests.lab.drawings import COMMAND, DRAWINGS, FOLDER, make
+
+DOCS = FOLDER.parent
+PAGE = (DOCS / "explanation" / "lab.md").read_text()
+ROWS = re.findall(r"^\| `(lockkit lab [^`]+)` \|[^|]*\| ([a-z, ]+) \| ([a-z, ]+) \|$", PAGE, re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", DRAWINGS)
+def test_drawing_is_up_to_date(name: str) -> None:
+    """What the reader sees is what the code does."""
+    assert (FOLDER / name).read_text() == make(DRAWINGS[name]), f"docs/drawings/{name} is stale: run {COMMAND}"
+
+
+def test_every_drawing_is_made_and_shown() -> None:
+    """None is left over, and each is in a page, with a text for those who do not see it."""
+    shown = [
+        found
+        for page in DOCS.rglob("*.md")
+        for found in re.findall(r"!\[([^\]]+)\]\([./]*drawings/([\w-]+\.svg)\)", page.read_text())
+    ]
+
+    assert {path.name for path in FOLDER.iterdir()} == set(DRAWINGS)
+    assert {name for _, name in shown} == set(DRAWINGS)
+    assert all(len(text) > 10 for text, _ in shown)
+
+
+def test_page_has_every_scenario() -> None:
+    """Each with its command."""
+    assert {shlex.split(command)[2] for command, _, _ in ROWS} == set(scenario_names())
+
+
+@pytest.mark.parametrize(("command", "unfenced", "fenced"), ROWS)
+def test_verdicts_of_the_page_are_those_of_the_command(command: str, unfenced: str, fenced: str) -> None:
+    """The command of the row is run, without a guard and with one."""
+    for option, verdicts in (("--unfenced", unfenced), ("--fenced", fenced)):
+        done = CliRunner().invoke(app, [*shlex.split(command)[1:], option, "--json"])
+        assert [scene["verdict"] for scene in json.loads(done.stdout)["scenes"]] == verdicts.split(", ")
+
+
+def test_page_names_all_that_a_file_may_have() -> None:
+    """Whoever writes a scenario finds every key."""
+    keys = set().union(*ACTIONS.values(), *NODE_ACTIONS.values())
+    words = {*ACTIONS, *NODE_ACTIONS, *BACKENDS, *keys, *(node for nodes in BACKENDS.values() for node in nodes)}
+    words -= {f"node{index}" for index in range(2, 5)}
+
+    assert [word for word in sorted(words) if f"`{word}`" not in PAGE] == []

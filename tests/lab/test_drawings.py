@@ -1,0 +1,143 @@
+"""Pictures and pages are well-formed, need nothing else, and are readable in the terminal and on a phone."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from lockkit.lab import Run, load, run, scenario_names, terminal
+from lockkit.lab import html as pages
+from lockkit.lab import svg as pictures
+from lockkit.lab.svg import text_width, wrap
+
+SVG = "{http://www.w3.org/2000/svg}"
+RUNS = {(name, fenced): run(load(name), fenced=fenced) for name in scenario_names() for fenced in (False, True)}
+
+
+def parsed(text: str) -> ET.Element:
+    """Return the root element of a well-formed text."""
+    return ET.fromstring(text)  # noqa: S314 - what the lab has just written
+
+
+EVERY = pytest.mark.parametrize("played", [pytest.param(one, id=f"{name}-{on}") for (name, on), one in RUNS.items()])
+
+
+@EVERY
+def test_picture_is_well_formed_and_named(played: Run) -> None:
+    """A reader who hears it gets the same story."""
+    root = parsed(pictures.draw(played))
+
+    assert root.get("role") == "img"
+    title, description = root.find(f"{SVG}title"), root.find(f"{SVG}desc")
+    assert title is not None
+    assert description is not None
+    assert title.text
+    for result in played.results:
+        assert result.verdict.headline in (description.text or "")
+    assert (root.get("aria-labelledby") or "").split() == [title.get("id"), description.get("id")]
+
+
+@EVERY
+def test_picture_and_page_need_nothing_else(played: Run) -> None:
+    """One file that can be mailed: no font, script, image or style from elsewhere."""
+    for text in (pictures.draw(played), pages.draw(played, "lockkit lab x")):
+        bare = text.replace('xmlns="http://www.w3.org/2000/svg"', "")
+        assert "http" not in bare
+        assert not re.search(r"@import|<script|<image|<link|href=|src=|<foreignObject", bare)
+        assert re.findall(r"url\((?!#)", bare) == []
+        assert "prefers-color-scheme:dark" in bare
+
+
+@EVERY
+def test_everything_in_a_picture_is_inside_it(played: Run) -> None:
+    """Nothing is cut off at the edge, by the widths of the widest usual font."""
+    root = parsed(pictures.draw(played))
+    width = float((root.get("viewBox") or "").split()[2])
+    outside = []
+    for text in root.iter(f"{SVG}text"):
+        words, x = text.text or "", float(text.get("x") or 0)
+        style = text.get("class") or ""
+        size = (
+            16 if "title" in style else 11 if "small" in style or "inside" in style else 10 if "number" in style else 12
+        )
+        wide = text_width(words, size)
+        start = x - {"middle": wide / 2, "end": wide}.get(text.get("text-anchor") or "", 0)
+        if "number" not in style and (start < 0 or start + wide > width + 2):
+            outside.append(words)
+
+    assert outside == []
+
+
+@EVERY
+def test_ids_are_unique_on_a_page(played: Run) -> None:
+    """Each picture is named by its own title."""
+    ids = [one for one in re.findall(r'\bid="([^"]+)"', pages.draw(played, "x")) if one not in {"hatch", "rest"}]
+
+    assert len(ids) == len(set(ids))
+
+
+@EVERY
+def test_page_is_well_formed(played: Run) -> None:
+    """Read as XML, it has the story as a list and the verdict of each scene."""
+    text = pages.draw(played, "lockkit lab 'a & b'").removeprefix("<!doctype html>\n")
+    root = parsed(text)
+
+    assert root.get("lang") == "en"
+    assert len(root.findall(".//section")) == len(played.results)
+    assert [one.text for one in root.iterfind(".//code")] == ["lockkit lab 'a & b'"]
+    assert 'content="width=device-width, initial-scale=1"' in text
+
+
+@EVERY
+@pytest.mark.parametrize("width", [40, 60, 80, 200])
+def test_lines_fit_the_terminal(played: Run, width: int) -> None:
+    """From a narrow window to a wide one."""
+    lines = terminal.draw(played, width=width).splitlines()
+
+    assert max(map(len, lines)) <= min(width, terminal.WIDTH_MAX)
+
+
+@EVERY
+def test_colours_change_nothing_but_colours(played: Run) -> None:
+    """Without them, and with ASCII only, the same is said."""
+    plain = terminal.draw(played)
+    coloured = terminal.draw(played, colour=True)
+
+    assert "\033[" not in plain
+    assert coloured != plain
+    assert re.sub(r"\033\[[0-9;]*m", "", coloured) == plain
+    assert terminal.draw(played, ascii_only=True).isascii()
+
+
+def test_terminal_shows_the_broken_promise() -> None:
+    """What a reader looks for first."""
+    text = terminal.draw(RUNS["gc-pause", False])
+    (lane,) = [line for line in text.splitlines() if line.startswith("A  ")]
+
+    assert re.search(r"█ token 1 █+▒+─+$", lane)
+    assert "BROKEN: a newer write was lost." in text
+    assert "two holders" in terminal.draw(RUNS["clock-jump", False])
+    assert "CONTAINED" in terminal.draw(RUNS["gc-pause", True])
+
+
+def test_names_from_a_file_cannot_break_the_picture() -> None:
+    """A title may have any character that XML must not have bare."""
+    scenario = load("client-death")
+    (result,) = run(scenario).results
+    odd = Run(scenario, (replace(result, scene=replace(result.scene, title='<b> & "c" </svg>')),))
+
+    root = parsed(pictures.draw(odd))
+    page = pages.draw(odd, "x")
+
+    assert root.findtext(f"{SVG}title") == '<b> & "c" </svg>'
+    assert "<b>" not in page
+
+
+def test_text_is_broken_where_it_does_not_fit() -> None:
+    """Also a single long word has its line."""
+    assert wrap("one two three", 1e9, 12) == ["one two three"]
+    assert wrap("one two three", 1, 12) == ["one", "two", "three"]
+    assert wrap("", 100, 12) == []

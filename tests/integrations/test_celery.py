@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -88,15 +88,36 @@ def celery(server: RedisServer, folder: Path, *arguments: str) -> Iterator[subpr
 WORKER = ("worker", "--concurrency=2", "--without-gossip", "--without-mingle", "--without-heartbeat")
 
 
+class Worker:
+    """A worker of two forked processes, which may be killed and started again."""
+
+    def __init__(self, server: RedisServer, folder: Path, stack: ExitStack) -> None:
+        self._server, self._folder, self._stack = server, folder, stack
+        self.start()
+
+    def start(self) -> None:
+        """Start it; its first answer takes seconds."""
+        self._process = self._stack.enter_context(celery(self._server, self._folder, *WORKER))
+
+    def kill(self) -> None:
+        """Kill all of its processes at once."""
+        os.killpg(self.pid, signal.SIGKILL)
+        self._process.wait()
+
+    @property
+    def pid(self) -> int:
+        """Of the process that forks the others."""
+        return self._process.pid
+
+
 @pytest.fixture(scope="module")
-def worker(
-    server: RedisServer, shop: ModuleType, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[subprocess.Popen[bytes]]:
-    """A worker of two forked processes that answers."""
+def worker(server: RedisServer, shop: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
+    """A worker that answers."""
     folder = tmp_path_factory.mktemp("worker")
-    with celery(server, folder, *WORKER) as process:
+    with ExitStack() as stack:
+        started = Worker(server, folder, stack)
         assert shop.clients.delay(0).get(timeout=START_SECONDS), (folder / "log").read_text()
-        yield process
+        yield started
 
 
 @pytest.mark.usefixtures("worker")
@@ -148,7 +169,7 @@ class TestWorker:
         assert others == [first, first]
         assert [event["what"] for event in shop.events(connection)] == ["begin", "end"]
 
-    def test_forked_process_has_a_client_of_its_own(self, shop: ModuleType, worker: subprocess.Popen[bytes]) -> None:
+    def test_forked_process_has_a_client_of_its_own(self, shop: ModuleType, worker: Worker) -> None:
         """The parent had one before it forked."""
         owners, own, holders = shop.clients.delay(7).get(timeout=PATIENCE)
 
@@ -157,22 +178,19 @@ class TestWorker:
 
 
 @pytest.mark.timeout(START_SECONDS * 2 + 60)
-def test_task_of_a_killed_worker_is_done_by_the_next(
-    server: RedisServer, shop: ModuleType, connection: redis.Redis, worker: subprocess.Popen[bytes], tmp_path: Path
-) -> None:
+def test_task_of_a_killed_worker_is_done_by_the_next(shop: ModuleType, connection: redis.Redis, worker: Worker) -> None:
     """With acks_late the broker delivers it again; the lock is free after its ttl; the key lets it complete once."""
     connection.set(shop.HOLD, 1)
     result = shop.charge.delay(8)
     (begun,) = until(lambda: shop.events(connection))
-    os.killpg(worker.pid, signal.SIGKILL)
-    worker.wait()
+    worker.kill()
     connection.delete(shop.HOLD)
     # The broker delivers it again when a worker starts after the visibility timeout, and else looks only now and then.
     until(lambda: connection.zrange("unacked_index", 0, time.time() - shop.VISIBLE_SECONDS, byscore=True))
 
-    with celery(server, tmp_path, *WORKER):
-        returned = result.get(timeout=START_SECONDS)
-        repeated = shop.charge.delay(8).get(timeout=PATIENCE)
+    worker.start()
+    returned = result.get(timeout=START_SECONDS)
+    repeated = shop.charge.delay(8).get(timeout=PATIENCE)
 
     assert returned["token"] > begun["token"]
     assert repeated == returned

@@ -5,55 +5,36 @@ from __future__ import annotations
 import importlib
 import os
 import signal
-import subprocess
 import sys
 import time
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import redis
 from celery import Celery
+from celery_once import AlreadyQueued, QueueOnce
 
 import lockkit
 from lockkit.errors import ConfigurationError, LockError, LockLost, LockTimeout
 from lockkit.integrations.celery import LockedTask
 from lockkit.integrations.jobs import current_lease
-from lockkit.testing.servers import RedisServer, require
 from lockkit.testing.timing import PATIENCE
-from tests.conventions.sources import ROOT
+from tests.integrations.celery_processes import START_SECONDS, celery, until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
     from types import ModuleType
 
-START_SECONDS = 60.0
-"""Until a worker answers: it imports Celery and forks."""
-
-
-def until(condition: Callable[[], Any], seconds: float = PATIENCE) -> Any:  # noqa: ANN401 - whatever it gives
-    """Poll until something is true, and return it."""
-    deadline = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < deadline, "did not happen"
-        time.sleep(0.02)
-    return found
+    from lockkit.testing.servers import RedisServer
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[RedisServer]:
-    """Broker, result backend and lock server in one."""
-    require("redis", local=True)
-    with RedisServer() as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def shop(server: RedisServer) -> Iterator[ModuleType]:
+def shop(redis_server: RedisServer) -> Iterator[ModuleType]:
     """The app, as the sender imports it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("LOCKKIT_TEST_REDIS", server.url)
+        patch.setenv("LOCKKIT_TEST_REDIS", redis_server.url)
         module = importlib.import_module("tests.integrations.celery_app")
         yield module
         module.app.close()
@@ -61,28 +42,11 @@ def shop(server: RedisServer) -> Iterator[ModuleType]:
 
 
 @pytest.fixture
-def connection(server: RedisServer, shop: ModuleType) -> Iterator[redis.Redis]:
+def connection(redis_server: RedisServer, shop: ModuleType) -> Iterator[redis.Redis]:
     """To Redis, without events of earlier tests."""
-    with redis.Redis.from_url(server.url) as connected:
+    with redis.Redis.from_url(redis_server.url) as connected:
         connected.delete(shop.EVENTS)
         yield connected
-
-
-@contextmanager
-def celery(server: RedisServer, folder: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a command of Celery as a process group, and kill what is left of that at the end."""
-    environment = {**os.environ, "LOCKKIT_TEST_REDIS": server.url, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "celery", "-A", "tests.integrations.celery_app", *arguments]
-    with (folder / "log").open("ab") as log:
-        process = subprocess.Popen(
-            command, cwd=ROOT, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
-        )
-    try:
-        yield process
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
 
 
 WORKER = ("worker", "--concurrency=2", "--without-gossip", "--without-mingle", "--without-heartbeat")
@@ -91,13 +55,13 @@ WORKER = ("worker", "--concurrency=2", "--without-gossip", "--without-mingle", "
 class Worker:
     """A worker of two forked processes, which may be killed and started again."""
 
-    def __init__(self, server: RedisServer, folder: Path, stack: ExitStack) -> None:
-        self._server, self._folder, self._stack = server, folder, stack
+    def __init__(self, url: str, log: Path, stack: ExitStack) -> None:
+        self._url, self._log, self._stack = url, log, stack
         self.start()
 
     def start(self) -> None:
         """Start it; its first answer takes seconds."""
-        self._process = self._stack.enter_context(celery(self._server, self._folder, *WORKER))
+        self._process = self._stack.enter_context(celery(self._url, self._log, *WORKER))
 
     def kill(self) -> None:
         """Kill all of its processes at once."""
@@ -111,12 +75,12 @@ class Worker:
 
 
 @pytest.fixture(scope="module")
-def worker(server: RedisServer, shop: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
+def worker(redis_server: RedisServer, shop: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
     """A worker that answers."""
-    folder = tmp_path_factory.mktemp("worker")
+    log = tmp_path_factory.mktemp("worker") / "log"
     with ExitStack() as stack:
-        started = Worker(server, folder, stack)
-        assert shop.clients.delay(0).get(timeout=START_SECONDS), (folder / "log").read_text()
+        started = Worker(redis_server.url, log, stack)
+        assert shop.clients.delay(0).get(timeout=START_SECONDS), log.read_text()
         yield started
 
 
@@ -195,6 +159,43 @@ def test_task_of_a_killed_worker_is_done_by_the_next(shop: ModuleType, connectio
     assert returned["token"] > begun["token"]
     assert repeated == returned
     assert [event["what"] for event in shop.events(connection)] == ["begin", "begin", "end"]
+
+
+# -- what a well-known lock for Celery does, celery-once 3.0.1 ---------------------------------------------------------
+
+
+def test_lock_of_celery_once_ends_while_its_task_runs(redis_server: RedisServer) -> None:
+    """It is taken when the task is sent, is not renewed, and is deleted without a look at whose it is."""
+    app = Celery("once", broker="memory://", set_as_current=False)
+    app.conf.ONCE = {"backend": "celery_once.backends.Redis", "settings": {"url": redis_server.url}}
+
+    @app.task(shared=False, base=QueueOnce, once={"timeout": 1})
+    def pay(n: int) -> None: ...
+
+    pay.apply_async((1,))  # A, which a worker may begin to run now, or in an hour
+    with pytest.raises(AlreadyQueued):
+        pay.apply_async((1,))
+    until(lambda: not pay.once_backend.redis.exists(pay.get_key((1,))))
+    pay.apply_async((1,))  # B: A has not ended, but its lock has
+    pay.after_return("SUCCESS", None, "a", (1,), {}, None)  # A ends, and deletes the lock of B
+    pay.apply_async((1,))  # C
+
+
+def test_lock_of_celery_once_outlives_its_worker(redis_server: RedisServer) -> None:
+    """Nobody deletes the lock of a task whose worker was killed: it stays for the timeout, an hour unless told else."""
+    app = Celery("once", broker="memory://", set_as_current=False)
+    app.conf.ONCE = {"backend": "celery_once.backends.Redis", "settings": {"url": redis_server.url}}
+
+    @app.task(shared=False, base=QueueOnce)
+    def pay(n: int) -> None: ...
+
+    pay.apply_async((2,))  # its worker is killed: after_return never runs
+    assert pay.once_backend.redis.ttl(pay.get_key((2,))) > 3500
+    with pytest.raises(AlreadyQueued):
+        pay.apply_async((2,))
+
+
+# -- in one process --------------------------------------------------------------------------------------------------
 
 
 def local_app(**settings: Any) -> Celery:

@@ -116,7 +116,7 @@ class JobLock:
 
         Raises:
             ConfigurationError: Neither a lock nor a key is given, ``on_busy`` is unknown, the function is a generator
-                function, or a field is no parameter of the function.
+                or coroutine function, or a field is no parameter of the function.
         """
         if lock is None and once is None:
             message = "give the job a lock, such as lock='acct:{n}', or a key, such as once='charge:{order_id}'"
@@ -127,6 +127,10 @@ class JobLock:
         self.on_busy = on_busy
         self._lock = None if lock is None else NameTemplate(lock, function)
         self._once = None if once is None else NameTemplate(once, function)
+        template = self._lock or self._once
+        if template is not None and template.is_coroutine:
+            message = f"{template.label!r} is a coroutine function: use `async with client.lock(...)` in it instead"
+            raise ConfigurationError(message, name=lock or once)
         self._lock_label, self._once_label = lock, once
         self._ttl = ttl
         self._timeout = timeout if on_busy == "wait" else 0

@@ -11,6 +11,7 @@ from rq import get_current_job
 import lockkit
 from lockkit.integrations import jobs
 from lockkit.integrations.rq import current_lease, locked_job
+from lockkit.testing.timing import PATIENCE
 
 URL = os.environ.get("LOCKKIT_TEST_REDIS", "memory://rq")
 EVENTS = "events"
@@ -54,3 +55,13 @@ def lose(n: int) -> str:
         operator.break_lock(f"lost:{n}")
     assert current_lease().wait_lost(20)
     return "well"
+
+
+def pay_unlocked(n: int, together: int) -> int:
+    """Work on an account as RQ alone lets it; return how many were at it at the same time."""
+    record(f"begin {n}")
+    deadline = time.monotonic() + PATIENCE
+    with redis.Redis.from_url(URL) as connection:
+        while connection.llen(EVENTS) < together and time.monotonic() < deadline:
+            time.sleep(0.02)
+        return int(connection.llen(EVENTS))

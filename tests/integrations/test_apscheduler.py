@@ -17,7 +17,7 @@ import lockkit
 from lockkit.errors import ConfigurationError
 from lockkit.integrations.apscheduler import Leadership, leader_only
 from lockkit.testing.timing import PATIENCE
-from tests.integrations.celery_processes import until
+from tests.integrations.processes import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

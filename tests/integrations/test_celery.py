@@ -20,7 +20,7 @@ from lockkit.errors import ConfigurationError, LockError, LockLost, LockTimeout
 from lockkit.integrations.celery import LockedTask
 from lockkit.integrations.jobs import current_lease
 from lockkit.testing.timing import PATIENCE
-from tests.integrations.celery_processes import START_SECONDS, celery, until
+from tests.integrations.processes import START_SECONDS, celery, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

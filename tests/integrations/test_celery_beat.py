@@ -22,7 +22,7 @@ from lockkit.errors import ConfigurationError
 from lockkit.integrations.celery import LeaderOnly
 from lockkit.integrations.celery.beat import STANDBY_SECONDS
 from lockkit.testing.timing import PATIENCE
-from tests.integrations.celery_processes import START_SECONDS, celery, until
+from tests.integrations.processes import START_SECONDS, celery, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import dramatiq
 import pytest
 from dramatiq.brokers.stub import StubBroker
+from dramatiq.rate_limits import ConcurrentRateLimiter
+from dramatiq.rate_limits.backends import StubBackend as StubLimits
 from dramatiq.results import Results
 from dramatiq.results.backends import StubBackend
 
@@ -15,6 +17,7 @@ import lockkit
 from lockkit.errors import LockLost, LockTimeout
 from lockkit.integrations.dramatiq import current_lease, locked_actor
 from lockkit.testing.timing import PATIENCE
+from tests.integrations.processes import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -63,6 +66,22 @@ def test_messages_of_one_account_run_one_after_the_other(broker: StubBroker) -> 
     tokens = [message.get_result(block=True, timeout=TIMEOUT) for message in messages]
     assert len(set(tokens)) == 3
     assert overlaps == [1, 1, 1]
+
+
+def test_limiter_of_dramatiq_lets_a_second_one_in() -> None:
+    """Dramatiq's own, with a limit of 1: nothing renews its key."""
+    limits = StubLimits()  # type: ignore[no-untyped-call] # has no types
+    limiter = ConcurrentRateLimiter(limits, "acct:1", limit=1, ttl=100)  # type: ignore[no-untyped-call] # as above
+
+    with limiter.acquire():
+        with limiter.acquire(raise_on_failure=False) as second:
+            assert not second
+
+        def acquired() -> bool:
+            with limiter.acquire(raise_on_failure=False) as found:
+                return bool(found)
+
+        until(acquired)
 
 
 def test_skip_drops_a_message_whose_lock_is_busy(broker: StubBroker, client: lockkit.Client) -> None:

@@ -20,7 +20,7 @@ from lockkit.errors import ConfigurationError, LockTimeout
 from lockkit.integrations.rq import current_lease, locked_job
 from lockkit.testing.timing import PATIENCE
 from tests.conventions.sources import ROOT
-from tests.integrations.celery_processes import START_SECONDS, until
+from tests.integrations.processes import START_SECONDS, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,6 +29,11 @@ if TYPE_CHECKING:
     from rq.job import Job
 
     from lockkit.testing.servers import RedisServer
+
+
+COMMAND = """
+rq worker --with-scheduler default
+"""
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +59,7 @@ def queue(
     """A queue with two workers that run jobs."""
     log = tmp_path_factory.mktemp("rq") / "log"
     environment = {**os.environ, "LOCKKIT_TEST_REDIS": redis_server.url, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "rq.cli", "worker", "--url", redis_server.url, "--with-scheduler", "default"]
+    command = [sys.executable, "-m", "rq.cli", *COMMAND.split()[1:], "--url", redis_server.url]
     processes = []
     try:
         with log.open("ab") as out:
@@ -90,6 +95,18 @@ def test_jobs_of_one_account_run_one_after_the_other(queue: Queue, jobs: ModuleT
     lines: list[Any] = connection.lrange(jobs.EVENTS, 0, -1)
     assert [line.decode() for line in lines] == [f"{what} {n}" for n, *_ in returned for what in ("begin", "end")]
     assert all(pid == maker for _, pid, maker in returned)
+
+
+@pytest.mark.timeout(START_SECONDS + 60)
+def test_rq_alone_runs_two_jobs_of_an_account_at_the_same_time(
+    queue: Queue, jobs: ModuleType, connection: redis.Redis
+) -> None:
+    """Its own: `unique` jobs are those of one id, and these two differ. Each waits until the other one is there."""
+    connection.delete(jobs.EVENTS)
+    sent = [queue.enqueue(jobs.pay_unlocked, 5, 2) for _ in range(2)]
+
+    assert [ended(job) for job in sent] == [JobStatus.FINISHED] * 2
+    assert [job.return_value() for job in sent] == [2, 2]
 
 
 @pytest.mark.timeout(START_SECONDS + 60)

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 import pytest
 import redis
@@ -74,7 +75,7 @@ class Beats:
         self.now = START
         self.made: list[Led] = []
         self.app = Celery("beats", broker="memory://", set_as_current=False)
-        self.app.now = lambda: self.now
+        self.app.now = lambda: self.now.astimezone(self.app.timezone)
         self.app.conf.update(lockkit_url=url, lockkit_beat_ttl=60, result_expires=None)
 
     def schedule(self, **entries: schedules.BaseSchedule) -> None:
@@ -101,9 +102,9 @@ class Beats:
 
 
 @pytest.fixture
-def beats(request: pytest.FixtureRequest) -> Iterator[Beats]:
+def beats() -> Iterator[Beats]:
     """With locks of this test alone."""
-    made = Beats(f"memory://{request.node.name}")
+    made = Beats(f"memory://{uuid4().hex}")
     yield made
     for beat in made.made:
         beat.close()
@@ -144,16 +145,20 @@ def test_new_leader_sends_nothing_that_the_old_one_has_sent(beats: Beats) -> Non
     """Though its own notes of last runs are hours old; and it goes on from there."""
     beats.schedule(report=schedules.crontab(minute="*/20"), poll=schedules.schedule(timedelta(minutes=10)))
     a, b = beats.led(), beats.led()
-    for _ in range(8):
+    for _ in range(9):
         beats.run(a, b)
         beats.advance(minutes=10)
+    beats.run(a, b)
+    assert len(a.sent) == len(set(a.sent)) == 4 + 9
+    assert max(a.sent) == "report 2026-03-01T10:20:00+00:00"
     assert b.sent == []
     a.close()
 
     beats.run(b)
-    assert len(a.sent) == len(set(a.sent)) == 3 + 7
-    assert sorted({*a.sent, *b.sent}) == sorted([*a.sent, *b.sent])
-    assert b.sent == ["poll 2026-03-01T10:20:00+00:00", "report 2026-03-01T10:20:00+00:00"]
+    assert b.sent == []
+    beats.advance(minutes=10)
+    beats.run(b)
+    assert sorted(b.sent) == ["poll 2026-03-01T10:40:00+00:00", "report 2026-03-01T10:40:00+00:00"]
 
 
 def test_beat_that_was_replaced_between_look_and_sending_sends_nothing(beats: Beats) -> None:
@@ -216,6 +221,28 @@ def test_many_missed_ticks_are_one(beats: Beats) -> None:
     beats.run(a)
 
     assert sorted(a.sent) == ["poll 2027-04-05T09:00:00+00:00", "report 2027-04-05T09:00:00+00:00"]
+
+
+@pytest.mark.parametrize("enable_utc", [True, False])
+def test_due_times_of_a_crontab_are_local(beats: Beats, *, enable_utc: bool) -> None:
+    """The mark bears them in UTC, so that two hours with one name, as when summer time ends, are two."""
+    beats.app.conf.update(timezone="Europe/Berlin", enable_utc=enable_utc)
+    beats.schedule(report=schedules.crontab(hour="12", minute="0"), half=schedules.crontab(hour="2", minute="30"))
+    a, b = beats.led(), beats.led()
+    beats.run(a, b)
+
+    beats.advance(hours=4)
+    beats.run(a, b)
+    assert a.sent == ["report 2026-03-01T11:00:00+00:00"]
+
+    beats.now = datetime(2026, 10, 24, 12, 0, tzinfo=UTC)
+    beats.run(a, b)
+    for _ in range(48):
+        beats.advance(minutes=30)
+        beats.run(a, b)
+    assert b.sent == []
+    assert "half 2026-10-25T00:30:00+00:00" in a.sent
+    assert len(a.sent) == len(set(a.sent))
 
 
 def test_lock_server_without_notes_is_refused(beats: Beats) -> None:

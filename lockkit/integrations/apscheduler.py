@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import logging
 import threading
+from contextlib import suppress
 from datetime import datetime
 from typing import TYPE_CHECKING
 
 from apscheduler.events import EVENT_SCHEDULER_SHUTDOWN, EVENT_SCHEDULER_STARTED
+from apscheduler.jobstores.base import JobLookupError
 from apscheduler.triggers.date import DateTrigger
 
 from lockkit.errors import ConfigurationError, LockError
@@ -120,6 +122,9 @@ class Leadership:
             except LockError as error:
                 log.error("election %r: the scheduler runs no jobs: %s", self._election.name, error)  # noqa: TRY400 - a sentence says it all
                 self._stop.wait(AGAIN_SECONDS)
+            except Exception:  # of a job store: it must not end the campaign of this process
+                log.exception("election %r: the scheduler runs no jobs", self._election.name)
+                self._stop.wait(AGAIN_SECONDS)
 
     def _lead(self, term: Term) -> None:
         log.info("the scheduler leads election %r in term %d", self._election.name, term.token)
@@ -141,7 +146,8 @@ class Leadership:
             if job.next_run_time > now:
                 continue
             following = job.trigger.get_next_fire_time(None, now)
-            if following is not None and following > now:
-                job.modify(next_run_time=following)
-            elif isinstance(job.trigger, DateTrigger):
-                job.remove()
+            with suppress(JobLookupError):  # the application has removed it meanwhile
+                if following is not None and following > now:
+                    job.modify(next_run_time=following)
+                elif isinstance(job.trigger, DateTrigger):
+                    job.remove()

@@ -65,7 +65,7 @@ def locked_actor(
     Decorate a function: make it an actor that runs under a lock.
 
     `current_lease` gives the function its lease, and so the fencing token. If the lease is lost, a message whose
-    function ends well fails all the same, with `lockkit.LockLost`.
+    function ends well fails, with `lockkit.LockLost`.
 
     Args:
         lock: Name of the lock, such as ``acct:{n}``, with fields that the arguments fill.

@@ -50,7 +50,7 @@ def locked_job(
     Decorate the function of jobs: each runs under a lock.
 
     `current_lease` gives the function its lease, and so the fencing token. If the lease is lost, a job whose function
-    ends well fails all the same, with `lockkit.LockLost`.
+    ends well fails, with `lockkit.LockLost`.
 
     Args:
         lock: Name of the lock, such as ``acct:{n}``, with fields that the arguments fill.

@@ -31,7 +31,7 @@ class LockedTask(Task):  # type: ignore[misc] # celery has no types
 
     The worker acquires the lock when it runs the task, renews it meanwhile, and releases it after the task. While the
     task runs, ``self.request.lockkit_token`` is the fencing token, and ``self.request.lockkit_lease`` the lease. If the
-    lease is lost, a task that ends well fails all the same, with `lockkit.LockLost`. A task without ``lock`` and
+    lease is lost, a task that ends well fails, with `lockkit.LockLost`. A task without ``lock`` and
     ``once`` runs as any other.
 
     Attributes:

@@ -66,7 +66,8 @@ def run(folder: Path, tests: str, *arguments: str) -> str:
     """Run pytest in a project of its own, as its developers do; give what was made."""
     (folder / "test_project.py").write_text(tests)
     (folder / "pytest.ini").write_text("[pytest]\n")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "lockkit.testing.kit.plugin"]
+    (folder / "conftest.py").write_text('pytest_plugins = ["lockkit.testing.kit"]\n')
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")},
         "PYTHONPATH": str(ROOT),

@@ -27,9 +27,7 @@ JOURNAL = "payments:journal"
 REDIS = os.environ.get("REDIS_URL", "redis://localhost:6379/0")
 
 
-@locked_job(
-    "account:{account}", once="order:{order}", busy_countdown=1, url=os.environ.get("LOCKKIT_URL", REDIS), ttl=10
-)
+@locked_job("account:{account}", once="order:{order}", busy_countdown=1, url=os.environ.get("LOCKKIT_URL", REDIS))
 def pay(order: int, account: str) -> str:
     """Pay an order."""
     with Redis.from_url(REDIS) as connection:

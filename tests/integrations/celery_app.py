@@ -18,12 +18,13 @@ URL = os.environ["LOCKKIT_TEST_REDIS"]
 EVENTS = "events"
 HOLD = "hold"
 VISIBLE_SECONDS = 2
-TTL = 1.5
+BEAT_TTL = 1.5
+CHARGE_TTL = 4.0
 
 app = Celery("shop", broker=URL, backend=URL)
 app.conf.update(
     lockkit_url=URL,
-    lockkit_beat_ttl=TTL,
+    lockkit_beat_ttl=BEAT_TTL,
     broker_connection_retry_on_startup=True,
     broker_transport_options={"visibility_timeout": VISIBLE_SECONDS},
     worker_prefetch_multiplier=1,
@@ -91,7 +92,7 @@ def lose(self: LockedTask, n: int) -> str:
     name="shop.charge",
     lock="acct:{n}",
     once="charge:{n}",
-    lock_ttl=TTL,
+    lock_ttl=CHARGE_TTL,
     busy_countdown=0.2,
     acks_late=True,
 )

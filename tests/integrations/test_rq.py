@@ -90,7 +90,7 @@ def test_jobs_of_one_account_run_one_after_the_other(queue: Queue, jobs: ModuleT
     connection.delete(jobs.EVENTS)
     sent = [queue.enqueue(jobs.pay, 1, 0.3) for _ in range(2)]
 
-    assert [ended(job) for job in sent] == [JobStatus.FINISHED] * 2
+    assert [ended(job, START_SECONDS) for job in sent] == [JobStatus.FINISHED] * 2
     returned: list[Any] = sorted((job.return_value() for job in sent), key=str)
     lines: list[Any] = connection.lrange(jobs.EVENTS, 0, -1)
     assert [line.decode() for line in lines] == [f"{what} {n}" for n, *_ in returned for what in ("begin", "end")]

@@ -18,8 +18,9 @@ __all__ = ["OncePerRun"]
 
 T = TypeVar("T")
 
-TTL_SECONDS: Seconds = 10.0
-"""Until another worker makes what one that was killed has begun, seconds. Renewed meanwhile."""
+TTL_SECONDS: Seconds = 30.0
+"""Until another worker makes what one that was killed has begun, seconds. Shorter could take a worker that
+stalls for a dead one."""
 
 KEEP_SECONDS: Seconds = 7 * 24 * 3600.0
 """Longer than any run, seconds."""

@@ -4,4 +4,9 @@ What joins lockkit to other libraries of an application. Each module needs the l
 - `lockkit.integrations.logging`: events of locks as records of the standard library's logging.
 - `lockkit.integrations.prometheus`: metrics for Prometheus.
 - `lockkit.integrations.opentelemetry`: spans and metrics for OpenTelemetry.
+- `lockkit.integrations.celery`: tasks under a lock, and a beat of which several may run.
+- `lockkit.integrations.apscheduler`: several schedulers of APScheduler 3, of which one runs the jobs.
+- `lockkit.integrations.dramatiq`: actors under a lock.
+- `lockkit.integrations.rq`: jobs under a lock.
+- `lockkit.integrations.jobs`: what tasks, actors and jobs share.
 """

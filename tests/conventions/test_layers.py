@@ -27,7 +27,11 @@ ROOMS_BELOW = {
     "backends": {"ground", "configuration", "backends"},  # `backends.lock_state` stands outside of all packages
     "storage": {"ground", "storage"},
     "doors": {"ground", "storage"},
-    "integrations": {"ground", "faces"},  # join lockkit to libraries of the application; nothing imports them
+    "integrations": {
+        "ground",
+        "configuration",
+        "faces",
+    },  # join lockkit to libraries of the application; nothing imports them
     "lockkit": {"ground", "faces", "doors"},
 }
 # Backends that are built on another one, or on what they share.

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from lockkit import observers
+from lockkit.testing.servers import RedisServer, require
 from lockkit.testing.timing import PATIENCE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 @pytest.fixture(autouse=True)
@@ -13,3 +19,11 @@ def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a busy machine an observer may take longer than a call waits for it."""
     monkeypatch.setattr(observers, "WAIT_SECONDS", PATIENCE)
     monkeypatch.setattr(observers, "LAST_SECONDS", PATIENCE)
+
+
+@pytest.fixture(scope="module")
+def redis_server() -> Iterator[RedisServer]:
+    """Broker, result backend and lock server in one."""
+    require("redis", local=True)
+    with RedisServer() as running:
+        yield running

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 
     from lockkit.testing.kit.clients import AioKitClient, KitClient
     from lockkit.testing.kit.clock import Clock
+    from lockkit.testing.kit.workers import OncePerRun
 
-__all__ = ["assert_fenced", "lockkit_aio_client", "lockkit_client", "lockkit_time"]
+__all__ = ["assert_fenced", "lockkit_aio_client", "lockkit_client", "lockkit_once", "lockkit_time"]
 
 
 @pytest.fixture
@@ -50,6 +51,16 @@ def lockkit_aio_client(lockkit_time: Clock) -> Iterator[AioKitClient]:
     client = AioKitClient(lockkit_time)
     yield client
     client.close_without_loop()
+
+
+@pytest.fixture(scope="session")
+def lockkit_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OncePerRun]:
+    """``lockkit_once(key, make)``: what the first worker of pytest-xdist makes, and all the others get."""
+    from lockkit.testing.kit.workers import OncePerRun  # noqa: PLC0415 - see above
+
+    once = OncePerRun(tmp_path_factory)
+    yield once
+    once.close()
 
 
 def assert_fenced(

@@ -1,0 +1,125 @@
+"""Tasks that run under a lock."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from celery import Task
+from celery.exceptions import Reject, Retry
+
+from lockkit.integrations.jobs import KEEP_SECONDS, RETRY_SECONDS, JobBusy, JobLock, OnBusy, client_of_process
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+    from celery import Celery
+
+    from lockkit.errors import LockTimeout
+    from lockkit.sync.lease import Lease
+    from lockkit.units import Seconds
+
+__all__ = ["LockedTask"]
+
+log = logging.getLogger("lockkit")
+
+
+class LockedTask(Task):  # type: ignore[misc] # celery has no types
+    """
+    Base of tasks that run under a lock: ``@app.task(base=LockedTask, lock="acct:{n}")``.
+
+    The worker acquires the lock when it runs the task, renews it meanwhile, and releases it after the task. While the
+    task runs, ``self.request.lockkit_token`` is the fencing token, and ``self.request.lockkit_lease`` the lease. If the
+    lease is lost, a task that ends well fails, with `lockkit.LockLost`. A task without ``lock`` and
+    ``once`` runs as any other.
+
+    Attributes:
+        lock: Name of the lock, with fields that the task's arguments fill.
+        on_busy: What happens to a task whose lock is busy: ``"retry"`` sends it again, ``"skip"`` ends it with None,
+            ``"wait"`` waits in the worker. A task that is called directly, or eagerly, raises `lockkit.LockTimeout`
+            instead of being sent again.
+        busy_countdown: After how many seconds a ``"retry"`` is to run. It does not count for ``max_retries``.
+        lock_ttl: Seconds until others get the lock of a worker that was killed. None: the client's default.
+        lock_timeout: How many seconds ``"wait"`` waits before it fails with `lockkit.LockTimeout`; None without limit.
+        once: Key, with fields: a task with this key runs until it has succeeded once, and repeats return the stored
+            result, which must be JSON.
+        once_keep: How many seconds that result is kept.
+    """
+
+    abstract = True
+
+    lock: ClassVar[str | None] = None
+    on_busy: ClassVar[OnBusy] = "retry"
+    busy_countdown: ClassVar[Seconds] = RETRY_SECONDS
+    lock_ttl: ClassVar[Seconds | timedelta | None] = None
+    lock_timeout: ClassVar[Seconds | timedelta | None] = None
+    once: ClassVar[str | None] = None
+    once_keep: ClassVar[float | timedelta] = KEEP_SECONDS
+
+    _job_lock: ClassVar[JobLock | None] = None
+
+    @classmethod
+    def on_bound(cls, app: Celery) -> None:
+        """
+        Check the options when Celery registers the task, not at its first call.
+
+        Raises:
+            ConfigurationError: An option is wrong, or a field is no argument of the task.
+        """
+        super().on_bound(app)
+        cls._job_lock = None
+        if cls.lock is None and cls.once is None:
+            return
+        run = inspect.getattr_static(cls, "run").__get__(object(), cls)  # without the `self` of a bound task
+        cls._job_lock = JobLock(
+            run,
+            cls.lock,
+            on_busy=cls.on_busy,
+            ttl=cls.lock_ttl,
+            timeout=cls.lock_timeout,
+            once=cls.once,
+            keep=cls.once_keep,
+        )
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - what the task returns
+        """Run the task under its lock."""
+        if self._job_lock is None:
+            return super().__call__(*args, **kwargs)
+        if not self.request.called_directly:
+            return self._locked(self._job_lock, args, kwargs)
+        self.push_request(args=args, kwargs=kwargs)  # two threads that call it must not share a request
+        try:
+            return self._locked(self._job_lock, args, kwargs)
+        finally:
+            self.pop_request()
+
+    def _locked(self, job_lock: JobLock, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
+        request = self.request
+
+        def work(lease: Lease | None) -> Any:  # noqa: ANN401 - as above
+            request.lockkit_lease, request.lockkit_token = lease, lease and lease.token
+            try:
+                return self.run(*args, **kwargs)
+            finally:
+                request.lockkit_lease = None
+
+        try:
+            return job_lock.run(client_of_process(self.app.conf.get("lockkit_url")), work, args, kwargs)
+        except JobBusy as busy:
+            return self._busy(busy.timeout)
+
+    def _busy(self, error: LockTimeout) -> None:
+        request = self.request
+        if self.on_busy == "skip":
+            log.info("task %s[%s] skipped: %s", self.name, request.id, error)
+            return
+        if self.on_busy == "wait" or request.called_directly or request.is_eager:
+            raise error
+        # Not Task.retry(): it counts for max_retries, and a busy lock is no failure of the task.
+        signature = self.signature_from_request(request, countdown=self.busy_countdown, retries=request.retries)
+        try:
+            signature.apply_async()
+        except Exception as failed:  # as Task.retry() does: the broker keeps the message, or drops it by its own rules
+            raise Reject(failed, requeue=False) from failed
+        raise Retry(exc=error, when=self.busy_countdown, sig=signature) from error

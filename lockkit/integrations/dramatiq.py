@@ -1,0 +1,108 @@
+"""Dramatiq actors that run under a lock. Needs ``pip install 'lockkit[dramatiq]'``."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+import dramatiq
+from dramatiq.errors import Retry
+
+from lockkit.errors import LockTimeout
+from lockkit.integrations.jobs import (
+    KEEP_SECONDS,
+    RETRY_SECONDS,
+    JobBusy,
+    JobLock,
+    OnBusy,
+    client_of_process,
+    current_lease,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from datetime import timedelta
+
+    from lockkit.sync.lease import Lease
+    from lockkit.units import Seconds
+
+__all__ = ["ActorBusy", "current_lease", "locked_actor"]
+
+log = logging.getLogger("lockkit")
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class ActorBusy(Retry, LockTimeout):
+    """
+    The lock of an actor is busy. In a worker, Dramatiq sends the message again; elsewhere it is a `LockTimeout`.
+
+    Attributes:
+        delay: After how many milliseconds the message is to come again.
+    """
+
+    def __init__(self, error: LockTimeout, delay_ms: int) -> None:
+        """Keep what lockkit raised."""
+        LockTimeout.__init__(self, str(error), name=error.name, backend=error.backend, holder=error.holder)
+        self.delay = delay_ms
+
+
+def locked_actor(
+    lock: str | None = None,
+    *,
+    on_busy: OnBusy = "retry",
+    busy_countdown: Seconds = RETRY_SECONDS,
+    ttl: Seconds | timedelta | None = None,
+    timeout: Seconds | timedelta | None = None,
+    once: str | None = None,
+    keep: float | timedelta = KEEP_SECONDS,
+    url: str | None = None,
+    **options: Any,
+) -> Callable[[Callable[P, R]], dramatiq.Actor[P, R | None]]:
+    """
+    Decorate a function: make it an actor that runs under a lock.
+
+    `current_lease` gives the function its lease, and so the fencing token. If the lease is lost, a message whose
+    function ends well fails, with `lockkit.LockLost`.
+
+    Args:
+        lock: Name of the lock, such as ``acct:{n}``, with fields that the arguments fill.
+        on_busy: What happens to a message whose lock is busy: ``"retry"`` sends it again, which counts for
+            ``max_retries``; ``"skip"`` drops it, ``"wait"`` waits in the worker's thread.
+        busy_countdown: After how many seconds a ``"retry"`` is to run.
+        ttl: Seconds until others get the lock of a worker that was killed. None: the client's default.
+        timeout: How many seconds ``"wait"`` waits before it raises `lockkit.LockTimeout`; None without limit.
+        once: Key such as ``charge:{order_id}``: a message with it runs until it has succeeded once, and repeats return
+            the stored result, which must be JSON.
+        keep: How many seconds that result is kept.
+        url: Lock server, as for `lockkit.connect`. Each process makes its own client.
+        **options: For ``dramatiq.actor``.
+
+    Raises:
+        ConfigurationError: An option is wrong, or a field is no parameter of the function.
+    """
+
+    def decorate(function: Callable[P, R]) -> dramatiq.Actor[P, R | None]:
+        job = JobLock(function, lock, on_busy=on_busy, ttl=ttl, timeout=timeout, once=once, keep=keep)
+
+        @functools.wraps(function)
+        def locked(*arguments: P.args, **keywords: P.kwargs) -> R | None:
+            def work(_: Lease | None) -> R:
+                return function(*arguments, **keywords)
+
+            try:
+                return job.run(client_of_process(url), work, arguments, keywords)
+            except JobBusy as busy:
+                if on_busy == "wait":
+                    raise busy.timeout from None
+                if on_busy == "retry":
+                    raise ActorBusy(busy.timeout, round(busy_countdown * 1000)) from None
+                log.info("message of actor %s skipped: %s", function.__qualname__, busy)
+                return None
+
+        actor: dramatiq.Actor[P, R | None] = dramatiq.actor(locked, **options)
+        return actor
+
+    return decorate

@@ -1,0 +1,189 @@
+"""
+Jobs that run under a lock: what the integrations of Celery, Dramatiq and RQ share.
+
+A job's lock is acquired where the job runs, not where it is sent: a lock that is taken at the time of sending has to
+outlast the queue, and belongs to a process that does not do the work.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import AbstractContextManager, ExitStack
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
+
+from lockkit.configuration.name_template import NameTemplate
+from lockkit.errors import ConfigurationError, LockError, LockTimeout
+from lockkit.sync.client import Client, connect
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from datetime import timedelta
+
+    from lockkit.sync.lease import Lease
+    from lockkit.units import Seconds
+
+__all__ = ["KEEP_SECONDS", "RETRY_SECONDS", "JobBusy", "JobLock", "OnBusy", "client_of_process", "current_lease"]
+
+OnBusy = Literal["retry", "skip", "wait"]
+"""What happens to a job whose lock is busy: it is queued again, dropped, or waits in its worker."""
+
+KEEP_SECONDS: Seconds = 24 * 3600.0
+"""How long ``once`` keeps results unless told otherwise, seconds. Longer than queues deliver a job again."""
+
+RETRY_SECONDS: Seconds = 5.0
+"""How long a job waits in its queue after it found its lock busy, seconds. Longer leaves a free lock unused; shorter
+costs messages."""
+
+R = TypeVar("R")
+
+_clients: dict[tuple[int, str | None], Client] = {}
+_lease: ContextVar[Lease] = ContextVar("lockkit_job_lease")
+
+
+def client_of_process(url: str | None = None) -> Client:
+    """
+    Return the client of this process, made at its first use: so a worker that was forked never uses its parent's.
+
+    Args:
+        url: As for `lockkit.connect`.
+
+    Raises:
+        ConfigurationError: The URL or the profile is wrong.
+    """
+    key = (os.getpid(), url)
+    client = _clients.get(key)
+    if client is None:
+        # Two threads may make one each. The one that comes second uses the first's; neither has connected yet.
+        client = _clients.setdefault(key, connect(url))
+    return client
+
+
+def current_lease() -> Lease:
+    """
+    Return the lease of the job that runs in this thread or task: for its `token`, and for ``check()``.
+
+    Raises:
+        LockError: No job with a lock runs here.
+    """
+    lease = _lease.get(None)
+    if lease is None:
+        message = "current_lease() was called outside of a job that has a lock"
+        raise LockError(message)
+    return lease
+
+
+class JobBusy(Exception):
+    """
+    A job did not run, because its lock or its key was busy.
+
+    Attributes:
+        timeout: What lockkit raised.
+    """
+
+    def __init__(self, timeout: LockTimeout) -> None:
+        """Keep it."""
+        super().__init__(str(timeout))
+        self.timeout = timeout
+
+
+class JobLock:
+    """The lock of one kind of job, and the key by which it runs once."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        lock: str | None,
+        *,
+        on_busy: OnBusy = "retry",
+        ttl: Seconds | timedelta | None = None,
+        timeout: Seconds | timedelta | None = None,
+        once: str | None = None,
+        keep: float | timedelta = KEEP_SECONDS,
+    ) -> None:
+        """
+        Check what can be checked without a client.
+
+        Args:
+            function: Of the job. Its arguments fill the fields of ``lock`` and ``once``.
+            lock: Name of the lock, such as ``acct:{n}``; None if ``once`` is enough.
+            on_busy: ``"retry"``, ``"skip"`` or ``"wait"``.
+            ttl: Of the lock, seconds: how long others wait for a worker that was killed. None: the client's default.
+            timeout: How long ``"wait"`` waits, seconds; None without limit.
+            once: Key such as ``charge:{order_id}``: a job with it runs until it has succeeded once, and its repeats
+                return the stored result.
+            keep: How long that result is kept, seconds.
+
+        Raises:
+            ConfigurationError: Neither a lock nor a key is given, ``on_busy`` is unknown, the function is a generator
+                or coroutine function, or a field is no parameter of the function.
+        """
+        if lock is None and once is None:
+            message = "give the job a lock, such as lock='acct:{n}', or a key, such as once='charge:{order_id}'"
+            raise ConfigurationError(message)
+        if on_busy not in get_args(OnBusy):
+            message = f"on_busy must be 'retry', 'skip' or 'wait', not {on_busy!r}"
+            raise ConfigurationError(message, name=lock)
+        self.on_busy = on_busy
+        self._lock = None if lock is None else NameTemplate(lock, function)
+        self._once = None if once is None else NameTemplate(once, function)
+        template = self._lock or self._once
+        if template is not None and template.is_coroutine:
+            message = f"{template.label!r} is a coroutine function: use `async with client.lock(...)` in it instead"
+            raise ConfigurationError(message, name=lock or once)
+        self._lock_label, self._once_label = lock, once
+        self._ttl = ttl
+        self._timeout = timeout if on_busy == "wait" else 0
+        self._keep = keep
+
+    def run(
+        self, client: Client, work: Callable[[Lease | None], R], arguments: tuple[Any, ...], keywords: Mapping[str, Any]
+    ) -> R:
+        """
+        Run a job under its lock, or return the result of the run that has succeeded.
+
+        Args:
+            client: Of this process.
+            work: Does the job; gets the lease, or None without ``lock``.
+            arguments: Of the job's function.
+            keywords: Of the job's function.
+
+        Raises:
+            JobBusy: The lock, or another run with the same key, stayed busy. Nothing is held.
+            LockLost: The work ended well, but the lock was lost before: its result is not to be used.
+            ConfigurationError: A name is not valid, or ``once`` cannot store the result.
+            BackendUnavailable: The backend did not answer. The job has not run.
+        """
+        with ExitStack() as stack:
+            if self._once is None:
+                return self._run_locked(client, work, arguments, keywords)
+            key = self._once.name(arguments, keywords)
+            once = client.once(key, keep=self._keep, ttl=self._ttl, timeout=self._timeout, label=self._once_label)
+            attempt = _entered(stack, once)
+            if attempt.first:
+                attempt.done(self._run_locked(client, work, arguments, keywords))
+            result: R = attempt.result
+            return result
+
+    def _run_locked(
+        self, client: Client, work: Callable[[Lease | None], R], arguments: tuple[Any, ...], keywords: Mapping[str, Any]
+    ) -> R:
+        if self._lock is None:
+            return work(None)
+        name = self._lock.name(arguments, keywords)
+        lock = client.lock(name, ttl=self._ttl, timeout=self._timeout, label=self._lock_label)
+        with ExitStack() as stack:
+            lease = _entered(stack, lock)
+            before = _lease.set(lease)
+            try:
+                return self._lock.finished(work(lease))
+            finally:
+                _lease.reset(before)
+
+
+def _entered(stack: ExitStack, block: AbstractContextManager[R]) -> R:
+    """Enter a block of which a `LockTimeout` means busy: one that the job itself raises does not."""
+    try:
+        return stack.enter_context(block)
+    except LockTimeout as error:
+        raise JobBusy(error) from error

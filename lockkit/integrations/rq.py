@@ -1,0 +1,94 @@
+"""RQ jobs that run under a lock. Needs ``pip install 'lockkit[rq]'``."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import sys
+from math import ceil
+from typing import TYPE_CHECKING, ParamSpec, TypeVar, cast
+
+from rq import Retry, get_current_job
+
+from lockkit.integrations.jobs import (
+    KEEP_SECONDS,
+    RETRY_SECONDS,
+    JobBusy,
+    JobLock,
+    OnBusy,
+    client_of_process,
+    current_lease,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from datetime import timedelta
+
+    from lockkit.sync.lease import Lease
+    from lockkit.units import Seconds
+
+__all__ = ["current_lease", "locked_job"]
+
+log = logging.getLogger("lockkit")
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def locked_job(
+    lock: str | None = None,
+    *,
+    on_busy: OnBusy = "retry",
+    busy_countdown: Seconds = RETRY_SECONDS,
+    ttl: Seconds | timedelta | None = None,
+    timeout: Seconds | timedelta | None = None,
+    once: str | None = None,
+    keep: float | timedelta = KEEP_SECONDS,
+    url: str | None = None,
+) -> Callable[[Callable[P, R]], Callable[P, R | None]]:
+    """
+    Decorate the function of jobs: each runs under a lock.
+
+    `current_lease` gives the function its lease, and so the fencing token. If the lease is lost, a job whose function
+    ends well fails, with `lockkit.LockLost`.
+
+    Args:
+        lock: Name of the lock, such as ``acct:{n}``, with fields that the arguments fill.
+        on_busy: What happens to a job whose lock is busy: ``"retry"`` schedules it again, which needs a worker with
+            ``--with-scheduler`` and does not count for the job's own retries; ``"skip"`` ends it with None, ``"wait"``
+            waits in the worker. A function that is called outside of a job raises `lockkit.LockTimeout` instead of
+            being scheduled again.
+        busy_countdown: After how many seconds a ``"retry"`` is to run; RQ counts whole seconds.
+        ttl: Seconds until others get the lock of a worker that was killed. None: the client's default.
+        timeout: How many seconds ``"wait"`` waits before it raises `lockkit.LockTimeout`; None without limit.
+        once: Key such as ``charge:{order_id}``: a job with it runs until it has succeeded once, and repeats return the
+            stored result, which must be JSON.
+        keep: How many seconds that result is kept.
+        url: Lock server, as for `lockkit.connect`. Each process makes its own client.
+
+    Raises:
+        ConfigurationError: An option is wrong, or a field is no parameter of the function.
+    """
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R | None]:
+        job = JobLock(function, lock, on_busy=on_busy, ttl=ttl, timeout=timeout, once=once, keep=keep)
+
+        @functools.wraps(function)
+        def locked(*arguments: P.args, **keywords: P.kwargs) -> R | None:
+            def work(_: Lease | None) -> R:
+                return function(*arguments, **keywords)
+
+            try:
+                return job.run(client_of_process(url), work, arguments, keywords)
+            except JobBusy as busy:
+                if on_busy == "wait" or (on_busy == "retry" and get_current_job() is None):
+                    raise busy.timeout from None
+                if on_busy == "retry":
+                    # RQ takes it for no result, and counts these apart from the retries of failures.
+                    return cast("R", Retry(max=sys.maxsize, interval=max(1, ceil(busy_countdown))))
+                log.info("job of %s skipped: %s", function.__qualname__, busy)
+                return None
+
+        return locked
+
+    return decorate

@@ -1,0 +1,80 @@
+"""The projects with a framework: each starts with one command, and does what it says."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import pytest
+
+from lockkit.testing.servers import require
+from lockkit.testing.servers.binaries import find_program
+from tests.conventions.sources import ROOT
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+EXAMPLES = ROOT / "examples"
+PATIENCE = 180.0
+
+PROJECTS = {
+    "celery_app/shop.py": "6 messages, 3 receipts, 3 payments\n3 reports of two beats, 0 of them twice\n",
+    "apscheduler_app/poller.py": "another one polls: True\n",
+    "dramatiq_app/payments.py": "12 messages, 4 payments, 0 at the same time\n",
+    "rq_app/payments.py": "6 jobs, 3 receipts, 3 payments\n",
+}
+
+
+def run(directory: Path, *arguments: str, **environment: str) -> str:
+    """Run Python as a user does, and end what is left of its processes; give what it printed."""
+    settings = {name: value for name, value in os.environ.items() if not name.startswith(("LOCKKIT_", "PYTEST_"))}
+    process = subprocess.Popen(
+        [sys.executable, *arguments],
+        env={**settings, "PYTHONPATH": str(ROOT), **environment},
+        cwd=directory,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        out, errors = process.communicate(timeout=PATIENCE)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 0, out + errors
+    return out
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(PATIENCE + 30)
+@pytest.mark.parametrize("project", PROJECTS)
+def test_project_starts_with_one_command(project: str, tmp_path: Path) -> None:
+    """On what is embedded; RQ on a Redis that it starts."""
+    path = os.environ["PATH"]
+    if project.startswith("rq_app"):
+        require("redis", local=True)
+        path = f"{find_program('redis-server', 'valkey-server').parent}{os.pathsep}{path}"
+
+    assert run(tmp_path, str(EXAMPLES / project), PATH=path).endswith(PROJECTS[project])
+
+
+@pytest.mark.timeout(PATIENCE + 30)
+def test_tests_run_in_several_processes(tmp_path: Path) -> None:
+    """With and without pytest-xdist."""
+    project = str(EXAMPLES / "xdist_app")
+    command = ["-m", "pytest", "-q", "-c", os.devnull, "--rootdir", str(tmp_path), "-p", "lockkit.testing.kit.plugin"]
+
+    assert "8 passed" in run(tmp_path, *command, "-p", "no:cacheprovider", "-n", "2", project)
+
+
+def test_readme_names_each_project() -> None:
+    """A project that nobody lists is not found by anybody."""
+    readme = (EXAMPLES / "README.md").read_text()
+
+    assert [project for project in [*PROJECTS, "xdist_app/conftest.py"] if f"]({project})" not in readme] == []

@@ -1,0 +1,230 @@
+"""APScheduler in several processes, played by several schedulers with clients of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import ExitStack
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+from apscheduler.jobstores.memory import MemoryJobStore
+from apscheduler.jobstores.sqlalchemy import SQLAlchemyJobStore
+from apscheduler.schedulers.asyncio import AsyncIOScheduler
+from apscheduler.schedulers.background import BackgroundScheduler
+
+import lockkit
+from lockkit.errors import ConfigurationError
+from lockkit.integrations import apscheduler
+from lockkit.integrations.apscheduler import Leadership, leader_only
+from lockkit.testing.timing import PATIENCE
+from tests.integrations.processes import until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+RUNS: list[tuple[str, datetime]] = []
+TTL = 30.0  # no election is lost because the machine stalls
+
+
+def job(name: str) -> None:
+    """What only one process may do."""
+    RUNS.append((name, datetime.now(UTC)))
+
+
+def ran() -> set[str]:
+    """Who has run jobs since the last call."""
+    names = {name for name, _ in RUNS}
+    RUNS.clear()
+    return names
+
+
+class Process:
+    """A scheduler with its client, as each process of an application has them."""
+
+    def __init__(self, name: str, url: str, stack: ExitStack) -> None:
+        self.client = stack.enter_context(lockkit.connect(url))
+        self.scheduler = BackgroundScheduler(timezone=UTC)
+        self.scheduler.add_job(job, "interval", seconds=0.1, args=[name], id="job")
+        self.leadership: Leadership | None = None
+        stack.callback(self.stop)
+
+    def start(self, *, led: bool = True) -> None:
+        """Start it, with the others or regardless of them."""
+        if led:
+            self.leadership = leader_only(self.scheduler, self.client, "jobs", ttl=TTL)
+        self.scheduler.start()
+
+    def stop(self) -> None:
+        """End it."""
+        if self.scheduler.running:
+            self.scheduler.shutdown()
+
+    @property
+    def leads(self) -> bool:
+        """Whether it may run jobs."""
+        return self.leadership is not None and self.leadership.leads
+
+
+@pytest.fixture
+def processes(request: pytest.FixtureRequest) -> Iterator[list[Process]]:
+    """Two, not started."""
+    RUNS.clear()
+    with ExitStack() as stack:
+        yield [Process(name, f"memory://{request.node.name}", stack) for name in "ab"]
+
+
+def test_apscheduler_alone_runs_the_job_in_each_process(processes: list[Process]) -> None:
+    """Its own: N processes, N runs."""
+    for process in processes:
+        process.start(led=False)
+
+    until(lambda: {name for name, _ in RUNS} == {"a", "b"})
+
+
+def test_only_the_leader_runs_jobs(processes: list[Process]) -> None:
+    """And when it is shut down, another one does."""
+    for process in processes:
+        process.start()
+    until(lambda: len(RUNS) > 3)
+    leader, standby = sorted(processes, key=lambda process: not process.leads)
+    assert [leader.leads, standby.leads] == [True, False]
+    assert len(ran()) == 1
+
+    leader.stop()
+    ran()
+    until(lambda: len(RUNS) > 1)
+    assert [leader.leads, standby.leads] == [False, True]
+    assert len(ran()) == 1
+
+
+def test_leader_that_lost_the_election_runs_no_job(processes: list[Process]) -> None:
+    """It looks at its deadline before it looks for jobs; then it campaigns again."""
+    leader, operator = processes
+    leader.start()
+    until(lambda: len(RUNS) > 1)
+
+    def taken() -> lockkit.Lease | None:
+        """Take the lock from the leader, which campaigns again at once: sometimes it is faster."""
+        operator.client.break_lock("jobs")
+        return operator.client.lock("jobs").try_acquire()
+
+    with until(taken):
+        until(lambda: not leader.leads)
+        assert leader.scheduler._process_jobs() is None
+    until(lambda: leader.leads)
+    ran()
+    until(lambda: len(RUNS) > 1)
+
+
+def test_new_leader_runs_nothing_that_was_due_before(processes: list[Process]) -> None:
+    """Its own memory does not say what the old leader has run."""
+    first, second = processes
+    first.start()
+    until(lambda: first.leads)
+    second.scheduler.add_job(job, "date", run_date=datetime.now(UTC), args=["late"], misfire_grace_time=None)
+    second.scheduler.add_job(
+        job, "interval", hours=1, start_date=datetime.now(UTC) + timedelta(seconds=0.1), args=["late"],
+        misfire_grace_time=None,
+    )  # fmt: skip
+    second.start()
+    overdue = datetime.now(UTC) + timedelta(seconds=0.2)
+    until(lambda: datetime.now(UTC) > overdue)
+
+    first.stop()
+    until(lambda: any(name == "b" for name, _ in RUNS))
+
+    assert "late" not in ran()
+    assert sorted(found.trigger.__class__.__name__ for found in second.scheduler.get_jobs()) == ["IntervalTrigger"] * 2
+
+
+def test_shared_job_store_is_caught_up(tmp_path: Path) -> None:
+    """It says what is overdue, and a new leader runs that."""
+    RUNS.clear()
+    with lockkit.connect("memory://shared") as client:
+        scheduler = BackgroundScheduler(
+            timezone=UTC, jobstores={"default": SQLAlchemyJobStore(f"sqlite:///{tmp_path / 'jobs.db'}")}
+        )
+        scheduler.add_job(job, "date", run_date=datetime.now(UTC), args=["late"], misfire_grace_time=None)
+        with client.lock("jobs"):
+            leader_only(scheduler, client, "jobs", ttl=TTL, shared_jobstore=True)
+            scheduler.start()
+        # Not in the middle: APScheduler's thread fails if the scheduler is shut down while it removes a job.
+        until(lambda: RUNS and not scheduler.get_jobs())
+        scheduler.shutdown()
+    assert ran() == {"late"}
+
+
+class Broken(MemoryJobStore):  # type: ignore[misc] # apscheduler has no types
+    """A job store whose database is away once."""
+
+    failures = 1
+
+    def get_all_jobs(self) -> list[object]:
+        """Fail, or answer."""
+        if self.failures:
+            self.failures -= 1
+            raise OSError("the database is away")
+        found: list[object] = super().get_all_jobs()
+        return found
+
+
+def test_job_store_that_fails_ends_no_campaign(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process resigns, and leads again once its store answers."""
+    RUNS.clear()
+    monkeypatch.setattr(apscheduler, "AGAIN_SECONDS", 0.01)
+    with lockkit.connect("memory://broken") as client:
+        scheduler = BackgroundScheduler(timezone=UTC, jobstores={"default": Broken()})
+        scheduler.add_job(job, "interval", seconds=0.05, args=["a"])
+        leader_only(scheduler, client, "jobs", ttl=TTL)
+        scheduler.start()
+        until(lambda: RUNS)
+        scheduler.shutdown()
+    assert "the database is away" in caplog.text
+
+
+def test_asyncio_scheduler_runs_jobs_in_its_loop() -> None:
+    """The campaign has a thread of its own, which blocks no event loop."""
+
+    async def set_event(event: asyncio.Event) -> None:
+        event.set()
+
+    async def main() -> None:
+        with lockkit.connect("memory://loop") as client:
+            scheduler = AsyncIOScheduler(timezone=UTC)
+            done = asyncio.Event()
+            scheduler.add_job(set_event, "interval", seconds=0.05, args=[done])
+            leader_only(scheduler, client, "jobs", ttl=TTL)
+            scheduler.start()
+            await asyncio.wait_for(done.wait(), PATIENCE)
+            scheduler.shutdown()
+            await asyncio.sleep(0)
+
+    asyncio.run(main())
+
+
+def test_unreachable_lock_server_runs_no_job(caplog: pytest.LogCaptureFixture) -> None:
+    """The process cannot know whether it leads; it says so, and tries again."""
+    RUNS.clear()
+    with lockkit.connect("redis://127.0.0.1:1/0", unavailable_after=0.2) as client:
+        scheduler = BackgroundScheduler(timezone=UTC)
+        scheduler.add_job(job, "interval", seconds=0.05, args=["a"])
+        leader_only(scheduler, client, "jobs")
+        with caplog.at_level(logging.ERROR, "lockkit"):
+            scheduler.start()
+            until(lambda: "runs no jobs" in caplog.text)
+        scheduler.shutdown()
+    assert ran() == set()
+
+
+def test_running_scheduler_is_refused() -> None:
+    """Its jobs may have run already."""
+    scheduler = BackgroundScheduler(timezone=UTC)
+    scheduler.start()
+    with lockkit.connect("memory://") as client, pytest.raises(ConfigurationError, match="before"):
+        leader_only(scheduler, client)
+    scheduler.shutdown()

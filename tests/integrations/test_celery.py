@@ -1,0 +1,268 @@
+"""Celery tasks under locks: real workers over a real Redis."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import sys
+import time
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import redis
+from celery import Celery
+from celery_once import AlreadyQueued, QueueOnce
+
+import lockkit
+from lockkit.errors import ConfigurationError, LockError, LockLost, LockTimeout
+from lockkit.integrations.celery import LockedTask
+from lockkit.integrations.jobs import current_lease
+from lockkit.testing.timing import PATIENCE
+from tests.integrations.processes import START_SECONDS, celery, until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+    from types import ModuleType
+
+    from lockkit.testing.servers import RedisServer
+
+
+@pytest.fixture(scope="module")
+def shop(redis_server: RedisServer) -> Iterator[ModuleType]:
+    """The app, as the sender imports it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LOCKKIT_TEST_REDIS", redis_server.url)
+        module = importlib.import_module("tests.integrations.celery_app")
+        yield module
+        module.app.close()
+        sys.modules.pop("tests.integrations.celery_app")
+
+
+@pytest.fixture
+def connection(redis_server: RedisServer, shop: ModuleType) -> Iterator[redis.Redis]:
+    """To Redis, without events of earlier tests."""
+    with redis.Redis.from_url(redis_server.url) as connected:
+        connected.delete(shop.EVENTS)
+        yield connected
+
+
+WORKER = ("worker", "--concurrency=2", "--without-gossip", "--without-mingle", "--without-heartbeat")
+
+
+class Worker:
+    """A worker of two forked processes, which may be killed and started again."""
+
+    def __init__(self, url: str, log: Path, stack: ExitStack) -> None:
+        self._url, self._log, self._stack = url, log, stack
+        self.start()
+
+    def start(self) -> None:
+        """Start it; its first answer takes seconds."""
+        self._process = self._stack.enter_context(celery(self._url, self._log, *WORKER))
+
+    def kill(self) -> None:
+        """Kill all of its processes at once."""
+        os.killpg(self.pid, signal.SIGKILL)
+        self._process.wait()
+
+    @property
+    def pid(self) -> int:
+        """Of the process that forks the others."""
+        return self._process.pid
+
+
+@pytest.fixture(scope="module")
+def worker(redis_server: RedisServer, shop: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
+    """A worker that answers."""
+    log = tmp_path_factory.mktemp("worker") / "log"
+    with ExitStack() as stack:
+        started = Worker(redis_server.url, log, stack)
+        assert shop.clients.delay(0).get(timeout=START_SECONDS), log.read_text()
+        yield started
+
+
+@pytest.mark.usefixtures("worker")
+class TestWorker:
+    """What a worker does with locked tasks."""
+
+    def test_tasks_of_one_account_run_one_after_the_other(self, shop: ModuleType, connection: redis.Redis) -> None:
+        """Two processes, one lock: what is busy is sent again, without a retry being counted."""
+        results = [shop.pay.delay(1, 0.2) for _ in range(3)]
+
+        returned = [result.get(timeout=PATIENCE) for result in results]
+        seen = shop.events(connection)
+        assert [event["what"] for event in seen] == ["begin", "end"] * 3
+        tokens = [event["token"] for event in seen][::2]
+        assert tokens == sorted(set(tokens))
+        assert sorted(returned) == [[token, 0] for token in tokens]
+
+    def test_error_of_the_task_frees_the_lock(self, shop: ModuleType) -> None:
+        """The next one can have it."""
+        with pytest.raises(ValueError, match="no money"):
+            shop.pay.delay(2, fail=True).get(timeout=PATIENCE)
+        assert shop.pay.delay(2).get(timeout=PATIENCE)
+
+    def test_skip_ends_a_task_whose_lock_is_busy(self, shop: ModuleType, connection: redis.Redis) -> None:
+        """With the result None, and without running it."""
+        with lockkit.connect(shop.URL) as client, client.lock("acct:3"):
+            assert shop.skip.delay(3).get(timeout=PATIENCE) is None
+        assert shop.events(connection) == []
+        assert shop.skip.delay(3).get(timeout=PATIENCE) > 0
+
+    def test_wait_waits_in_the_worker(self, shop: ModuleType, connection: redis.Redis) -> None:
+        """Until the lock is free."""
+        with lockkit.connect(shop.URL) as client:
+            with client.lock("acct:4") as lease:
+                result = shop.wait.delay(4)
+                until(lambda: connection.llen("celery") == 0)
+            assert result.get(timeout=PATIENCE) > lease.token
+
+    def test_task_that_lost_its_lock_fails(self, shop: ModuleType) -> None:
+        """Its result is not to be used."""
+        with pytest.raises(LockLost, match="lost:5"):
+            shop.lose.delay(5).get(timeout=PATIENCE)
+
+    def test_repeat_gets_the_stored_result(self, shop: ModuleType, connection: redis.Redis) -> None:
+        """A task with a key runs once."""
+        results = [shop.charge.delay(6) for _ in range(3)]
+
+        first, *others = [result.get(timeout=PATIENCE) for result in results]
+        assert others == [first, first]
+        assert [event["what"] for event in shop.events(connection)] == ["begin", "end"]
+
+    def test_forked_process_has_a_client_of_its_own(self, shop: ModuleType, worker: Worker) -> None:
+        """The parent had one before it forked."""
+        owners, own, holders = shop.clients.delay(7).get(timeout=PATIENCE)
+
+        assert owners == own == holders
+        assert own != [worker.pid]
+
+
+@pytest.mark.timeout(START_SECONDS * 2 + 60)
+def test_task_of_a_killed_worker_is_done_by_the_next(shop: ModuleType, connection: redis.Redis, worker: Worker) -> None:
+    """With acks_late the broker delivers it again; the lock is free after its ttl; the key lets it complete once."""
+    connection.set(shop.HOLD, 1)
+    result = shop.charge.delay(8)
+    (begun,) = until(lambda: shop.events(connection))
+    worker.kill()
+    connection.delete(shop.HOLD)
+    # The broker delivers it again when a worker starts after the visibility timeout, and else looks only now and then.
+    until(lambda: connection.zrange("unacked_index", 0, time.time() - shop.VISIBLE_SECONDS, byscore=True))
+
+    worker.start()
+    returned = result.get(timeout=START_SECONDS)
+    repeated = shop.charge.delay(8).get(timeout=PATIENCE)
+
+    assert returned["token"] > begun["token"]
+    assert repeated == returned
+    assert [event["what"] for event in shop.events(connection)] == ["begin", "begin", "end"]
+
+
+# -- what a well-known lock for Celery does, celery-once 3.0.1 ---------------------------------------------------------
+
+
+def test_lock_of_celery_once_ends_while_its_task_runs(redis_server: RedisServer) -> None:
+    """It is taken when the task is sent, is not renewed, and is deleted without a look at whose it is."""
+    app = Celery("once", broker="memory://", set_as_current=False)
+    app.conf.ONCE = {"backend": "celery_once.backends.Redis", "settings": {"url": redis_server.url}}
+
+    @app.task(shared=False, base=QueueOnce, once={"timeout": 1})
+    def pay(n: int) -> None: ...
+
+    pay.apply_async((1,))  # A, which a worker may begin to run now, or in an hour
+    with pytest.raises(AlreadyQueued):
+        pay.apply_async((1,))
+    until(lambda: not pay.once_backend.redis.exists(pay.get_key((1,))))
+    pay.apply_async((1,))  # B: A has not ended, but its lock has
+    pay.after_return("SUCCESS", None, "a", (1,), {}, None)  # A ends, and deletes the lock of B
+    pay.apply_async((1,))  # C
+
+
+def test_lock_of_celery_once_outlives_its_worker(redis_server: RedisServer) -> None:
+    """Nobody deletes the lock of a task whose worker was killed: it stays for the timeout, an hour unless told else."""
+    app = Celery("once", broker="memory://", set_as_current=False)
+    app.conf.ONCE = {"backend": "celery_once.backends.Redis", "settings": {"url": redis_server.url}}
+
+    @app.task(shared=False, base=QueueOnce)
+    def pay(n: int) -> None: ...
+
+    pay.apply_async((2,))  # its worker is killed: after_return never runs
+    assert pay.once_backend.redis.ttl(pay.get_key((2,))) > 3500
+    with pytest.raises(AlreadyQueued):
+        pay.apply_async((2,))
+
+
+# -- in one process --------------------------------------------------------------------------------------------------
+
+
+def local_app(**settings: Any) -> Celery:
+    """An app of this process."""
+    app = Celery("local", broker="memory://", backend="cache+memory://", set_as_current=False)
+    app.conf.update(lockkit_url="memory://celery", **settings)
+    return app
+
+
+def test_called_directly_it_runs_under_its_lock_and_raises_when_busy() -> None:
+    """There is no message to send again."""
+    app = local_app()
+
+    @app.task(shared=False, base=LockedTask, bind=True, lock="acct:{n}")
+    def pay(self: LockedTask, n: int) -> tuple[int, int]:  # noqa: ARG001
+        return self.request.lockkit_token, current_lease().token
+
+    token, same = pay(1)
+    assert token == same > 0
+    with lockkit.connect("memory://celery").lock("acct:1"):
+        with pytest.raises(LockTimeout):
+            pay(1)
+        with pytest.raises(LockTimeout):
+            pay.apply((1,), throw=True)
+    assert pay.apply((1,)).get()[0] > token
+    with pytest.raises(LockError, match="outside of a job"):
+        current_lease()
+
+
+def test_timeout_that_the_task_itself_raises_does_not_count_as_busy() -> None:
+    """Another lock of the task was busy: the task has run, and failed."""
+    app = local_app()
+
+    @app.task(shared=False, base=LockedTask, lock="outer", once="outer", on_busy="skip")
+    def pay() -> None:
+        raise LockTimeout("inner")
+
+    with pytest.raises(LockTimeout, match="inner"):
+        pay()
+
+
+def test_task_without_lock_runs_as_any_other() -> None:
+    """LockedTask may be the base of all tasks of an app."""
+    app = local_app()
+
+    @app.task(shared=False, base=LockedTask)
+    def add(a: int, b: int) -> int:
+        return a + b
+
+    assert add(1, 2) == add.apply((1, 2)).get() == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lock": "acct:{m}"}, "no parameter 'm'"),
+        ({"lock": "acct:{self}"}, "no parameter 'self'"),
+        ({"once": "charge:{m}"}, "no parameter 'm'"),
+        ({"lock": "a", "on_busy": "reject"}, "on_busy must be"),
+    ],
+)
+def test_wrong_option_is_an_error_when_the_task_is_registered(options: dict[str, Any], message: str) -> None:
+    """Not when a worker runs it."""
+    app = local_app()
+
+    @app.task(shared=False, base=LockedTask, bind=True, **options)
+    def pay(self: LockedTask, n: int) -> None: ...
+
+    with pytest.raises(ConfigurationError, match=message):
+        app.finalize()

@@ -1,0 +1,307 @@
+"""Beats of which one leads: with a clock of the test's own in one process, and as real processes over Redis."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+from collections import Counter
+from contextlib import ExitStack
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+import pytest
+import redis
+from celery import Celery, schedules
+from celery.beat import Scheduler
+
+import lockkit
+from lockkit.errors import ConfigurationError
+from lockkit.integrations.celery import LeaderOnly
+from lockkit.integrations.celery.beat import STANDBY_SECONDS
+from lockkit.testing.timing import PATIENCE
+from tests.integrations.processes import START_SECONDS, celery, until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from lockkit.testing.servers import RedisServer
+
+START = datetime(2026, 3, 1, 9, 0, 7, tzinfo=UTC)
+SECONDS_MAX = 200  # of ticks until a schedule has nothing due
+
+
+class Sent:
+    """Replaces the broker: what a scheduler has sent."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.sent: list[str] = []
+        self.before_sending: Callable[[], None] | None = None
+        super().__init__(*args, **kwargs)
+
+    @property
+    def producer(self) -> None:
+        """No connection."""
+
+    def is_due(self, entry: Any) -> Any:  # noqa: ANN401 - as Celery's
+        """Let the test act between the look at the clock and the sending."""
+        found = super().is_due(entry)  # type: ignore[misc] # of the scheduler
+        if found[0] and self.before_sending is not None:
+            act, self.before_sending = self.before_sending, None
+            act()
+        return found
+
+    def send_task(self, name: str, *_: object, headers: dict[str, Any] | None = None, **__: object) -> None:
+        """Remember it, with its due time."""
+        self.sent.append(f"{name} {(headers or {}).get('lockkit_due', '')}".strip())
+
+
+class Plain(Sent, Scheduler):  # type: ignore[misc] # celery has no types
+    """Celery's own scheduler."""
+
+
+class Led(Sent, LeaderOnly, Scheduler):  # type: ignore[misc] # celery has no types
+    """The one that leads first."""
+
+
+class Beats:
+    """An app with a clock of its own, and schedulers as different processes would have them."""
+
+    def __init__(self, url: str) -> None:
+        self.now = START
+        self.made: list[Led] = []
+        self.app = Celery("beats", broker="memory://", set_as_current=False)
+        self.app.now = lambda: self.now.astimezone(self.app.timezone)
+        self.app.conf.update(lockkit_url=url, lockkit_beat_ttl=60, result_expires=None)
+
+    def schedule(self, **entries: schedules.BaseSchedule) -> None:
+        """Set the schedule of the app."""
+        for entry in entries.values():
+            entry.app = self.app
+        self.app.conf.beat_schedule = {name: {"task": name, "schedule": entry} for name, entry in entries.items()}
+
+    def led(self) -> Led:
+        """Make a scheduler that leads first. Closed after the test."""
+        self.made.append(Led(self.app))
+        return self.made[-1]
+
+    def advance(self, **span: float) -> None:
+        """Let time pass."""
+        self.now += timedelta(**span)
+
+    def run(self, *beats: Any) -> None:
+        """Let each tick until nothing is due."""
+        for beat in beats:
+            for _ in range(SECONDS_MAX):
+                if beat.tick() > 0:
+                    break
+
+
+@pytest.fixture
+def beats() -> Iterator[Beats]:
+    """With locks of this test alone."""
+    made = Beats(f"memory://{uuid4().hex}")
+    yield made
+    for beat in made.made:
+        beat.close()
+
+
+def resign(beat: Led) -> None:
+    """End its term behind its back."""
+    assert beat._term is not None
+    beat._term.resign()
+
+
+def test_two_beats_of_celery_send_each_tick_twice(beats: Beats) -> None:
+    """Celery's own: nothing keeps the second from sending."""
+    beats.schedule(report=schedules.crontab(minute="0"))
+    a, b = Plain(beats.app), Plain(beats.app)
+
+    beats.advance(hours=1)
+    beats.run(a, b)
+
+    assert a.sent == b.sent == ["report"]
+
+
+def test_only_the_leader_sends(beats: Beats) -> None:
+    """The other one looks again soon."""
+    beats.schedule(report=schedules.crontab(minute="0"))
+    a, b = beats.led(), beats.led()
+    beats.run(a, b)
+
+    beats.advance(hours=1)
+    beats.run(a)
+
+    assert b.tick() == STANDBY_SECONDS
+    assert a.sent == ["report 2026-03-01T10:00:00+00:00"]
+    assert b.sent == []
+
+
+def test_new_leader_sends_nothing_that_the_old_one_has_sent(beats: Beats) -> None:
+    """Though its own notes of last runs are hours old; and it goes on from there."""
+    beats.schedule(report=schedules.crontab(minute="*/20"), poll=schedules.schedule(timedelta(minutes=10)))
+    a, b = beats.led(), beats.led()
+    for _ in range(9):
+        beats.run(a, b)
+        beats.advance(minutes=10)
+    beats.run(a, b)
+    assert len(a.sent) == len(set(a.sent)) == 4 + 9
+    assert max(a.sent) == "report 2026-03-01T10:20:00+00:00"
+    assert b.sent == []
+    a.close()
+
+    beats.run(b)
+    assert b.sent == []
+    beats.advance(minutes=10)
+    beats.run(b)
+    assert sorted(b.sent) == ["poll 2026-03-01T10:40:00+00:00", "report 2026-03-01T10:40:00+00:00"]
+
+
+def test_beat_that_was_replaced_between_look_and_sending_sends_nothing(beats: Beats) -> None:
+    """What it was about to send, the new leader has sent."""
+    beats.schedule(report=schedules.crontab(minute="0"))
+    a, b = beats.led(), beats.led()
+    beats.run(a, b)
+    beats.advance(hours=1)
+
+    def replaced() -> None:
+        resign(a)
+        beats.run(b)
+
+    a.before_sending = replaced
+    beats.run(a)
+
+    assert a.sent == []
+    assert b.sent == ["report 2026-03-01T10:00:00+00:00"]
+
+
+def test_beat_whose_term_is_over_keeps_the_tick_for_later(beats: Beats, caplog: pytest.LogCaptureFixture) -> None:
+    """It is refused, and sent once the beat leads again."""
+    beats.schedule(report=schedules.crontab(minute="0"))
+    a = beats.led()
+    beats.run(a)
+    beats.advance(hours=1)
+    a.before_sending = partial(resign, a)
+
+    with caplog.at_level(logging.WARNING, "lockkit"):
+        assert a.tick() == STANDBY_SECONDS
+    assert a.sent == []
+    assert "does not lead" in caplog.text
+
+    beats.run(a)
+    assert a.sent == ["report 2026-03-01T10:00:00+00:00"]
+
+
+def test_beat_that_cannot_reach_the_lock_server_sends_nothing(beats: Beats, caplog: pytest.LogCaptureFixture) -> None:
+    """It does not know whether it leads; and it says so once."""
+    beats.app.conf.lockkit_url = "redis://127.0.0.1:1/0"
+    beats.schedule(report=schedules.crontab(minute="0"))
+    a = beats.led()
+
+    with caplog.at_level(logging.ERROR, "lockkit"):
+        beats.run(a)
+        beats.advance(hours=1)
+        beats.run(a)
+
+    assert a.sent == []
+    assert len([record for record in caplog.records if "cannot lead" in record.message]) == 1
+
+
+def test_many_missed_ticks_are_one(beats: Beats) -> None:
+    """As with Celery's own scheduler: a beat that was away for a year sends once, for the last due time."""
+    beats.schedule(report=schedules.crontab(minute="*"), poll=schedules.schedule(timedelta(seconds=10)))
+    a = beats.led()
+    beats.run(a)
+
+    beats.advance(days=400)
+    beats.run(a)
+
+    assert sorted(a.sent) == ["poll 2027-04-05T09:00:00+00:00", "report 2027-04-05T09:00:00+00:00"]
+
+
+@pytest.mark.parametrize("enable_utc", [True, False])
+def test_due_times_of_a_crontab_are_local(beats: Beats, *, enable_utc: bool) -> None:
+    """The mark bears them in UTC, so that two hours with one name, as when summer time ends, are two."""
+    beats.app.conf.update(timezone="Europe/Berlin", enable_utc=enable_utc)
+    beats.schedule(report=schedules.crontab(hour="12", minute="0"), half=schedules.crontab(hour="2", minute="30"))
+    a, b = beats.led(), beats.led()
+    beats.run(a, b)
+
+    beats.advance(hours=4)
+    beats.run(a, b)
+    assert a.sent == ["report 2026-03-01T11:00:00+00:00"]
+
+    beats.now = datetime(2026, 10, 24, 12, 0, tzinfo=UTC)
+    beats.run(a, b)
+    for _ in range(48):
+        beats.advance(minutes=30)
+        beats.run(a, b)
+    assert b.sent == []
+    assert "half 2026-10-25T00:30:00+00:00" in a.sent
+    assert len(a.sent) == len(set(a.sent))
+
+
+def test_lock_server_without_notes_is_refused(beats: Beats) -> None:
+    """Its leader could not mark what it has sent."""
+    beats.app.conf.lockkit_url = "redlock://127.0.0.1:1,127.0.0.1:2,127.0.0.1:3"
+
+    with pytest.raises(ConfigurationError, match="keeps no notes"):
+        beats.led().tick()
+
+
+def test_long_names_of_entries_fit_into_a_key(beats: Beats) -> None:
+    """Celery has no limit for them."""
+    beats.schedule(**{"é" * 300: schedules.crontab(minute="0")})
+    a = beats.led()
+    beats.run(a)
+    beats.advance(hours=1)
+    beats.run(a)
+
+    assert len(a.sent) == 1
+
+
+# -- real processes --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.timeout(START_SECONDS * 2 + 120)
+def test_frozen_leader_sends_no_tick_again(redis_server: RedisServer, tmp_path: Path) -> None:
+    """Two beats; the leading one is stopped past its ttl and continued, and then the other one ends: no tick twice."""
+    with ExitStack() as stack, lockkit.connect(redis_server.url) as client:
+        election = client.election("celery-beat:shop")
+        broker = stack.enter_context(redis.Redis.from_url(redis_server.url))
+        beats, logs = {}, {}
+        for name in "ab":
+            arguments = ["beat", "-S", "lockkit.integrations.celery.LeaderScheduler", "--loglevel=INFO"]
+            files = ["-s", str(tmp_path / f"schedule-{name}"), "--pidfile="]
+            process = stack.enter_context(celery(redis_server.url, tmp_path / name, *arguments, *files))
+            beats[process.pid], logs[process.pid] = process, tmp_path / name
+
+        def ticks() -> list[str]:
+            """Due times of the messages in the queue, oldest first."""
+            return [
+                json.loads(message)["headers"]["lockkit_due"] for message in reversed(broker.lrange("celery", 0, -1))
+            ]
+
+        def next_leader(*others: int) -> int:
+            """Wait until another one leads and has sent something."""
+            leader = until(lambda: (found := election.leader()) and found.metadata["pid"] not in others and found)
+            count = len(ticks())
+            until(lambda: len(ticks()) > count)
+            return int(leader.metadata["pid"])
+
+        first = until(election.leader, START_SECONDS).metadata["pid"]
+        until(lambda: len(ticks()) > 1)
+        os.kill(first, signal.SIGSTOP)
+        second = next_leader(first)
+        os.kill(first, signal.SIGCONT)
+        until(lambda: "beat leads no longer" in logs[first].read_text())
+        beats[second].terminate()
+        assert beats[second].wait(PATIENCE) == 0
+        assert next_leader(second) == first
+
+        assert {first, second} == set(beats)
+        assert [due for due, times in Counter(ticks()).items() if times > 1] == []

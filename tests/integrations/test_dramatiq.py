@@ -1,0 +1,142 @@
+"""Dramatiq actors under locks, with its own worker and its broker for tests."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+import dramatiq
+import pytest
+from dramatiq.brokers.stub import StubBroker
+from dramatiq.rate_limits import ConcurrentRateLimiter
+from dramatiq.rate_limits.backends import StubBackend as StubLimits
+from dramatiq.results import Results
+from dramatiq.results.backends import StubBackend
+
+import lockkit
+from lockkit.errors import LockLost, LockTimeout
+from lockkit.integrations.dramatiq import current_lease, locked_actor
+from lockkit.testing.timing import PATIENCE
+from tests.integrations.processes import until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+URL = "memory://dramatiq"
+TIMEOUT = round(PATIENCE * 1000)
+
+
+@pytest.fixture
+def broker() -> Iterator[StubBroker]:
+    """A broker in memory, with a worker of several threads."""
+    broker = StubBroker()
+    broker.add_middleware(Results(backend=StubBackend()))  # type: ignore[no-untyped-call] # has no types
+    dramatiq.set_broker(broker)
+    broker.emit_after("process_boot")
+    worker = dramatiq.Worker(broker, worker_timeout=20, worker_threads=3)
+    worker.start()
+    yield broker
+    worker.stop()
+    broker.close()
+
+
+@pytest.fixture
+def client() -> Iterator[lockkit.Client]:
+    """A client of the same locks."""
+    with lockkit.connect(URL) as client:
+        yield client
+
+
+def test_messages_of_one_account_run_one_after_the_other(broker: StubBroker) -> None:
+    """Three threads, one lock: what is busy is sent again."""
+    inside: list[int] = []
+    overlaps: list[int] = []
+    pause = threading.Event()
+
+    @locked_actor("acct:{n}", busy_countdown=0.05, url=URL, broker=broker, store_results=True, max_retries=None)
+    def pay(n: int) -> int:
+        inside.append(n)
+        overlaps.append(len(inside))
+        pause.wait(0.1)
+        inside.pop()
+        return current_lease().token
+
+    messages = [pay.send(1) for _ in range(3)]
+
+    tokens = [message.get_result(block=True, timeout=TIMEOUT) for message in messages]
+    assert len(set(tokens)) == 3
+    assert overlaps == [1, 1, 1]
+
+
+def test_limiter_of_dramatiq_lets_a_second_one_in() -> None:
+    """Dramatiq's own, with a limit of 1: nothing renews its key."""
+    limits = StubLimits()  # type: ignore[no-untyped-call] # has no types
+    limiter = ConcurrentRateLimiter(limits, "acct:1", limit=1, ttl=100)  # type: ignore[no-untyped-call] # as above
+
+    with limiter.acquire():
+        with limiter.acquire(raise_on_failure=False) as second:
+            assert not second
+
+        def acquired() -> bool:
+            with limiter.acquire(raise_on_failure=False) as found:
+                return bool(found)
+
+        until(acquired)
+
+
+def test_skip_drops_a_message_whose_lock_is_busy(broker: StubBroker, client: lockkit.Client) -> None:
+    """Its result is None, and it did not run."""
+
+    @locked_actor("acct:{n}", on_busy="skip", url=URL, broker=broker, store_results=True)
+    def pay(n: int) -> int:
+        return n
+
+    with client.lock("acct:2"):
+        assert pay.send(2).get_result(block=True, timeout=TIMEOUT) is None
+    assert pay.send(2).get_result(block=True, timeout=TIMEOUT) == 2
+
+
+def test_repeat_gets_the_stored_result(broker: StubBroker) -> None:
+    """A message with a key runs once."""
+    ran: list[int] = []
+
+    @locked_actor(once="charge:{n}", on_busy="wait", url=URL, broker=broker, store_results=True)
+    def charge(n: int) -> int:
+        ran.append(n)
+        return len(ran)
+
+    messages = [charge.send(3) for _ in range(3)]
+    assert [message.get_result(block=True, timeout=TIMEOUT) for message in messages] == [1, 1, 1]
+
+
+def test_message_that_lost_its_lock_fails(broker: StubBroker, client: lockkit.Client) -> None:
+    """Its result is not to be used."""
+    errors: list[str] = []
+
+    @locked_actor("lost", ttl=0.6, url=URL, broker=broker, max_retries=0, throws=LockLost)
+    def lose() -> None:
+        client.break_lock("lost")
+        assert current_lease().wait_lost(PATIENCE)
+
+    class Failures(dramatiq.Middleware):
+        def after_process_message(self, *_: object, exception: object = None, **__: object) -> None:
+            errors.append(type(exception).__name__)
+
+    broker.add_middleware(Failures())
+    lose.send()
+    broker.join("default", fail_fast=False, timeout=TIMEOUT)
+
+    assert errors == ["LockLost"]
+
+
+def test_called_directly_busy_is_a_timeout(broker: StubBroker, client: lockkit.Client) -> None:
+    """It can be caught as every LockTimeout."""
+
+    @locked_actor("acct:{n}", url=URL, broker=broker)
+    def pay(n: int) -> int:
+        return n
+
+    assert pay(4) == 4
+    with client.lock("acct:4"), pytest.raises(LockTimeout) as caught:
+        pay(4)
+    assert caught.value.name == "acct:4"

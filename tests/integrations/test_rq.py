@@ -1,0 +1,150 @@
+"""RQ jobs under locks: a real worker over a real Redis."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import redis
+from rq import Queue
+from rq.job import JobStatus
+
+import lockkit
+from lockkit.errors import ConfigurationError, LockTimeout
+from lockkit.integrations.rq import current_lease, locked_job
+from lockkit.testing.timing import PATIENCE
+from tests.conventions.sources import ROOT
+from tests.integrations.processes import START_SECONDS, until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import ModuleType
+
+    from rq.job import Job
+
+    from lockkit.testing.servers import RedisServer
+
+
+COMMAND = """
+rq worker --with-scheduler default
+"""
+
+
+@pytest.fixture(scope="module")
+def jobs(redis_server: RedisServer) -> Iterator[ModuleType]:
+    """The functions, as the sender imports them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LOCKKIT_TEST_REDIS", redis_server.url)
+        yield importlib.import_module("tests.integrations.rq_app")
+        sys.modules.pop("tests.integrations.rq_app")
+
+
+@pytest.fixture(scope="module")
+def connection(redis_server: RedisServer) -> Iterator[redis.Redis]:
+    """To Redis."""
+    with redis.Redis.from_url(redis_server.url) as connected:
+        yield connected
+
+
+@pytest.fixture(scope="module")
+def queue(
+    redis_server: RedisServer, jobs: ModuleType, connection: redis.Redis, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Queue]:
+    """A queue with two workers that run jobs."""
+    log = tmp_path_factory.mktemp("rq") / "log"
+    environment = {**os.environ, "LOCKKIT_TEST_REDIS": redis_server.url, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "rq.cli", *COMMAND.split()[1:], "--url", redis_server.url]
+    processes = []
+    try:
+        with log.open("ab") as out:
+            processes = [
+                subprocess.Popen(command, cwd=ROOT, env=environment, stdout=out, stderr=out, start_new_session=True)
+                for _ in range(2)
+            ]
+        queue = Queue(connection=connection)
+        assert ended(queue.enqueue(jobs.pay, 0), START_SECONDS), log.read_text()
+        yield queue
+    finally:
+        for process in processes:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def ended(job: Job, seconds: float = PATIENCE) -> JobStatus:
+    """Wait for the end of a job."""
+    final = {JobStatus.FINISHED, JobStatus.FAILED}
+    status: JobStatus = until(lambda: (found := job.get_status(refresh=True)) in final and found, seconds)
+    return status
+
+
+@pytest.mark.timeout(START_SECONDS + 60)
+def test_jobs_of_one_account_run_one_after_the_other(queue: Queue, jobs: ModuleType, connection: redis.Redis) -> None:
+    """Two workers, one lock: what is busy is scheduled again. Each process has a client of its own."""
+    connection.delete(jobs.EVENTS)
+    sent = [queue.enqueue(jobs.pay, 1, 0.3) for _ in range(2)]
+
+    assert [ended(job, START_SECONDS) for job in sent] == [JobStatus.FINISHED] * 2
+    returned: list[Any] = sorted((job.return_value() for job in sent), key=str)
+    lines: list[Any] = connection.lrange(jobs.EVENTS, 0, -1)
+    assert [line.decode() for line in lines] == [f"{what} {n}" for n, *_ in returned for what in ("begin", "end")]
+    assert all(pid == maker for _, pid, maker in returned)
+
+
+@pytest.mark.timeout(START_SECONDS + 60)
+def test_rq_alone_runs_two_jobs_of_an_account_at_the_same_time(
+    queue: Queue, jobs: ModuleType, connection: redis.Redis
+) -> None:
+    """Its own: `unique` jobs are those of one id, and these two differ. Each waits until the other one is there."""
+    connection.delete(jobs.EVENTS)
+    sent = [queue.enqueue(jobs.pay_unlocked, 5, 2) for _ in range(2)]
+
+    assert [ended(job) for job in sent] == [JobStatus.FINISHED] * 2
+    assert [job.return_value() for job in sent] == [2, 2]
+
+
+@pytest.mark.timeout(START_SECONDS + 60)
+def test_skip_once_and_loss(queue: Queue, jobs: ModuleType, connection: redis.Redis) -> None:
+    """Busy and dropped; repeated and not run; lost and failed."""
+    with lockkit.connect(jobs.URL) as client, client.lock("acct:2"):
+        skipped = queue.enqueue(jobs.skip, 2)
+        assert ended(skipped) == JobStatus.FINISHED
+        assert skipped.return_value() is None
+    connection.delete(jobs.EVENTS)
+    charges = [queue.enqueue(jobs.charge, 3) for _ in range(3)]
+    lost = queue.enqueue(jobs.lose, 4)
+
+    assert [ended(job) for job in charges] == [JobStatus.FINISHED] * 3
+    assert len({job.return_value() for job in charges}) == 1
+    assert connection.llen(jobs.EVENTS) == 1
+    assert ended(lost) == JobStatus.FAILED
+    result = lost.latest_result()
+    assert result is not None
+    assert "LockLost" in str(result.exc_string)
+
+
+def test_outside_of_a_job_busy_is_an_error() -> None:
+    """There is nothing to schedule again."""
+
+    @locked_job("acct:{n}", url="memory://rq")
+    def pay(n: int) -> int:  # noqa: ARG001
+        return current_lease().token
+
+    assert pay(1)
+    with lockkit.connect("memory://rq") as client, client.lock("acct:1"), pytest.raises(LockTimeout):
+        pay(1)
+
+
+def test_coroutine_function_is_refused() -> None:
+    """Its body would run after the lock is released."""
+
+    async def pay() -> None: ...
+
+    with pytest.raises(ConfigurationError, match="coroutine function"):
+        locked_job("acct")(pay)

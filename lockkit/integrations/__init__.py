@@ -4,5 +4,6 @@ What joins lockkit to other libraries of an application. Each module needs the l
 - `lockkit.integrations.logging`: events of locks as records of the standard library's logging.
 - `lockkit.integrations.prometheus`: metrics for Prometheus.
 - `lockkit.integrations.opentelemetry`: spans and metrics for OpenTelemetry.
+- `lockkit.integrations.django`: clients in settings, release on commit, and commands for ``manage.py``.
 - `lockkit.integrations.alembic`: one process at a time migrates a database.
 """

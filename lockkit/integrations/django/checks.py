@@ -2,8 +2,8 @@
 System checks of ``settings.LOCKKIT``.
 
 ``lockkit.E001``: an entry is wrong. With ``check --deploy`` also ``lockkit.W001``: an alias locks within one process
-only, and ``lockkit.W002``: an alias locks on one machine only. With ``check --tag lockkit_servers`` also
-``lockkit.E002``: a lock service does not answer.
+only, and ``lockkit.W002``: an alias locks on one machine only. With ``check --deploy --tag lockkit_servers --database
+default`` also ``lockkit.E002``: a lock service does not answer.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from lockkit.integrations.django.clients import new_client
 from lockkit.integrations.django.services import aliases
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 __all__ = ["SERVERS", "check_deployment", "check_servers", "check_settings", "register"]
 
@@ -29,8 +29,8 @@ def register() -> None:
     """Register all checks."""
     django.register(check_settings, "lockkit")
     django.register(check_deployment, "lockkit", deploy=True)
-    # Django leaves out what has the tag "database" unless the caller names a tag of it.
-    django.register(check_servers, SERVERS, django.Tags.database)
+    # Every check runs unless tags are named; before Django 6.0 even those of databases, which then do nothing.
+    django.register(check_servers, SERVERS, django.Tags.database, deploy=True)
 
 
 def check_settings(**_: object) -> list[Any]:
@@ -63,8 +63,10 @@ def check_deployment(**_: object) -> list[Any]:
     return messages
 
 
-def check_servers(**_: object) -> list[Any]:
-    """Say which lock services do not answer."""
+def check_servers(*, databases: Sequence[str] | None = None, **_: object) -> list[Any]:
+    """Say which lock services do not answer. Asks nothing unless databases are to be asked."""
+    if not databases:
+        return []
     messages = []
     for alias in _known():
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import io
 import os
 import signal
@@ -32,8 +33,9 @@ from lockkit.integrations.django.checks import SERVERS
 from lockkit.integrations.django.management.commands import locked, migrate_locked
 from lockkit.integrations.django.services import service
 from lockkit.integrations.migrations import LOCK_NAME
-from lockkit.testing.servers import PostgresServer, require
+from lockkit.testing.servers import MariaServer, PostgresServer, require
 from lockkit.testing.timing import PATIENCE
+from lockkit.url import parse
 from tests.conventions.sources import ROOT
 
 if TYPE_CHECKING:
@@ -345,6 +347,19 @@ def test_inner_block_of_a_reentrant_lock_frees_nothing() -> None:
     assert not lock.locked()
 
 
+def test_transaction_may_take_its_lock_again() -> None:
+    """It would wait for itself."""
+    with transaction.atomic():
+        tokens = []
+        for _ in range(3):
+            with client().lock("seat", timeout=PATIENCE, until_commit=True) as lease:
+                tokens.append(lease.token)
+        assert len(set(tokens)) == 1
+        assert client().lock("seat").locked()
+
+    assert not client().lock("seat").locked()
+
+
 def test_loss_before_the_commit_rolls_back(table: None) -> None:
     """Leaving ``with`` raises, inside the transaction."""
     del table
@@ -406,6 +421,33 @@ def test_database_s_locks_are_rows_outside_of_its_transactions(empty: PostgresSe
         assert SECRET not in one.url
         lease.release()
         assert not other.lock("seat").locked()
+
+
+def test_locks_in_mariadb(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in PostgreSQL; PyMySQL stands for mysqlclient, which needs a compiler."""
+    require("mariadb", local=True)
+    pymysql = importlib.import_module("pymysql")  # has no types
+    monkeypatch.setitem(sys.modules, "MySQLdb", pymysql)
+    monkeypatch.setattr(pymysql, "version_info", (2, 2, 1, "final", 0))
+    with MariaServer() as server:
+        url = parse(server.url)
+        connections.databases["maria"] = connections.databases["default"] | {
+            "ENGINE": "django.db.backends.mysql",
+            "NAME": url.path.strip("/"),
+            "USER": url.username,
+            "PASSWORD": url.password or "",
+            "PORT": url.port,
+        }
+        try:
+            made = from_connection(connections["maria"])
+            with made, made.lock("seat", timeout=PATIENCE), lockkit.connect(server.url) as other:
+                assert other.lock("seat").try_acquire() is None
+            call_command("migrate_locked", database="maria", verbosity=0)
+            assert list(execute("SELECT count(*) FROM django_migrations", "maria")) == [(2,)]
+        finally:
+            connections["maria"].close()
+            del connections["maria"]
+            del connections.databases["maria"]
 
 
 def test_lockkit_s_from_client_says_what_to_call() -> None:
@@ -567,6 +609,20 @@ def test_nothing_to_migrate_needs_no_lock(empty: PostgresServer) -> None:
         assert out.getvalue() == "No migrations to apply.\n"
         call_command("migrate_locked", "shop", "sales", verbosity=0)
         assert not index_is_valid()
+
+
+def test_database_that_does_not_answer_has_a_status_of_its_own() -> None:
+    """The same as on the command line of lockkit."""
+    connections.databases["gone"] = connections.databases["default"] | {"PORT": 1}
+    try:
+        with pytest.raises(CommandError) as caught:
+            call_command("migrate_locked", database="gone")
+    finally:
+        del connections["gone"]
+        del connections.databases["gone"]
+
+    assert caught.value.returncode == 69
+    assert SECRET not in str(caught.value)
 
 
 def test_lock_may_be_another_service_s(empty: PostgresServer) -> None:

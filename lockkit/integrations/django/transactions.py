@@ -40,12 +40,15 @@ class DjangoClient(Client):
                 transaction has been committed or rolled back (the outermost one; if the savepoint around the release is
                 rolled back, then already). None: the same, and `LockError`, because the program looks as if the lock
                 were free. False: at once, for a lock that protects nothing in these databases.
-            **options: As for ``lockkit.Client.lock``.
+            **options: As for ``lockkit.Client.lock``. With ``until_commit=True``, ``reentrant`` is True unless given:
+                a transaction that waited for its own lock would wait for ever.
 
         Raises:
             ConfigurationError: One of them is wrong.
             LockError: The client is closed.
         """
+        if until_commit:
+            options.setdefault("reentrant", True)
         lock = super().lock(name, **options)
         lock._settings.make_lease = partial(TransactionLease, until_commit=until_commit)  # noqa: SLF001 - made just now
         return TransactionLock(lock._engine, lock._settings, on_busy=lock._on_busy)  # noqa: SLF001

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.core.management.base import CommandError
 from django.core.management.commands import migrate
-from django.db import connections
+from django.db import OperationalError, connections
 from django.db.migrations.executor import MigrationExecutor
 
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockError, LockLost, LockTimeout, Unsupported
@@ -81,7 +81,7 @@ class Command(migrate.Command):
         in_memory = connection.vendor == "sqlite" and is_in_memory(str(connection.settings_dict["NAME"]))
         if options["plan"] or options["check_unapplied"] or (in_memory and not options["lock_alias"]):
             super().handle(*arguments, **options)  # changes nothing, or nothing that another process has
-        elif not self._up_to_date(options):
+        elif not self._found_up_to_date(options):
             try:
                 with _terminable():
                     self._migrate(*arguments, **options)
@@ -103,6 +103,23 @@ class Command(migrate.Command):
             # The process that was waited for may have done it all.
             if not self._up_to_date(options):
                 super().handle(*arguments, **options)
+
+    def _found_up_to_date(self, options: dict[str, Any]) -> bool:
+        """
+        Look for the first time.
+
+        Raises:
+            CommandError: The database does not answer.
+        """
+        connection = connections[options["database"]]
+        try:
+            found = self._up_to_date(options)
+        except OperationalError as error:
+            message = f"cannot ask the database {connection.alias!r}: {error}"
+            raise CommandError(message, returncode=69) from error
+        if not connection.in_atomic_block:
+            connection.close()  # the server may do so during a long wait for the lock
+        return found
 
     def _lock_of(self, options: dict[str, Any]) -> tuple[Client, str]:
         connection = connections[options["database"]]

@@ -1,5 +1,5 @@
 """
-Four workers of a program start at the same time, and each brings the database up to date first.
+Three workers of a program start at the same time, and each brings the database up to date first.
 
 Run it: ``python examples/alembic_app``. ``DATABASE_URL`` names another database than an SQLite file made for this run.
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from sqlalchemy import create_engine, inspect, text
 
-WORKERS = 4
+WORKERS = 3
 UPGRADE = [sys.executable, "-m", "alembic", "-c", str(Path(__file__).parent / "alembic.ini"), "upgrade", "head"]
 
 

@@ -261,7 +261,7 @@ def test_example_runs(tmp_path: Path) -> None:
 
 def until(true: Callable[[], bool]) -> None:
     """Wait until it is true."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + LIMIT
     while not true():
         assert time.monotonic() < deadline
         time.sleep(0.02)

@@ -193,6 +193,9 @@ def open_backend(url: Url, given: Mapping[str, object], host: Host) -> tuple[Loc
     return backend_class.open(url, options, host), engine_options
 
 
+_INSTEAD = {"django": "Call lockkit.integrations.django.from_connection(connection)"}
+
+
 def adopt(client: object, given: Mapping[str, object], host: Host) -> tuple[LockBackend, dict[str, Any]]:
     """
     Make a backend on the application's own connection.
@@ -225,7 +228,7 @@ def adopt(client: object, given: Mapping[str, object], host: Host) -> tuple[Lock
     message = (
         f"no backend accepts a connection of type {type(client).__module__}.{type(client).__qualname__}. "
         f"Built-in backends accept objects of: {', '.join(accepted) or 'none'}; installed ones may accept others. "
-        "Give one of those, or pass a URL to lockkit.connect"
+        + _INSTEAD.get(type(client).__module__.partition(".")[0], "Give one of those, or pass a URL to lockkit.connect")
     )
     raise ConfigurationError(message)
 

@@ -9,4 +9,6 @@ What joins lockkit to other libraries of an application. Each module needs the l
 - `lockkit.integrations.dramatiq`: actors under a lock.
 - `lockkit.integrations.rq`: jobs under a lock.
 - `lockkit.integrations.jobs`: what tasks, actors and jobs share.
+- `lockkit.integrations.django`: clients in settings, release on commit, and commands for ``manage.py``.
+- `lockkit.integrations.alembic`: one process at a time migrates a database.
 """

@@ -1,0 +1,123 @@
+"""
+One process at a time migrates a database, with Alembic or with SQLAlchemy alone.
+
+Needs ``pip install 'lockkit[alembic]'`` and a driver of the database.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING
+
+from sqlalchemy import URL, Connection, Engine, NullPool, create_engine
+from sqlalchemy.exc import ArgumentError
+
+from lockkit.errors import ConfigurationError
+from lockkit.integrations.migrations import LOCK_NAME, client_for, is_in_memory
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from datetime import timedelta
+
+    from lockkit.sync import Client, Lease
+    from lockkit.units import Seconds
+
+__all__ = ["migration_lock"]
+
+
+@contextmanager
+def migration_lock(
+    database: str | URL | Engine | Connection,
+    *,
+    timeout: Seconds | timedelta | None = None,
+    ttl: Seconds | timedelta | None = None,
+    name: str = LOCK_NAME,
+    client: Client | None = None,
+    version_table: str = "alembic_version",
+    version_table_schema: str | None = None,
+) -> Iterator[Lease | None]:
+    """
+    Hold the lock of a database's migrations, in ``env.py`` around ``context.run_migrations()``, or anywhere else.
+
+    In ``env.py`` it first compares the database's revision with the newest one. It takes no lock if they are the same,
+    or if the command changes no schema (``current``, ``check``, ``revision``, ``--sql``).
+
+    The lock is in the migrated database, see `lockkit.integrations.migrations.client_for`. It has a connection of its
+    own, so the migration's may begin and end transactions as it likes.
+
+    Args:
+        database: A SQLAlchemy URL, an engine, or a connection that has not begun a transaction yet.
+        timeout: Seconds to wait for another process's migration; None without limit.
+        ttl: Seconds after which the lock of a crashed process is free. None: 30.
+        name: Of the lock. Give one per schema or version table if they may be migrated at the same time.
+        client: Takes the lock with this one, for example on Redis. The caller closes it.
+        version_table: As in ``context.configure``.
+        version_table_schema: As in ``context.configure``.
+
+    Yields:
+        The lease; None if no lock was needed.
+
+    Raises:
+        LockTimeout: Another process was migrating for the whole wait.
+        LockLost: The lease was lost during the migration, so another process may have migrated at the same time.
+        BackendUnavailable: The database does not answer.
+        ConfigurationError: The connection is inside a transaction, or the driver is for asyncio.
+    """
+    with ExitStack() as stack:
+        engine = _engine_of(database, stack)
+        in_memory = engine.dialect.name == "sqlite" and is_in_memory(engine.url.database)
+        if (in_memory and client is None) or _nothing_to_do(engine, version_table, version_table_schema):
+            yield None
+            return
+        if client is None:
+            client = stack.enter_context(client_for(engine))
+        yield stack.enter_context(client.lock(name, timeout=timeout, ttl=ttl))
+
+
+def _engine_of(database: str | URL | Engine | Connection, stack: ExitStack) -> Engine:
+    if isinstance(database, Connection):
+        if database.in_transaction():
+            # Its snapshot may be older than the migration that this one waits for.
+            message = (
+                "migration_lock was given a connection inside a transaction, which may not see what the process before "
+                "has migrated: call it before the connection is used, or pass the engine"
+            )
+            raise ConfigurationError(message)
+        return database.engine
+    if isinstance(database, Engine):
+        return database
+    try:
+        engine = create_engine(database, poolclass=NullPool)
+    except ArgumentError:
+        message = "migration_lock needs a URL, an Engine or a Connection of SQLAlchemy; the URL is not understood"
+        raise ConfigurationError(message) from None  # the other error may quote the URL, with its password
+    stack.callback(engine.dispose)
+    return engine
+
+
+def _nothing_to_do(engine: Engine, version_table: str, version_table_schema: str | None) -> bool:
+    """Tell whether env.py runs for a command that changes nothing, or whose database has the newest revision."""
+    try:
+        from alembic import context  # noqa: PLC0415 - create_all needs no Alembic
+        from alembic.migration import MigrationContext  # noqa: PLC0415
+    except ImportError:
+        return False
+    if not hasattr(context, "config"):  # not in env.py
+        return False
+    if context.is_offline_mode():
+        return True
+    try:
+        wanted = _revisions(context.get_revision_argument())
+    except KeyError:  # no destination: the command only looks
+        return True
+    heads = _revisions(context.get_head_revisions())
+    # A relative destination, such as +1, may look like an absolute one: only what is the newest is left alone.
+    if wanted != heads:
+        return False
+    options = {"version_table": version_table, "version_table_schema": version_table_schema}
+    with engine.connect() as connection:
+        return set(MigrationContext.configure(connection, opts=options).get_current_heads()) == heads
+
+
+def _revisions(argument: str | tuple[str, ...] | list[str] | None) -> set[str]:
+    return {argument} if isinstance(argument, str) else set(argument or ())

@@ -1,0 +1,172 @@
+"""Clients by the aliases of ``settings.LOCKKIT``."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from django.core.signals import setting_changed
+from django.db import connections
+
+from lockkit import aio
+from lockkit.errors import ConfigurationError
+from lockkit.integrations.django.services import DEFAULT, service
+from lockkit.integrations.django.transactions import DjangoClient
+from lockkit.integrations.migrations import beside_file, is_in_memory
+from lockkit.sync import connect, from_client
+
+if TYPE_CHECKING:
+    from sqlalchemy import URL
+
+__all__ = ["aio_client", "client", "from_connection", "new_client"]
+
+_DRIVERS = {
+    "psycopg": "postgresql+psycopg",
+    "psycopg2": "postgresql+psycopg2",
+    "MySQLdb": "mysql+mysqldb",
+    "pymysql": "mysql+pymysql",
+}
+"""SQLAlchemy's names of the modules that Django's backends connect with."""
+
+CONNECT_SECONDS = 10
+"""How long a connection to the database may take, unless the database's OPTIONS say otherwise."""
+
+_clients: dict[str, DjangoClient] = {}
+_aio_clients: dict[asyncio.AbstractEventLoop, dict[str, aio.Client]] = {}
+
+
+def client(alias: str = DEFAULT) -> DjangoClient:
+    """
+    Return this process's client of an alias. Safe to use from many threads and after a fork.
+
+    What it holds is released when the process exits.
+
+    Args:
+        alias: A key of ``settings.LOCKKIT``. Without that setting, ``lockkit.connect()`` decides for "default".
+
+    Raises:
+        ConfigurationError: There is no such alias, or its entry is wrong.
+    """
+    found = _clients.get(alias)
+    if found is None:
+        made = new_client(alias)
+        found = _clients.setdefault(alias, made)
+        if found is not made:  # another thread was faster
+            made.close()
+    return found
+
+
+def aio_client(alias: str = DEFAULT) -> aio.Client:
+    """
+    Return the running event loop's client of an alias. Its locks know nothing of transactions, nor do async views.
+
+    Args:
+        alias: As for `client`.
+
+    Raises:
+        ConfigurationError: There is no such alias, or its entry is wrong.
+        RuntimeError: No event loop runs in this thread.
+    """
+    loop = asyncio.get_running_loop()
+    if loop not in _aio_clients:
+        for ended in [one for one in list(_aio_clients) if one.is_closed()]:
+            _aio_clients.pop(ended, None)
+    clients = _aio_clients.setdefault(loop, {})
+    if alias not in clients:
+        found = service(alias)
+        if found.database is not None:
+            message = f"settings.LOCKKIT[{alias!r}] is a Django database, which has no async connections: give a URL"
+            raise ConfigurationError(message)
+        clients[alias] = aio.connect(found.url, profile=found.profile, **found.options)
+    return clients[alias]
+
+
+def new_client(alias: str) -> DjangoClient:
+    """
+    Make a client of an alias, which the caller closes.
+
+    Raises:
+        ConfigurationError: There is no such alias, or its entry is wrong.
+    """
+    found = service(alias)
+    if found.database is None:
+        return DjangoClient(connect(found.url, profile=found.profile, **found.options))
+    if found.database not in connections:
+        message = f"settings.LOCKKIT[{alias!r}]: settings.DATABASES has no alias {found.database!r}"
+        raise ConfigurationError(message)
+    return from_connection(connections[found.database], **found.options)
+
+
+def from_connection(connection: Any, **options: Any) -> DjangoClient:  # noqa: ANN401 - Django has no types
+    """
+    Make a client whose locks are rows of a Django database, on connections of its own with that database's settings.
+
+    So a lock neither joins a transaction of the application nor ends with it. For SQLite, which has one writer at a
+    time, the locks are files in the directory ``DATABASE-lockkit``.
+
+    Args:
+        connection: ``django.db.connection``, or one of ``django.db.connections``.
+        **options: As for ``lockkit.connect``.
+
+    Raises:
+        ConfigurationError: Not such a connection, the database is in memory or of an unknown kind, or SQLAlchemy is
+            missing.
+    """
+    settings = getattr(connection, "settings_dict", None)
+    if settings is None:
+        message = f"from_connection needs a connection of django.db.connections, not {type(connection).__name__}"
+        raise ConfigurationError(message)
+    if connection.vendor == "sqlite":
+        name = str(settings["NAME"])
+        if is_in_memory(name):
+            message = 'the database is in memory, where no lock can be: use LOCKKIT = {"default": "memory://"}'
+            raise ConfigurationError(message)
+        return DjangoClient(beside_file(name, **options))
+    driver = _DRIVERS.get(connection.Database.__name__.partition(".")[0])
+    if driver is None:
+        message = (
+            f"lockkit cannot lock in a database of Django's backend {settings['ENGINE']!r}: it knows PostgreSQL, "
+            "MySQL, MariaDB and SQLite. Give the URL of another lock service"
+        )
+        raise ConfigurationError(message)
+    try:
+        from sqlalchemy import NullPool, create_engine  # noqa: PLC0415 - an extra
+    except ImportError as error:
+        extra = driver.partition("+")[0]
+        message = f"locks in a Django database need SQLAlchemy: pip install 'lockkit[{extra}]'"
+        raise ConfigurationError(message) from error
+    engine = create_engine(_url(driver, settings), creator=lambda: _connected(connection), poolclass=NullPool)
+    return DjangoClient(from_client(engine, mode="table", **options))
+
+
+def _url(driver: str, settings: dict[str, Any]) -> URL:
+    """Make the URL that messages show; it is not used to connect."""
+    from sqlalchemy import URL  # noqa: PLC0415 - an extra
+
+    return URL.create(
+        driver,
+        username=settings["USER"] or None,
+        password=settings["PASSWORD"] or None,
+        host=settings["HOST"] or None,
+        port=int(settings["PORT"]) if str(settings["PORT"]).isdigit() else None,
+        database=settings["NAME"] or None,
+    )
+
+
+def _connected(connection: Any) -> Any:  # noqa: ANN401 - any driver's
+    """Connect as Django does, but without its pool and its types of Python objects."""
+    parameters = connection.get_connection_params()
+    for name in ("cursor_factory", "context"):
+        parameters.pop(name, None)
+    return connection.Database.connect(**{"connect_timeout": CONNECT_SECONDS, **parameters})
+
+
+def _close_all(*, setting: str, **_: object) -> None:
+    """Close the clients of settings that a test has changed."""
+    if setting == "LOCKKIT":
+        for alias in list(_clients):
+            _clients.pop(alias).close()
+        _aio_clients.clear()
+
+
+setting_changed.connect(_close_all, dispatch_uid="lockkit")

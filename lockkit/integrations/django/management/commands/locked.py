@@ -1,0 +1,102 @@
+"""``manage.py locked``: ``lockkit run`` with the lock service of an alias."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from django.core.management.base import BaseCommand, CommandError
+
+from lockkit.errors import ConfigurationError
+from lockkit.integrations.django.services import DEFAULT, service
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from lockkit.integrations.django.services import Service
+
+__all__ = ["Command"]
+
+
+class Command(BaseCommand):
+    """Replaces itself by ``lockkit run``: signals and exit statuses are those."""
+
+    help = (
+        "Runs a command under a lock: manage.py locked NAME [options of lockkit run] -- command arguments. "
+        "Options of manage.py come before NAME. The exit statuses are those of lockkit run, see lockkit run --help."
+    )
+    requires_system_checks: Sequence[str] = ()
+    stealth_options = ("command",)
+
+    _command: Sequence[str] = ()
+    _replaces = False
+
+    def add_arguments(self, parser: Any) -> None:  # noqa: ANN401 - Django has no types
+        """See Django."""
+        parser.add_argument("--alias", default=DEFAULT, help='A key of settings.LOCKKIT; "default" by default.')
+        parser.add_argument("name", help="Name of the lock.")
+        parser.add_argument("options", nargs="...", help="Options of lockkit run, such as --timeout 5.")
+
+    def run_from_argv(self, argv: list[str]) -> None:
+        """Keep what comes after ``--`` from the parser of Django's options."""
+        end = argv.index("--") if "--" in argv else len(argv)
+        self._command = argv[end + 1 :]
+        self._replaces = True
+        super().run_from_argv(argv[:end])
+
+    def handle(self, *, alias: str, name: str, options: list[str], **others: Any) -> None:
+        """
+        Run it.
+
+        Raises:
+            CommandError: No command was given, the alias is wrong; or, by `call_command`, the command has failed.
+        """
+        command = others.get("command") or self._command
+        if not command:
+            message = "give the command after --, as in: manage.py locked NAME -- python job.py"
+            raise CommandError(message, returncode=2)
+        try:
+            environment = _environment(service(alias))
+        except ConfigurationError as error:
+            raise CommandError(str(error), returncode=78) from error
+        program = [sys.executable, "-m", "lockkit.cli", "run", name, *options, "--", *command]
+        if self._replaces:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os.execve(sys.executable, program, environment)  # noqa: S606 - the same Python
+        status = subprocess.run(program, env=environment, check=False).returncode  # noqa: S603 - the same Python
+        if status:
+            message = f"{' '.join(command)} under lock {name!r} ended with status {status}"
+            raise CommandError(message, returncode=status)
+
+
+def _environment(found: Service) -> dict[str, str]:
+    """
+    Return an environment that names the lock service. A command line would show its password to all users.
+
+    Raises:
+        ConfigurationError: A URL cannot say what the entry says.
+    """
+    where = f"settings.LOCKKIT[{found.alias!r}]"
+    if found.database is not None:
+        message = f"{where} is a Django database; manage.py locked needs an alias with a URL or a profile"
+        raise ConfigurationError(message)
+    if found.options and found.url is None:
+        message = f"{where} has OPTIONS without a URL, which manage.py locked cannot pass on: put them into the profile"
+        raise ConfigurationError(message)
+    if found.profile is not None:
+        others = {name: value for name, value in os.environ.items() if name != "LOCKKIT_URL"}
+        return {**others, "LOCKKIT_ENV": found.profile}
+    if found.url is None:
+        return dict(os.environ)
+    base, _, query = found.url.partition("?")
+    kept = [item for item in query.split("&") if item and item.partition("=")[0] not in found.options]
+    for name, value in found.options.items():
+        if not isinstance(value, str | int | float):
+            message = f"{where}: manage.py locked cannot pass on the option {name}, which is no text or number"
+            raise ConfigurationError(message)
+        kept.append(f"{quote(name)}={quote(str(int(value) if isinstance(value, bool) else value), safe='')}")
+    return {**os.environ, "LOCKKIT_URL": f"{base}?{'&'.join(kept)}" if kept else base}

@@ -1,0 +1,90 @@
+"""``settings.LOCKKIT``: which lock service each alias means."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from django.conf import settings
+
+from lockkit.errors import ConfigurationError
+
+__all__ = ["DEFAULT", "Service", "aliases", "service"]
+
+DEFAULT = "default"
+"""The alias that is used where none is given."""
+
+_KEYS = ("URL", "PROFILE", "DATABASE")
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """
+    One entry of ``settings.LOCKKIT``. At most one of url, profile and database is given.
+
+    Attributes:
+        alias: Its key.
+        url: As for ``lockkit.connect``. May contain a password.
+        profile: As for ``lockkit.connect``.
+        database: Alias of a database of ``settings.DATABASES``.
+        options: As for ``lockkit.connect``. May contain passwords.
+    """
+
+    alias: str
+    url: str | None = field(default=None, repr=False)
+    profile: str | None = None
+    database: str | None = None
+    options: dict[str, Any] = field(default_factory=dict, repr=False)
+
+
+def aliases() -> list[str]:
+    """
+    Return the aliases of ``settings.LOCKKIT``.
+
+    Raises:
+        ConfigurationError: It is no dict.
+    """
+    return list(_table())
+
+
+def service(alias: str) -> Service:
+    """
+    Return what an alias means.
+
+    Raises:
+        ConfigurationError: There is no such alias, or its entry is wrong.
+    """
+    table = _table()
+    if alias not in table:
+        known = ", ".join(map(repr, table))
+        message = f"settings.LOCKKIT has no alias {alias!r}, only {known}"
+        raise ConfigurationError(message)
+    entry, where = table[alias], f"settings.LOCKKIT[{alias!r}]"
+    if isinstance(entry, str):
+        entry = {"URL": entry}
+    if not isinstance(entry, Mapping):
+        message = f"{where} must be a URL, or a dict with one of {', '.join(_KEYS)}, not {type(entry).__name__}"
+        raise ConfigurationError(message)
+    unknown = [key for key in entry if key not in {*_KEYS, "OPTIONS"}]
+    if unknown:
+        message = f"{where} has the unknown key {unknown[0]!r}: it takes {', '.join(_KEYS)} and OPTIONS"
+        raise ConfigurationError(message)
+    given = {key.lower(): entry[key] for key in _KEYS if key in entry}
+    options = entry.get("OPTIONS", {})
+    if not all(isinstance(value, str) for value in given.values()) or not isinstance(options, Mapping):
+        message = f"{where}: {', '.join(_KEYS)} must be strings, and OPTIONS a dict"
+        raise ConfigurationError(message)
+    if len(given) > 1:
+        message = f"{where} must have only one of {', '.join(_KEYS)}"
+        raise ConfigurationError(message)
+    return Service(alias, options=dict(options), **given)
+
+
+def _table() -> Mapping[str, object]:
+    """Return the setting; without it, ``lockkit.connect()`` decides: LOCKKIT_URL, a profile, files of this machine."""
+    table = getattr(settings, "LOCKKIT", {DEFAULT: {}})
+    if not isinstance(table, Mapping):
+        message = f'settings.LOCKKIT must be a dict such as {{"default": "redis://…"}}, not {type(table).__name__}'
+        raise ConfigurationError(message)
+    return table

@@ -1,0 +1,68 @@
+"""The lock that schema migrations take, whichever tool runs them: in the migrated database itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from lockkit.errors import ConfigurationError
+from lockkit.sync import connect, from_client
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
+
+    from lockkit.sync import Client
+
+__all__ = ["LOCK_NAME", "beside_file", "client_for", "is_in_memory"]
+
+LOCK_NAME = "lockkit:migrations"
+"""Of the lock, unless the caller gives another one."""
+
+
+def client_for(engine: Engine, **options: Any) -> Client:
+    """
+    Make a client whose locks are rows of the engine's database, on connections of their own.
+
+    A row has no open transaction and no session. So ``CREATE INDEX CONCURRENTLY``, which waits for all transactions,
+    does not wait for the lock's, and a pooler that hands out another session each time does no harm. SQLite has one
+    writer at a time, and a migration would keep renewals out: its lock is a file beside the database.
+
+    Args:
+        engine: The database. Stays the caller's.
+        **options: As for ``lockkit.connect``.
+
+    Raises:
+        ConfigurationError: The engine's driver is for asyncio, or an option is wrong.
+    """
+    if engine.dialect.is_async:
+        message = (
+            f"the engine's driver {engine.dialect.driver} is for asyncio, and migrations are locked without an event "
+            "loop: pass the URL of the database with a blocking driver, such as postgresql+psycopg://…"
+        )
+        raise ConfigurationError(message)
+    if engine.dialect.name == "sqlite":
+        return beside_file(engine.url.database or "", **options)
+    return from_client(engine, mode="table", **options)
+
+
+def beside_file(database: str, **options: Any) -> Client:
+    """
+    Make a client whose locks are files in the directory ``DATABASE-lockkit``, beside an SQLite database.
+
+    Args:
+        database: Path of the database's file.
+        **options: As for ``lockkit.connect``.
+
+    Raises:
+        ConfigurationError: The path is an SQLite URI, or an option is wrong.
+    """
+    if database.startswith("file:"):
+        message = f"SQLite's URI {database!r} does not say where a lock could be: name the path of the file"
+        raise ConfigurationError(message)
+    return connect(f"file://{quote(str(Path(database).absolute()))}-lockkit", **options)
+
+
+def is_in_memory(database: str | None) -> bool:
+    """Tell whether an SQLite database is in memory: no other process has it, so there is nothing to lock."""
+    return database in {None, "", ":memory:"} or "mode=memory" in str(database)

@@ -1,0 +1,96 @@
+"""
+Runs Alembic in several processes at the same time, on the example's migrations; see `test_alembic.py`.
+
+``python migrators.py NUMBER KIND URL``; KIND is ``locked``, ``unlocked`` or ``create_all``. Prints the number of
+processes that ended well, and how often the lock was taken.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import multiprocessing
+import os
+import sys
+import traceback
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+
+import sqlalchemy
+from alembic import command, op
+from alembic.config import Config
+
+import lockkit.integrations.alembic
+from tests.conventions.sources import ROOT
+
+if TYPE_CHECKING:
+    from multiprocessing.synchronize import Barrier
+
+PATIENCE = 60.0
+
+
+def config() -> Config:
+    """The example's."""
+    return Config(str(ROOT / "examples" / "alembic_app" / "alembic.ini"))
+
+
+def without_lock(barrier: Barrier) -> None:
+    """Migrate as Alembic's own env.py does. Each process creates its table after all have read the revision."""
+    create_table = op.create_table
+
+    def create_together(*arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - Alembic's
+        barrier.wait(PATIENCE)
+        return create_table(*arguments, **options)
+
+    op.create_table = create_together
+    lockkit.integrations.alembic.migration_lock = lambda *_, **__: nullcontext()  # type: ignore[assignment]
+
+
+def create_all(url: str) -> None:
+    """Create tables without Alembic."""
+    metadata = sqlalchemy.MetaData()
+    for number in range(10):
+        sqlalchemy.Table(f"made_{number}", metadata, sqlalchemy.Column("id", sqlalchemy.Integer, primary_key=True))
+    with lockkit.integrations.alembic.migration_lock(url) as lease:
+        assert lease is not None
+        engine = sqlalchemy.create_engine(url)
+        metadata.create_all(engine)
+        engine.dispose()
+        sys.stdout.write("had the lock\n")
+
+
+def run(kind: str, url: str, barrier: Barrier) -> None:
+    """One process."""
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        try:
+            barrier.wait(PATIENCE)
+            if kind == "create_all":
+                create_all(url)
+            else:
+                if kind == "unlocked":
+                    without_lock(barrier)
+                command.upgrade(config(), "head")
+        except Exception:  # noqa: BLE001 - its text is what the test wants
+            traceback.print_exc()
+            status = 1
+        else:
+            status = 0
+    sys.__stdout__.write(f"status {status}: {out.getvalue().strip()}\n")  # type: ignore[union-attr]
+    sys.__stdout__.flush()  # type: ignore[union-attr]
+
+
+def main() -> None:
+    """Start them and wait."""
+    number, kind, url = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+    os.environ["DATABASE_URL"] = url
+    fork = multiprocessing.get_context("fork")  # what is imported is imported once
+    barrier = fork.Barrier(number)
+    processes = [fork.Process(target=run, args=(kind, url, barrier)) for _ in range(number)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+
+
+if __name__ == "__main__":
+    main()

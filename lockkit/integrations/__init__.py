@@ -4,4 +4,5 @@ What joins lockkit to other libraries of an application. Each module needs the l
 - `lockkit.integrations.logging`: events of locks as records of the standard library's logging.
 - `lockkit.integrations.prometheus`: metrics for Prometheus.
 - `lockkit.integrations.opentelemetry`: spans and metrics for OpenTelemetry.
+- `lockkit.integrations.fastapi`, `.starlette`, `.idempotency`: locks, a leader and idempotency keys for web servers.
 """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import secrets
 from enum import Enum
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,6 +23,7 @@ from lockkit.integrations.fastapi import IdempotencyMiddleware, Lease, lifespan
 from lockkit.integrations.fastapi import locked as locked_dependency
 from lockkit.integrations.starlette import NameFields, client_of, hold, lead, locked
 from lockkit.testing.timing import PATIENCE
+from tests.conventions.sources import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -261,3 +263,12 @@ async def test_work_that_returns_is_not_done_by_the_next() -> None:
                     await asyncio.sleep(0.01)
                 assert not second.is_set()
         assert await client.election("a").leader() is None
+
+
+def test_page_names_tests_that_are_there() -> None:
+    """What the page says of the usual way is shown by a test."""
+    named = set(re.findall(r"`(test_\w+)`", (ROOT / "docs" / "integrations" / "fastapi.md").read_text()))
+    sources = [path.read_text() for path in (ROOT / "tests").rglob("test_*.py")]
+
+    assert named
+    assert [name for name in sorted(named) if not any(f"def {name}(" in source for source in sources)] == []

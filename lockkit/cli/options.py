@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-__all__ = ["ElectOptions", "Face", "FailOn", "OnBusy", "OnDone", "RunOptions"]
+__all__ = ["ElectOptions", "Face", "FailOn", "HoldOptions", "OnBusy", "OnDone", "RunOptions"]
 
 
 class Face(StrEnum):
@@ -95,3 +95,27 @@ class ElectOptions:
     grace: float | None
     kill_after: float
     value: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HoldOptions:
+    """
+    The options of ``lockkit hold``. Times are seconds.
+
+    Attributes:
+        url: Backend, or None.
+        profile: Profile, or None.
+        ttl: Of the lease; None: the client's default.
+        timeout: How long to wait; None: without limit.
+        metadata: Text for ``lockkit holders``.
+        renewals: Tell of each renewal.
+        as_json: Write JSON objects.
+    """
+
+    url: str | None
+    profile: str | None
+    ttl: float | None
+    timeout: float | None
+    metadata: str | None
+    renewals: bool
+    as_json: bool

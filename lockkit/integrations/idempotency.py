@@ -113,7 +113,9 @@ class IdempotencyMiddleware:
         name = "idempotency:" + _digest(self._caller(Request(scope)), key)
         match = _digest(scope["method"], scope["path"], scope["query_string"].decode("latin-1"), body.decode("latin-1"))
         once = client_of(scope).once(name, keep=self._keep, timeout=0, match=match, label="idempotency")
+        answer = _Answer(send)
         async with AsyncExitStack() as stack:
+            stack.push(answer.left)
             try:
                 attempt = await stack.enter_async_context(once)
             except LockTimeout as error:
@@ -126,7 +128,7 @@ class IdempotencyMiddleware:
             if not attempt.first:
                 await _send_stored(attempt.result, send)
                 return
-            answer = _Answer(attempt, send)
+            answer.attempt = attempt
             # No extensions: they would let the response be sent in other messages than these.
             await self._app({**scope, "extensions": {}}, _replaying(body, receive), answer.take)
 
@@ -140,11 +142,20 @@ async def _refuse(refusal: HTTPException, send: Send) -> None:
 class _Answer:
     """The response of a request that runs: kept until it is complete and stored, and then sent."""
 
-    def __init__(self, attempt: Attempt, send: Send) -> None:
-        self._attempt = attempt
+    attempt: Attempt
+
+    def __init__(self, send: Send) -> None:
         self._send = send
         self._start: Message = {}
         self._body = bytearray()
+        self._finished = False
+
+    def left(self, _kind: object, error: BaseException | None, _trace: object) -> bool:
+        """Log that the key was lost, if the response does not depend on it any more."""
+        if not (self._finished and isinstance(error, LockLost)):
+            return False
+        log.warning("%s", error)
+        return True
 
     async def take(self, message: Message) -> None:
         """Take a message from the application."""
@@ -157,10 +168,11 @@ class _Answer:
 
     async def _finish(self) -> None:
         """Store the response if the work was done, and send it; if the key was lost, others may have run it too."""
+        self._finished = True
         start, body = self._start, bytes(self._body)
         if start["status"] < ERROR:
             try:
-                await self._attempt.done(_encoded(start, body))
+                await self.attempt.done(_encoded(start, body))
             except (BackendUnavailable, ConfigurationError) as error:
                 # The work is done, and an error would make the client repeat it.
                 log.warning("%s", error)

@@ -93,7 +93,7 @@ async def lead(election: aio.Election, work: Work, *, pause: Seconds = 1.0) -> A
     Args:
         election: Of the processes of which one runs the coroutine.
         work: Coroutine function, called with the `lockkit.aio.Term` of each term.
-        pause: Seconds before this process campaigns again after an error.
+        pause: Seconds before this process campaigns again after a loss or an error.
     """
     task = asyncio.create_task(_lead(election, work, pause), name=f"lockkit-lead-{election.name}")
     try:
@@ -109,10 +109,7 @@ async def _lead(election: aio.Election, work: Work, pause: Seconds) -> None:
             async with election.campaign(cancel_on_stop=True) as term:
                 await work(term)
                 await _for_ever()
-        except LockLost as error:
-            log.warning("%s", error)
-            continue
-        except BackendUnavailable as error:
+        except (BackendUnavailable, LockLost) as error:
             log.warning("%s", error)
         except Exception:
             log.exception("election %r: the leader's work failed", election.name)
@@ -200,8 +197,8 @@ async def hold(
     """
     Hold a lock while a request is handled.
 
-    A client that goes away while its request waits for the lock gives up its place. A client that goes away later
-    changes nothing: the block runs to its end, and the lock is released.
+    A client that goes away while its request waits for the lock gives up its place; to notice it, lockkit reads the
+    body first. A client that goes away later changes nothing: the block runs to its end, and the lock is released.
 
     Args:
         request: Of the endpoint.
@@ -217,8 +214,8 @@ async def hold(
     lock = client_of(request.scope).lock(name, timeout=timeout, **{"cancel_on_lost": True, **options})
     async with AsyncExitStack() as stack:
         try:
-            entering = stack.enter_async_context(lock)
-            lease = await (entering if timeout == 0 else _while_connected(request, entering))
+            enter = functools.partial(stack.enter_async_context, lock)
+            lease = await (enter() if timeout == 0 else _while_connected(request, enter))
         except LockTimeout as error:
             raise HTTPException(409, "busy", {"Retry-After": str(retry_after)}) from error
         except BackendUnavailable as error:
@@ -232,44 +229,42 @@ async def hold(
             raise HTTPException(500, "the lock was lost: the outcome is unknown") from error
 
 
-async def _while_connected(request: Request, waiting: Coroutine[Any, Any, T]) -> T:
+async def _while_connected(request: Request, wait: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """
-    Await something in this task, and cancel it when the client goes away.
+    Wait in this task, and cancel that when the client goes away.
 
     Raises:
         HTTPException: It has gone.
     """
+    gone = HTTPException(CLIENT_CLOSED_REQUEST, "the client has gone")
+    try:
+        # It comes before the disconnect, on the same way, and is kept for the endpoint. Not in the watching task: that
+        # would lose a part of it when it is cancelled.
+        await request.body()
+    except ClientDisconnect:
+        raise gone from None
+    except RuntimeError as error:  # the endpoint's form has been read from it
+        log.debug("%s", error)
     task = asyncio.current_task()
     assert task is not None, "a request is handled in a task"
-    gone = False
+    cancelling, cancelled = task.cancelling(), False
 
     async def watch() -> None:
-        nonlocal gone
-        await _disconnected(request)
-        gone = True
+        nonlocal cancelled
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        cancelled = True
         task.cancel()
 
     watcher = asyncio.create_task(watch(), name="lockkit-disconnect")
     try:
-        return await waiting
+        return await wait()
     except asyncio.CancelledError:
-        if gone and task.uncancel() == 0:
-            raise HTTPException(CLIENT_CLOSED_REQUEST, "the client has gone") from None
+        if cancelled and task.uncancel() <= cancelling:
+            raise gone from None
         raise
     finally:
         watcher.cancel()
-
-
-async def _disconnected(request: Request) -> None:
-    """Return when the client has gone. Its body comes first on the same way, and is kept for the endpoint."""
-    try:
-        await request.body()
-    except ClientDisconnect:
-        return
-    except RuntimeError as error:  # the endpoint's form has been read from it
-        log.debug("%s", error)
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
 
 
 def locked(

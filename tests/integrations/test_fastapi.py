@@ -96,10 +96,6 @@ class Server:
         finally:
             path.unlink()
 
-    def log(self) -> str:
-        """Return what uvicorn has printed."""
-        return (self.home / "log").read_text()
-
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:

@@ -10,7 +10,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import pytest
-from fastapi import Body, FastAPI, Path, Query
+from fastapi import BackgroundTasks, Body, FastAPI, Path, Query
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request  # noqa: TC002 - FastAPI reads annotations
@@ -19,14 +19,16 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 
 import lockkit.aio
+from lockkit.backend import apart
 from lockkit.integrations.fastapi import IdempotencyMiddleware, Lease, lifespan
 from lockkit.integrations.fastapi import locked as locked_dependency
+from lockkit.integrations.idempotency import _digest
 from lockkit.integrations.starlette import NameFields, client_of, hold, lead, locked
 from lockkit.testing.timing import PATIENCE
 from tests.conventions.sources import ROOT
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 
 
 @locked("seat:{hall}:{seat}", ttl=10)
@@ -39,6 +41,12 @@ async def report(request: Request) -> JSONResponse:
     """Hold a lock within the endpoint."""
     async with hold(request, "report") as lease:
         return JSONResponse(lease.name)
+
+
+@locked("upload", timeout=60)
+async def upload(request: Request) -> JSONResponse:
+    """Tell how long the body is."""
+    return JSONResponse(len(await request.body()))
 
 
 @pytest.fixture
@@ -62,6 +70,31 @@ def test_endpoint_of_starlette_has_its_lease(starlette: TestClient) -> None:
     assert starlette.post("/seats/A?seat=B:7").json() == "seat:A:B%3A7"
     assert starlette.post("/seats/A%3AB/7").json() == "seat:A%3AB:7"
     assert starlette.get("/report").json() == "report"
+
+
+@pytest.mark.asyncio
+async def test_endpoint_that_waits_gets_the_whole_body() -> None:
+    """Also if the lock gets free while the second half is on its way."""
+    halves = [b"first", b"second"]
+    length: list[bytes] = []
+
+    async def receive() -> dict[str, Any]:
+        if len(halves) == 1:
+            await lease.release()
+            await asyncio.sleep(0.05)
+        return {"type": "http.request", "body": halves.pop(0), "more_body": bool(halves)}
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        length.append(message.get("body", b""))
+
+    async with lockkit.aio.connect("memory://upload") as client:
+        lease = await client.lock("upload").acquire(0)
+        scope = {"type": "http", "method": "POST", "path": "/", "query_string": b"", "headers": []}
+        await Starlette(routes=[Route("/", upload, methods=["POST"])])(
+            {**scope, "state": {"lockkit": client}}, receive, send
+        )
+
+    assert b"".join(length) == b"11"
 
 
 def test_missing_or_too_long_parameter_is_422(starlette: TestClient) -> None:
@@ -163,13 +196,22 @@ def test_parameter_that_is_not_there_is_422() -> None:
         assert client.get("/?b=1").status_code == 200
 
 
-def test_lock_is_free_when_the_response_is_sent() -> None:
-    """A background task, and whoever reads the response, can acquire it."""
+def test_background_task_can_acquire_the_lock() -> None:
+    """It runs after the response, and so without it."""
     app = FastAPI(lifespan=lifespan("memory://"))
-    app.post("/", dependencies=[locked_dependency("a")])(lambda: None)
+    acquired: list[bool] = []
+
+    @app.post("/", dependencies=[locked_dependency("a")])
+    async def book(request: Request, tasks: BackgroundTasks) -> None:
+        async def acquire() -> None:
+            async with client_of(request.scope).lock("a").attempt() as lease:
+                acquired.append(lease is not None)
+
+        tasks.add_task(acquire)
 
     with TestClient(app) as client:
-        assert [client.post("/").status_code for _ in range(20)] == [200] * 20
+        assert client.post("/").status_code == 200
+    assert acquired == [True]
 
 
 def test_error_of_the_endpoint_goes_on_unchanged() -> None:
@@ -220,6 +262,24 @@ def test_response_is_kept_as_long_as_it_says() -> None:
             pass
 
     assert (first, repeat) == ("1", "2")
+
+
+@pytest.mark.parametrize(("status", "answered"), [(201, 500), (404, 404)])
+def test_key_that_was_lost_is_told_by_the_response_alone(status: int, answered: int) -> None:
+    """The server sees no exception after it; a refusal needs no key."""
+
+    async def pay(request: Request) -> PlainTextResponse:
+        key = apart("once", f"idempotency:{_digest('', 'k')}")
+        assert await client_of(request.scope)._engine.client.ready().break_lock(key)
+        return PlainTextResponse("", status)
+
+    app = Starlette(
+        routes=[Route("/", pay, methods=["POST"])],
+        middleware=[Middleware(IdempotencyMiddleware, caller=lambda _request: "")],
+        lifespan=lifespan(f"memory://{secrets.token_hex(4)}"),
+    )
+    with TestClient(app) as client:
+        assert client.post("/", headers={"Idempotency-Key": "k"}).status_code == answered
 
 
 @pytest.mark.asyncio

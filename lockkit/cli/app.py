@@ -12,9 +12,9 @@ from typer.core import TyperGroup
 
 import lockkit
 from lockkit import validation
-from lockkit.cli.options import ElectOptions, Face, FailOn, LabOptions, OnBusy, OnDone, RunOptions
+from lockkit.cli.options import ElectOptions, Face, FailOn, HoldOptions, LabOptions, OnBusy, OnDone, RunOptions
 from lockkit.cli.output import reporting, set_verbosity
-from lockkit.cli.status import ELECT_STATUSES, RUN_STATUSES
+from lockkit.cli.status import ELECT_STATUSES, HOLD_STATUSES, RUN_STATUSES
 
 __all__ = ["app"]
 
@@ -342,6 +342,64 @@ def _elect(
 
     options = ElectOptions(url=url, profile=profile, ttl=ttl, grace=grace, kill_after=kill_after, value=value)
     raise typer.Exit(elect(name, command, options))
+
+
+_HOLD_HELP = """
+Hold a lock for the program that starts this process, in any language: lockkit hold NAME --json
+
+When the lock is granted, lockkit writes a line to stdout: granted and the fencing token or, with --json, an object with
+event, name, token, owner, ttl, remaining and deadline. It then holds the lock until stdin ends or has a line release,
+on SIGTERM, SIGINT or SIGHUP, or until the program has ended; and writes released.
+
+If the lease is lost, or is about to end because it cannot be renewed, lockkit writes lost, with a reason, and ends.
+Treat it as lost too if the output ends without released. deadline is the end of the lease if it is never renewed:
+seconds of CLOCK_BOOTTIME (macOS: CLOCK_MONOTONIC).
+
+Exit status:
+
+\b
+""" + "\n".join(f"  {status:<{_width}}  {meaning}" for status, meaning in HOLD_STATUSES)
+
+
+@app.command("hold", help=_HOLD_HELP, short_help="Hold a lock for a program in another language.")
+def _hold(
+    *,
+    name: Name,
+    url: Url = None,
+    profile: Profile = None,
+    ttl: Annotated[
+        float | None,
+        typer.Option(
+            metavar="TIME",
+            parser=_duration,
+            callback=_seconds,
+            help="How long the backend keeps the lock without renewal, and so how long others wait after a machine "
+            "dies. Default: that of the profile or the URL, else 30.",
+        ),
+    ] = None,
+    timeout: Annotated[
+        float | None,
+        typer.Option(
+            metavar="TIME",
+            parser=_duration,
+            callback=_seconds,
+            help="How long to wait for the lock; 0 tries once. Default: without limit.",
+        ),
+    ] = None,
+    metadata: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Text that lockkit holders shows. Never a secret.")
+    ] = None,
+    renewals: Annotated[
+        bool, typer.Option("--renewals", help="Write a line renewed, with the new deadline, after each renewal.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Write each line as a JSON object.")] = False,
+) -> None:
+    from lockkit.cli.hold import hold  # noqa: PLC0415 - see the module
+
+    options = HoldOptions(
+        url=url, profile=profile, ttl=ttl, timeout=timeout, metadata=metadata, renewals=renewals, as_json=as_json
+    )
+    raise typer.Exit(hold(name, options))
 
 
 @app.command("demo", short_help="Sell seats with several processes, without a lock and with one.")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["ElectOptions", "Face", "FailOn", "LabOptions", "OnBusy", "OnDone", "RunOptions"]
+__all__ = ["ElectOptions", "Face", "FailOn", "HoldOptions", "LabOptions", "OnBusy", "OnDone", "RunOptions"]
 
 
 class Face(StrEnum):
@@ -127,3 +127,27 @@ class LabOptions:
     toml: bool = False
     real: bool = False
     as_json: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HoldOptions:
+    """
+    The options of ``lockkit hold``. Times are seconds.
+
+    Attributes:
+        url: Backend, or None.
+        profile: Profile, or None.
+        ttl: Of the lease; None: the client's default.
+        timeout: How long to wait; None: without limit.
+        metadata: Text for ``lockkit holders``.
+        renewals: Tell of each renewal.
+        as_json: Write JSON objects.
+    """
+
+    url: str | None
+    profile: str | None
+    ttl: float | None
+    timeout: float | None
+    metadata: str | None
+    renewals: bool
+    as_json: bool

@@ -15,7 +15,7 @@ from lockkit.errors import (
     Unsupported,
 )
 
-__all__ = ["ELECT_STATUSES", "RUN_STATUSES", "SIGNALLED", "Status", "status_of"]
+__all__ = ["ELECT_STATUSES", "HOLD_STATUSES", "RUN_STATUSES", "SIGNALLED", "Status", "status_of"]
 
 
 class Status(IntEnum):
@@ -62,6 +62,17 @@ ELECT_STATUSES: Final = (
     (f"{SIGNALLED} + n", "signal n ended COMMAND, or the campaign"),
 )
 """What ``lockkit elect`` ends with, for its help."""
+
+HOLD_STATUSES: Final = (
+    (f"{Status.OK:d}", "the lock was held, and released because stdin ended or said so"),
+    (f"{Status.USAGE:d}", "wrong usage"),
+    (f"{Status.UNAVAILABLE:d}", "the backend is unavailable; at the release: the lock ends by its ttl"),
+    (f"{Status.BUSY:d}", "the lock was busy until the timeout, or until stdin ended"),
+    (f"{Status.CONFIGURATION:d}", "wrong configuration: name, ttl, URL, option, profile, credentials"),
+    (f"{Status.LOST:d}", "the lease was lost"),
+    (f"{SIGNALLED} + n", "signal n came; the lock was released"),
+)
+"""What ``lockkit hold`` ends with, for its help."""
 
 _STATUSES: Final[tuple[tuple[type[LockError], Status], ...]] = (
     (BackendUnavailable, Status.UNAVAILABLE),

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from lockkit.cli.signals import Signals
 
-__all__ = ["Interrupted", "wait_in_thread"]
+__all__ = ["GaveUp", "Interrupted", "wait_in_thread"]
 
 T = TypeVar("T")
 
@@ -33,7 +33,13 @@ class Interrupted(Exception):
         self.signum = signum
 
 
-def wait_in_thread(function: Callable[[], T], signals: Signals, thread_name: str) -> T:
+class GaveUp(Exception):
+    """The caller no longer wants what was waited for."""
+
+
+def wait_in_thread(
+    function: Callable[[], T], signals: Signals, thread_name: str, *, gave_up: Callable[[], bool] = bool
+) -> T:
     """
     Call a function that waits for the backend in a thread, and wait for signals in this one.
 
@@ -41,9 +47,11 @@ def wait_in_thread(function: Callable[[], T], signals: Signals, thread_name: str
         function: Called in the thread.
         signals: Of this process.
         thread_name: Of the thread.
+        gave_up: Tells whether the caller no longer wants it; asked after each signal and `WOKEN`, and every second.
 
     Raises:
         Interrupted: A signal came. Closing the client ends the function's wait.
+        GaveUp: `gave_up` says so. The same.
         LockError: What the function raised.
     """
     outcome: list[T | LockError] = []
@@ -62,6 +70,8 @@ def wait_in_thread(function: Callable[[], T], signals: Signals, thread_name: str
         for signum in signals.wait(LOOK_EVERY):
             if signum in FORWARDED:
                 raise Interrupted(signum)
+        if not outcome and gave_up():
+            raise GaveUp
     thread.join()
     (result,) = outcome
     if isinstance(result, LockError):

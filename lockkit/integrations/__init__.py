@@ -11,4 +11,5 @@ What joins lockkit to other libraries of an application. Each module needs the l
 - `lockkit.integrations.jobs`: what tasks, actors and jobs share.
 - `lockkit.integrations.django`: clients in settings, release on commit, and commands for ``manage.py``.
 - `lockkit.integrations.alembic`: one process at a time migrates a database.
+- `lockkit.integrations.fastapi`, `.starlette`, `.idempotency`: locks, a leader and idempotency keys for web servers.
 """

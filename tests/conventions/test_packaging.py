@@ -36,7 +36,7 @@ def test_core_depends_on_nothing() -> None:
     assert PROJECT["dependencies"] == []
 
 
-FRAMEWORKS = {"alembic", "apscheduler", "celery", "django", "dramatiq", "rq"}
+FRAMEWORKS = {"alembic", "apscheduler", "celery", "django", "dramatiq", "fastapi", "rq"}
 
 
 def test_extras_that_backends_ask_for_exist() -> None:

@@ -6,7 +6,8 @@ renewal, a third of its ttl later. A server that hangs, or is cut off, closes no
 
 One epoll(7) instance for each client holds the sockets of its held sessions and is asked for the end of the connection
 only (``EPOLLRDHUP``), so answers wake no thread. Under asyncio the event loop watches the instance, and no transport is
-disturbed; a blocking client has one thread, which runs while something is held. Systems without epoll go without.
+disturbed; a blocking client has one thread, which runs while something is held. Systems without epoll go without, and
+so do programs on gevent, which removes it because it would block all greenlets.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class DisconnectWatcher:
 
     def add(self, session: Session, owner: str) -> None:
         """Watch the connection of a session, which is the lock of a lease, until `forget`."""
-        if sys.platform != "linux":
+        if sys.platform != "linux" or not hasattr(select, "epoll"):
             return
         try:
             fd = session.connection.fileno()

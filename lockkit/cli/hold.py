@@ -1,0 +1,203 @@
+"""
+``lockkit hold``: a co-process that holds a lock for a program in any language.
+
+::
+
+    program                         lockkit hold NAME --json
+    --------------------------------------------------------------------
+    starts it, with pipes     --->  acquires, and renews
+    reads a line              <---  {"event": "granted", "token": 17, …}
+    works
+    closes its stdin          --->  releases
+    reads a line              <---  {"event": "released", …}
+
+It ends with the program: when that dies, the kernel closes the pipe. ``PR_SET_PDEATHSIG`` would not do: it tells of the
+end of the *thread* that started this process, whose program may live on. But the parent's id is looked at too, since
+another child of the program may have inherited the other end of the pipe.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import threading
+from math import inf
+from typing import TYPE_CHECKING, Final
+
+import lockkit
+from lockkit.cli.guard import LOOK_EVERY
+from lockkit.cli.output import plain, refuse_private, say
+from lockkit.cli.signals import ENDING, Signals
+from lockkit.cli.status import SIGNALLED, Status
+from lockkit.cli.supervisor import default_grace, margin
+from lockkit.cli.waiting import GaveUp, Interrupted, wait_in_thread
+from lockkit.errors import LockLost
+from lockkit.runtime import monotonic
+
+if TYPE_CHECKING:
+    from lockkit.cli.options import HoldOptions
+    from lockkit.sync import Lease
+
+__all__ = ["hold"]
+
+_STDIN: Final = 0
+_STDOUT: Final = 1
+
+_TEXT: Final = {"granted": "token", "renewed": "remaining", "lost": "reason", "released": "token"}
+"""What a line of plain text says after the event."""
+
+
+def hold(name: str, options: HoldOptions) -> int:
+    """
+    Hold a lock until the program that started this process wants no more of it.
+
+    Args:
+        name: The lock.
+        options: See there.
+
+    Returns:
+        The exit status.
+
+    Raises:
+        LockError: The lock could not be had or, if the backend is unavailable, not be released.
+    """
+    signals = Signals()
+    program = _Program(signals, as_json=options.as_json)
+    with lockkit.connect(options.url, profile=options.profile) as client:
+        refuse_private(client)
+        lock = client.lock(
+            name,
+            ttl=options.ttl,
+            timeout=options.timeout,
+            metadata=options.metadata,
+            on_lost=lambda _, reason: program.lost(reason),
+        )
+        try:
+            lease = wait_in_thread(lock.acquire, signals, "lockkit-acquire", gave_up=program.gone)
+        except Interrupted as interrupt:
+            return SIGNALLED + interrupt.signum
+        except GaveUp:
+            return Status.BUSY
+        return _Holding(lease, program, signals, renewals=options.renewals).run()
+
+
+class _Program:
+    """The program that started this process: what it says on stdin, and what it reads from stdout."""
+
+    def __init__(self, signals: Signals, *, as_json: bool) -> None:
+        """Begin to read."""
+        self._signals = signals
+        self._reason = "gone"
+        self._reason_known = threading.Event()
+        self._as_json = as_json
+        self._pid = os.getppid()
+        self._ended = False
+        # A daemon: nothing ends a read from a pipe. Not from sys.stdin, whose lock it would keep at the exit.
+        threading.Thread(target=self._read, name="lockkit-stdin", daemon=True).start()
+
+    def _read(self) -> None:
+        """Read commands up to ``release`` or the end."""
+        text = b""
+        try:
+            while not self._ended and (more := os.read(_STDIN, 4096)):
+                *lines, text = (text + more).split(b"\n")
+                for line in filter(None, map(bytes.strip, lines)):
+                    if line == b"release":
+                        self._ended = True
+                    else:
+                        say(plain(f"unknown command {line.decode(errors='replace')!r}: give release"))
+        except OSError as error:
+            say(f"cannot read stdin: {error}")
+        self._ended = True
+        self._signals.post()
+
+    def gone(self) -> bool:
+        """Tell whether it wants no more of the lock: it said so, closed the pipe, or has ended."""
+        return self._ended or os.getppid() != self._pid
+
+    def lost(self, reason: str) -> None:
+        """Keep why the lease was lost. From any thread."""
+        self._reason = reason
+        self._reason_known.set()
+        self._signals.post()
+
+    def reason(self) -> str:
+        """Return why the lease was lost. The loss may be seen before the callback has run, in a thread of its own."""
+        self._reason_known.wait(LOOK_EVERY)
+        return self._reason
+
+    def reads(self) -> bool:
+        """Tell whether a line can be written without waiting for it."""
+        poll = select.poll()
+        poll.register(_STDOUT, select.POLLOUT)
+        return bool(poll.poll(0))
+
+    def tell(self, event: str, lease: Lease, **more: object) -> None:
+        """Write a line at once; if nobody reads any longer, the program is gone."""
+        fields: dict[str, object] = {"event": event, "name": lease.name, "token": lease.token, "owner": lease.owner}
+        if event != "released":
+            remaining = round(lease.remaining(), 3)
+            fields |= {"ttl": lease.ttl, "remaining": remaining, "deadline": round(monotonic() + remaining, 3), **more}
+        # ASCII only: the name may contain any character.
+        line = json.dumps(fields) if self._as_json else f"{event} {fields[_TEXT[event]]}"
+        try:
+            os.write(_STDOUT, f"{line}\n".encode())  # below PIPE_BUF: written as a whole
+        except BrokenPipeError:
+            self._ended = True
+
+
+class _Holding:
+    """A lease that is held for a program."""
+
+    def __init__(self, lease: Lease, program: _Program, signals: Signals, *, renewals: bool) -> None:
+        """Begin."""
+        self._lease = lease
+        self._program = program
+        self._signals = signals
+        self._renewals = renewals
+        # As `lockkit run`, which ends its command so much earlier: the program needs time to stop before the deadline.
+        self._grace = default_grace(lease.ttl) + margin(lease.ttl)
+        self._deadline = inf
+
+    def run(self) -> int:
+        """Tell of the grant, and hold until somebody ends it; gives the exit status."""
+        lease, program = self._lease, self._program
+        if lease.remaining() <= lease.ttl / 2:
+            lease.extend()  # the grant took long
+        program.tell("granted", lease)
+        self._deadline = monotonic() + lease.remaining()
+        while not program.gone():
+            for signum in self._signals.wait(min(LOOK_EVERY, lease.remaining() - self._grace)):
+                if signum in ENDING:
+                    return self._release() or SIGNALLED + signum
+            if lease.remaining() <= self._grace:
+                return self._lost("expired" if lease.held else program.reason())
+            self._tell_renewal()
+        return self._release()
+
+    def _tell_renewal(self) -> None:
+        deadline = monotonic() + self._lease.remaining()
+        # Computed from the time left, the same deadline differs by microseconds from one look to the next.
+        if self._renewals and deadline > self._deadline + 0.001 and self._program.reads():
+            self._program.tell("renewed", self._lease)
+            self._deadline = deadline
+
+    def _lost(self, reason: str) -> int:
+        # What is still held is released when the client is closed.
+        self._program.tell("lost", self._lease, reason=reason)
+        return Status.LOST
+
+    def _release(self) -> int:
+        """
+        Give the lock back; gives the exit status.
+
+        Raises:
+            BackendUnavailable: It ends after its ttl.
+        """
+        try:
+            self._lease.release()
+        except LockLost:
+            return self._lost(self._program.reason())
+        self._program.tell("released", self._lease)
+        return Status.OK

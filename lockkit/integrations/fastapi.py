@@ -1,0 +1,129 @@
+"""Locks, a background leader and idempotency keys for FastAPI. Needs ``pip install 'lockkit[fastapi]'``."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import AsyncIterator
+from enum import Enum
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, get_type_hints
+
+from fastapi import Depends, Request
+from fastapi.exceptions import RequestValidationError
+from pydantic import TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
+
+from lockkit.aio import Client, Lease
+from lockkit.integrations.idempotency import IdempotencyMiddleware
+from lockkit.integrations.starlette import NameFields, client_of, hold, lead, lifespan
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from datetime import timedelta
+
+    from lockkit.units import Seconds
+
+__all__ = ["Client", "IdempotencyMiddleware", "Lease", "client", "lead", "lifespan", "locked"]
+
+
+def client(request: Request) -> Client:
+    """Return the client of `lifespan`, as a dependency: ``client: Annotated[Client, Depends(client)]``."""
+    return client_of(request.scope)
+
+
+def locked(
+    name: str | Callable[..., str],
+    *,
+    timeout: Seconds | timedelta | None = 0,
+    retry_after: int = 1,
+    cancel_on_lost: bool = True,
+    **options: Any,
+) -> Any:  # noqa: ANN401 - as `Depends`, so that it can be a default
+    """
+    Make a dependency that holds a lock until the endpoint has returned, and gives its lease.
+
+    ``lease: Annotated[Lease, locked("seat:{seat}")]`` as a parameter, or ``dependencies=[locked("report")]``.
+
+    The lock is released before the response is sent. So a lease that was lost can still turn the response into an
+    error; and what a streaming response yields, and background tasks, run without the lock.
+
+    Args:
+        name: Of the lock. Fields such as ``{seat}`` are path or query parameters of the request, converted as the
+            endpoint declares them: with ``seat: int``, ``/seats/7`` and ``/seats/07`` are one lock. Or a dependency
+            that returns the name, for example from the body.
+        timeout: Seconds to wait; 0 tries once, None waits as long as the client does.
+        retry_after: Seconds that a refused client is asked to wait (the ``Retry-After`` header).
+        cancel_on_lost: Cancel an ``async def`` endpoint when its lease is lost. (A thread cannot be cancelled.)
+        **options: As for `lockkit.aio.Client.lock`.
+
+    Returns:
+        What `fastapi.Depends` returns. Its value is the lease. The response is 409 if the lock is busy, 503 if the
+        backend is unavailable, and 500 if the lease was lost before the endpoint returned.
+
+    Raises:
+        ConfigurationError: The name is no template.
+    """
+    template = name if isinstance(name, str) else None
+    naming = _naming(NameFields(name)) if isinstance(name, str) else name
+
+    async def hold_lock(request: Request, named: str = Depends(naming)) -> AsyncIterator[Lease]:
+        can_cancel = cancel_on_lost and inspect.iscoroutinefunction(inspect.unwrap(request.scope["endpoint"]))
+        settings = {"label": template, **options, "cancel_on_lost": can_cancel}
+        async with hold(request, named, timeout=timeout, retry_after=retry_after, **settings) as lease:
+            yield lease
+
+    return Depends(hold_lock, scope="function")
+
+
+def _naming(fields: NameFields) -> Callable[[Request], str]:
+    """Make a dependency that fills in a template."""
+
+    def name_of(request: Request) -> str:
+        given = {**request.query_params, **request.path_params}
+        endpoint = request.scope["endpoint"]
+        return fields.fill({field: _converted(endpoint, field, given) for field in fields.names})
+
+    return name_of
+
+
+def _converted(endpoint: Callable[..., Any], field: str, given: dict[str, Any]) -> object:
+    """
+    Convert a parameter of the request as the endpoint's signature says: the name must not depend on how it is written.
+
+    Raises:
+        RequestValidationError: It is missing, or not of that type: the answer is 422, as without the lock.
+    """
+    adapter, default = _declared(endpoint, field)
+    if field not in given:
+        if default is inspect.Parameter.empty:
+            raise RequestValidationError(
+                [{"type": "missing", "loc": ("path or query", field), "msg": "Field required"}]
+            )
+        return default
+    if adapter is None:
+        return given[field]
+    try:
+        value: object = adapter.validate_python(given[field])
+    except ValidationError as error:
+        errors = error.errors(include_url=False)
+        raise RequestValidationError([{**each, "loc": ("path or query", field)} for each in errors]) from error
+    return value.value if isinstance(value, Enum) else value
+
+
+@functools.cache
+def _declared(endpoint: Callable[..., Any], field: str) -> tuple[TypeAdapter[Any] | None, Any]:
+    """Find the type and the default of an endpoint's parameter; None and no default if it declares none."""
+    function = inspect.unwrap(endpoint)
+    parameter = inspect.signature(function).parameters.get(field)
+    if parameter is None:
+        return None, inspect.Parameter.empty
+    default = parameter.default
+    if isinstance(default, FieldInfo):
+        default = inspect.Parameter.empty if default.is_required() else default.get_default(call_default_factory=True)
+    if parameter.annotation is inspect.Parameter.empty:
+        return None, default
+    # Only this annotation: others may name what only type checkers import.
+    holder = SimpleNamespace(__annotations__={field: parameter.annotation})
+    hints = get_type_hints(holder, globalns=getattr(function, "__globals__", None), include_extras=True)
+    return TypeAdapter(hints[field]), default

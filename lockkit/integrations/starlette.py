@@ -1,0 +1,310 @@
+"""
+Locks, a background leader and idempotency keys for Starlette, and what those for FastAPI are made of. Needs Starlette.
+
+`lifespan` opens one client per worker process, `locked` holds a lock while an endpoint runs, `lead` runs a coroutine in
+one of all worker processes. `lockkit.integrations.idempotency` answers repeated requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import logging
+import string
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import quote
+
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+
+from lockkit import aio
+from lockkit.errors import BackendUnavailable, ConfigurationError, LockLost, LockTimeout
+from lockkit.validation import NAME_BYTES_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+    from contextlib import AbstractAsyncContextManager
+    from datetime import timedelta
+
+    from starlette.types import Scope
+
+    from lockkit.units import Seconds
+
+    Work = Callable[[aio.Term], Awaitable[object]]
+
+__all__ = ["NameFields", "client_of", "hold", "lead", "lifespan", "locked", "unavailable"]
+
+T = TypeVar("T")
+
+log = logging.getLogger("lockkit")
+
+STATE = "lockkit"
+"""Key of the client in the lifespan's state, so ``request.state.lockkit``."""
+
+CLIENT_CLOSED_REQUEST = 499
+"""What nginx logs for a client that went away. No client sees it."""
+
+
+def lifespan(
+    url: str | None = None,
+    *,
+    profile: str | None = None,
+    leading: Mapping[str, Work] | None = None,
+    **options: Any,
+) -> Callable[[Any], AbstractAsyncContextManager[dict[str, Any]]]:
+    """
+    Make a lifespan that opens a client when a worker process starts, and closes it when the process ends.
+
+    In a lifespan of your own, yield its state: ``async with lifespan()(app) as state: yield {**state, …}``.
+
+    Args:
+        url: As for `lockkit.connect`; no I/O happens at the start.
+        profile: As there.
+        leading: Election names, and for each a coroutine function that runs in one of all processes: see `lead`.
+        **options: As for `lockkit.connect`.
+
+    Raises:
+        ConfigurationError: At the start of the application: the URL, the profile or an option is wrong.
+    """
+
+    @asynccontextmanager
+    async def run(app: object) -> AsyncIterator[dict[str, Any]]:
+        del app
+        async with AsyncExitStack() as stack:
+            client = await stack.enter_async_context(aio.connect(url, profile=profile, **options))
+            for name, work in (leading or {}).items():
+                await stack.enter_async_context(lead(client.election(name), work))
+            yield {STATE: client}
+
+    return run
+
+
+@asynccontextmanager
+async def lead(election: aio.Election, work: Work, *, pause: Seconds = 1.0) -> AsyncIterator[None]:
+    """
+    Run a coroutine while this process leads, as long as the ``async with`` block lasts.
+
+    The coroutine is cancelled when the leader must stop (at the deadline minus the grace of the election, or on a loss)
+    and when the block ends. When it returns, the process goes on leading, so that no other one runs it too. When it
+    raises, the error is logged and another process may lead.
+
+    Args:
+        election: Of the processes of which one runs the coroutine.
+        work: Coroutine function, called with the `lockkit.aio.Term` of each term.
+        pause: Seconds before this process campaigns again after a loss or an error.
+    """
+    task = asyncio.create_task(_lead(election, work, pause), name=f"lockkit-lead-{election.name}")
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+async def _lead(election: aio.Election, work: Work, pause: Seconds) -> None:
+    while True:
+        try:
+            async with election.campaign(cancel_on_stop=True) as term:
+                await work(term)
+                await _for_ever()
+        except (BackendUnavailable, LockLost) as error:
+            log.warning("%s", error)
+        except Exception:
+            log.exception("election %r: the leader's work failed", election.name)
+        await asyncio.sleep(pause)  # noqa: TID251 - the application's event loop runs in real time
+
+
+async def _for_ever() -> None:
+    await asyncio.get_running_loop().create_future()
+
+
+def client_of(scope: Scope) -> aio.Client:
+    """
+    Return the client that `lifespan` opened.
+
+    Raises:
+        ConfigurationError: The application has no such lifespan.
+    """
+    client = scope.get("state", {}).get(STATE)
+    if client is None:
+        message = (
+            "the application has no lockkit client: give it lifespan=lifespan(), or yield its state from your own "
+            "lifespan (a test client must run the lifespan too: use it as a context manager)"
+        )
+        raise ConfigurationError(message)
+    assert isinstance(client, aio.Client)
+    return client
+
+
+class NameFields:
+    """
+    A lock name with ``{parameter}`` fields that the parameters of a request fill.
+
+    Attributes:
+        template: The name as it was given.
+        names: The fields.
+    """
+
+    def __init__(self, template: str) -> None:
+        """
+        Check the template.
+
+        Raises:
+            ConfigurationError: It is no format string, or a field is more than the name of a parameter.
+        """
+        self.template = template
+        try:
+            parts = list(string.Formatter().parse(template))
+        except ValueError as error:
+            message = f"lock name {template!r} is not a valid format string: {error}. Double literal braces: {{{{ }}}}"
+            raise ConfigurationError(message, name=template) from error
+        self._parts = [(text, field) for text, field, _, _ in parts]
+        self.names = [field for _, field in self._parts if field is not None]
+        if any(not name.isidentifier() for name in self.names) or any(spec or how for _, _, spec, how in parts):
+            message = f"lock name {template!r}: a field must be the plain name of a parameter, such as {{seat}}"
+            raise ConfigurationError(message, name=template)
+
+    def fill(self, values: Mapping[str, object]) -> str:
+        """
+        Fill in the fields. Values are percent-encoded, so that no value can imitate another one or the text between.
+
+        Raises:
+            HTTPException: 422: the name gets too long.
+        """
+        fields = ((text, "" if field is None else quote(str(values[field]), safe="")) for text, field in self._parts)
+        name = "".join(text + value for text, value in fields)
+        if len(name.encode()) > NAME_BYTES_MAX:
+            raise HTTPException(422, "a parameter is too long")
+        return name
+
+
+def unavailable(retry_after: int) -> HTTPException:
+    """Return the answer for an outage of the backend."""
+    return HTTPException(503, "the lock service is unavailable", {"Retry-After": str(retry_after)})
+
+
+@asynccontextmanager
+async def hold(
+    request: Request,
+    name: str,
+    *,
+    timeout: Seconds | timedelta | None = 0,
+    retry_after: int = 1,
+    **options: Any,
+) -> AsyncIterator[aio.Lease]:
+    """
+    Hold a lock while a request is handled.
+
+    A client that goes away while its request waits for the lock gives up its place; to notice it, lockkit reads the
+    body first. A client that goes away later changes nothing: the block runs to its end, and the lock is released.
+
+    Args:
+        request: Of the endpoint.
+        name: Of the lock.
+        timeout: Seconds to wait; 0 tries once, None waits as long as the client does.
+        retry_after: Seconds that a refused client is asked to wait (the ``Retry-After`` header).
+        **options: As for `lockkit.aio.Client.lock`; ``cancel_on_lost`` is true unless given.
+
+    Raises:
+        HTTPException: 409: the lock is busy. 503: the backend is unavailable, and the block did not run. 500: the lease
+            was lost before the block ended.
+    """
+    lock = client_of(request.scope).lock(name, timeout=timeout, **{"cancel_on_lost": True, **options})
+    async with AsyncExitStack() as stack:
+        try:
+            enter = functools.partial(stack.enter_async_context, lock)
+            lease = await (enter() if timeout == 0 else _while_connected(request, enter))
+        except LockTimeout as error:
+            raise HTTPException(409, "busy", {"Retry-After": str(retry_after)}) from error
+        except BackendUnavailable as error:
+            raise unavailable(retry_after) from error
+        try:
+            async with stack.pop_all():
+                yield lease
+        except LockLost as error:
+            log.warning("%s", error)
+            # Not 503: proxies and clients repeat such a request by themselves, and this one may have done its work.
+            raise HTTPException(500, "the lock was lost: the outcome is unknown") from error
+
+
+async def _while_connected(request: Request, wait: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """
+    Wait in this task, and cancel that when the client goes away.
+
+    Raises:
+        HTTPException: It has gone.
+    """
+    gone = HTTPException(CLIENT_CLOSED_REQUEST, "the client has gone")
+    try:
+        # It comes before the disconnect, on the same way, and is kept for the endpoint. Not in the watching task: that
+        # would lose a part of it when it is cancelled.
+        await request.body()
+    except ClientDisconnect:
+        raise gone from None
+    except RuntimeError as error:  # the endpoint's form has been read from it
+        log.debug("%s", error)
+    task = asyncio.current_task()
+    assert task is not None, "a request is handled in a task"
+    cancelling, cancelled = task.cancelling(), False
+
+    async def watch() -> None:
+        nonlocal cancelled
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        cancelled = True
+        task.cancel()
+
+    watcher = asyncio.create_task(watch(), name="lockkit-disconnect")
+    try:
+        return await wait()
+    except asyncio.CancelledError:
+        if cancelled and task.uncancel() <= cancelling:
+            raise gone from None
+        raise
+    finally:
+        watcher.cancel()
+
+
+def locked(
+    name: str,
+    *,
+    timeout: Seconds | timedelta | None = 0,
+    retry_after: int = 1,
+    **options: Any,
+) -> Callable[[Callable[..., Awaitable[T]]], Callable[..., Awaitable[T]]]:
+    """
+    Decorate an endpoint of Starlette: it runs under a lock, with the lease in ``request.state.lease``.
+
+    Args:
+        name: Of the lock; fields such as ``{seat}`` are path or query parameters of the request, as the route converts
+            them: ``/seats/{seat:int}`` makes one seat of ``/seats/7`` and ``/seats/07``.
+        timeout: See `hold`.
+        retry_after: See `hold`.
+        **options: See `hold`.
+
+    Raises:
+        ConfigurationError: The name is no template, or the function no coroutine function.
+    """
+    fields = NameFields(name)
+
+    def decorate(endpoint: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
+        if not inspect.iscoroutinefunction(endpoint):
+            message = f"locked({name!r}) cannot decorate {endpoint!r}: make it `async def`"
+            raise ConfigurationError(message, name=name)
+
+        @functools.wraps(endpoint)
+        async def run(*arguments: Any, **keywords: Any) -> T:
+            request = next(value for value in (*arguments, *keywords.values()) if isinstance(value, Request))
+            values = {**request.query_params, **request.path_params}
+            if missing := set(fields.names) - values.keys():
+                raise HTTPException(422, f"missing: {', '.join(sorted(missing))}")
+            named = fields.fill(values)
+            async with hold(request, named, timeout=timeout, retry_after=retry_after, label=name, **options) as lease:
+                request.state.lease = lease
+                return await endpoint(*arguments, **keywords)
+
+        return run
+
+    return decorate

@@ -1,0 +1,334 @@
+"""Starlette and FastAPI in this process: how names are filled in, what endpoints get, and what goes wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import secrets
+from enum import Enum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import pytest
+from fastapi import BackgroundTasks, Body, FastAPI, Path, Query
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request  # noqa: TC002 - FastAPI reads annotations
+from starlette.responses import JSONResponse, PlainTextResponse
+from starlette.routing import Route
+from starlette.testclient import TestClient
+
+import lockkit.aio
+from lockkit.backend import apart
+from lockkit.integrations.fastapi import IdempotencyMiddleware, Lease, lifespan
+from lockkit.integrations.fastapi import locked as locked_dependency
+from lockkit.integrations.idempotency import _digest
+from lockkit.integrations.starlette import NameFields, client_of, hold, lead, locked
+from lockkit.testing.timing import PATIENCE
+from tests.conventions.sources import ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+
+
+@locked("seat:{hall}:{seat}", ttl=10)
+async def book(request: Request) -> JSONResponse:
+    """Tell the name of the lock."""
+    return JSONResponse(request.state.lease.name)
+
+
+async def report(request: Request) -> JSONResponse:
+    """Hold a lock within the endpoint."""
+    async with hold(request, "report") as lease:
+        return JSONResponse(lease.name)
+
+
+@locked("upload", timeout=60)
+async def upload(request: Request) -> JSONResponse:
+    """Tell how long the body is."""
+    return JSONResponse(len(await request.body()))
+
+
+@pytest.fixture
+def starlette() -> Iterator[TestClient]:
+    """An application on locks of its own."""
+    app = Starlette(
+        routes=[
+            Route("/seats/{hall}/{seat:int}", book, methods=["POST"]),
+            Route("/seats/{hall}", book, methods=["POST"]),
+            Route("/report", report),
+        ],
+        lifespan=lifespan(f"memory://{secrets.token_hex(4)}"),
+    )
+    with TestClient(app) as client:
+        yield client
+
+
+def test_endpoint_of_starlette_has_its_lease(starlette: TestClient) -> None:
+    """Path and query parameters fill the name; a value cannot imitate another one."""
+    assert starlette.post("/seats/A/07").json() == "seat:A:7"
+    assert starlette.post("/seats/A?seat=B:7").json() == "seat:A:B%3A7"
+    assert starlette.post("/seats/A%3AB/7").json() == "seat:A%3AB:7"
+    assert starlette.get("/report").json() == "report"
+
+
+@pytest.mark.asyncio
+async def test_endpoint_that_waits_gets_the_whole_body() -> None:
+    """Also if the lock gets free while the second half is on its way."""
+    halves = [b"first", b"second"]
+    length: list[bytes] = []
+
+    async def receive() -> dict[str, Any]:
+        if len(halves) == 1:
+            await lease.release()
+            await asyncio.sleep(0.05)
+        return {"type": "http.request", "body": halves.pop(0), "more_body": bool(halves)}
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        length.append(message.get("body", b""))
+
+    async with lockkit.aio.connect("memory://upload") as client:
+        lease = await client.lock("upload").acquire(0)
+        scope = {"type": "http", "method": "POST", "path": "/", "query_string": b"", "headers": []}
+        await Starlette(routes=[Route("/", upload, methods=["POST"])])(
+            {**scope, "state": {"lockkit": client}}, receive, send
+        )
+
+    assert b"".join(length) == b"11"
+
+
+def test_missing_or_too_long_parameter_is_422(starlette: TestClient) -> None:
+    """It is the client's fault."""
+    assert starlette.post("/seats/A").status_code == 422
+    assert starlette.post(f"/seats/{'A' * 250}/7").status_code == 422
+
+
+@pytest.mark.parametrize("template", ["seat:{", "seat:{seat.number}", "seat:{seat!r}", "seat:{seat:03}", "seat:{}"])
+def test_template_that_is_more_than_names_is_refused(template: str) -> None:
+    """At once, and not with the first request."""
+    with pytest.raises(lockkit.ConfigurationError):
+        locked_dependency(template)
+    with pytest.raises(lockkit.ConfigurationError):
+        locked(template)
+
+
+def test_function_that_is_no_coroutine_function_is_refused() -> None:
+    """Starlette would run it in a thread."""
+    with pytest.raises(lockkit.ConfigurationError, match="async def"):
+        locked("a")(lambda _request: None)  # type: ignore[arg-type,return-value]
+
+
+def test_literal_braces_stay() -> None:
+    """As in format strings."""
+    assert NameFields("{{a}}:{a}").fill({"a": "{b}"}) == "{a}:%7Bb%7D"
+
+
+def test_application_without_lifespan_says_so() -> None:
+    """Also one whose test client did not run it."""
+    app = FastAPI(lifespan=lifespan("memory://"))
+    app.get("/", dependencies=[locked_dependency("a")])(lambda: None)
+
+    with pytest.raises(lockkit.ConfigurationError, match="context manager"):
+        TestClient(app).get("/")
+    with pytest.raises(lockkit.ConfigurationError, match="lifespan"):
+        client_of({"type": "http"})
+
+
+class Hall(Enum):
+    """A parameter with few values."""
+
+    GREAT = "great"
+
+
+def order_name(order: Annotated[int, Body(embed=True)]) -> str:
+    """Name a lock after something in the body."""
+    return f"order:{order}"
+
+
+@pytest.mark.parametrize(
+    ("url", "name"),
+    [
+        ("/typed/great/7", "a:great:7:1:x"),
+        ("/typed/great/007?page=01", "a:great:7:1:x"),
+        ("/typed/great/7?page=2&word=%C3%A4/", "a:great:7:2:%C3%A4%2F"),
+    ],
+)
+def test_names_are_made_of_what_the_endpoint_gets(url: str, name: str) -> None:
+    """Two ways to write a value are one lock."""
+    app = FastAPI(lifespan=lifespan("memory://"))
+
+    @app.get("/typed/{hall}/{seat}")
+    def typed(
+        hall: Hall,
+        seat: Annotated[int, Path(gt=0)],
+        lease: Annotated[Lease, locked_dependency("a:{hall}:{seat}:{page}:{word}")],
+        word: Annotated[str, Query()] = "x",
+        page: int = Query(1),  # noqa: FAST002 - this form too
+    ) -> list[Any]:
+        return [lease.name, hall, seat, page, word]
+
+    with TestClient(app) as client:
+        assert client.get(url).json()[0] == name
+        assert client.get("/typed/great/0").status_code == 422
+        assert client.get("/typed/small/1").status_code == 422
+
+
+def test_name_may_come_from_a_dependency() -> None:
+    """For example from the body, which FastAPI has validated."""
+    app = FastAPI(lifespan=lifespan("memory://"))
+
+    @app.post("/orders")
+    def ship(lease: Annotated[Lease, locked_dependency(order_name)]) -> str:
+        return lease.name
+
+    with TestClient(app) as client:
+        assert client.post("/orders", json={"order": "12"}).json() == "order:12"
+        assert client.post("/orders", json={"order": "x"}).status_code == 422
+
+
+def test_parameter_that_is_not_there_is_422() -> None:
+    """The endpoint has no default for it."""
+    app = FastAPI(lifespan=lifespan("memory://"))
+    app.get("/", dependencies=[locked_dependency("a:{b}")])(lambda: None)
+
+    with TestClient(app) as client:
+        assert client.get("/").status_code == 422
+        assert client.get("/?b=1").status_code == 200
+
+
+def test_background_task_can_acquire_the_lock() -> None:
+    """It runs after the response, and so without it."""
+    app = FastAPI(lifespan=lifespan("memory://"))
+    acquired: list[bool] = []
+
+    @app.post("/", dependencies=[locked_dependency("a")])
+    async def book(request: Request, tasks: BackgroundTasks) -> None:
+        async def acquire() -> None:
+            async with client_of(request.scope).lock("a").attempt() as lease:
+                acquired.append(lease is not None)
+
+        tasks.add_task(acquire)
+
+    with TestClient(app) as client:
+        assert client.post("/").status_code == 200
+    assert acquired == [True]
+
+
+def test_error_of_the_endpoint_goes_on_unchanged() -> None:
+    """And frees the lock."""
+    app = FastAPI(lifespan=lifespan("memory://"))
+
+    @app.post("/", dependencies=[locked_dependency("a")])
+    async def fail() -> None:
+        raise LookupError
+
+    with TestClient(app) as client:
+        for _ in range(2):
+            with pytest.raises(LookupError):
+                client.post("/")
+
+
+def payments(**options: Any) -> Starlette:
+    """An application that counts its runs."""
+    runs: list[bytes] = []
+
+    async def pay(request: Request) -> PlainTextResponse:
+        runs.append(await request.body())
+        return PlainTextResponse(str(len(runs)))
+
+    return Starlette(
+        routes=[Route("/", pay, methods=["GET", "POST", "PUT"])],
+        middleware=[Middleware(IdempotencyMiddleware, caller=lambda _request: "", **options)],
+        lifespan=lifespan(f"memory://{secrets.token_hex(4)}"),
+    )
+
+
+def test_key_may_be_required() -> None:
+    """Then a request without one is refused; other methods need none."""
+    with TestClient(payments(required=True, methods={"PUT"})) as client:
+        assert client.put("/").status_code == 400
+        assert client.put("/", headers={"Idempotency-Key": '""'}).status_code == 400
+        assert client.post("/").text == "1"
+        assert client.put("/", content=b"x", headers={"Idempotency-Key": "k"}).text == "2"
+        assert client.put("/", content=b"x", headers={"Idempotency-Key": "k"}).text == "2"
+        assert client.post("/", headers={"Idempotency-Key": "k"}).text == "3"
+
+
+def test_response_is_kept_as_long_as_it_says() -> None:
+    """Then the request runs again."""
+    with TestClient(payments(keep=0.05)) as client:
+        first = client.post("/", headers={"Idempotency-Key": "k"}).text
+        while (repeat := client.post("/", headers={"Idempotency-Key": "k"}).text) == first:
+            pass
+
+    assert (first, repeat) == ("1", "2")
+
+
+@pytest.mark.parametrize(("status", "answered"), [(201, 500), (404, 404)])
+def test_key_that_was_lost_is_told_by_the_response_alone(status: int, answered: int) -> None:
+    """The server sees no exception after it; a refusal needs no key."""
+
+    async def pay(request: Request) -> PlainTextResponse:
+        key = apart("once", f"idempotency:{_digest('', 'k')}")
+        assert await client_of(request.scope)._engine.client.ready().break_lock(key)
+        return PlainTextResponse("", status)
+
+    app = Starlette(
+        routes=[Route("/", pay, methods=["POST"])],
+        middleware=[Middleware(IdempotencyMiddleware, caller=lambda _request: "")],
+        lifespan=lifespan(f"memory://{secrets.token_hex(4)}"),
+    )
+    with TestClient(app) as client:
+        assert client.post("/", headers={"Idempotency-Key": "k"}).status_code == answered
+
+
+@pytest.mark.asyncio
+async def test_leader_s_work_that_fails_is_logged_and_begins_again(caplog: pytest.LogCaptureFixture) -> None:
+    """In a later term."""
+    terms: list[int] = []
+    second = asyncio.Event()
+
+    async def work(term: lockkit.aio.Term) -> None:
+        terms.append(term.token)
+        if len(terms) == 1:
+            raise LookupError
+        second.set()
+
+    async with lockkit.aio.connect("memory://lead") as client:
+        with caplog.at_level(logging.ERROR, "lockkit"):
+            async with lead(client.election("a"), work, pause=0), asyncio.timeout(PATIENCE):
+                await second.wait()
+                assert await client.election("a").leader() is not None
+        assert terms[1] > terms[0]
+        assert await client.election("a").leader() is None
+    assert "the leader's work failed" in caplog.text
+
+
+@pytest.mark.asyncio
+async def test_work_that_returns_is_not_done_by_the_next() -> None:
+    """Its process goes on leading until it ends."""
+    first, second = asyncio.Event(), asyncio.Event()
+
+    def work(done: asyncio.Event) -> Callable[[lockkit.aio.Term], Awaitable[None]]:
+        async def run(_term: lockkit.aio.Term) -> None:
+            done.set()
+
+        return run
+
+    async with lockkit.aio.connect("memory://lead-once") as client, asyncio.timeout(PATIENCE):
+        async with lead(client.election("a"), work(first)):
+            await first.wait()
+            async with lead(client.election("a"), work(second)):
+                while not (await client.holders("a"))[0].waiters:  # noqa: ASYNC110 - the other campaign
+                    await asyncio.sleep(0.01)
+                assert not second.is_set()
+        assert await client.election("a").leader() is None
+
+
+def test_page_names_tests_that_are_there() -> None:
+    """What the page says of the usual way is shown by a test."""
+    named = set(re.findall(r"`(test_\w+)`", (ROOT / "docs" / "integrations" / "fastapi.md").read_text()))
+    sources = [path.read_text() for path in (ROOT / "tests").rglob("test_*.py")]
+
+    assert named
+    assert [name for name in sorted(named) if not any(f"def {name}(" in source for source in sources)] == []

@@ -16,7 +16,15 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.comparison import capability_page, conformance, conformance_page, measured_page, peers_page, runs
+from tests.comparison import (
+    capability_page,
+    choice_page,
+    conformance,
+    conformance_page,
+    measured_page,
+    peers_page,
+    runs,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -46,6 +54,7 @@ def style() -> str:
 
 PAGES: dict[Path, Callable[[], str]] = {
     capability_page.PAGE: capability_page.text,
+    choice_page.PAGE: choice_page.text,
     conformance_page.PAGE: conformance_page.text,
     measured_page.PAGE: measured_page.text,
     peers_page.PAGE: peers_page.text,

@@ -149,6 +149,17 @@ def docs(session: nox.Session) -> None:
 
 
 @nox.session
+def browser(session: nox.Session) -> None:
+    """Builds the site and looks at it in a headless Chromium, at two widths (`-- -k choose` for some of it)."""
+    install(session, "test", "docs", "lint")
+    session.run("mkdocs", "build", "--strict", "--quiet", env={"NO_MKDOCS_2_WARNING": "1"})
+    if not any(map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))):
+        session.run("apt-get", "update", "-qq", external=True)
+        session.run("apt-get", "install", "-qq", "--no-install-recommends", "chromium", external=True)
+    session.run("pytest", "tests/browser/suite.py", *session.posargs)
+
+
+@nox.session
 def conformance(session: nox.Session) -> None:
     """
     Runs the conformance suite on some backends only.

@@ -66,6 +66,7 @@
     if (steps.length || target) trail.append(link("Start again", "#"));
     const heading = main.querySelector("h2");
     heading.tabIndex = -1;
+    root.dataset.shown = location.hash;
     if (moveFocus && !(target && target !== heading)) {
       heading.focus({ preventScroll: true });
       trail.scrollIntoView({ block: "nearest" });

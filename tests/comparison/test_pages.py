@@ -121,6 +121,16 @@ def test_every_figure_of_the_comparison_is_measured() -> None:
         assert figure in {known.key for known in WORKLOADS[name].figures}
 
 
+def test_every_workload_that_was_measured_has_its_page() -> None:
+    """And one only."""
+    parts = [name for part in measured_page.PARTS for name in part.workloads]
+    measured = {
+        section.workload.name for section in runs.bench().sections if any(map(measured_page.shown, section.rows))
+    }
+
+    assert sorted(parts) == sorted(measured)
+
+
 def test_every_library_of_the_benchmark_has_its_words() -> None:
     """And none is described that is not measured. What follows a comma tells how it is used."""
     assert {peer.label for peer in PEERS} == {

@@ -8,8 +8,10 @@ import tomllib
 from typing import Any
 
 import pytest
+import trove_classifiers
 
 import lockkit
+import lockkit.errors
 from lockkit.configuration import registry
 from tests.conventions.sources import ROOT
 
@@ -50,12 +52,25 @@ def test_all_extra_is_all_extras() -> None:
     assert set(named[1].split(",")) == EXTRAS.keys() - {"all"}
 
 
-def test_version_stands_in_one_place() -> None:
-    """The version is that of pyproject.toml, and no source repeats it."""
-    assert lockkit.__version__ == importlib.metadata.version("lockkit") == PROJECT["version"]
+def test_version_is_that_of_the_tag() -> None:
+    """No file of the project has a version to forget."""
+    assert PROJECT["dynamic"] == ["version"]
+    assert PYPROJECT["tool"]["hatch"]["version"]["source"] == "vcs"
+    assert lockkit.__version__ == importlib.metadata.version("lockkit")
 
-    repeated = [path for path in (ROOT / "lockkit").rglob("*.py") if PROJECT["version"] in path.read_text()]
-    assert repeated == []
+    assigned = [path for path in (ROOT / "lockkit").rglob("*.py") if re.search(r"__version__ *= ", path.read_text())]
+    assert assigned == []
+
+
+def test_classifiers_exist() -> None:
+    """An index refuses others."""
+    assert set(PROJECT["classifiers"]) <= trove_classifiers.classifiers
+
+
+def test_links_lead_to_the_documentation() -> None:
+    """The address stands in lockkit.errors."""
+    assert PROJECT["urls"]
+    assert all(url.startswith(lockkit.errors.DOCUMENTATION) for url in PROJECT["urls"].values())
 
 
 def test_typing_marker_is_shipped() -> None:

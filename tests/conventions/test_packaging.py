@@ -54,7 +54,7 @@ def test_all_extra_is_all_extras() -> None:
 
 def test_version_is_that_of_the_tag() -> None:
     """No file of the project has a version to forget."""
-    assert PROJECT["dynamic"] == ["version"]
+    assert "version" in PROJECT["dynamic"]
     assert PYPROJECT["tool"]["hatch"]["version"]["source"] == "vcs"
     assert lockkit.__version__ == importlib.metadata.version("lockkit")
 
@@ -71,6 +71,18 @@ def test_links_lead_to_the_documentation() -> None:
     """The address stands in lockkit.errors."""
     assert PROJECT["urls"]
     assert all(url.startswith(lockkit.errors.DOCUMENTATION) for url in PROJECT["urls"].values())
+
+
+def test_readme_of_an_index_has_no_link_into_the_repository() -> None:
+    """There are no files beside it there."""
+    text = (ROOT / "README.md").read_text()
+    for change in PYPROJECT["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]["substitutions"]:
+        text = re.sub(change["pattern"], change["replacement"], text)
+
+    targets = re.findall(r"\]\(([^)]+)\)", text)
+    assert f"{lockkit.errors.DOCUMENTATION}comparison/choosing/" in targets
+    assert f"{lockkit.errors.DOCUMENTATION}choose/" in targets
+    assert [target for target in targets if not target.startswith(lockkit.errors.DOCUMENTATION)] == []
 
 
 def test_typing_marker_is_shipped() -> None:

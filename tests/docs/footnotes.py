@@ -1,7 +1,8 @@
 """
-A hook of mkdocs: names of tests in tables become footnotes, so that a table shows what it says and not who proves it.
+A hook of mkdocs: names of tests become footnotes, so that a page shows what it says and not who proves it.
 
-The sources keep the names in the column "shown by", where tests/docs and tests/comparison check that they exist.
+The sources keep the names, in the column "shown by" of a table or in brackets at the end of an item of a list, and
+tests/docs and tests/comparison check that they exist.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ __all__ = ["on_page_markdown", "with_footnotes"]
 ROOT = Path(__file__).parents[2]
 COLUMN = re.compile(r"shown\b.*\bby")
 TEST = re.compile(r"`(test_\w+)`")
+ITEM = re.compile(r"^(- .*) \(`(test_\w+)`(?:; lockkit: `(test_\w+)`)?\)$")
 BETWEEN = re.compile(r"\](?:, | and )\[\^")
 
 
@@ -25,7 +27,7 @@ def on_page_markdown(markdown: str, **_: object) -> str:
 
 def with_footnotes(markdown: str) -> str:
     """
-    Replace the names of tests in columns "shown by" by footnotes, and append these.
+    Replace the names of tests in columns "shown by", and at the end of items, by footnotes, and append these.
 
     Args:
         markdown: Source of a page.
@@ -35,6 +37,10 @@ def with_footnotes(markdown: str) -> str:
     columns: list[int] | None = None
     for line in markdown.splitlines():
         cells = line.split("|")
+        if item := ITEM.match(line):
+            names = [name for name in item.groups()[1:] if name]
+            found |= dict.fromkeys(names)
+            cells = [" ".join([item[1], *(f"[^{name}]" for name in names)])]
         if not line.startswith("|"):
             columns = None
         elif columns is None:

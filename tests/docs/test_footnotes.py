@@ -30,6 +30,17 @@ def test_footnotes_replace_names() -> None:
     assert len(notes) == 2
 
 
+def test_names_at_the_end_of_an_item_are_footnotes() -> None:
+    """With that of the counterpart, where there is one."""
+    both, one, neither = with_footnotes(
+        "- It fits. (`test_a`; lockkit: `test_b`)\n- It fits. (`test_a`)\n- `test_a` (in brackets) fits.\n"
+    ).splitlines()[:3]
+
+    assert both == "- It fits. [^test_a] [^test_b]"
+    assert one == "- It fits. [^test_a]"
+    assert neither == "- `test_a` (in brackets) fits."
+
+
 def test_each_note_names_its_file() -> None:
     """A reader finds the test."""
     assert "[^test_each_note_names_its_file]: `test_each_note_names_its_file` in `tests/docs/test_footnotes.py`." in (

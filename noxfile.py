@@ -8,6 +8,7 @@ Versions, extras and tool pins are read from ``pyproject.toml``; no number stand
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -149,6 +150,17 @@ def docs(session: nox.Session) -> None:
 
 
 @nox.session
+def browser(session: nox.Session) -> None:
+    """Builds the site and looks at it in a headless Chromium, at two widths (`-- -k choose` for some of it)."""
+    install(session, "test", "docs", "lint")
+    session.run("mkdocs", "build", "--strict", "--quiet", env={"NO_MKDOCS_2_WARNING": "1"})
+    if not any(map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))):
+        session.run("apt-get", "update", "-qq", external=True)
+        session.run("apt-get", "install", "-qq", "--no-install-recommends", "chromium", external=True)
+    session.run("pytest", "tests/browser/suite.py", *session.posargs)
+
+
+@nox.session
 def conformance(session: nox.Session) -> None:
     """
     Runs the conformance suite on some backends only.
@@ -263,21 +275,66 @@ def comparison(session: nox.Session) -> None:
 
 @nox.session
 def build(session: nox.Session) -> None:
-    """Builds sdist and wheel, and tries the wheel in an environment with nothing else."""
+    """
+    Builds sdist and wheel, and tries both where nothing else is installed: on this Python and on the newest other one.
+
+    Also builds clones that have a tag and that have none: the version comes from there.
+    """
     install(session, "build", extras=None)
-    dist = Path("dist")
+    dist = Path("dist").absolute()
     shutil.rmtree(dist, ignore_errors=True)
     session.run("python", "-m", "build", "--outdir", str(dist))
-    (wheel,) = dist.glob("*.whl")
-    session.install("--quiet", "--force-reinstall", "--no-deps", str(wheel))
-    smoke = "import lockkit\nwith lockkit.connect('memory://') as c, c.lock('x') as lease: lease.check()"
-    # From another directory, so that the wheel is imported and not the checkout.
-    with session.chdir(session.create_tmp()):
-        session.run("python", "-c", smoke)
+    (wheel,), (sdist,) = dist.glob("*.whl"), dist.glob("*.tar.gz")
+    version = wheel.name.split("-")[1]
+    if sdist.name != f"lockkit-{version}.tar.gz":
+        session.error(f"{sdist.name} and {wheel.name} have different versions")
+    session.run("twine", "check", "--strict", str(wheel), str(sdist))
+    folder = Path(session.create_tmp())
+    for python in [sys.executable, *OTHER_PYTHONS[:1]]:
+        # From the sdist for the current Python, without a repository around it; the wheel for the other one.
+        try_package(session, python, sdist if python == sys.executable else wheel, folder / "environment", version)
+    for tag, expected in (("v9.8.7", r"9\.8\.7"), (None, r".*\.dev\d.*")):
+        built = build_clone(session, folder / "clone", tag)
+        if not re.fullmatch(expected, built):
+            session.error(f"the version of a clone with the tag {tag} is {built}")
+
+
+SMOKE = """
+import importlib.metadata as metadata, importlib.resources as resources, pathlib, sys
+import lockkit
+assert lockkit.__version__ == metadata.version("lockkit") == sys.argv[1], lockkit.__version__
+assert pathlib.Path(sys.prefix) in pathlib.Path(lockkit.__file__).parents, lockkit.__file__
+assert resources.files("lockkit").joinpath("py.typed").is_file()
+with lockkit.connect("memory://") as client, client.lock("x") as lease:
+    lease.check()
+"""
+
+
+def try_package(session: nox.Session, python: str, package: Path, folder: Path, version: str) -> None:
+    """Installs a package into an empty environment, imports it there, and calls its command."""
+    session.run("python", "-m", "virtualenv", "--quiet", "--clear", "--python", python, str(folder))
+    bin_folder = folder.absolute() / "bin"
+    session.run(str(bin_folder / "pip"), "install", "--quiet", str(package), external=True)
+    # From another directory, so that what was installed is imported and not the checkout.
+    with session.chdir(folder):
+        session.run(str(bin_folder / "python"), "-I", "-c", SMOKE, version, external=True)
+        session.run(str(bin_folder / "pip"), "install", "--quiet", f"{package}[cli]", external=True)
+        session.run(str(bin_folder / "lockkit"), "--version", external=True)
+
+
+def build_clone(session: nox.Session, folder: Path, tag: str | None) -> str:
+    """The version of the wheel that a fresh clone makes, with a tag on its commit or with none anywhere."""
+    shutil.rmtree(folder, ignore_errors=True)
+    session.run("git", "clone", "--quiet", "--no-tags", "--depth=1", Path.cwd().as_uri(), str(folder), external=True)
+    if tag is not None:
+        session.run("git", "-C", str(folder), "tag", tag, external=True)
+    session.run("python", "-m", "build", "--wheel", "--outdir", str(folder / "dist"), str(folder), silent=True)
+    (wheel,) = (folder / "dist").glob("*.whl")
+    return wheel.name.split("-")[1]
 
 
 @nox.session
 def changelog(session: nox.Session) -> None:
-    """Shows what the fragments of changelog.d/ make of the next release."""
+    """Shows what the fragments make of the next release (`-- --version 0.1.0 --yes` writes it, and deletes them)."""
     install(session, "changelog")
-    session.run("towncrier", "build", *(session.posargs or ["--draft"]))
+    session.run("towncrier", "build", *(session.posargs or ["--draft", "--version", "next"]))

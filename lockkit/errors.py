@@ -37,6 +37,9 @@ __all__ = [
     "Unsupported",
 ]  # the errors; `LockHolder` is what one of them carries
 
+DOCUMENTATION = "https://lockkit.readthedocs.io/en/stable/"
+"""Where the pages of docs/ are published. Nothing is ever fetched from there."""
+
 
 class LockError(Exception):
     """
@@ -62,6 +65,14 @@ class LockError(Exception):
     def __str__(self) -> str:
         """Return the message alone (``OSError`` bases would format an errno)."""
         return str(self.args[0]) if self.args else ""
+
+    @property
+    def help_url(self) -> str:
+        """The page that says what leads to this error, and what to do. Messages leave it out: they go into logs."""
+        kind = next(
+            cls for cls in type(self).__mro__ if cls.__module__ == __name__
+        )  # of a subclass elsewhere: its base
+        return f"{DOCUMENTATION}reference/errors/#{kind.__name__.lower()}"
 
 
 class ConfigurationError(LockError, ValueError):

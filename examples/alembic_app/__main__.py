@@ -22,8 +22,7 @@ def main() -> int:
         url = os.environ.get("DATABASE_URL", f"sqlite:///{directory}/shop.db")
         environment = {**os.environ, "DATABASE_URL": url}
         workers = [
-            subprocess.Popen(UPGRADE, env=environment, stdout=subprocess.PIPE, text=True)  # noqa: S603 - Alembic
-            for _ in range(WORKERS)
+            subprocess.Popen(UPGRADE, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(WORKERS)
         ]
         for number, worker in enumerate(workers, 1):
             out, _ = worker.communicate()
@@ -34,7 +33,7 @@ def main() -> int:
         indexes = [index["name"] for index in inspect(engine).get_indexes("orders")]
         engine.dispose()
     print(f"{orders} orders, indexes: {', '.join(map(str, indexes))}")
-    return int(any(worker.returncode for worker in workers) or orders != 100 or indexes != ["orders_reference"])  # noqa: PLR2004
+    return int(any(worker.returncode for worker in workers) or orders != 100 or indexes != ["orders_reference"])
 
 
 if __name__ == "__main__":

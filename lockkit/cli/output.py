@@ -98,6 +98,8 @@ def reporting() -> Iterator[None]:
         yield
     except LockError as error:
         say(plain(in_options(str(error))))
+        if sys.stderr.isatty() or logger.isEnabledFor(logging.INFO):
+            say(f"see {error.help_url}")  # not into the mail of cron
         raise typer.Exit(status_of(error)) from error
     except KeyboardInterrupt:
         raise typer.Exit(_INTERRUPTED) from None

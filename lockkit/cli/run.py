@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import sys
 from typing import TYPE_CHECKING, TypeVar
 
 import typer
@@ -52,11 +54,25 @@ def run(name: str, argv: Sequence[str], options: RunOptions) -> int:
     try:
         with lockkit.connect(options.url, profile=options.profile) as client:
             refuse_private(client)
+            _tell_backend(client, name)
             return job.run(client, name)
     except Interrupted as interrupt:
         return SIGNALLED + interrupt.signum
     finally:
         job.clean_up()
+
+
+def _tell_backend(client: Client, name: str) -> None:
+    """
+    Print whom the lock locks out: with ``-v``; and at a terminal if it is only this machine.
+
+    Cron mails what is printed, so nothing is printed there unasked. Whether a command is meant for several machines
+    cannot be known: a crontab that all of them have looks on each like that of one.
+    """
+    alone = client.capabilities.scope == "machine"
+    if logging.getLogger("lockkit").isEnabledFor(logging.INFO) or (alone and sys.stderr.isatty()):
+        whom = "processes of this machine only" if alone else "all machines that use the same servers"
+        say(plain(f"lock {name!r} on {client.url}: locks out {whom}"))
 
 
 def _checked(option: str, parse: Callable[[object], float], value: float | None) -> float | None:

@@ -261,3 +261,21 @@ def test_path_without_home_and_locale(cli: Cli) -> None:
 
     assert done.stdout == "größe\n", done.stderr
     assert (cli.home / "locks").is_dir()
+
+
+def test_verbose_run_names_its_backend(cli: Cli) -> None:
+    """Who forgot the URL sees that other machines are not locked out."""
+    done = cli.run("-v", "run", "a", "--", "true")
+
+    assert done.returncode == 0
+    assert re.fullmatch(r"lockkit: lock 'a' on file:\S*: locks out processes of this machine only\n", done.stderr)
+
+
+def test_verbose_error_names_its_page(cli: Cli) -> None:
+    """What leads to the error, and what to do."""
+    url = "redis://127.0.0.1:1"
+    quiet, verbose = cli.run("holders", "a", "--url", url), cli.run("-v", "holders", "a", "--url", url)
+
+    assert (quiet.returncode, verbose.returncode) == (69, 69)
+    assert "https://" not in quiet.stderr
+    assert verbose.stderr.splitlines()[-1].endswith("/reference/errors/#backendunavailable")

@@ -109,3 +109,11 @@ def test_command_that_is_stopped_on_purpose_keeps_its_lock(cli: Cli) -> None:
     os.kill(command, signal.SIGCONT)
     running.terminate()
     assert running.wait(timeout=60) == 128 + signal.SIGTERM
+
+
+def test_lock_of_one_machine_is_told_at_the_terminal(cli: Cli) -> None:
+    """Who tries a job by hand sees that other machines would run it too; cron has no terminal, and mails nothing."""
+    tty = Tty(cli, "run", "a", "--", "echo", "up")
+
+    tty.expect("locks out processes of this machine only")
+    assert tty.end() == 0

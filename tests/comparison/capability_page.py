@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import lockkit
-from tests.comparison.markdown import table
+from tests.comparison.markdown import by_line, table
 from tests.conventions.sources import ROOT
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from lockkit.backend import Capabilities
 
 __all__ = ["BACKENDS", "PAGE", "Subject", "text"]
@@ -60,29 +62,46 @@ BACKENDS = [
     Subject("MariaDB, MySQL, `mode=advisory`", "mariadb://host/db?mode=advisory", "sql_advisory"),
 ]
 
-SCOPE = {"process": "threads and tasks", "machine": "processes of a machine", "network": "machines"}
+SCOPE = {"process": "threads, tasks", "machine": "processes here", "network": "machines"}
 CRASH = {
     "ttl": "after the ttl",
-    "session": "after the session's timeout",
-    "connection": "when its connection ends",
+    "session": "after its session",
+    "connection": "with its connection",
     "process": "at once",
 }
 WAKEUP = {"push": "woken", "poll": "polling"}
 
-HEAD = (
-    "# Capabilities\n\n"
-    "<!-- Written by `nox -s comparison` from the capabilities that the backends declare: change it there. -->\n\n"
-    "What each backend declares in `client.capabilities`; "
-    "the [Backend API](../reference/backend-api.md) explains the terms.\n"
-    "The conformance suite reads the same data and tests each backend against it.\n\n"
-    "## At a glance\n"
-)
+HEAD = """\
+# Capabilities
+
+<!-- Written by `nox -s comparison` from the capabilities that the backends declare: change it there. -->
+
+What each backend declares in `client.capabilities`; the [Backend API](../reference/backend-api.md) explains the terms.
+The conformance suite reads the same data and tests each backend against it.
+[Choose a backend](../choose/index.md) asks which of them you need.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """
+    A table of a few columns, so narrow that a phone shows all of it.
+
+    Attributes:
+        title: Heading.
+        text: What the columns mean.
+        columns: What each is called, and what it shows.
+    """
+
+    title: str
+    text: str
+    columns: Mapping[str, Callable[[Capabilities], str]]
 
 
 def seconds(value: float) -> str:
     """A time as people read it."""
     if value == 0:
-        return "not at all"
+        return "not"
     for unit, name in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
         if value >= unit:
             return f"{value / unit:g} {name}"
@@ -94,51 +113,73 @@ def yes_no(value: bool) -> str:  # noqa: FBT001 - what is shown
     return "yes" if value else "no"
 
 
-def glance(subject: Subject) -> list[str]:
-    """One row of the first table."""
-    can = subject.capabilities
-    return [
-        subject.link,
-        SCOPE[can.scope],
-        CRASH[can.crash_release],
-        seconds(can.min_ttl),
-        seconds(can.ttl_granularity),
-        yes_no(can.fair),
-        WAKEUP[can.wakeup],
-        yes_no(can.survives_node_loss),
-        yes_no(can.survives_data_loss),
-        yes_no(can.listing),
-        yes_no(can.notes),
-        yes_no(can.shared_mode),
-    ]
+PARTS = (
+    Part(
+        "What is locked out, and what survives",
+        "Held locks after a server is lost: whether a lock that is held stays exclusive when one server, or disk, "
+        "is lost for good.",
+        {
+            "locks out other": lambda can: SCOPE[can.scope],
+            "held locks after a server is lost": lambda can: "kept" if can.survives_node_loss else "**lost**",
+        },
+    ),
+    Part(
+        "Tokens after data is lost",
+        "Whether tokens keep increasing after *all* data are lost, so that storage still rejects an older holder. "
+        "It says nothing about held locks.",
+        {
+            "tokens after data is lost": lambda can: "increase" if can.survives_data_loss else "**may start lower**",
+        },
+    ),
+    Part(
+        "A dead holder, and who comes next",
+        "When a lock is free whose holder died, how the next one is woken, and whether that is the first that came.",
+        {
+            "a dead holder's lock is free": lambda can: CRASH[can.crash_release],
+            "waiters are": lambda can: WAKEUP[can.wakeup],
+            "in order": lambda can: yes_no(can.fair),
+        },
+    ),
+    Part(
+        "Length of a ttl",
+        "The shortest ttl, and what a ttl is rounded up to.",
+        {
+            "shortest": lambda can: seconds(can.min_ttl),
+            "rounded up to": lambda can: seconds(can.ttl_granularity),
+        },
+    ),
+    Part(
+        "Beyond one lock",
+        "Read locks (`client.rwlock`), notes (`client.once`) and a list of held locks (`client.names`).",
+        {
+            "rwlock": lambda can: yes_no(can.shared_mode),
+            "once": lambda can: yes_no(can.notes),
+            "names": lambda can: yes_no(can.listing),
+        },
+    ),
+)
 
 
 def text() -> str:
     """The whole page."""
     lines = [HEAD]
-    lines += table(
-        [
-            "backend",
-            "excludes",
-            "a dead holder's lock is free",
-            "shortest ttl",
-            "a ttl is rounded up to",
-            "first come, first served",
-            "waiters are",
-            "locks survive the loss of a server",
-            "tokens keep increasing after data loss",
-            "lists the locks that are held",
-            "notes on locks (`client.once`)",
-            "read locks (`client.rwlock`)",
-        ],
-        [glance(subject) for subject in BACKENDS],
-    )
+    for part in PARTS:
+        lines += [f"## {part.title}", "", part.text.replace(". ", ".\n"), ""]
+        rows = [
+            [subject.link, *(column(subject.capabilities) for column in part.columns.values())] for subject in BACKENDS
+        ]
+        lines += [*table(["backend", *part.columns], rows), ""]
     for title, field in (
         ("Where tokens come from", "token_source"),
         ("Clock requirements", "clock_assumption"),
         ("Known limits", "caveat"),
     ):
-        lines += ["", f"## {title}", ""]
-        rows = [[subject.link, getattr(subject.capabilities, field)] for subject in BACKENDS]
-        lines += table(["backend", title.lower()], rows)
-    return "\n".join(lines) + "\n"
+        lines += [f"## {title}", ""]
+        same: dict[str, list[str]] = {}
+        for subject in BACKENDS:
+            same.setdefault(getattr(subject.capabilities, field), []).append(subject.link)
+        # A list, because a sentence in a narrow column is hard to read.
+        for sentence, links in same.items():
+            lines += [f"- {', '.join(links)}: {by_line(sentence)}"]
+        lines += [""]
+    return "\n".join(lines).rstrip("\n") + "\n"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["cell", "code", "table"]
+__all__ = ["by_line", "cell", "code", "table"]
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
@@ -24,3 +24,8 @@ def cell(text: str) -> str:
 def code(text: str) -> str:
     """Text to be taken as it is."""
     return f"`{text}`"
+
+
+def by_line(text: str) -> str:
+    """The sentences of an item of a list, each on a line of its own."""
+    return text.replace(". ", ".\n  ")

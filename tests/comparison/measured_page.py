@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lockkit.bench.addresses import title
@@ -14,11 +15,12 @@ from tests.comparison.runs import BENCH, bench
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
     from lockkit.bench.report import Report, Row, Section
     from lockkit.bench.workloads.base import Figure
 
-__all__ = ["PAGE", "ratio", "spread", "subject", "text"]
+__all__ = ["PAGE", "PARTS", "part_text", "ratio", "spread", "subject", "text"]
 
 PAGE = BENCH.parent.parent / "measured.md"
 
@@ -40,13 +42,55 @@ HEAD = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """
+    A page of its own about some workloads.
+
+    Attributes:
+        name: Of its file.
+        title: Heading.
+        workloads: Their names, in order.
+    """
+
+    name: str
+    title: str
+    workloads: tuple[str, ...]
+
+    @property
+    def page(self) -> Path:
+        """Its file."""
+        return PAGE.parent / "measured" / f"{self.name}.md"
+
+
+PARTS = (
+    Part("one-lock", "What a lock costs", ("pair", "distance", "overhead", "import")),
+    Part("contention", "What contention costs", ("contention", "sweep", "handoff")),
+    Part("takeover", "How soon a dead holder is replaced", ("crash", "freeze")),
+    Part("waiting-and-holding", "What waiting and holding cost", ("idle", "held")),
+)
+
+
 def text() -> str:
-    """The whole page."""
+    """The page with the run, the servers, and lockkit on each backend."""
     report = bench()
-    lines = [HEAD, *_run(report), "", *_servers(report), "", *_at_a_glance(report)]
-    for section in report.sections:
-        if any(shown(row) for row in section.rows):
-            lines += ["", *_workload(section)]
+    lines = [HEAD, "Figure by figure:", "", *(f"- [{part.title}](measured/{part.name}.md)" for part in PARTS), ""]
+    lines += [*_at_a_glance(report), "", *_run(report), "", *_servers(report)]
+    return "\n".join(lines) + "\n"
+
+
+def part_text(part: Part) -> str:
+    """The page of some workloads."""
+    sections = {section.workload.name: section for section in bench().sections}
+    lines = [
+        f"# {part.title}\n",
+        "<!-- Written by `nox -s comparison` from runs/bench.json: measure again to change it. -->\n",
+        "Figures of the run in [Measured](../measured.md), which has its date, machine and servers.",
+        "The last column is the multiple of the baseline; **lockkit** and *baselines* are set apart.",
+    ]
+    for name in part.workloads:
+        if name in sections and any(shown(row) for row in sections[name].rows):
+            lines += ["", *_workload(sections[name])]
     return "\n".join(lines) + "\n"
 
 

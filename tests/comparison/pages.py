@@ -12,11 +12,20 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.comparison import capability_page, conformance, conformance_page, measured_page, peers_page, runs
+from tests.comparison import (
+    capability_page,
+    choice_page,
+    conformance,
+    conformance_page,
+    measured_page,
+    peers_page,
+    runs,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -46,8 +55,10 @@ def style() -> str:
 
 PAGES: dict[Path, Callable[[], str]] = {
     capability_page.PAGE: capability_page.text,
+    choice_page.PAGE: choice_page.text,
     conformance_page.PAGE: conformance_page.text,
     measured_page.PAGE: measured_page.text,
+    **{part.page: partial(measured_page.part_text, part) for part in measured_page.PARTS},
     peers_page.PAGE: peers_page.text,
     STYLE: style,
 }
@@ -62,6 +73,7 @@ def main(arguments: Sequence[str]) -> None:
             runs.BENCH.write_text(runs.dump(runs.kept(json.loads(Path(argument).read_text()))))
     for page, text in PAGES.items():
         before, after = page.read_text() if page.exists() else "", text()
+        page.parent.mkdir(exist_ok=True)
         page.write_text(after)
         sys.stdout.write(f"{page}: {'as it was' if before == after else 'changed'}\n")
 

@@ -14,6 +14,7 @@ class Peer:
 
     Attributes:
         label: What the benchmark calls it.
+        verdict: When to choose it, in one sentence.
         offers: What speaks for it. Sentences.
         leaves: What it leaves to its users: a sentence, the test that shows it, and, if there is one, the test that
             shows what lockkit does.
@@ -22,6 +23,7 @@ class Peer:
     """
 
     label: str
+    verdict: str
     offers: str
     leaves: tuple[tuple[str, ...], ...] = ()
     ttl: bool = True
@@ -31,6 +33,7 @@ class Peer:
 PEERS = (
     Peer(
         "redis-py Lock",
+        "Enough where work done twice is only a waste and ends well before its timeout.",
         "Part of the driver that you already have, with a sync and an async API. "
         "Small enough to read in one sitting. It uses the same key as lockkit, so the two exclude each other.",
         (
@@ -48,6 +51,7 @@ PEERS = (
     ),
     Peer(
         "python-redis-lock",
+        "A good choice for waiters on one Redis where a loss of the lock does no harm.",
         "Wakes its waiters, with one blocking command each, and renews a lock on request. "
         "It can reset abandoned locks, and has a backend for Django's cache.",
         (
@@ -59,6 +63,7 @@ PEERS = (
     ),
     Peer(
         "pottery Redlock",
+        "Choose it for its containers, and its lock with them.",
         "Redlock beside Redis containers that behave like dict, list and set, with an asyncio form.",
         (
             (
@@ -69,6 +74,7 @@ PEERS = (
     ),
     Peer(
         "redlock-py",
+        "Read it to learn the algorithm: it polls, renews nothing and has no tokens.",
         "The Redlock algorithm in 130 lines, from which many people have learned it.",
         (
             (
@@ -79,12 +85,14 @@ PEERS = (
     ),
     Peer(
         "kazoo Lock",
+        "A good choice if ZooKeeper is all you will ever use and you listen for lost sessions yourself.",
         "The recipe of ZooKeeper in the usual driver: fair, wakes one waiter at a time, and offers read and write "
-        "locks, semaphores, barriers and elections, which lockkit lacks. "
+        "locks, semaphores and elections, as lockkit does, and barriers, which lockkit lacks. "
         "lockkit uses the same node layout, so both share one queue.",
     ),
     Peer(
         "pyetcd",
+        "A good choice as a client of etcd; its lock suits work that is shorter than the ttl.",
         "A complete etcd client: keys, watches, leases, members, and a lock. It wakes its waiters.",
         (
             (
@@ -95,6 +103,7 @@ PEERS = (
     ),
     Peer(
         "etcd3gw",
+        "Choose it where only HTTP reaches etcd, and check what `acquire` returns.",
         "Talks to etcd's HTTP gateway: it needs no gRPC, and works through HTTP-only proxies.",
         (
             (
@@ -106,6 +115,7 @@ PEERS = (
     ),
     Peer(
         "sqlalchemy-dlock",
+        "A good choice inside one database session: it adds nothing to run, and ends with the session.",
         "The advisory locks of PostgreSQL, MySQL and MariaDB, and of SQL Server and Oracle, which lockkit lacks. "
         "It works on the connection that you pass, and has a sync and an async API.",
         (
@@ -118,6 +128,7 @@ PEERS = (
     ),
     Peer(
         "tooz",
+        "Choose it if you also need its groups and partitions, as OpenStack does.",
         "The closest relative: one API over many servers, with groups, members and elections. "
         "OpenStack has used it for years.",
         (
@@ -129,6 +140,7 @@ PEERS = (
     ),
     Peer(
         "filelock",
+        "A good choice for files on one machine, also on Windows, if a stopped process may keep the lock.",
         "The lock of virtualenv, tox and many others: no dependency, every platform, sync and async, and a soft lock "
         "where the file system has no locks. lockkit's file backend is for Linux and macOS only.",
         (
@@ -142,6 +154,7 @@ PEERS = (
     ),
     Peer(
         "portalocker",
+        "A good choice to lock the very file that you write.",
         "Locks the file that you work on, on every platform, with shared locks and semaphores.",
         ttl=False,
     ),

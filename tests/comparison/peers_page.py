@@ -102,6 +102,9 @@ def _libraries(report: Report) -> Iterator[str]:
             yield f"Version {version}."
         yield sentences(peer.offers)
         yield ""
+        yield f"**Verdict.**\n{peer.verdict}"
+        yield from _record(report, peer)
+        yield ""
         for sentence, test, *ours in peer.leaves:
             beside = f"; lockkit: `{ours[0]}`" if ours else ""
             yield f"- {sentence} (`{test}`{beside})"
@@ -109,6 +112,31 @@ def _libraries(report: Report) -> Iterator[str]:
             yield "- Its locks have no ttl: they end with their process, connection or file."
         for sentence in _seen(report, peer):
             yield f"- {sentence}"
+
+
+def _record(report: Report, peer: Peer) -> Iterator[str]:
+    """The run in one sentence: in how many figures the library did better than lockkit, and in how many worse."""
+    counts = {"better": 0, "worse": 0, "equal": 0}
+    for compared in COMPARED:
+        section = _section(report, compared.workload)
+        for row in section.rows if section is not None else []:
+            ours = _ours(section, row) if section is not None and _library(row) == peer.label else None
+            if ours is None or row.status != "ok" or not _comparable(compared, row, ours):
+                continue
+            theirs_wins, ours_wins = better(compared, row, ours), better(compared, ours, row)
+            counts["better" if theirs_wins else "worse" if ours_wins else "equal"] += 1
+    total = sum(counts.values())
+    if total:
+        yield (
+            f"In the run it did better than lockkit in {counts['better']} of {total} figures, "
+            f"worse in {counts['worse']}, and about as well in {counts['equal']}."
+        )
+
+
+def _comparable(compared: Compared, theirs: Row, ours: Row) -> bool:
+    """Whether both have the figure, and it did not drown in noise."""
+    values = [row.figures.get(compared.figure) for row in (theirs, ours)]
+    return all(value is not None and value >= 0 for value in values)
 
 
 def _library(row: Row) -> str:

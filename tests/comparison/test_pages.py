@@ -121,6 +121,16 @@ def test_every_figure_of_the_comparison_is_measured() -> None:
         assert figure in {known.key for known in WORKLOADS[name].figures}
 
 
+def test_every_workload_that_was_measured_has_its_page() -> None:
+    """And one only."""
+    parts = [name for part in measured_page.PARTS for name in part.workloads]
+    measured = {
+        section.workload.name for section in runs.bench().sections if any(map(measured_page.shown, section.rows))
+    }
+
+    assert sorted(parts) == sorted(measured)
+
+
 def test_every_library_of_the_benchmark_has_its_words() -> None:
     """And none is described that is not measured. What follows a comma tells how it is used."""
     assert {peer.label for peer in PEERS} == {
@@ -161,9 +171,9 @@ def test_every_backend_has_its_row() -> None:
     assert shown == {registry.find(scheme, mode) for scheme in registry.BUILTIN for mode in registry.modes(scheme)}
 
 
-def test_the_tree_leads_to_every_backend() -> None:
-    """Whoever follows it ends somewhere, and each page of a backend is linked."""
-    page = (FOLDER / "choosing.md").read_text()
+@pytest.mark.parametrize("page", ["comparison/choosing.md", "choose/index.md"])
+def test_every_backend_is_linked(page: str) -> None:
+    """Whoever chooses ends at the page of a backend."""
     pages = {path.name for path in (ROOT / "docs" / "backends").glob("*.md")}
 
-    assert pages == set(re.findall(r"\.\./backends/(\w+\.md)", page))
+    assert pages == set(re.findall(r"\.\./backends/(\w+\.md)", (ROOT / "docs" / page).read_text()))

@@ -8,8 +8,10 @@ import tomllib
 from typing import Any
 
 import pytest
+import trove_classifiers
 
 import lockkit
+import lockkit.errors
 from lockkit.configuration import registry
 from tests.conventions.sources import ROOT
 
@@ -53,12 +55,37 @@ def test_all_extra_is_all_extras() -> None:
     assert set(named[1].split(",")) == EXTRAS.keys() - {"all"} - FRAMEWORKS
 
 
-def test_version_stands_in_one_place() -> None:
-    """The version is that of pyproject.toml, and no source repeats it."""
-    assert lockkit.__version__ == importlib.metadata.version("lockkit") == PROJECT["version"]
+def test_version_is_that_of_the_tag() -> None:
+    """No file of the project has a version to forget."""
+    assert "version" in PROJECT["dynamic"]
+    assert PYPROJECT["tool"]["hatch"]["version"]["source"] == "vcs"
+    assert lockkit.__version__ == importlib.metadata.version("lockkit")
 
-    repeated = [path for path in (ROOT / "lockkit").rglob("*.py") if PROJECT["version"] in path.read_text()]
-    assert repeated == []
+    assigned = [path for path in (ROOT / "lockkit").rglob("*.py") if re.search(r"__version__ *= ", path.read_text())]
+    assert assigned == []
+
+
+def test_classifiers_exist() -> None:
+    """An index refuses others."""
+    assert set(PROJECT["classifiers"]) <= trove_classifiers.classifiers
+
+
+def test_links_lead_to_the_documentation() -> None:
+    """The address stands in lockkit.errors."""
+    assert PROJECT["urls"]
+    assert all(url.startswith(lockkit.errors.DOCUMENTATION) for url in PROJECT["urls"].values())
+
+
+def test_readme_of_an_index_has_no_link_into_the_repository() -> None:
+    """There are no files beside it there."""
+    text = (ROOT / "README.md").read_text()
+    for change in PYPROJECT["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]["substitutions"]:
+        text = re.sub(change["pattern"], change["replacement"], text)
+
+    targets = re.findall(r"\]\(([^)]+)\)", text)
+    assert f"{lockkit.errors.DOCUMENTATION}comparison/choosing/" in targets
+    assert f"{lockkit.errors.DOCUMENTATION}choose/" in targets
+    assert [target for target in targets if not target.startswith(lockkit.errors.DOCUMENTATION)] == []
 
 
 def test_typing_marker_is_shipped() -> None:

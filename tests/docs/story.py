@@ -11,12 +11,16 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lockkit.testing.servers import RedisServer
 from tests.docs.markdown import Block, PageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
 ROOT = Path(__file__).parents[2]
+REDIS = "redis.example:6379"
+"""Stands in pages for a server that all machines of the reader reach."""
+
 COMMAND_SECONDS_MAX = 900
 """A command that takes longer fails and shows its output. Most tests end earlier, by pytest's own limit."""
 
@@ -33,6 +37,12 @@ class Story:
         self.directory = directory
         self.output = ""
         self.namespace: dict[str, Any] = {"__name__": "__main__"}
+        self._redis: RedisServer | None = None
+
+    def close(self) -> None:
+        """Stop the server that the commands used, if they did."""
+        if self._redis is not None:
+            self._redis.close()
 
     def tell(self, block: Block) -> None:
         """
@@ -84,14 +94,26 @@ class Story:
     def _cron(self, block: Block) -> None:
         """Runs the command of each crontab line at once, as cron does it: with sh."""
         lines = [line for line in block.text.splitlines() if line.strip() and not line.startswith("#")]
+        settings = {}
         for line in lines:
+            if setting := re.fullmatch(r"([A-Z_]+)=(\S+)", line):
+                settings[setting[1]] = setting[2]
+                continue
             fields = line.split(maxsplit=5)
             assert len(fields) == 6, f"{block.place}: not a crontab line: {line}"
-            done = self._shell(fields[5])
+            done = self._shell(fields[5], settings)
             assert done.returncode == 0, f"{block.place}: {fields[5]!r} ended with {done.returncode}:\n{done.stdout}"
             self.output = done.stdout
 
-    def _shell(self, command: str) -> subprocess.CompletedProcess[str]:
+    def _served(self, text: str) -> str:
+        """The same with a throw-away server in place of REDIS, which is started when it is first needed."""
+        if REDIS not in text:
+            return text
+        if self._redis is None:
+            self._redis = RedisServer().start()
+        return text.replace(REDIS, self._redis.address)
+
+    def _shell(self, command: str, settings: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
         """One command, with this environment's programs first, no terminal, and both outputs together."""
         installed = self.directory / "installed"
         environment = {
@@ -103,9 +125,10 @@ class Story:
             "PIP_TARGET": str(installed),
             "PIP_NO_DEPS": "1",
             "PIP_NO_BUILD_ISOLATION": "0",  # 0 means that there is none
+            **{name: self._served(value) for name, value in (settings or {}).items()},
         }
         return subprocess.run(
-            ["sh", "-c", command],
+            ["sh", "-c", self._served(command)],
             cwd=self.directory,
             env=os.environ | environment,
             stdin=subprocess.DEVNULL,

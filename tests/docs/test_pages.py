@@ -41,8 +41,11 @@ def test_blocks_run_as_written(story: list[Block], tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("LOCKKIT_STATE_DIR", str(tmp_path / "state"))
     teller = Story(tmp_path)
 
-    for block in story:
-        teller.tell(block)
+    try:
+        for block in story:
+            teller.tell(block)
+    finally:
+        teller.close()
 
 
 def test_readme_and_tutorials_have_code() -> None:

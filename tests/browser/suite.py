@@ -1,0 +1,248 @@
+"""
+The built site as a reader sees it, at the width of a desktop and of a phone: ``nox -s browser``.
+
+Not among the tests that run everywhere, because it needs Chromium and the built site in ``site/``.
+"""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any, Literal
+
+import pytest
+
+from lockkit.testing.servers import wait_until
+from tests.browser.chromium import Chromium
+from tests.comparison.choice import NEEDS, Need, load
+from tests.conventions.sources import ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SITE = ROOT / "site"
+PAGES = sorted(str(path.parent.relative_to(SITE)) for path in SITE.rglob("index.html"))
+WIDTHS = {"desktop": 1280, "phone": 360}
+CLICKS_MAX = 9
+TABS_MAX = 200
+CHOICE = load()
+
+# What reaches beyond the right edge of the window, unless it is in something that scrolls by itself.
+OUTSIDE = """
+(() => {
+  const width = document.documentElement.clientWidth, found = [];
+  for (const element of document.querySelectorAll(".md-content *")) {
+    const box = element.getBoundingClientRect();
+    if (!box.width || box.right <= width + 1 || element.closest("svg")) continue;
+    let parent = element.parentElement;
+    while (parent && getComputedStyle(parent).overflowX === "visible") parent = parent.parentElement;
+    if (!parent || parent === document.documentElement || parent === document.body)
+      found.push(`${element.tagName} at ${Math.round(box.right)}: ${element.textContent.trim().slice(0, 60)}`);
+  }
+  return found;
+})()
+"""
+
+# Tables that must be scrolled sideways to be read.
+WIDE_TABLES = """
+[...document.querySelectorAll(".md-typeset__scrollwrap")]
+  .filter((wrap) => wrap.scrollWidth > wrap.clientWidth + 1)
+  .map((wrap) => wrap.textContent.trim().slice(0, 60))
+"""
+
+# Text whose contrast is below that of WCAG 2.2, success criterion 1.4.3: 4.5, and 3 for large text.
+PALE = """
+(() => {
+  const parse = (text) => { const n = text.match(/[\\d.]+/g).map(Number); return n.length > 3 ? n : [...n, 1]; };
+  const over = (top, under) => [0, 1, 2].map((i) => top[i] * top[3] + under[i] * (1 - top[3])).concat(1);
+  const light = (c) => [0, 1, 2].map((i) => c[i] / 255)
+    .map((v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4))
+    .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+  const found = new Set();
+  const walker = document.createTreeWalker(document.querySelector(".md-content"), NodeFilter.SHOW_TEXT);
+  for (let node = walker.nextNode(); node; node = walker.nextNode()) {
+    const element = node.parentElement, style = getComputedStyle(element);
+    const hidden = !element.offsetParent || element.closest("svg, .headerlink, script, style, noscript, .md-nav");
+    if (!node.data.trim() || hidden) continue;
+    const layers = [];
+    for (let e = element; e; e = e.parentElement) {
+      const colour = parse(getComputedStyle(e).backgroundColor);
+      layers.push(colour);
+      if (colour[3] === 1) break;
+    }
+    const behind = layers.reverse().reduce((under, top) => over(top, under), [255, 255, 255, 1]);
+    const [a, b] = [light(over(parse(style.color), behind)), light(behind)].sort((x, y) => y - x);
+    const size = parseFloat(style.fontSize), bold = Number(style.fontWeight) >= 700;
+    const enough = size >= 24 || (bold && size >= 18.66) ? 3 : 4.5;
+    const ratio = (a + 0.05) / (b + 0.05);
+    const what = `${element.tagName}.${element.className}: ${node.data.trim().slice(0, 40)}`;
+    if (ratio < enough) found.add(`${ratio.toFixed(2)} ${what}`);
+  }
+  return [...found].slice(0, 10);
+})()
+"""
+
+
+class Handler(SimpleHTTPRequestHandler):
+    """Files of the site, without a line on stderr for each."""
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    """The site, served on this machine."""
+    assert PAGES, "build the site first: nox -s docs"
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(SITE)))
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chromium]:
+    """One browser for all."""
+    with Chromium(tmp_path_factory.mktemp("chromium")) as chromium:
+        yield chromium
+
+
+@pytest.fixture
+def choose(browser: Chromium, address: str) -> Chromium:
+    """The page of questions, on a phone."""
+    browser.look(WIDTHS["phone"])
+    browser.load(f"{address}/choose/")
+    return browser
+
+
+@pytest.mark.parametrize("width", WIDTHS.values(), ids=WIDTHS)
+@pytest.mark.parametrize("page", PAGES)
+def test_page_fits_its_window(browser: Chromium, address: str, page: str, width: int) -> None:
+    """Nothing has to be scrolled sideways but code and wide tables, and nothing is out of sight."""
+    browser.look(width)
+
+    browser.load(f"{address}/{page}/")
+
+    assert browser.run("document.documentElement.scrollWidth") <= width
+    assert browser.run(OUTSIDE) == []
+
+
+@pytest.mark.parametrize("page", ["choose", "comparison/capabilities", "comparison/choosing", "comparison"])
+def test_tables_that_help_to_choose_need_no_scrolling_on_a_phone(browser: Chromium, address: str, page: str) -> None:
+    """All columns are in view."""
+    browser.look(WIDTHS["phone"])
+
+    browser.load(f"{address}/{page}/")
+
+    assert browser.run(WIDE_TABLES) == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("page", PAGES)
+def test_text_stands_out(browser: Chromium, address: str, page: str, scheme: Literal["light", "dark"]) -> None:
+    """Everyone can read it, in either colour scheme."""
+    browser.look(WIDTHS["desktop"], scheme=scheme)
+
+    browser.load(f"{address}/{page}/")
+
+    assert browser.run(PALE) == []
+
+
+# -- the questions -----------------------------------------------------------------------------------------------------
+
+
+def shown(browser: Chromium, attribute: str) -> list[str]:
+    """The questions, backends or advice in view."""
+    script = f"[...document.querySelectorAll('.choose section[{attribute}]')]"
+    script += f".filter(e => e.offsetParent).map(e => e.getAttribute('{attribute}'))"
+    names: list[str] = browser.run(script)
+    return names
+
+
+@contextmanager
+def changed_address(browser: Chromium) -> Iterator[None]:
+    """Wait until the page shows what another address means."""
+    before = browser.run("location.hash")
+    yield
+
+    def pending() -> str | None:
+        shown, now = browser.run("[document.querySelector('.choose').dataset.shown, location.hash]")
+        return None if shown == now != before else f"{before} is still shown"
+
+    wait_until(pending)
+
+
+@pytest.mark.parametrize("need", NEEDS, ids=lambda need: need.story)
+def test_need_leads_to_its_backend(choose: Chromium, need: Need) -> None:
+    """By clicks on what is in view, and by no more than nine."""
+    for answer in need.answers:
+        (question,) = shown(choose, "data-question")
+        with changed_address(choose):
+            choose.run(f"document.querySelector('[data-question={question}] [data-answer={answer}]').click()")
+
+    assert shown(choose, "data-backend") == [need.backend]
+    assert shown(choose, "data-advice-text") == [need.advice] * bool(need.advice)
+    assert shown(choose, "data-question") == []
+    url = choose.run("document.querySelector('section:not([hidden]) .url')?.textContent ?? ''")
+    assert url == CHOICE.backends[need.backend].url
+    assert len(need.answers) <= CLICKS_MAX
+
+
+def test_questions_can_be_answered_with_the_keyboard(choose: Chromium) -> None:
+    """Tab leads to the answers, Enter takes one, and the focus is on the next question then."""
+    for expected in ("who", "run"):
+        for _ in range(TABS_MAX):
+            choose.press("Tab")
+            if choose.run("document.activeElement.dataset.go") == expected:
+                break
+        with changed_address(choose):
+            choose.press("Enter")
+
+        assert shown(choose, "data-question") == [expected]
+        assert choose.run("document.activeElement.id") == f"ask-{expected}"
+
+
+def test_answers_can_be_changed_shared_and_gone_back(choose: Chromium, address: str) -> None:
+    """The address holds them."""
+    with changed_address(choose):
+        choose.run("document.querySelector('[data-question=harm] [data-answer=twice]').click()")
+    with changed_address(choose):
+        choose.run("history.back()")
+    assert shown(choose, "data-question") == ["harm"]
+
+    choose.load(f"{address}/choose/#harm=store&who=machines&run=etcd")
+    assert shown(choose, "data-backend") == ["etcd"]
+    with changed_address(choose):
+        choose.run("document.querySelectorAll('.trail li a')[1].click()")
+    assert shown(choose, "data-question") == ["who"]
+
+
+def test_address_of_a_section_shows_it(choose: Chromium, address: str) -> None:
+    """As a search or a link from another page gives it."""
+    choose.load(f"{address}/choose/#use-redlock")
+    assert shown(choose, "data-backend") == ["redlock"]
+
+    choose.load(f"{address}/choose/#nothing=there")
+    assert shown(choose, "data-question") == [CHOICE.first]
+
+
+def test_page_without_scripts_is_a_list_of_links(browser: Chromium, address: str) -> None:
+    """All questions and backends are there, and each answer leads to one of them."""
+    browser.look(WIDTHS["phone"])
+    browser.scripts(on=False)
+    try:
+        browser.load(f"{address}/choose/")
+        everything: dict[str, Any] = {name: shown(browser, name) for name in ("data-question", "data-backend")}
+        dead = browser.run(
+            "[...document.querySelectorAll('[data-answer]')].filter(a => !document.querySelector(a.hash)).length"
+        )
+    finally:
+        browser.scripts(on=True)
+
+    assert everything == {"data-question": [*CHOICE.questions], "data-backend": [*CHOICE.backends]}
+    assert dead == 0

@@ -1,0 +1,202 @@
+"""Writes docs/choose/index.md from the questions, and from what each backend declares of itself."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import TYPE_CHECKING
+
+from lockkit.configuration import registry
+from lockkit.url import parse
+from tests.comparison.choice import DATA, load
+from tests.comparison.markdown import by_line
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from lockkit.backend import Capabilities
+    from tests.comparison.choice import Answer, Backend, Choice
+
+__all__ = ["PAGE", "install", "limits", "promises", "text"]
+
+PAGE = DATA.parent / "index.md"
+
+HEAD = """\
+---
+hide: [toc]
+---
+
+# Choose a backend
+
+<!-- Written by `nox -s comparison` from decision.toml and the capabilities that the backends declare. -->
+
+<link rel="stylesheet" href="choose.css">
+
+At most five questions lead to the URL to paste, to what it promises, and to what it does not.
+
+<noscript markdown="1">
+Without scripts, this page is a list: start at the first question and follow the link of your answer.
+</noscript>
+"""
+
+TAIL = """
+[Comparing backends](../comparison/choosing.md) and [Capabilities](../comparison/capabilities.md) show all of them.
+
+<script src="choose.js"></script>
+"""
+
+SCOPE = {
+    "process": "Locks out the other threads and tasks of the process.",
+    "machine": "Locks out the other processes of the machine.",
+    "network": "Locks out the processes of all machines that use the same servers.",
+}
+CRASH = {
+    "ttl": "A dead holder's lock is free after its ttl.",
+    "session": "A dead holder's lock is free when its session ends, after its ttl.",
+    "connection": "A dead holder's lock is free when its connection ends: if the process dies, at once.",
+    "process": "A dead holder's lock is free at once.",
+}
+
+
+def promises(can: Capabilities) -> Iterator[str]:
+    """What a backend promises, in sentences."""
+    yield SCOPE[can.scope]
+    yield CRASH[can.crash_release]
+    if can.fair:
+        yield "Clients are served first come, first served."
+    if can.wakeup == "push":
+        yield "A release wakes the next waiter."
+    if can.survives_node_loss:
+        yield "A held lock stays exclusive when a minority of the servers is lost."
+    if can.survives_data_loss:
+        yield "Tokens keep increasing after the data are lost."
+    offered = [name for name, there in _calls(can).items() if there]
+    if offered:
+        yield f"Also offers {_series(offered)}."
+
+
+def limits(can: Capabilities) -> Iterator[str]:
+    """What a backend does not promise, in sentences."""
+    yield can.caveat
+    if not can.survives_node_loss and can.scope == "network":
+        yield "If the server is lost for good, held locks are lost with it."
+    if not can.survives_data_loss:
+        yield "If all servers lose their data, tokens may start lower."
+    if not can.fair:
+        yield "Clients are served in no particular order."
+    if can.wakeup == "poll":
+        yield "Waiters poll, so a hand-off takes longer."
+    if can.min_ttl >= 1:
+        yield "The shortest ttl is 1 s." if can.ttl_granularity < 1 else "A ttl is whole seconds, at least 1."
+    missing = [name for name, there in _calls(can).items() if not there]
+    if missing:
+        yield f"Does not offer {_series(missing, 'or')}."
+
+
+def _calls(can: Capabilities) -> dict[str, bool]:
+    return {"`client.rwlock`": can.shared_mode, "`client.once`": can.notes, "`client.names`": can.listing}
+
+
+def _series(words: list[str], last: str = "and") -> str:
+    return f" {last} ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
+
+
+def install(backend: Backend) -> str:
+    """The command that installs what a backend needs, and the command line."""
+    extra = registry.BUILTIN[parse(backend.url).scheme].extra if backend.url else backend.extra
+    return f'pip install "lockkit[{",".join(filter(None, ["cli", extra]))}]"'
+
+
+def text() -> str:
+    """The whole page."""
+    choice = load()
+    lines = [HEAD, f'<div class="choose" data-first="{choice.first}" markdown="1">']
+    for name in choice.questions:
+        lines += ["", *_question(choice, name)]
+    for name in choice.backends:
+        lines += ["", *_backend(choice, name)]
+    for name in choice.advice:
+        lines += ["", *_advice(choice, name)]
+    return "\n".join([*lines, "", "</div>", TAIL])
+
+
+def _anchor(choice: Choice, name: str) -> str:
+    return f"#{'ask' if name in choice.questions else 'use'}-{name}"
+
+
+def _question(choice: Choice, name: str) -> Iterator[str]:
+    question = choice.questions[name]
+    yield f'<section data-question="{name}" markdown="1">'
+    yield ""
+    yield f"## {question.ask} {{ #ask-{name} }}"
+    yield ""
+    yield question.why
+    yield ""
+    for answer in question.answer:
+        yield f"- {_link(choice, answer)}"
+    yield ""
+    yield "</section>"
+
+
+def _link(choice: Choice, answer: Answer) -> str:
+    data = f'data-answer="{answer.id}" data-go="{answer.go}" data-short="{answer.short}"'
+    also = ""
+    if answer.advice:
+        data += f' data-advice="{answer.advice}"'
+        beside = f"[{choice.advice[answer.advice].title}](#advice-{answer.advice})"
+        also = f"<span class=also> (beside the lock: {beside})</span>"
+    return f"[{answer.text}]({_anchor(choice, answer.go)}){{ {data} }}{also}"
+
+
+def _backend(choice: Choice, name: str) -> Iterator[str]:
+    backend = choice.backends[name]
+    yield f'<section data-backend="{name}" markdown="1">'
+    yield ""
+    yield f"## {backend.title} {{ #use-{name} }}"
+    yield ""
+    yield from backend.because.strip().replace(". ", ".\n").splitlines()
+    if backend.url:
+        yield ""
+        yield f"<pre class=url><code>{escape(backend.url)}</code></pre>"
+    promised, limited = (backend.promises, backend.limits) if not backend.url else _declared(backend)
+    for heading, sentences in (("It promises", promised), ("It does not promise", limited)):
+        yield ""
+        yield f"### {heading} {{ #{heading.lower().replace(' ', '-')}-{name} }}"
+        yield ""
+        yield from (f"- {by_line(sentence)}" for sentence in sentences)
+    yield ""
+    yield f"### Run and check {{ #check-{name} }}"
+    yield ""
+    check = backend.check or f"lockkit doctor {_quoted(backend.url)}"
+    yield f"<pre><code>{escape(install(backend), quote=False)}\n{escape(check)}</code></pre>"
+    yield ""
+    yield "`lockkit doctor` reports what endangers locks on your servers, and how to fix it: "
+    yield "see [Check your servers](../how-to/check-your-servers.md)."
+    yield f"Read more: {backend.more or f'[{backend.title}](../backends/{backend.page}.md)'}."
+    yield ""
+    yield f"### Choose another one if … {{ #instead-of-{name} }}"
+    yield ""
+    for other in backend.alternative:
+        yield f"- {other.when}: [{choice.backends[other.go].title}]({_anchor(choice, other.go)})"
+    yield ""
+    yield "</section>"
+
+
+def _declared(backend: Backend) -> tuple[list[str], list[str]]:
+    can = backend.capabilities
+    return [*promises(can)], [*limits(can)]
+
+
+def _quoted(url: str) -> str:
+    """A URL for the shell."""
+    return f"'{url}'" if "?" in url else url
+
+
+def _advice(choice: Choice, name: str) -> Iterator[str]:
+    advice = choice.advice[name]
+    yield f'<section data-advice-text="{name}" markdown="1">'
+    yield ""
+    yield f"## {advice.title} {{ #advice-{name} }}"
+    yield ""
+    yield advice.text.strip()
+    yield ""
+    yield "</section>"

@@ -1,0 +1,125 @@
+"""The questions of docs/choose lead typical needs to the right backend, and promise what backends declare."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from lockkit.configuration import registry
+from lockkit.url import parse
+from tests.comparison.capability_page import BACKENDS
+from tests.comparison.choice import NEEDS, Need, load, paths
+from tests.comparison.choice_page import PAGE, install, limits, promises
+from tests.docs.story import ROOT
+
+CHOICE = load()
+PATHS = list(paths(CHOICE))
+QUESTIONS_MAX = 5
+CLICKS_MAX = 9
+WITH_URL = {name: backend for name, backend in CHOICE.backends.items() if backend.url}
+
+
+@pytest.mark.parametrize("need", NEEDS, ids=lambda need: need.story)
+def test_need_leads_to_its_backend(need: Need) -> None:
+    """Answered in the order in which the page asks: one click for each answer, and the result needs no more."""
+    name, advice, left = CHOICE.first, "", list(need.answers)
+    while name in CHOICE.questions:
+        (answer,) = (each for each in CHOICE.questions[name].answer if each.id == left[0])
+        del left[0]
+        name, advice = answer.go, advice or answer.advice
+
+    assert (name, advice, left) == (need.backend, need.advice, [])
+    assert len(need.answers) <= CLICKS_MAX
+
+
+def test_twelve_needs_are_tried() -> None:
+    """Of many kinds."""
+    assert len(NEEDS) >= 12
+    assert len({need.backend for need in NEEDS}) >= 9
+
+
+def test_no_more_than_five_questions() -> None:
+    """On no path, and no path asks a question twice."""
+    assert max(len(answers) for answers, _ in PATHS) <= QUESTIONS_MAX
+
+
+def test_every_question_backend_and_advice_is_reached() -> None:
+    """What nobody can be led to is left out."""
+    asked = {CHOICE.first} | {answer.go for answers, _ in PATHS for answer in answers}
+
+    assert CHOICE.questions.keys() <= asked
+    assert CHOICE.backends.keys() == {end for _, end in PATHS}
+    assert CHOICE.advice.keys() == {answer.advice for answers, _ in PATHS for answer in answers} - {""}
+
+
+def test_every_backend_of_lockkit_is_recommended_to_somebody() -> None:
+    """In each of its modes, and each page in docs/backends is linked."""
+    classes = {
+        registry.find(url.scheme, dict(url.query).get("mode")) for url in map(parse, (b.url for b in WITH_URL.values()))
+    }
+    everything = {registry.find(scheme, mode) for scheme in registry.BUILTIN for mode in registry.modes(scheme)}
+
+    assert classes == everything
+    assert {backend.page for backend in WITH_URL.values()} == {path.stem for path in ROOT.glob("docs/backends/*.md")}
+
+
+@pytest.mark.parametrize("name", WITH_URL)
+def test_url_can_be_pasted(name: str) -> None:
+    """It parses, a client takes it, and what it needs to run is what the page installs."""
+    backend = CHOICE.backends[name]
+    url = parse(backend.url)
+
+    assert backend.capabilities.scope in {"process", "machine", "network"}
+    extra = registry.BUILTIN[url.scheme].extra
+    assert install(backend) == f'pip install "lockkit[{f"cli,{extra}" if extra else "cli"}]"'
+
+
+@pytest.mark.parametrize(("answers", "end"), PATHS, ids=lambda part: part if isinstance(part, str) else "")
+def test_backend_has_what_the_answers_require(answers: tuple, end: str) -> None:  # type: ignore[type-arg]
+    """Who needs a lock that survives the loss of a server is never led to one that does not."""
+    for answer in answers:
+        for capability, allowed in answer.requires.items():
+            assert getattr(CHOICE.backends[end].capabilities, capability) in allowed, answer.text
+
+
+def test_answers_that_need_a_capability_say_so() -> None:
+    """The test above has something to check: where machines contend, and where a lock must survive."""
+    required = {capability for answers, _ in PATHS for answer in answers for capability in answer.requires}
+
+    assert required == {"scope", "survives_node_loss", "crash_release", "fair", "wakeup"}
+
+
+@pytest.mark.parametrize("name", WITH_URL)
+def test_page_promises_what_the_backend_declares(name: str) -> None:
+    """Each promise and each limit stands in the section of its backend, and no promise is also a limit."""
+    backend = CHOICE.backends[name]
+    section = PAGE.read_text().partition(f'<section data-backend="{name}"')[2].partition("</section>")[0]
+    said = re.findall(r"^- (.*)$", section.replace("\n  ", " "), re.MULTILINE)
+    can = backend.capabilities
+
+    declared = [*promises(can), *limits(can)]
+    assert said[: len(declared)] == declared
+    assert ("A held lock stays exclusive when a minority of the servers is lost." in said) == can.survives_node_loss
+    assert ("Tokens keep increasing after the data are lost." in said) == can.survives_data_loss
+    assert ("Clients are served first come, first served." in said) == can.fair
+
+
+@pytest.mark.parametrize("name", CHOICE.backends)
+def test_alternatives_are_others(name: str) -> None:
+    """Each backend names what else to look at, and never itself."""
+    others = [other.go for other in CHOICE.backends[name].alternative]
+
+    assert others
+    assert name not in others
+    assert set(others) <= CHOICE.backends.keys()
+
+
+def test_capability_page_and_choice_have_the_same_kinds() -> None:
+    """A backend that is compared is also recommended."""
+    compared = {registry.find(url.scheme, dict(url.query).get("mode")) for url in (parse(b.url) for b in BACKENDS)}
+    chosen = {
+        registry.find(url.scheme, dict(url.query).get("mode")) for url in (parse(b.url) for b in WITH_URL.values())
+    }
+
+    assert chosen == compared

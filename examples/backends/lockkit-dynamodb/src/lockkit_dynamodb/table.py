@@ -1,0 +1,165 @@
+"""The table: one statement at a time, in a thread, within the time of a call."""
+
+from __future__ import annotations
+
+import os
+import threading
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import botocore.config
+import botocore.exceptions
+import botocore.session
+
+from lockkit.backend import CALL_SECONDS, seconds_left
+from lockkit.errors import BackendUnavailable, ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from lockkit.runtime import Runtime
+
+__all__ = ["ConditionFailed", "Table"]
+
+T = TypeVar("T")
+
+CONNECTIONS = 50
+"""Most connections that are kept. Calls beyond that open one each."""
+
+_RETRY_CANNOT_FIX = frozenset({
+    "AccessDeniedException", "ExpiredTokenException", "IncompleteSignatureException", "InvalidSignatureException",
+    "MissingAuthenticationTokenException", "UnrecognizedClientException", "ValidationException",
+})  # fmt: skip
+
+
+class ConditionFailed(Exception):
+    """The item is not as the statement expects: nothing was written."""
+
+
+class _Maker:
+    """Makes clients, from one session for all of a process: each session reads megabytes of descriptions anew."""
+
+    def __init__(self) -> None:
+        self._mutex = threading.Lock()
+        self._session = botocore.session.get_session()
+
+    def client(self, config: botocore.config.Config, settings: dict[str, Any]) -> Any:  # noqa: ANN401 - botocore makes its classes at run time
+        with self._mutex:  # sessions are not safe in threads, clients are
+            return self._session.create_client("dynamodb", config=config, **settings)
+
+
+_makers: dict[int, _Maker] = {}
+
+
+def _maker() -> _Maker:
+    """Return that of this process: a fork may have copied another one while its mutex was taken."""
+    return _makers.get(os.getpid()) or _makers.setdefault(os.getpid(), _Maker())
+
+
+class Table:
+    """
+    A table of DynamoDB, created at the first use.
+
+    botocore only blocks, and its timeouts are those of a client, not of a call. So each call runs in a thread, and the
+    caller waits for it as long as it may: the event of the runtime blocks the thread in the sync API and suspends the
+    task in the async API. A thread whose caller has gone ends with botocore's own timeouts.
+    """
+
+    def __init__(self, name: str, settings: dict[str, Any], shown: str, runtime: Runtime) -> None:
+        """Connect at the first call."""
+        self._name = name
+        self._settings = settings
+        self._shown = shown
+        self._runtime = runtime
+        self._mutex = runtime.mutex()
+        self._client: Any = None
+
+    async def call(self, operation: str, answer_by: float, **arguments: Any) -> dict[str, Any]:
+        """
+        Call an operation of DynamoDB on the table.
+
+        Raises:
+            ConditionFailed: Its condition was not met.
+            BackendUnavailable: No usable answer in time.
+            ConfigurationError: What a retry cannot fix.
+        """
+        try:
+            return await self._in_thread(lambda: self._send(operation, arguments), answer_by)
+        except botocore.exceptions.ClientError as error:
+            raise self._translated(error) from error
+        except (botocore.exceptions.NoCredentialsError, botocore.exceptions.NoRegionError) as error:
+            raise ConfigurationError(f"{self._shown}: {error}", backend=self._shown) from error
+        except (botocore.exceptions.BotoCoreError, OSError) as error:
+            raise BackendUnavailable(f"{self._shown} does not answer: {error}", backend=self._shown) from error
+
+    def _translated(self, error: botocore.exceptions.ClientError) -> Exception:
+        code = error.response["Error"]["Code"]
+        if code == "ConditionalCheckFailedException":
+            return ConditionFailed()
+        message = f"{self._shown} refuses the request: {error}"
+        if code in _RETRY_CANNOT_FIX:
+            return ConfigurationError(message, backend=self._shown)
+        return BackendUnavailable(message, backend=self._shown)
+
+    async def _in_thread(self, function: Callable[[], T], answer_by: float) -> T:
+        outcome: Future[T] = Future()
+        ended = self._runtime.event()
+
+        def work() -> None:
+            try:
+                outcome.set_result(function())
+            except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+                outcome.set_exception(error)
+            finally:
+                ended.set()
+
+        try:
+            threading.Thread(target=work, name="lockkit-dynamodb", daemon=True).start()
+        except RuntimeError:  # the interpreter is ending and starts none: Python 3.12 and later
+            work()
+        seconds = seconds_left(answer_by, self._runtime.now())
+        if not await ended.wait(seconds):
+            raise BackendUnavailable(f"{self._shown} did not answer within {seconds:.3g} s", backend=self._shown)
+        return outcome.result()
+
+    # -- in the thread ---------------------------------------------------------------------------------------------
+
+    def _send(self, operation: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        with self._mutex:
+            if self._client is None:
+                self._client = self._connect()
+        try:
+            answer: dict[str, Any] = getattr(self._client, operation)(TableName=self._name, **arguments)
+        except self._client.exceptions.ResourceNotFoundException:
+            self._create()
+            answer = getattr(self._client, operation)(TableName=self._name, **arguments)
+        return answer
+
+    def _connect(self) -> Any:  # noqa: ANN401 - as above
+        config = botocore.config.Config(
+            connect_timeout=CALL_SECONDS / 2,
+            read_timeout=CALL_SECONDS,
+            # A request that botocore repeats after a lost answer would find its own first write, and call it a failure.
+            retries={"total_max_attempts": 1},
+            max_pool_connections=CONNECTIONS,
+        )
+        return _maker().client(config, self._settings)
+
+    def _create(self) -> None:
+        """Create the table, unless another client does; it takes seconds until it can be used."""
+        try:
+            self._client.create_table(
+                TableName=self._name,
+                AttributeDefinitions=[{"AttributeName": "name", "AttributeType": "S"}],
+                KeySchema=[{"AttributeName": "name", "KeyType": "HASH"}],
+                BillingMode="PAY_PER_REQUEST",
+            )
+        except self._client.exceptions.ResourceInUseException:
+            return
+
+    def close(self) -> None:
+        """Close the connections."""
+        with self._mutex:
+            client, self._client = self._client, None
+        if client is not None:
+            client.close()

@@ -1,0 +1,77 @@
+"""What is particular to DynamoDB: expiry that clients observe, lost answers."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+from lockkit_dynamodb import DynamoBackend
+
+import lockkit
+from lockkit.backend import Host, Request
+from lockkit.runtime import BlockingRuntime, drive
+from lockkit.testing.servers import FaultProxy, Server
+from lockkit.url import parse
+
+NAME = "seat:12A"
+PATIENCE = 20.0
+
+
+def test_first_look_finds_a_dead_holders_lock_held(server: Server) -> None:
+    """However long it is dead: a client that comes later observes it for a ttl first, and only then takes it."""
+    with lockkit.connect(f"{server.url}/dead") as client, lockkit.connect(f"{server.url}/dead") as late:
+        dead = client.lock(NAME, ttl=0.5, renew=False).acquire(PATIENCE)
+        assert dead.wait_lost(PATIENCE)
+
+        assert late.lock(NAME).try_acquire(0) is None
+        assert [holder.owner for holder in late.holders(NAME)] == [dead.owner]
+        with late.lock(NAME, timeout=PATIENCE) as lease:
+            assert lease.token > dead.token
+
+
+def test_renewed_lease_is_observed_anew(server: Server) -> None:
+    """Each renewal is another version, so a waiter that has seen many never counts them together."""
+    with lockkit.connect(f"{server.url}/renewed") as client, lockkit.connect(f"{server.url}/renewed") as other:
+        lease = client.lock(NAME, ttl=1.5).acquire(PATIENCE)
+
+        assert other.lock(NAME).try_acquire(3) is None
+
+        lease.check()
+        lease.release()
+
+
+def test_grant_whose_answer_was_lost_is_undone(server: Server) -> None:
+    """The next attempt finds the lock free, long before the ttl of the lost grant ends."""
+    with FaultProxy(server.host, server.port) as proxy, lockkit.connect(f"dynamodb://{proxy.address}/lost") as client:
+        client.ping()
+        dropped = proxy.drop_next_reply(match=b"UpdateExpression")
+        lease = client.lock(NAME, ttl=600).acquire(PATIENCE)
+
+        assert dropped.is_set()
+        assert lease.confirm()
+        lease.release()
+
+
+def test_write_that_arrives_after_abandon_is_refused(server: Server) -> None:
+    """Also if the item is still as the write expects it when `abandon` looks."""
+    runtime = BlockingRuntime()
+    host = cast("Host", SimpleNamespace(runtime=runtime, confirm_soon=lambda: None, lost=lambda *_: None))
+    backend = DynamoBackend.open(parse(f"{server.url}/late"), {"region": None}, host)
+    request = Request(NAME, runtime.owner(), 30.0, "{}", queue=False, runtime=runtime)
+    request.uncertain, request.state = True, 0
+
+    drive(backend.abandon(request))
+
+    take = "SET #owner = :owner, #version = :next, #token = :next"
+    late = backend._write(NAME, take, "attribute_not_exists(#version)", owner=request.owner, next=1)
+    assert not drive(late)
+    assert drive(backend.holders(NAME)) == []
+    drive(backend.close())
+
+
+@pytest.mark.parametrize("url", ["dynamodb://user:secret@localhost/locks", "dynamodb://a,b/locks"])
+def test_wrong_url_is_refused(url: str) -> None:
+    """When it is given, with nothing sent."""
+    with pytest.raises(lockkit.ConfigurationError, match="write dynamodb:"):
+        lockkit.connect(url)

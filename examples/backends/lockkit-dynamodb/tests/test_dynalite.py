@@ -1,8 +1,8 @@
 """
 Dynalite decides conditional writes atomically, as DynamoDB does.
 
-A fake that reads, compares and writes in separate steps would let two clients win, and the conformance suite would pass
-on it by luck: so this is tested of the fake alone, without lockkit.
+A fake that reads, compares and writes in separate steps lets two clients win, as moto 5.2.5 does in some of 150 rounds.
+The conformance suite might pass on it by luck: so this is tested of the fake alone, without lockkit.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from botocore.exceptions import ClientError
 
 from lockkit.testing.servers import Server
 
-CONNECTIONS = 16
-ROUNDS = 40
+CONNECTIONS = 8
+ROUNDS = 150
 
 
 @pytest.fixture(scope="module")

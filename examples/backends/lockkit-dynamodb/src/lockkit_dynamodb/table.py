@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import os
 import threading
-from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import botocore.config
 import botocore.exceptions
 import botocore.session
 
 from lockkit.backend import CALL_SECONDS, seconds_left
+from lockkit.drivers import in_thread
 from lockkit.errors import BackendUnavailable, ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from lockkit.runtime import Runtime
 
 __all__ = ["ConditionFailed", "Table"]
-
-T = TypeVar("T")
 
 CONNECTIONS = 50
 """Most connections that are kept. Calls beyond that open one each."""
@@ -61,8 +57,7 @@ class Table:
     A table of DynamoDB, created at the first use.
 
     botocore only blocks, and its timeouts are those of a client, not of a call. So each call runs in a thread, and the
-    caller waits for it as long as it may: the event of the runtime blocks the thread in the sync API and suspends the
-    task in the async API. A thread whose caller has gone ends with botocore's own timeouts.
+    caller waits for it as long as it may. A thread whose caller has gone ends with botocore's own timeouts.
     """
 
     def __init__(self, name: str, settings: dict[str, Any], shown: str, runtime: Runtime) -> None:
@@ -84,7 +79,8 @@ class Table:
             ConfigurationError: What a retry cannot fix.
         """
         try:
-            return await self._in_thread(lambda: self._send(operation, arguments), answer_by)
+            seconds = seconds_left(answer_by, self._runtime.now())
+            return await in_thread(self._runtime, lambda: self._send(operation, arguments), seconds)
         except botocore.exceptions.ClientError as error:
             raise self._translated(error) from error
         except (botocore.exceptions.NoCredentialsError, botocore.exceptions.NoRegionError) as error:
@@ -101,38 +97,17 @@ class Table:
             return ConfigurationError(message, backend=self._shown)
         return BackendUnavailable(message, backend=self._shown)
 
-    async def _in_thread(self, function: Callable[[], T], answer_by: float) -> T:
-        outcome: Future[T] = Future()
-        ended = self._runtime.event()
-
-        def work() -> None:
-            try:
-                outcome.set_result(function())
-            except BaseException as error:  # noqa: BLE001 - raised where it is waited for
-                outcome.set_exception(error)
-            finally:
-                ended.set()
-
-        try:
-            threading.Thread(target=work, name="lockkit-dynamodb", daemon=True).start()
-        except RuntimeError:  # the interpreter is ending and starts none: Python 3.12 and later
-            work()
-        seconds = seconds_left(answer_by, self._runtime.now())
-        if not await ended.wait(seconds):
-            raise BackendUnavailable(f"{self._shown} did not answer within {seconds:.3g} s", backend=self._shown)
-        return outcome.result()
-
     # -- in the thread ---------------------------------------------------------------------------------------------
 
     def _send(self, operation: str, arguments: dict[str, Any]) -> dict[str, Any]:
         with self._mutex:
-            if self._client is None:
-                self._client = self._connect()
+            client = self._client = self._client or self._connect()
+        call = getattr(client, operation)
         try:
-            answer: dict[str, Any] = getattr(self._client, operation)(TableName=self._name, **arguments)
-        except self._client.exceptions.ResourceNotFoundException:
-            self._create()
-            answer = getattr(self._client, operation)(TableName=self._name, **arguments)
+            answer: dict[str, Any] = call(TableName=self._name, **arguments)
+        except client.exceptions.ResourceNotFoundException:
+            self._create(client)
+            answer = call(TableName=self._name, **arguments)
         return answer
 
     def _connect(self) -> Any:  # noqa: ANN401 - as above
@@ -145,16 +120,16 @@ class Table:
         )
         return _maker().client(config, self._settings)
 
-    def _create(self) -> None:
+    def _create(self, client: Any) -> None:  # noqa: ANN401 - as above
         """Create the table, unless another client does; it takes seconds until it can be used."""
         try:
-            self._client.create_table(
+            client.create_table(
                 TableName=self._name,
                 AttributeDefinitions=[{"AttributeName": "name", "AttributeType": "S"}],
                 KeySchema=[{"AttributeName": "name", "KeyType": "HASH"}],
                 BillingMode="PAY_PER_REQUEST",
             )
-        except self._client.exceptions.ResourceInUseException:
+        except client.exceptions.ResourceInUseException:
             return
 
     def close(self) -> None:

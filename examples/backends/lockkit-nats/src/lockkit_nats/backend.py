@@ -26,8 +26,9 @@ from lockkit.backend import (
     decode_metadata,
     seconds_left,
 )
+from lockkit.drivers import DriverLoop
 from lockkit.errors import ConfigurationError
-from lockkit_nats.connection import Connection, DriverLoop
+from lockkit_nats.connection import Connection
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Mapping, Sequence

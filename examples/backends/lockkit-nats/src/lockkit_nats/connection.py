@@ -1,12 +1,10 @@
-"""The connection to the servers, and the event loop in which nats-py runs."""
+"""The connection to the servers."""
 
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import Coroutine
 from math import inf
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 import nats
 import nats.errors
@@ -20,84 +18,13 @@ if TYPE_CHECKING:
     from nats.aio.client import Client
     from nats.js.client import JetStreamContext
 
-    from lockkit.runtime import Runtime
     from lockkit.url import HostPort
-
-T = TypeVar("T")
 
 DEFAULT_PORT = 4222
 CONNECT_SECONDS = 2.0
 """Longest time to connect to one server. Longer leaves too little of a call's time for the next server."""
 
 NO_JETSTREAM = frozenset({10039, 10076})  # err_code of the API: not enabled for the account, not enabled at all
-
-
-async def _cancellable(coroutine: Coroutine[Any, Any, T]) -> T:
-    """
-    Await a coroutine of nats-py so that a cancellation of the caller ends it.
-
-    nats-py waits with ``asyncio.wait_for``, which before Python 3.12 swallows a cancellation that comes together with
-    the answer (bpo-37658): the caller would go on as if nothing had happened.
-    """
-    task = asyncio.ensure_future(coroutine)
-    try:
-        await asyncio.wait([task])
-    except asyncio.CancelledError:
-        while not task.done():
-            task.cancel()
-            await asyncio.wait([task], timeout=0.01)
-        if not task.cancelled():
-            task.exception()  # seen: asyncio need not report it
-        raise
-    return task.result()
-
-
-class DriverLoop:
-    """
-    Runs nats-py, which knows only asyncio.
-
-    The async API awaits its coroutines in the application's event loop. The sync API has none: there they run in an
-    event loop of this object's own, in a daemon thread. Either way all of them run in one thread, so what they share
-    needs no mutex.
-    """
-
-    def __init__(self, runtime: Runtime) -> None:
-        """Start nothing yet."""
-        self._runtime = runtime
-        self._mutex = runtime.mutex()
-        self._loop: asyncio.AbstractEventLoop | None = None
-
-    async def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine to its end; if the caller is interrupted, cancel it, and return when it has ended."""
-        if self._runtime.kind == "asyncio":
-            return await _cancellable(coroutine)
-        future = asyncio.run_coroutine_threadsafe(_cancellable(coroutine), self._started())
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()
-            raise
-
-    def _started(self) -> asyncio.AbstractEventLoop:
-        with self._mutex:
-            if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                threading.Thread(target=self._serve, args=(self._loop,), name="lockkit-nats", daemon=True).start()
-            return self._loop
-
-    @staticmethod
-    def _serve(loop: asyncio.AbstractEventLoop) -> None:
-        try:
-            loop.run_forever()
-        finally:
-            loop.close()
-
-    def stop(self) -> None:
-        """End the thread. The next `run` starts another one."""
-        with self._mutex:
-            loop, self._loop = self._loop, None
-        if loop is not None:
-            loop.call_soon_threadsafe(loop.stop)
 
 
 def _address(host: HostPort) -> str:

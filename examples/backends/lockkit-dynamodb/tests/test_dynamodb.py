@@ -75,3 +75,29 @@ def test_wrong_url_is_refused(url: str) -> None:
     """When it is given, with nothing sent."""
     with pytest.raises(lockkit.ConfigurationError, match="write dynamodb:"):
         lockkit.connect(url)
+
+
+def test_hanging_server_does_not_keep_the_caller(server: Server) -> None:
+    """The call returns in its own time, not in that of botocore's timeouts."""
+    with lockkit.connect(f"{server.url}/hanging") as client:
+        client.lock(NAME).acquire(PATIENCE).release()
+        server.pause()
+        try:
+            with pytest.raises(lockkit.BackendUnavailable, match=r"no answer within 0\.\d+ s"):
+                client.lock(NAME).acquire(0.1)
+        finally:
+            server.resume()
+
+
+def test_missing_credentials_are_a_configuration_error(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Retrying would not help."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nowhere")
+
+    with (
+        lockkit.connect(f"{server.url}/secret") as client,
+        pytest.raises(lockkit.ConfigurationError, match="credentials"),
+    ):
+        client.lock(NAME).acquire(PATIENCE)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -17,6 +18,7 @@ import lockkit
 from lockkit.backend import Host, Request
 from lockkit.runtime import BlockingRuntime, drive
 from lockkit.testing.servers import FaultProxy, Server, provide
+from lockkit.testing.servers.nats import NatsServer
 from lockkit.url import parse
 
 NAME = "seat:12A"
@@ -132,3 +134,44 @@ def test_wrong_url_is_refused(url: str) -> None:
     """When it is given, with nothing sent."""
     with pytest.raises(lockkit.ConfigurationError, match="write nats://"):
         lockkit.connect(url)
+
+
+class Refusing(NatsServer):
+    """One that wants a login, or has no JetStream."""
+
+    def __init__(self, *flags: str) -> None:
+        """Start with other flags than the usual ones."""
+        super().__init__()
+        self._flags = flags
+
+    def command(self) -> Sequence[str]:
+        """The program and where it listens, without JetStream."""
+        return [*super().command()[:5], *self._flags]
+
+
+def test_server_without_jetstream_says_so() -> None:
+    """In the error of the wait, since a server that starts may have it soon."""
+    with (
+        Refusing() as server,
+        lockkit.connect(server.url) as client,
+        pytest.raises(lockkit.BackendUnavailable, match="no JetStream"),
+    ):
+        client.lock(NAME).acquire(0.1)
+
+
+def test_refused_login_is_a_configuration_error(tmp_path: Path) -> None:
+    """Retrying would not help."""
+    flags = ("--jetstream", "--store_dir", str(tmp_path), "--user", "app", "--pass", "secret")
+    with (
+        Refusing(*flags) as server,
+        lockkit.connect(server.url) as client,
+        pytest.raises(lockkit.ConfigurationError, match="refuses the login"),
+    ):
+        client.lock(NAME).acquire(PATIENCE)
+
+
+def test_login_of_the_url_is_used(tmp_path: Path) -> None:
+    """And a server that does not answer is passed over."""
+    flags = ("--jetstream", "--store_dir", str(tmp_path), "--user", "app", "--pass", "secret")
+    with Refusing(*flags) as server:
+        assert take(f"nats://app:secret@127.0.0.1:1,{server.address}/login") == 1

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import botocore.config
 import botocore.exceptions
+import botocore.loaders
 import botocore.session
 
 from lockkit.backend import CALL_SECONDS, seconds_left
@@ -33,15 +34,17 @@ class ConditionFailed(Exception):
 
 
 class _Maker:
-    """Makes clients, from one session for all of a process: each session reads megabytes of descriptions anew."""
+    """Makes clients, for all of a process from the same descriptions: they are megabytes of JSON."""
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()
-        self._session = botocore.session.get_session()
+        self._loader = botocore.loaders.create_loader()
 
     def client(self, config: botocore.config.Config, settings: dict[str, Any]) -> Any:  # noqa: ANN401 - botocore makes its classes at run time
-        with self._mutex:  # sessions are not safe in threads, clients are
-            return self._session.create_client("dynamodb", config=config, **settings)
+        session = botocore.session.get_session()
+        session.register_component("data_loader", self._loader)
+        with self._mutex:
+            return session.create_client("dynamodb", config=config, **settings)
 
 
 _makers: dict[int, _Maker] = {}

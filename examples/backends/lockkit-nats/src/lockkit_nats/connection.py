@@ -69,15 +69,18 @@ class Connection:
         failed: Exception | None = None
         for host in self._hosts:
             try:
-                return await nats.connect(
-                    _address(host),
-                    user=host.username,
-                    password=host.password,
-                    allow_reconnect=False,
-                    connect_timeout=CONNECT_SECONDS,
-                    error_cb=_ignore,
-                    closed_cb=self._closed,
-                )
+                async with asyncio.timeout(CONNECT_SECONDS):
+                    return await nats.connect(
+                        _address(host),
+                        user=host.username,
+                        password=host.password,
+                        allow_reconnect=False,
+                        # Else it goes on trying until the time is over, also if the port is closed.
+                        max_reconnect_attempts=1,
+                        reconnect_time_wait=0,
+                        error_cb=_ignore,
+                        closed_cb=self._closed,
+                    )
             except (OSError, TimeoutError, nats.errors.Error) as error:
                 failed = error
         assert failed is not None, "a URL has at least one host"
@@ -119,7 +122,7 @@ class Connection:
 
     def translated(self, error: Exception) -> BackendUnavailable | ConfigurationError:
         """Say in lockkit's terms what a driver's error means."""
-        text = str(error) or type(error).__name__
+        text = str(error) or "no answer in time"  # a TimeoutError has no text
         if "authorization" in text.lower():
             message = f"{self._shown} refuses the login ({text}): correct the user and the password in the URL"
             return ConfigurationError(message, backend=self._shown)
@@ -130,4 +133,6 @@ class Connection:
             return ConfigurationError(message, backend=self._shown)
         if isinstance(error, nats.js.errors.NotFoundError | nats.js.errors.NoStreamResponseError):
             self.forget_bucket()
+        if isinstance(error, nats.js.errors.ServiceUnavailableError):
+            text = f"no JetStream there, or not yet (nats-server --jetstream enables it): {text}"
         return BackendUnavailable(f"{self._shown} does not answer: {text}", backend=self._shown)

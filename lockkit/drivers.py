@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
@@ -22,6 +22,9 @@ T = TypeVar("T")
 
 _CANCEL_AGAIN = 0.01
 """Pause before what swallowed a cancellation is cancelled again, seconds."""
+
+_LAST_SECONDS = 1.0
+"""How long the tasks of a driver may take to end with its loop. Longer keeps the thread of a client that was closed."""
 
 
 class _Outcome(Generic[T]):
@@ -39,6 +42,13 @@ class _Outcome(Generic[T]):
     def raised(self, error: BaseException) -> None:
         self._error = error
         self.ended.set()
+
+    def settle(self, task: asyncio.Task[T]) -> None:
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        if error is None:
+            self.returned(task.result())
+        else:
+            self.raised(error)
 
     def get(self) -> T:
         if self._error is not None:
@@ -110,20 +120,18 @@ class DriverLoop:
         if self._runtime.kind == "asyncio":
             return await _cancellable(coroutine)
         outcome: _Outcome[T] = _Outcome(self._runtime.event())
-        tasks: list[asyncio.Task[None]] = []
+        tasks: list[asyncio.Task[Any]] = []
 
-        async def work() -> None:
-            try:
-                outcome.returned(await _cancellable(coroutine))
-            except BaseException as error:  # noqa: BLE001 - raised again where it is waited for
-                outcome.raised(error)
+        def begin() -> None:
+            task = loop.create_task(coroutine)
+            task.add_done_callback(outcome.settle)
+            tasks.append(task)
 
         def cancel() -> None:
-            for task in tasks:
-                task.cancel()
+            tasks.append(loop.create_task(_end(tasks[0])))
 
         loop = self._started()
-        loop.call_soon_threadsafe(lambda: tasks.append(loop.create_task(work())))
+        loop.call_soon_threadsafe(begin)
         try:
             await outcome.ended.wait(None)
         except BaseException:
@@ -149,25 +157,39 @@ class DriverLoop:
 def _serve(loop: asyncio.AbstractEventLoop) -> None:
     try:
         loop.run_forever()
+        loop.run_until_complete(_end_all(asyncio.all_tasks(loop)))
     finally:
         loop.close()
 
 
-async def _cancellable(coroutine: Coroutine[Any, Any, T]) -> T:
-    """
-    Await a coroutine so that a cancellation of the caller ends it for certain.
+async def _end_all(tasks: Collection[asyncio.Task[Any]]) -> None:
+    """Cancel what the driver has left behind: a task that is only dropped is reported as pending."""
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks, timeout=_LAST_SECONDS)
 
-    Drivers wait with ``asyncio.wait_for``, which before Python 3.12 swallows a cancellation that comes together with
-    the answer (bpo-37658): the call would go on as if nobody had cancelled it.
-    """
+
+async def _cancellable(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Await a coroutine so that a cancellation of the caller ends it for certain."""
     task = asyncio.ensure_future(coroutine)
     try:
         await asyncio.wait([task])
     except asyncio.CancelledError:
-        while not task.done():
-            task.cancel()
-            await asyncio.wait([task], timeout=_CANCEL_AGAIN)
+        await _end(task)
         if not task.cancelled():
             task.exception()  # asyncio need not report it
         raise
     return task.result()
+
+
+async def _end(task: asyncio.Future[Any]) -> None:
+    """
+    Cancel a task until it has ended.
+
+    Drivers wait with ``asyncio.wait_for``, which before Python 3.12 swallows a cancellation that comes together with
+    the answer (bpo-37658): the call would go on as if nobody had cancelled it.
+    """
+    while not task.done():
+        task.cancel()
+        await asyncio.wait([task], timeout=_CANCEL_AGAIN)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import threading
+import time
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 import pytest
 
 from lockkit.drivers import DriverLoop, in_thread
-from lockkit.runtime import AsyncioRuntime, BlockingRuntime, Runtime, drive
+from lockkit.runtime import AsyncioRuntime, BlockingRuntime, Runtime, drive, monotonic
 
 T = TypeVar("T")
 PATIENCE = 20.0
@@ -167,6 +169,25 @@ def test_interrupt_of_the_sync_api_cancels_the_coroutine() -> None:
     loop.stop()
 
 
+def test_interrupt_before_the_coroutine_begins_leaves_no_warning() -> None:
+    """It is begun and cancelled: one that is never awaited would be reported when it is collected."""
+    begun, gate = threading.Event(), threading.Event()
+    begun.set()
+    loop = DriverLoop(Interrupted(begun))
+    loop._started().call_soon_threadsafe(gate.wait, PATIENCE)
+    coroutine = stubborn(begun, threading.Event())
+
+    with pytest.raises(KeyboardInterrupt):
+        drive(loop.run(coroutine))
+    gate.set()
+
+    deadline = monotonic() + PATIENCE
+    while inspect.getcoroutinestate(coroutine) != inspect.CORO_CLOSED:
+        assert monotonic() < deadline
+        time.sleep(0.001)
+    loop.stop()
+
+
 def test_stopped_loop_ends_its_thread_and_starts_anew() -> None:
     """A client that was closed leaves no thread behind."""
     loop = DriverLoop(BlockingRuntime())
@@ -181,3 +202,26 @@ def test_stopped_loop_ends_its_thread_and_starts_anew() -> None:
     assert not first.is_alive()
     assert drive(loop.run(thread())) is not first
     loop.stop()
+
+
+def test_stopped_loop_ends_what_the_driver_left_behind() -> None:
+    """Tasks that go on in the background are cancelled, and their cleaning up is awaited."""
+    loop = DriverLoop(BlockingRuntime())
+    cleaned = threading.Event()
+    tasks = []
+
+    async def background() -> None:
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            await asyncio.sleep(0)
+            cleaned.set()
+
+    async def begin() -> None:
+        tasks.append(asyncio.create_task(background()))
+        await asyncio.sleep(0)
+
+    drive(loop.run(begin()))
+    loop.stop()
+
+    assert cleaned.wait(PATIENCE)

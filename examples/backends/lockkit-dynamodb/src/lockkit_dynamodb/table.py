@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import threading
+from contextlib import suppress
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import botocore.config
@@ -33,26 +33,22 @@ class ConditionFailed(Exception):
     """The item is not as the statement expects: nothing was written."""
 
 
-class _Maker:
-    """Makes clients, for all of a process from the same descriptions: they are megabytes of JSON."""
+@cache
+def _descriptions() -> botocore.loaders.Loader:
+    """
+    Load what botocore knows of DynamoDB: megabytes of JSON, once for a process and its children.
 
-    def __init__(self) -> None:
-        self._mutex = threading.Lock()
-        self._loader = botocore.loaders.create_loader()
-
-    def client(self, config: botocore.config.Config, settings: dict[str, Any]) -> Any:  # noqa: ANN401 - botocore makes its classes at run time
-        session = botocore.session.get_session()
-        session.register_component("data_loader", self._loader)
-        with self._mutex:
-            return session.create_client("dynamodb", config=config, **settings)
+    A client that is only made has all of it read, and sends nothing.
+    """
+    loader = botocore.loaders.create_loader()
+    _client(loader, region_name="us-east-1", aws_access_key_id="none", aws_secret_access_key="none")
+    return loader
 
 
-_makers: dict[int, _Maker] = {}
-
-
-def _maker() -> _Maker:
-    """Return that of this process: a fork may have copied another one while its mutex was taken."""
-    return _makers.get(os.getpid()) or _makers.setdefault(os.getpid(), _Maker())
+def _client(loader: botocore.loaders.Loader, **settings: Any) -> Any:  # noqa: ANN401 - botocore makes its classes late
+    session = botocore.session.get_session()
+    session.register_component("data_loader", loader)
+    return session.create_client("dynamodb", **settings)
 
 
 class Table:
@@ -71,6 +67,7 @@ class Table:
         self._runtime = runtime
         self._mutex = runtime.mutex()
         self._client: Any = None
+        self._descriptions = _descriptions()  # now: the first call may have less time than that takes
 
     async def call(self, operation: str, answer_by: float, **arguments: Any) -> dict[str, Any]:
         """
@@ -121,19 +118,19 @@ class Table:
             retries={"total_max_attempts": 1},
             max_pool_connections=CONNECTIONS,
         )
-        return _maker().client(config, self._settings)
+        return _client(self._descriptions, config=config, **self._settings)
 
     def _create(self, client: Any) -> None:  # noqa: ANN401 - as above
-        """Create the table, unless another client does; it takes seconds until it can be used."""
-        try:
+        """Create the table, unless another client does, and wait until it can be used; Amazon takes seconds for it."""
+        with suppress(client.exceptions.ResourceInUseException):
             client.create_table(
                 TableName=self._name,
                 AttributeDefinitions=[{"AttributeName": "name", "AttributeType": "S"}],
                 KeySchema=[{"AttributeName": "name", "KeyType": "HASH"}],
                 BillingMode="PAY_PER_REQUEST",
             )
-        except client.exceptions.ResourceInUseException:
-            return
+        pauses = {"Delay": 0.1, "MaxAttempts": int(CALL_SECONDS / 0.1)}
+        client.get_waiter("table_exists").wait(TableName=self._name, WaiterConfig=pauses)
 
     def close(self) -> None:
         """Close the connections."""

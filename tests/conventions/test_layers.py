@@ -12,7 +12,7 @@ MODULES = modules()
 PACKAGES = {name for name, module in MODULES.items() if module.path.name == "__init__.py"}
 
 # Single files at the top; every other name there is a folder, and a room of its own.
-GROUND = {"backend", "background", "errors", "observers", "runtime", "units", "url", "validation"}
+GROUND = {"backend", "background", "drivers", "errors", "observers", "runtime", "units", "url", "validation"}
 FACES = {"aio", "lease", "sync"}
 DOORS = {"fencing", "optimistic", "sql"}
 # A tool imports anything but the tools after it.

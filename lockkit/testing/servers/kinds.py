@@ -275,6 +275,13 @@ KINDS: dict[str, Kind] = {
             _ETCD_IMAGE,
             f"{_HERE}.docker_groups:etcd_cluster",
         ),
+        Kind(
+            "nats",
+            "NATS with JetStream",
+            f"{_HERE}.nats:NatsServer",
+            (Need(("nats-server",)),),
+            ("nats-server",),
+        ),
     )
 }
 

@@ -1,0 +1,5 @@
+"""Locks in a NATS JetStream key-value bucket, for lockkit: ``nats://host:4222/bucket``."""
+
+from lockkit_nats.backend import NatsBackend
+
+__all__ = ["NatsBackend"]

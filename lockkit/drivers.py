@@ -1,0 +1,195 @@
+"""
+Drivers that know only one form, for backends: each of them serves the sync and the async API.
+
+A driver that only blocks runs in threads (`in_thread`). A driver that knows only asyncio runs in the application's
+event loop, or, for the sync API, in one of its own (`DriverLoop`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Collection, Coroutine
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from lockkit.runtime import Event, Runtime
+    from lockkit.units import Seconds
+
+__all__ = ["DriverLoop", "in_thread"]
+
+T = TypeVar("T")
+
+_CANCEL_AGAIN = 0.01
+"""Pause before what swallowed a cancellation is cancelled again, seconds."""
+
+_LAST_SECONDS = 1.0
+"""How long the tasks of a driver may take to end with its loop. Longer keeps the thread of a client that was closed."""
+
+
+class _Outcome(Generic[T]):
+    """What a function or a coroutine came to, for another thread."""
+
+    def __init__(self, ended: Event) -> None:
+        self.ended = ended
+        self._value: list[T] = []
+        self._error: BaseException | None = None
+
+    def returned(self, value: T) -> None:
+        self._value.append(value)
+        self.ended.set()
+
+    def raised(self, error: BaseException) -> None:
+        self._error = error
+        self.ended.set()
+
+    def settle(self, task: asyncio.Task[T]) -> None:
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        if error is None:
+            self.returned(task.result())
+        else:
+            self.raised(error)
+
+    def get(self) -> T:
+        if self._error is not None:
+            raise self._error
+        return self._value[0]
+
+
+async def in_thread(runtime: Runtime, function: Callable[[], T], seconds: Seconds) -> T:
+    """
+    Call a function that blocks, and wait for it for a limited time, in the sync and the async API alike.
+
+    The timeouts of a driver mostly hold for a connection, not for a call. So also the sync API needs the thread, to
+    return in time when the server hangs. If nobody waits for it any more, the function still runs to its end: what it
+    sends may reach the server later.
+
+    Args:
+        runtime: The host's.
+        function: What to call. Give it timeouts, too, so that its thread ends.
+        seconds: How long to wait; see `lockkit.backend.seconds_left`.
+
+    Returns:
+        What the function returned.
+
+    Raises:
+        TimeoutError: It has not ended.
+        BaseException: What the function raised.
+    """
+    outcome: _Outcome[T] = _Outcome(runtime.event())
+
+    def work() -> None:
+        try:
+            outcome.returned(function())
+        except BaseException as error:  # noqa: BLE001 - raised again where it is waited for
+            outcome.raised(error)
+
+    try:
+        threading.Thread(target=work, name="lockkit-driver", daemon=True).start()
+    except RuntimeError:  # Python 3.12 and later start none while the interpreter exits
+        work()
+    if not await outcome.ended.wait(seconds):
+        message = f"no answer within {seconds:.3g} s"
+        raise TimeoutError(message)
+    return outcome.get()
+
+
+class DriverLoop:
+    """
+    Where the coroutines of a driver run that knows only asyncio.
+
+    Under asyncio that is the application's event loop. For the sync API it is one of its own, in a daemon thread.
+    Either way all of them run in one thread: what they share needs no mutex.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        """Start nothing yet. `runtime` is the host's."""
+        self._runtime = runtime
+        self._mutex = runtime.mutex()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """
+        Run a coroutine of the driver; limit its time with ``asyncio.timeout`` inside it.
+
+        If the caller is cancelled or interrupted, the coroutine is cancelled.
+
+        Returns:
+            What the coroutine returned.
+        """
+        if self._runtime.kind == "asyncio":
+            return await _cancellable(coroutine)
+        outcome: _Outcome[T] = _Outcome(self._runtime.event())
+        tasks: list[asyncio.Task[Any]] = []
+
+        def begin() -> None:
+            task = loop.create_task(coroutine)
+            task.add_done_callback(outcome.settle)
+            tasks.append(task)
+
+        def cancel() -> None:
+            tasks.append(loop.create_task(_end(tasks[0])))
+
+        loop = self._started()
+        loop.call_soon_threadsafe(begin)
+        try:
+            await outcome.ended.wait(None)
+        except BaseException:
+            loop.call_soon_threadsafe(cancel)
+            raise
+        return outcome.get()
+
+    def _started(self) -> asyncio.AbstractEventLoop:
+        with self._mutex:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                threading.Thread(target=_serve, args=(self._loop,), name="lockkit-driver", daemon=True).start()
+            return self._loop
+
+    def stop(self) -> None:
+        """End the thread, if there is one. The next `run` starts another."""
+        with self._mutex:
+            loop, self._loop = self._loop, None
+        if loop is not None:
+            loop.call_soon_threadsafe(loop.stop)
+
+
+def _serve(loop: asyncio.AbstractEventLoop) -> None:
+    try:
+        loop.run_forever()
+        loop.run_until_complete(_end_all(asyncio.all_tasks(loop)))
+    finally:
+        loop.close()
+
+
+async def _end_all(tasks: Collection[asyncio.Task[Any]]) -> None:
+    """Cancel what the driver has left behind: a task that is only dropped is reported as pending."""
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks, timeout=_LAST_SECONDS)
+
+
+async def _cancellable(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Await a coroutine so that a cancellation of the caller ends it for certain."""
+    task = asyncio.ensure_future(coroutine)
+    try:
+        await asyncio.wait([task])
+    except asyncio.CancelledError:
+        await _end(task)
+        if not task.cancelled():
+            task.exception()  # asyncio need not report it
+        raise
+    return task.result()
+
+
+async def _end(task: asyncio.Future[Any]) -> None:
+    """
+    Cancel a task until it has ended.
+
+    Drivers wait with ``asyncio.wait_for``, which before Python 3.12 swallows a cancellation that comes together with
+    the answer (bpo-37658): the call would go on as if nobody had cancelled it.
+    """
+    while not task.done():
+        task.cancel()
+        await asyncio.wait([task], timeout=_CANCEL_AGAIN)

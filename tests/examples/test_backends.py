@@ -1,0 +1,89 @@
+"""
+The backends in distributions of their own, installed as a stranger's and run on their servers.
+
+Here each runs what is its own and a part of the conformance suite; `nox -s backends` runs all of it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from lockkit.testing.servers import require
+from lockkit.testing.servers.provisioning import in_ci
+from tests.conventions.sources import ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+BACKENDS = ROOT / "examples" / "backends"
+PATIENCE = 180.0
+# Exclusion, tokens, expiry, renewal, release, waiting, names, a crash, on both APIs; and cancelling.
+SMOKE = [
+    *("test_clients_exclude_each_other", "test_tokens_increase_from_grant_to_grant"),
+    *("test_lease_that_nobody_renews_ends", "test_renewal_keeps_the_lock_beyond_its_ttl"),
+    *("test_release_of_a_broken_lease_leaves_the_next_holder_alone", "test_token_stays_while_held"),
+    *("test_names_with_a_meaning_elsewhere_are_names_here", "test_killed_holder_is_replaced_after_its_ttl"),
+]
+ASYNCIO = ["test_cancelled_waiters_leave_nothing_behind"]
+
+
+def run(*command: str, directory: Path, **settings: str) -> str:
+    """Run Python, and give what it printed; it must end well."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    done = subprocess.run(
+        [sys.executable, *command],
+        env={**kept, **settings},
+        cwd=directory,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+def installed(project: Path, target: Path) -> Mapping[str, str]:
+    """Install a distribution from its folder, without a network; give the settings under which Python finds it."""
+    offline = ("--no-deps", "--no-index", "--no-build-isolation", "--disable-pip-version-check")
+    run("-m", "pip", "install", "--quiet", *offline, f"--target={target}", str(project), directory=target.parent)
+    return {"PYTHONPATH": f"{target}{os.pathsep}{ROOT}"}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(PATIENCE * 2)
+@pytest.mark.parametrize("name", ["nats", "dynamodb"])
+def test_installed_backend_passes(name: str, tmp_path: Path) -> None:
+    """Its own tests, and cases of the conformance suite on both APIs."""
+    project = BACKENDS / f"lockkit-{name}"
+    if name == "nats":
+        require("nats")
+    elif not (project / "node_modules").exists() and not in_ci():
+        pytest.skip(f"no dynalite: run npm ci --ignore-scripts in {project}")
+    settings = installed(project, tmp_path / "installed")
+    selected = " or ".join(["not TestConformance", *SMOKE, *ASYNCIO])
+
+    out = run(*("-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", selected, "tests"), directory=project, **settings)
+
+    passed = dict(re.findall(r"\((blocking|asyncio)\): (\d+) passed, 0 failed, 0 not promised, 0 skipped", out))
+    assert passed == {"blocking": f"{len(SMOKE)}", "asyncio": f"{len(SMOKE + ASYNCIO)}"}, out
+
+
+@pytest.mark.parametrize("name", ["nats", "dynamodb"])
+def test_backend_uses_public_modules_alone(name: str) -> None:
+    """What a stranger may rely on: the modules that the tutorial and the reference describe."""
+    sources = (BACKENDS / f"lockkit-{name}").glob("src/**/*.py")
+    imported = {
+        module for source in sources for module in re.findall(r"from (lockkit\.[\w.]+) import", source.read_text())
+    }
+
+    assert imported <= {f"lockkit.{name}" for name in ("backend", "drivers", "errors", "runtime", "url")}

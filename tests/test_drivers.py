@@ -1,0 +1,227 @@
+"""Drivers that know only one form serve both APIs."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+import pytest
+
+from lockkit.drivers import DriverLoop, in_thread
+from lockkit.runtime import AsyncioRuntime, BlockingRuntime, Runtime, drive, monotonic
+
+T = TypeVar("T")
+PATIENCE = 20.0
+RUNTIMES = [BlockingRuntime, AsyncioRuntime]
+
+
+def run(runtime: Runtime, coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run it as the API of that runtime does."""
+    return drive(coroutine) if runtime.kind == "blocking" else asyncio.run(coroutine)
+
+
+class Interrupted(BlockingRuntime):
+    """One whose waits Ctrl-C strikes, as soon as what they wait for has begun."""
+
+    def __init__(self, begun: threading.Event) -> None:
+        super().__init__()
+        self._begun = begun
+
+    def event(self) -> Any:  # noqa: ANN401, D102 - of the base
+        event = super().event()
+
+        async def wait(_: float | None) -> bool:
+            assert self._begun.wait(PATIENCE)
+            raise KeyboardInterrupt
+
+        class Struck:
+            set = event.set
+
+        struck: Any = Struck()
+        struck.wait = wait
+        return struck
+
+
+@pytest.mark.parametrize("make", RUNTIMES)
+class TestInThread:
+    """A function that blocks."""
+
+    def test_result_comes_from_another_thread(self, make: Callable[[], Runtime]) -> None:
+        """So an event loop goes on meanwhile."""
+        runtime = make()
+
+        assert run(runtime, in_thread(runtime, threading.get_ident, PATIENCE)) != threading.get_ident()
+
+    def test_exception_is_raised_where_it_is_waited_for(self, make: Callable[[], Runtime]) -> None:
+        """The driver's own one, for the backend to translate."""
+        runtime = make()
+
+        with pytest.raises(ZeroDivisionError):
+            run(runtime, in_thread(runtime, lambda: 1 // 0, PATIENCE))
+
+    def test_hanging_function_is_left_in_time(self, make: Callable[[], Runtime]) -> None:
+        """Its thread goes on."""
+        runtime = make()
+        release, ended = threading.Event(), threading.Event()
+
+        def hang() -> None:
+            release.wait(PATIENCE)
+            ended.set()
+
+        with pytest.raises(TimeoutError, match=r"no answer within 0\.05 s"):
+            run(runtime, in_thread(runtime, hang, 0.05))
+
+        assert not ended.is_set()
+        release.set()
+        assert ended.wait(PATIENCE)
+
+    def test_where_no_thread_starts_it_runs_here(
+        self, make: Callable[[], Runtime], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As while the interpreter exits, when clients release what they hold."""
+        runtime = make()
+
+        def refuse(_: threading.Thread) -> None:
+            raise RuntimeError("can't create new thread at interpreter shutdown")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", refuse)
+
+            assert run(runtime, in_thread(runtime, threading.get_ident, PATIENCE)) == threading.get_ident()
+
+
+@pytest.mark.parametrize("make", RUNTIMES)
+class TestDriverLoop:
+    """A driver that knows only asyncio."""
+
+    def test_all_coroutines_run_in_one_loop(self, make: Callable[[], Runtime]) -> None:
+        """Also if the sync API calls from several threads: a connection belongs to its loop."""
+        runtime = make()
+        loop = DriverLoop(runtime)
+
+        async def which() -> tuple[int, int]:
+            return id(asyncio.get_running_loop()), threading.get_ident()
+
+        async def twice() -> list[tuple[int, int]]:
+            return [await loop.run(which()) for _ in range(2)]
+
+        first, second = run(runtime, twice())
+        loop.stop()
+
+        assert first == second
+        assert (first[1] == threading.get_ident()) == (runtime.kind == "asyncio")
+
+    def test_exception_is_raised_where_it_is_waited_for(self, make: Callable[[], Runtime]) -> None:
+        """The driver's own one."""
+        runtime = make()
+        loop = DriverLoop(runtime)
+
+        async def fail() -> None:
+            await asyncio.sleep(0)
+            raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            run(runtime, loop.run(fail()))
+        loop.stop()
+
+
+async def stubborn(begun: threading.Event, ended: threading.Event) -> None:
+    """Swallow a cancellation, as a driver does that waits with `asyncio.wait_for` before Python 3.12."""
+    try:
+        begun.set()
+        await asyncio.sleep(3600)
+    except asyncio.CancelledError:
+        begun.set()
+    try:
+        await asyncio.sleep(3600)
+    finally:
+        ended.set()
+
+
+def test_swallowed_cancellation_is_repeated() -> None:
+    """The task of the caller ends cancelled, and the driver's coroutine has ended before."""
+    begun, ended = threading.Event(), threading.Event()
+
+    async def main() -> None:
+        task = asyncio.create_task(DriverLoop(AsyncioRuntime()).run(stubborn(begun, ended)))
+        assert await asyncio.to_thread(begun.wait, PATIENCE)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(task, PATIENCE)
+
+    asyncio.run(main())
+    assert ended.is_set()
+
+
+def test_interrupt_of_the_sync_api_cancels_the_coroutine() -> None:
+    """Nothing goes on at the server that nobody waits for."""
+    begun, ended = threading.Event(), threading.Event()
+    loop = DriverLoop(Interrupted(begun))
+
+    with pytest.raises(KeyboardInterrupt):
+        drive(loop.run(stubborn(begun, ended)))
+
+    assert ended.wait(PATIENCE)
+    loop.stop()
+
+
+def test_interrupt_before_the_coroutine_begins_leaves_no_warning() -> None:
+    """It is begun and cancelled: one that is never awaited would be reported when it is collected."""
+    begun, gate = threading.Event(), threading.Event()
+    begun.set()
+    loop = DriverLoop(Interrupted(begun))
+    loop._started().call_soon_threadsafe(gate.wait, PATIENCE)
+    coroutine = stubborn(begun, threading.Event())
+
+    with pytest.raises(KeyboardInterrupt):
+        drive(loop.run(coroutine))
+    gate.set()
+
+    deadline = monotonic() + PATIENCE
+    while inspect.getcoroutinestate(coroutine) != inspect.CORO_CLOSED:
+        assert monotonic() < deadline
+        time.sleep(0.001)
+    loop.stop()
+
+
+def test_stopped_loop_ends_its_thread_and_starts_anew() -> None:
+    """A client that was closed leaves no thread behind."""
+    loop = DriverLoop(BlockingRuntime())
+
+    async def thread() -> threading.Thread:
+        return threading.current_thread()
+
+    first = drive(loop.run(thread()))
+    loop.stop()
+    first.join(PATIENCE)
+
+    assert not first.is_alive()
+    assert drive(loop.run(thread())) is not first
+    loop.stop()
+
+
+def test_stopped_loop_ends_what_the_driver_left_behind() -> None:
+    """Tasks that go on in the background are cancelled, and their cleaning up is awaited."""
+    loop = DriverLoop(BlockingRuntime())
+    cleaned = threading.Event()
+    tasks = []
+
+    async def background() -> None:
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            await asyncio.sleep(0)
+            cleaned.set()
+
+    async def begin() -> None:
+        tasks.append(asyncio.create_task(background()))
+        await asyncio.sleep(0)
+
+    drive(loop.run(begin()))
+    loop.stop()
+
+    assert cleaned.wait(PATIENCE)

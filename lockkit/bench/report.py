@@ -207,10 +207,7 @@ def _suspect(workload: Workload, row: Row) -> str:
         slowest, median = ratio.lowest, ratio.median
     if slowest <= 1 or median <= FASTER_MIN:
         return ""
-    return (
-        f"{median:.2f} times as fast as its baseline, which does the least that such a lock can do: see what it leaves "
-        "out, such as fairness or durability, or whether it was measured wrongly"
-    )
+    return f"{median:.2f} times as fast as its baseline"
 
 
 def _combined(figure: Figure, cell: Cell) -> float | None:

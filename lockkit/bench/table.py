@@ -150,5 +150,6 @@ def _remarks(section: Section, rows: list[Row]) -> list[Text]:
             remarks.append(Text(f"{row.status}: {row.subject.key}: {row.reason}", style="yellow"))
         remarks += [Text(f"{row.subject.key}: {note}", style="yellow") for note in row.notes]
         if row.suspect:
-            remarks.append(Text(f"suspect: {row.subject.key}: {row.suspect}", style="yellow"))
+            why = f"{row.suspect}: see what it leaves out, or whether it was measured wrongly"
+            remarks.append(Text(f"suspect: {row.subject.key}: {why}", style="yellow"))
     return remarks

@@ -18,6 +18,9 @@ __all__ = ["compare_backends", "conclude"]
 LEVEL: Final = 1.15
 """Ratios repeat to within about 15 %: what is closer is not told apart."""
 
+SAME: Final = 1.05
+"""A ratio that close to 1 says no more than that."""
+
 FAIR: Final = 0.5
 """Below it the least-served contender gets less than half of what the most-served one gets."""
 
@@ -39,22 +42,29 @@ def conclude(plot: Plot, section: Section, rows: Sequence[Row], *, name: Callabl
         name: What a row is called there.
 
     Returns:
-        A sentence; two where there is something to beware of.
+        A sentence, and one more for each thing to beware of.
     """
     good = [row for row in rows if row.status == "ok"]
-    say = {"fair": _fairness, "less": _ranking, "more": _ranking}[plot.better]
     if plot.kind == "columns":
-        text = _endurance(plot, good, name)
+        return _endurance(plot, good, name)
+    found = [_Entry(name(row), row.figures[key], row) for row in good if (key := _key(plot)) in row.figures]
+    entries = [entry for entry in found if entry.value >= 0]
+    if plot.figure == "fraction":
+        text = _takeover(plot, entries)
+    elif plot.better == "fair":
+        text = _fairness(plot, entries)
     else:
-        entries = [_Entry(name(row), row.figures[key], row) for row in good if (key := _key(plot)) in row.figures]
-        text = say(plot, section, entries)
-    never = [name(row) for row in good if plot.figure == "fraction" and row.figures.get("never")]
-    suspects = [name(row) for row in good if plot.ratio and row.suspect]
-    if never:
-        text += f" With {_listed(never)} no other client got the lock at all."
-    if suspects:
-        text += f" Suspect: {_listed(suspects)}, faster than the baseline."
-    return text
+        text = _ranking(plot, section, entries)
+    beware = {
+        "With {} no other client got the lock at all.": [
+            name(row) for row in good if plot.figure == "fraction" and row.figures.get("never")
+        ],
+        "Do not believe the negative figure of {}: what was subtracted from it was disturbed.": [
+            entry.name for entry in found if entry.value < 0
+        ],
+        "Suspect: {}, faster than the baseline.": [name(row) for row in good if plot.ratio and row.suspect],
+    }
+    return " ".join([text, *(sentence.format(_listed(names)) for sentence, names in beware.items() if names)])
 
 
 def compare_backends(plot: Plot, rows: Sequence[Row], *, name: Callable[[Row], str]) -> str:
@@ -67,12 +77,10 @@ def compare_backends(plot: Plot, rows: Sequence[Row], *, name: Callable[[Row], s
     if not entries:
         return "No backend has a figure to compare."
     low, high = entries[0], entries[-1]
-    if _close(low.value, high.value):
+    if _level(plot, low.value, high.value):
         return f"All backends are level, at {_value(plot, low.value)} to {_value(plot, high.value)}."
-    times = f", {_times(high.value / low.value)} as much" if low.value > 0 else ""
-    return (
-        f"Lowest on {low.name} ({_value(plot, low.value)}), highest on {high.name} ({_value(plot, high.value)}{times})."
-    )
+    lowest, highest = _value(plot, low.value), _compared(plot, high.value, low.value)
+    return f"Lowest on {low.name} ({lowest}), highest on {high.name} ({highest})."
 
 
 # -- less or more ------------------------------------------------------------------------------------------------------
@@ -95,14 +103,18 @@ def _ranking(plot: Plot, section: Section, entries: Sequence[_Entry]) -> str:
         return f"No other library was measured here: lockkit has {_value(plot, ours.value)}{baseline}."
     other = others[0]
     mine, its = _value(plot, ours.value), _value(plot, other.value)
-    if _close(ours.value, other.value):
-        return f"lockkit ({mine}) and the best other library, {other.name} ({its}), are level{baseline}."
+    starves = ""
+    if other.row.figures.get("share", 1.0) < FAIR and "share" in ours.row.figures:
+        its_share, my_share = (written(entry.row.figures["share"], "share") for entry in (other, ours))
+        starves = f" {other.name} is unfair (fairness {its_share}; lockkit {my_share})."
+    if _level(plot, ours.value, other.value):
+        return f"lockkit ({mine}) and the best other library, {other.name} ({its}), are level{baseline}.{starves}"
     extreme = "lowest" if plot.better == "less" else "highest"
-    is_ahead = (ours.value < other.value) == (plot.better == "less")
-    if is_ahead:
-        next_best = f"the next, {other.name}, has {_compared(its, other.value, ours.value)}"
-        return f"lockkit is {extreme} with {mine}{baseline}; {next_best}."
-    return f"{other.name} is {extreme} with {its}; lockkit has {_compared(mine, ours.value, other.value)}{baseline}."
+    if (ours.value < other.value) == (plot.better == "less"):
+        next_best = f"the next, {other.name}, has {_compared(plot, other.value, ours.value)}"
+        return f"lockkit is {extreme} with {mine}{baseline}; {next_best}.{starves}"
+    has = _compared(plot, ours.value, other.value)
+    return f"{other.name} is {extreme} with {its}; lockkit has {has}{baseline}.{starves}"
 
 
 def _ours(entries: Sequence[_Entry]) -> _Entry | None:
@@ -117,12 +129,20 @@ def _over_baseline(plot: Plot, section: Section, ours: _Entry) -> str:
         return ""
     headline = next(figure for figure in section.workload.figures if figure.key == section.workload.headline)
     what = "" if headline.key == _key(plot) else f" ({headline.title})"
-    times = f"{ratio.median:.0%} of" if ratio.median < 1 else _times(ratio.median)
-    return f", {times} the baseline{what}"
+    return f", {_share(ratio.median)} the baseline{what}"
 
 
-def _compared(text: str, value: float, to: float) -> str:
-    if to <= 0 or value <= 0:
+def _share(ratio: float) -> str:
+    """Say how a figure compares with the baseline's."""
+    if 1 / SAME < ratio < SAME:
+        return "as much as"
+    return f"{ratio:.0%} of" if ratio < 1 else f"{_times(ratio)}"
+
+
+def _compared(plot: Plot, value: float, to: float) -> str:
+    """Write a value, and how many times another it is; not where that is nothing, as far as one can read."""
+    text = _value(plot, value)
+    if to <= 0 or value <= 0 or "0" in {_number(plot, to), _number(plot, value)}:
         return text
     return f"{text}, {value / to:.0%} of that" if value < to else f"{text}, {_times(value / to)} as much"
 
@@ -130,8 +150,24 @@ def _compared(text: str, value: float, to: float) -> str:
 # -- others ------------------------------------------------------------------------------------------------------------
 
 
-def _fairness(plot: Plot, section: Section, entries: Sequence[_Entry]) -> str:
-    del section
+def _takeover(plot: Plot, entries: Sequence[_Entry]) -> str:
+    """
+    Say when another client gets the lock.
+
+    Sooner is not better here: a lock that is never renewed would have expired soon anyway.
+    """
+    ours = _ours(entries)
+    others = sorted((entry for entry in entries if entry.row.subject.role == "peer"), key=lambda entry: entry.value)
+    if ours is None:
+        return "lockkit has no figure here."
+    text = f"With lockkit another client gets the lock after {_value(plot, ours.value)}"
+    if not others:
+        return f"{text}."
+    first, last = (f"{_value(plot, entry.value)} ({entry.name})" for entry in (others[0], others[-1]))
+    return f"{text}; with other libraries after {first if len(others) == 1 else f'{first} to {last}'}."
+
+
+def _fairness(plot: Plot, entries: Sequence[_Entry]) -> str:
     if not entries:
         return "Nobody has a figure here that can be believed."
     unfair = [entry for entry in sorted(entries, key=lambda entry: entry.value) if entry.value < FAIR]
@@ -141,6 +177,7 @@ def _fairness(plot: Plot, section: Section, entries: Sequence[_Entry]) -> str:
         names = _listed([f"{entry.name} ({_value(plot, entry.value)})" for entry in unfair])
         return f"The least-served contender of {names} gets less than half as much as the most-served one.{lockkit}"
     least = min(entries, key=lambda entry: entry.value)
+    lockkit = "" if least is ours else lockkit
     return f"No contender starves: the least fair is {least.name} with {_value(plot, least.value)}.{lockkit}"
 
 
@@ -158,15 +195,14 @@ def _endurance(plot: Plot, rows: Sequence[Row], name: Callable[[Row], str]) -> s
         return "lockkit has no figures here that can be compared."
     first, last = next((first, last) for entry, first, last in kept if entry is ours)
     others = [entry for entry in entries if entry.row.subject.role == "peer"]
-    text = f"With {last} contenders instead of {first} lockkit does {ours.value:.0%} of its pairs per second"
+    text = f"With {last} contenders instead of {first} lockkit does {_percent(ours.value)} of its pairs per second"
     if not others:
         return f"{text}; no other library was measured here."
     if len(others) == 1:
-        return f"{text}, {others[0].name} {others[0].value:.0%}."
+        return f"{text}, {others[0].name} {_percent(others[0].value)}."
     least, most = others[0], others[-1]
-    return (
-        f"{text}; of the others {most.name} keeps most ({most.value:.0%}) and {least.name} least ({least.value:.0%})."
-    )
+    keeps = f"{most.name} keeps most ({_percent(most.value)}) and {least.name} least ({_percent(least.value)})"
+    return f"{text}; of the others {keeps}."
 
 
 # -- words -------------------------------------------------------------------------------------------------------------
@@ -177,13 +213,23 @@ def _key(plot: Plot) -> str:
 
 
 def _value(plot: Plot, value: float) -> str:
-    unit = " ttl" if plot.figure == "fraction" else " round trips" if plot.unit == "trips" else ""
-    return f"{written(value, plot.unit)}{unit}"
+    if plot.figure == "fraction":
+        return f"{written(value, plot.unit)} ttl" if value >= 0.01 or value == 0 else "less than 0.01 ttl"  # noqa: PLR2004
+    return f"{written(value, plot.unit)}{' round trips' if plot.unit == 'trips' else ''}"
 
 
-def _close(one: float, other: float) -> bool:
+def _number(plot: Plot, value: float) -> str:
+    """Write the number alone: ``0`` is what rounds to nothing."""
+    return written(value, plot.unit).split()[0].removesuffix("/s")
+
+
+def _percent(share: float) -> str:
+    return "less than 1%" if 0 < share < 0.01 else f"{share:.0%}"  # noqa: PLR2004
+
+
+def _level(plot: Plot, one: float, other: float) -> bool:
     low, high = sorted((one, other))
-    return high <= low * LEVEL if low > 0 else high == low
+    return _value(plot, low) == _value(plot, high) or (low > 0 and high <= low * LEVEL)
 
 
 def _times(ratio: float) -> str:

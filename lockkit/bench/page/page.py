@@ -23,6 +23,11 @@ __all__ = ["glance", "page"]
 
 TIMES = "\N{MULTIPLICATION SIGN}"
 
+SUSPECT = (
+    "better than the baseline's. A baseline does the least that such a lock can do: see what is left out, such as "
+    "fairness or durability, or whether it was measured wrongly."
+)
+
 GLANCE = ("pair", "handoff", "crash")
 """Workloads that are shown for all backends together."""
 
@@ -97,8 +102,7 @@ def _marks(report: Report) -> list[str]:
     if any(plot.ratio for plot in plots):
         lines.append(
             f"{TIMES} baseline: a subject's figure as a multiple of the baseline's, compared within each round. "
-            "One that is faster than its baseline is marked as suspect: the baseline does the least that such a lock "
-            "can do."
+            "One that is faster than its baseline in every round is marked as suspect."
         )
     return lines
 
@@ -117,14 +121,23 @@ def _alarms(report: Report) -> Html:
         warnings.append("The run was interrupted: what is missing was not measured.")
     if report.outcome.out_of_time:
         warnings.append(limited(report))
-    warnings += [
-        f"Suspect: {row.subject.key}, {section.workload.title.lower()}: {row.suspect}"
+    warnings += [f"Not measured: {kind}: {why}" for kind, why in report.about.get("not_started", {}).items()]
+    boxes = [*alarms, *(tag("p", text, class_="warning") for text in warnings), *_suspects(report)]
+    return Html("".join(boxes))
+
+
+def _suspects(report: Report) -> list[Html]:
+    items = [
+        tag("li", f"{_name(row)} on {title(row.subject.group)}, {section.workload.title.lower()}: {row.suspect}")
         for section in report.sections
         for row in section.rows
         if row.suspect
     ]
-    warnings += [f"Not measured: {kind}: {why}" for kind, why in report.about.get("not_started", {}).items()]
-    return Html("".join([*alarms, *(tag("p", text, class_="warning") for text in warnings)]))
+    if not items:
+        return []
+    count = f"Suspect: {len(items)} figure{'' if len(items) == 1 else 's'}"
+    inside = tag("details", tag("summary", tag("b", count), f", {SUSPECT}"), tag("ul", *items))
+    return [tag("div", inside, class_="warning")]
 
 
 def _where(report: Report) -> Html:

@@ -30,8 +30,8 @@ def require_answers(urls: Collection[str]) -> None:
         BackendUnavailable: Some did not answer in time. Names them all.
         LockError: What else the first of them raised: wrong credentials, a missing driver.
     """
-    asked = [_Question(url) for url in dict.fromkeys(urls)]
     until = monotonic() + ANSWER_SECONDS
+    asked = [_Question(url) for url in dict.fromkeys(urls)]
     for question in asked:
         question.thread.join(max(0.0, until - monotonic()))
     problems = []

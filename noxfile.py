@@ -286,6 +286,17 @@ def simulate(session: nox.Session) -> None:
     session.run("pytest", "--numprocesses=auto", "tests/simulation", *seeds, *session.posargs)
 
 
+@nox.session(name="simulate-night")
+def simulate_night(session: nox.Session) -> None:
+    """
+    Runs ten million random schedules of all kinds on all cores, and reports faults, branches and violations.
+
+    ``-- --count=100000`` runs fewer, ``--json=FILE`` keeps the report, ``--kind=once --seed=17`` repeats one schedule.
+    """
+    install(session, "test")
+    session.run("python", "-m", "tests.simulation.night", *session.posargs)
+
+
 @nox.session
 def bench(session: nox.Session) -> None:
     """Measures (`nox -s bench -- URL…`); without URLs the two embedded backends."""

@@ -105,7 +105,8 @@ def bench(  # the signature is the command line
 
     Ctrl-C ends the run and reports what was measured.
 
-    Exit status: 0; 1 if lockkit broke exclusion or failed; 78 for a wrong URL; 130 after Ctrl-C.
+    Exit status: 0; 1 if lockkit broke exclusion or failed; 69 if a server does not answer, and then nothing was
+    measured; 78 for a wrong URL; 130 after Ctrl-C.
     """
     if html is not None and not html.absolute().parent.is_dir():
         # Before the run, not after it.

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Ratio", "Report", "Row", "Section"]
 
+FASTER_MIN = 1.15
+"""A subject this many times as fast as its baseline is suspect. Ratios repeat to within about 15 %: with less, some are
+suspect by chance; with more, a baseline that is no baseline stays unnoticed."""
+
 SCHEMA = 1
 """Of the JSON. Raised when a reader of the former one would misread it."""
 
@@ -68,6 +72,7 @@ class Row:
         ratios: By figure, then by the key of the subject that it was divided by.
         baseline: Key of the baseline of its face and URL, or None.
         notes: What else a reader must know.
+        suspect: Why its headline figure must not be believed before it is understood; empty if there is no reason.
     """
 
     subject: Subject
@@ -77,6 +82,7 @@ class Row:
     ratios: dict[str, dict[str, Ratio]] = field(default_factory=dict)
     baseline: str | None = None
     notes: list[str] = field(default_factory=list)
+    suspect: str = ""
 
 
 @dataclass(slots=True)
@@ -168,6 +174,7 @@ class Report:
             ratios = {other.subject.key: Ratio.of(figure, cell, other) for other in comparable}
             row.ratios[figure] = {key: ratio for key, ratio in ratios.items() if ratio is not None}
         row.baseline = _baseline(cell, comparable)
+        row.suspect = _suspect(cell.workload, row)
         return row
 
     def _comparable(self, cell: Cell, other: Cell) -> bool:
@@ -186,6 +193,21 @@ def _baseline(cell: Cell, comparable: Sequence[Cell]) -> str | None:
     # An asyncio subject without a baseline of its own is compared with the blocking one: the least that is possible.
     same_face = [baseline for baseline in baselines if baseline.face == cell.subject.face]
     return (same_face or baselines)[0].key
+
+
+def _suspect(workload: Workload, row: Row) -> str:
+    """Say that a subject is faster than its baseline, in every round and by more than what does not repeat."""
+    ratio = row.ratios.get(workload.headline, {}).get(row.baseline or "")
+    if ratio is None or row.baseline is None or ratio.lowest <= 0:
+        return ""
+    # How many times as fast, in the worst round and in the middle one.
+    if not workload.more_is_faster:
+        slowest, median = 1 / ratio.highest, 1 / ratio.median
+    else:
+        slowest, median = ratio.lowest, ratio.median
+    if slowest <= 1 or median <= FASTER_MIN:
+        return ""
+    return f"{median:.2f} times as fast as its baseline"
 
 
 def _combined(figure: Figure, cell: Cell) -> float | None:
@@ -239,6 +261,7 @@ def _section_json(section: Section) -> dict[str, Any]:
                 "notes": row.notes,
                 "figures": row.figures,
                 "baseline": row.baseline,
+                "suspect": row.suspect,
                 "ratios": {
                     figure: {key: asdict(ratio) for key, ratio in ratios.items()}
                     for figure, ratios in row.ratios.items()

@@ -20,6 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 import lockkit
 from lockkit.bench import catalog
 from lockkit.bench.machine import machine
+from lockkit.bench.reachable import require_answers
 from lockkit.bench.report import Report
 from lockkit.bench.run import Run
 from lockkit.bench.server import watch
@@ -81,6 +82,7 @@ def run(wanted: Wanted) -> int:
     Measure and report; give the exit status.
 
     Raises:
+        BackendUnavailable: A server does not answer. Nothing was measured.
         ConfigurationError: A URL is wrong.
         KeyboardInterrupt: Before anything was measured.
     """
@@ -100,6 +102,7 @@ def run(wanted: Wanted) -> int:
             subjects += catalog.imports()
         load_before = os.getloadavg()[0]
         measuring = Run(subjects, [WORKLOADS[name] for name in wanted.workloads], wanted.settings, seed=seed)
+        require_answers(_servers(measuring.outcome))
         started = datetime.now(UTC)
         outcome = _measure(measuring)
         about = _about(subjects, seed, missing, started)
@@ -115,6 +118,12 @@ def run(wanted: Wanted) -> int:
     else:
         _print(report)
     return _status(outcome)
+
+
+def _servers(outcome: Outcome) -> list[str]:
+    """Give the URLs of lockkit on which something is to be measured, and which lead to servers."""
+    measured = [cell.subject for cell in outcome.cells if not cell.skipped]
+    return [subject.url for subject in measured if subject.role == "lockkit" and subject.scope == "network"]
 
 
 def _backends(wanted: Wanted, stack: ExitStack) -> tuple[list[str], dict[str, str]]:

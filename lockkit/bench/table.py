@@ -102,6 +102,8 @@ def _name(row: Row) -> Text:
     text.stylize({"lockkit": "bold", "baseline": "dim", "peer": ""}[subject.role])
     if row.status != "ok":
         text.append(f" {row.status.upper()}", style="bold red" if row.status == "broken" else "yellow")
+    elif row.suspect:
+        text.append(" SUSPECT", style="yellow")
     return text
 
 
@@ -147,4 +149,7 @@ def _remarks(section: Section, rows: list[Row]) -> list[Text]:
         if row.reason:
             remarks.append(Text(f"{row.status}: {row.subject.key}: {row.reason}", style="yellow"))
         remarks += [Text(f"{row.subject.key}: {note}", style="yellow") for note in row.notes]
+        if row.suspect:
+            why = f"{row.suspect}: see what it leaves out, or whether it was measured wrongly"
+            remarks.append(Text(f"suspect: {row.subject.key}: {why}", style="yellow"))
     return remarks

@@ -18,6 +18,9 @@ from lockkit.cli.status import ELECT_STATUSES, HOLD_STATUSES, RUN_STATUSES
 
 __all__ = ["app"]
 
+WATCH_SECONDS_MIN = 0.1
+"""The shortest ``--interval`` of ``lockkit watch``. Below it the looks take longer than the pauses, and are load."""
+
 
 class _Commands(TyperGroup):
     """The commands below, and ``bench``, which is loaded only when needed because its imports take time."""
@@ -112,6 +115,13 @@ def _seconds(value: float | None) -> float | None:
     except ValueError as error:
         message = f"{error}, not {value:g}"
         raise typer.BadParameter(message) from error
+
+
+def _interval(value: float) -> float:
+    if not WATCH_SECONDS_MIN <= value < float("inf"):
+        message = f"it must be {WATCH_SECONDS_MIN:g} or more seconds, not {value:g}"
+        raise typer.BadParameter(message)
+    return value
 
 
 Name = Annotated[
@@ -475,6 +485,47 @@ def _list(
     from lockkit.cli.listing import show_locks  # noqa: PLC0415 - see the module
 
     show_locks(prefix, url, profile, as_json=as_json)
+
+
+@app.command("watch", short_help="Show who holds which locks, as it changes.")
+def _watch(
+    *,
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[URL] [PATTERN]...",
+            help="The backend, as with --url, and names of locks or patterns: * stands for any text, ? for one "
+            "character. Default: all locks.",
+            show_default=False,
+            autocompletion=_names,
+        ),
+    ] = None,
+    url: Url = None,
+    profile: Profile = None,
+    interval: Annotated[
+        float,
+        typer.Option(metavar="TIME", parser=_duration, callback=_interval, help="Time between two looks."),
+    ] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Look once.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print each event as one line of JSON.")] = False,
+) -> None:
+    """
+    Show who holds which locks, as it changes: a table on a terminal, else one line for each event.
+
+    The table shows holder, mode, token, time left, waiters, for how long the lock is held (>: it was held when the
+    watch began), and how many renewals are overdue, once one was seen. The line below the table lists the keys.
+
+    Events: appeared, changed (another holder), renewed, expiring, released; and unreachable, reachable of the server.
+    lockkit asks every --interval, so it does not see what begins and ends in between.
+
+    Exit status: 0; 69 if the backend is unavailable at the beginning; 78 if the URL, a credential or an option is
+    wrong, or the backend cannot list its locks: then give names; 128 + n if signal n ended it.
+    """
+    from lockkit.cli.watch.command import WatchOptions, split_url, watch  # noqa: PLC0415 - see the module
+
+    given, patterns = (None, arguments or []) if url is not None else split_url(arguments or [])
+    options = WatchOptions(url=url or given, profile=profile, interval=interval, once=once, as_json=as_json)
+    raise typer.Exit(watch(patterns, options))
 
 
 @app.command("wait", short_help="Wait until a lock is free, without acquiring it.")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from lockkit.backend import Holder
 
-__all__ = ["break_lock", "show_holders"]
+__all__ = ["break_lock", "facts", "show_holders"]
 
 
 def show_holders(name: str, url: str | None, profile: str | None, *, as_json: bool) -> None:
@@ -85,23 +85,24 @@ def _table(name: str, url: str, holders: Sequence[Holder]) -> Table:
     """One row per fact: a holder has more of them than fit side by side."""
     table = Table(title=Text(plain(f"{name!r} at {url}")), title_justify="left", show_header=False)
     for holder in holders:
-        for key, value in _facts(holder).items():
+        for key, value in facts(holder).items():
             table.add_row(key, Text(plain(value)))
         table.add_section()
     return table
 
 
-def _facts(holder: Holder) -> dict[str, Any]:
-    facts: dict[str, Any] = {
+def facts(holder: Holder) -> dict[str, Any]:
+    """Give what is known of a holder, by the words for it, as people read it."""
+    known: dict[str, Any] = {
         "owner": holder.owner,
         "token": "none (a foreign client)" if holder.token is None else holder.token,
         "seconds left": "unknown" if holder.remaining is None else f"{holder.remaining:.1f}",
     }
     if holder.waiters is not None:
-        facts["waiters"] = holder.waiters
+        known["waiters"] = holder.waiters
     for key, value in holder.metadata.items():
-        facts[plain(key)] = _local_time(value) if key == "started" else value
-    return facts
+        known[plain(key)] = _local_time(value) if key == "started" else value
+    return known
 
 
 def _local_time(value: object) -> object:

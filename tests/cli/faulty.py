@@ -14,7 +14,7 @@ from lockkit.errors import BackendUnavailable, ConfigurationError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from lockkit.backend import Busy, Host, Renewal, Request
+    from lockkit.backend import Busy, Host, NamesPage, Renewal, Request
     from lockkit.url import Url
 
 
@@ -33,7 +33,7 @@ class _Renamed(FileBackend):
 
 class FaultyBackend(_Renamed):
     """
-    ``faulty:///path``: files, until ``/path.acquire`` or ``/path.renew`` exists: then there is no answer to that.
+    ``faulty:///path``: files, until ``/path.acquire``, ``.renew`` or ``.names`` exists: then that has no answer.
 
     Where ``/path.rights`` exists, the rights do not suffice.
     """
@@ -53,6 +53,11 @@ class FaultyBackend(_Renamed):
         """See `LockBackend.renew`."""
         self._answer("renew")
         return await super().renew(grants)
+
+    async def names(self, prefix: str, after: NamesPage | None = None) -> NamesPage:
+        """See `LockBackend.names`."""
+        self._answer("names")
+        return await super().names(prefix, after)
 
 
 class SieveBackend(_Renamed):

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import codecs
+import fcntl
 import os
 import pty
+import re
 import select
+import struct
 import sys
+import termios
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tests.cli.support import PATIENCE
 
@@ -15,6 +20,9 @@ if TYPE_CHECKING:
     from subprocess import Popen
 
     from tests.cli.support import Cli
+
+COMMANDS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+"""What a program sends to the terminal that is no text: colours, moves."""
 
 # Takes the terminal of its standard input as the controlling one, then becomes another program.
 LOGIN = """
@@ -53,6 +61,7 @@ class Tty:
     Attributes:
         process: The program.
         seen: Everything that the terminal has shown.
+        modes_left: The settings of the terminal when the program had ended.
     """
 
     def __init__(self, cli: Cli, *args: str, jobs: bool = False) -> None:
@@ -65,10 +74,21 @@ class Tty:
         )  # fmt: skip
         os.close(slave)
         self.seen = ""
+        self.modes_left: list[Any] = []
+        self._decode = codecs.getincrementaldecoder("utf-8")().decode  # a read may end within a character
 
     def type(self, keys: str) -> None:
         """Presses keys."""
         os.write(self._master, keys.encode())
+
+    def resize(self, columns: int, lines: int) -> None:
+        """Pulls at the window; the program gets SIGWINCH."""
+        fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+
+    @property
+    def modes(self) -> list[Any]:
+        """The settings of the terminal, such as whether it echoes keys."""
+        return termios.tcgetattr(self._master)
 
     def expect(self, text: str) -> None:
         """Waits until the terminal has shown a text; what came before counts as read."""
@@ -77,13 +97,28 @@ class Tty:
             assert self._read(deadline), f"the terminal never showed {text!r}, but {self.seen!r}"
         self.seen = self.seen.partition(text)[2]
 
+    def expect_screen(self, *texts: str, without: str | None = None) -> str:
+        """Waits until a program that draws whole screens shows all the texts on one, and not `without`; gives it."""
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            # Each screen begins with the cursor at home. The one that is being drawn may have only its beginning.
+            screens = [COMMANDS.sub("", screen) for screen in self.seen.split("\x1b[H")[1:-1]]
+            for screen in screens:
+                if all(text in screen for text in texts) and (without is None or without not in screen):
+                    self.seen = "\x1b[H" + self.seen.rpartition("\x1b[H")[2]
+                    return screen
+            shown = screens[-1:] or self.seen
+            assert self._read(deadline), f"no screen has shown {texts} without {without!r}; the last one: {shown}"
+
     def end(self) -> int:
         """Waits for the end of the program; gives its status. `seen` then has the rest."""
         deadline = time.monotonic() + PATIENCE
         while self._read(deadline):
             pass
         try:
-            return self.process.wait(timeout=PATIENCE)
+            status = self.process.wait(timeout=PATIENCE)
+            self.modes_left = self.modes
+            return status
         finally:
             # Not before: closing the terminal sends SIGHUP, also to a program that has closed its side and is ending.
             os.close(self._master)
@@ -94,5 +129,5 @@ class Tty:
             data = os.read(self._master, 4096) if ready else b""
         except OSError:  # Linux: nobody has the other side open any more
             data = b""
-        self.seen += data.decode()
+        self.seen += self._decode(data)
         return bool(data)

@@ -11,9 +11,23 @@ from lockkit.bench.settings import CONTENDERS
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["PLOTS", "Plot", "written"]
+__all__ = ["HOW", "PLOTS", "Plot", "written"]
 
 Unit = Literal["us", "ms", "s", "per_s", "share", "trips", "percent"]
+
+
+Better = Literal["less", "more", "fair"]
+
+HOW: Mapping[str, str] = MappingProxyType(
+    {
+        "box": "The thick line is the median, the box the middle half of all {things}; the whiskers reach from the "
+        "fastest to the 99th percentile, on a logarithmic axis.",
+        "bar": "The bar is the median of the rounds; its whisker reaches from the lowest to the highest.",
+        "columns": "Each column is a number of contenders, written under it with their pairs per second; each row has "
+        "its own scale, and a pale column means an unfair lock.",
+    }
+)
+"""How each kind of plot is to be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +41,9 @@ class Plot:
         figure: Key of the figure; of a box the unit at the end of its keys; of columns the beginning of its keys.
         title: Above it.
         unit: Of its values.
-        reads: How to read it: the sentence under the plot begins with this.
+        hint: What a value means, beyond `HOW`.
+        better: Which values are: those that are ``less`` or ``more``, or near to 1 (``fair``).
+        things: What a box is of.
         line: A value to mark on the axis, or None.
         ratio: Whether it shows the workload's headline figure, and with it the multiples of the baseline's.
     """
@@ -36,27 +52,29 @@ class Plot:
     figure: str
     title: str
     unit: Unit
-    reads: str
+    hint: str = ""
+    better: Better = "less"
+    things: str = ""
     line: float | None = None
     ratio: bool = False
 
+    @property
+    def reads(self) -> str:
+        """How to read it, where it stands alone."""
+        return f"{HOW[self.kind].format(things=self.things)} {self.hint}".rstrip()
 
-_BOX = (
-    "The thick line is the median, the box the middle half of all {what}; the whiskers reach from the fastest to the "
-    "99th percentile, on a logarithmic axis."
-)
-_ROUNDS = "The bar is the median of the rounds; its whisker reaches from the lowest to the highest."
 
 PLOTS: Mapping[str, tuple[Plot, ...]] = MappingProxyType(
     {
-        "pair": (Plot("box", "us", "Time of a pair", "us", _BOX.format(what="pairs"), ratio=True),),
+        "pair": (Plot("box", "us", "Time of a pair", "us", things="pairs", ratio=True),),
         "contention": (
             Plot(
                 "bar",
                 "pairs_per_second",
                 "Pairs per second, all together",
                 "per_s",
-                f"{_ROUNDS} More is faster.",
+                "More is faster.",
+                better="more",
                 ratio=True,
             ),
             Plot(
@@ -64,24 +82,21 @@ PLOTS: Mapping[str, tuple[Plot, ...]] = MappingProxyType(
                 "share",
                 "Fairness: least served \N{DIVISION SIGN} most served",
                 "share",
-                f"{_ROUNDS} 1 is fair; near 0 a contender starved.",
+                "1 is fair; near 0 a contender starved.",
+                better="fair",
                 line=1.0,
             ),
         ),
-        "handoff": (Plot("box", "ms", "Time of a hand-off", "ms", _BOX.format(what="hand-offs"), ratio=True),),
-        "crash": (
-            Plot("bar", "fraction", "Takeover, in ttl", "share", f"{_ROUNDS} The line marks one ttl.", line=1.0),
-        ),
-        "freeze": (
-            Plot("bar", "fraction", "Takeover, in ttl", "share", f"{_ROUNDS} The line marks one ttl.", line=1.0),
-        ),
+        "handoff": (Plot("box", "ms", "Time of a hand-off", "ms", things="hand-offs", ratio=True),),
+        "crash": (Plot("bar", "fraction", "Takeover, in ttl", "share", "The line marks one ttl.", line=1.0),),
+        "freeze": (Plot("bar", "fraction", "Takeover, in ttl", "share", "The line marks one ttl.", line=1.0),),
         "distance": (
             Plot(
                 "bar",
                 "pair_trips",
                 "Round trips of a pair",
                 "trips",
-                f"{_ROUNDS} Multiply by your round trip to get the cost.",
+                "Multiply by your round trip to get the cost.",
                 ratio=True,
             ),
             Plot(
@@ -89,7 +104,7 @@ PLOTS: Mapping[str, tuple[Plot, ...]] = MappingProxyType(
                 "handoff_trips",
                 "Round trips of a hand-off",
                 "trips",
-                f"{_ROUNDS} None for polling locks.",
+                "None for polling locks.",
             ),
         ),
         "sweep": (
@@ -98,30 +113,28 @@ PLOTS: Mapping[str, tuple[Plot, ...]] = MappingProxyType(
                 "pairs",
                 f"Pairs per second by {', '.join(map(str, CONTENDERS))} processes",
                 "per_s",
-                "Each column is a number of contenders, written under it with their pairs per second; each row has "
-                "its own scale, and a pale column means an unfair lock.",
+                better="more",
             ),
         ),
         "idle": (
-            Plot("bar", "commands_per_second", "Commands per second at the server", "per_s", f"{_ROUNDS} 0 is ideal."),
-            Plot("bar", "cpu_percent", "CPU of the waiting process", "percent", f"{_ROUNDS} 0 is ideal."),
+            Plot("bar", "commands_per_second", "Commands per second at the server", "per_s", "0 is ideal."),
+            Plot("bar", "cpu_percent", "CPU of the waiting process", "percent", "0 is ideal."),
         ),
-        "held": (Plot("bar", "cpu_percent", "CPU of the holding process", "percent", f"{_ROUNDS} Less is better."),),
-        "overhead": (
-            Plot("bar", "overhead_median_us", "API and engine, over the backend", "us", f"{_ROUNDS} Less is better."),
-        ),
-        "read": (Plot("box", "us", "Time of a read lock", "us", _BOX.format(what="pairs"), ratio=True),),
-        "write": (Plot("box", "us", "Time of a write lock", "us", _BOX.format(what="pairs"), ratio=True),),
+        "held": (Plot("bar", "cpu_percent", "CPU of the holding process", "percent", "Less is better."),),
+        "overhead": (Plot("bar", "overhead_median_us", "API and engine, over the backend", "us", "Less is better."),),
+        "read": (Plot("box", "us", "Time of a read lock", "us", things="pairs", ratio=True),),
+        "write": (Plot("box", "us", "Time of a write lock", "us", things="pairs", ratio=True),),
         "readers": (
             Plot(
                 "bar",
                 "turns_per_second",
                 "Turns per second, all together",
                 "per_s",
-                f"{_ROUNDS} More is faster.",
+                "More is faster.",
+                better="more",
                 ratio=True,
             ),
-            Plot("bar", "longest_wait_ms", "Longest wait", "ms", f"{_ROUNDS} Less is fairer."),
+            Plot("bar", "longest_wait_ms", "Longest wait", "ms", "Less is fairer."),
         ),
         "permits": (
             Plot(
@@ -129,7 +142,8 @@ PLOTS: Mapping[str, tuple[Plot, ...]] = MappingProxyType(
                 "permits_per_second",
                 "Permits per second, all together",
                 "per_s",
-                f"{_ROUNDS} More is faster.",
+                "More is faster.",
+                better="more",
                 ratio=True,
             ),
             Plot(
@@ -137,17 +151,18 @@ PLOTS: Mapping[str, tuple[Plot, ...]] = MappingProxyType(
                 "share",
                 "Fairness: least served \N{DIVISION SIGN} most served",
                 "share",
-                f"{_ROUNDS} 1 is fair; near 0 a contender starved.",
+                "1 is fair; near 0 a contender starved.",
+                better="fair",
                 line=1.0,
             ),
         ),
         "locks": (
-            Plot("bar", "min_us_2", "Time of two locks", "us", f"{_ROUNDS} Less is better.", ratio=True),
-            Plot("bar", "min_us_10", "Time of ten locks", "us", f"{_ROUNDS} Less is better."),
+            Plot("bar", "min_us_2", "Time of two locks", "us", "Less is better.", ratio=True),
+            Plot("bar", "min_us_10", "Time of ten locks", "us", "Less is better."),
         ),
-        "election": (Plot("box", "ms", "Time of a takeover", "ms", _BOX.format(what="takeovers"), ratio=True),),
-        "once": (Plot("box", "us", "Time of a repeat", "us", _BOX.format(what="repeats"), ratio=True),),
-        "import": (Plot("bar", "over_min_ms", "Over a bare interpreter", "ms", f"{_ROUNDS} Less is better."),),
+        "election": (Plot("box", "ms", "Time of a takeover", "ms", things="takeovers", ratio=True),),
+        "once": (Plot("box", "us", "Time of a repeat", "us", things="repeats", ratio=True),),
+        "import": (Plot("bar", "over_min_ms", "Over a bare interpreter", "ms", "Less is better."),),
     }
 )
 """By the name of the workload."""

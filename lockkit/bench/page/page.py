@@ -7,7 +7,8 @@ from importlib.resources import files
 from typing import TYPE_CHECKING
 
 from lockkit.bench.addresses import title
-from lockkit.bench.page.choice import PLOTS
+from lockkit.bench.page.choice import HOW, PLOTS
+from lockkit.bench.page.conclusion import compare_backends, conclude
 from lockkit.bench.page.markup import Html, tag
 from lockkit.bench.page.plots import draw
 from lockkit.bench.table import described, limited
@@ -21,6 +22,11 @@ if TYPE_CHECKING:
 __all__ = ["glance", "page"]
 
 TIMES = "\N{MULTIPLICATION SIGN}"
+
+SUSPECT = (
+    "better than the baseline's. A baseline does the least that such a lock can do: see what is left out, such as "
+    "fairness or durability, or whether it was measured wrongly."
+)
 
 GLANCE = ("pair", "handoff", "crash")
 """Workloads that are shown for all backends together."""
@@ -83,7 +89,22 @@ def _head(report: Report) -> Html:
         ),
         tag("dl", *rows),
         tag("p", *legend, class_="legend"),
+        tag("ul", *(tag("li", text) for text in _marks(report)), class_="remarks"),
     )
+
+
+def _marks(report: Report) -> list[str]:
+    """Explain the marks of all plots, once."""
+    plots = [plot for section in report.sections for plot in PLOTS[section.workload.name]]
+    kinds = dict.fromkeys(plot.kind for plot in plots)
+    titles = {"box": "Boxes", "bar": "Bars", "columns": "Columns"}
+    lines = [f"{titles[kind]}: {HOW[kind].format(things='turns')}" for kind in kinds]
+    if any(plot.ratio for plot in plots):
+        lines.append(
+            f"{TIMES} baseline: a subject's figure as a multiple of the baseline's, compared within each round. "
+            "One that is faster than its baseline in every round is marked as suspect."
+        )
+    return lines
 
 
 def _busy(machine: Mapping[str, float]) -> bool:
@@ -101,7 +122,22 @@ def _alarms(report: Report) -> Html:
     if report.outcome.out_of_time:
         warnings.append(limited(report))
     warnings += [f"Not measured: {kind}: {why}" for kind, why in report.about.get("not_started", {}).items()]
-    return Html("".join([*alarms, *(tag("p", text, class_="warning") for text in warnings)]))
+    boxes = [*alarms, *(tag("p", text, class_="warning") for text in warnings), *_suspects(report)]
+    return Html("".join(boxes))
+
+
+def _suspects(report: Report) -> list[Html]:
+    items = [
+        tag("li", f"{_name(row)} on {title(row.subject.group)}, {section.workload.title.lower()}: {row.suspect}")
+        for section in report.sections
+        for row in section.rows
+        if row.suspect
+    ]
+    if not items:
+        return []
+    count = f"Suspect: {len(items)} figure{'' if len(items) == 1 else 's'}"
+    inside = tag("details", tag("summary", tag("b", count), f", {SUSPECT}"), tag("ul", *items))
+    return [tag("div", inside, class_="warning")]
 
 
 def _where(report: Report) -> Html:
@@ -151,8 +187,10 @@ def _glance(sections: Sequence[Section], report: Report) -> Html:
         drawn = glance(section)
         if drawn is not None:
             plot, chart = drawn
-            caption = f"{plot.reads} The plot does not show what each backend guarantees in return: see its page."
-            figures.append(_figure(section.workload.title, "", chart, caption))
+            ours = [row for row in section.rows if _ours(row) and _shown(row)]
+            taken = compare_backends(plot, ours, name=lambda row: title(row.subject.group))
+            caption = f"{plot.hint} The plot does not show what each backend guarantees in return: see its page."
+            figures.append(_figure(section.workload.title, "", chart, taken, caption.lstrip()))
     if not figures:
         return Html()
     return tag(
@@ -190,12 +228,10 @@ def _section(section: Section, report: Report) -> Html:
                 continue
             about = described(report.about["servers"].get(group, {}))
             heading = title(group) if len(PLOTS[workload.name]) == 1 else f"{title(group)}: {plot.title.lower()}"
-            baseline = (
-                f" At the right: {_headline(section)} as a multiple of the baseline's."
-                if "baseline</small>" in drawn
-                else ""
-            )
-            panels.append(_figure(heading, about, drawn, f"{plot.reads}{baseline} Not shown: {workload.silent}"))
+            baseline = f"{TIMES} baseline: of the {_headline(section)}. " if "baseline</small>" in drawn else ""
+            taken = conclude(plot, section, rows, name=_name)
+            hint = f"{plot.hint} " if plot.hint else ""
+            panels.append(_figure(heading, about, drawn, taken, f"{hint}{baseline}Not shown: {workload.silent}"))
     return tag(
         "section",
         tag("h2", workload.title),
@@ -212,9 +248,10 @@ def _headline(section: Section) -> str:
     return next(figure.title for figure in workload.figures if figure.key == workload.headline)
 
 
-def _figure(title: str, about: str, drawn: Html, caption: str) -> Html:
+def _figure(title: str, about: str, drawn: Html, taken: str, caption: str) -> Html:
     small = [tag("span", about, class_="about")] if about else []
-    return tag("figure", tag("h3", title, *small), drawn, tag("figcaption", caption))
+    below = tag("figcaption", tag("p", taken, class_="taken"), caption)
+    return tag("figure", tag("h3", title, *small), drawn, below)
 
 
 def _remarks(section: Section) -> list[Html]:

@@ -157,9 +157,14 @@ def _chart(
 
 
 def _row(line: Line, marks: Html, text: str) -> Html:
+    suspect = (
+        [tag("span", " suspect", class_="suspect", title=line.row.suspect)]
+        if line.times_baseline and line.row.suspect
+        else []
+    )
     return tag(
         "div",
-        tag("div", line.name, class_="name"),
+        tag("div", line.name, *suspect, class_="name"),
         tag("div", marks, class_="marks"),
         tag("div", text, tag("small", line.times_baseline), class_="value"),
         class_=f"row {line.row.subject.role} {line.row.status}",

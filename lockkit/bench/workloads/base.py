@@ -83,6 +83,7 @@ class Workload(ABC):
         figures: What it measures.
         headline: The figure by which subjects are compared.
         ratios: The figures of which ratios to other subjects are taken, within each round.
+        more_is_faster: Of the headline figure, as of a rate; of a time less is.
         kind: The primitive that it uses.
         long: Takes long each time, so it gets fewer rounds.
         together: How many subjects may be measured at the same time, because they do little but wait.
@@ -95,6 +96,7 @@ class Workload(ABC):
     figures: ClassVar[tuple[Figure, ...]]
     headline: ClassVar[str]
     ratios: ClassVar[tuple[str, ...]] = ()
+    more_is_faster: ClassVar[bool] = False
     kind: ClassVar[Kind] = "lock"
     long: ClassVar[bool] = False
     together: ClassVar[int] = 1

@@ -50,6 +50,7 @@ class Contention(Workload):
         Figure("sections", "sections seen", "sum", 0, shown=False),
     )
     headline = "pairs_per_second"
+    more_is_faster = True
     ratios = ("pairs_per_second",)
 
     def measure(self, subject: Subject, settings: Settings) -> Measured:

@@ -122,6 +122,7 @@ class Readers(_Shared):
         Figure("sections", "sections seen", "sum", 0, shown=False),
     )
     headline = "turns_per_second"
+    more_is_faster = True
     ratios = ("turns_per_second",)
     kind = "read"
 
@@ -168,6 +169,7 @@ class Permits(_Shared):
         Figure("sections", "sections seen", "sum", 0, shown=False),
     )
     headline = "permits_per_second"
+    more_is_faster = True
     ratios = ("permits_per_second",)
     kind = "permit"
 

@@ -1,0 +1,233 @@
+"""Asks a backend for the locks of some names and patterns, once or again and again in a thread of its own."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from lockkit.errors import BackendUnavailable, LockError, Unsupported
+from lockkit.runtime import monotonic, wall_clock
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator, Sequence
+
+    from lockkit.backend import Holder
+    from lockkit.sync import Client
+    from lockkit.units import Instant, Seconds
+
+__all__ = ["NAMES_MAX", "Failure", "Look", "Looker", "Poller", "Sighting"]
+
+NAMES_MAX = 1000
+"""Locks that are watched at most: each is one question per look. More would make a look last longer than its
+interval, and load the server; fewer would not fill a large screen."""
+
+WILDCARDS = re.compile(r"[*?]")
+
+
+class Sighting(NamedTuple):
+    """
+    One holder of a lock, as the backend described it.
+
+    Attributes:
+        name: The lock.
+        holder: What the backend said.
+        asked: When it was asked, monotonic clock.
+        answered: When the answer was there, monotonic clock.
+    """
+
+    name: str
+    holder: Holder
+    asked: Instant
+    answered: Instant
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """
+    All that one look saw.
+
+    Attributes:
+        sightings: Each holder of each lock.
+        at: When it ended, monotonic clock.
+        time: The same, Unix time.
+        cut: There were more than `NAMES_MAX` locks.
+    """
+
+    sightings: Sequence[Sighting]
+    at: Instant
+    time: float
+    cut: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """
+    A look without an answer.
+
+    Attributes:
+        error: Why.
+        at: When it ended, monotonic clock.
+        time: The same, Unix time.
+    """
+
+    error: BackendUnavailable
+    at: Instant
+    time: float
+
+
+class Looker:
+    """Finds the locks that the user wants to see."""
+
+    def __init__(self, client: Client, patterns: Sequence[str]) -> None:
+        """
+        Ask nothing yet.
+
+        Args:
+            client: Of the backend.
+            patterns: Names, and patterns with ``*`` and ``?``; none of them: every lock.
+        """
+        self._client = client
+        self._names = [pattern for pattern in patterns if not WILDCARDS.search(pattern)]
+        self._patterns = [pattern for pattern in patterns if WILDCARDS.search(pattern)] if patterns else ["*"]
+        self._known: list[str] = []
+
+    def look(self) -> Look:
+        """
+        Ask once.
+
+        Raises:
+            BackendUnavailable: No answer.
+            Unsupported: The backend cannot list its locks, and there is a pattern.
+            LockError: It refuses.
+        """
+        names, cut = self._choose()
+        sightings: list[Sighting] = []
+        for name in names:
+            asked = monotonic()
+            holders = self._client.holders(name)  # none: it was released since
+            answered = monotonic()
+            sightings += [Sighting(name, holder, asked, answered) for holder in holders]
+        self._known = list(dict.fromkeys(sighting.name for sighting in sightings))
+        return Look(sightings, monotonic(), wall_clock(), cut)
+
+    def _choose(self) -> tuple[list[str], bool]:
+        """Name the locks to ask for. Those that were seen before come first, so that a cut list stays the same."""
+        chosen = dict.fromkeys([*self._names, *self._known])
+        for name in self._listed():
+            if name not in chosen:
+                if len(chosen) >= NAMES_MAX:
+                    return list(chosen), True
+                chosen[name] = None
+        return list(chosen), False
+
+    def _listed(self) -> Iterator[str]:
+        for pattern in self._patterns:
+            matches = re.compile("".join(map(_expression, pattern)), re.DOTALL).fullmatch
+            try:
+                yield from filter(matches, self._client.names(WILDCARDS.split(pattern)[0]))
+            except Unsupported as error:
+                message = f"{error} For lockkit watch: give the names of the locks, without * and ?"
+                raise Unsupported(message, backend=self._client.url) from error
+
+    def break_lock(self, name: str, owners: Collection[str]) -> str:
+        """
+        Free a lock, unless it has other holders than the user was shown.
+
+        Args:
+            name: The lock.
+            owners: The owner ids of its holders.
+
+        Returns:
+            What came of it, for the user.
+
+        Raises:
+            LockError: The backend cannot be asked, or does not allow it.
+        """
+        now = {holder.owner for holder in self._client.holders(name)}
+        if now and now != set(owners):
+            return f"{name!r} has another holder by now: not broken"
+        return f"broke {name!r}" if self._client.break_lock(name) else f"nobody held {name!r} any more"
+
+
+def _expression(char: str) -> str:
+    return {"*": ".*", "?": "."}.get(char, re.escape(char))
+
+
+class Poller:
+    """Looks again and again in a thread: a call to the server may hang, and keys are answered all the same."""
+
+    def __init__(self, looker: Looker, interval: Seconds, notify: Callable[[], None]) -> None:
+        """
+        Start nothing yet.
+
+        Args:
+            looker: What asks.
+            interval: Pause between two looks, seconds.
+            notify: Called in the thread whenever `take` has something new.
+        """
+        self._looker = looker
+        self._interval = interval
+        self._notify = notify
+        self._wanted: deque[tuple[str, Collection[str]]] = deque()
+        self._results: deque[Look | Failure | str | BaseException] = deque()
+        self._wake = threading.Event()
+        self._stopped = False
+
+    def start(self) -> None:
+        """Start the thread. It is a daemon: a call that hangs does not keep the process."""
+        threading.Thread(target=self._run, name="lockkit-watch", daemon=True).start()
+
+    def stop(self) -> None:
+        """Ask for no more looks. One that is under way goes on."""
+        self._stopped = True
+        self._wake.set()
+
+    def break_lock(self, name: str, owners: Collection[str]) -> None:
+        """Have a lock freed by the thread: see `Looker.break_lock`. What came of it comes out of `take`."""
+        self._wanted.append((name, owners))
+        self._wake.set()
+
+    def take(self) -> Iterator[Look | Failure | str]:
+        """
+        Give what has come since.
+
+        Raises:
+            LockError: The backend refused a look.
+            Exception: What else ended the thread.
+        """
+        while self._results:
+            result = self._results.popleft()
+            if isinstance(result, BaseException):
+                raise result
+            yield result
+
+    def _run(self) -> None:
+        try:
+            while not self._stopped:
+                if self._wake.wait(self._interval):
+                    self._wake.clear()
+                while self._wanted:
+                    self._post(self._break(*self._wanted.popleft()))
+                if not self._stopped:
+                    self._post(self._look())
+        except BaseException as error:  # noqa: BLE001 - raised again in the main thread
+            self._post(error)
+
+    def _post(self, result: Look | Failure | str | BaseException) -> None:
+        self._results.append(result)
+        self._notify()
+
+    def _look(self) -> Look | Failure:
+        try:
+            return self._looker.look()
+        except BackendUnavailable as error:
+            return Failure(error, monotonic(), wall_clock())
+
+    def _break(self, name: str, owners: Collection[str]) -> str:
+        try:
+            return self._looker.break_lock(name, owners)
+        except LockError as error:
+            return f"{name!r} was not broken: {error}"

@@ -1,0 +1,363 @@
+"""What the page says to take from each plot, who is suspect, and servers that do not answer."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from lockkit.bench import reachable
+from lockkit.bench.page.choice import PLOTS
+from lockkit.bench.page.conclusion import compare_backends, conclude
+from lockkit.bench.reachable import require_answers
+from lockkit.bench.report import Report, Section
+from lockkit.bench.run import Cell, Outcome
+from lockkit.bench.settings import Settings
+from lockkit.bench.table import render
+from lockkit.bench.workloads import WORKLOADS
+from lockkit.bench.workloads.base import Measured
+from lockkit.cli.app import app
+from lockkit.errors import BackendUnavailable, ConfigurationError
+from tests.bench.test_page import ABOUT, read
+from tests.bench.test_run import BASELINE, OURS, PEER
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from lockkit.bench.report import Row
+    from lockkit.bench.subject import Subject
+
+OTHER = replace(PEER, label="Other")
+NAMES = {"Ours": "lockkit"}
+
+
+def name(row: Row) -> str:
+    """As the page names a row."""
+    return NAMES.get(row.subject.label, row.subject.label)
+
+
+def outcome(workload: str, figures: Mapping[Subject, list[dict[str, float]]]) -> Outcome:
+    """What a workload has measured, round by round."""
+    cells = [
+        Cell(subject, WORKLOADS[workload], {number: Measured(one) for number, one in enumerate(rounds)})
+        for subject, rounds in figures.items()
+    ]
+    return Outcome(cells, Settings(), 7)
+
+
+def section(workload: str, figures: Mapping[Subject, list[dict[str, float]]]) -> Section:
+    """The same as a section of the report."""
+    (found,) = Report(outcome(workload, figures), ABOUT).sections
+    return found
+
+
+def pair(**medians: float) -> Section:
+    """Times of a pair, by subject; the headline is the shortest."""
+    subjects = {"ours": OURS, "peer": PEER, "other": OTHER, "baseline": BASELINE}
+    return section(
+        "pair", {subjects[key]: [{"median_us": value, "min_us": value}] * 2 for key, value in medians.items()}
+    )
+
+
+def taken(found: Section, *, plot: int = 0) -> str:
+    """What is said of a plot."""
+    return conclude(PLOTS[found.workload.name][plot], found, found.rows, name=name)
+
+
+# -- one sentence for each plot ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("medians", "sentence"),
+    [
+        (
+            {"ours": 150, "peer": 300, "other": 600, "baseline": 100},
+            (
+                "lockkit is lowest with 150 µs, 1.5 times the baseline (best µs); "
+                "the next, Peer, has 300 µs, 2 times as much."
+            ),
+        ),
+        (
+            {"ours": 600, "peer": 300, "baseline": 100},
+            "Peer is lowest with 300 µs; lockkit has 600 µs, 2 times as much, 6 times the baseline (best µs).",
+        ),
+        ({"ours": 100, "peer": 110}, "lockkit (100 µs) and the best other library, Peer (110 µs), are level."),
+        ({"ours": 100}, "No other library was measured here: lockkit has 100 µs."),
+        ({"peer": 100}, "lockkit has no figure here; the best library is Peer with 100 µs."),
+        ({"baseline": 100}, "lockkit has no figure here; the best baseline is Baseline with 100 µs."),
+    ],
+)
+def test_less_is_better(medians: dict[str, float], sentence: str) -> None:
+    """Against the best other library, and the baseline."""
+    headline = next(figure.title for figure in WORKLOADS["pair"].figures if figure.key == "min_us")
+
+    assert taken(pair(**medians)) == sentence.replace("best µs", headline)
+
+
+def test_more_is_better() -> None:
+    """A rate."""
+    found = section(
+        "contention",
+        {
+            OURS: [{"pairs_per_second": 900.0}],
+            PEER: [{"pairs_per_second": 300.0}],
+            OTHER: [{"pairs_per_second": 100.0}],
+        },
+    )
+
+    assert taken(found) == "lockkit is highest with 900/s; the next, Peer, has 300/s, 33% of that."
+
+
+def test_fairness_names_who_starves() -> None:
+    """Or the least fair one where nobody does."""
+    fair = section("contention", {OURS: [{"share": 0.9}], PEER: [{"share": 0.6}]})
+    unfair = section("contention", {OURS: [{"share": 0.9}], PEER: [{"share": 0.01}], OTHER: [{"share": 0.2}]})
+
+    assert taken(fair, plot=1) == "No contender starves: the least fair is Peer with 0.6. lockkit has 0.9."
+    assert taken(unfair, plot=1) == (
+        "The least-served contender of Peer (0.01) and Other (0.2) gets less than half as much as the most-served one. "
+        "lockkit has 0.9."
+    )
+
+
+def test_nothing_at_all_is_no_ratio() -> None:
+    """Idle waiters that send nothing."""
+    found = section("idle", {OURS: [{"commands_per_second": 0.0}], PEER: [{"commands_per_second": 40.0}]})
+    level = section("idle", {OURS: [{"commands_per_second": 0.0}], PEER: [{"commands_per_second": 0.0}]})
+
+    assert taken(found) == "lockkit is lowest with 0/s; the next, Peer, has 40/s."
+    assert taken(level) == "lockkit (0/s) and the best other library, Peer (0/s), are level."
+
+
+def test_takeover_that_never_came_is_said() -> None:
+    """It has no figure to compare."""
+    found = section("crash", {OURS: [{"fraction": 1.02, "never": 0}], PEER: [{"never": 1, "ttl": 1.0}]})
+
+    assert taken(found) == (
+        "With lockkit another client gets the lock after 1.02 ttl. With Peer no other client got the lock at all."
+    )
+
+
+def test_takeover_is_no_race() -> None:
+    """A lock that nobody renews is free sooner: so nobody is called the best."""
+    found = section("crash", {OURS: [{"fraction": 0.99}], PEER: [{"fraction": 0.7}], OTHER: [{"fraction": 0.001}]})
+
+    assert taken(found) == (
+        "With lockkit another client gets the lock after 0.99 ttl; "
+        "with other libraries after less than 0.01 ttl (Other) to 0.7 ttl (Peer)."
+    )
+
+
+def test_fast_and_unfair_is_said_together() -> None:
+    """Pairs per second alone would praise a lock that one contender keeps."""
+    found = section(
+        "contention",
+        {OURS: [{"pairs_per_second": 100.0, "share": 0.9}], PEER: [{"pairs_per_second": 900.0, "share": 0.01}]},
+    )
+
+    assert taken(found) == (
+        "Peer is highest with 900/s; lockkit has 100/s, 11% of that. Peer is unfair (fairness 0.01; lockkit 0.9)."
+    )
+
+
+def test_negative_figure_is_not_the_lowest() -> None:
+    """It is a difference that went wrong."""
+    found = section("distance", {OURS: [{"handoff_trips": 2.0}], PEER: [{"handoff_trips": -9.6}]})
+
+    assert taken(found, plot=1) == (
+        "No other library was measured here: lockkit has 2 round trips. "
+        "Do not believe the negative figure of Peer: what was subtracted from it was disturbed."
+    )
+
+
+def test_throughput_that_is_left_under_contention() -> None:
+    """From the fewest contenders to the most."""
+    found = section(
+        "sweep",
+        {
+            OURS: [{"pairs_1": 1000.0, "pairs_16": 800.0}],
+            PEER: [{"pairs_1": 1000.0, "pairs_16": 100.0}],
+            OTHER: [{"pairs_1": 500.0, "pairs_16": 250.0}],
+        },
+    )
+
+    assert taken(found) == (
+        "With 16 contenders instead of 1 lockkit does 80% of its pairs per second; "
+        "of the others Other keeps most (50%) and Peer least (10%)."
+    )
+
+
+def test_broken_subject_is_not_the_best() -> None:
+    """However fast it is."""
+    found = outcome("pair", {OURS: [{"median_us": 100.0}], PEER: [{"median_us": 1.0}]})
+    found.cells[1].rounds[0].broken = "two were inside"
+    (broken,) = Report(found, ABOUT).sections
+
+    assert taken(broken) == "No other library was measured here: lockkit has 100 µs."
+
+
+def test_backends_are_compared() -> None:
+    """By lockkit's own figure on each."""
+    there = replace(OURS, group="there")
+    found = section("pair", {OURS: [{"median_us": 10.0}], there: [{"median_us": 500.0}]})
+    plot = PLOTS["pair"][0]
+
+    def group(row: Row) -> str:
+        return row.subject.group
+
+    assert compare_backends(plot, found.rows, name=group) == (
+        "Lowest on here (10 µs), highest on there (500 µs, 50 times as much)."
+    )
+    assert compare_backends(plot, found.rows[:1], name=group) == "All backends are level, at 10 µs to 10 µs."
+
+
+def test_every_plot_has_its_sentence_on_the_page_and_one_legend() -> None:
+    """How marks are read stands at the top only."""
+    text = read(
+        outcome("pair", {OURS: [{"median_us": 150.0, "min_us": 150.0, "p25_us": 1.0, "p75_us": 2.0, "p99_us": 3.0}]})
+    )
+
+    assert "No other library was measured here: lockkit has 150 µs." in text.text
+    assert text.text.count("The thick line is the median") == 1
+    assert [attributes.get("class") for tag, attributes in text.tags if tag == "p"].count("taken") == 1
+
+
+# -- suspects ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("workload", "figure", "ours", "baseline", "suspect"),
+    [
+        ("pair", "min_us", [50.0, 60.0], [100.0, 100.0], True),
+        ("pair", "min_us", [50.0, 110.0], [100.0, 100.0], False),  # not in every round
+        ("pair", "min_us", [95.0, 95.0], [100.0, 100.0], False),  # no more than what does not repeat
+        ("pair", "min_us", [200.0, 200.0], [100.0, 100.0], False),
+        ("contention", "pairs_per_second", [200.0, 200.0], [100.0, 100.0], True),
+        ("contention", "pairs_per_second", [50.0, 50.0], [100.0, 100.0], False),
+    ],
+)
+def test_faster_than_the_baseline_is_suspect(
+    workload: str,
+    figure: str,
+    ours: list[float],
+    baseline: list[float],
+    suspect: bool,  # noqa: FBT001
+) -> None:
+    """In every round, by more than noise: on the page, in the table and in JSON."""
+    found = outcome(
+        workload,
+        {OURS: [{figure: value} for value in ours], BASELINE: [{figure: value} for value in baseline]},
+    )
+    report = Report(found, ABOUT)
+    (row, other) = report.sections[0].rows
+    (result,) = (one for one in report.to_json()["workloads"][0]["results"] if one["subject"] == OURS.key)
+
+    assert bool(row.suspect) is suspect
+    assert bool(result["suspect"]) is suspect
+    assert other.suspect == ""
+    assert ("Suspect: 1 figure" in read(found).text) is suspect
+    assert bool(Report.from_json(json.loads(json.dumps(report.to_json()))).sections[0].rows[0].suspect) is suspect
+
+
+def test_suspect_is_marked_in_plot_and_table() -> None:
+    """Where its figure is read."""
+    quantiles = {f"{key}_us": 100.0 for key in ("min", "p25", "median", "p75", "p99")}
+    fast = {key: value / 2 for key, value in quantiles.items()}
+    found = outcome("pair", {OURS: [fast], BASELINE: [quantiles]})
+
+    page = read(found)
+
+    assert ("span", "suspect") in [(tag, attributes.get("class")) for tag, attributes in page.tags]
+    assert "Suspect: Ours, faster than the baseline." in page.text
+    console = Console(width=160)
+    with console.capture() as capture:
+        console.print(render(Report(found, ABOUT)))
+    assert "Ours SUSPECT" in capture.get()
+
+
+@pytest.mark.parametrize("workload", WORKLOADS)
+def test_directions_agree(workload: str) -> None:
+    """Of the headline figure, for the ratio and for the plot."""
+    for plot in PLOTS[workload]:
+        if plot.ratio or plot.kind == "columns":
+            assert (plot.better == "more") is WORKLOADS[workload].more_is_faster
+
+
+# -- servers that do not answer ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def mute() -> Iterator[int]:
+    """The port of a server that accepts connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        kept: list[socket.socket] = []
+
+        def accept() -> None:
+            while True:
+                try:
+                    kept.append(listening.accept()[0])
+                except OSError:
+                    return
+
+        thread = threading.Thread(target=accept, daemon=True)
+        thread.start()
+        yield listening.getsockname()[1]
+        listening.shutdown(socket.SHUT_RDWR)
+        thread.join()
+        for connection in kept:
+            connection.close()
+
+
+@pytest.fixture
+def closed() -> Iterator[int]:
+    """A port on which nobody listens."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        yield bound.getsockname()[1]
+
+
+def test_servers_that_never_answer_are_told_at_once(mute: int, closed: int) -> None:
+    """All of them together, and with one that is not there: instead of after the turn of each subject."""
+    urls = [f"{scheme}://u:hidden@127.0.0.1:{mute}" for scheme in ("redis", "etcd")]
+    urls += [f"{scheme}://u:hidden@127.0.0.1:{mute}/d" for scheme in ("postgresql", "mysql")]
+    urls += [f"zookeeper://127.0.0.1:{mute}", f"redlock://127.0.0.1:{mute},127.0.0.1:{closed},127.0.0.1:1"]
+
+    with pytest.raises(BackendUnavailable) as caught:
+        require_answers([*urls, f"redis://127.0.0.1:{closed}"])
+
+    assert reachable.ANSWER_SECONDS < 15
+    for url in urls:
+        assert f"{url.partition(':')[0]}://" in str(caught.value)
+    assert f"redis://127.0.0.1:{closed}" in str(caught.value)
+    assert "Nothing was measured" in str(caught.value)
+    assert "hidden" not in str(caught.value)
+
+
+def test_driver_that_waits_longer_is_not_waited_for(mute: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its user is told when the time is up."""
+    monkeypatch.setattr(reachable, "ANSWER_SECONDS", 0.1)
+
+    with pytest.raises(BackendUnavailable, match=rf"redis://127.0.0.1:{mute} does not answer within 0.1 s"):
+        require_answers([f"redis://127.0.0.1:{mute}"])
+
+
+def test_command_ends_before_it_measures(closed: int) -> None:
+    """With the status of an unavailable backend, also when other URLs could be measured."""
+    result = CliRunner().invoke(app, ["bench", "memory://", f"redis://127.0.0.1:{closed}", "--workload", "pair"])
+
+    assert (result.exit_code, result.stdout) == (69, "")
+    assert f"127.0.0.1:{closed}" in result.stderr
+
+
+def test_wrong_credentials_are_no_silence() -> None:
+    """The error says what is wrong, as for the other commands."""
+    with pytest.raises(ConfigurationError):
+        require_answers(["redis://127.0.0.1:1?nope=1"])
+    require_answers(["memory://", "memory://"])
+    require_answers([])

@@ -17,6 +17,7 @@ from lockkit.errors import LockError, LockLost
 
 if TYPE_CHECKING:
     from lockkit.sync import Lease
+    from lockkit.units import Seconds
 
 __all__ = ["main"]
 
@@ -27,7 +28,7 @@ LOOK_SECONDS = 0.01
 class Worker:
     """One client and its lease."""
 
-    def __init__(self, url: str, name: str, ttl: float) -> None:
+    def __init__(self, url: str, name: str, ttl: Seconds) -> None:
         """Connect."""
         self._client = lockkit.connect(url, ttl=ttl)
         self._lock = self._client.lock(name, on_lost=self._lost)
@@ -53,7 +54,7 @@ class Worker:
             self._release()
         self.report("done", do=action)
 
-    def _acquire(self, timeout: float | None) -> None:
+    def _acquire(self, timeout: Seconds | None) -> None:
         self.report("asks")
         try:
             self._lease = self._lock.acquire(timeout)

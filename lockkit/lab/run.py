@@ -157,6 +157,7 @@ def _scene_data(result: Result) -> dict[str, Any]:
         "about": scene.about,
         "backend": str(scene.backends[0]),
         "parts": result.parts,
+        "measured": result.measured,
         "ttl": scene.ttl,
         "fenced": scene.fenced,
         "verdict": verdict.word,

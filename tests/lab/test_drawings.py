@@ -141,3 +141,29 @@ def test_text_is_broken_where_it_does_not_fit() -> None:
     assert wrap("one two three", 1e9, 12) == ["one two three"]
     assert wrap("one two three", 1, 12) == ["one", "two", "three"]
     assert wrap("", 100, 12) == []
+
+
+def luminance(colour: str) -> float:
+    """Return the relative luminance, as WCAG 2 defines it."""
+    parts = [int(colour[start : start + 2], 16) / 255 for start in (1, 3, 5)]
+    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def contrast(one: str, other: str) -> float:
+    """Return the contrast ratio, as WCAG 2 defines it."""
+    darker, lighter = sorted((luminance(one), luminance(other)))
+    return (lighter + 0.05) / (darker + 0.05)
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_texts_have_contrast(theme: str) -> None:
+    """At least 4.5, on the ground and inside of bars, in both themes."""
+    light, _, dark = pictures.COLOURS.partition("@media")
+    colours = dict(re.findall(r"--(\w+):(#[0-9a-f]{6})", light if theme == "light" else dark))
+    texts = {"ink", "dim", "bad", "good", "fault", "round1", "round2"}
+    bars = {name for name in colours if name.startswith("client")}
+
+    assert len(bars) == 6
+    weak = [name for name in texts if contrast(colours[name], colours["ground"]) < 4.5]
+    assert weak + [name for name in bars if contrast(colours[name], colours["inside"]) < 4.5] == []

@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from contextlib import ExitStack
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -234,6 +235,21 @@ def test_timeout_that_the_task_itself_raises_does_not_count_as_busy() -> None:
         raise LockTimeout("inner")
 
     with pytest.raises(LockTimeout, match="inner"):
+        pay()
+
+
+def test_lock_server_may_be_named_in_the_settings_of_django() -> None:
+    """They begin with a prefix."""
+    app = Celery("local", set_as_current=False)
+    settings = SimpleNamespace(CELERY_BROKER_URL="memory://", CELERY_LOCKKIT_URL="memory://prefixed")
+    app.config_from_object(settings, namespace="CELERY")
+
+    @app.task(shared=False, base=LockedTask, lock="account")
+    def pay() -> str:
+        return "paid"
+
+    assert pay() == "paid"
+    with lockkit.connect("memory://prefixed") as client, client.lock("account"), pytest.raises(LockTimeout):
         pay()
 
 

@@ -166,8 +166,7 @@ def test_lock_excludes_behind_a_pooler_where_advisory_locks_do_not(pooled: Poole
 
         with migration_lock(engine):
             for url in (bouncer, postgresql):
-                with pytest.raises(lockkit.LockTimeout), migration_lock(url, timeout=0):
-                    pytest.fail("two had the lock")
+                assert is_held(url)
 
 
 def test_advisory_lock_and_concurrent_index_block_each_other(postgresql: str) -> None:
@@ -203,6 +202,7 @@ def test_advisory_lock_and_concurrent_index_block_each_other(postgresql: str) ->
 def test_lost_lock_is_an_error(postgresql: str) -> None:
     """What was done was not protected to its end."""
     with engine_of(postgresql) as engine, client_for(engine) as client:
+        client.lock("connects", timeout=PATIENCE).acquire().release()
         with pytest.raises(lockkit.LockLost), migration_lock(engine):
             client.break_lock(LOCK_NAME)
 
@@ -228,8 +228,7 @@ def test_sqlite_has_its_lock_beside_it(tmp_path: Path) -> None:
         assert lease is not None
         assert not database.exists()
         assert (tmp_path / "a b%.db-lockkit").is_dir()
-        with pytest.raises(lockkit.LockTimeout), migration_lock(f"sqlite:///{database}", timeout=0):
-            pytest.fail("two had the lock")
+        assert is_held(f"sqlite:///{database}")
     with migration_lock("sqlite://") as lease:
         assert lease is None
 
@@ -257,6 +256,19 @@ def test_example_runs(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines()[-1] == "100 orders, indexes: orders_reference"
     assert "had the lock" in done.stdout
+
+
+def is_held(url: str) -> bool:
+    """Whether another process would wait; a server on a busy machine may take seconds to let it connect."""
+    deadline = time.monotonic() + LIMIT
+    while True:
+        try:
+            with migration_lock(url, timeout=0):
+                return False
+        except lockkit.LockTimeout:
+            return True
+        except lockkit.BackendUnavailable:
+            assert time.monotonic() < deadline
 
 
 def until(true: Callable[[], bool]) -> None:

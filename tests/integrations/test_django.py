@@ -109,6 +109,29 @@ def until(true: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
+def is_held(other: lockkit.Client, name: str) -> bool:
+    """Whether a client is refused a lock; a server on a busy machine may take seconds to let it connect."""
+    deadline = time.monotonic() + LIMIT
+    while True:
+        try:
+            return other.lock(name).try_acquire() is None
+        except lockkit.BackendUnavailable:
+            assert time.monotonic() < deadline
+
+
+def status_without_waiting(**options: object) -> int:
+    """The exit status of ``migrate_locked --timeout 0``; the same holds for it."""
+    deadline = time.monotonic() + LIMIT
+    while True:
+        try:
+            call_command("migrate_locked", timeout=0, verbosity=0, **options)
+        except CommandError as error:
+            if error.returncode != 69 or time.monotonic() > deadline:
+                return int(error.returncode)
+        else:
+            return 0
+
+
 # -- clients --------------------------------------------------------------------------------------------------------
 
 
@@ -419,7 +442,7 @@ def test_database_s_locks_are_rows_outside_of_its_transactions(empty: PostgresSe
             lease = one.lock("seat", timeout=PATIENCE, until_commit=False).acquire()
             transaction.set_rollback(True)
         assert lease.confirm()
-        assert other.lock("seat").try_acquire() is None
+        assert is_held(other, "seat")
         assert SECRET not in one.url
         lease.release()
         assert not other.lock("seat").locked()
@@ -443,7 +466,7 @@ def test_locks_in_mariadb(monkeypatch: pytest.MonkeyPatch) -> None:
         try:
             made = from_connection(connections["maria"])
             with made, made.lock("seat", timeout=PATIENCE), lockkit.connect(server.url) as other:
-                assert other.lock("seat").try_acquire() is None
+                assert is_held(other, "seat")
             call_command("migrate_locked", database="maria", verbosity=0)
             assert list(execute("SELECT count(*) FROM django_migrations", "maria")) == [(2,)]
         finally:
@@ -497,11 +520,11 @@ def test_deployment_check_names_aliases_of_one_process_or_machine(tmp_path: Path
 
 def test_server_check_is_asked_for_by_its_tag() -> None:
     """A site must start although its lock service does not answer yet."""
-    setting = {"default": f"redis://:{SECRET}@127.0.0.1:1", "sql": {"DATABASE": "default"}}
+    setting = {"default": f"redis://:{SECRET}@127.0.0.1:1", "other": "memory://"}
     with override_settings(LOCKKIT=setting):
         for deploy, databases in ((False, None), (True, None), (False, ["default"])):
             found = checks.run_checks(include_deployment_checks=deploy, databases=databases)
-            assert not [one for one in found if (one.id or "").startswith("lockkit.")]
+            assert "lockkit.E002" not in [one.id for one in found]
         found = checks.run_checks(tags=[SERVERS], include_deployment_checks=True, databases=["default"])
 
     assert [one.id for one in found] == ["lockkit.E002"]
@@ -596,9 +619,7 @@ def test_nothing_to_migrate_needs_no_lock(empty: PostgresServer) -> None:
     with from_connection(connection) as other:
         with other.lock(LOCK_NAME, timeout=PATIENCE):
             call_command("migrate_locked", plan=True, verbosity=0)
-            with pytest.raises(CommandError) as caught:
-                call_command("migrate_locked", timeout=0, verbosity=0)
-        assert caught.value.returncode == 75
+            assert status_without_waiting() == 75
         call_command("migrate_locked", verbosity=0)
         assert index_is_valid()
 
@@ -606,8 +627,7 @@ def test_nothing_to_migrate_needs_no_lock(empty: PostgresServer) -> None:
             out = io.StringIO()
             call_command("migrate_locked", stdout=out)
             for options in ({"always": True}, {"app_label": "shop"}):
-                with pytest.raises(CommandError):
-                    call_command("migrate_locked", timeout=0, verbosity=0, **options)
+                assert status_without_waiting(**options) == 75
         assert out.getvalue() == "No migrations to apply.\n"
         call_command("migrate_locked", "shop", "sales", verbosity=0)
         assert not index_is_valid()
@@ -630,8 +650,8 @@ def test_database_that_does_not_answer_has_a_status_of_its_own() -> None:
 def test_lock_may_be_another_service_s(empty: PostgresServer) -> None:
     """An alias of the settings; its lock has the name of the database."""
     del empty
-    with client().lock(f"{LOCK_NAME}:postgres", timeout=PATIENCE), pytest.raises(CommandError):
-        call_command("migrate_locked", lock_alias="default", timeout=0, verbosity=0)
+    with client().lock(f"{LOCK_NAME}:postgres", timeout=PATIENCE):
+        assert status_without_waiting(lock_alias="default") == 75
     call_command("migrate_locked", lock_alias="default", verbosity=0)
 
     assert index_is_valid()
@@ -644,10 +664,11 @@ def test_no_further_migration_once_the_lock_is_lost(empty: PostgresServer) -> No
     """Another process may be migrating."""
     del empty
     command = migrate_locked.Command()
+    other = from_connection(connection)
+    other.lock("connects", timeout=PATIENCE).acquire().release()
 
     def lose(**_: object) -> None:
-        with from_connection(connection) as other:
-            other.break_lock(LOCK_NAME)
+        other.break_lock(LOCK_NAME)
         assert command._lease is not None
         assert command._lease.wait_lost(PATIENCE)
 
@@ -657,6 +678,7 @@ def test_no_further_migration_once_the_lock_is_lost(empty: PostgresServer) -> No
             call_command(command, ttl=1.5, verbosity=0)
     finally:
         pre_migrate.disconnect(lose)
+        other.close()
 
     assert caught.value.returncode == 79
     assert execute("SELECT to_regclass('shop_sale')") == [(None,)]
@@ -681,8 +703,7 @@ def test_interrupted_migration_leaves_no_lock(empty: PostgresServer, signum: int
             process.kill()
             process.wait()
         until(lambda: empty.execute(waiting) == "0")
-        with from_connection(connection) as other:
-            assert other.holders(LOCK_NAME) == []
+        assert empty.execute("SELECT count(*) FROM lockkit_locks WHERE owner IS NOT NULL") == "0"
 
 
 # -- the usual ways -------------------------------------------------------------------------------------------------

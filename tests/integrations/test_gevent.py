@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from lockkit.testing.servers import Service
 
 PROGRAM = Path(__file__).with_name("gevent_program.py")
-PATIENCE = 90.0
+PATIENCE = 100.0
 
 SERVERS: dict[str, Callable[[], Service]] = {
     "redis": RedisServer,

@@ -13,6 +13,7 @@ import importlib
 import logging
 import os
 import signal
+import threading
 import time
 import warnings
 from collections import Counter
@@ -232,19 +233,20 @@ def run(
     night = Night(count, first, workers, {kind.name: KindResult() for kind in kinds})
     began, load = time.monotonic(), _load()
     size = max(1, min(BATCH_MAX, count // (10 * workers * len(kinds))))
-    with ProcessPoolExecutor(workers, get_context("spawn"), _become_worker) as pool:
+    with _Interrupt() as interrupt, ProcessPoolExecutor(workers, get_context("spawn"), _become_worker) as pool:
         pending: set[Future[_Result]] = set()
-        try:
-            for name, seeds, is_measured in _plan(kinds, count, size, measured):
-                shifted = range(first + seeds.start, first + seeds.stop)
-                pending.add(pool.submit(_run_batch, _Batch(module, name, shifted, is_measured)))
-                while len(pending) >= 2 * workers:
-                    pending = _collect(pending, night, progress)
-            while pending:
+        for name, seeds, is_measured in _plan(kinds, count, size, measured):
+            if interrupt.came:
+                break
+            shifted = range(first + seeds.start, first + seeds.stop)
+            pending.add(pool.submit(_run_batch, _Batch(module, name, shifted, is_measured)))
+            while len(pending) >= 2 * workers:
                 pending = _collect(pending, night, progress)
-        except KeyboardInterrupt:
-            for future in pending:
-                future.cancel()
+        while pending:
+            if interrupt.came:
+                pending = {future for future in pending if not future.cancel()}  # what runs already is waited for
+            if pending:
+                pending = _collect(pending, night, progress)
     night.violations.sort()
     night.seconds = time.monotonic() - began
     night.load = None if load is None else (load, _load() or 0.0)
@@ -288,6 +290,36 @@ def _cores() -> int:
 
 def _load() -> float | None:
     return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+
+
+class _Interrupt:
+    """
+    Notes the first Ctrl-C instead of raising it, which could strike within the pool; the second one raises.
+
+    Attributes:
+        came: It was pressed.
+    """
+
+    def __init__(self) -> None:
+        self.came = False
+        self._before: Any = None
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            self._before = signal.signal(signal.SIGINT, self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._restore()
+
+    def _note(self, *_: object) -> None:
+        self.came = True
+        self._restore()
+
+    def _restore(self) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)
+            self._before = None
 
 
 # -- in a worker -------------------------------------------------------------------------------------------------------

@@ -180,7 +180,7 @@ def test_ctrl_c_ends_it_with_a_report() -> None:
         assert process.stderr is not None
         assert "schedules" in process.stderr.readline()
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=PATIENCE)
+        out, err = process.communicate(timeout=3 * PATIENCE)
 
     assert process.returncode == 0, err
     assert "Ended early: 1,000,000 were to be run." in out

@@ -34,17 +34,20 @@ class Agenda:
         self._batches: dict[Instant, list[str]] = {}  # apart, since they may be emptied
 
     def add(self, at: Instant, owner: str) -> None:
+        """Plan to look at a lease."""
+        self.owners_at(at).append(owner)
+
+    def owners_at(self, at: Instant) -> list[str]:
         """
-        Plan to look at a lease.
+        Return the leases that are planned for a time, to be added to at once.
 
         An interrupt may strike between any two steps: the time comes first, so that what has an owner has a time.
         """
         owners = self._owners.get(at)
         if owners is None:
             heappush(self._times, at)
-            self._owners[at] = [owner]
-        else:
-            owners.append(owner)
+            owners = self._owners[at] = []
+        return owners
 
     def add_batch(self, at: Instant, owners: list[str]) -> None:
         """Plan to look at several leases at the same time, or a moment earlier. Emptying the list removes them."""

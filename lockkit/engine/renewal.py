@@ -58,7 +58,7 @@ them in memory; fewer makes small ones again and again."""
 RETRY_START = 0.1
 """When to try again to start the renewer that could not be started (no more threads), seconds."""
 
-_owner, _ttl, _valid_until = attrgetter("grant.owner"), attrgetter("grant.ttl"), attrgetter("valid_until")
+_valid_until = attrgetter("valid_until")
 
 LogEntry = tuple[int, str, tuple[object, ...]]
 """Arguments of ``Logger.log``, to be logged once the mutex is free: a handler may block, or use a lock of this same
@@ -108,6 +108,28 @@ class Renewer:
             self._agenda.add(at, record.grant.owner)
             record.look_at = at
         # In a row of short leases the later ones are due later than the first: no thread is woken for them.
+        if at < self._wake_at:
+            self._wake_at = at
+            self._watching.wake()
+
+    def _reschedule_all(self, records: list[LeaseRecord]) -> None:
+        """As `reschedule`, for leases of which most are due at the same time."""
+        agenda, earliest, last, owners = self._agenda, inf, inf, []
+        for record in records:
+            at, next_at, look_at = record.valid_until, record.renewal.next_at, record.look_at
+            if next_at < at:  # noqa: PLR1730 - as above
+                at = next_at
+            if look_at is not None and at < look_at:
+                if at != last:
+                    last, owners = at, agenda.owners_at(at)
+                owners.append(record.grant.owner)
+                record.look_at = at
+            if at < earliest:  # noqa: PLR1730 - as above
+                earliest = at
+        self._wake_by(earliest)
+
+    def _wake_by(self, at: Instant) -> None:
+        """Make sure that the watch wakes up at this time or earlier."""
         if at < self._wake_at:
             self._wake_at = at
             self._watching.wake()
@@ -208,9 +230,9 @@ class Renewer:
         self._look(now, now, expired, due)
         if due:
             self._client.draw_renewal_share()
-            self._look(now + BATCH_SHARE * min(map(_ttl, due)), now, expired, due)
+            self._look(now + BATCH_SHARE * due[0].grant.ttl, now, expired, due)
             # Should the renewal hang, all of them are looked at when the first would be lost.
-            batch = list(map(_owner, due))
+            batch = [record.grant.owner for record in due]
             self._agenda.add_batch(min(map(_valid_until, due)), batch)
             self._in_flight.append(batch)
         look_again = self._agenda.next_at()
@@ -274,7 +296,11 @@ class Renewer:
         self, backend: LockBackend | None, due: list[LeaseRecord], in_flight: list[list[str]], now: Instant
     ) -> None:
         """Renew what was due when the watch looked; `in_flight` is what the agenda has of it."""
-        if batch := [record for record in due if self._is_due(record, now)]:
+        if batch := [
+            record
+            for record in due
+            if (record.state is HELD and now <= record.renewal.until) or self._is_due(record, now)
+        ]:
             await self._renew_batch(backend, batch)
         with self._client.mutex:
             for owners in in_flight:
@@ -315,9 +341,8 @@ class Renewer:
                 raise RuntimeError(message)  # noqa: TRY301 - a backend's bug counts as no answer, and is logged
         except Exception as error:  # noqa: BLE001 - whatever it was: retried until the deadline
             outcomes = [Unknown(error)] * len(batch)
-        for outcome in outcomes:
-            if isinstance(outcome, Unknown):
-                _forget_frames(outcome)
+        if Unknown in set(map(type, outcomes)):
+            _forget_frames(outcomes)
         return outcomes
 
     def _apply(self, batch: list[LeaseRecord], outcomes: Sequence[Renewal], started: Instant) -> None:
@@ -339,7 +364,6 @@ class Renewer:
                     if record.renewed(outcome, started):
                         entries.append(_recovered(record))
                     renewed.append(record)
-                    self.reschedule(record)
                     continue
                 reason = self._apply_failure(record, outcome, started, now)
                 if reason is not None:
@@ -349,6 +373,7 @@ class Renewer:
                     if not in_jeopardy:
                         failed.append(record)
                         entries.append(_failed(record, now, outcome.error))
+            self._reschedule_all(renewed)
         for level, message, arguments in entries:
             log.log(level, message, *arguments)
         if observers.active is not None:
@@ -415,8 +440,7 @@ class Renewer:
         outcome: Renewal = Unknown(InterruptedError("cut short"))
         try:
             (outcome,) = await backend.renew([replace(record.grant, ttl=ttl)])
-            if isinstance(outcome, Unknown):
-                _forget_frames(outcome)
+            _forget_frames([outcome])
         finally:
             self._apply_extension(record, outcome, ttl, started)
         if isinstance(outcome, Gone):
@@ -467,17 +491,19 @@ class Renewer:
             log.log(level, message, *arguments)
 
 
-def _forget_frames(outcome: Unknown) -> None:
+def _forget_frames(outcomes: Sequence[Renewal]) -> None:
     """
-    Drop the tracebacks of an error that an outcome carries.
+    Drop the tracebacks of the errors that outcomes carry.
 
     Their frames refer to those of all callers (CPython links ``f_back`` when a frame ends), and one of these has the
     outcome in a variable: a cycle. A lease that the holder drops would be renewed until the next garbage collection.
     """
-    errors = [outcome.error]
-    for error in errors:
-        error.__traceback__ = None
-        errors += [other for other in (error.__cause__, error.__context__) if other is not None and other not in errors]
+    for outcome in outcomes:
+        errors = [outcome.error] if isinstance(outcome, Unknown) else []
+        for error in errors:
+            error.__traceback__ = None
+            others = (error.__cause__, error.__context__)
+            errors += [other for other in others if other is not None and other not in errors]
 
 
 def _failed(record: LeaseRecord, now: Instant, error: BaseException) -> LogEntry:

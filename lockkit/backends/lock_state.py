@@ -49,6 +49,9 @@ OFFER_SECONDS_MAX = 1.0
 """Longest offer to a waiter. A longer one lets a stopped waiter delay the others for longer; if it is shorter than the
 time in which a busy machine schedules a woken process, waiters lose their turn."""
 
+_RENEWED = Renewed()
+"""One for all: the garbage collector goes through all objects of a client the sooner, the more are made."""
+
 
 class Claim(Protocol):
     """One acquisition that wants a lock."""
@@ -339,11 +342,11 @@ class LockState(Generic[C]):
         """Restart the ttl if `owner` still holds the lock; otherwise say why not."""
         if self.holder is not None and self.holder.owner == owner and now < self.until:
             self.until = now + ttl
-            return Renewed()
+            return _RENEWED
         share = self.shares.get(owner)
         if share is not None and now < share.until:
             share.until = now + ttl
-            return Renewed()
+            return _RENEWED
         return self._gone(owner)
 
     def update(self, owner: str, change: Callable[[C], C], now: float) -> Gone | None:

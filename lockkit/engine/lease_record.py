@@ -128,7 +128,8 @@ class RenewalPlan:
         """Note that no renewal is in flight any more."""
         assert self.in_flight, "each renewal ends once"
         self.in_flight = False
-        self.wake_waiters()
+        if self.answered is not None:
+            self.answered.set()
 
     def wake_waiters(self) -> None:
         """Wake the calls that wait for the renewal in flight: it has ended, or will not be sent."""
@@ -180,6 +181,7 @@ class LeaseRecord:
         acquired_by: The thread or task. Kept, so that its id is not used again.
         reentry_key: By which that thread or task enters it again; None if it is not reentrant.
         lease_ref: The user's lease.
+        look_at: When the renewer's watch looks at it again; None before the watch has seen it.
     """
 
     __slots__ = (
@@ -192,6 +194,7 @@ class LeaseRecord:
         "grant",
         "label",
         "lease_ref",
+        "look_at",
         "lost_event",
         "lost_reason",
         "metadata",
@@ -245,6 +248,7 @@ class LeaseRecord:
         self.acquired_by: object = None
         self.reentry_key: tuple[int, str] | None = None
         self.lease_ref: weakref.ref[Any] | None = None
+        self.look_at: Instant | None = None
         self._losses = losses
 
     # -- local, for the holder -------------------------------------------------------------------------------------
@@ -326,9 +330,9 @@ class LeaseRecord:
             believed = min(ttl, plan.unanswered_ttl)
         self.valid_until = anchor + believed - drift_margin(believed)
         assert self.valid_until < anchor + ttl or ttl <= 0.0, "never later than the server's own end of the lease"
-        # A third: two renewals may fail before the deadline comes near.
         if plan.next_at != inf:
-            plan.schedule(anchor + believed / 3)
+            at = anchor + believed * self.client.renewal_share
+            plan.next_at = at if at <= plan.until else inf
 
     def shorten_deadline(self, anchor: Instant, ttl: Seconds) -> None:
         """Believe in `ttl` from `anchor` on, if that ends earlier. Under the client's mutex."""

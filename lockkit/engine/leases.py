@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from itertools import islice, takewhile
+from operator import attrgetter, not_
 from typing import TYPE_CHECKING, Any
 
 from lockkit import validation
@@ -27,6 +29,8 @@ log = logging.getLogger("lockkit")
 EARLY_LOSSES_MAX = 100
 """How many losses of unknown owners are remembered. Those of leases that were released stay until others push them out;
 with fewer, the loss of a lease that is being granted at this moment could be forgotten."""
+
+_look_at = attrgetter("look_at")
 
 
 class Leases:
@@ -54,6 +58,18 @@ class Leases:
     def all(self) -> tuple[LeaseRecord, ...]:
         """Return all leases. A copy, made in one step: ``__del__`` forgets leases in any thread, at any time."""
         return tuple(self.records.values())
+
+    def unplanned(self) -> list[LeaseRecord]:
+        """
+        Return the leases that the renewer's watch has not seen yet, the oldest first. Under the mutex.
+
+        They are the newest: it takes all of them at a time. Nothing here runs Python code while it goes through the
+        dict, in which another thread could forget a lease; in between, leases may be forgotten but none is added.
+        """
+        leases = self.records.values()
+        count = len(list(takewhile(not_, map(_look_at, reversed(leases)))))
+        newest = list(islice(reversed(leases), count))
+        return [record for record in reversed(newest) if record.look_at is None]
 
     def add(self, record: LeaseRecord, *, reentrant: bool, nests: bool = False) -> None:
         """

@@ -8,6 +8,10 @@ Two coroutines per client, whatever the number of leases, each started when firs
 - the **renewer** sends the renewals that are due, in one batch.
 
 They share the client's mutex; nothing is awaited, started or logged while it is held.
+
+The watch looks at a lease only when something is due for it: it has an `Agenda`. A new lease is not added to it at
+once, since most are released before anything is due. The watch sleeps no longer than until the first of them is due,
+and adds all that are still held whenever it wakes up.
 """
 
 from __future__ import annotations
@@ -15,11 +19,14 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 from math import inf
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
+from lockkit import observers
 from lockkit.backend import Gone, Renewed, Unknown
 from lockkit.background import Background
 from lockkit.engine import observation
+from lockkit.engine.agenda import Agenda
 from lockkit.engine.lease_record import HELD, LOST
 from lockkit.errors import BackendUnavailable
 
@@ -44,8 +51,14 @@ LINGER = 10.0
 BATCH_SHARE = 1 / 30
 """Renewals due within this share of their ttl go along. Larger batches more and renews earlier than needed."""
 
+OUTDATED_MIN = 1000
+"""From how many entries on an agenda is made anew once most of them are of leases that have ended. More keeps more of
+them in memory; fewer makes small ones again and again."""
+
 RETRY_START = 0.1
 """When to try again to start the renewer that could not be started (no more threads), seconds."""
+
+_valid_until = attrgetter("valid_until")
 
 LogEntry = tuple[int, str, tuple[object, ...]]
 """Arguments of ``Logger.log``, to be logged once the mutex is free: a handler may block, or use a lock of this same
@@ -76,7 +89,9 @@ class Renewer:
     def forked(self) -> None:
         """Forget what is due, and the threads: they are the parent's."""
         self._wake_at = inf
+        self._agenda = Agenda()
         self._due: list[LeaseRecord] = []
+        self._in_flight: list[list[str]] = []  # what the agenda has of them
         self._last_work: tuple[Work, Event] | None = None
         self._watching.forked()
         self._renewing.forked()
@@ -84,9 +99,37 @@ class Renewer:
     # -- called under the mutex ------------------------------------------------------------------------------------
 
     def reschedule(self, record: LeaseRecord) -> None:
-        """Make sure that the watch wakes up in time for this lease."""
-        at = min(record.renewal.next_at, record.valid_until)
+        """Make sure that the watch looks at a lease in time: it is new, or something is due earlier than planned."""
+        at, next_at, look_at = record.valid_until, record.renewal.next_at, record.look_at
+        if next_at < at:  # noqa: PLR1730 - every acquisition comes here, and min() takes three times as long
+            at = next_at
+        # The watch adds a new one itself, if it is still held when the watch wakes up.
+        if look_at is not None and at < look_at:
+            self._agenda.add(at, record.grant.owner)
+            record.look_at = at
         # In a row of short leases the later ones are due later than the first: no thread is woken for them.
+        if at < self._wake_at:
+            self._wake_at = at
+            self._watching.wake()
+
+    def _reschedule_all(self, records: list[LeaseRecord]) -> None:
+        """As `reschedule`, for leases of which most are due at the same time."""
+        agenda, earliest, last, owners = self._agenda, inf, inf, []
+        for record in records:
+            at, next_at, look_at = record.valid_until, record.renewal.next_at, record.look_at
+            if next_at < at:  # noqa: PLR1730 - as above
+                at = next_at
+            if look_at is not None and at < look_at:
+                if at != last:
+                    last, owners = at, agenda.owners_at(at)
+                owners.append(record.grant.owner)
+                record.look_at = at
+            if at < earliest:  # noqa: PLR1730 - as above
+                earliest = at
+        self._wake_by(earliest)
+
+    def _wake_by(self, at: Instant) -> None:
+        """Make sure that the watch wakes up at this time or earlier."""
         if at < self._wake_at:
             self._wake_at = at
             self._watching.wake()
@@ -136,6 +179,8 @@ class Renewer:
 
     async def _watch(self) -> None:
         idle_since: float | None = None
+        with self._client.mutex:
+            self._start_agenda()  # also if it failed halfway, and is run again
         while True:
             self._watching.clear()
             if self._last_work is not None:
@@ -167,26 +212,56 @@ class Renewer:
         finally:
             done.set()
 
+    def _start_agenda(self) -> None:
+        """Begin anew with an empty agenda. Under the mutex."""
+        self._agenda = Agenda()
+        for record in self._leases.all():
+            record.look_at = None
+
     def _survey(self, now: Instant) -> tuple[list[LeaseRecord], list[LeaseRecord], float]:
         """Find what has expired, what is to be renewed (marked as in flight), and when to look again."""
         expired: list[LeaseRecord] = []
         due: list[LeaseRecord] = []
-        look_again = inf
-        for record in self._leases.all():
-            plan = record.renewal
-            at = record.valid_until
+        if len(self._agenda) > OUTDATED_MIN + 2 * len(self._leases.records):
+            self._start_agenda()
+        for record in self._leases.unplanned():
+            record.look_at = min(record.renewal.next_at, record.valid_until)
+            self._agenda.add(record.look_at, record.grant.owner)
+        self._look(now, now, expired, due)
+        if due:
+            self._client.draw_renewal_share()
+            self._look(now + BATCH_SHARE * due[0].grant.ttl, now, expired, due)
+            # Should the renewal hang, all of them are looked at when the first would be lost.
+            batch = [record.grant.owner for record in due]
+            self._agenda.add_batch(min(map(_valid_until, due)), batch)
+            self._in_flight.append(batch)
+        look_again = self._agenda.next_at()
+        assert look_again > now, "the watch sleeps before it looks again"
+        return expired, due, look_again
+
+    def _look(self, until: Instant, now: Instant, expired: list[LeaseRecord], due: list[LeaseRecord]) -> None:
+        """Look at the leases that are on the agenda for `until` or earlier, and plan when to look at each again."""
+        agenda, records = self._agenda, self._leases.records
+        for owner in agenda.take(until):
+            record = records.get(owner)
+            if record is None:
+                continue  # released, dropped or lost meanwhile
+            plan, at, look_at = record.renewal, record.valid_until, record.look_at
+            assert look_at is not None, "what is on the agenda has been planned"
             if at <= now:
                 expired.append(record)
+                record.look_at = inf
                 continue
             if plan.next_at < at and not plan.in_flight:
                 if plan.next_at <= now + record.grant.ttl * BATCH_SHARE:
                     plan.in_flight = True
+                    record.look_at = inf
                     due.append(record)
-                else:
-                    at = plan.next_at
-            look_again = min(look_again, at)
-        assert look_again > now, "the watch sleeps before it looks again"
-        return expired, due, look_again
+                    continue
+                at = plan.next_at
+            if at < look_at or look_at <= until:  # else it is on the agenda for then already
+                agenda.add(at, owner)
+                record.look_at = at
 
     # -- the renewer -----------------------------------------------------------------------------------------------
 
@@ -207,15 +282,29 @@ class Renewer:
             with self._client.mutex:
                 now = self._runtime.now()
                 due, self._due = self._due, []
+                in_flight, self._in_flight = self._in_flight, []
                 backend = self._client.backend
                 if not due and (backend is None or now >= idle_since + LINGER):
                     return
             if due:
                 idle_since = now
-                if batch := [record for record in due if self._is_due(record, now)]:
-                    await self._renew_batch(backend, batch)
+                await self._renew_due(backend, due, in_flight, now)
             else:
                 await self._renewing.wait(idle_since + LINGER - self._runtime.now())
+
+    async def _renew_due(
+        self, backend: LockBackend | None, due: list[LeaseRecord], in_flight: list[list[str]], now: Instant
+    ) -> None:
+        """Renew what was due when the watch looked; `in_flight` is what the agenda has of it."""
+        if batch := [
+            record
+            for record in due
+            if (record.state is HELD and now <= record.renewal.until) or self._is_due(record, now)
+        ]:
+            await self._renew_batch(backend, batch)
+        with self._client.mutex:
+            for owners in in_flight:
+                owners.clear()  # each lease that is still held has been planned anew
 
     def _is_due(self, record: LeaseRecord, now: Instant) -> bool:
         """Tell whether a lease is still to be renewed: the batch before may have taken long."""
@@ -252,8 +341,8 @@ class Renewer:
                 raise RuntimeError(message)  # noqa: TRY301 - a backend's bug counts as no answer, and is logged
         except Exception as error:  # noqa: BLE001 - whatever it was: retried until the deadline
             outcomes = [Unknown(error)] * len(batch)
-        for outcome in outcomes:
-            _forget_frames(outcome)
+        if Unknown in set(map(type, outcomes)):
+            _forget_frames(outcomes)
         return outcomes
 
     def _apply(self, batch: list[LeaseRecord], outcomes: Sequence[Renewal], started: Instant) -> None:
@@ -261,61 +350,68 @@ class Renewer:
         entries: list[LogEntry] = []
         renewed: list[LeaseRecord] = []
         failed: list[LeaseRecord] = []
+        # One for the batch, so that its leases are asked for together again.
+        spread = self._runtime.random.uniform(0.8, 1.2)
         with self._client.mutex:
+            now = self._runtime.now()
             for record, outcome in zip(batch, outcomes, strict=True):
-                in_jeopardy = record.renewal.in_jeopardy
-                reason = self._apply_one(record, outcome, started, entries)
+                plan = record.renewal
+                in_jeopardy = plan.in_jeopardy
+                plan.finish()
+                # Lost is final, also when a late answer says otherwise. So is the deadline, should the watch not have
+                # run yet (a pause).
+                if isinstance(outcome, Renewed) and record.state is HELD and now < record.valid_until:
+                    if record.renewed(outcome, started):
+                        entries.append(_recovered(record))
+                    renewed.append(record)
+                    continue
+                reason = self._apply_failure(record, outcome, started, now)
                 if reason is not None:
                     lost.append((record, reason))
-                elif record.state is HELD and isinstance(outcome, Renewed):
-                    renewed.append(record)
-                elif record.renewal.in_jeopardy and not in_jeopardy:
-                    failed.append(record)
+                elif record.state is HELD and isinstance(outcome, Unknown):
+                    self._plan_retry(record, now, spread)
+                    if not in_jeopardy:
+                        failed.append(record)
+                        entries.append(_failed(record, now, outcome.error))
+            self._reschedule_all(renewed)
         for level, message, arguments in entries:
             log.log(level, message, *arguments)
-        for record in renewed:
-            observation.post("renewed", record)
-        for record in failed:
-            observation.post("jeopardy", record, "unavailable")
+        if observers.active is not None:
+            _tell_observers(renewed, failed)
         for record, reason in lost:
             self._leases.lose(record, reason)
 
-    def _apply_one(
-        self, record: LeaseRecord, outcome: Renewal, started: Instant, entries: list[LogEntry]
+    def _apply_failure(
+        self, record: LeaseRecord, outcome: Renewal, started: Instant, now: Instant
     ) -> LossReason | None:
-        """Apply one answer; returns the reason if the lease is lost. Under the mutex."""
+        """Apply an answer that does not renew a lease; returns the reason if it is lost. Under the mutex."""
         if isinstance(outcome, Unknown):
             record.renewal.note_unanswered(record.grant.ttl, started)
-        record.renewal.finish()
         if record.state is not HELD:
-            return None  # lost is final, also when a late answer says otherwise
-        if self._runtime.now() >= record.valid_until:
-            return "expired"  # so is the deadline, should the watch not have run yet (a pause)
-        if isinstance(outcome, Gone):
-            return outcome.reason
-        if isinstance(outcome, Unknown):
-            self._plan_retry(record, outcome.error, entries)
-        elif record.renewed(outcome, started):
-            entries.append(_recovered(record))
-        self.reschedule(record)
-        return None
+            return None
+        if now >= record.valid_until:
+            return "expired"
+        return outcome.reason if isinstance(outcome, Gone) else None
 
-    def _plan_retry(self, record: LeaseRecord, error: BaseException, entries: list[LogEntry]) -> None:
-        """Plan the next try after a renewal without an answer, and log the first failure."""
+    def _plan_retry(self, record: LeaseRecord, now: Instant, spread: float) -> None:
+        """
+        Plan the next try after a renewal without an answer. Under the mutex.
+
+        Args:
+            record: The lease.
+            now: The time.
+            spread: Random factor of the pause.
+        """
+        # It may be dropped at any time, without the mutex.
         assert record.state is not LOST, "lost is final"
-        grant, plan = record.grant, record.renewal
-        now = self._runtime.now()
-        left = record.valid_until - now
+        plan, left = record.renewal, record.valid_until - now
         until_stop = left - plan.grace if left > plan.grace else left
         # Several more tries before the deadline, or before the holder stops, spread so that the clients of a server
         # that comes back do not all call in the same instant. At least 5 ms: a dead port answers at once and would be
         # asked in a busy loop.
-        pause = max(0.005, min(grant.ttl / 10, until_stop / 3)) * self._runtime.random.uniform(0.8, 1.2)
-        plan.schedule(now + pause)
-        if not plan.in_jeopardy:
-            plan.in_jeopardy = True
-            message = "renewal of lock %r (token %d) failed, %.3f s to its deadline; lockkit retries: %s"
-            entries.append((logging.WARNING, message, (grant.name, grant.token, max(0.0, left), error)))
+        plan.schedule(now + max(0.005, min(record.grant.ttl / 10, until_stop / 3)) * spread)
+        plan.in_jeopardy = True
+        self.reschedule(record)
 
     # -- on the holder's request -----------------------------------------------------------------------------------
 
@@ -344,7 +440,7 @@ class Renewer:
         outcome: Renewal = Unknown(InterruptedError("cut short"))
         try:
             (outcome,) = await backend.renew([replace(record.grant, ttl=ttl)])
-            _forget_frames(outcome)
+            _forget_frames([outcome])
         finally:
             self._apply_extension(record, outcome, ttl, started)
         if isinstance(outcome, Gone):
@@ -395,22 +491,39 @@ class Renewer:
             log.log(level, message, *arguments)
 
 
-def _forget_frames(outcome: Renewal) -> None:
+def _forget_frames(outcomes: Sequence[Renewal]) -> None:
     """
-    Drop the tracebacks of an error that an outcome carries.
+    Drop the tracebacks of the errors that outcomes carry.
 
     Their frames refer to those of all callers (CPython links ``f_back`` when a frame ends), and one of these has the
     outcome in a variable: a cycle. A lease that the holder drops would be renewed until the next garbage collection.
     """
-    errors = [outcome.error] if isinstance(outcome, Unknown) else []
-    for error in errors:
-        error.__traceback__ = None
-        errors += [other for other in (error.__cause__, error.__context__) if other is not None and other not in errors]
+    for outcome in outcomes:
+        errors = [outcome.error] if isinstance(outcome, Unknown) else []
+        for error in errors:
+            error.__traceback__ = None
+            others = (error.__cause__, error.__context__)
+            errors += [other for other in others if other is not None and other not in errors]
+
+
+def _failed(record: LeaseRecord, now: Instant, error: BaseException) -> LogEntry:
+    """Say that renewals have begun to fail."""
+    grant, left = record.grant, max(0.0, record.valid_until - now)
+    message = "renewal of lock %r (token %d) failed, %.3f s to its deadline; lockkit retries: %s"
+    return logging.WARNING, message, (grant.name, grant.token, left, error)
 
 
 def _recovered(record: LeaseRecord) -> LogEntry:
     """Say that a renewal has worked again."""
     return logging.INFO, "lock %r (token %d) is renewed again", (record.grant.name, record.grant.token)
+
+
+def _tell_observers(renewed: list[LeaseRecord], failed: list[LeaseRecord]) -> None:
+    """Post the events of one batch."""
+    for record in renewed:
+        observation.post("renewed", record)
+    for record in failed:
+        observation.post("jeopardy", record, "unavailable")
 
 
 async def _nothing() -> None:

@@ -1176,15 +1176,15 @@ def test_too_few_outcomes_count_as_no_answer(caplog: pytest.LogCaptureFixture) -
     assert "0 outcomes for 1 grants" in caplog.text
 
 
-def test_renewal_is_planned_at_a_third_of_the_ttl() -> None:
-    """So that two may fail before the deadline comes near."""
+def test_renewal_is_planned_at_a_third_of_the_ttl_or_little_earlier() -> None:
+    """So that two may fail before the deadline comes near, and clients do not stay in step."""
     client, _ = scripted()
     before = monotonic()
     with client.lock("x", ttl=30) as lease:
         after = monotonic()
-        assert before + 10.0 <= lease._record.renewal.next_at <= after + 10.0
+        assert before + 9.0 <= lease._record.renewal.next_at <= after + 10.0
         lease.extend(60)
-        assert after + 20.0 <= lease._record.renewal.next_at <= monotonic() + 20.0
+        assert after + 18.0 <= lease._record.renewal.next_at <= monotonic() + 20.0
 
 
 def test_released_lease_is_not_renewed() -> None:

@@ -145,12 +145,11 @@ class MemoryBackend(LockBackend):
     async def renew(self, grants: Sequence[Grant]) -> Sequence[Renewal]:
         """See `LockBackend.renew`."""
         with self._space.mutex:
-            now = self._runtime.now()
-            return [self._renew(grant, now) for grant in grants]
-
-    def _renew(self, grant: Grant, now: float) -> Renewal:
-        lock = self._space.locks.get(grant.name)
-        return Gone() if lock is None else lock.renew(grant.owner, grant.ttl, now)
+            locks, now = self._space.locks, self._runtime.now()
+            return [
+                Gone() if (lock := locks.get(grant.name)) is None else lock.renew(grant.owner, grant.ttl, now)
+                for grant in grants
+            ]
 
     async def release(self, grant: Grant, answer_by: float = inf) -> bool:
         """See `LockBackend.release`."""

@@ -1,0 +1,394 @@
+"""When the renewer looks at which lease: compared with looking at all of them each time."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
+
+from lockkit.backend import Gone, Grant, Renewal, Renewed, Unknown
+from lockkit.engine import renewal
+from lockkit.engine.agenda import Agenda
+from lockkit.engine.cleanup import PendingCleanups
+from lockkit.engine.client_state import ClientState
+from lockkit.engine.lease_record import HELD, RELEASED, LeaseRecord
+from lockkit.engine.leases import Leases
+from lockkit.engine.renewal import Renewer
+from lockkit.errors import BackendUnavailable, LockLost
+from lockkit.runtime import BlockingRuntime, drive
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from lockkit.backend import LossReason
+
+TTLS = st.sampled_from([0.5, 3.0, 30.0, 30.0, 30.0, 600.0])
+OUTCOMES = st.sampled_from([Renewed(), Renewed(), Renewed(), Unknown(TimeoutError()), Gone()])
+
+
+class Clock(BlockingRuntime):
+    """A runtime whose time a test sets, and which starts nothing."""
+
+    def __init__(self, seed: int = 0) -> None:
+        """Start at 1000 s."""
+        super().__init__()
+        self.time = 1000.0
+        self.random.seed(seed)
+        self.now = self._now  # in place of that of the operating system
+
+    def spawn(self, *_: object) -> None:
+        """Start nothing."""
+
+    def _now(self) -> float:
+        return self.time
+
+
+class Scripted:
+    """As much of a backend as renewals need."""
+
+    url = "scripted://"
+    capabilities: Any = None
+
+    def __init__(self) -> None:
+        """Renew all."""
+        self.outcome: Renewal = Renewed()
+
+    async def renew(self, grants: Sequence[Grant]) -> list[Renewal]:
+        """Answer all with the same."""
+        return [self.outcome for _ in grants]
+
+    async def release(self, *_: object) -> bool:
+        """Release nothing."""
+        return True
+
+
+class Watched:
+    """A renewer whose watch is called by hand."""
+
+    def __init__(self, seed: int = 0) -> None:
+        """Hold nothing."""
+        self.runtime = Clock(seed)
+        self.backend: Any = Scripted()
+        self.client = ClientState(self.runtime, self.backend, Scripted)  # type: ignore[arg-type]
+        self.leases = Leases(self.client, PendingCleanups(self.client))
+        self.renewer = Renewer(self.client, self.leases, _nothing)
+        self.count = 0
+
+    def acquire(self, ttl: float, *, renew: bool = True, max_hold: float = inf) -> LeaseRecord:
+        """Add a lease, as `Engine.admit` does."""
+        self.count += 1
+        owner = f"{self.count:032x}"
+        record = LeaseRecord(self.client, Grant("x", owner, self.count, ttl), "{}", self.leases, raise_on_lost=True)
+        record.since, record.label = self.runtime.time, None
+        if renew:
+            record.renewal.next_at, record.renewal.until = 0.0, self.runtime.time + max_hold
+        record.set_deadline(self.runtime.time, ttl)
+        self.leases.add(record, reentrant=False)
+        self.renewer.reschedule(record)
+        return record
+
+    def release(self, record: LeaseRecord) -> None:
+        """End a lease."""
+        record.state = RELEASED
+        self.leases.drop(record)
+
+    def wake(self) -> tuple[list[LeaseRecord], list[LeaseRecord]]:
+        """Let the watch run once, as far as it does not wait; return what has expired and what is due."""
+        renewer = self.renewer
+        expired, due, look_again = renewer._survey(self.runtime.time)
+        renewer._due += due
+        renewer._wake_at = look_again
+        for record in expired:
+            self.leases.lose(record, "expired")
+        return expired, due
+
+    def renew(self, outcome: Renewal) -> list[LeaseRecord]:
+        """Let the renewer run once; return what was due."""
+        renewer = self.renewer
+        due, renewer._due = renewer._due, []
+        in_flight, renewer._in_flight = renewer._in_flight, []
+        self.backend.outcome = outcome
+        drive(renewer._renew_due(self.backend, due, in_flight, self.runtime.time))
+        return due
+
+
+async def _nothing() -> None:
+    pass
+
+
+def due_at(record: LeaseRecord) -> float:
+    """When something is due for a lease: what the agenda is to know."""
+    plan = record.renewal
+    return record.valid_until if plan.in_flight else min(plan.next_at, record.valid_until)
+
+
+class AgendaAgainstAll(RuleBasedStateMachine):
+    """What the watch finds and when it wakes up, against a look at every lease."""
+
+    records = Bundle("records")
+
+    @initialize(seed=st.integers(0, 9))
+    def begin(self, seed: int) -> None:
+        """Hold nothing."""
+        self.watched = Watched(seed)
+
+    @property
+    def now(self) -> float:
+        """The time."""
+        return self.watched.runtime.time
+
+    @rule(target=records, ttl=TTLS, renew=st.sampled_from([True, True, False]), max_hold=st.sampled_from([inf, 50.0]))
+    def acquire(self, ttl: float, renew: bool, max_hold: float) -> LeaseRecord:  # noqa: FBT001 - a parameter
+        """Hold one more."""
+        return self.watched.acquire(ttl, renew=renew, max_hold=max_hold)
+
+    @rule(record=records)
+    def release(self, record: LeaseRecord) -> None:
+        """End it, if it is held."""
+        if record.state is HELD:
+            self.watched.release(record)
+
+    @rule(record=records)
+    def forget(self, record: LeaseRecord) -> None:
+        """End it, as the garbage collector does."""
+        if record.state is HELD:
+            self.watched.leases.dropped(record)
+
+    @rule(record=records, reason=st.sampled_from(["broken", "session"]))
+    def lose(self, record: LeaseRecord, reason: LossReason) -> None:
+        """Lose it before its time."""
+        self.watched.leases.lose(record, reason)
+
+    @rule(record=records, ttl=TTLS, outcome=OUTCOMES)
+    def extend(self, record: LeaseRecord, ttl: float, outcome: Renewal) -> None:
+        """Extend it, unless that would have to wait."""
+        if record.renewal.in_flight:
+            return
+        self.watched.backend.outcome = outcome
+        try:
+            drive(self.watched.renewer.extend(record, self.watched.backend, ttl))
+        except (LockLost, BackendUnavailable):
+            assert not record.held
+
+    @rule(seconds=st.sampled_from([0.001, 0.1, 1.0, 5.0, 9.5, 40.0]))
+    def wait(self, seconds: float) -> None:
+        """Let time pass in which the watch does not run, though it should: a busy machine."""
+        self.watched.runtime.time += seconds
+
+    @rule()
+    def sleep(self) -> None:
+        """Let the time come to which the watch sleeps."""
+        if self.watched.renewer._wake_at < inf:
+            self.watched.runtime.time = max(self.now, self.watched.renewer._wake_at)
+
+    @rule()
+    def look(self) -> None:
+        """Let the watch run."""
+        now, held = self.now, self.watched.leases.all()
+        over = {record for record in held if record.valid_until <= now}
+        in_flight = {record for record in held if record.renewal.in_flight}
+        must = {record for record in held if record not in over and due_at(record) <= now}
+
+        expired, due = self.watched.wake()
+
+        assert set(expired) == over
+        assert len(due) == len(set(due))
+        assert must <= set(due)
+        assert in_flight.isdisjoint(due)
+        assert all(record.renewal.next_at <= now + record.grant.ttl / 30 for record in due)
+        assert self.watched.renewer._wake_at > now
+
+    @rule(outcome=OUTCOMES)
+    def renew(self, outcome: Renewal) -> None:
+        """Let the renewer run."""
+        due = self.watched.renew(outcome)
+        assert not any(record.renewal.in_flight for record in due if record.state is HELD)
+
+    @rule()
+    def renew_soon(self) -> None:
+        """Have all renewed now."""
+        self.watched.renewer.renew_soon()
+
+    @rule()
+    def fail(self) -> None:
+        """Let the watch fail, and be run again."""
+        self.watched.renewer._start_agenda()
+
+    @invariant()
+    def wakes_up_in_time(self) -> None:
+        """The watch never sleeps longer than until something is due."""
+        if hasattr(self, "watched"):
+            held = self.watched.leases.all()
+            assert self.watched.renewer._wake_at <= min(map(due_at, held), default=inf)
+
+
+AgendaAgainstAll.TestCase.settings = settings(
+    max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+)
+TestAgendaAgainstAll = AgendaAgainstAll.TestCase
+
+
+TIMES = st.sampled_from([1.0, 1.5, 2.0, 3.0])
+
+
+@given(
+    st.lists(st.one_of(TIMES.map(lambda at: ("add", at)), TIMES.map(lambda at: ("batch", at)), st.just(("take", 0))))
+)
+def test_agenda_gives_back_what_was_added(steps: list[tuple[str, float]]) -> None:
+    """In the order of the times, each once, and a batch not a moment late."""
+    agenda, now = Agenda(), 0.0
+    model: list[tuple[float, str]] = []
+    for number, (what, at) in enumerate(steps):
+        owner = str(number)
+        if what == "add":
+            agenda.add(at, owner)
+            model.append((at, owner))
+        elif what == "batch":
+            agenda.add_batch(at, [owner])
+            model.append((at, owner))
+        else:
+            now += 0.75
+            taken = agenda.take(now)
+            assert sorted(taken) == sorted(owner for at, owner in model if at <= now)
+            model = [(at, owner) for at, owner in model if at > now]
+        assert agenda.next_at() == pytest.approx(min((at for at, _ in model), default=inf))
+
+
+def test_emptied_batch_takes_nothing_else_with_it() -> None:
+    """A lease may be planned for the very instant of the batch."""
+    agenda, batch = Agenda(), ["a", "b"]
+    agenda.add(1.0, "before")
+    agenda.add_batch(1.0, batch)
+    agenda.add(1.0, "after")
+    agenda.add_batch(1.0, ["other batch"])
+    batch.clear()
+
+    assert sorted(agenda.take(1.0)) == ["after", "before", "other batch"]
+
+
+class Counting(dict[str, LeaseRecord]):
+    """Counts the looks at leases."""
+
+    looks = 0
+
+    def get(self, key: str, default: Any = None) -> Any:  # noqa: ANN401 - as in a dict
+        """Count one."""
+        self.looks += 1
+        return super().get(key, default)
+
+    def values(self) -> Any:  # noqa: ANN401 - as in a dict
+        """Count each that is gone through."""
+        return _Counted(self)
+
+
+class _Counted:
+    def __init__(self, records: Counting) -> None:
+        self.records = records
+
+    def __iter__(self) -> Iterator[LeaseRecord]:
+        return self._count(iter(dict.values(self.records)))
+
+    def __reversed__(self) -> Iterator[LeaseRecord]:
+        return self._count(reversed(dict.values(self.records)))
+
+    def _count(self, records: Iterator[LeaseRecord]) -> Iterator[LeaseRecord]:
+        for record in records:
+            self.records.looks += 1
+            yield record
+
+
+def test_watch_looks_at_what_is_due_and_not_at_what_is_held() -> None:
+    """A thousand leases are held for ten minutes, and one short one is renewed many times."""
+    watched = Watched()
+    records = watched.leases.records = Counting()
+    for _ in range(1000):
+        watched.acquire(6000.0)
+    short = watched.acquire(3.0)
+    watched.wake()
+    records.looks = 0
+
+    for _ in range(100):
+        watched.runtime.time = watched.renewer._wake_at
+        assert watched.wake() == ([], [short])
+        watched.renew(Renewed())
+
+    assert short.held
+    assert records.looks <= 100 * 4
+
+
+def test_leases_that_are_released_at_once_are_never_planned() -> None:
+    """Most are: planning them would cost each of them."""
+    watched = Watched()
+    for _ in range(1000):
+        watched.release(watched.acquire(30.0))
+
+    assert len(watched.renewer._agenda) == 0
+    watched.acquire(30.0)
+    watched.wake()
+    assert len(watched.renewer._agenda) == 1
+
+
+def test_agenda_does_not_keep_what_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long leases without renewal, each released soon after the watch has seen it."""
+    monkeypatch.setattr(renewal, "OUTDATED_MIN", 10)
+    watched = Watched()
+    kept = watched.acquire(86400.0)
+    for _ in range(200):
+        record = watched.acquire(86400.0, renew=False)
+        watched.runtime.time += 0.01
+        watched.wake()
+        watched.release(record)
+
+    assert len(watched.renewer._agenda) <= 20
+    watched.runtime.time = kept.renewal.next_at
+    assert watched.wake() == ([], [kept])
+
+
+def test_leases_renewed_together_stay_together() -> None:
+    """A thousand that were acquired one after the other go in one batch each time, also when a renewal failed."""
+    watched = Watched()
+    for _ in range(1000):
+        watched.runtime.time += 0.0005
+        watched.acquire(30.0)
+    for outcome in (Renewed(), Renewed(), Unknown(TimeoutError()), Renewed(), Renewed()):
+        watched.runtime.time = watched.renewer._wake_at
+        watched.wake()
+        assert len(watched.renew(outcome)) == 1000
+
+
+def test_each_lease_of_a_batch_that_hangs_is_lost_at_its_own_deadline() -> None:
+    """They went together; their deadlines are not the same."""
+    watched = Watched()
+    early, late = watched.acquire(30.0), watched.acquire(30.5)
+    watched.runtime.time = watched.renewer._wake_at
+    assert set(watched.wake()[1]) == {early, late}
+
+    for record in (early, late):
+        expired: list[LeaseRecord] = []
+        while not expired:
+            watched.runtime.time = watched.renewer._wake_at
+            expired, due = watched.wake()
+            assert not due
+        assert expired == [record]
+        assert watched.runtime.time == record.valid_until
+
+
+def test_clients_do_not_stay_in_step() -> None:
+    """A hundred that begin in the same instant are spread over the range of the renewals a few minutes later."""
+    clients = [Watched(seed) for seed in range(100)]
+    times = []
+    for watched in clients:
+        watched.acquire(30.0)
+        while watched.runtime.time < 1300.0:
+            watched.runtime.time = watched.renewer._wake_at
+            watched.wake()
+            watched.renew(Renewed())
+        times.append(watched.runtime.time)
+
+    in_each_second = [sum(1300 + second <= time < 1301 + second for time in times) for second in range(10)]
+    assert sum(in_each_second) == 100
+    assert max(in_each_second) < 40

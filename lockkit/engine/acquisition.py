@@ -461,6 +461,7 @@ class Acquisition(Generic[L]):
             LockError: It could never end: A holds the lock and awaits something. B, a task of the same event loop,
                 waits for the lock by blocking their thread: the loop stands still, and A never leaves.
         """
+        assert self._waiting, "warned when the wait begins"
         record = self._holder_in_same_thread(busy)
         if record is None:
             self._warn_loop()
@@ -495,6 +496,7 @@ class Acquisition(Generic[L]):
 
     def _warn_at_backend(self, waited: Seconds) -> None:
         """In the background: a backend that hangs must not make the wait longer than its timeout."""
+        assert self._warn_at == inf, "warned once"
         try:
             self._runtime.spawn("lockkit-holders", lambda: self._warn_of_holders(waited))
         except RuntimeError as error:

@@ -51,6 +51,7 @@ class Agenda:
 
     def add_batch(self, at: Instant, owners: list[str]) -> None:
         """Plan to look at several leases at the same time, or a moment earlier. Emptying the list removes them."""
+        assert owners, "the watch sends no empty batch"
         while at in self._batches:
             at = nextafter(at, -inf)
         heappush(self._times, at)

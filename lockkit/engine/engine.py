@@ -258,6 +258,7 @@ class Engine(Generic[L]):
 
     async def _acquire_slot(self, settings: LockSettings, timeout: Seconds | None) -> L:
         """Acquire a permit where the backend has locks only."""
+        assert settings.mode == "permit", "anything else is one lock"
         if settings.reentrant:
             for slot in range(settings.limit):
                 lease = self.leases.reenter(replace(settings, name=slot_name(settings.name, slot)))
@@ -272,6 +273,7 @@ class Engine(Generic[L]):
 
     async def _acquire_observed(self, settings: LockSettings, timeout: Seconds | None, *, name_holder: bool) -> L:
         """As `acquire`, and tell the observers."""
+        assert settings.on_wait is None, "the observers are told once"
         call = ObservedCall(self.client, settings)
         try:
             lease = await self.acquire(replace(settings, on_wait=call.waits), timeout, name_holder=name_holder)
@@ -288,6 +290,7 @@ class Engine(Generic[L]):
 
     async def free_permits(self, settings: LockSettings) -> int:
         """Ask how many permits of a semaphore nobody holds."""
+        assert settings.mode == "permit", "only semaphores have permits"
         if self.capabilities.permits == "native":
             cap = await self.caps.cap(settings.name, CALL_SECONDS)
             limit = settings.limit if cap is None else min(settings.limit, cap)

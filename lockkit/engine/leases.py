@@ -63,13 +63,16 @@ class Leases:
         """
         Return the leases that the renewer's watch has not seen yet, the oldest first. Under the mutex.
 
-        They are the newest: it takes all of them at a time. Nothing here runs Python code while it goes through the
-        dict, in which another thread could forget a lease; in between, leases may be forgotten but none is added.
+        They are the newest: it takes all of them at a time, and none is added meanwhile.
         """
         leases = self.records.values()
-        count = len(list(takewhile(not_, map(_look_at, reversed(leases)))))
-        newest = list(islice(reversed(leases), count))
-        return [record for record in reversed(newest) if record.look_at is None]
+        while True:
+            try:
+                count = len(list(takewhile(not_, map(_look_at, reversed(leases)))))
+                newest = list(islice(reversed(leases), count))
+            except RuntimeError:  # a dict that changed: `__del__` has forgotten a lease, in this thread or another
+                continue
+            return [record for record in reversed(newest) if record.look_at is None]
 
     def add(self, record: LeaseRecord, *, reentrant: bool, nests: bool = False) -> None:
         """

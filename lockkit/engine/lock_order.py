@@ -112,6 +112,7 @@ class LockOrder:
         return self._warned.setdefault(frozenset(circle), mine) is mine
 
     def _describe(self, circle: list[_Key]) -> str:
+        assert circle[0] == circle[-1], "it ends where it begins"
         names = " -> ".join(repr(key.name) for key in circle)
         stacks = "".join(
             f"\nholding {held.name!r} at {held.url}, waited for {wanted.name!r} at {wanted.url}:\n"

@@ -63,6 +63,7 @@ class PermitAcquisition(Acquisition[L]):
 
     async def _pause_at_zero(self) -> None:
         """Wait until the cap may be another one, without a place in the queue."""
+        assert self._cap == 0, "with permits the backend is asked"
         if self._out_of_time:
             raise self._caps.paused(self._settings.name)
         self._check_open()

@@ -91,6 +91,7 @@ class Releases:
     async def _finish(self, record: LeaseRecord, *, ours: bool) -> None:
         """Mark a lease as lost if the backend did not hold it any more when it was released; tell the observers."""
         runtime = self._client.runtime
+        assert record.state is RELEASED, "the backend has answered"
         # Not ours any more, though the deadline has not passed: broken, flushed or taken. (Past the deadline the lease
         # may have run out while the release was on its way: the work had ended by then.)
         if not ours and runtime.now() < record.valid_until:

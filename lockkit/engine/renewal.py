@@ -296,6 +296,7 @@ class Renewer:
         self, backend: LockBackend | None, due: list[LeaseRecord], in_flight: list[list[str]], now: Instant
     ) -> None:
         """Renew what was due when the watch looked; `in_flight` is what the agenda has of it."""
+        assert due, "the renewer sleeps when nothing is due"
         if batch := [
             record
             for record in due
@@ -341,6 +342,7 @@ class Renewer:
                 raise RuntimeError(message)  # noqa: TRY301 - a backend's bug counts as no answer, and is logged
         except Exception as error:  # noqa: BLE001 - whatever it was: retried until the deadline
             outcomes = [Unknown(error)] * len(batch)
+        assert len(outcomes) == len(batch), "one answer for each, whatever the backend gave"
         if Unknown in set(map(type, outcomes)):
             _forget_frames(outcomes)
         return outcomes
@@ -385,6 +387,7 @@ class Renewer:
         self, record: LeaseRecord, outcome: Renewal, started: Instant, now: Instant
     ) -> LossReason | None:
         """Apply an answer that does not renew a lease; returns the reason if it is lost. Under the mutex."""
+        assert not record.renewal.in_flight, "it has been answered"
         if isinstance(outcome, Unknown):
             record.renewal.note_unanswered(record.grant.ttl, started)
         if record.state is not HELD:
@@ -432,6 +435,7 @@ class Renewer:
             BackendUnavailable: No answer; the deadline stays, or is the earlier one that was asked for.
         """
         await self._wait_for_turn(record)
+        assert record.renewal.in_flight, "one renewal of a lease at a time"
         started = self._runtime.now()
         with self._client.mutex:
             # Before it is sent: the server counts a shorter ttl from its arrival on, however late the answer comes.
@@ -508,6 +512,7 @@ def _forget_frames(outcomes: Sequence[Renewal]) -> None:
 
 def _failed(record: LeaseRecord, now: Instant, error: BaseException) -> LogEntry:
     """Say that renewals have begun to fail."""
+    assert record.renewal.in_jeopardy, "the next try is planned first"
     grant, left = record.grant, max(0.0, record.valid_until - now)
     message = "renewal of lock %r (token %d) failed, %.3f s to its deadline; lockkit retries: %s"
     return logging.WARNING, message, (grant.name, grant.token, left, error)

@@ -166,6 +166,7 @@ class SemaphoreCaps:
 
     def compare(self, settings: LockSettings) -> None:
         """Look in the background whether other clients use the semaphore with another limit, and warn once if so."""
+        assert settings.mode == "permit", "only semaphores have limits"
         name, now = settings.name, self._client.runtime.now()
         if name in self._compared or now - self._compared_at < COMPARE_SECONDS:
             return

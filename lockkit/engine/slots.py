@@ -112,6 +112,7 @@ class SlotSearch:
 
     async def _try(self, acquire: Acquire[L_co], slot: int, timeout: Seconds) -> L_co | None:
         """Try one slot; None if it stayed busy."""
+        assert 0 <= slot < self._settings.limit, "there is no such slot"
         settings = replace(self._settings, name=slot_name(self._settings.name, slot), mode="exclusive")
         try:
             lease = await acquire(settings, timeout, name_holder=False)

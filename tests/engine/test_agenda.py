@@ -112,7 +112,8 @@ class Watched:
         due, renewer._due = renewer._due, []
         in_flight, renewer._in_flight = renewer._in_flight, []
         self.backend.outcome = outcome
-        drive(renewer._renew_due(self.backend, due, in_flight, self.runtime.time))
+        if due:
+            drive(renewer._renew_due(self.backend, due, in_flight, self.runtime.time))
         return due
 
 
@@ -330,6 +331,37 @@ def test_leases_that_are_released_at_once_are_never_planned() -> None:
     watched.acquire(30.0)
     watched.wake()
     assert len(watched.renewer._agenda) == 1
+
+
+class Changing(dict[str, LeaseRecord]):
+    """Loses a lease each time before one goes through it, as the garbage collector may have it, for three times."""
+
+    left = 3
+
+    def values(self) -> Any:  # noqa: ANN401 - as in a dict
+        """Give what changes."""
+        return _Changing(self)
+
+
+class _Changing:
+    def __init__(self, records: Changing) -> None:
+        self.records = records
+
+    def __reversed__(self) -> Iterator[LeaseRecord]:
+        records = reversed(dict.values(self.records))
+        if self.records.left:
+            self.records.left -= 1
+            self.records.pop(next(iter(self.records)))
+        return records
+
+
+def test_lease_that_is_collected_while_the_watch_looks_is_no_failure() -> None:
+    """``__del__`` forgets leases in any thread, without the mutex."""
+    watched = Watched()
+    watched.leases.records = Changing()
+    records = [watched.acquire(30.0) for _ in range(5)]
+
+    assert watched.leases.unplanned() == records[3:]
 
 
 def test_agenda_does_not_keep_what_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:

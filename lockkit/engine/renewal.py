@@ -93,6 +93,7 @@ class Renewer:
         self._due: list[LeaseRecord] = []
         self._in_flight: list[list[str]] = []  # what the agenda has of them
         self._last_work: tuple[Work, Event] | None = None
+        self._stopped = False
         self._watching.forked()
         self._renewing.forked()
 
@@ -154,8 +155,9 @@ class Renewer:
             self._watching.start()
 
     def stop(self) -> None:
-        """Let both coroutines end: the client is closed."""
+        """Let both coroutines end: the client is closed, and holds nothing."""
         assert self._client.closed, "they end only when the client is closed or idle"
+        self._stopped = True
         self._watching.wake()
         self._renewing.wake()
 
@@ -191,7 +193,7 @@ class Renewer:
                 self._due.extend(due)
                 if self._leases.records:
                     idle_since = None
-                elif self._client.backend is None or (idle_since is not None and now >= idle_since + LINGER):
+                elif self._is_over() or (idle_since is not None and now >= idle_since + LINGER):
                     self._wake_at = inf
                     return
                 elif idle_since is None:
@@ -204,6 +206,10 @@ class Renewer:
             if self._due and not self._start_renewer():
                 at = min(at, now + RETRY_START)
             await self._watching.wait(at - self._runtime.now())
+
+    def _is_over(self) -> bool:
+        """Tell whether there will be nothing to renew any more."""
+        return self._stopped or self._client.backend is None
 
     async def _do_last_work(self, work: Work, done: Event) -> None:
         self._last_work = None
@@ -235,6 +241,9 @@ class Renewer:
             batch = [record.grant.owner for record in due]
             self._agenda.add_batch(min(map(_valid_until, due)), batch)
             self._in_flight.append(batch)
+        if len(self._leases.records) <= len(expired):
+            # The watch becomes idle, and must not sleep until a lease that was released would have been due.
+            self._agenda = Agenda()
         look_again = self._agenda.next_at()
         assert look_again > now, "the watch sleeps before it looks again"
         return expired, due, look_again
@@ -284,7 +293,7 @@ class Renewer:
                 due, self._due = self._due, []
                 in_flight, self._in_flight = self._in_flight, []
                 backend = self._client.backend
-                if not due and (backend is None or now >= idle_since + LINGER):
+                if not due and (self._is_over() or now >= idle_since + LINGER):
                     return
             if due:
                 idle_since = now

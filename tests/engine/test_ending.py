@@ -14,9 +14,11 @@ import pytest
 
 import lockkit
 import lockkit.aio
+from lockkit.backends.memory.backend import MemoryBackend
+from lockkit.engine import renewal
 from lockkit.errors import BackendUnavailable, LockError, LockLost
 from lockkit.runtime import AsyncioRuntime
-from lockkit.testing.servers import RedisServer
+from lockkit.testing.servers import RedisServer, wait_until
 from tests.engine.scripted import fail, scripted
 
 LONG = 30.0
@@ -53,6 +55,36 @@ def test_body_whose_client_is_closed_by_another_thread_raises_lock_lost() -> Non
     assert told == ["session"]
     with lockkit.connect("memory://closed-by-another") as other:
         assert other.holders("x") == []
+
+
+@pytest.mark.parametrize("ending", ["closed", "idle"])
+def test_watch_does_not_stay_until_a_released_lease_would_have_been_due(
+    monkeypatch: pytest.MonkeyPatch, ending: str
+) -> None:
+    """Twenty minutes, here: its thread ends with the client, or soon after the last lease that it looked at."""
+
+    async def close(backend: MemoryBackend) -> None:
+        await backend._runtime.sleep(0.3)  # while the watch runs
+
+    monkeypatch.setattr(MemoryBackend, "close", close)
+    if ending == "idle":
+        monkeypatch.setattr(renewal, "LINGER", 0.1)
+    before = set(threading.enumerate())
+    client = lockkit.connect("memory://watched")
+    lease = client.lock("x", ttl=3600).acquire()
+    wait_until(lambda: None if lease._record.look_at is not None else "the watch has not seen it yet")
+    lease.release()
+    if ending == "closed":
+        client.close()
+    else:
+        client.lock("y", ttl=0.05, renew=False).acquire().wait_lost()
+
+    def left() -> str | None:
+        watches = [thread for thread in set(threading.enumerate()) - before if thread.name == "lockkit-watch"]
+        return f"{watches} still run" if watches else None
+
+    wait_until(left)
+    client.close()
 
 
 def test_lease_without_a_body_is_released_by_close() -> None:

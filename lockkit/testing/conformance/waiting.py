@@ -16,9 +16,12 @@ import pytest
 import lockkit
 from lockkit.testing.conformance.base import NOT_GRANTED, Cases, FaceDriver, case, needs
 from lockkit.testing.face_driver import TaskCall, waiting_count
+from lockkit.testing.interrupts import is_destructor
 from lockkit.testing.timing import PATIENCE
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from lockkit import aio
     from lockkit.backend import Busy, Grant, LockBackend, Request
     from lockkit.units import Seconds
@@ -351,8 +354,8 @@ async def _interrupted(lock: aio.Lock, after: Seconds) -> bool:
     assert threading.current_thread() is threading.main_thread(), "only the main thread is interrupted"
     over = threading.Event()
 
-    def interrupt(*_: object) -> None:
-        if not over.is_set():
+    def interrupt(_: int, frame: FrameType | None) -> None:
+        if not (over.is_set() or is_destructor(frame)):
             over.set()
             raise KeyboardInterrupt
 

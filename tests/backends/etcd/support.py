@@ -9,12 +9,14 @@ import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from lockkit.testing.interrupts import is_destructor
 from lockkit.testing.servers import wait_until
 from lockkit.testing.servers.binaries import find_program
 from lockkit.testing.timing import PATIENCE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from types import FrameType
     from typing import TypeAlias
 
     import lockkit
@@ -101,8 +103,10 @@ def interrupted(seconds: float) -> Iterator[None]:
     """Raise KeyboardInterrupt in the main thread after so many seconds, unless the block is over by then."""
     armed = True
 
-    def strike(*_: object) -> None:
-        if armed:
+    def strike(_: int, frame: FrameType | None) -> None:
+        if armed and is_destructor(frame):
+            signal.setitimer(signal.ITIMER_REAL, 0.0005)
+        elif armed:
             raise KeyboardInterrupt
 
     former = signal.signal(signal.SIGALRM, strike)

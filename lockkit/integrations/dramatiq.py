@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
@@ -16,15 +15,14 @@ from lockkit.integrations.jobs import (
     JobBusy,
     JobLock,
     OnBusy,
-    client_of_process,
     current_lease,
+    locked_function,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import timedelta
 
-    from lockkit.sync.lease import Lease
     from lockkit.units import Seconds
 
 __all__ = ["ActorBusy", "current_lease", "locked_actor"]
@@ -87,22 +85,14 @@ def locked_actor(
     def decorate(function: Callable[P, R]) -> dramatiq.Actor[P, R | None]:
         job = JobLock(function, lock, on_busy=on_busy, ttl=ttl, timeout=timeout, once=once, keep=keep)
 
-        @functools.wraps(function)
-        def locked(*arguments: P.args, **keywords: P.kwargs) -> R | None:
-            def work(_: Lease | None) -> R:
-                return function(*arguments, **keywords)
+        def busy(error: JobBusy) -> None:
+            if on_busy == "wait":
+                raise error.timeout from None
+            if on_busy == "retry":
+                raise ActorBusy(error.timeout, round(busy_countdown * 1000)) from None
+            log.info("message of actor %s skipped: %s", function.__qualname__, error)
 
-            try:
-                return job.run(client_of_process(url), work, arguments, keywords)
-            except JobBusy as busy:
-                if on_busy == "wait":
-                    raise busy.timeout from None
-                if on_busy == "retry":
-                    raise ActorBusy(busy.timeout, round(busy_countdown * 1000)) from None
-                log.info("message of actor %s skipped: %s", function.__qualname__, busy)
-                return None
-
-        actor: dramatiq.Actor[P, R | None] = dramatiq.actor(locked, **options)
+        actor: dramatiq.Actor[P, R | None] = dramatiq.actor(locked_function(function, job, url, busy), **options)
         return actor
 
     return decorate

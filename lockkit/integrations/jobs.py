@@ -7,10 +7,11 @@ outlast the queue, and belongs to a process that does not do the work.
 
 from __future__ import annotations
 
+import functools
 import os
 from contextlib import AbstractContextManager, ExitStack
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, get_args
 
 from lockkit.configuration.name_template import NameTemplate
 from lockkit.errors import ConfigurationError, LockError, LockTimeout
@@ -23,7 +24,16 @@ if TYPE_CHECKING:
     from lockkit.sync.lease import Lease
     from lockkit.units import Seconds
 
-__all__ = ["KEEP_SECONDS", "RETRY_SECONDS", "JobBusy", "JobLock", "OnBusy", "client_of_process", "current_lease"]
+__all__ = [
+    "KEEP_SECONDS",
+    "RETRY_SECONDS",
+    "JobBusy",
+    "JobLock",
+    "OnBusy",
+    "client_of_process",
+    "current_lease",
+    "locked_function",
+]
 
 OnBusy = Literal["retry", "skip", "wait"]
 """What happens to a job whose lock is busy: it is queued again, dropped, or waits in its worker."""
@@ -35,6 +45,7 @@ RETRY_SECONDS: Seconds = 5.0
 """How long a job waits in its queue after it found its lock busy, seconds. Longer leaves a free lock unused; shorter
 costs messages."""
 
+P = ParamSpec("P")
 R = TypeVar("R")
 
 _clients: dict[tuple[int, str | None], Client] = {}
@@ -179,6 +190,32 @@ class JobLock:
                 return self._lock.finished(work(lease))
             finally:
                 _lease.reset(before)
+
+
+def locked_function(
+    function: Callable[P, R], job: JobLock, url: str | None, busy: Callable[[JobBusy], R | None]
+) -> Callable[P, R | None]:
+    """
+    Make a function that runs under the lock of its job, with the client of the process that calls it.
+
+    Args:
+        function: To be run.
+        job: Its lock.
+        url: Lock server, as for `client_of_process`.
+        busy: What the function returns, or raises, when the lock is busy.
+    """
+
+    @functools.wraps(function)
+    def locked(*arguments: P.args, **keywords: P.kwargs) -> R | None:
+        def work(_: Lease | None) -> R:
+            return function(*arguments, **keywords)
+
+        try:
+            return job.run(client_of_process(url), work, arguments, keywords)
+        except JobBusy as error:
+            return busy(error)
+
+    return locked
 
 
 def _entered(stack: ExitStack, block: AbstractContextManager[R]) -> R:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import sys
 from math import ceil
@@ -16,15 +15,14 @@ from lockkit.integrations.jobs import (
     JobBusy,
     JobLock,
     OnBusy,
-    client_of_process,
     current_lease,
+    locked_function,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import timedelta
 
-    from lockkit.sync.lease import Lease
     from lockkit.units import Seconds
 
 __all__ = ["current_lease", "locked_job"]
@@ -73,22 +71,15 @@ def locked_job(
     def decorate(function: Callable[P, R]) -> Callable[P, R | None]:
         job = JobLock(function, lock, on_busy=on_busy, ttl=ttl, timeout=timeout, once=once, keep=keep)
 
-        @functools.wraps(function)
-        def locked(*arguments: P.args, **keywords: P.kwargs) -> R | None:
-            def work(_: Lease | None) -> R:
-                return function(*arguments, **keywords)
+        def busy(error: JobBusy) -> R | None:
+            if on_busy == "wait" or (on_busy == "retry" and get_current_job() is None):
+                raise error.timeout from None
+            if on_busy == "retry":
+                # RQ takes it for no result, and counts these apart from the retries of failures.
+                return cast("R", Retry(max=sys.maxsize, interval=max(1, ceil(busy_countdown))))
+            log.info("job of %s skipped: %s", function.__qualname__, error)
+            return None
 
-            try:
-                return job.run(client_of_process(url), work, arguments, keywords)
-            except JobBusy as busy:
-                if on_busy == "wait" or (on_busy == "retry" and get_current_job() is None):
-                    raise busy.timeout from None
-                if on_busy == "retry":
-                    # RQ takes it for no result, and counts these apart from the retries of failures.
-                    return cast("R", Retry(max=sys.maxsize, interval=max(1, ceil(busy_countdown))))
-                log.info("job of %s skipped: %s", function.__qualname__, busy)
-                return None
-
-        return locked
+        return locked_function(function, job, url, busy)
 
     return decorate

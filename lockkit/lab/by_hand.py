@@ -81,7 +81,7 @@ class SetNx(Recipe):
 
 
 class UncheckedDelete(Recipe):
-    """``SET lock 1 NX PX``, and ``DEL lock`` whoever has it by then."""
+    """``SET lock 1 NX PX``, and ``DEL lock`` without asking who holds it by then."""
 
     async def _try(self, wall: Callable[[], float]) -> Instant | None:
         del wall

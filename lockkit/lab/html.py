@@ -1,4 +1,4 @@
-"""Writes scenes as one HTML page that needs nothing else: drawings, story, promises, and how to repeat it."""
+"""Writes scenes as one self-contained HTML page: drawings, story, promises, and how to repeat it."""
 
 from __future__ import annotations
 

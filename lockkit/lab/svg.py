@@ -1,5 +1,5 @@
 """
-Draws scenes as SVG: one file that needs nothing else, in light and dark, readable on a phone of 360 px.
+Draws scenes as SVG: one self-contained file, in light and dark, readable on a phone of 360 px.
 
 Lanes over time, with the numbers of the story above them. Everything is in units of a picture 400 wide, so text of size
 12 has 11 px on a phone. Colours come from the style sheet in the file, which follows ``prefers-color-scheme``.

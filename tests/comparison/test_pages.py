@@ -173,7 +173,7 @@ def test_every_backend_has_its_row() -> None:
 
 @pytest.mark.parametrize("page", ["comparison/choosing.md", "choose/index.md"])
 def test_every_backend_is_linked(page: str) -> None:
-    """Whoever chooses ends at the page of a backend."""
+    """Every choice ends at the page of a backend."""
     pages = {path.name for path in (ROOT / "docs" / "backends").glob("*.md")}
 
     assert pages == set(re.findall(r"\.\./backends/(\w+\.md)", (ROOT / "docs" / page).read_text()))

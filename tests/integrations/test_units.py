@@ -59,7 +59,7 @@ def parsed(command: list[str]) -> dict[str, Any]:
 
 
 def assert_stops_in_time(options: dict[str, Any], stop_seconds: float) -> None:
-    """Whoever ends lockkit leaves it the time to end its command and to release."""
+    """The service manager leaves lockkit the time to end its command and to release."""
     assert stop_seconds > options["kill_after"] + RELEASE_SECONDS
     assert options["command"][0].startswith("/")
     if options[""] == "elect":

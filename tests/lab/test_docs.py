@@ -52,7 +52,7 @@ def test_verdicts_of_the_page_are_those_of_the_command(command: str, unfenced: s
 
 
 def test_page_names_all_that_a_file_may_have() -> None:
-    """Whoever writes a scenario finds every key."""
+    """The page explains every key of a scenario."""
     keys = set().union(*ACTIONS.values(), *NODE_ACTIONS.values())
     words = {*ACTIONS, *NODE_ACTIONS, *BACKENDS, *keys, *(node for nodes in BACKENDS.values() for node in nodes)}
     words -= {f"node{index}" for index in range(2, 5)}

@@ -62,8 +62,8 @@ class DynamoBackend(LockBackend):
 
     Each step is one conditional write to an item, which DynamoDB decides. Every write of a holder counts the item's
     version up. DynamoDB shows no clock, so expiry is observed, as in Amazon's lock client (github.com/awslabs/
-    amazon-dynamodb-lock-client): whoever has seen the same version for a whole ttl, on its own monotonic clock, may
-    take the lock, on condition that the version is still the same.
+    amazon-dynamodb-lock-client): a client that has seen the same version for a whole ttl, on its own monotonic clock,
+    may take the lock, on condition that the version is still the same.
     """
 
     capabilities = Capabilities(

@@ -17,8 +17,8 @@ class Observations:
     """
     Versions of locks with the time at which each was seen first, on this client's monotonic clock.
 
-    The time is that after the answer, so the write that made the version was earlier, and whoever wrote it counts its
-    ttl from an earlier time still.
+    The time is that after the answer, so the write that made the version was earlier, and the client that wrote it
+    counts its ttl from an earlier time still.
     """
 
     def __init__(self, runtime: Runtime) -> None:

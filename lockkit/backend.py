@@ -356,10 +356,26 @@ class _ApartName(str):
 
     __slots__ = ()
 
+    @property
+    def given(self) -> str:
+        """The name that the user gave."""
+        return split_space(self)[1]
+
     def __repr__(self) -> str:
         """Show the name, and the space that it is in."""
-        space, name = split_space(self)
-        return f"{name!r} ({space})"
+        space, _ = split_space(self)
+        return f"{self.given!r} ({'semaphore' if space == 'sem' else space})"
+
+
+class SlotName(_ApartName):
+    """The name of the lock of one slot of a semaphore: ``NAME#SLOT``."""
+
+    __slots__ = ()
+
+    @property
+    def given(self) -> str:
+        """The semaphore's name."""
+        return super().given.rpartition("#")[0]
 
 
 def apart(space: str, name: str) -> str:

@@ -59,7 +59,8 @@ class LockError(Exception):
         """Keep ``message``; ``name`` and ``backend`` become attributes (and survive pickling)."""
         super().__init__(message)
         # What lives apart from the locks (`lockkit.backend.apart`) goes by the name that the user gave it.
-        self.name = name.rpartition("\0")[2] if name is not None and name.startswith("\0") else name
+        given = getattr(name, "given", name)
+        self.name = given.rpartition("\0")[2] if given is not None and given.startswith("\0") else given
         self.backend = backend
 
     def __str__(self) -> str:

@@ -27,6 +27,7 @@ import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from lockkit.errors import LockError
 from lockkit.storage.drivers import load
 from lockkit.storage.tokens import TOKEN_MAX, check_token, stale_token
 
@@ -90,6 +91,7 @@ class TokenGuard:
         self._write_mark: int | None = None
         self._read_mark: int | None = None
         self._mutex = threading.Lock()
+        self._writer: int | None = None  # the thread that is inside `writing`
 
     @property
     def last(self) -> int | None:
@@ -111,8 +113,10 @@ class TokenGuard:
         Raises:
             StaleToken: A newer one was accepted before.
             ConfigurationError: It is not a token.
+            LockError: The body of `writing` calls this.
         """
         check_token(token, name=self._name)
+        self._check_not_writing()
         with self._mutex:
             self._accept(token, shared=shared)
 
@@ -128,11 +132,27 @@ class TokenGuard:
         Raises:
             StaleToken: A newer one was accepted before; the body is not run.
             ConfigurationError: It is not a token.
+            LockError: The body of another `writing` calls this, or another task of this event loop while that body
+                awaits: it would wait for itself.
         """
         check_token(token, name=self._name)
+        self._check_not_writing()
         with self._mutex:
             self._accept(token)
-            yield
+            self._writer = threading.get_ident()
+            try:
+                yield
+            finally:
+                self._writer = None
+
+    def _check_not_writing(self) -> None:
+        """Refuse what would wait for this thread itself, without end."""
+        if self._writer == threading.get_ident():
+            what = "this guard" if self._name is None else f"the guard of {self._name!r}"
+            message = (
+                f"this thread is inside writing() of {what} already: its body should only write, and must not await"
+            )
+            raise LockError(message, name=self._name)
 
     def _accept(self, token: int, *, shared: bool = False) -> None:
         write_mark, read_mark = self._write_mark, self._read_mark

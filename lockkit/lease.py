@@ -7,13 +7,14 @@ import weakref
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, TypeVar
 
-from lockkit.backend import decode_metadata, split_space
+from lockkit.backend import decode_metadata
+from lockkit.engine import observation
 from lockkit.engine.lease_record import RELEASED
 from lockkit.engine.settings import INHERIT, Inherit
 from lockkit.errors import LockError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from lockkit.backend import Mode
     from lockkit.engine.engine import Engine
@@ -40,12 +41,9 @@ class BaseLease:
     @property
     def name(self) -> str:
         """Name of the lock, or of the semaphore."""
-        name = self._record.grant.name
-        if name[0] != "\0":
-            return name
-        space, plain = split_space(name)
-        slots = space == "sem" and self._engine.capabilities.permits == "slots"
-        return plain.rpartition("#")[0] if slots else plain
+        record = self._record
+        name = record.grant.name
+        return name if name[0] != "\0" else observation.public(record.client, name, record.mode)[0]
 
     @property
     def owner(self) -> str:
@@ -167,7 +165,7 @@ class WithStack(Generic[B]):
     Which lease belongs to which ``with`` of one lock object.
 
     One lock object may be entered by many threads or tasks at once, and again by the same one when reentrant, so each
-    keeps its own stack. The key identifies the thread or task.
+    keeps its own stack. The key is what ``Runtime.current`` returns.
     """
 
     __slots__ = ("_stacks",)
@@ -177,27 +175,35 @@ class WithStack(Generic[B]):
         self._stacks: dict[object, list[B]] = {}
 
     def push(self, who: object, lease: B) -> None:
-        """Remember the lease of the block that `who` entered."""
-        self._stacks.setdefault(who, []).append(lease)
-
-    def pop(self, who: object) -> B:
         """
-        Return the lease of the block that `who` leaves.
+        Remember the lease of the block that `who` entered.
+
+        No call comes after the lease is stored: Ctrl-C would strike there, and nobody would leave the block.
+        """
+        self._stacks[who] = [*self._stacks.get(who, ()), lease]
+
+    def pop(self, current: Callable[[], object]) -> B:
+        """
+        Return the lease of the block that the caller leaves.
 
         A block may be left by another thread or task than entered it (an exit stack closed elsewhere): that is clear as
         long as only one thread or task is inside.
 
+        Args:
+            current: Tells who the caller is, see ``Runtime.current``.
+
         Raises:
-            LockError: Several are inside, and none of them is `who`.
+            LockError: Several are inside, and none of them is the caller.
         """
-        if who not in self._stacks:
-            if len(self._stacks) != 1:
-                message = (
-                    "this `with` block was entered by another thread or task, and the lock object is in use by "
-                    "several: hold the lease of lock.acquire() and release that"
-                )
-                raise LockError(message)
-            (who,) = self._stacks
+        if len(self._stacks) == 1:
+            # A copy, whose first is the one that was inside alone: another thread may enter at this moment.
+            who, *_ = tuple(self._stacks)
+        elif (who := current()) not in self._stacks:
+            message = (
+                "this `with` block was entered by another thread or task, and the lock object is in use by "
+                "several: hold the lease of lock.acquire() and release that"
+            )
+            raise LockError(message)
         stack = self._stacks[who]
         lease = stack.pop()
         if not stack:

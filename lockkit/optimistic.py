@@ -403,7 +403,7 @@ async def update_node_async(
     return result
 
 
-def versioned(statement: S, expected: int, *, version: ColumnElement[int] | None = None) -> S:
+def versioned(statement: S, expected: int | None, *, version: ColumnElement[int] | None = None) -> S:
     """
     Restrict an UPDATE or DELETE to the version that was read; an UPDATE increases the version.
 
@@ -417,7 +417,7 @@ def versioned(statement: S, expected: int, *, version: ColumnElement[int] | None
 
     Args:
         statement: Of one table, for Core or the ORM.
-        expected: The version that was read.
+        expected: The version that was read. None, of a row from before the table had the column, counts as 0.
         version: The version column; None: the column ``version`` of the table.
 
     Raises:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from lockkit.units import Seconds
 
-__all__ = ["AsyncioRuntime", "BlockingRuntime", "Event", "Runtime", "drive", "let_go", "monotonic"]
+__all__ = ["AsyncioRuntime", "Begun", "BlockingRuntime", "Event", "Runtime", "drive", "let_go", "monotonic"]
 
 log = logging.getLogger("lockkit")
 
@@ -149,7 +149,7 @@ class Runtime(Protocol):
         ...
 
     async def sleep(self, seconds: float) -> None:
-        """Wait."""
+        """Wait; not at all if the time is over already."""
         ...
 
     async def io(self, value: T | Awaitable[T]) -> T:
@@ -367,7 +367,7 @@ class BlockingRuntime(_OperatingSystem):
 
     async def sleep(self, seconds: float) -> None:
         """See `Runtime.sleep`."""
-        time.sleep(seconds)
+        time.sleep(max(0.0, seconds))
 
     async def io(self, value: T | Awaitable[T]) -> T:
         """Return the value: a blocking driver has waited already."""
@@ -457,7 +457,7 @@ def _others(loop: asyncio.AbstractEventLoop) -> set[asyncio.Task[Any]]:
     return {task for task in asyncio.all_tasks(loop) if task not in _background}
 
 
-class _Begun(Coroutine[Any, Any, T]):
+class Begun(Coroutine[Any, Any, T]):
     """
     A coroutine that begins before it is cancelled.
 
@@ -468,19 +468,23 @@ class _Begun(Coroutine[Any, Any, T]):
     __slots__ = ("_begun", "_coroutine")
 
     def __init__(self, coroutine: Coroutine[Any, Any, T]) -> None:
+        """Begin nothing yet."""
         self._coroutine = coroutine
         self._begun = False
 
     def send(self, value: Any) -> Any:  # noqa: ANN401 - as of any coroutine
+        """See `Coroutine.send`."""
         self._begun = True
         return self._coroutine.send(value)
 
     def throw(self, *error: Any) -> Any:  # noqa: ANN401 - as of any coroutine
+        """See `Coroutine.throw`."""
         if not self._begun:
             self.send(None)
         return self._coroutine.throw(*error)
 
     def close(self) -> None:
+        """See `Coroutine.close`."""
         self._coroutine.close()
 
     def __await__(self) -> Generator[Any, Any, T]:
@@ -635,7 +639,7 @@ class AsyncioRuntime(_OperatingSystem):
     def _task(self, coroutine: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
         # The loop keeps only weak references to tasks (asyncio documentation, create_task).
         try:
-            task: asyncio.Task[T] = self.bound_loop().create_task(_Begun(coroutine), name=name)
+            task: asyncio.Task[T] = self.bound_loop().create_task(Begun(coroutine), name=name)
         except RuntimeError:  # the loop is closed
             coroutine.close()
             raise

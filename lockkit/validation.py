@@ -26,7 +26,9 @@ __all__ = [
     "NAME_BYTES_MAX",
     "TTL_MAX",
     "escape",
+    "flag",
     "lock_name",
+    "makes_coroutines",
     "metadata",
     "name_prefix",
     "nearest",
@@ -85,6 +87,19 @@ def lock_name(value: object) -> str:
     if type(value) is str and value.isascii() and 0 < len(value) <= NAME_BYTES_MAX and "\0" not in value:
         return value
     return _unusual_name(value)
+
+
+def flag(value: object, option: str) -> bool:
+    """
+    Check a switch: ``renew="no"`` would count as true.
+
+    Raises:
+        ConfigurationError: It is no bool.
+    """
+    if value is True or value is False:
+        return value
+    message = f"{option} must be True or False, not {shown(value)}"
+    raise ConfigurationError(message)
 
 
 def label(value: object) -> str:
@@ -301,21 +316,35 @@ def metadata(value: object, base: Mapping[str, object], *, name: str | None = No
     return text
 
 
-def on_lost(value: object, *, name: str | None = None) -> Callable[..., object] | None:
+def on_lost(value: object, *, name: str | None = None, awaits: bool = True) -> Callable[..., object]:
     """
     Check the callback for a lost lease.
 
     Args:
-        value: A callable that takes a lease and a reason, or None.
+        value: A callable that takes a lease and a reason.
         name: The lock, for the error.
+        awaits: It may be a coroutine function.
 
     Raises:
-        ConfigurationError: It is neither.
+        ConfigurationError: It is none, or a coroutine function that nobody would await.
     """
-    if value is None or callable(value):
+    if callable(value):
+        if not awaits and makes_coroutines(value):
+            message = (
+                f"on_lost of a sync client must not be a coroutine function ({shown(value)}): nothing would await it. "
+                "Give a plain function, or use lockkit.aio"
+            )
+            raise ConfigurationError(message, name=name)
         return value
-    message = f"on_lost must be callable as on_lost(lease, reason), or None, not {_kind(value)}"
+    message = f"on_lost must be callable as on_lost(lease, reason), not {_kind(value)}"
     raise ConfigurationError(message, name=name)
+
+
+def makes_coroutines(function: Callable[..., object]) -> bool:
+    """Tell whether calling this makes a coroutine, which somebody must await."""
+    from inspect import iscoroutinefunction  # noqa: PLC0415 - `import lockkit` stays light
+
+    return iscoroutinefunction(function) or iscoroutinefunction(type(function).__call__)
 
 
 def _check_keys(value: object) -> None:
@@ -550,7 +579,10 @@ def nearest(given: object, known: tuple[str, ...] | list[str]) -> str:
 
 def shown(value: object) -> str:
     """Return the repr of a value for a message, shortened if it is long. Never pass a password."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except Exception as error:  # noqa: BLE001 - of any class; and Python writes no int of more than 4300 digits
+        text = f"<{type(value).__name__}, repr() raises {type(error).__name__}>"
     return text if len(text) <= _SHOWN_CHARS_MAX else f"{text[: _SHOWN_CHARS_MAX - 1]}…"
 
 

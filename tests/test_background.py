@@ -16,17 +16,13 @@ import lockkit.aio
 from lockkit.background import Background
 from lockkit.errors import LockError
 from lockkit.runtime import AsyncioRuntime, BlockingRuntime
-from tests.engine.scripted import fail, scripted
+from lockkit.testing.timing import PATIENCE
+from tests.engine.scripted import MovableClock, fail, pass_time, scripted
+from tests.tries import until, until_async, until_renewed, until_renewed_async
 
-TTL = 0.6
-
-
-def eventually(condition: Any, seconds: float = 10.0) -> None:  # noqa: ANN401 - any condition
-    """Wait until the condition holds; fail after a generous bound."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "did not come true"
-        time.sleep(0.005)
+SOON = 0.6
+"""The ttl of a lease that is to be lost, seconds."""
+LONG = 60.0
 
 
 class NoThreads:
@@ -62,8 +58,8 @@ def test_work_that_fails_is_logged_and_run_again(caplog: pytest.LogCaptureFixtur
     with caplog.at_level(logging.ERROR, "lockkit"):
         background.wake()
         background.start()
-        assert done.wait(10)
-        eventually(lambda: not background.running)
+        assert done.wait(PATIENCE)
+        until(lambda: not background.running)
 
     assert "lockkit-test failed" in caplog.text
     assert "a bug" in caplog.text
@@ -83,7 +79,7 @@ def test_wake_up_in_the_instant_of_the_end_is_not_missed() -> None:
         todo.append(number)
         background.wake()
         background.start()
-    eventually(lambda: len(done) == 3000)
+    until(lambda: len(done) == 3000)
 
 
 def test_thread_that_cannot_be_started_is_tried_again_with_the_next_work(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,7 +96,7 @@ def test_thread_that_cannot_be_started_is_tried_again_with_the_next_work(monkeyp
         background.start()
     background.start()
 
-    assert done.wait(10)
+    assert done.wait(PATIENCE)
 
 
 # -- renewals and losses -----------------------------------------------------------------------------------------------
@@ -109,7 +105,7 @@ def test_thread_that_cannot_be_started_is_tried_again_with_the_next_work(monkeyp
 def test_leases_dropped_in_other_threads_do_not_end_the_watch() -> None:
     """``__del__`` forgets leases while the watch looks at all of them: it used to die of a changed dictionary."""
     client = lockkit.connect("memory://dropped")
-    kept = client.lock("kept", ttl=10 * TTL).acquire()
+    kept = client.lock("kept", ttl=LONG).acquire()
     stop = threading.Event()
 
     def drop() -> None:
@@ -139,10 +135,9 @@ def test_leases_dropped_in_other_threads_do_not_end_the_watch() -> None:
             thread.join()
 
     # It goes on: a loss is told, and the lease is renewed.
-    until = kept._record.valid_until
-    assert client.lock("lost", ttl=TTL, renew=False).acquire().wait_lost(20)
-    eventually(lambda: kept._record.valid_until > until, 20)
-    assert kept.held
+    assert client.lock("lost", ttl=SOON, renew=False).acquire().wait_lost(PATIENCE)
+    client._engine.confirm_soon()
+    until_renewed(kept)
     assert len(many) == 5000
     client.close()
 
@@ -153,10 +148,10 @@ def test_renewer_that_cannot_be_started_is_started_later(monkeypatch: pytest.Mon
     system.refused["lockkit-renew"] = 2
     client = lockkit.connect("memory://renewer")
 
-    with client.lock("x", ttl=1.5) as lease:
-        eventually(lambda: system.refused["lockkit-renew"] == 0)
-        time.sleep(2.5)
-        assert lease.held
+    with client.lock("x", ttl=LONG) as lease:
+        client._engine.confirm_soon()
+        until_renewed(lease)
+    assert system.refused["lockkit-renew"] == 0
     client.close()
 
 
@@ -180,15 +175,17 @@ def test_renewals_go_on_when_all_tasks_are_cancelled() -> None:
 
     async def run() -> None:
         async with lockkit.aio.connect("memory://cancelled") as client:
-            lease = await client.lock("x", ttl=TTL).acquire()
-            await asyncio.sleep(TTL / 2)  # the renewer runs too
+            lease = await client.lock("x", ttl=LONG).acquire()
+            client._engine.confirm_soon()
+            await until_renewed_async(lease)  # the renewer runs too
             for _ in range(3):
                 for task in asyncio.all_tasks() - {asyncio.current_task()}:
                     task.cancel()
-                await asyncio.sleep(TTL)
-            assert lease.held
-            other = await client.lock("y", ttl=TTL, renew=False).acquire()
-            assert await other.wait_lost(10)
+                await asyncio.sleep(0)
+                client._engine.confirm_soon()
+                await until_renewed_async(lease)
+            other = await client.lock("y", ttl=SOON, renew=False).acquire()
+            assert await other.wait_lost(PATIENCE)
             await lease.release()
 
     asyncio.run(run())
@@ -209,11 +206,13 @@ def test_nothing_is_started_under_the_mutex() -> None:
 
         asyncio.get_running_loop().set_task_factory(factory)
         backend.before["abandon"] = fail(lockkit.BackendUnavailable("away"))
-        async with client.lock("x", ttl=TTL):
+        async with client.lock("x", ttl=LONG) as held:
             assert await client.lock("x").try_acquire(0.01) is None
-            await asyncio.sleep(TTL)
-            lease = await client.lock("y", ttl=TTL, renew=False, on_lost=lambda *_: None).acquire()
-            assert await lease.wait_lost(10)
+            client._engine.confirm_soon()
+            await until_renewed_async(held)
+            lease = await client.lock("y", ttl=SOON, renew=False, on_lost=lambda *_: None).acquire()
+            assert await lease.wait_lost(PATIENCE)
+            await until_async(lambda: "lockkit-on-lost" in {task.get_name() for task in started})
         del backend.before["abandon"]
         await client.close()
 
@@ -229,9 +228,9 @@ def test_eager_tasks_do_not_freeze_the_loop() -> None:
 
     async def run() -> None:
         asyncio.get_running_loop().set_task_factory(asyncio.eager_task_factory)  # type: ignore[attr-defined,unused-ignore]
-        async with lockkit.aio.connect("memory://eager") as client, client.lock("x", ttl=TTL) as lease:
-            await asyncio.sleep(2 * TTL)
-            assert lease.held
+        async with lockkit.aio.connect("memory://eager") as client, client.lock("x", ttl=LONG) as lease:
+            client._engine.confirm_soon()
+            await until_renewed_async(lease)
 
     asyncio.run(run())
 
@@ -252,22 +251,27 @@ class SlowHandler(logging.Handler):
         """Handle one record."""
         if "renewal" in record.getMessage():
             self.entered.set()
-            with self.client.lock("log", ttl=30, timeout=5):
-                self.go_on.wait(20)
+            with self.client.lock("log", ttl=1000, timeout=PATIENCE):
+                self.go_on.wait(2 * PATIENCE)
 
 
 def test_handler_that_blocks_delays_no_loss_and_no_lock() -> None:
     """Nothing is logged under the mutex: a handler may use locks of the same client, and hang."""
-    client, backend = scripted()
+    client, backend = scripted(MovableClock())
     backend.before["renew"] = fail(lockkit.BackendUnavailable("away"))
     handler = SlowHandler(client)
     logger = logging.getLogger("lockkit")
     logger.addHandler(handler)
     try:
-        lease = client.lock("x", ttl=TTL).acquire()
-        assert handler.entered.wait(10)
-        assert lease.wait_lost(10)
-        with client.lock("y", ttl=TTL, renew=False) as other:
+        # Not `wait_lost`: it would look at the clock itself, log the loss in this thread, and wait for the handler.
+        lost = threading.Event()
+        lease = client.lock("x", ttl=LONG, on_lost=lambda *_: lost.set()).acquire()
+        pass_time(client, 25.0)
+        assert handler.entered.wait(PATIENCE)
+        pass_time(client, 36.0)
+        assert lost.wait(PATIENCE)
+        assert lease.lost
+        with client.lock("y", ttl=LONG, renew=False) as other:
             assert other.held
     finally:
         handler.go_on.set()

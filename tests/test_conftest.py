@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from tests.conftest import group_of
+from tests.conftest import group_of, rank_of
 
 
 @pytest.mark.parametrize("number", range(10))
@@ -38,3 +38,18 @@ def test_tests_of_a_file_run_in_one_process(number: int, tmp_path_factory: pytes
 def test_what_shares_servers_is_a_group(nodeid: str, group: str) -> None:
     """A target of the conformance suite, elsewhere a file; what shares nothing is alone."""
     assert group_of(nodeid) == group
+
+
+def test_long_groups_come_first() -> None:
+    """A file that takes minutes and began last would keep one process busy, and the others waiting."""
+    ordered = [
+        "tests/conformance/test_suite.py::TestConformance::test_a[etcd-cluster-blocking]",
+        "tests/backends/sql_session/test_faults.py::test_a",
+        "tests/test_url.py::test_a",
+        "tests/docs/test_pages.py::test_a[README.md:3]",
+        "tests/conformance/test_suite.py::TestConformance::test_a[memory-blocking]",
+    ]
+
+    ranks = [rank_of("tests/test_url.py::test_a", slow=True), *(rank_of(nodeid, slow=False) for nodeid in ordered)]
+
+    assert ranks == sorted(set(ranks))

@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
-import time
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 import pytest
 
 from lockkit.drivers import DriverLoop, in_thread
-from lockkit.runtime import AsyncioRuntime, BlockingRuntime, Runtime, drive, monotonic
+from lockkit.runtime import AsyncioRuntime, BlockingRuntime, Runtime, drive
+from lockkit.testing.timing import PATIENCE
+from tests.tries import until
 
 T = TypeVar("T")
-PATIENCE = 20.0
 RUNTIMES = [BlockingRuntime, AsyncioRuntime]
 
 
@@ -181,10 +181,7 @@ def test_interrupt_before_the_coroutine_begins_leaves_no_warning() -> None:
         drive(loop.run(coroutine))
     gate.set()
 
-    deadline = monotonic() + PATIENCE
-    while inspect.getcoroutinestate(coroutine) != inspect.CORO_CLOSED:
-        assert monotonic() < deadline
-        time.sleep(0.001)
+    until(lambda: inspect.getcoroutinestate(coroutine) == inspect.CORO_CLOSED)
     loop.stop()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -229,6 +230,7 @@ def test_what_is_no_token_is_refused(face: Face, token: Any) -> None:  # noqa: A
         (lambda guard: guard.set("x", "1", token=1, scope=b""), "scope must be"),
         (lambda guard: guard.set("x", None, token=1), "cannot send this to 'x'"),
         (lambda guard: guard.run("return 1", keys="xy", token=1), "keys must be a list"),
+        (lambda guard: guard.run("return 1", keys=["x"], args="15", token=1), "args must be a list"),
         (lambda guard: guard.run("return 1", keys=["x", "y"], token=1), "give the scope"),
         (lambda guard: guard.run("return 1", keys=[], token=1), "give the scope"),
         (lambda guard: guard.run(" ", keys=["x"], token=1), "script must be"),
@@ -374,6 +376,29 @@ def test_guard_in_this_process_is_free_after_an_error() -> None:
 
     with guard.writing(1):
         pass
+
+
+def test_guard_in_this_process_does_not_wait_for_itself() -> None:
+    """A body that writes through the same guard again, or awaits while another task does, would wait for ever."""
+    guard = TokenGuard("seat")
+
+    async def write() -> None:
+        with guard.writing(3):
+            await asyncio.sleep(0)
+
+    async def both() -> list[BaseException | None]:
+        return [*await asyncio.gather(write(), write(), return_exceptions=True)]
+
+    with guard.writing(1):
+        with pytest.raises(lockkit.LockError, match=r"inside writing\(\) of the guard of 'seat' already"):
+            guard.accept(2)
+        with pytest.raises(lockkit.LockError, match="already"), guard.writing(2):
+            pytest.fail("the body ran")
+    assert guard.last == 1
+    first, second = asyncio.run(both())
+    assert first is None
+    assert isinstance(second, lockkit.LockError)
+    guard.accept(4)
 
 
 def test_driver_is_loaded_by_the_guard_that_needs_it() -> None:

@@ -21,7 +21,9 @@ from lockkit.runtime import (
     drive,
 )
 from lockkit.testing.servers import wait_until
+from lockkit.testing.timing import PATIENCE
 from tests.interrupts import OpcodeStrike, elsewhere
+from tests.tries import until_async
 
 
 def test_drive_returns_the_result_and_passes_exceptions() -> None:
@@ -84,7 +86,7 @@ def test_event_is_set_from_another_thread(kind: type[Runtime]) -> None:
 
     # In debug mode asyncio refuses calls from other threads that do not wake the loop.
     drive(scenario()) if isinstance(runtime, BlockingRuntime) else asyncio.run(
-        asyncio.wait_for(scenario(), 20), debug=True
+        asyncio.wait_for(scenario(), PATIENCE), debug=True
     )
 
 
@@ -122,14 +124,14 @@ def test_interrupt_anywhere_in_set_loses_no_wake_up() -> None:
     number = 0
     while True:
         event = _BlockingEvent()
-        waiter = threading.Thread(target=partial(wait_for, event, 20), daemon=True)
+        waiter = threading.Thread(target=partial(wait_for, event, 3 * PATIENCE), daemon=True)
         waiter.start()
         wait_until(partial(asleep, event))
 
         strike = OpcodeStrike(number, _BlockingEvent._wake.__code__)
         strike.during(event.set)
 
-        waiter.join(10)
+        waiter.join(PATIENCE)
         assert not waiter.is_alive(), f"instruction {number}"
         if not strike.struck:
             break
@@ -153,6 +155,12 @@ def test_interrupt_anywhere_in_a_wait_harms_nobody_else() -> None:
     assert number > 10
 
 
+def test_sleep_that_is_over_already_is_no_error() -> None:
+    """A caller looks at the clock, and its time is over when it sleeps."""
+    drive(BlockingRuntime().sleep(-1e-6))
+    asyncio.run(AsyncioRuntime().sleep(-1e-6))
+
+
 def test_very_long_wait_is_no_overflow() -> None:
     """Beyond what the operating system takes for a timeout."""
     runtime = BlockingRuntime()
@@ -167,17 +175,22 @@ def test_settle_goes_on_when_the_caller_is_cancelled() -> None:
     runtime = AsyncioRuntime()
     done = asyncio.Event()
 
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
     async def undo() -> None:
-        await asyncio.sleep(0.05)
+        begun.set()
+        await go_on.wait()
         done.set()
 
     async def scenario() -> None:
-        caller = asyncio.create_task(runtime.settle(undo(), 5))
-        await asyncio.sleep(0.01)
+        caller = asyncio.create_task(runtime.settle(undo(), 60))
+        await begun.wait()
         caller.cancel()
+        await asyncio.sleep(0)
+        go_on.set()
         with pytest.raises(asyncio.CancelledError):
             await caller
-        await asyncio.wait_for(done.wait(), 30)
+        await asyncio.wait_for(done.wait(), PATIENCE)
 
     asyncio.run(scenario())
 
@@ -189,7 +202,7 @@ def test_settle_swallows_no_cancellation(turns: int) -> None:
 
     async def scenario() -> None:
         undone = asyncio.Event()
-        caller = asyncio.create_task(runtime.settle(undone.wait(), 5))
+        caller = asyncio.create_task(runtime.settle(undone.wait(), 60))
         await asyncio.sleep(0.01)
         undone.set()
         for _ in range(turns):
@@ -226,7 +239,7 @@ def test_background_failure_reaches_the_loop() -> None:
     async def scenario() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
         runtime.spawn("lockkit-test", fail)
-        await asyncio.sleep(0.05)
+        await until_async(lambda: told)
 
     asyncio.run(scenario())
     assert [context["message"] for context in told] == ["lockkit-test failed"]

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 import lockkit
+from lockkit.testing.timing import PATIENCE
+from tests.tries import begin_to_wait
 
 
 @pytest.fixture
@@ -34,7 +36,7 @@ def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
     thread = threading.Thread(target=target, daemon=True)
     thread.start()
-    thread.join(20)
+    thread.join(2 * PATIENCE)
     assert outcome, "the event loop hangs"
     if outcome[0] is not None:
         raise outcome[0]
@@ -73,9 +75,10 @@ def test_wait_for_a_task_of_the_same_loop_is_refused(client: lockkit.Client) -> 
 
 
 def test_timed_wait_for_a_task_of_the_same_loop_names_what_helps(
-    client: lockkit.Client, caplog: pytest.LogCaptureFixture
+    client: lockkit.Client, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another task holds the lock: `reentrant=True` would not let this one in, the async API would."""
+    begin_to_wait(monkeypatch)
     lock = client.lock("timed")
 
     async def body() -> None:
@@ -174,7 +177,7 @@ def test_wait_for_another_thread_works_in_a_loop(client: lockkit.Client) -> None
     waiting = threading.Event()
 
     def release() -> None:
-        waiting.wait(20)
+        waiting.wait(PATIENCE)
         lease.release()
 
     async def main() -> None:
@@ -187,3 +190,67 @@ def test_wait_for_another_thread_works_in_a_loop(client: lockkit.Client) -> None
         thread.join()
 
     run(main)
+
+
+BLOCKS: dict[str, Callable[[lockkit.Client], Any]] = {
+    "lock": lambda client: client.semaphore("permits", 2),
+    "attempt": lambda client: client.semaphore("permits", 2).attempt(),
+    "threading": lambda client: client.semaphore("permits", 2).as_threading_lock(),
+    "locks": lambda client: lockkit.locks([client.semaphore("permits", 2)]),
+    "read": lambda client: client.rwlock("permits").read(),
+}
+
+
+@pytest.mark.parametrize("kind", BLOCKS)
+def test_task_that_leaves_its_block_releases_its_own_lease(client: lockkit.Client, kind: str) -> None:
+    """Tasks share their thread: the first to leave must not release what the one that came last still works under."""
+    block = BLOCKS[kind](client)
+    records = client._engine.leases.records
+
+    async def main() -> None:
+        entered, last_is_in = asyncio.Event(), asyncio.Event()
+
+        async def first() -> None:
+            with block:
+                entered.set()
+                await last_is_in.wait()
+
+        leaving = asyncio.create_task(first())
+        await entered.wait()
+        others = set(records)
+        with block:
+            (own,) = set(records) - others
+            last_is_in.set()
+            await leaving
+            assert set(records) == {own}
+
+    run(main)
+    assert not records
+
+
+def test_release_of_a_threading_lock_ends_the_acquisition_of_its_own_task(client: lockkit.Client) -> None:
+    """As for threads: ``release()`` without a block."""
+    lock = client.semaphore("permits", 2).as_threading_lock()
+    records = client._engine.leases.records
+
+    async def main() -> None:
+        acquired, last_has_it = asyncio.Event(), asyncio.Event()
+
+        async def first() -> None:
+            assert lock.acquire()
+            acquired.set()
+            await last_has_it.wait()
+            lock.release()
+
+        releasing = asyncio.create_task(first())
+        await acquired.wait()
+        others = set(records)
+        assert lock.acquire()
+        (own,) = set(records) - others
+        last_has_it.set()
+        await releasing
+        assert set(records) == {own}
+        lock.release()
+
+    run(main)
+    assert not records

@@ -194,6 +194,8 @@ def test_malformed_url_is_refused(text: object, part: str) -> None:
             "x://h?sentinel_password=***&SSLPassword=***&auth_token=***&p%61ss=***&e=f",
         ),
         ("x:?aws_secret=a&api_key=b&passphrase=c", "x:?aws_secret=***&api_key=***&passphrase=***"),
+        ("x:?pasword=a&pssword=b&paswd=c&apssword=d", "x:?pasword=***&pssword=***&paswd=***&apssword=***"),
+        ("x:?psswd=a&pawssord=b&sentinel_pasword=c", "x:?psswd=***&pawssord=***&sentinel_pasword=***"),
         ("x:?auth=a&sasl_pw=b&pw=c&power=d", "x:?auth=***&sasl_pw=***&pw=***&power=d"),
         ("x:?sentinel=redis%3A//u%3Ap%40h", "x:?sentinel=***"),
     ],

@@ -420,11 +420,10 @@ def test_parse_text_refuses_the_empty_text() -> None:
             validation.parse_text(value)
 
 
-def test_on_lost_is_callable_or_none() -> None:
+def test_on_lost_is_callable() -> None:
     """Anything else would be noticed only at the loss."""
-    assert validation.on_lost(None) is None
     assert validation.on_lost(print) is print
-    for wrong in (3, "print", object()):
+    for wrong in (3, "print", object(), None):
         with pytest.raises(ConfigurationError, match="on_lost must be callable") as caught:
             validation.on_lost(wrong, name="seat")
         assert caught.value.name == "seat"
@@ -436,3 +435,27 @@ def test_error_of_a_timeout_names_lock_and_backend() -> None:
         with pytest.raises(ConfigurationError) as caught:
             validation.timeout(wrong, name="seat", backend="memory://")
         assert (caught.value.name, caught.value.backend) == ("seat", "memory://")
+
+
+# -- what messages show ----------------------------------------------------------------------------------------------
+
+
+class Unprintable:
+    """Such as an object of a mapped class whose session has ended."""
+
+    def __repr__(self) -> str:
+        raise LookupError
+
+
+@pytest.mark.parametrize(("value", "part"), [(10**5000, "int"), (Unprintable(), "Unprintable")], ids=["digits", "repr"])
+def test_value_that_cannot_be_shown_is_refused_all_the_same(value: object, part: str) -> None:
+    """With the error that other wrong values get: Python writes no int of more than 4300 digits."""
+    for check in (
+        lambda: validation.ttl(value, 0.0),
+        lambda: validation.timeout(value),
+        lambda: validation.seconds(value, "delay"),
+        lambda: validation.lock_name(value),
+        lambda: validation.flag(value, "renew"),
+    ):
+        with pytest.raises(ConfigurationError, match=part):
+            check()

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from lockkit import validation
 from lockkit.aio.lease import Lease
-from lockkit.primitives.election import Candidate, ObservingEnded, Tenure
+from lockkit.primitives.election import Candidate, ObservingEnded, Tenure, with_value
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Generator
+    from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping
     from datetime import timedelta
     from types import TracebackType
     from typing import Self
@@ -44,6 +45,10 @@ class Term(Lease):
     async def must_stop(self, seconds: float | timedelta | None = 0) -> bool:
         """See `lockkit.Term.must_stop`."""
         return await self._tenure.must_stop(seconds)
+
+    async def update(self, metadata: str | Mapping[str, object] | None) -> None:
+        """See `lockkit.Term.update`."""
+        await super().update(with_value(self._record, metadata))
 
     async def resign(self) -> None:
         """See `lockkit.Term.resign`."""
@@ -189,10 +194,16 @@ class Election:
             BackendUnavailable: See there.
             ConfigurationError: See there.
         """
-        return Campaign(self._candidate, timeout, cancel_on_stop=cancel_on_stop)
+        return Campaign(self._candidate, timeout, cancel_on_stop=validation.flag(cancel_on_stop, "cancel_on_stop"))
 
     async def run(self, work: Callable[[Term], Awaitable[R]], stop: asyncio.Event | None = None) -> R | None:
-        """See `lockkit.Election.run`. `work` is a coroutine function; `stop` is set in the client's event loop."""
+        """
+        See `lockkit.Election.run`. `work` is a coroutine function; `stop` is set in the client's event loop.
+
+        Raises:
+            ConfigurationError: `work` is no function, or `stop` is no ``asyncio.Event`` or the like.
+        """
+        self._candidate.check_run(work, stop)
         signal = self._candidate.stop_signal()
         watcher = None if stop is None else asyncio.create_task(_follow(stop, signal))
         try:

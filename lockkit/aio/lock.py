@@ -102,7 +102,7 @@ class Lock:
         Raises:
             LockLost: The body ended well, or was cancelled by ``cancel_on_lost``, after the lease was lost.
         """
-        await self._leave(self._blocks.pop(self._engine.runtime.current()), error)
+        await self._leave(self._blocks.pop(self._engine.runtime.current), error)
 
     def _block(self, lease: Lease, task: object) -> Block[Lease]:
         return Block(lease, cast("asyncio.Task[Any]", task) if self._cancel_on_lost else None)
@@ -110,7 +110,7 @@ class Lock:
     async def _leave(self, block: Block[Lease], error: BaseException | None) -> None:
         record = block.lease._record  # noqa: SLF001 - the lock and its lease are one unit
         if block.turns_into_loss(error):
-            record.check()
+            await self._engine.releases.release(record)  # raises, and ends the lease for re-entry too
         await self._engine.releases.leave(record, error)
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
@@ -193,7 +193,7 @@ class Attempt:
             LockLost: As leaving ``async with lock`` does.
         """
         lock = self._lock
-        block = self._blocks.pop(lock._engine.runtime.current())  # noqa: SLF001
+        block = self._blocks.pop(lock._engine.runtime.current)  # noqa: SLF001
         if block is not None:
             await lock._leave(block, error)  # noqa: SLF001
 

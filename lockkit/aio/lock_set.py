@@ -49,7 +49,9 @@ def locks(
         ConfigurationError: One of them is wrong.
     """
     members = [SetMember(lock._engine, lock._settings) for lock in members_of(locks, Lock, "lockkit.aio")]  # noqa: SLF001 - of the same API
-    return LockSet(LockSetCore(members, timeout, on_lost), cancel_on_lost=cancel_on_lost)
+    return LockSet(
+        LockSetCore(members, timeout, on_lost), cancel_on_lost=validation.flag(cancel_on_lost, "cancel_on_lost")
+    )
 
 
 class LeaseSet(BaseLeaseSet[Lease]):
@@ -138,7 +140,7 @@ class LockSet:
         Raises:
             LockLost: The body ended well, or was cancelled by ``cancel_on_lost``, after a lease was lost.
         """
-        block = self._blocks.pop(self._core.runtime.current())
+        block = self._blocks.pop(self._core.runtime.current)
         if block.turns_into_loss(error):
             await block.lease.leave_cancelled()
         await block.lease.leave(error)

@@ -77,7 +77,7 @@ class Once:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Free the key. See `lockkit.sync.once.Once.__exit__`."""
-        await self._blocks.pop(self._once.engine.runtime.current()).leave(error)
+        await self._blocks.pop(self._once.engine.runtime.current).leave(error)
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """

@@ -176,12 +176,15 @@ class LockState(Generic[C]):
                     notify = self._offer(now)
             if not self.queue or self._is_next(claim) or now >= self.until:
                 notify = self._take(claim, now, token_min)
-                slot = None if claim.mode == "exclusive" else self.shares[claim.owner].slot
-                return Grant(name, claim.owner, self.token, claim.ttl, slot=slot), notify
+                grant = Grant(name, claim.owner, self.token, claim.ttl)
+                if claim.mode != "exclusive":
+                    grant.slot = self.shares[claim.owner].slot
+                return grant, notify
         if queue:
             self._enqueue(claim)
         assert self.holder is not None or self.shares or self.queue, "refused a free lock"
-        return self._busy(claim, now), notify
+        # The claim itself may be the second behind a head that has just been offered the lock: it is looking already.
+        return self._busy(claim, now), [waiter for waiter in notify if waiter.owner != claim.owner]
 
     def _busy(self, claim: C, now: float) -> Busy:
         """Say until when the lock is held, as far as that can be known now, and by whom."""
@@ -198,17 +201,22 @@ class LockState(Generic[C]):
         return claim.mode == "shared" or (claim.mode == "permit" and len(self.shares) < claim.limit)
 
     def _is_next(self, claim: C) -> bool:
-        """Tell whether a claim that fits is the head of the queue, or fits together with all before it."""
-        ahead = 0
+        """
+        Tell whether a claim that fits is the head of the queue, or fits together with all before it.
+
+        A waiter whose limit is smaller is not overtaken: others would come and go before it for ever.
+        """
+        ahead, limit = 0, claim.limit
         for waiter in self.queue:
             if waiter.owner == claim.owner:
                 break
             if waiter.mode == "exclusive":
                 return False
             ahead += 1
+            limit = min(limit, waiter.limit)
         if not ahead or claim.mode == "shared":
             return True
-        return claim.mode == "permit" and len(self.shares) + ahead < claim.limit
+        return claim.mode == "permit" and len(self.shares) + ahead < limit
 
     def _end_shares(self, claim: C, now: float, dead: Callable[[C], bool]) -> Sequence[C]:
         """Remove the shares that have expired, and if the claim does not fit then, those of clients that have ended."""

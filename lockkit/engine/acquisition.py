@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from lockkit.engine.lease_record import LeaseRecord
     from lockkit.engine.leases import Leases
     from lockkit.engine.settings import LockSettings
+    from lockkit.runtime import Event
     from lockkit.units import Instant, Seconds
 
 __all__ = ["Acquisition", "AcquisitionContext"]
@@ -322,28 +323,43 @@ class Acquisition(Generic[L]):
         If it was granted and the answer was lost, it would block everybody, this client too, for its ttl.
         If the backend cannot be reached now, the client retries in the background.
         """
-        backend, request = self._backend, self._request
+        request = self._request
         if request.state is None and not request.uncertain:
             return
         now, close_by = self._runtime.now(), self._client.close_by
         request.answer_by = min(now + UNDO_SECONDS, max(min(self._answer_by, close_by), now + UNDO_SECONDS_MIN))
+        idle = self._runtime.event()
+        idle.set()
         try:
-            await self._runtime.settle(backend.abandon(request), request.answer_by - now)
-            if request.uncertain:
-                observation.undone(self._client, self._settings, request.owner)
+            await self._runtime.settle(self._abandon(request, idle), request.answer_by - now)
         except BaseException as error:
             log.debug("cleaning up a request for lock %r: %s", request.name, error)
             # A place in the queue is kept for a ttl beyond the lease of the holder, which mostly has a like ttl.
             seconds = request.ttl * (2.2 if request.queue else 1.1)
-            self._context.cleanups.add(seconds, lambda: self._abandon_again(request))
+            self._context.cleanups.add(seconds, lambda: self._abandon_again(request, idle))
             if not isinstance(error, Exception):
                 raise
 
-    async def _abandon_again(self, request: Request) -> None:
-        request.answer_by = self._client.answer_by(CALL_SECONDS)
-        await self._backend.abandon(request)
-        if request.uncertain:
-            observation.undone(self._client, self._settings, request.owner)
+    async def _abandon(self, request: Request, idle: Event) -> None:
+        """Undo a request; `idle` is not set meanwhile."""
+        try:
+            idle.clear()
+            await self._backend.abandon(request)
+            if request.uncertain:
+                request.uncertain = False
+                observation.undone(self._client, self._settings, request.owner)
+        finally:
+            idle.set()
+
+    async def _abandon_again(self, request: Request, idle: Event) -> None:
+        # If the caller was cancelled again, the first try may go on: two at once would use one connection for both.
+        until = self._client.answer_by(CALL_SECONDS)
+        if not await idle.wait(max(0.0, until - self._runtime.now())):
+            message = f"the request for lock {request.name!r} is being undone already"
+            raise BackendUnavailable(message)
+        if request.state is not None or request.uncertain:
+            request.answer_by = until
+            await self._abandon(request, idle)
 
     async def _back_off(self, error: BackendUnavailable) -> None:
         """Pause after a failure, or raise it if the wait is over."""
@@ -402,16 +418,17 @@ class Acquisition(Generic[L]):
         record = None if busy is None else self._holder_in_same_thread(busy)
         if record is not None:
             relation = self._runtime.relation(record.acquired_by)
-            message = self._busy_message(f" (held by {relation})", f"{self._advice(record)}.")
+            message = self._busy_message(relation, f"{self._advice(record)}.")
         else:
-            message = self._busy_message(f" (held by owner {busy.owner})" if busy is not None and busy.owner else "")
+            message = self._busy_message(f"owner {busy.owner}" if busy is not None and busy.owner else "")
         return LockTimeout(message, name=name, backend=url)
 
     def _busy_message(
         self, holder: str, advice: str = "Wait longer with timeout=, or see who holds it with holders()."
     ) -> str:
-        waited = self._runtime.now() - self._began
-        return f"lock {self._settings.name!r} at {self._client.url} is busy{holder}: waited {waited:.3g} s. {advice}"
+        waited = round(self._runtime.now() - self._began, 3)
+        busy = f"busy (held by {holder})" if holder else "busy"
+        return f"lock {self._settings.name!r} at {self._client.url} is {busy}: waited {waited:g} s. {advice}"
 
     async def name_holder(self, error: LockTimeout) -> None:
         """
@@ -433,7 +450,7 @@ class Acquisition(Generic[L]):
             seconds = max(0.0, self._answer_by - self._runtime.now())
             error.holder = await self._context.lookups.ask(self._backend, name, seconds)
         if error.holder is not None:
-            error.args = (self._busy_message(f" (held by {error.holder})"),)
+            error.args = (self._busy_message(str(error.holder)),)
 
     # -- warnings of waits that may never end ------------------------------------------------------------------------
 

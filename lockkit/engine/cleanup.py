@@ -67,6 +67,7 @@ class PendingCleanups:
             seconds: When a ttl has done the same; ``inf`` where none does.
             function: Undoes it. Allowed to be called again after it succeeded.
         """
+        assert seconds > 0.0, "what a ttl has ended already needs no cleanup"
         with self._client.mutex:
             if self._closed:
                 return

@@ -30,7 +30,7 @@ import os
 import weakref
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, cast
 
 from lockkit import observers, validation
 from lockkit.backend import CALL_SECONDS, Unknown, apart
@@ -124,12 +124,13 @@ class Engine(Generic[L]):
         self.notes = Notes(self.client, self.leases)
         self.caps = SemaphoreCaps(self.client, self.notes)
         self.renewer = Renewer(self.client, self.leases, self._loop_ended)
+        unavailable_after = options.get("unavailable_after")
         self.acquisitions: AcquisitionContext[L] = AcquisitionContext(
             self.client,
             self.leases,
             self.cleanups,
             self.admit,
-            options.get("unavailable_after") or DEFAULT_UNAVAILABLE_AFTER,
+            DEFAULT_UNAVAILABLE_AFTER if unavailable_after is None else unavailable_after,
         )
         self.default_timeout: Seconds | None = options.get("timeout")
         self.default_ttl = validation.ttl(options.get("ttl") or DEFAULT_TTL, self.client.capabilities.min_ttl)
@@ -145,6 +146,19 @@ class Engine(Generic[L]):
     def _describe_client(self) -> None:
         self._about = {"host": os.uname().nodename, "pid": os.getpid(), "started": round(wall_clock(), 3)}
         self._metadata = validation.metadata(None, self._about)
+
+    def __reduce__(self) -> NoReturn:
+        """
+        Refuse to be pickled: what clients, locks and elections share are connections and leases of this process.
+
+        Raises:
+            TypeError: Always.
+        """
+        message = (
+            "lockkit clients and what they make cannot be pickled or copied: in the other process, connect to the same "
+            "URL and use the same names"
+        )
+        raise TypeError(message)
 
     def opens_the_same(self, other: Engine[Any]) -> bool:
         """Tell whether another client was surely made with the same URL, or connection, and the same options."""
@@ -194,12 +208,12 @@ class Engine(Generic[L]):
                 validation.lock_name(name),
                 self.default_ttl if ttl is None else validation.ttl(ttl, self.client.capabilities.min_ttl),
                 self.default_timeout if timeout is INHERIT else validation.timeout(timeout),
-                renew,
-                reentrant,
+                validation.flag(renew, "renew"),
+                validation.flag(reentrant, "reentrant"),
                 None if max_hold is None else validation.seconds(max_hold, "max_hold", exclusive=True),
                 self._metadata if metadata is None else validation.metadata(metadata, self._about),
-                None if on_lost is None else validation.on_lost(on_lost),
-                raise_on_lost,
+                None if on_lost is None else validation.on_lost(on_lost, awaits=self.runtime.kind != "blocking"),
+                validation.flag(raise_on_lost, "raise_on_lost"),
                 nests=nests,
                 label=None if label is None else validation.label(label),
             )
@@ -306,6 +320,7 @@ class Engine(Generic[L]):
             Unsupported: The backend has no semaphores.
             ConfigurationError: The limit is wrong, or the name too long.
         """
+        assert settings.mode == "exclusive", "the settings of a lock"
         name, permits = settings.name, self.capabilities.permits
         if permits == "none":
             message = f"{self.url} has no semaphores (capabilities.permits): use another backend for them"
@@ -345,9 +360,7 @@ class Engine(Generic[L]):
             LockError: The client is closed, or no thread can be started for the watch.
         """
         client, leases = self.client, self.leases
-        record = LeaseRecord(client, grant, settings.metadata, leases, raise_on_lost=settings.raise_on_lost)
-        record.mode = settings.mode
-        record.since, record.label = started, settings.label
+        record = LeaseRecord(client, grant, settings, started, leases)
         if settings.renew:
             plan = record.renewal
             plan.next_at, plan.grace = 0.0, settings.grace
@@ -364,7 +377,7 @@ class Engine(Generic[L]):
         with client.mutex:
             if client.closed:
                 raise client.closed_error()
-            leases.add(record, reentrant=settings.reentrant, nests=settings.nests)
+            leases.add(record, settings)
             self.renewer.reschedule(record)
         try:
             self.renewer.start()
@@ -570,9 +583,17 @@ class Engine(Generic[L]):
         assert not self.leases.records, "a client that is closed holds nothing"
         self.renewer.stop()
         _engines.discard(self)
-        if backend is not None:
-            await backend.close()
         client.backend = None
+        if backend is not None:
+            await self._disconnect(backend, max(CLOSE_SHARE, until - self.runtime.now()))
+
+    async def _disconnect(self, backend: LockBackend, seconds: Seconds) -> None:
+        """Close the connections, to the end also if this call is cancelled: a further one would not go on."""
+        assert self._ended, "leases and cleanups need the connections"
+        try:
+            await self.runtime.settle(backend.close(), seconds)
+        except TimeoutError as error:
+            log.warning("closing the connections to %s takes long, and goes on in the background: %s", self.url, error)
 
     async def _loop_ended(self) -> None:
         """Nothing but background work is left in the event loop: nothing else will release what is still held."""

@@ -94,6 +94,7 @@ class _Lookup:
         self.holder: LockHolder | None = None
 
     async def run(self, backend: LockBackend, name: str) -> None:
+        assert not self.done.is_set(), "asked once"
         try:
             for holder in await backend.holders(name):
                 self.holder = holder_of(holder.owner, holder.metadata)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from lockkit.backend import Grant, LossReason, Mode, Renewed
     from lockkit.engine.client_state import ClientState
-    from lockkit.engine.settings import LostCallback
+    from lockkit.engine.settings import LockSettings, LostCallback
     from lockkit.runtime import Event
     from lockkit.units import Instant, Seconds
 
@@ -213,10 +213,9 @@ class LeaseRecord:
         self,
         client: ClientState,
         grant: Grant,
-        metadata: str,
+        settings: LockSettings,
+        since: Instant,
         losses: LossHandler,
-        *,
-        raise_on_lost: bool,
     ) -> None:
         """
         Start as held once, without renewal and without deadline.
@@ -224,22 +223,22 @@ class LeaseRecord:
         Args:
             client: The client's state.
             grant: The backend's answer.
-            metadata: As stored beside the lock.
+            settings: What was asked for.
+            since: Before the request was sent.
             losses: Called when the lease has expired.
-            raise_on_lost: Leaving a ``with`` block after the loss raises.
         """
         self.client = client
         self.grant = grant
-        self.metadata = metadata
-        self.mode: Mode = "exclusive"
-        self.reentrant = False
-        self.raise_on_lost = raise_on_lost
+        self.metadata = settings.metadata
+        self.mode: Mode = settings.mode  # declared: others assign another one later
+        self.reentrant = settings.reentrant
+        self.raise_on_lost = settings.raise_on_lost
         self.renewal = RenewalPlan()
         self.state: LeaseState = HELD
         self.lost_reason: LossReason | None = None
         self.valid_until = 0.0
-        self.since: Instant  # set by `Engine.admit`, as the next one: the shorter this is, the better
-        self.label: str | None
+        self.since = since
+        self.label = settings.label
         self.count = 1
         self.body = False
         self.callbacks: list[LostCallback] | None = None
@@ -274,6 +273,12 @@ class LeaseRecord:
         """Whether its holder has released or dropped it, or the client has; the backend may not have answered yet."""
         state = self.state
         return state is not HELD and state is not LOST
+
+    def leave_once(self) -> bool:
+        """Count down one of several acquisitions, by re-entry. Under the client's mutex; gives True."""
+        assert self.count > 1, "the last one ends the lease"
+        self.count -= 1
+        return True
 
     def remaining(self) -> float:
         """Return the seconds to the deadline, 0.0 when not held."""

@@ -74,20 +74,12 @@ class Leases:
                 continue
             return [record for record in reversed(newest) if record.look_at is None]
 
-    def add(self, record: LeaseRecord, *, reentrant: bool, nests: bool = False) -> None:
-        """
-        Keep a new lease. Under the mutex.
-
-        Args:
-            record: Of the lease.
-            reentrant: Its thread or task may enter it again.
-            nests: It may enter it again for reading.
-        """
+    def add(self, record: LeaseRecord, settings: LockSettings) -> None:
+        """Keep a new lease, which was acquired with these settings. Under the mutex."""
         owner = record.grant.owner
         assert owner not in self.records, "each acquisition has an owner of its own"
         self.records[owner] = record
-        record.reentrant = reentrant
-        if reentrant or nests:
+        if settings.reentrant or settings.nests:
             record.reentry_key = (id(record.acquired_by), record.grant.name)
             self.reentrant[record.reentry_key] = record
 
@@ -100,13 +92,19 @@ class Leases:
         assert record.state is not HELD, "a lease that is held must be watched"
         self.records.pop(record.grant.owner, None)
         if record.reentry_key is not None:
-            self.reentrant.pop(record.reentry_key, None)
+            self._end_reentry(record)
 
     def handed_over(self, record: LeaseRecord) -> None:
         """Let a lease no longer count as one of the thread or task that acquired it: another one enters its block."""
         own = record.acquired_by is self._client.runtime.current()
-        if record.reentry_key is not None and not (own or record.reentrant):
-            self.reentrant.pop(record.reentry_key, None)
+        if not (own or record.reentrant):
+            self._end_reentry(record)
+
+    def _end_reentry(self, record: LeaseRecord) -> None:
+        """Let nobody enter a lease again. Of a lock that was lost, its thread may have acquired another one since."""
+        key = record.reentry_key
+        if key is not None and self.reentrant.get(key) is record:
+            self.reentrant.pop(key, None)
 
     def find(self, owner: str | None, name: str) -> LeaseRecord | None:
         """Return the lease of this owner; if the owner is not known, one of this lock."""
@@ -126,11 +124,10 @@ class Leases:
         record = self.reentrant.get((id(client.runtime.current()), settings.name))
         if record is None:
             return None
-        if settings.mode == "exclusive":
-            if record.mode == "shared" and record.held:
-                raise self._write_inside_read(settings.name)
-            if not (settings.reentrant and record.reentrant):
-                return None
+        if settings.mode == "exclusive" and record.mode == "shared" and record.held:
+            raise self._write_inside_read(settings.name)
+        if settings.mode != "shared" and not (settings.reentrant and record.reentrant):
+            return None
         record.check()
         lease = None if record.lease_ref is None else record.lease_ref()
         if lease is None:
@@ -138,6 +135,7 @@ class Leases:
         with client.mutex:
             if record.released:
                 return None  # another thread has it, and released it after the check
+            assert record.count > 0, "the last release ends a lease"
             record.count += 1
         return lease
 
@@ -174,6 +172,7 @@ class Leases:
             reason: Why.
             state: Without effect if the lease is in another state.
         """
+        assert state is HELD or state is RELEASED, "a lease is lost while it is held, or when its release finds it gone"
         client = self._client
         with client.mutex:
             if record.state is not state:
@@ -213,7 +212,7 @@ class Leases:
             self.early_losses.pop(owner, None)
             self._client.runtime.deliver(lambda: self.lose(record, reason))
         elif len(self.early_losses) > EARLY_LOSSES_MAX:
-            self.early_losses.pop(next(iter(self.early_losses)), None)
+            self.early_losses.pop(next(iter(tuple(self.early_losses)), ""), None)  # a copy: it changes in any thread
 
     def apply_early_loss(self, record: LeaseRecord) -> None:
         """Mark a new lease as lost if the backend reported its loss before it was added."""
@@ -223,7 +222,7 @@ class Leases:
 
     def on_lost(self, record: LeaseRecord, callback: LostCallback) -> None:
         """Register a callback, or call it at once if the lease is lost already."""
-        validation.on_lost(callback)
+        validation.on_lost(callback, awaits=self._client.runtime.kind != "blocking")
         with self._client.mutex:
             if record.lost_reason is None:
                 record.callbacks = [*(record.callbacks or ()), callback]
@@ -288,6 +287,7 @@ class Leases:
             cut_short = [record for record in self.all() if record.released]
             for record in cut_short:
                 self.drop(record)
+        assert all(record.state is not HELD for record in ended), "each is either lost or released"
         for record in ended:
             if record.lost_event is not None:
                 record.lost_event.set()
@@ -297,5 +297,5 @@ class Leases:
             for record, callback in callbacks:
                 self._notify(record, callback, "session")
         if interrupted := sum(record.body for record in ended):
-            log.warning("ending %d leases at %s while `with` blocks run under them", interrupted, self._client.url)
+            log.warning("ending leases under which `with` blocks still run: %d at %s", interrupted, self._client.url)
         return [*ended, *cut_short]

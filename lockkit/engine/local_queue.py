@@ -118,15 +118,19 @@ class LocalQueues:
             if queue is None:
                 return
             place = ref(ticket)
-            if place in queue:
+            if len(queue) == 1 and queue[0] is place:  # mostly: nobody waits behind it
+                queue = []
+            elif place in queue:
                 queue.remove(place)
             head = _head(queue) if queue else None
             if head is None:
                 del self._queues[name]
                 if self._drained is not None and not self._queues:
                     self._drained.set()
-        if head is not None and head.turn is not None:
-            head.turn.set()
+        if head is not None:
+            assert head is not ticket, "a ticket has one place"
+            if head.turn is not None:
+                head.turn.set()
 
     def behind(self, name: str) -> int:
         """How many wait behind the head."""

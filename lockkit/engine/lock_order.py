@@ -81,6 +81,7 @@ class LockOrder:
             known[wanted] = _stack()
             self._count += 1
             circle = self._path(wanted, held)
+            assert circle is None or (circle[0], circle[-1]) == (wanted, held), "a way has the ends that were asked for"
             if circle is not None and self._is_new(circle):
                 warning = self._describe([held, *circle])
         return warning
@@ -126,6 +127,7 @@ class LockOrder:
 
 
 def _back(end: _Key, before: dict[_Key, _Key | None]) -> list[_Key]:
+    assert end in before, "the search has come here"
     path = [end]
     while (earlier := before[path[-1]]) is not None:
         path.append(earlier)

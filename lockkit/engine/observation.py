@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from lockkit.engine.settings import LockSettings
     from lockkit.observers import Call
 
-__all__ = ["ObservedCall", "of_lease", "post", "undone"]
+__all__ = ["ObservedCall", "of_lease", "post", "public", "undone"]
 
 
 class ObservedCall:
@@ -75,7 +75,7 @@ def of_lease(record: LeaseRecord, reason: str | None = None) -> LockEvent:
         reason: See `LockEvent`.
     """
     grant, client = record.grant, record.client
-    name, mode = _public(client, grant.name, record.mode)
+    name, mode = public(client, grant.name, record.mode)
     held = client.runtime.now() - record.since
     return LockEvent(name, record.label, client.url, mode, grant.token, grant.owner, None, held, reason, wall_clock())
 
@@ -89,12 +89,12 @@ def post(call: Call, record: LeaseRecord, reason: str | None = None) -> None:
 def undone(client: ClientState, settings: LockSettings, owner: str) -> None:
     """Tell the observers that a request has been withdrawn."""
     if observers.active is not None:
-        name, mode = _public(client, settings.name, settings.mode)
+        name, mode = public(client, settings.name, settings.mode)
         event = LockEvent(name, settings.label, client.url, mode, None, owner, None, None, None, wall_clock())
         observers.post("undone", event)
 
 
-def _public(client: ClientState, name: str, mode: Mode) -> tuple[str, Mode]:
+def public(client: ClientState, name: str, mode: Mode) -> tuple[str, Mode]:
     """Return name and mode as the application knows them: where each slot is a lock, those of the semaphore."""
     space, plain = split_space(name)
     if space == "sem" and client.capabilities.permits == "slots":

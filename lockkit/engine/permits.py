@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, TypeVar
 from lockkit.backend import CALL_SECONDS
 from lockkit.engine.acquisition import Acquisition, AcquisitionContext
 from lockkit.engine.semaphore_caps import LOOK_SECONDS
+from lockkit.engine.slots import no_free_permit
 
 if TYPE_CHECKING:
     from lockkit.backend import Busy, LockBackend
+    from lockkit.engine.lease_record import LeaseRecord
     from lockkit.engine.semaphore_caps import SemaphoreCaps
     from lockkit.engine.settings import LockSettings
     from lockkit.units import Instant, Seconds
@@ -59,6 +61,7 @@ class PermitAcquisition(Acquisition[L]):
             await self._pause_at_zero()
             return None
         self._request.limit = settings.limit if self._cap is None else min(settings.limit, self._cap)
+        assert self._request.limit > 0, "at a cap of 0 the backend is not asked"
         return await super()._ask(self._runtime.now())
 
     async def _pause_at_zero(self) -> None:
@@ -71,7 +74,18 @@ class PermitAcquisition(Acquisition[L]):
         await self._runtime.sleep(min(LOOK_SECONDS, left) * self._jitter(0.8, 1.0))
         self._check_open()
 
+    def _busy_message(self, holder: str, advice: str = "Wait longer with timeout=, or raise the limit.") -> str:
+        waited = self._runtime.now() - self._began
+        name, url = self._settings.name, self._client.url
+        return no_free_permit(name, url, self._request.limit, waited, holder=holder, advice=advice)
+
+    def _advice(self, record: LeaseRecord) -> str:
+        if not self._is_own(record):
+            return super()._advice(record)
+        return "Release that permit first, or pass reentrant=True to semaphore(), here and there, to get it again"
+
     async def _wait(self, busy: Busy) -> None:
+        assert self._request.mode == "permit", "only semaphores have caps"
         if self._cap is not None:  # nobody wakes the waiters when it is raised
             seconds = self._settings.ttl if busy.retry_after is None else busy.retry_after
             busy = replace(busy, retry_after=min(seconds, LOOK_SECONDS))

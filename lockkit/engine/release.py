@@ -60,17 +60,12 @@ class Releases:
         """
         client = self._client
         while True:
-            if record.lost:
-                self._leases.drop(record)
-                raise record.lost_error()
-            ours, begun = None, False
+            self._refuse_lost(record)
+            ours, begun, before = None, False, record.state
             try:
                 with client.mutex:
                     before = record.state
-                    if before is RELEASED:
-                        return
-                    if before is HELD and record.count > 1:
-                        record.count -= 1
+                    if before is RELEASED or (before is HELD and record.count > 1 and record.leave_once()):
                         return
                     done = self._end_of_other_release(record) if before is RELEASING else None
                     begun = before is HELD or before is UNCONFIRMED
@@ -79,14 +74,26 @@ class Releases:
                 if begun:
                     ours = await self._send(record, answer_by)
                     break
+            except BaseException as error:
+                await self._failed(record, error, begun=begun)
+                raise
             finally:
                 if begun:
-                    self._end(record, answered=ours is not None, first=before is HELD)
+                    try:
+                        self._end(record, answered=ours is not None, first=before is HELD)
+                    except BaseException:
+                        self._note_end(record, answered=ours is not None)  # interrupted; twice does no harm
+                        raise
             if done is not None:  # else it was lost after the look at the clock
                 await done.wait(None)
         # A release that is sent again may find that the first one was run.
         if before is HELD and (not ours or observers.active is not None):
             await self._finish(record, ours=bool(ours))
+
+    def _refuse_lost(self, record: LeaseRecord) -> None:
+        if record.lost:
+            self._leases.drop(record)
+            raise record.lost_error()
 
     async def _finish(self, record: LeaseRecord, *, ours: bool) -> None:
         """Mark a lease as lost if the backend did not hold it any more when it was released; tell the observers."""
@@ -102,6 +109,7 @@ class Releases:
 
     def _begin(self, record: LeaseRecord) -> None:
         """End a lease on its holder's word, before the backend knows. Under the mutex."""
+        assert record.state is HELD or record.state is UNCONFIRMED, "no release is under way, and none was answered"
         record.state = RELEASING
         record.release_done = None
         self._leases.drop(record)
@@ -112,11 +120,7 @@ class Releases:
 
     def _end(self, record: LeaseRecord, *, answered: bool, first: bool) -> None:
         """Note how the release that `_begin` began has ended; `first`: no other one was sent for this lease before."""
-        try:
-            self._note_end(record, answered=answered)
-        except BaseException:
-            self._note_end(record, answered=answered)  # interrupted halfway; twice does no harm
-            raise
+        self._note_end(record, answered=answered)
         if first and not answered:
             observation.post("released", record, "unconfirmed")
 
@@ -146,12 +150,12 @@ class Releases:
             return await self._client.ready().release(grant, self._client.answer_by(RELEASE_SECONDS, answer_by))
         except BackendUnavailable as error:
             raise self._client.unavailable(error, f"release lock {grant.name!r}", grant.name) from error
-        except BaseException as error:
-            # Cancelled or interrupted halfway: it may or may not have been sent. The backend compares the owner, so it
-            # is safe to send it again.
-            if not isinstance(error, Exception):
-                await self._send_again(grant)
-            raise
+
+    async def _failed(self, record: LeaseRecord, error: BaseException, *, begun: bool) -> None:
+        """Send a release again that was cancelled or interrupted: it may not have been sent."""
+        # If it was, the backend compares the owner.
+        if begun and record.state is RELEASING and not isinstance(error, Exception):
+            await self._send_again(record.grant)
 
     async def _send_again(self, grant: Grant) -> None:
         """Release as well as possible: now, else in the background until the ttl has passed."""
@@ -211,5 +215,5 @@ class Releases:
         try:
             await backend.release_all(self._unreleased, answer_by)
         except LockError as error:
-            log.warning("could not release all of %d locks at %s: %s", len(self._unreleased), url, error)
+            log.warning("could not release all locks at %s: %s", url, error)
         self._unreleased = []

@@ -241,7 +241,8 @@ class Renewer:
             batch = [record.grant.owner for record in due]
             self._agenda.add_batch(min(map(_valid_until, due)), batch)
             self._in_flight.append(batch)
-        if len(self._leases.records) <= len(expired):
+        # A lease may be among the expired twice: by an entry of its own, and by that of a renewal in flight.
+        if len(self._leases.records) <= len(set(expired)):
             # The watch becomes idle, and must not sleep until a lease that was released would have been due.
             self._agenda = Agenda()
         look_again = self._agenda.next_at()

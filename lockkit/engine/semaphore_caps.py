@@ -2,7 +2,8 @@
 What operators limit semaphores to (``lockkit limit``), and what other clients do.
 
 All caps of a backend are in one note, so that one question in a while covers every semaphore of a client, however many
-there are. A client applies a new cap after at most `LOOK_SECONDS`; a permit that is held stays held.
+there are. A client applies its own change at once, those of others after at most `LOOK_SECONDS`; a permit that is held
+stays held.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from lockkit.engine.notes import Notes
     from lockkit.engine.settings import LockSettings
     from lockkit.runtime import Event
-    from lockkit.units import Seconds
+    from lockkit.units import Instant, Seconds
 
 __all__ = ["CAPS_NAME", "LOOK_SECONDS", "SemaphoreCaps", "with_limit"]
 
@@ -52,6 +53,7 @@ LIMIT_KEY = "semaphore_limit"
 
 def with_limit(metadata: str, limit: int) -> str:
     """Add the limit of a semaphore to the metadata of its permits."""
+    assert limit > 0, "the user's own limit, not an operator's cap"
     return json.dumps({**json.loads(metadata or "{}"), LIMIT_KEY: limit})
 
 
@@ -117,6 +119,7 @@ class SemaphoreCaps:
         if cap is not None:
             caps[name] = cap
         await self._notes.write(record, json.dumps(caps), KEEP_SECONDS)
+        self._learn(caps, self._client.runtime.now())
 
     async def cap(self, name: str, seconds: Seconds) -> int | None:
         """
@@ -126,9 +129,11 @@ class SemaphoreCaps:
             name: The semaphore, as `apart` names it.
             seconds: How long to wait for the backend. Without an answer what was known last counts.
         """
+        space, plain = split_space(name)
+        assert space == "sem", "a lock of the same name has no cap"
         if self._client.capabilities.notes and self._client.runtime.now() - self._known_at >= LOOK_SECONDS:
             await self._refresh(seconds)
-        return self._caps.get(split_space(name)[1])
+        return self._caps.get(plain)
 
     async def _refresh(self, seconds: Seconds) -> None:
         """Ask in the background, and wait for the answer as long as that; calls at the same time share the question."""
@@ -148,13 +153,19 @@ class SemaphoreCaps:
                 self._looking = None
 
     async def _look(self, done: Event) -> None:
+        assert not done.is_set(), "each question has an event of its own"
         try:
             asked_at = self._client.runtime.now()
-            self._caps, self._known_at = await self.read(), asked_at
+            self._learn(await self.read(), asked_at)
         except (LockError, ValueError) as error:
             log.debug("asking for the caps of semaphores: %s", error)
         finally:
             done.set()
+
+    def _learn(self, caps: Mapping[str, int], asked_at: Instant) -> None:
+        """Note the caps; not those of a question from before this client's own change."""
+        if asked_at >= self._known_at:
+            self._caps, self._known_at = caps, asked_at
 
     def paused(self, name: str) -> LockTimeout:
         """Return the error of a wait for a semaphore whose cap is 0."""
@@ -180,6 +191,7 @@ class SemaphoreCaps:
             log.debug("comparing limits of semaphore %r: %s", name, error)
 
     async def _compare(self, name: str, limit: int) -> None:
+        assert limit > 0, "the user's own limit, not an operator's cap"
         try:
             holders = await self._client.ready().holders(name)
         except LockError as error:

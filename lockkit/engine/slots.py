@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from lockkit.backend import apart, split_space
+from lockkit.backend import SlotName, split_space
 from lockkit.errors import BackendUnavailable, LockTimeout
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from lockkit.runtime import Runtime
     from lockkit.units import Instant, Seconds
 
-__all__ = ["SLOT_NAME_BYTES_MAX", "SlotSearch", "slot_name"]
+__all__ = ["SLOT_NAME_BYTES_MAX", "SlotSearch", "no_free_permit", "slot_name"]
 
 SLOT_NAME_BYTES_MAX = 240
 """Longest name of a semaphore, UTF-8 bytes, where the number of the slot is added to it."""
@@ -40,8 +40,15 @@ L_co = TypeVar("L_co", covariant=True)
 
 def slot_name(name: str, slot: int) -> str:
     """Name the lock of a slot; `name` is the semaphore's, apart from the locks."""
-    space, plain = split_space(name)
-    return apart(space, f"{plain}#{slot}")
+    assert slot >= 0, "slots are counted from 0"
+    return SlotName(f"{name}#{slot}")
+
+
+def no_free_permit(name: str, url: str, limit: int, waited: Seconds, *, advice: str, holder: str = "") -> str:
+    """Say that a semaphore stayed busy; `name` is apart from the locks, `holder` empty if nobody is to be named."""
+    held = f"all {limit} are held" + (f" (one by {holder})" if holder else "")
+    plain = split_space(name)[1]
+    return f"semaphore {plain!r} at {url} has no free permit, {held}: waited {round(waited, 3):g} s. {advice}"
 
 
 class Acquire(Protocol[L_co]):
@@ -70,6 +77,7 @@ class SlotSearch:
             url: Of the backend, for messages.
             unavailable_after: Seconds without an answer after which a wait without timeout gives up.
         """
+        assert settings.limit > 0, "a semaphore without slots would be searched for ever"
         self.slot = 0
         self._runtime = runtime
         self._settings = settings
@@ -90,6 +98,7 @@ class SlotSearch:
             LockTimeout: No permit was free.
             LockError: See `Engine.acquire`.
         """
+        assert self._settings.mode == "permit", "only semaphores have slots"
         deadline = None if timeout is None else self._began + timeout
         while True:
             try:
@@ -134,9 +143,6 @@ class SlotSearch:
         return seconds * self._runtime.random.uniform(0.5, 1.5)
 
     def _timed_out(self) -> LockTimeout:
-        name, waited = split_space(self._settings.name)[1], self._runtime.now() - self._began
-        message = (
-            f"semaphore {name!r} at {self._url} has no free permit, all {self._settings.limit} are held: waited "
-            f"{waited:.3g} s. Wait longer with timeout=."
-        )
-        return LockTimeout(message, name=name, backend=self._url)
+        settings, waited = self._settings, self._runtime.now() - self._began
+        message = no_free_permit(settings.name, self._url, settings.limit, waited, advice="Wait longer with timeout=.")
+        return LockTimeout(message, name=split_space(settings.name)[1], backend=self._url)

@@ -203,7 +203,7 @@ class Network:
     def push(self, node: Node, process: Process, function: Callable[[], object]) -> None:
         """Send a message from a node to a process, which runs `function` there. It may get lost like an answer."""
         if (process.name, node.name) not in self._cut_answers and self._chance() >= self.conditions.answers_lost:
-            self._carry((process.name, node.name, False), _deliver, process, function)
+            self._carry((process.name, node.name, False), process.receive, function)
 
     def answer(self, path: tuple[str, str], waiter: Waiter, answer: Answer) -> None:
         """Send an answer back."""
@@ -235,8 +235,3 @@ class _Return:
 
     def __call__(self, answer: Answer) -> None:
         self._network.answer(self._path, self._waiter, answer)
-
-
-def _deliver(process: Process, function: Callable[[], object]) -> None:
-    if not process.dead:
-        function()

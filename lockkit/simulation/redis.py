@@ -2,8 +2,9 @@
 One Redis on simulated time, with replicas: it does what the Lua scripts do, and the backend's own code asks it.
 
 `lockkit.backends.redis.backend` runs unchanged; only the server and the connections to it are models. What is modelled
-is exclusive locks: readers and permits are refused. That the scripts do the same is shown on a real server in
-``tests/simulation/test_redis.py``.
+is exclusive locks: readers and permits are refused. The sign in a record, by which the scripts know that there is no
+queue, is not modelled: here the queue is looked at each time. That the scripts do the same is shown on a real server
+in ``tests/simulation/test_redis.py``.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ CALL_SECONDS = 1.0
 WAIT_SECONDS = 0.4
 """Seconds that a client waits for replicas to acknowledge."""
 
-_KEYS = {"acquire": 6, "release": 5, "abandon": 5, "renew": 6, "holders": 6, "read_note": 1}
+_KEYS = {"acquire": 5, "release": 5, "abandon": 5, "renew": 5, "holders": 5, "read_note": 1}
 """How many of its words are keys, for each script."""
 
 _NAMES = {Script(name, keys=1, arguments=0).sha: name for name in _KEYS}
@@ -111,7 +112,7 @@ class RedisModel:
 
     def acquire(self, keys: Sequence[str], arguments: Sequence[str]) -> Reply:
         """See ``acquire.lua``."""
-        lock, fence, meta, queue, *_ = keys
+        lock, fence, queue, *_ = keys
         owner, ttl_ms, metadata, _, waiter, limit = arguments
         if limit:
             message = "the simulated Redis has no readers and no permits"
@@ -122,67 +123,70 @@ class RedisModel:
             holder = self._offer(lock, queue, owner)
         if holder in {None, owner, f"next:{owner}"}:
             self.put(lock, owner, seconds)
-            self.put(meta, f"{owner} {metadata}", seconds)
-            token = max(int(self.get(fence) or 0) + 1, self.node.wall_us())
-            self.put(fence, str(token))
+            token = max(self._record(fence)[0] + 1, self.node.wall_us())
+            self.put(fence, f"{token} {owner} {metadata}")
             return token
         assert holder is not None, "else it was granted"
         entry = f"{owner} {waiter}"
         if waiter and entry not in self.queues.setdefault(queue, []):
             self.queues[queue].append(entry)
         offered = holder.startswith("next:")
-        return [self.left_ms(lock), b"" if offered else holder.encode(), 0]
+        foreign = not offered and self._record(fence)[1] != holder
+        return [self.left_ms(lock), b"" if offered else holder.encode(), int(foreign)]
 
     def release(self, keys: Sequence[str], arguments: Sequence[str]) -> Reply:
         """See ``release.lua``."""
-        lock, meta, queue, *_ = keys
+        lock, _, queue, *_ = keys
         owner, _ = arguments
         if self.get(lock) != owner:
             return 0
-        return self._pass_on(lock, meta, queue)
+        return self._pass_on(lock, queue)
 
     def abandon(self, keys: Sequence[str], arguments: Sequence[str]) -> Reply:
         """See ``abandon.lua``."""
-        lock, meta, queue, *_ = keys
+        lock, _, queue, *_ = keys
         owner, entry = arguments
         if entry and f"{owner} {entry}" in self.queues.get(queue, []):
             self.queues[queue].remove(f"{owner} {entry}")
         if self.get(lock) not in {owner, f"next:{owner}"}:
             return 0
-        return self._pass_on(lock, meta, queue)
+        return self._pass_on(lock, queue)
 
     def renew(self, keys: Sequence[str], arguments: Sequence[str]) -> Reply:
         """See ``renew.lua``."""
-        lock, _, meta, *_ = keys
+        lock, *_ = keys
         owner, ttl_ms, *_ = arguments
         holder = self.get(lock)
         if holder != owner:
             return 0 if holder is None else -1
-        for key in (lock, meta):
-            self.put(key, self.get(key) or "", int(ttl_ms) / 1000)
+        self.put(lock, owner, int(ttl_ms) / 1000)
         return 1
 
     def holders(self, keys: Sequence[str], arguments: Sequence[str]) -> Reply:
         """See ``holders.lua``."""
         del arguments
-        lock, fence, meta, queue, *_ = keys
+        lock, fence, queue, *_ = keys
         holder = self.get(lock)
         if holder is None or holder.startswith("next:"):
             return []
-        metadata = (self.get(meta) or " ").partition(" ")[2]
-        token = self.get(fence) or ""
+        token, owner, metadata = self._record(fence)
+        found = (b"%d" % token, metadata.encode()) if owner == holder else (b"", b"")
         waiting = sum(self._listens(entry.split(" ", 2)[2]) for entry in self.queues.get(queue, []))
-        return [holder.encode(), self.left_ms(lock), token.encode(), metadata.encode(), waiting]
+        return [holder.encode(), self.left_ms(lock), *found, waiting]
 
     def read_note(self, keys: Sequence[str], arguments: Sequence[str]) -> Reply:
         """See ``read_note.lua``. There is none."""
         del keys, arguments
         return []
 
-    def _pass_on(self, lock: str, meta: str, queue: str) -> Reply:
+    def _record(self, fence: str) -> tuple[int, str, str]:
+        """Read the record of the last grant: token, owner, metadata."""
+        token, owner, metadata = (self.get(fence) or "0  ").split(" ", 2)
+        return int(token), owner, metadata
+
+    def _pass_on(self, lock: str, queue: str) -> Reply:
         if self._offer(lock, queue) is None:
             self.drop(lock)
-        self.drop(meta)
         return 1
 
     def _offer(self, lock: str, queue: str, me: str | None = None) -> str | None:

@@ -109,9 +109,9 @@ class VotingNode:
     def _delete(self, lock: str) -> None:
         del self._strings["lock", lock]
 
-    def acquire(self, lock: str, value: str, ttl_ms: int, metadata: str, place: str) -> Answer:
+    def acquire(self, lock: str, value: str, ttl_ms: int, *others: Argument) -> Answer:
         """See ``acquire.lua``."""
-        del metadata, place
+        _, metadata, _ = others
         mark = self.mark
         if mark is None or not self._is_marked():
             return [-1]
@@ -123,11 +123,14 @@ class VotingNode:
             return [0, self._left_ms(lock), holder.encode(), 0]
         mark["ttl_ms"] = max(mark["ttl_ms"], ttl_ms)
         self._set("lock", lock, value, ttl_ms)
-        return max(self._fences.get(lock, 0), self.node.wall_us())
+        token = max(self._fences.get(lock, 0), self.node.wall_us())
+        if metadata:
+            self._fences[lock] = token
+        return token
 
-    def fence(self, lock: str, value: str, token: int, fence_ms: int) -> Answer:
+    def fence(self, lock: str, value: str, token: int, fence_ms: int, metadata: str) -> Answer:
         """See ``fence.lua``."""
-        del fence_ms
+        del fence_ms, metadata
         if self._get("lock", lock) != value:
             return 0
         self._fences[lock] = max(self._fences.get(lock, 0), token)

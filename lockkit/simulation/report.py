@@ -32,6 +32,7 @@ def as_json(night: Night, kinds: Sequence[Kind]) -> dict[str, Any]:
         "first_seed": night.first,
         "workers": night.workers,
         "seconds": round(night.seconds, 1),
+        "cpu_seconds": round(night.cpu_seconds, 1),
         "load": night.load,
         "violated": night.violated,
         "kinds": {
@@ -75,8 +76,10 @@ def as_text(report: Mapping[str, Any]) -> str:
 def _lines(report: Mapping[str, Any]) -> Iterator[str]:
     count, seconds = report["schedules"], report["seconds"]
     load = "" if report["load"] is None else f", load average {report['load'][0]:.1f} → {report['load'][1]:.1f}"
+    cpu = f" ({report['cpu_seconds']:,.0f} s of CPU)" if report["cpu_seconds"] else ""
+    workers = f"{report['workers']} processes on Python {report['python']}"
     yield (
-        f"{count:,} schedules in {seconds:,.0f} s by {report['workers']} processes on Python {report['python']}{load}: "
+        f"{count:,} schedules in {seconds:,.0f} s{cpu} by {workers}{load}: "
         f"{count / max(seconds, 0.001):,.0f} a second, seeds from {report['first_seed']} on"
     )
     if count < report["wanted"]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from lockkit.runtime import Begun
 from lockkit.simulation.world import Cancelled, ProcessDied
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ class SimulatedRuntime:
         if self.process.refuses_tasks and ending is not None:
             message = "can't start new thread"
             raise RuntimeError(message)
-        self.process.start(function() if ending is None else self._outlive_others(function, ending), name)
+        self.process.start(Begun(function() if ending is None else self._outlive_others(function, ending)), name)
 
     async def _outlive_others(self, function: Work, ending: Work) -> None:
         """Run it again when it is cancelled, until nothing but background work is left."""

@@ -213,8 +213,8 @@ class Process:
     """
 
     __slots__ = (
-        "_frozen", "_lateness", "_lingering", "at_crash", "background", "clock", "dead", "name", "paused", "probe",
-        "random", "refuses_tasks", "tasks", "world",
+        "_frozen", "_lateness", "_lingering", "_received", "at_crash", "background", "clock", "dead", "name", "paused",
+        "probe", "random", "refuses_tasks", "tasks", "world",
     )  # fmt: skip
 
     def __init__(self, world: World, name: str, clock: Clock, lateness: Seconds) -> None:
@@ -232,6 +232,7 @@ class Process:
         self.refuses_tasks = False
         self._lingering: list[Task[Any]] = []
         self._frozen: list[Task[Any]] = []
+        self._received: list[Callable[[], object]] = []
         self._lateness = lateness
         world.processes.append(self)
 
@@ -301,6 +302,13 @@ class Process:
             waiter.timer = self.world.call_in(seconds, waiter.wake, None)
         return waiter
 
+    def receive(self, function: Callable[[], object]) -> None:
+        """Run a function in it now, or as soon as it goes on."""
+        if self.paused:
+            self._received.append(function)
+        elif not self.dead:
+            function()
+
     def pause(self) -> None:
         """Stop it, as SIGSTOP does."""
         if self.paused or self.dead:
@@ -315,6 +323,9 @@ class Process:
         self.paused = False
         frozen, self._frozen = self._frozen, []
         self.world.ready += frozen
+        received, self._received = self._received, []
+        for function in received:
+            self.receive(function)
 
     def crash(self) -> None:
         """
@@ -330,6 +341,7 @@ class Process:
         for function in self.at_crash:
             function()
         self._frozen = []
+        self._received = []
         self._lingering = []
         self.world.ready = [task for task in self.world.ready if task.process is not self]
         tasks, self.tasks = self.tasks, {}

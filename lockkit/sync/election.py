@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from lockkit.errors import ConfigurationError
-from lockkit.primitives.election import Candidate, ObservingEnded, Tenure
+from lockkit.primitives.election import Candidate, ObservingEnded, Tenure, with_value
 from lockkit.runtime import drive
 from lockkit.sync.lease import Lease
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from datetime import timedelta
 
     from lockkit.engine.engine import Engine
@@ -62,6 +60,10 @@ class Term(Lease):
             ConfigurationError: The time is wrong.
         """
         return drive(self._tenure.must_stop(seconds))
+
+    def update(self, metadata: str | Mapping[str, object] | None) -> None:
+        """See `Lease.update`. The election's value stays, unless `metadata` has another ``value``."""
+        super().update(with_value(self._record, metadata))
 
     def resign(self) -> None:
         """
@@ -129,11 +131,10 @@ class Election:
 
         Raises:
             BackendUnavailable: The backend did not answer for ``unavailable_after`` seconds during a campaign.
-            ConfigurationError: `work` is a coroutine function.
+            ConfigurationError: `work` is no function, or a coroutine function; or `stop` is no ``threading.Event`` or
+                the like.
         """
-        if inspect.iscoroutinefunction(work):
-            message = "election.run() cannot run a coroutine function: use the election of a lockkit.aio client"
-            raise ConfigurationError(message, name=self.name, backend=self._candidate.url)
+        self._candidate.check_run(work, stop)
         signal = self._candidate.stop_signal()
         try:
             if stop is not None and stop.is_set():

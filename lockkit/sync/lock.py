@@ -125,7 +125,7 @@ class Lock:
         """Acquire; the body never runs without the lock."""
         lease = drive(self._engine.acquire(self._settings, self._settings.timeout))
         lease.__enter__()
-        self._blocks.push(threading.get_ident(), lease)
+        self._blocks.push(lease._record.acquired_by, lease)  # noqa: SLF001 - the lock and its lease are one unit
         return lease
 
     def __exit__(
@@ -137,8 +137,8 @@ class Lock:
         Raises:
             LockLost: The body ended well, but the lease was lost before (unless ``raise_on_lost=False``).
         """
-        lease = self._blocks.pop(threading.get_ident())
-        drive(self._engine.releases.leave(lease._record, error))  # noqa: SLF001 - the lock and its lease are one unit
+        lease = self._blocks.pop(self._engine.runtime.current)
+        drive(self._engine.releases.leave(lease._record, error))  # noqa: SLF001 - as above
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """
@@ -207,6 +207,9 @@ class Lock:
             return drive(engine.try_acquire(settings, settings.timeout))
         return drive(engine.acquire(settings, settings.timeout))
 
+    def _check_in_set(self) -> None:
+        """Raise `ConfigurationError` if it cannot be in a set, which releases the lease without asking the lock."""
+
     def _seconds(self, timeout: Seconds | timedelta | None) -> float | None:
         return validation.timeout(timeout, name=self._settings.name, backend=self._engine.url)
 
@@ -241,7 +244,7 @@ class Attempt:
         lease = self._lock.try_acquire(self._timeout)
         if lease is not None:
             lease.__enter__()
-        self._blocks.push(threading.get_ident(), lease)
+        self._blocks.push(self._lock._engine.runtime.current(), lease)  # noqa: SLF001 - another form of the lock
         return lease
 
     def __exit__(
@@ -253,7 +256,7 @@ class Attempt:
         Raises:
             LockLost: As leaving ``with lock`` does.
         """
-        lease = self._blocks.pop(threading.get_ident())
+        lease = self._blocks.pop(self._lock._engine.runtime.current)  # noqa: SLF001 - as above
         if lease is not None:
             lease.__exit__(kind, error, trace)
 
@@ -268,20 +271,22 @@ class ThreadingLock:
 
     As there, any thread may release, and there is one holder at a time per object. Unlike a
     ``threading.Lock`` it can be lost: while A is inside, its lease may end and B enter through the same object. So each
-    acquisition is kept with its thread, and a release ends the acquisition that it belongs to:
+    acquisition is kept with its thread (where that runs an event loop, with its task), and a release ends the
+    acquisition that it belongs to:
 
     - leaving ``with`` ends that of its ``with``;
-    - ``release()`` ends the last one of its own thread; in a thread that has none, the oldest of all.
+    - ``release()`` ends the last one of its own thread or task; in one that has none, the oldest of all.
     """
 
-    __slots__ = ("__weakref__", "_acquired", "_blocks", "_lock")
+    __slots__ = ("__weakref__", "_acquired", "_blocks", "_current", "_lock")
 
     def __init__(self, lock: Lock) -> None:
         """Made by `Lock.as_threading_lock`."""
         self._lock = lock
+        self._current = lock._engine.runtime.current  # noqa: SLF001 - another form of the lock
         # Its methods are atomic. A mutex might stay taken when Ctrl-C strikes.
-        self._acquired: list[tuple[int, Lease]] = []
-        self._blocks: WithStack[tuple[int, Lease]] = WithStack()
+        self._acquired: list[tuple[object, Lease]] = []
+        self._blocks: WithStack[tuple[object, Lease]] = WithStack()
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:  # noqa: FBT001, FBT002 - threading.Lock's
         """
@@ -306,7 +311,12 @@ class ThreadingLock:
         lease = self._lock.try_acquire(seconds)
         if lease is None:
             return False
-        self._acquired.append((threading.get_ident(), lease))
+        entry = (self._current(), lease)
+        try:
+            self._acquired.append(entry)
+        except BaseException:  # interrupted: nobody would release it
+            self._forget(entry)
+            raise
         return True
 
     def release(self) -> None:
@@ -317,9 +327,9 @@ class ThreadingLock:
             RuntimeError: This object does not hold the lock.
             LockLost: It was lost before.
         """
-        me = threading.get_ident()
+        me = self._current()
         while acquired := self._acquired.copy():
-            mine = [entry for entry in acquired if entry[0] == me]
+            mine = [entry for entry in acquired if entry[0] is me]
             entry = mine[-1] if mine else acquired[0]
             if self._forget(entry):
                 entry[1].release()
@@ -327,7 +337,7 @@ class ThreadingLock:
         message = "release unlocked lock"
         raise RuntimeError(message)
 
-    def _forget(self, entry: tuple[int, Lease]) -> bool:
+    def _forget(self, entry: tuple[object, Lease]) -> bool:
         """End an acquisition; False if another thread has just done it."""
         try:
             self._acquired.remove(entry)
@@ -342,16 +352,20 @@ class ThreadingLock:
     def __enter__(self) -> bool:
         """Acquire without limit."""
         lease = self._lock.acquire(None)
-        entry = (threading.get_ident(), lease)
-        self._acquired.append(entry)
-        self._blocks.push(entry[0], entry)
+        entry = (self._current(), lease)
+        try:
+            self._acquired.append(entry)
+            self._blocks.push(entry[0], entry)
+        except BaseException:  # interrupted: nobody would leave the block
+            self._forget(entry)
+            raise
         return True
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Release; an exception of the body is not hidden."""
-        entry = self._blocks.pop(threading.get_ident())
+        entry = self._blocks.pop(self._current)
         if self._forget(entry):
             entry[1].__exit__(kind, error, trace)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import threading
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from lockkit import validation
@@ -47,7 +46,10 @@ def locks(
     Raises:
         ConfigurationError: One of them is wrong.
     """
-    members = [SetMember(lock._engine, lock._settings) for lock in members_of(locks, Lock, "lockkit")]  # noqa: SLF001 - of the same API
+    given = members_of(locks, Lock, "lockkit")
+    for lock in given:
+        lock._check_in_set()  # noqa: SLF001 - of the same API
+    members = [SetMember(lock._engine, lock._settings) for lock in given]  # noqa: SLF001 - as above
     return LockSet(LockSetCore(members, timeout, on_lost))
 
 
@@ -192,7 +194,7 @@ class LockSet:
             drive(self._core.acquire(core, self._core.timeout))
             core.enter()
             leases = LeaseSet(core)
-            self._blocks.push(threading.get_ident(), core)
+            self._blocks.push(self._core.runtime.current(), core)
         except BaseException:
             drive(core.undo())
             raise
@@ -207,7 +209,7 @@ class LockSet:
         Raises:
             LockLost: The body ended well, but a lease was lost before (unless ``raise_on_lost=False``).
         """
-        core = self._blocks.pop(threading.get_ident())
+        core = self._blocks.pop(self._core.runtime.current)
         try:
             drive(core.leave(error))
         except BaseException:

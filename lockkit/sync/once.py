@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import threading
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from lockkit.lease import WithStack
@@ -88,8 +87,10 @@ class Once:
             BackendUnavailable: The backend did not answer.
         """
         attempt = drive(self._once.begin())
-        self._blocks.push(threading.get_ident(), attempt)
-        return Attempt(attempt)
+        given = Attempt(attempt)
+        current = self._once.engine.runtime.current()
+        self._blocks.push(current, attempt)  # last: an interrupt from here on finds it in the block
+        return given
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -100,7 +101,7 @@ class Once:
         Raises:
             LockLost: The body ended well without `Attempt.done`, after the lease was lost.
         """
-        drive(self._blocks.pop(threading.get_ident()).leave(error))
+        drive(self._blocks.pop(self._once.engine.runtime.current).leave(error))
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """

@@ -60,7 +60,7 @@ class Semaphore(Lock):
 
     def set_cap(self, cap: int | None) -> None:
         """
-        Cap the semaphore for all clients, as ``lockkit limit`` does. They apply it within 5 seconds.
+        Cap the semaphore for all clients, as ``lockkit limit`` does: for this one at once, for others within 5 seconds.
 
         Permits that are held stay held: after a lower cap, new ones are granted when enough have been released.
 

@@ -9,13 +9,13 @@ import pytest
 
 import lockkit
 import lockkit.aio
+from lockkit.testing.timing import PATIENCE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 pytestmark = pytest.mark.asyncio
 
-PATIENCE = 20.0
 URL = "memory://aio-lock"
 
 
@@ -62,6 +62,30 @@ async def test_attempt_raises_the_loss_as_a_with_block_does() -> None:
 
         with pytest.raises(lockkit.LockLost):
             await asyncio.wait_for(lose_and_go_on(), PATIENCE / 2)
+
+
+async def test_task_acquires_anew_after_a_loss_that_cancelled_its_block() -> None:
+    """Leaving the block ends the lease for re-entry too, while the task still refers to it."""
+    async with lockkit.aio.connect(URL) as client:
+        locks = [
+            client.lock("a", reentrant=True, cancel_on_lost=True, timeout=PATIENCE),
+            client.rwlock("b", cancel_on_lost=True, timeout=PATIENCE).read(),
+        ]
+        for lock in locks:
+
+            async def lose_and_go_on(lock: lockkit.aio.Lock, leases: list[lockkit.aio.Lease]) -> None:
+                async with lock as lease:
+                    leases.append(lease)
+                    await client.break_lock(lock.name)
+                    await lease.confirm()
+                    await asyncio.sleep(PATIENCE)
+
+            lost: list[lockkit.aio.Lease] = []
+            with pytest.raises(lockkit.LockLost):
+                await lose_and_go_on(lock, lost)
+
+            async with lock as lease:
+                assert lease.owner != lost[0].owner
 
 
 async def test_attempt_checks_its_timeout_when_it_is_made() -> None:

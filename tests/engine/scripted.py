@@ -11,12 +11,30 @@ from typing import TYPE_CHECKING, Any
 from lockkit import aio, sync
 from lockkit.backends.memory.backend import MemoryBackend
 from lockkit.engine.engine import Engine
-from lockkit.runtime import AsyncioRuntime, BlockingRuntime, Runtime
+from lockkit.runtime import AsyncioRuntime, BlockingRuntime, Runtime, monotonic
 
 if TYPE_CHECKING:
     from lockkit.backend import Busy, Grant, Host, Renewal, Request
 
 _spaces = itertools.count()
+
+
+class MovableClock(BlockingRuntime):
+    """Real time plus what a test adds: as if the process had been paused."""
+
+    added = 0.0
+
+    def now(self) -> float:
+        """See `Runtime.now`."""
+        return monotonic() + self.added
+
+
+def pass_time(client: Any, seconds: float) -> None:  # noqa: ANN401 - a sync client on a `MovableClock`
+    """Let time pass, and the watch look at the clock as if it had slept so long."""
+    clock = client._engine.runtime
+    assert isinstance(clock, MovableClock)
+    clock.added += seconds
+    client._engine.renewer._watching.wake()
 
 
 class ScriptedBackend(MemoryBackend):

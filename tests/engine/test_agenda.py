@@ -18,6 +18,7 @@ from lockkit.engine.client_state import ClientState
 from lockkit.engine.lease_record import HELD, RELEASED, LeaseRecord
 from lockkit.engine.leases import Leases
 from lockkit.engine.renewal import Renewer
+from lockkit.engine.settings import LockSettings
 from lockkit.errors import BackendUnavailable, LockLost
 from lockkit.runtime import BlockingRuntime, drive
 
@@ -82,12 +83,12 @@ class Watched:
         """Add a lease, as `Engine.admit` does."""
         self.count += 1
         owner = f"{self.count:032x}"
-        record = LeaseRecord(self.client, Grant("x", owner, self.count, ttl), "{}", self.leases, raise_on_lost=True)
-        record.since, record.label = self.runtime.time, None
+        settings = LockSettings("x", ttl, None, renew, False, None, "{}", None, True)  # noqa: FBT003 - as Engine.settings
+        record = LeaseRecord(self.client, Grant("x", owner, self.count, ttl), settings, self.runtime.time, self.leases)
         if renew:
             record.renewal.next_at, record.renewal.until = 0.0, self.runtime.time + max_hold
         record.set_deadline(self.runtime.time, ttl)
-        self.leases.add(record, reentrant=False)
+        self.leases.add(record, settings)
         self.renewer.reschedule(record)
         return record
 

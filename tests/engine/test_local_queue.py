@@ -11,7 +11,9 @@ import pytest
 from lockkit.engine.local_queue import LocalQueues, Ticket
 from lockkit.runtime import BlockingRuntime, _BlockingEvent, drive
 from lockkit.testing.servers import wait_until
+from lockkit.testing.timing import PATIENCE
 from tests.interrupts import CallStrike
+from tests.tries import until
 
 
 def lines(monkeypatch: pytest.MonkeyPatch) -> LocalQueues:
@@ -24,7 +26,7 @@ def nobody() -> None:
     """Warn of nothing."""
 
 
-def wait(line: LocalQueues, name: str, place: Ticket, seconds: float = 10.0) -> bool:
+def wait(line: LocalQueues, name: str, place: Ticket, seconds: float = PATIENCE) -> bool:
     """Wait for one's turn."""
     return drive(line.wait_for_turn(name, place, BlockingRuntime().now() + seconds, inf, nobody))
 
@@ -159,15 +161,20 @@ def test_close_sends_everybody_away(monkeypatch: pytest.MonkeyPatch) -> None:
     came: list[bool] = []
 
     def stand() -> None:
-        came.append(wait(line, "x", second, 20.0))
+        came.append(wait(line, "x", second, 100.0))
         line.leave("x", second)
 
     waiter = threading.Thread(target=stand)
     waiter.start()
-    leaver = threading.Timer(0.1, line.leave, ("x", head))
+
+    def leave() -> None:
+        until(lambda: line._closed)
+        line.leave("x", head)
+
+    leaver = threading.Thread(target=leave)
     leaver.start()
-    drive(line.close(20.0))
-    waiter.join(10)
-    leaver.join(10)
+    drive(line.close(PATIENCE))
+    waiter.join(PATIENCE)
+    leaver.join(PATIENCE)
 
     assert came == [False]

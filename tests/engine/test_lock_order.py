@@ -14,6 +14,7 @@ from lockkit.engine.lock_order import LockOrder
 from lockkit.runtime import AsyncioRuntime
 from lockkit.testing.timing import PATIENCE
 from tests.engine.scripted import scripted
+from tests.tries import begin_to_wait
 
 if TYPE_CHECKING:
     import lockkit
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 def order(monkeypatch: pytest.MonkeyPatch) -> LockOrder:
     """Recorded from now on, by clients that are made now."""
     order = LockOrder()
+    begin_to_wait(monkeypatch)
     monkeypatch.setattr(lock_order, "_order", order)
     monkeypatch.setenv("LOCKKIT_DEBUG_ORDER", "1")
     return order

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING
+
+import pytest
 
 import lockkit
 from lockkit.engine import permits, semaphore_caps
 from lockkit.testing.timing import PATIENCE
-
-if TYPE_CHECKING:
-    import pytest
+from tests.tries import until
 
 URL = "memory://permits"
 
@@ -44,6 +43,21 @@ def test_waiters_notice_that_the_cap_was_raised(monkeypatch: pytest.MonkeyPatch)
         semaphore.set_cap(None)
 
 
+def test_client_knows_its_own_cap_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if it has just looked, and if an answer from before the change comes after it."""
+    monkeypatch.setattr(semaphore_caps, "LOOK_SECONDS", 100.0)
+    with lockkit.connect("memory://own-cap") as client:
+        semaphore = client.semaphore("x", limit=2)
+        semaphore.acquire(timeout=PATIENCE).release()
+        asked_at = client._engine.runtime.now()
+        semaphore.set_cap(0)
+
+        client._engine.caps._learn({}, asked_at)
+
+        with pytest.raises(lockkit.LockTimeout, match="set its limit to 0"):
+            semaphore.acquire(timeout=0)
+
+
 def test_another_limit_elsewhere_is_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     """With both limits, and who has the other; the same limit is none."""
     with lockkit.connect(URL) as client, lockkit.connect(URL) as other, lockkit.connect(URL) as same:
@@ -51,10 +65,7 @@ def test_another_limit_elsewhere_is_one_warning(caplog: pytest.LogCaptureFixture
         for _ in range(3):
             other.semaphore("mixed", limit=8, timeout=PATIENCE).acquire().release()
         same.semaphore("mixed", limit=5, timeout=PATIENCE).acquire().release()
-        deadline = time.monotonic() + PATIENCE
-        while not warnings(caplog):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        until(lambda: warnings(caplog))
         held.release()
 
     (warning,) = warnings(caplog)
@@ -81,6 +92,7 @@ def test_caps_that_cannot_be_read_do_not_delay_a_try(monkeypatch: pytest.MonkeyP
 
 def test_calls_at_the_same_time_share_one_question(monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads that acquire permits of many semaphores ask the backend for caps once."""
+    monkeypatch.setattr(semaphore_caps, "LOOK_SECONDS", 100.0)
     with lockkit.connect(URL) as client:
         asked, answer = [], threading.Event()
 
@@ -107,3 +119,17 @@ def test_calls_at_the_same_time_share_one_question(monkeypatch: pytest.MonkeyPat
             lease.release()
     assert len(leases) == 8
     assert len(asked) == 1
+
+
+def test_timeout_says_how_many_permits_are_held_and_by_whom() -> None:
+    """In the words of a semaphore; a thread that holds one itself is told so."""
+    with lockkit.connect("memory://") as client:
+        semaphore = client.semaphore("api", limit=2)
+        with semaphore, semaphore, pytest.raises(lockkit.LockTimeout) as caught:
+            semaphore.acquire(timeout=0)
+    first, _, rest = str(caught.value).partition(": waited ")
+    assert first == "semaphore 'api' at memory:// has no free permit, all 2 are held (one by this same thread)"
+    assert rest.endswith(
+        " s. Release that permit first, or pass reentrant=True to semaphore(), here and there, to get it again."
+    )
+    assert "e-" not in rest.partition(" s. ")[0]

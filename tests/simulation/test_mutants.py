@@ -26,7 +26,7 @@ from lockkit.simulation.history import Wrote
 from lockkit.simulation.scenario import Storage
 from lockkit.simulation.server import Record
 from lockkit.simulation.world import Process
-from tests.simulation.support import apart
+from tests.simulation.support import apart, known_first
 
 if TYPE_CHECKING:
     from lockkit.backend import Busy, Grant, LossReason, Request
@@ -177,9 +177,10 @@ def drifting(schedule: Schedule) -> Schedule:
 
 @dataclass(frozen=True)
 class Mutant:
-    """One mistake, and the checks that must notice it."""
+    """One mistake, the checks that must notice it, and a schedule of those in which they did, if it is a late one."""
 
     found_by: tuple[str, ...]
+    seed: int = 0
     server: type[LockServer] = LockServer
     backend: type[SimulatedBackend] = SimulatedBackend
     patch: tuple[type, str, object] | None = None
@@ -192,9 +193,9 @@ MUTANTS = {
     ),
     "anchor of a grant ignored": Mutant(("cover",), patch=(Engine, "admit", admit_without_anchor)),
     "released while bodies clean up": Mutant(("progress",), patch=(Process, "cancel_when_alone", lambda *_: False)),
-    "grant handed out past its deadline": Mutant(("deadlines",), patch=(Engine, "admit", admit_anything)),
+    "grant handed out past its deadline": Mutant(("deadlines",), 346, patch=(Engine, "admit", admit_anything)),
     "undo omitted": Mutant(("leftovers", "progress"), patch=(Acquisition, "_undo", nothing)),
-    "undo not repeated": Mutant(("leftovers",), patch=(PendingCleanups, "add", lambda *_: None)),
+    "undo not repeated": Mutant(("leftovers",), 438, patch=(PendingCleanups, "add", lambda *_: None)),
     "timeout not looked at": Mutant(("timeouts",), patch=(Acquisition, "_out_of_time", False)),
     "watch disabled": Mutant(("loss",), patch=(Renewer, "_watch", nothing)),
     "watch blind to deadlines": Mutant(("loss",), patch=(Renewer, "_survey", watch_is_blind)),
@@ -208,7 +209,7 @@ MUTANTS = {
     "lease ended early": Mutant(("exclusion",), server=EndsEarly),
     "nobody woken": Mutant(("progress",), server=WakesNobody),
     "queue not left": Mutant(("progress",), server=KeepsPlaces),
-    "storage without guard": Mutant(("storage",), patch=(Storage, "_accept", accept_all)),
+    "storage without guard": Mutant(("storage",), 563, patch=(Storage, "_accept", accept_all)),
     "drift beyond the margin": Mutant(("exclusion",), schedule=drifting),
 }
 
@@ -221,7 +222,7 @@ def test_mutant_is_found(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.setattr(where, name, what)
     missing = set(mutant.found_by)
 
-    for seed in apart(SEEDS):
+    for seed in apart(known_first(mutant.seed, SEEDS)):
         simulation = Simulation(mutant.schedule(draw(seed)), server=mutant.server, backend=mutant.backend)
         missing -= {problem.check for problem in simulation.run().verdict.problems}
         if not missing:
@@ -230,11 +231,15 @@ def test_mutant_is_found(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> Non
     pytest.fail(f"not found within {len(SEEDS)} seeds by {', '.join(sorted(missing))}")
 
 
-def test_guard_stops_what_drift_lets_through() -> None:
-    """Two believe in one lock because their clocks run wrong; the storage that compares tokens stays right."""
+def test_guard_stops_what_drift_lets_through(pytestconfig: pytest.Config) -> None:
+    """
+    Two believe in one lock because their clocks run wrong; the storage that compares tokens stays right.
+
+    In all schedules where seeds are asked for (`nox -s simulate`), else in the first: three of them have a late write.
+    """
     checks = set()
     refused = 0
-    for seed in apart(SEEDS):
+    for seed in apart(SEEDS if pytestconfig.getoption("--seed", None) else SEEDS[:700]):
         outcome = Simulation(drifting(draw(seed))).run()
         checks |= {problem.check for problem in outcome.verdict.problems}
         refused += sum(isinstance(event, Wrote) and not event.accepted for event in outcome.history)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import signal
 import subprocess
@@ -13,7 +14,7 @@ import pytest
 
 from lockkit.simulation import simulate
 from lockkit.simulation.branches import BranchMeter, cover
-from lockkit.simulation.night import Faults, Kind, KindResult, Night, play_one, run
+from lockkit.simulation.night import Faults, Kind, KindResult, Night, _Batch, _run_batch, play_one, run
 from lockkit.simulation.report import as_json, as_text
 from lockkit.testing.timing import PATIENCE
 from tests.simulation import night
@@ -97,6 +98,20 @@ def test_counting_changes_nothing() -> None:
         assert bool(before) or simulate(seed).schedule.calm
 
 
+def test_batches_leave_nothing_in_memory() -> None:
+    """Ten million schedules run in two processes."""
+
+    def objects_after(seeds: range) -> int:
+        _run_batch(_Batch(night.MODULE, "lock", seeds, measured=False))
+        return len(gc.get_objects())
+
+    before = objects_after(range(5))
+
+    after = objects_after(range(5, 35))
+
+    assert after < before + 2000
+
+
 def test_faults_are_those_of_the_schedule() -> None:
     """All kinds of them occur among some schedules."""
     seen: Counter[str] = Counter()
@@ -147,6 +162,8 @@ def test_every_kind_is_valid_and_all_is_reported(capsys: pytest.CaptureFixture[s
     assert all(kind["schedules"] > 0 for kind in report["kinds"].values())
     assert 0 < report["coverage"]["taken"] < report["coverage"]["branches"]
     assert "What none of them covers" in text
+    assert report["cpu_seconds"] > 0
+    assert " s of CPU) by 1 processes" in text
     assert text.rstrip().endswith("Every schedule kept every promise.")
 
 

@@ -14,6 +14,7 @@ lost lease whose extend was never answered          leftovers: it was left at th
 renewer spins while something is to be undone       unknown: too many steps, the next would be the renewer's
 undoing repeated three times a second for each try  a schedule that took 264 ms, where others take 3
 renewals wait for everything that is to be undone   the same
+lease forgotten when another one expires            loss: nobody noticed that the lease passed its deadline
 =================================================== ===========================================================
 """
 
@@ -277,3 +278,34 @@ def test_renewals_do_not_wait_for_what_is_to_be_undone() -> None:
 
     stage.play(alice, story())
     stage.end()
+
+
+def test_lease_is_watched_on_when_another_one_expires() -> None:
+    """
+    The other one was on the watch's agenda twice when it expired, and counted as two.
+
+    It was extended to a shorter ttl, so that its former entry came while the last renewal was in flight.
+    """
+    stage = Stage()
+    alice = stage.process("alice")
+    client = stage.client(alice, call_timeout=30.0)
+    lost: dict[str, float] = {}
+
+    def note(lease: Lease, reason: str) -> None:
+        assert reason == "expired"
+        lost[lease.name] = alice.now()
+
+    async def story() -> None:
+        began = alice.now()
+        other = await client.lock("other", ttl=33.0, on_lost=note).acquire()
+        watched = await client.lock("watched", ttl=20.0, renew=False, on_lost=note).acquire()
+        await sleep(alice, 1.0)
+        await other.extend(10.0)
+        stage.network.cut(alice, stage.node)
+        await sleep(alice, 30.0)
+        assert sorted(lost) == ["other", "watched"]
+        assert lost["other"] - began < 12.0
+        assert lost["watched"] - began < 21.0
+        del other, watched
+
+    stage.play(alice, story())

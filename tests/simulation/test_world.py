@@ -123,6 +123,25 @@ def test_paused_process_runs_nothing_while_its_clock_goes_on() -> None:
     assert woken == [30.0]
 
 
+def test_paused_process_receives_when_it_goes_on() -> None:
+    """In the order of arrival; what a dead one receives is lost."""
+    world = World(1)
+    process, dead = world.process("p"), world.process("q")
+    received = []
+
+    world.call_at(0.5, process.pause)
+    world.call_at(0.5, dead.pause)
+    for at in (0.1, 1.0, 2.0):
+        world.call_at(at, process.receive, lambda at=at: received.append((at, world.now)))
+        world.call_at(at, dead.receive, lambda: received.append(("dead", world.now)))
+    world.call_at(1.5, dead.crash)
+    world.call_at(30.0, process.resume)
+    world.call_at(30.0, dead.resume)
+    world.run()
+
+    assert received == [(0.1, 0.1), ("dead", 0.1), (1.0, 30.0), (2.0, 30.0)]
+
+
 def test_crashed_process_has_no_effect_any_more() -> None:
     """Its finally blocks run, as the interpreter closes coroutines, but they can neither wait nor start anything."""
     world = World(1)

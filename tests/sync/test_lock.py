@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 import lockkit
-
-PATIENCE = 20.0
+from lockkit.testing.timing import PATIENCE
 
 
 @pytest.fixture

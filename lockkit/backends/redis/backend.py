@@ -5,8 +5,7 @@ Algorithm: the lock is a string key ``PREFIX:NAME`` with the owner as its value,
 ``Lock``, redsync and redlock-py exclude with lockkit on the same key. Beside it, in the same Cluster slot:
 
 ==========================  =========================================================================================
-``{PREFIX:NAME}:fence``     the last token
-``{PREFIX:NAME}:meta``      owner and metadata of the lease, for `holders`
+``{PREFIX:NAME}:fence``     the last token, with owner and metadata of its lease: ``TOKEN OWNER METADATA``
 ``{PREFIX:NAME}:queue``     waiting requests, in order of arrival
 ``{PREFIX:NAME}:shares``    owners of leases beside one another (readers, permits) and when they end: a sorted set
 ``{PREFIX:NAME}:leases``    token and metadata of each of them
@@ -14,7 +13,8 @@ Algorithm: the lock is a string key ``PREFIX:NAME`` with the owner as its value,
 ``{PREFIX:NAME}:note``      the note on the lock, which ends by itself (``PX``)
 ==========================  =========================================================================================
 
-What lives apart from the locks has the prefix ``PREFIX+once`` or ``PREFIX+sem`` instead.
+What lives apart from the locks has the prefix ``PREFIX+once`` or ``PREFIX+sem`` instead. With ``leases=session``, one
+key ``PREFIX+session:ID`` keeps many leases (`lockkit.backends.redis.sessions`); the scripts know them always.
 
 Each operation is one script (``scripts``), so one round trip. A release sets the lock to ``next:OWNER`` for the first
 waiter and notifies that client (`lockkit.backends.redis.wakeup`): no polling, no herd, no overtaking.
@@ -25,7 +25,7 @@ While readers hold the lock, its key has the value ``lockkit:shared`` until the 
 find it taken. Each has an end of its own, by the server's clock (``scripts/shares.lua``), and so has each permit of a
 semaphore. Waiters of all kinds are in one queue; an offer to a reader or a permit is made to all that fit beside it.
 
-Requirements: Redis 6.0.6 or Valkey, scripts, pub/sub, and a user with the rights to use them.
+Requirements: Redis 6.2 or Valkey, scripts, pub/sub, and a user with the rights to use them.
 
 Known limits: replication is asynchronous, so a promoted replica may not know a lock that was granted (unless
 ``replicas=`` is used), and a server without persistence forgets all locks when it restarts. Tokens still increase: they
@@ -39,6 +39,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
@@ -59,14 +60,14 @@ from lockkit.backend import (
     Request,
     Unknown,
     decode_metadata,
-    split_space,
 )
-from lockkit.backends.redis.keys import FENCE_MS_MIN, fence_milliseconds, lock_key, side_key, ttl_milliseconds
-from lockkit.backends.redis.listing import Scan
+from lockkit.backends.redis.keys import FENCE_MS_MIN, SESSION_SPACE, LockKeys, fence_milliseconds, ttl_milliseconds
+from lockkit.backends.redis.listing import Scan, held_names
 from lockkit.backends.redis.node import delete_keys
-from lockkit.backends.redis.options import OPTIONS, adopt_topology, driver_options, open_topology
+from lockkit.backends.redis.options import OPTIONS, adopt_topology, check_sessions, driver_options, open_topology
 from lockkit.backends.redis.resp import bulk
 from lockkit.backends.redis.script import Script
+from lockkit.backends.redis.sessions import SessionLease, Sessions
 from lockkit.backends.redis.wakeup import gone_channel
 from lockkit.errors import BackendUnavailable, LockError
 
@@ -95,14 +96,14 @@ RENEW_SECONDS_MIN = 0.3
 KNOWN_NAMES_MAX = 1024
 """Names whose packed keys are cached. More takes memory (half a kilobyte each), fewer packs them more often."""
 
-_ACQUIRE = Script("acquire", keys=6, arguments=6)
+_ACQUIRE = Script("acquire", keys=5, arguments=6)
 _RELEASE = Script("release", keys=5, arguments=2, alone=True)
 _ABANDON = Script("abandon", keys=5, arguments=2, alone=True)
-_RENEW = Script("renew", keys=6, arguments=4, alone=True)
+_RENEW = Script("renew", keys=5, arguments=4, alone=True)
 _DOWNGRADE = Script("downgrade", keys=5, arguments=3)
-_BREAK = Script("break", keys=7, arguments=1)
+_BREAK = Script("break", keys=6, arguments=1)
 _UPDATE = Script("update", keys=4, arguments=2, alone=True)
-_HOLDERS = Script("holders", keys=6, arguments=0)
+_HOLDERS = Script("holders", keys=5, arguments=0)
 _CLOCK = Script("clock", keys=1, arguments=0)
 _READ_NOTE = Script("read_note", keys=1, arguments=0)
 _WRITE_NOTE = Script("write_note", keys=5, arguments=3)
@@ -133,6 +134,13 @@ _CAPABILITIES = Capabilities(
 )
 
 
+_SESSION_CAPABILITIES = replace(
+    _CAPABILITIES,
+    caveat="A client of another kind may find the locks of a dead holder taken for up to ten ttls, and the holder "
+    "notices as late that somebody removed a lock by hand: guard storage by token.",
+)
+
+
 class RedisBackend(LockBackend):
     """Processes that reach the same Redis or Valkey."""
 
@@ -147,9 +155,14 @@ class RedisBackend(LockBackend):
         self._runtime = host.runtime
         self._prefix: str = options["prefix"]
         self._replicas: int = options["replicas"]
-        self._names: dict[str, _Keys] = {}
+        self._names: dict[str, LockKeys] = {}
         self._terms = _Terms(1.0, "")
         self._gone = bulk(gone_channel(self._prefix))
+        self._sessions: Sessions | None = None
+        if options["leases"] == "session":
+            check_sessions(url, topology, options)
+            self._sessions = Sessions(topology, self._prefix, self._runtime, self._gone)
+            self.capabilities = _SESSION_CAPABILITIES
         self._shortest_ttl = inf
 
     @classmethod
@@ -199,7 +212,9 @@ class RedisBackend(LockBackend):
             if type(reply) is int:
                 if request.state is not None:
                     self._left_queue(request)
-                return Grant(request.name, owner, reply, terms.granted_ttl, None, keys)
+                in_session = self._sessions is not None and mode == "exclusive"
+                state = SessionLease(keys, owner) if in_session else keys
+                return Grant(request.name, owner, reply, terms.granted_ttl, None, state)
             if type(reply) is bytes:
                 if request.state is not None:
                     self._left_queue(request)
@@ -216,7 +231,7 @@ class RedisBackend(LockBackend):
             await self._topology.listen(keys.lock, request.answer_by)
             subscribed = True
 
-    async def _acquire_replicated(self, request: Request, keys: _Keys, body: bytes) -> Reply:
+    async def _acquire_replicated(self, request: Request, keys: LockKeys, body: bytes) -> Reply:
         """Acquire, and undo a grant that too few replicas have."""
         topology, answer_by = self._topology, request.answer_by
         reply, acknowledged = await topology.run_replicated(_ACQUIRE, keys.lock, body, self._replicas, answer_by)
@@ -230,7 +245,7 @@ class RedisBackend(LockBackend):
         )  # fmt: skip
         return [-1, b"", 1]
 
-    def _queue_entry(self, request: Request, keys: _Keys, terms: _Terms) -> bytes:
+    def _queue_entry(self, request: Request, keys: LockKeys, terms: _Terms) -> bytes:
         """Return the queue entry for the script, packed; an empty one when no subscription is active."""
         listener = self._topology.listener_for(keys.lock)
         channel = None if listener is None else listener.channel
@@ -239,6 +254,7 @@ class RedisBackend(LockBackend):
         entry = request.state
         if entry is None or entry.channel != channel:
             # Messages to a former subscription are lost; its queue entry is removed when its turn comes.
+            self._left_queue(request)
             beside = "" if request.mode == "exclusive" else "+0" if request.mode == "shared" else f"+{request.limit}"
             entry = request.state = _QueueEntry(listener, channel, f"{terms.grace_ms}{beside} {channel}")
             listener.expect(request, keys.lock)
@@ -261,16 +277,21 @@ class RedisBackend(LockBackend):
             await self._abandon(request, self._keys(request.name))
             self._left_queue(request)
 
-    async def _abandon(self, request: Request, keys: _Keys) -> None:
+    async def _abandon(self, request: Request, keys: LockKeys) -> None:
         text = "" if request.state is None else request.state.text
         body = keys.release + bulk(request.owner) + bulk(text)
         await self._run(_ABANDON, keys.lock, body, resend=True, answer_by=request.answer_by)
 
     async def renew(self, grants: Sequence[Grant]) -> Sequence[Renewal]:
         """See `LockBackend.renew`. One pipeline per node."""
+        if self._sessions is not None:
+            return await self._sessions.renew(grants, self._renew_each, self._clean_up)
+        return await self._renew_each(grants)
+
+    async def _renew_each(self, grants: Sequence[Grant]) -> Sequence[Renewal]:
         calls = []
         for grant in grants:
-            keys: _Keys = grant.state
+            keys: LockKeys = grant.state
             ttl_ms = ttl_milliseconds(grant.ttl)
             body = keys.renew + bulk(grant.owner) + bulk(ttl_ms) + bulk(fence_milliseconds(ttl_ms)) + self._gone
             calls.append((keys.lock, body))
@@ -281,10 +302,17 @@ class RedisBackend(LockBackend):
         replies = await self._topology.run_many(_RENEW, calls, replicas=self._replicas, answer_by=answer_by)
         return [Unknown(reply) if isinstance(reply, LockError) else _RENEWALS[cast("int", reply)] for reply in replies]
 
+    async def _clean_up(self, grants: Sequence[Grant]) -> None:
+        """Remove locks whose session has ended, best effort, for waiters and for clients of other kinds."""
+        await self._topology.run_many(_RELEASE, [(grant.state.lock, self._release_body(grant)) for grant in grants])
+
     async def release(self, grant: Grant, answer_by: float = inf) -> bool:
         """See `LockBackend.release`. Sent again by the engine only."""
-        keys: _Keys = grant.state
-        return await self._run(_RELEASE, keys.lock, self._release_body(grant), answer_by=answer_by) == 1
+        keys: LockKeys = grant.state
+        reply = await self._run(_RELEASE, keys.lock, self._release_body(grant), answer_by=answer_by)
+        if self._sessions is not None:
+            self._sessions.forget(keys)
+        return reply == 1
 
     async def release_all(self, grants: Sequence[Grant], answer_by: float) -> None:
         """See `LockBackend.release_all`. One pipeline per node."""
@@ -296,15 +324,17 @@ class RedisBackend(LockBackend):
             raise BackendUnavailable(message) from failures[0]
 
     def _release_body(self, grant: Grant) -> bytes:
-        keys: _Keys = grant.state
+        keys: LockKeys = grant.state
         owner = grant.owner
         return b"%b$%d\r\n%b\r\n%b" % (keys.release, len(owner), owner.encode(), self._gone)
 
     async def downgrade(self, grant: Grant) -> bool:
         """See `LockBackend.downgrade`."""
-        keys: _Keys = grant.state
+        keys: LockKeys = grant.state
         ttl_ms = ttl_milliseconds(grant.ttl)
         body = keys.release + bulk(grant.owner) + bulk(grant.token) + bulk(ttl_ms)
+        if self._sessions is not None:
+            self._sessions.becomes_reader(keys)
         if not self._replicas:
             return await self._run(_DOWNGRADE, keys.lock, body, resend=True) == 1
         reply, acknowledged = await self._topology.run_replicated(_DOWNGRADE, keys.lock, body, self._replicas, inf)
@@ -334,7 +364,7 @@ class RedisBackend(LockBackend):
 
     async def update(self, grant: Grant, metadata: str) -> Gone | None:
         """See `LockBackend.update`."""
-        keys: _Keys = grant.state
+        keys: LockKeys = grant.state
         reply = await self._run(_UPDATE, keys.lock, keys.update + bulk(grant.owner) + bulk(metadata), resend=True)
         return None if reply == 1 else Gone("gone" if reply == 0 else "taken")
 
@@ -347,7 +377,11 @@ class RedisBackend(LockBackend):
         """See `LockBackend.names`."""
         masters = self._topology.masters
         scan: Scan = Scan(self._prefix, prefix, await masters()) if after is None else after.next
-        return await scan.page(masters)
+        page = await scan.page(masters)
+        if not page.names or not self._topology.has_sessions:
+            return page
+        node = await self._topology.node_for("")
+        return NamesPage(await held_names(node, page.names, [self._keys(name).lock for name in page.names]), page.next)
 
     async def read_note(self, name: str) -> Note | None:
         """See `LockBackend.read_note`."""
@@ -360,7 +394,7 @@ class RedisBackend(LockBackend):
 
     async def write_note(self, grant: Grant, text: str, keep: Seconds, answer_by: float = inf) -> bool:
         """See `LockBackend.write_note`."""
-        keys: _Keys = grant.state
+        keys: LockKeys = grant.state
         body = keys.write_note + bulk(grant.owner) + bulk(text) + bulk(ttl_milliseconds(keep))
         if not self._replicas:
             return await self._run(_WRITE_NOTE, keys.lock, body, resend=True, answer_by=answer_by) == 1
@@ -381,7 +415,7 @@ class RedisBackend(LockBackend):
     async def erase(self) -> None:
         """See `LockBackend.erase`."""
         for node in await self._topology.masters():
-            for prefix in (self._prefix, *(f"{self._prefix}+{space}" for space in SPACES)):
+            for prefix in (self._prefix, *(f"{self._prefix}+{space}" for space in (*SPACES, SESSION_SPACE))):
                 await delete_keys(node, prefix)
 
     async def ping(self) -> None:
@@ -392,54 +426,14 @@ class RedisBackend(LockBackend):
         """See `LockBackend.close`."""
         await self._topology.close()
 
-    def _keys(self, name: str) -> _Keys:
+    def _keys(self, name: str) -> LockKeys:
         return self._names.get(name) or self._pack_keys(name)
 
-    def _pack_keys(self, name: str) -> _Keys:
+    def _pack_keys(self, name: str) -> LockKeys:
         if len(self._names) >= KNOWN_NAMES_MAX:
             self._names.clear()
-        keys = self._names[name] = _Keys(self._prefix, name)
+        keys = self._names[name] = LockKeys(self._prefix, name)
         return keys
-
-
-class _Keys:
-    """The keys of one lock, packed as the scripts expect them."""
-
-    __slots__ = ("_parts", "acquire", "lock", "release")
-
-    def __init__(self, prefix: str, name: str) -> None:
-        space, name = split_space(name)
-        self.lock = lock_key(f"{prefix}+{space}" if space else prefix, name)
-        lock = bulk(self.lock)
-        sides = ("fence", "meta", "queue", "broken", "shares", "leases")
-        fence, meta, queue, broken, shares, leases = (bulk(side_key(self.lock, what)) for what in sides)
-        self._parts = lock, fence, meta, queue, broken, shares, leases
-        self.acquire = lock + fence + meta + queue + shares + leases
-        self.release = lock + meta + queue + shares + leases
-
-    @property
-    def renew(self) -> bytes:
-        lock, fence, meta, _, broken, shares, leases = self._parts
-        return lock + fence + meta + broken + shares + leases
-
-    @property
-    def update(self) -> bytes:
-        lock, _, meta, _, _, shares, leases = self._parts
-        return lock + meta + shares + leases
-
-    @property
-    def note(self) -> bytes:
-        return bulk(side_key(self.lock, "note"))
-
-    @property
-    def write_note(self) -> bytes:
-        lock, _, meta, _, _, shares, leases = self._parts
-        return lock + self.note + meta + shares + leases
-
-    @property
-    def breaking(self) -> bytes:
-        lock, fence, meta, queue, broken, shares, leases = self._parts
-        return lock + fence + meta + broken + queue + shares + leases
 
 
 class _Terms:

@@ -227,6 +227,12 @@ class ClusterTopology(Topology):
             self._host.confirm_soon()
         return node
 
+    async def listen(self, key: str, answer_by: float) -> None:
+        """See `Topology.listen`. The channel's slot is at the node: messages to it need not go to all nodes."""
+        node = await self.node_for(key, answer_by)
+        await node.listener.open(answer_by, key)
+        self.listening = True
+
     # -- the map of slots ------------------------------------------------------------------------------------------
 
     def listener_for(self, key: str) -> WakeupListener | None:
@@ -294,14 +300,14 @@ class ClusterTopology(Topology):
         changed = any(old is not None and old is not new for old, new in zip(self._slots, slots, strict=True))
         self._slots = slots
         self._outdated = False
+        if changed:
+            self._host.confirm_soon()
         used = {id(node) for node in slots}
         for address, node in list(self._nodes.items()):
             if id(node) not in used:
                 self._nodes.pop(address, None)
                 self._failed.discard(address)
                 await node.close()
-        if changed:
-            self._host.confirm_soon()
 
     def _node_at(self, address: Address) -> RedisNode:
         node = self._nodes.get(address)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from lockkit.runtime import Runtime
     from lockkit.units import Instant, Seconds
 
-__all__ = ["NO_ANSWER", "AsyncConnection", "Connection", "SyncConnection", "open_connection"]
+__all__ = ["CLOSED_HERE", "NO_ANSWER", "AsyncConnection", "Connection", "SyncConnection", "open_connection"]
 
 READ_BYTES = 8192
 """Bytes requested per read. Replies have about 20, and each read allocates a buffer: larger takes longer."""
@@ -41,6 +41,7 @@ TLS_SECONDS_MIN = 0.1
 """With less time left, lockkit tries no TLS connection. Longer gives up on servers nearby; shorter delays callers."""
 
 NO_ANSWER = "no answer in time"
+CLOSED_HERE = "the connection was closed here"
 _NOT_SENT = "nothing was taken in time"
 _CLOSED = "the server closed the connection"
 
@@ -49,7 +50,7 @@ class Connection(ABC):
     """
     One connection that is logged in.
 
-    After any exception of `send` or `receive`, including a `BaseException`, `close` it: half a reply may remain in it.
+    After any exception of a call, including a `BaseException`, `close` it: half a reply may remain in it.
     (Other users of a shared `AsyncConnection` may go on using it.)
 
     Each call is limited by the connection's own `timeout`, or by `until` (client monotonic time) if that is earlier.
@@ -59,26 +60,21 @@ class Connection(ABC):
         used: Client monotonic time of its last use, for whatever keeps the connection.
         run_id: The server's run id as told on this connection, packed; empty if unknown. It cannot change
             while the connection lives.
+        sharded: Whether the server's sharded pub/sub can be used; see `lockkit.backends.redis.handshake`.
     """
 
     timeout: float
     used: float = 0.0
     run_id: bytes = b""
+    sharded: bool = False
 
     on_push: Callable[[list[Reply]], None] | None = None
-    """Called with messages that answer no command (subscriptions). None drops them."""
-
-    @abstractmethod
-    def send(self, packed: bytes, count: int = 1, until: Instant = inf) -> None:
-        """Send `count` commands at once. Their replies arrive in the same order."""
-
-    @abstractmethod
-    def receive(self, until: Instant = inf) -> Reply | Awaitable[Reply]:
-        """Return the reply to the oldest command sent with `send`; for ``runtime.io``. Error replies are values."""
+    """Called with messages that answer no command (subscriptions). None drops them. A `ConnectionError` that it raises
+    ends the connection."""
 
     @abstractmethod
     def call(self, packed: bytes, until: Instant = inf) -> Reply | Awaitable[Reply]:
-        """Send a command and return its reply, for ``runtime.io``."""
+        """Send a command and return its reply, for ``runtime.io``. Error replies are values."""
 
     @abstractmethod
     def call_many(self, packed: bytes, count: int, until: Instant = inf) -> list[Reply] | Awaitable[list[Reply]]:
@@ -126,9 +122,8 @@ class SyncConnection(Connection):
         """Return the descriptor of the socket, for ``poll``."""
         return self._socket.fileno()
 
-    def send(self, packed: bytes, count: int = 1, until: Instant = inf) -> None:
-        """See `Connection.send`."""
-        del count
+    def send(self, packed: bytes, until: Instant = inf) -> None:
+        """Send one or more commands."""
         limited = until != inf and len(packed) > SMALL_BYTES
         if limited:
             # Half of the time left, because sendall tries again after a write that got some bytes through.
@@ -141,7 +136,7 @@ class SyncConnection(Connection):
             self._set_timeout(self.timeout)
 
     def receive(self, until: Instant = inf) -> Reply:
-        """See `Connection.receive`."""
+        """Return the reply to the oldest command sent. Error replies are values."""
         parser = self._parser
         if until != inf:
             until = min(until, monotonic() + self.timeout)
@@ -214,15 +209,12 @@ class SyncConnection(Connection):
 
     def call(self, packed: bytes, until: Instant = inf) -> Reply:
         """See `Connection.call`."""
-        try:
-            self._sendall(packed)
-        except BlockingIOError:
-            raise TimeoutError(_NOT_SENT) from None
+        self.send(packed, until)
         return self.receive(until)
 
     def call_many(self, packed: bytes, count: int, until: Instant = inf) -> list[Reply]:
         """See `Connection.call_many`."""
-        self.send(packed, count, until)
+        self.send(packed, until)
         return [self.receive(until) for _ in range(count)]
 
     @property
@@ -253,21 +245,11 @@ class AsyncConnection(asyncio.Protocol, Connection):
         self.timeout = timeout
         self._parser = Parser()
         self._expected: deque[_Expected] = deque()
-        self._sent: deque[asyncio.Future[list[Reply]]] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self.error: BaseException | None = None
         self.on_push: Callable[[list[Reply]], None] | None = None
         self.on_lost: Callable[[BaseException], None] | None = None
         self._transport.set_protocol(self)
-
-    def send(self, packed: bytes, count: int = 1, until: Instant = inf) -> None:
-        """See `Connection.send`. `until` is observed here, not in `receive`."""
-        self._sent.append(self._ask(packed, count, until))
-
-    def receive(self, until: Instant = inf) -> Awaitable[Reply]:
-        """See `Connection.receive`."""
-        del until
-        return _first(self._sent.popleft())
 
     def call(self, packed: bytes, until: Instant = inf) -> Awaitable[Reply]:
         """See `Connection.call`."""
@@ -300,9 +282,14 @@ class AsyncConnection(asyncio.Protocol, Connection):
 
     def data_received(self, data: bytes) -> None:
         """See ``asyncio.Protocol``."""
-        if self._parser.empty and data[:1] == b":" and data.find(b"\r\n") == len(data) - 2:
-            self._take(int(data[1:-2]))
-            return
+        if self._parser.empty and data[:1] == b":" and data[-1:] == b"\n":
+            try:
+                number = int(data[1:])
+            except ValueError:  # more than one number
+                pass
+            else:
+                self._take(number)
+                return
         self._parser.feed(data)
         try:
             for reply in self._parser.take_all():
@@ -366,7 +353,7 @@ class AsyncConnection(asyncio.Protocol, Connection):
             self._timer.cancel()
             self._timer = None
         if self.error is None:
-            self._fail(ConnectionAbortedError("the connection was closed here"))
+            self._fail(ConnectionAbortedError(CLOSED_HERE))
             return
         self._transport.abort()
         quirks.detach(self._driver_connection)

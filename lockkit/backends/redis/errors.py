@@ -18,10 +18,12 @@ __all__ = ["DRIVER_ERRORS", "code_of", "nothing_done", "server_said", "translate
 DRIVER_ERRORS: tuple[type[BaseException], ...] = (redis.RedisError, ServerSaid, OSError, EOFError)
 """Errors that sending, receiving and connecting may raise."""
 
+_VERSION = "it must be Redis 6.2 or later, or Valkey"
 _REFUSED = "refuses the login"
 _NO_PASSWORD = f"{_REFUSED}: the server requires a password. Give it in the URL"
 _TLS = "uses TLS at this port: use the scheme with an s, such as rediss:// or redlocks://"
 _NO_TLS = "does not use TLS at this port: use the scheme without s, such as redis:// or redlock://"
+_NO_RIGHT = "denies this user a right: the documentation of this backend lists the rights that lockkit needs"
 _TABLE: dict[str, tuple[Callable[[str], LockError], str]] = {
     "LOADING": (BackendUnavailable, "is still loading its data after a start: try again later"),
     "READONLY": (
@@ -47,10 +49,8 @@ _TABLE: dict[str, tuple[Callable[[str], LockError], str]] = {
     "UNKILLABLE": (BackendUnavailable, "is running a long script that has written data"),
     "NOAUTH": (ConfigurationError, f"{_NO_PASSWORD}, redis://user:password@host"),
     "WRONGPASS": (ConfigurationError, f"{_REFUSED}: user name or password is wrong, or the user is disabled"),
-    "NOPERM": (
-        ConfigurationError,
-        "denies this user a right: the documentation of this backend lists the rights that lockkit needs",
-    ),
+    "NOPERM": (ConfigurationError, _NO_RIGHT),
+    "TOOOLD": (ConfigurationError, f"is too old: {_VERSION}"),
     "DENIED": (
         ConfigurationError,
         "runs in protected mode and refuses connections from other machines: set a password",
@@ -75,8 +75,9 @@ _TEXTS: tuple[tuple[str, Callable[[str], LockError], str], ...] = (
     (
         "unknown command",
         ConfigurationError,
-        "lacks a command that lockkit needs: it must be Redis 6.0.6 or later, or Valkey",
+        f"lacks a command that lockkit needs: {_VERSION}",
     ),
+    ("syntax error", ConfigurationError, f"lacks an option of a command that lockkit needs: {_VERSION}"),
     ("CERTIFICATE_VERIFY_FAILED", ConfigurationError, "has a certificate that is not trusted: see ssl_ca_certs="),
     ("WRONG_VERSION_NUMBER", ConfigurationError, _NO_TLS),
     ("the port answers in plain text", ConfigurationError, _NO_TLS),
@@ -84,6 +85,9 @@ _TEXTS: tuple[tuple[str, Callable[[str], LockError], str], ...] = (
     ("invalid username-password", ConfigurationError, f"{_REFUSED}: user name or password is wrong"),
     ("unauthenticated", ConfigurationError, _NO_PASSWORD),
     ("Authentication required", ConfigurationError, _NO_PASSWORD),
+    # Of a command within a script, which has the code ERR: Redis 7.0; later versions, and Valkey.
+    ("The user executing the script can't", ConfigurationError, _NO_RIGHT),
+    ("ACL failure in script", ConfigurationError, _NO_RIGHT),
 )
 # redis-py removes the code from the messages of errors that it knows.
 _CODE_OF_CLASS: dict[str, str] = {

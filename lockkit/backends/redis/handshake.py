@@ -8,13 +8,18 @@ from typing import TYPE_CHECKING
 from lockkit.backends.redis.resp import ServerSaid, pack
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from lockkit.backend import Host
     from lockkit.backends.redis.connection import Connection
     from lockkit.units import Instant
 
-__all__ = ["Handshake", "info_fields"]
+__all__ = ["VERSION_MIN", "Handshake", "can_shard", "info_fields", "refuse_old", "version_of"]
 
 log = logging.getLogger("lockkit")
+
+VERSION_MIN = (6, 2)
+"""Earlier servers lack ``SET … GET``, by which a grant reads and replaces the last token in one command."""
 
 
 class Handshake:
@@ -43,7 +48,7 @@ class Handshake:
         Check the server.
 
         Raises:
-            ServerSaid: It is a replica and must be a master, or it requires a password.
+            ServerSaid: It is a replica and must be a master, requires a password, or is too old.
         """
         sections = [pack("INFO", section) for section in ("server", "replication", "memory")]
         replies = await self._host.runtime.io(connection.call_many(b"".join(sections), len(sections), until))
@@ -54,6 +59,8 @@ class Handshake:
             # A user without the right to INFO gets an error: then lockkit checks nothing.
             if isinstance(reply, bytes):
                 facts.update(info_fields(reply))
+        refuse_old(facts)
+        connection.sharded = can_shard(facts)
         role, run_id = facts.get("role"), facts.get("run_id")
         if role == "slave" and self._masters_only:
             message = "READONLY it is a replica now"
@@ -74,6 +81,50 @@ class Handshake:
                 "set maxmemory-policy noeviction, or use a separate server for locks",
                 policy,
             )
+
+
+def version_of(text: str) -> tuple[int, ...]:
+    """Read a version: ``7.0.15`` and ``7.2.4-rc1`` alike."""
+    numbers = []
+    for part in text.split("."):
+        digits = part[: len(part) - len(part.lstrip("0123456789"))]
+        numbers.append(int(digits or 0))
+    return tuple(numbers)
+
+
+def refuse_old(facts: Mapping[str, str]) -> None:
+    """
+    Refuse a server whose version is too low; one that does not tell its version is not refused.
+
+    Args:
+        facts: Of ``INFO server``. Valkey says there which version of Redis it is compatible with.
+
+    Raises:
+        ServerSaid: It is too old.
+    """
+    version = facts.get("redis_version", "")
+    if version and version_of(version) < VERSION_MIN:
+        message = f"TOOOLD it is Redis {version}"
+        raise ServerSaid(message)
+
+
+def can_shard(facts: Mapping[str, str]) -> bool:
+    """
+    Tell whether the server's sharded pub/sub can be used.
+
+    Other versions lack it, or may crash: Redis from 7.4 to 8.6.3 and Valkey from 8.0 to 8.1.1 when a subscriber is
+    disconnected while another client's command runs, such as a slow script (redis/redis#15094, valkey-io/valkey#2137);
+    Redis before 7.0.9 when a link between nodes is full (redis/redis#11752). A version without a known fix counts as
+    one that crashes.
+
+    Args:
+        facts: Of ``INFO server``; none of a server that does not tell its version.
+    """
+    if "valkey_version" in facts:
+        version = version_of(facts["valkey_version"])
+        return version < (8,) or version >= (8, 1, 2)
+    version = version_of(facts.get("redis_version", ""))
+    return (7, 0, 9) <= version < (7, 4) or version >= (8, 6, 4)
 
 
 def info_fields(info: bytes) -> dict[str, str]:

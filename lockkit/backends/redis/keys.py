@@ -4,13 +4,27 @@ from __future__ import annotations
 
 import math
 
+from lockkit.backend import split_space
+from lockkit.backends.redis.resp import bulk
 from lockkit.validation import escape
 
-__all__ = ["FENCE_MS_MIN", "fence_milliseconds", "lock_key", "side_key", "ttl_milliseconds"]
+__all__ = [
+    "FENCE_MS_MIN",
+    "SESSION_SPACE",
+    "LockKeys",
+    "fence_milliseconds",
+    "lock_key",
+    "side_key",
+    "ttl_milliseconds",
+]
 
 FENCE_MS_MIN = 86_400_000
 """Shortest time for which the counter of an idle lock is kept: a day. Shorter relies more on the server's clock, which
 must then not be set back by more; longer keeps more small keys."""
+
+
+SESSION_SPACE = "session"
+"""The keys of sessions begin with the prefix followed by ``+`` and this, so no lock has such a key."""
 
 
 def lock_key(prefix: str, name: str) -> str:
@@ -40,3 +54,55 @@ def fence_milliseconds(ttl_ms: int) -> int:
     fence_ms = max(FENCE_MS_MIN, 10 * ttl_ms)
     assert fence_ms > ttl_ms, "a counter that does not outlive its lease"
     return fence_ms
+
+
+class LockKeys:
+    """
+    The keys of one lock, packed as the scripts expect them.
+
+    Attributes:
+        lock: The lock's own key, not packed.
+        acquire: For ``acquire.lua``.
+        release: For ``release.lua`` and those with the same keys.
+    """
+
+    __slots__ = ("_parts", "acquire", "lock", "release")
+
+    def __init__(self, prefix: str, name: str) -> None:
+        """Name and pack them."""
+        space, name = split_space(name)
+        self.lock = lock_key(f"{prefix}+{space}" if space else prefix, name)
+        lock = bulk(self.lock)
+        sides = ("fence", "queue", "broken", "shares", "leases")
+        fence, queue, broken, shares, leases = (bulk(side_key(self.lock, what)) for what in sides)
+        self._parts = lock, fence, queue, broken, shares, leases
+        self.acquire = self.release = lock + fence + queue + shares + leases
+
+    @property
+    def renew(self) -> bytes:
+        """For ``renew.lua``."""
+        lock, fence, _, broken, shares, leases = self._parts
+        return lock + fence + broken + shares + leases
+
+    @property
+    def update(self) -> bytes:
+        """For ``update.lua``."""
+        lock, fence, _, _, shares, leases = self._parts
+        return lock + fence + shares + leases
+
+    @property
+    def note(self) -> bytes:
+        """For ``read_note.lua``."""
+        return bulk(side_key(self.lock, "note"))
+
+    @property
+    def write_note(self) -> bytes:
+        """For ``write_note.lua``."""
+        lock, fence, _, _, shares, leases = self._parts
+        return lock + self.note + fence + shares + leases
+
+    @property
+    def breaking(self) -> bytes:
+        """For ``break.lua``."""
+        lock, fence, queue, broken, shares, leases = self._parts
+        return lock + fence + broken + queue + shares + leases

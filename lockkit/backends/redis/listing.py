@@ -11,7 +11,7 @@ import re
 from typing import TYPE_CHECKING, Any, cast
 
 from lockkit.backend import SPACES, NamesPage
-from lockkit.backends.redis.keys import lock_key
+from lockkit.backends.redis.keys import SESSION_SPACE, lock_key
 from lockkit.backends.redis.resp import pack
 from lockkit.errors import ConfigurationError
 from lockkit.validation import lock_name, unescape
@@ -21,9 +21,11 @@ if TYPE_CHECKING:
 
     from lockkit.backends.redis.node import RedisNode
 
-__all__ = ["Scan"]
+__all__ = ["Scan", "held_names"]
 
-_APART = tuple(f"+{space}:".encode() for space in SPACES)
+_APART = tuple(f"+{space}:".encode() for space in (*SPACES, SESSION_SPACE))
+
+_IN_SESSION = b"lockkit:session "
 
 SCAN_COUNT = 1000
 """Keys of the database that one call looks at. More blocks the server for longer (a thousand: 0.6 ms); fewer takes
@@ -86,6 +88,29 @@ class Scan:
         except (UnicodeDecodeError, ConfigurationError):
             return None
         return name if lock_key(self._prefix, name) == text else None
+
+
+async def held_names(node: RedisNode, names: Sequence[str], keys: Sequence[str]) -> list[str]:
+    """
+    Leave out the locks of which the session has ended; see ``scripts/session.lua``.
+
+    Args:
+        node: Which has all of them.
+        names: Of locks.
+        keys: Of the same locks.
+    """
+    values = cast("list[bytes | None]", await node.call(pack("MGET", *keys), resend=True))
+    of = {
+        name: value.split(b" ", 3)[3]
+        for name, value in zip(names, values, strict=True)
+        if value is not None and value.startswith(_IN_SESSION) and not value.endswith(b" ")
+    }
+    sessions = list(set(of.values()))
+    if not sessions:
+        return list(names)
+    replies = await node.call_many([pack("EXISTS", session) for session in sessions])
+    ended = {session for session, reply in zip(sessions, replies, strict=True) if reply == 0}
+    return [name for name in names if of.get(name) not in ended]
 
 
 def _glob_escape(text: str) -> str:

@@ -36,7 +36,14 @@ from math import inf
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
 
 from lockkit.backend import seconds_left
-from lockkit.backends.redis.connection import NO_ANSWER, AsyncConnection, Connection, SyncConnection, open_connection
+from lockkit.backends.redis.connection import (
+    CLOSED_HERE,
+    NO_ANSWER,
+    AsyncConnection,
+    Connection,
+    SyncConnection,
+    open_connection,
+)
 from lockkit.backends.redis.errors import DRIVER_ERRORS, translate
 from lockkit.backends.redis.probe import TLS_SHARE, other_form
 from lockkit.backends.redis.resp import Reply, ServerSaid, pack
@@ -325,7 +332,7 @@ class RedisNode(ABC):
         return connection
 
     async def close(self) -> None:
-        """Close the connections. A call that is in progress, or begins later, keeps none."""
+        """Close the connections. A call in progress, or one that begins later, keeps none; with asyncio it fails."""
         self._closed = True
         self.listener.close()
         self._close_idle()
@@ -436,6 +443,8 @@ class AsyncNode(RedisNode):
         """Open the shared connection, once for all tasks that want it; a task that gives up does not stop that."""
         if self._shared is not None and not self._shared.stale:
             return self._shared
+        if self._closed:
+            raise ConnectionAbortedError(CLOSED_HERE)
         task = self._connecting
         if task is None:
             task = self._connecting = asyncio.create_task(self.connect(), name="lockkit-redis-connect")
@@ -450,7 +459,11 @@ class AsyncNode(RedisNode):
 
     def _connected(self, task: asyncio.Task[Connection]) -> None:
         self._connecting = None
-        if not task.cancelled() and task.exception() is None:
+        if task.cancelled() or task.exception() is not None:
+            return
+        if self._closed:
+            task.result().close()
+        else:
             self._shared = task.result()
 
     async def close(self) -> None:

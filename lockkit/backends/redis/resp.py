@@ -133,13 +133,13 @@ class Parser:
     def _read(self) -> Reply:
         line = self._line()
         kind, rest = line[:1], line[1:]
-        if kind == b":":
-            return int(rest)
-        read = _KINDS.get(kind)
-        if read is None:
+        try:
+            if kind == b":":
+                return int(rest)
+            return _KINDS[kind](self, rest)
+        except (KeyError, ValueError):
             message = f"the server answered something that is not the Redis protocol: {line[:40]!r}"
-            raise ConnectionError(message)
-        return read(self, rest)
+            raise ConnectionError(message) from None
 
     def _bulk(self, rest: bytes) -> Reply:
         return None if rest == b"-1" else self._exactly(int(rest))

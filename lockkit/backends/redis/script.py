@@ -93,10 +93,10 @@ class Script(Command):
             package: The backend's package, whose folder ``scripts`` has the file.
         """
         folder = files(package).joinpath("scripts")
-        parts = [folder.joinpath(f"{part}.lua").read_text() for part in (shared, name) if part is not None]
+        parts = [folder.joinpath(f"{part}.lua").read_text("utf-8") for part in (shared, name) if part is not None]
         text, words = "\n".join(parts), keys + arguments
         if (line := _FUNCTIONS.search(text)) is not None:
-            used = [folder.joinpath(file).read_text() for file in re.findall(r"\w+\.lua", line[0])]
+            used = [folder.joinpath(file).read_text("utf-8") for file in re.findall(r"\w+\.lua", line[0])]
             text = "\n".join([text[: line.start()], *used, text[line.end() :]])
         # While a slot moves, the server refuses a script (TRYAGAIN) if it has some of the declared keys and not all.
         # So this variant declares the first key only, and takes the others from the arguments. What follows the command

@@ -15,6 +15,11 @@ No wake-up is missed: the server has confirmed the subscription before any reque
 subscription ends, all waiting requests retry, which subscribes anew.
 A connection that the network has dropped (NAT, firewall) gives no sign, so lockkit sends a PING now and then while any
 request waits.
+
+A Cluster sends what is published to all its nodes. If the server's sharded pub/sub can be used, the channel there has a
+hash tag whose slot is at the node, and the client subscribes to it in both ways (``SSUBSCRIBE`` and ``SUBSCRIBE``). The
+scripts publish by ``SPUBLISH``, and by ``PUBLISH`` only if that reached no client (``scripts/offer.lua``). When that
+slot moves to another node, the subscription ends.
 """
 
 from __future__ import annotations
@@ -27,9 +32,9 @@ from math import inf
 from typing import TYPE_CHECKING, Protocol, cast
 
 from lockkit.backend import seconds_left
-from lockkit.backends.redis.connection import NO_ANSWER, AsyncConnection, SyncConnection
+from lockkit.backends.redis.connection import CLOSED_HERE, NO_ANSWER, AsyncConnection, SyncConnection
 from lockkit.backends.redis.errors import DRIVER_ERRORS, translate
-from lockkit.backends.redis.resp import pack
+from lockkit.backends.redis.resp import ServerSaid, pack
 from lockkit.errors import BackendUnavailable
 
 if TYPE_CHECKING:
@@ -55,6 +60,10 @@ PONG_SECONDS = 2.0
 
 RETRY_MARGIN_SECONDS = 0.005
 """Seconds from the end of an offer until the next request retries: the offer must have ended at the server."""
+
+_CONFIRMATIONS = (b"subscribe", b"ssubscribe")
+_SLOT_MOVED = "the slot of the channel has moved to another node"
+_NO_SHARDS = ("ERR", "NOPERM")  # a command that was renamed, a missing right; other refusals of SSUBSCRIBE pass
 
 
 def gone_channel(prefix: str) -> str:
@@ -95,6 +104,8 @@ class WakeupListener:
         self._ended: Event | None = None
         self._opening: Event | None = None
         self._retries: list[tuple[float, bytes]] = []
+        self._sharded = True
+        self._closed = False
 
     def expect(self, request: Request, key: str = "") -> None:
         """
@@ -110,29 +121,28 @@ class WakeupListener:
         """Stop waking a request."""
         self._waiting.pop(request.owner.encode(), None)
 
-    async def open(self, answer_by: float = inf) -> None:
+    async def open(self, answer_by: float = inf, tag: str = "") -> None:
         """
         Subscribe, unless there is a subscription. One caller does so; others wait for it.
 
         Args:
             answer_by: Client monotonic time by which this returns or raises.
+            tag: In a Cluster, a key whose slot is at the node, for sharded pub/sub.
 
         Raises:
             LockError: No answer, or the server denies it.
         """
         now = self._runtime.now()
-        with self._mutex:
-            if self.channel is not None:
-                return
-            opening = self._opening
-            mine = opening is None
-            if opening is None:
-                opening = self._opening = self._runtime.event()
-        if not mine:
-            await opening.wait(seconds_left(answer_by, now))
-            return
+        mine = self._runtime.event()
         try:
-            await self._subscribe(answer_by)
+            with self._mutex:
+                if self.channel is not None:
+                    return
+                opening = self._opening = self._opening or mine
+            if opening is mine:
+                await self._subscribe_sharded(answer_by, tag)
+            else:
+                await opening.wait(seconds_left(answer_by, now))
         except DRIVER_ERRORS as error:
             raise translate(error, self._label) from error
         except RuntimeError as error:  # no thread could be started
@@ -140,23 +150,39 @@ class WakeupListener:
             raise BackendUnavailable(message) from error
         finally:
             with self._mutex:
-                self._opening = None
-            opening.set()
+                if self._opening is mine:
+                    self._opening = None
+            mine.set()
 
-    async def _subscribe(self, answer_by: float) -> None:
-        # A new channel for each subscription: messages for the former one must not reach this one.
-        channel = f"{self._prefix}:wake:{self._runtime.owner()}"
-        command = pack("SUBSCRIBE", channel, self._gone)
+    async def _subscribe_sharded(self, answer_by: float, tag: str) -> None:
+        if tag and self._sharded:
+            try:
+                await self._subscribe(answer_by, tag)
+            except ServerSaid as error:
+                log.debug("no sharded pub/sub at %s: %s", self._label, error)
+                await self._subscribe(answer_by)
+                self._sharded = error.code not in _NO_SHARDS
+        else:
+            await self._subscribe(answer_by)
+
+    async def _subscribe(self, answer_by: float, tag: str = "") -> None:
         connect = self._connect()
         assert connect is not None, "a listener that outlives its node"
         connection = await connect(answer_by)
         now = self._runtime.now()
         until = min(now + connection.timeout, now + seconds_left(answer_by, now))
         try:
+            # A new channel for each subscription: messages for the former one must not reach this one.
+            channel = f"{self._prefix}:wake:{self._runtime.owner()}"
+            command, confirmations = b"", 2
+            if tag and connection.sharded:
+                channel += f"{{{tag}}}"
+                command, confirmations = pack("SSUBSCRIBE", channel), 3
+            command += pack("SUBSCRIBE", channel, self._gone)
             if isinstance(connection, AsyncConnection):
-                await self._subscribe_async(connection, channel, command, until)
+                await self._subscribe_async(connection, channel, command, confirmations, until)
             else:
-                self._subscribe_sync(cast("SyncConnection", connection), channel, command, until)
+                self._subscribe_sync(cast("SyncConnection", connection), channel, command, confirmations, until)
         except BaseException as error:
             # Also on Ctrl-C between any two lines: no request may believe that the subscription works.
             self._stop_listening(connection, error)
@@ -166,6 +192,8 @@ class WakeupListener:
     def _subscribed(self, connection: Connection, channel: str) -> Event:
         ended = self._runtime.event()
         with self._mutex:
+            if self._closed:
+                raise ConnectionAbortedError(CLOSED_HERE)
             self._connection = connection
             self._ended = ended
             self.channel = channel
@@ -173,16 +201,17 @@ class WakeupListener:
 
     # -- async -----------------------------------------------------------------------------------------------------
 
-    async def _subscribe_async(self, connection: AsyncConnection, channel: str, command: bytes, until: Instant) -> None:
+    async def _subscribe_async(
+        self, connection: AsyncConnection, channel: str, command: bytes, confirmations: int, until: Instant
+    ) -> None:
         confirmed, received = self._runtime.event(), self._runtime.event()
-        confirmations = 0
 
         def pushed(message: list[Reply]) -> None:
             nonlocal confirmations
             received.set()
-            if message[0] == b"subscribe":  # an error reply would have ended the connection
-                confirmations += 1
-                if confirmations == 2:  # noqa: PLR2004 - channels
+            if message[0] in _CONFIRMATIONS:  # an error reply would have ended the connection
+                confirmations -= 1
+                if not confirmations:
                     confirmed.set()
             else:
                 self._received(message)
@@ -219,11 +248,17 @@ class WakeupListener:
 
     # -- sync ----------------------------------------------------------------------------------------------------
 
-    def _subscribe_sync(self, connection: SyncConnection, channel: str, command: bytes, until: Instant) -> None:
+    def _subscribe_sync(
+        self, connection: SyncConnection, channel: str, command: bytes, confirmations: int, until: Instant
+    ) -> None:
         connection.on_push = self._received
         connection.send(command)
-        for _ in range(2):
-            connection.receive_push(until)
+        while confirmations:
+            message = cast("list[Reply]", connection.receive_push(until))
+            if message[0] in _CONFIRMATIONS:
+                confirmations -= 1
+            else:
+                self._received(message)
         self._subscribed(connection, channel)
 
         async def listen() -> None:
@@ -295,10 +330,14 @@ class WakeupListener:
 
     def _received(self, message: list[Reply]) -> None:
         # [kind, channel, text]; any client of the server may have published it.
-        if len(message) != 3 or message[0] != b"message" or not isinstance(message[2], bytes):  # noqa: PLR2004
+        if len(message) != 3:  # noqa: PLR2004
             return
-        text = message[2]
-        if message[1] == self._gone:
+        kind, channel, text = message
+        if kind == b"sunsubscribe":
+            raise ConnectionAbortedError(_SLOT_MOVED)
+        if kind not in (b"message", b"smessage") or not isinstance(text, bytes):
+            return
+        if channel == self._gone:
             for event, key in list(self._waiting.values()):
                 if key == text:
                     event.set()
@@ -336,8 +375,9 @@ class WakeupListener:
         return True
 
     def close(self) -> None:
-        """Unsubscribe. All waiting requests retry: another node may have replaced this one."""
+        """Unsubscribe for good. All waiting requests retry: another node may have replaced this one."""
         with self._mutex:
+            self._closed = True
             connection = self._connection
             if connection is not None:
                 self._forget_connection(connection)

@@ -20,13 +20,13 @@ The value of the key is the owner, and with every further attempt of a waiter ``
 
 With a value for each attempt, a late message matches no other attempt.
 
-Each node has, beside the lock's key, those of `lockkit.backends.redis.backend` (``fence``, ``meta``, ``queue``,
-``broken``), and one mark that says whether it may vote (`lockkit.backends.redlock.delayed_restart`).
+Each node has, beside the lock's key, those of `lockkit.backends.redis.backend` (``fence``, ``queue``, ``broken``), and
+one mark that says whether it may vote (`lockkit.backends.redlock.delayed_restart`).
 
 Waiting requests have entries in the queues of all nodes. A release notifies the first one of each node, mostly the
 same; nothing is reserved for it, so the order of arrival is not kept (``fair=False``).
 
-Requirements: Redis 6.0.6 or Valkey, no replicas of each other. Known limits: a second holder is possible if more than a
+Requirements: Redis 6.2 or Valkey, no replicas of each other. Known limits: a second holder is possible if more than a
 minority loses its data, or if clocks run apart. Tokens protect storage then.
 
 Source: "Distributed Locks with Redis", Redis documentation; for its limits Martin Kleppmann, "How to do distributed
@@ -262,20 +262,23 @@ class RedlockBackend(LockBackend):
         keys, value = attempts.keys, attempts.next_value(request.owner)
         queued = request.queue and self._listening
         attempts.entries = self._nodes.queue_entries(request) if queued else self._no_entries
-        arguments = value, attempts.ttl_ms, request.metadata
+        # With a second round, that one writes the metadata with the token.
+        metadata = "" if self._fencing else request.metadata
+        arguments = value, attempts.ttl_ms, fence_milliseconds(attempts.ttl_ms), metadata
         answers = await self._nodes.ask(
             ACQUIRE, keys, arguments, last_arguments=attempts.entries, until=self._round_until(by)
         )
         votes = Votes(answers)
         assert len(votes.yes) <= self._nodes_count
+        if votes.not_admitted and votes.answered_count >= self._quorum:
+            # The others are enough, whatever they say; the caller need not wait for that.
+            self._delayed_restart.run_soon()
         if len(votes.yes) < self._quorum:
             await self._take_back(attempts, value, votes, by)
             return votes if votes.answered_count < self._quorum else busy(attempts, votes, self._quorum, self._runtime)
-        if votes.not_admitted:
-            self._delayed_restart.run_soon()
         token = max(votes.yes.values()) + 1
         assert token > max(votes.yes.values()) > 0
-        refused = await self._write_token(attempts, value, token, votes, by)
+        refused = await self._write_token(request, value, token, votes, by)
         if refused is None:
             self._nodes.forget(request)
             # A node that did not answer may have voted too, which a renewal may find out.
@@ -287,11 +290,12 @@ class RedlockBackend(LockBackend):
             raise self._no_quorum(refused)
         return attempts.split(self._runtime, None)
 
-    async def _write_token(self, attempts: Attempts, value: str, token: int, votes: Votes, by: Instant) -> Count | None:
+    async def _write_token(self, request: Request, value: str, token: int, votes: Votes, by: Instant) -> Count | None:
         """Run round two. Return None if a majority has written the token, otherwise the nodes' answers."""
         if not self._fencing:
             return None
-        arguments = value, token, fence_milliseconds(attempts.ttl_ms)
+        attempts: Attempts = request.state
+        arguments = value, token, fence_milliseconds(attempts.ttl_ms), request.metadata
         until = self._round_until(by)
         written = Count(await self._nodes.ask(FENCE, attempts.keys, arguments, only=votes.yes, until=until))
         assert written.yes.keys() <= votes.yes.keys(), "a token written where round one has read none"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from abc import abstractmethod
 from collections.abc import Collection, Mapping, Sequence
+from itertools import repeat
 from math import inf
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
@@ -26,7 +27,6 @@ from lockkit.errors import BackendUnavailable, LockError
 if TYPE_CHECKING:
     from lockkit.backend import Host, Request
     from lockkit.backends.redis.address import Target
-    from lockkit.backends.redis.connection import Connection
     from lockkit.backends.redis.resp import Reply
     from lockkit.backends.redlock.nodes import Answer, Argument, LockKeys, Op
     from lockkit.units import Instant, Seconds
@@ -39,6 +39,8 @@ CONNECTIONS_KEPT = 16
 CLOSE_SECONDS = 0.2
 """How long closing waits for connections that are being opened. Longer delays the end when a node hangs; shorter leaves
 sockets to be closed with their event loop."""
+
+_EMPTY = bulk("")
 
 Answers: TypeAlias = "list[Reply] | LockError"
 """Of one node to a batch."""
@@ -82,11 +84,14 @@ class NetworkNodes(Nodes):
         until = min(until, self._runtime.now() + CALL_SECONDS)
         body = keys.packed(op) + b"".join(map(bulk, arguments))
         asked = self.all if only is None else [self.all[index] for index in only]
-        if last_arguments is None:
+        if last_arguments is None or not any(last_arguments):
+            # The same for all: packed once.
+            body = body if last_arguments is None else body + _EMPTY
             bodies = [body] * len(asked)
+            messages = [(op.script.command(body), 1)] * len(asked)
         else:
             bodies = [body + bulk(last_arguments[node.index]) for node in asked]
-        messages = [(op.script.command(own), 1) for own in bodies]
+            messages = [(op.script.command(own), 1) for own in bodies]
         found = await self._ask_each(asked, messages, until, with_run_id=op.with_run_id)
         answers: list[Answer] = [None] * len(self.all)
         unknown = []
@@ -271,14 +276,15 @@ class SyncNodes(NetworkNodes):
     ) -> list[Answers]:
         taken: list[SyncConnection | None] = []
         try:
-            taken += map(self._take, asked)  # element by element: what was taken before an interrupt is in the list
+            # Element by element: what was taken before an interrupt is in the list.
+            taken += map(self._take, asked, repeat(self._runtime.now()))
             if None in taken:
                 await self._connect(
                     [node for node, connection in zip(asked, taken, strict=True) if connection is None], until
                 )
                 for index, node in enumerate(asked):
                     if taken[index] is None:
-                        taken[index] = self._take(node)
+                        taken[index] = self._take(node, self._runtime.now())
             return await self._exchange(asked, taken, messages, until, with_run_id=with_run_id)
         except BaseException:
             # On Ctrl-C, anywhere: half an answer must not remain for the next caller.
@@ -287,14 +293,13 @@ class SyncNodes(NetworkNodes):
                     connection.close()
             raise
 
-    def _take(self, node: RedlockNode) -> SyncConnection | None:
+    def _take(self, node: RedlockNode, now: Instant) -> SyncConnection | None:
         """Take an idle connection that is still open, as far as is known."""
         while True:
             try:
                 connection = cast("SyncConnection", node.connections.pop())
             except IndexError:
                 return None
-            now = self._runtime.now()
             if now <= connection.used + TRUSTED_SECONDS or not connection.stale:
                 connection.used = now
                 return connection
@@ -310,22 +315,21 @@ class SyncNodes(NetworkNodes):
         with_run_id: bool,
     ) -> list[Answers]:
         """Send, then receive. Connections that are kept or closed again are removed from `taken`."""
-        answers: list[Answers] = []
-        for index, (packed, count) in enumerate(messages):
-            connection, node = taken[index], asked[index]
-            answers.append(node.down)
+        answers: list[Answers] = [node.down for node in asked]
+        for index, connection in enumerate(taken):
             if connection is not None:
+                packed, _ = messages[index]
                 try:
-                    connection.send(packed + connection.run_id if with_run_id else packed, count, until)
+                    connection.send(packed + connection.run_id if with_run_id else packed, until)
                 except DRIVER_ERRORS as error:
-                    node.lost(error, connection=connection)
+                    asked[index].lost(error, connection=connection)
                     taken[index] = None
-                    answers[index] = node.error
+                    answers[index] = asked[index].error
         now = self._runtime.now
         until = min(until, now() + self.timeout)
         late = until - 0.9 * self.timeout
-        for index, (_, count) in enumerate(messages):
-            connection, node = taken[index], asked[index]
+        for index, node in enumerate(asked):
+            connection, count = taken[index], messages[index][1]
             if connection is None:
                 continue
             try:
@@ -333,22 +337,19 @@ class SyncNodes(NetworkNodes):
                 # some of it, wait for the answer first: two slow nodes must not take twice the time.
                 if now() > late:
                     await self._await_answer(connection, until)
-                answers[index] = [connection.receive() for _ in range(count)]
+                answers[index] = [connection.receive()] if count == 1 else [connection.receive() for _ in range(count)]
             except DRIVER_ERRORS as error:
                 node.lost(error, connection=connection)
                 answers[index] = node.error
             else:
-                self._give_back(node, connection)
+                if node.up and len(node.connections) < CONNECTIONS_KEPT:
+                    node.connections.append(connection)
+                else:
+                    connection.close()
             taken[index] = None
         assert not any(taken), "a connection that is neither kept nor closed"
         assert len(answers) == len(asked)
         return answers
-
-    def _give_back(self, node: RedlockNode, connection: Connection) -> None:
-        if node.up and len(node.connections) < CONNECTIONS_KEPT:
-            node.connections.append(connection)
-        else:
-            connection.close()
 
     async def _await_answer(self, connection: SyncConnection, until: Instant) -> None:
         """

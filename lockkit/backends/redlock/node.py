@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from lockkit.backends.redis.connection import AsyncConnection
 from lockkit.backends.redis.errors import DRIVER_ERRORS, translate
-from lockkit.backends.redis.handshake import info_fields
+from lockkit.backends.redis.handshake import info_fields, refuse_old
 from lockkit.backends.redis.node import BATCH, open_node
 from lockkit.backends.redis.resp import ServerSaid, bulk, pack
 from lockkit.backends.redlock.nodes import NodeDown
@@ -262,13 +262,15 @@ class RedlockNode:
         Ask for the run id of the server, and check that no other node has it.
 
         Raises:
-            ServerSaid: The server cannot answer now.
+            ServerSaid: The server cannot answer now, or is too old.
             ConfigurationError: It does not tell, or is another node.
         """
         reply = await self._runtime.io(connection.call(pack("INFO", "server")))
         if isinstance(reply, ServerSaid) and reply.code not in {"NOPERM", "ERR"}:
             raise reply
-        run_id = info_fields(reply).get("run_id", "") if isinstance(reply, bytes) else ""
+        facts = info_fields(reply) if isinstance(reply, bytes) else {}
+        refuse_old(facts)
+        run_id = facts.get("run_id", "")
         if not run_id and not self._client.durable:
             said = reply if isinstance(reply, ServerSaid) else "no run_id"
             message = (
@@ -326,9 +328,6 @@ class RedlockNode:
             await self.listener.open()
         except LockError as error:
             log.debug("cannot subscribe at %s: %s", self.label, error)
-        finally:
-            if self._client.closed:
-                self.listener.close()
 
     # -- sending later ---------------------------------------------------------------------------------------------
 

@@ -45,7 +45,7 @@ __all__ = [
 ]  # fmt: skip
 
 Argument: TypeAlias = "str | int"
-KeyName = Literal["lock", "fence", "meta", "queue", "broken", "mark"]
+KeyName = Literal["lock", "fence", "queue", "broken", "mark"]
 Answer: TypeAlias = "Reply | LockError"
 """Of one node: what its script returned, or why there is no answer; None if the node was not asked."""
 
@@ -89,17 +89,17 @@ def _op(name: str, keys: Sequence[KeyName], arguments: int, *, with_run_id: bool
     return Op(name, script, tuple(keys), with_run_id)
 
 
-ACQUIRE = _op("acquire", ["lock", "fence", "meta", "queue", "mark"], 5, with_run_id=True)
-FENCE = _op("fence", ["lock", "fence"], 3)
-RENEW = _op("renew", ["lock", "fence", "meta", "broken", "mark"], 3)
-RELEASE = _op("release", ["lock", "meta", "queue"], 1, notifies=True)
-UNDO = _op("undo", ["lock", "meta"], 1)
+ACQUIRE = _op("acquire", ["lock", "fence", "queue", "mark"], 6, with_run_id=True)
+FENCE = _op("fence", ["lock", "fence", "queue"], 4)
+RENEW = _op("renew", ["lock", "fence", "broken", "mark"], 3)
+RELEASE = _op("release", ["lock", "fence", "queue"], 1, notifies=True)
+UNDO = _op("undo", ["lock"], 1)
 ABANDON = _op("abandon", ["lock", "queue"], 1, notifies=True)
-BREAK = _op("break", ["lock", "fence", "meta", "broken", "queue"], 2, notifies=True)
+BREAK = _op("break", ["lock", "fence", "broken", "queue"], 2, notifies=True)
 LOOK = _op("look", ["mark"], 1, with_run_id=True)
 ADMIT = _op("admit", ["mark"], 3, with_run_id=True)
 # The script of the single-node backend.
-HOLDERS = Op("holders", Script("holders", keys=4, arguments=0), ("lock", "fence", "meta", "queue"))
+HOLDERS = Op("holders", Script("holders", keys=3, arguments=0), ("lock", "fence", "queue"))
 
 
 class LockKeys:

@@ -39,6 +39,11 @@ again."""
 SPLIT_SECONDS_MAX = 0.25
 """Longest such pause. Longer delays a hand-over when a contender died during an attempt, shorter sends more."""
 
+UNSURE_SECONDS = 0.25
+"""Longest pause of a waiter if the holder's client may be of another kind, which wakes nobody, or is just being granted
+the lock. Longer delays a hand-over from such a client, shorter sends more."""
+
+OURS, FOREIGN, UNSURE = 0, 1, 2  # acquire.lua, of a holder
 NOT_ADMITTED, WAITING = -1, -2  # acquire.lua, of a node that may not vote
 OWNED, FREE, TAKEN, BROKEN = 1, 0, -1, -2  # renew.lua, of a lock
 
@@ -46,10 +51,18 @@ _OWN_VALUE = re.compile(r"([0-9a-f]{32})\.\d+")
 
 
 class Refusal(NamedTuple):
-    """A node's "busy": seconds that the key lives on, and ``(value, foreign)`` of its holder."""
+    """
+    A node's "busy".
+
+    Attributes:
+        left_seconds: So long the key lives on.
+        value: Value of its holder.
+        kind: `OURS`, `FOREIGN` or `UNSURE`: the kind of its client.
+    """
 
     left_seconds: float
-    by: tuple[str, bool]
+    value: str
+    kind: int
 
 
 class Count:
@@ -123,9 +136,9 @@ class Votes(Count):
             self.not_admitted = True
         elif answer[0] != WAITING:
             self.answered_count += 1
-            _, left_ms, value, foreign = answer
+            _, left_ms, value, kind = answer
             left_seconds = math.inf if left_ms < 0 else left_ms / 1000
-            self.busy.append(Refusal(left_seconds, (value.decode("utf-8", "replace"), foreign == 1)))
+            self.busy.append(Refusal(left_seconds, value.decode("utf-8", "replace"), kind))
 
     def why(self, index: int, label: str) -> str:
         """Return why a node did not answer or may not vote; empty if it voted."""
@@ -268,13 +281,15 @@ def busy(attempts: Attempts, votes: Votes, quorum: int, runtime: Runtime) -> Bus
     assert lefts, "a majority answered, did not say yes, and did not refuse"
     free_after = lefts[missing - 1] if len(lefts) >= missing else math.inf
     seconds = None if free_after == math.inf else _retry_after(free_after, attempts.ttl_ms / 1000)
-    (refusal, supporters), *_ = Counter(refusal.by for refusal in votes.busy).most_common(1)
+    (value, supporters), *_ = Counter(refusal.value for refusal in votes.busy).most_common(1)
     assert supporters <= len(votes.busy)
-    value, foreign = refusal
     if supporters < quorum:
         return attempts.split(runtime, seconds)
     attempts.splits = 0
-    return Busy(seconds, poll=foreign, owner=_owner_of(value))
+    kind = min(refusal.kind for refusal in votes.busy if refusal.value == value)
+    if kind == UNSURE:
+        seconds = min(math.inf if seconds is None else seconds, UNSURE_SECONDS * runtime.random.uniform(0.5, 1.0))
+    return Busy(seconds, poll=kind == FOREIGN, owner=_owner_of(value))
 
 
 def _retry_after(left_seconds: float, ttl: float) -> float:

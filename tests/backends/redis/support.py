@@ -8,9 +8,11 @@ import threading
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from lockkit.backend import Busy
 from lockkit.backends.redis.backend import RedisBackend
 from lockkit.configuration.registry import split_options
 from lockkit.runtime import AsyncioRuntime, BlockingRuntime, drive
+from lockkit.testing.timing import PATIENCE
 from lockkit.url import parse
 from tests.backends.support import StubHost
 
@@ -19,11 +21,17 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     import lockkit
+    from lockkit.backend import Request
     from lockkit.testing.servers import RedisServer
 
     Connect: TypeAlias = Callable[..., lockkit.Client]
 
 T = TypeVar("T")
+
+
+def token_in(record: object) -> str:
+    """Return the digits of the token in the value of a key ``:fence``."""
+    return str(record).rstrip("+").partition(" ")[0].partition("+")[0]
 
 
 class Face:
@@ -55,6 +63,24 @@ async def backend_at(url: str, host: StubHost, **given: object) -> AsyncIterator
         yield backend
     finally:
         await backend.close()
+
+
+async def busy_at(backend: RedisBackend, request: Request) -> Busy:
+    """Look, and find the lock busy."""
+    outcome = await backend.try_acquire(request)
+    assert isinstance(outcome, Busy), outcome
+    return outcome
+
+
+async def queue_up(backend: RedisBackend, request: Request) -> None:
+    """Look, and take a place in the queue."""
+    await busy_at(backend, request)
+    assert request.state is not None
+
+
+async def woken(request: Request) -> bool:
+    """Wait for a wake-up, generously."""
+    return await request.wake.wait(PATIENCE)
 
 
 class Nat:
@@ -132,3 +158,14 @@ class Keyspace:
     def keys(self) -> set[str]:
         """Every key there is."""
         return set(self("KEYS", "*"))
+
+
+def calls(redis: Keyspace) -> dict[str, int]:
+    """Count the commands that the server has run since the last look, also those of scripts."""
+    counts = {}
+    for line in redis("INFO", "commandstats").splitlines():
+        name, _, rest = line.removeprefix("cmdstat_").partition(":calls=")
+        if rest and name.partition("|")[0] not in {"info", "config", "client", "hello", "select", "auth"}:
+            counts[name] = int(rest.partition(",")[0])
+    redis("CONFIG", "RESETSTAT")
+    return counts

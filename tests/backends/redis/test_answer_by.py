@@ -20,10 +20,10 @@ from lockkit.configuration.registry import split_options
 from lockkit.errors import BackendUnavailable, LockError
 from lockkit.runtime import drive
 from lockkit.testing.servers import RedisCluster, RedisSentinels, RedisServer, require
+from lockkit.testing.stopwatch import Stopwatch
 from lockkit.url import parse
 from tests.backends.redis.support import Face, Keyspace, backend_at
 from tests.backends.support import StubHost, granted
-from tests.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
@@ -255,31 +255,37 @@ def test_hung_master_costs_no_lease_at_the_others(cluster: RedisCluster, ttl: fl
     names = names_on(cluster)
     asked = 3 * ttl
 
-    def check(held: list[bool]) -> None:
-        assert held == [False, True, True]
-
-    if face.name == "sync":
+    def use() -> list[bool]:
         with lockkit.connect(cluster.url) as client:
             leases = [client.lock(name, ttl=ttl).acquire(timeout=PATIENCE) for (name,) in names]
             with frozen(cluster.nodes[0]):
                 assert leases[0].wait_lost(PATIENCE)
                 time.sleep(asked - ttl)
-                check([lease.held for lease in leases])
+                held = [lease.held for lease in leases]
             for lease in leases[1:]:
-                lease.release()
-        return
+                with suppress(lockkit.LockLost):
+                    lease.release()
+        return held
 
-    async def scenario() -> None:
+    async def use_async() -> list[bool]:
         async with lockkit.aio.connect(cluster.url) as client:
             leases = [await client.lock(name, ttl=ttl).acquire(timeout=PATIENCE) for (name,) in names]
             with frozen(cluster.nodes[0]):
                 assert await leases[0].wait_lost(PATIENCE)
                 await asyncio.sleep(asked - ttl)
-                check([lease.held for lease in leases])
+                held = [lease.held for lease in leases]
             for lease in leases[1:]:
-                await lease.release()
+                with suppress(lockkit.LockLost):
+                    await lease.release()
+        return held
 
-    asyncio.run(scenario())
+    while True:
+        watch = Stopwatch()
+        held = use() if face.name == "sync" else asyncio.run(use_async())
+        watch.stop()
+        if held == [False, True, True]:
+            return
+        assert watch.longest_stall > ttl / 4, held  # by which any lease may be lost
 
 
 def test_hung_master_keeps_no_other_lock_from_being_released(cluster: RedisCluster, face: Face) -> None:
@@ -293,12 +299,12 @@ def test_hung_master_keeps_no_other_lock_from_being_released(cluster: RedisClust
                 began = host.runtime.now()
                 watch = Stopwatch()
                 with pytest.raises(BackendUnavailable, match="20 of 60 locks"):
-                    await backend.release_all(grants, began + 1.0)
-                assert watch.stop() < 1.0 + PROMPT
+                    await backend.release_all(grants, began + 2.5)
+                assert watch.stop() < 2.5 + PROMPT
                 for group in names[1:]:
                     for name in group:
                         assert await other.holders(name) == []
-            await backend.release_all(grants, host.runtime.now() + 5.0)
+            await backend.release_all(grants, host.runtime.now() + 20.0)
             assert await other.holders(names[0][0]) == []
 
     face.run(scenario)
@@ -313,7 +319,7 @@ def test_many_locks_are_released_together(face: Face) -> None:
                 grants = [granted(await backend.try_acquire(host.request(f"lock {index}"))) for index in range(1000)]
                 Keyspace(server)("SCRIPT", "FLUSH")
 
-                await backend.release_all(grants, host.runtime.now() + 5.0)
+                await backend.release_all(grants, host.runtime.now() + 20.0)
 
                 left = {key for key in Keyspace(server)("KEYS", "*") if not key.endswith(":fence")}
                 assert left == set()

@@ -11,6 +11,7 @@ import pytest
 
 import lockkit
 from lockkit.backends.redis.examine import node as redis_node
+from lockkit.backends.redis.handshake import VERSION_MIN, version_of
 from lockkit.doctor import Severity, addresses, examine, timing
 from lockkit.testing.servers import FaultProxy, RedisCluster, RedisSentinels, RedisServer, wait_until
 from lockkit.testing.timing import PATIENCE
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 RULES = "~lockkit:* ~{lockkit:* &lockkit:wake:*"
 COMMANDS = (
-    "+ping +hello +select +eval +evalsha +set +get +getrange +psetex +exists +del +pexpire +pttl +time +rpush +lpop "
+    "+ping +hello +select +eval +evalsha +set +get +mget +exists +del +pexpire +pttl +time +rpush +lpop "
     "+lpos +lrange +lrem +publish +subscribe +pubsub|numsub +info +client +zadd +zrem +zscore +zcount +zrange "
     "+zrangebyscore +lpush +hset +hget +hdel +hexists +hkeys"
 )
@@ -185,6 +186,24 @@ def test_rights_missing() -> None:
         assert "redis-rights" not in found(url)
 
 
+def test_rights_for_sessions_missing() -> None:
+    """The keys of sessions are apart from those of the locks; only clients with the option are told."""
+    users = {"default": f"on >{SECRET} ~* &* +@all", "app": f"on >{SECRET} {RULES} {COMMANDS}"}
+    with RedisServer(appendonly=True, appendfsync="always", users=users, login=("default", SECRET)) as server:
+        url = f"redis://app:{SECRET}@{server.address}/0"
+        with server.connect() as connection:
+            connection.call("ACL", "SETUSER", "app", "resetkeys", "~lockkit:*", "~{lockkit:*")
+
+            assert "redis-rights" not in found(url)
+            finding = found(f"{url}?leases=session")["redis-rights"]
+            assert "PEXPIRE lockkit+session:x" in finding.seen
+            connection.call(*(word.strip("'") for word in finding.fix.removeprefix("redis-cli ").split()))
+        assert "redis-rights" not in found(f"{url}?leases=session")
+        with lockkit.connect(url, leases="session") as client, client.lock("x", timeout=PATIENCE) as lease:
+            lease.extend()
+            lease.extend()
+
+
 def test_rights_for_readers_missing() -> None:
     """Only read locks and semaphores need them: a lock is had, waited for and handed over."""
     users = {"default": "off", "app": f"on >{SECRET} {RULES} {COMMANDS} -zadd -hset"}
@@ -273,9 +292,9 @@ def test_socket_needs_no_password() -> None:
 
 def test_old_version(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """The least version, and how versions are read."""
-    assert redis_node.version_of("6.0.5") < redis_node.VERSION_MIN
-    assert redis_node.version_of("6.0.16") > redis_node.VERSION_MIN
-    assert redis_node.version_of("255.255.255-dev1") > redis_node.VERSION_MIN
+    assert version_of("6.0.16") < VERSION_MIN
+    assert version_of("6.2.0") > VERSION_MIN
+    assert version_of("255.255.255-dev1") > VERSION_MIN
 
     monkeypatch.setattr(redis_node, "VERSION_MIN", (999,))
     assert "redis-version" in found(server.url)

@@ -9,6 +9,7 @@ import redis
 
 import lockkit
 from lockkit.testing.servers import FaultProxy, RedisServer, require, wait_until
+from tests.tries import busy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,7 +40,7 @@ class Pair:
                 copied = int(replica.info("replication")["slave_repl_offset"])
             return None if copied >= written else "the replica lags behind"
 
-        wait_until(behind, timeout=30.0)
+        wait_until(behind)
 
     def cut(self) -> None:
         """Let nothing more through to the replica; both ends believe in their connection."""
@@ -65,7 +66,7 @@ def pair() -> Iterator[Pair]:
                     up = connection.info("replication")["master_link_status"] == "up"
                 return None if up else "the replica has not caught up"
 
-            wait_until(waits_for, timeout=30.0)
+            wait_until(waits_for)
             yield Pair(master, replica, link)
 
 
@@ -108,8 +109,7 @@ def test_replica_that_has_the_lock_keeps_others_out_when_promoted(pair: Pair) ->
         pair.wait_for_copy()
         pair.fail_over()
 
-        with pytest.raises(lockkit.LockTimeout):
-            client_b.lock("seat:12A").acquire(timeout=0)
+        assert busy(client_b.lock("seat:12A"))
         assert first.held
 
 
@@ -120,8 +120,7 @@ def test_grant_that_must_reach_a_replica_is_not_given_while_replication_is_cut(p
         pair.wait_for_copy()
         pair.cut()
 
-        with pytest.raises(lockkit.LockTimeout):
-            client_a.lock("seat:12A").acquire(timeout=0)
+        assert busy(client_a.lock("seat:12A"))
         assert client_a.holders("seat:12A") == []
         pair.fail_over()
         # The cut may have come between the grant, which the replica then has, and its undoing: until the ttl at worst.
@@ -155,7 +154,7 @@ def test_server_that_lost_its_data_grants_a_second_holder_with_a_higher_token() 
     with RedisServer() as server, lockkit.connect(server.url) as client_a, lockkit.connect(server.url) as client_b:
         first = client_a.lock("seat:12A", ttl=120, renew=False).acquire()
         server.restart(keep_data=False, crash=True)
-        second = client_b.lock("seat:12A", ttl=120, renew=False).acquire(timeout=10)
+        second = client_b.lock("seat:12A", ttl=120, renew=False).acquire(timeout=60)
 
         assert first.held
         assert second.token > first.token
@@ -175,7 +174,6 @@ def test_server_with_an_append_only_file_keeps_the_holder() -> None:
         first = client_a.lock("seat:12A", ttl=120, renew=False).acquire()
         server.restart(crash=True)
 
-        with pytest.raises(lockkit.LockTimeout):
-            client_b.lock("seat:12A").acquire(timeout=0)
+        assert busy(client_b.lock("seat:12A"))
         assert first.confirm()
         first.release()

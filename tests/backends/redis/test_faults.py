@@ -14,11 +14,11 @@ import pytest
 
 import lockkit
 import lockkit.aio
-from lockkit.backend import Busy, Gone, Renewed
+from lockkit.backend import Busy, Gone, Grant, Renewed
 from lockkit.testing.servers import FaultProxy, RedisCluster, RedisSentinels, RedisServer, require, wait_until
-from tests.backends.redis.support import Face, Nat, backend_at
+from lockkit.testing.stopwatch import Stopwatch
+from tests.backends.redis.support import Face, Nat, backend_at, token_in
 from tests.backends.support import granted
-from tests.stopwatch import Stopwatch
 from tests.tries import busy, until_renewed
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ class TestOneNode:
         """With ``appendfsync always`` the lock is there after the restart, and nobody else gets it meanwhile."""
         with RedisServer(appendonly=True, appendfsync="always") as server:
             holder, other = connect(server.url), connect(server.url)
-            lease = holder.lock("x", ttl=20).acquire()
+            lease = holder.lock("x", ttl=120).acquire()
 
             server.restart(crash=True)
 
@@ -146,7 +146,7 @@ class TestOneNode:
     def test_flushed_keys_and_scripts_in_the_middle(self, server: RedisServer, connect: Connect) -> None:
         """FLUSHALL takes the lock away and its waiters get it; SCRIPT FLUSH is not noticed at all."""
         holder, waiter = connect(server.url), connect(server.url)
-        lease = holder.lock("x", ttl=TTL).acquire()
+        lease = holder.lock("x", ttl=600).acquire()
         got: list[Lease] = []
         thread = threading.Thread(target=lambda: got.append(eventually_acquired(waiter)))
         thread.start()
@@ -155,6 +155,7 @@ class TestOneNode:
         with server.connect() as connection:
             connection.call("FLUSHALL")
             connection.call("SCRIPT", "FLUSH")
+        holder._engine.confirm_soon()
 
         thread.join(PATIENCE)
         assert got[0].token > lease.token
@@ -166,7 +167,7 @@ class TestOneNode:
         with RedisServer() as server:
             client = connect(server.url)
             lease = client.lock("x").acquire()
-            broken = client.lock("z", ttl=TTL).acquire()
+            broken = client.lock("z", ttl=600).acquire()
             with server.connect() as connection:
                 connection.call("CONFIG", "SET", "maxmemory", "1")
                 connection.call("CONFIG", "SET", "maxmemory-policy", "noeviction")
@@ -174,6 +175,7 @@ class TestOneNode:
             with pytest.raises(lockkit.BackendUnavailable, match="maxmemory"):
                 client.lock("y").acquire(timeout=0)
             assert connect(server.url).break_lock("z")
+            client._engine.confirm_soon()
             assert broken.wait_lost(PATIENCE)
 
             with server.connect() as connection:
@@ -218,6 +220,17 @@ class TestOneNode:
             with pytest.raises(lockkit.ConfigurationError, match="denies this user a right"):
                 client.lock("x").acquire(timeout=PATIENCE)
 
+    def test_missing_right_to_a_command_within_a_script_is_too(self, connect: Connect) -> None:
+        """The server says it with another code there; what the script had done before is undone."""
+        users = {"app": "on >secret ~* &* +@all -time"}
+        with RedisServer(users=users, login=("app", "secret")) as server:
+            client = connect(server.url)
+
+            with pytest.raises(lockkit.ConfigurationError, match="denies this user a right"):
+                client.lock("x").acquire(timeout=PATIENCE)
+
+            wait_until(lambda: None if client.holders("x") == [] else "it is still held")
+
     def test_replica_given_as_the_master_is_recognised(self, server: RedisServer, connect: Connect) -> None:
         """A write to it is refused; the message says what to give instead."""
         with RedisServer(replica_of=server) as replica:
@@ -256,7 +269,7 @@ class TestLostAnswers:
         assert dropped.wait(PATIENCE)
         with server.connect() as connection:
             assert connection.call("GET", "lockkit:x") == lease.owner
-            assert connection.call("GET", "{lockkit:x}:fence") == str(lease.token)
+            assert token_in(connection.call("GET", "{lockkit:x}:fence")) == str(lease.token)
         lease.release()
 
     def test_grant_to_a_client_that_is_cut_off_is_undone(
@@ -323,7 +336,7 @@ class TestLostAnswers:
 
         lease.release()
 
-        thread.join(10)
+        thread.join(PATIENCE)
         assert not thread.is_alive()
         got[0].release()
 
@@ -420,8 +433,8 @@ class TestReplicas:
         with RedisServer(replica_of=server) as replica:
             client = connect(f"{server.url}?replicas=1")
             client.lock("x").acquire().release()
-            lease = client.lock("kept", ttl=20).acquire()
-            lease.extend()
+            lease = client.lock("kept", ttl=120).acquire()
+            wait_until(lambda: None if extended(lease) else "not acknowledged yet")
 
             replica.pause()
             with pytest.raises(lockkit.LockTimeout):
@@ -433,23 +446,19 @@ class TestReplicas:
                 assert connection.call("GET", "lockkit:y") is None
             replica.resume()
             eventually_acquired(client, "y").release()
-            lease.extend()
+            wait_until(lambda: None if extended(lease) else "not acknowledged yet")
             lease.release()
 
     def test_promoted_replica_knows_an_acknowledged_lock(self, connect: Connect) -> None:
         """What was acknowledged survives the master."""
         with RedisSentinels() as group:
             holder = connect(f"{group.url}?replicas=1")
-            lease = holder.lock("x", ttl=60).acquire()
+            lease = holder.lock("x", ttl=120).acquire()
             group.failover()
             other = connect(group.url)
 
-            outcome = None
-            with pytest.raises(lockkit.LockTimeout):
-                outcome = other.lock("x").acquire(timeout=3)
-
-            assert outcome is None
-            assert lease.confirm()
+            assert busy(other.lock("x"))
+            wait_until(lambda: None if confirmed(lease) else "not confirmed yet")
             lease.release()
 
 
@@ -460,7 +469,7 @@ class TestSentinel:
         """Both go on at the promoted replica, which had the data."""
         with RedisSentinels() as group:
             holder, waiter = connect(group.url), connect(group.url)
-            lease = holder.lock("x", ttl=20).acquire()
+            lease = holder.lock("x", ttl=120).acquire()
             (replica,) = group.replicas
             with replica.connect() as connection:
                 wait_until(lambda: None if connection.call("GET", "lockkit:x") else "not copied yet")
@@ -531,12 +540,26 @@ class TestSentinel:
                 connect(group.url).ping()
 
 
+def extended(lease: Lease) -> bool:
+    """Extend a lease, unless the replica is late to acknowledge it."""
+    try:
+        lease.extend()
+    except lockkit.BackendUnavailable:
+        return False
+    return True
+
+
 def confirmed(lease: Lease) -> bool:
     """Ask whether the lease is held, through a failover."""
     try:
         return lease.confirm()
     except lockkit.BackendUnavailable:
         return False
+
+
+def waiters(client: Client, name: str) -> int:
+    """Count those who wait for a held lock."""
+    return sum(holder.waiters or 0 for holder in client.holders(name))
 
 
 @pytest.fixture(scope="module")
@@ -567,7 +590,7 @@ class TestCluster:
     ) -> None:
         """The lease goes on, and the waiter is told at the new node."""
         holder, waiter = connect(cluster.url), connect(cluster.url)
-        lease = holder.lock("x", ttl=20).acquire()
+        lease = holder.lock("x", ttl=120).acquire()
         got: list[Lease] = []
         thread = threading.Thread(target=lambda: got.append(waiter.lock("x").acquire(timeout=PATIENCE)))
         thread.start()
@@ -589,7 +612,7 @@ class TestCluster:
     def test_lock_in_a_slot_that_is_moving(self, cluster: RedisCluster, connect: Connect) -> None:
         """Scripts with several keys are refused meanwhile (TRYAGAIN): a held lease is not lost, a new one waits."""
         client = connect(cluster.url)
-        lease = client.lock("moving", ttl=20).acquire()
+        lease = client.lock("moving", ttl=120).acquire()
         slot = cluster.slot_of("lockkit:moving")
         source = cluster.owner_of(slot)
         target = next(node for node in cluster.nodes if node is not source)
@@ -624,9 +647,9 @@ class TestCluster:
                 for waiter in requests[1:]:
                     assert isinstance(await other.try_acquire(waiter), Busy)
                 cluster.begin_move(slot, source, target)
-                keys = ["{lockkit:slow}:fence", "{lockkit:slow}:meta", "{lockkit:slow}:queue", "lockkit:slow"]
+                keys = ["{lockkit:slow}:fence", "{lockkit:slow}:queue", "lockkit:slow"]
                 with source.connect() as connection:
-                    for key in {"nothing": [], "beside": keys[:2], "all": keys}[moved]:
+                    for key in {"nothing": [], "beside": keys[:1], "all": keys}[moved]:
                         connection.call("MIGRATE", target.host, target.port, key, 0, 5000)
 
                 assert await backend.renew([first] * 3) == [Renewed()] * 3
@@ -640,6 +663,36 @@ class TestCluster:
 
         with move_called_off(slot, source, target):
             Face(face).run(scenario)
+
+    def test_replicated_lease_outlives_a_slot_that_moves(self) -> None:
+        """A renewal is redirected, and counts when a replica of the node to which that leads has acknowledged it."""
+        with RedisCluster(replicas=1) as group:
+            slot = group.slot_of("lockkit:x")
+            masters = [node for node in group.nodes if group.slots_of(node)]
+            source = group.owner_of(slot)
+            target = next(node for node in masters if node is not source)
+
+            async def scenario(host: StubHost) -> None:
+                async with backend_at(group.url, host, replicas=1) as backend:
+                    # Again where the replica is late.
+                    while not isinstance(grant := await backend.try_acquire(host.request(ttl=600.0)), Grant):
+                        await host.runtime.sleep(0.05)
+
+                    async def renewed() -> None:
+                        while await backend.renew([grant]) != [Renewed()]:
+                            await host.runtime.sleep(0.05)
+
+                    group.begin_move(slot, source, target)
+                    with source.connect() as connection:
+                        connection.call("MIGRATE", target.host, target.port, "lockkit:x", 0, 5000)
+                    await renewed()
+                    group.move_slot(slot, target)
+                    await renewed()
+                    assert await backend.release(grant)
+                    group.move_slot(slot, source)
+
+            Face("sync").run(scenario)
+            Face("asyncio").run(scenario)
 
     def test_lease_is_renewed_in_the_background_while_its_slot_moves(
         self, cluster: RedisCluster, connect: Connect
@@ -667,16 +720,21 @@ class TestCluster:
         for lease in leases:
             lease.release()
 
-    def test_replica_takes_over_while_held(self, connect: Connect) -> None:
-        """After a failover the lease is confirmed at the new master."""
-        with RedisCluster(replicas=1) as group:
-            client = connect(f"{group.url}?replicas=1")
+    def test_replica_takes_over_while_held_and_while_waiting(self, connect: Connect) -> None:
+        """After a failover the lease is confirmed at the new master, and a release there wakes the waiter."""
+        with RedisCluster(replicas=1) as group, ThreadPoolExecutor(1) as pool:
+            client, other = connect(f"{group.url}?replicas=1"), connect(group.url)
             failing = group.owner_of(0)
             names = (f"lock {index}" for index in range(1000))
             name = next(name for name in names if group.owner_of(group.slot_of(f"lockkit:{name}")) is failing)
-            lease = client.lock(name, ttl=30).acquire()
+            # So long that the waiter does not look again by itself.
+            lease = client.lock(name, ttl=600).acquire()
+            waiting = pool.submit(other.lock(name).acquire, PATIENCE)
+            wait_until(lambda: None if waiters(client, name) == 1 else "nobody waits yet")
 
             group.failover()
 
             wait_until(lambda: None if confirmed(lease) else "not confirmed yet")
+            wait_until(lambda: None if waiters(client, name) == 1 else "nobody waits at the new master yet")
             lease.release()
+            waiting.result(PATIENCE).release()

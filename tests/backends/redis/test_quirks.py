@@ -71,11 +71,13 @@ def test_closed_connection_gives_no_resource_warning(server: RedisServer) -> Non
         connection.close()
         await asyncio.sleep(0)
 
+    own = f"port={server.port}"
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         asyncio.run(scenario())
         gc.collect()
-    assert [str(warning.message) for warning in caught] == []
+    # Only about this one: the garbage collector finds what other tests have left, too.
+    assert [str(warning.message) for warning in caught if own in str(warning.message)] == []
 
 
 class SilentTlsServer:
@@ -113,8 +115,8 @@ def test_login_that_hangs_leaves_no_open_socket(server: RedisServer) -> None:
 
         async def scenario() -> None:
             with pytest.raises(TimeoutError):
-                await open_connection(AsyncioRuntime(), Target.at(arguments, tls=True), monotonic() + 1.0)
-            assert await asyncio.to_thread(silent.client_has_gone.wait, PATIENCE / 3)
+                await open_connection(AsyncioRuntime(), Target.at(arguments, tls=True), monotonic() + 2.0)
+            assert await asyncio.to_thread(silent.client_has_gone.wait, PATIENCE)
 
         asyncio.run(scenario())
 

@@ -88,7 +88,10 @@ def test_many_replies_at_once_and_a_piece_of_the_next() -> None:
     assert parser.take() is NOTHING
 
 
-@pytest.mark.parametrize("data", [b"HTTP/1.1 400 Bad Request\r\n", b"\r\n", b"?\r\n"])
+@pytest.mark.parametrize(
+    "data",
+    [b"HTTP/1.1 400 Bad Request\r\n", b"\r\n", b"?\r\n", b":one\r\n", b"$five\r\n", b"*1\r\n,x\r\n", b"*two\r\n"],
+)
 def test_another_protocol_is_refused(data: bytes) -> None:
     """A web server behind the port, say."""
     parser = Parser()

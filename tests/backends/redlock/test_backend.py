@@ -9,7 +9,7 @@ import logging
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, nullcontext, suppress
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import pytest
 import redis
@@ -18,6 +18,7 @@ import redis.asyncio
 import lockkit
 import lockkit.aio
 from lockkit.backend import Busy, Gone, Grant, Renewed, Request, Unknown
+from lockkit.backends.redis import handshake
 from lockkit.backends.redis.connection import AsyncConnection, SyncConnection
 from lockkit.backends.redis.keys import FENCE_MS_MIN
 from lockkit.backends.redis.resp import ServerSaid, bulk
@@ -26,13 +27,15 @@ from lockkit.backends.redlock.backend import RedlockBackend
 from lockkit.backends.redlock.delayed_restart import FORGOTTEN_MS
 from lockkit.backends.redlock.nodes import ACQUIRE, FENCE, RENEW, UNDO
 from lockkit.configuration.registry import split_options
+from lockkit.engine import engine
 from lockkit.errors import BackendUnavailable, ConfigurationError, NoQuorum
 from lockkit.runtime import drive
 from lockkit.testing.servers import RedisNodes, RedisServer, require, wait_until
+from lockkit.testing.stopwatch import Stopwatch
+from lockkit.testing.timing import PATIENCE
 from lockkit.url import parse
-from tests.backends.redis.support import Face, Keyspace
+from tests.backends.redis.support import Face, Keyspace, calls, token_in
 from tests.backends.support import StubHost, granted
-from tests.stopwatch import Stopwatch
 from tests.tries import busy
 
 if TYPE_CHECKING:
@@ -113,7 +116,25 @@ def has_lock(node: RedisServer, key: str = LOCK) -> bool:
 def age_marks(*nodes: RedisServer) -> None:
     """Let the first start be long ago."""
     for node in nodes:
-        on(node)("HSET", MARK, "since_us", 1)
+        on(node)("SET", MARK, str(mark_of(node)._replace(since_us=1)))
+
+
+class Mark(NamedTuple):
+    """The mark of a node; see ``admit.lua``."""
+
+    run: str
+    ttl_ms: int
+    since_us: int
+    until_us: int
+
+    def __str__(self) -> str:
+        return " ".join(map(str, self))
+
+
+def mark_of(node: RedisServer) -> Mark:
+    """Read the mark of a node."""
+    run, *numbers = str(on(node)("GET", MARK)).split(" ")
+    return Mark(run, *map(int, numbers))
 
 
 async def until(host: StubHost, condition: Callable[[], bool]) -> None:
@@ -137,11 +158,63 @@ def test_every_node_has_the_lock_and_the_token(nodes: RedisNodes, face: Face) ->
             for node in nodes.nodes:
                 assert on(node)("GET", LOCK) == request.owner
                 assert 29_000 < on(node)("PTTL", LOCK) <= 30_000
-                assert on(node)("GET", f"{{{LOCK}}}:fence") == str(grant.token)
+                assert token_in(on(node)("GET", f"{{{LOCK}}}:fence")) == str(grant.token)
 
             assert await backend.release(grant)
             assert all(on(node).keys() == {MARK, f"{{{LOCK}}}:fence"} for node in nodes.nodes)
             assert not await backend.release(grant)
+
+    face.run(scenario)
+
+
+@pytest.mark.parametrize("fencing", [True, False])
+def test_commands_of_an_uncontended_pair(nodes: RedisNodes, face: Face, *, fencing: bool) -> None:
+    """On each node: one look in each round, the time, and a write for each change."""
+    pair = {"evalsha": 3, "mget": 3, "time": 1, "set": 2, "del": 1}
+    if not fencing:
+        pair |= {"evalsha": 2, "mget": 2}
+
+    async def scenario(host: StubHost) -> None:
+        async with redlock(nodes, host, fencing=str(fencing)) as backend:
+            await backend.release(granted(await backend.try_acquire(host.request())))
+            for node in nodes.nodes:
+                calls(on(node))
+            await backend.release(granted(await backend.try_acquire(host.request())))
+            assert [calls(on(node)) for node in nodes.nodes] == [pair] * 5
+
+    face.run(scenario)
+
+
+def test_waiter_behind_a_client_that_may_be_of_another_kind(nodes: RedisNodes, face: Face) -> None:
+    """
+    A value of lockkit's form without a record is another kind's, or its lease is just being granted.
+
+    The waiter retries soon, and is woken all the same; if the form is another one, it polls.
+    """
+
+    async def scenario(host: StubHost) -> None:
+        async with redlock(nodes, host) as backend:
+            await backend.release(granted(await backend.try_acquire(host.request())))
+            for value, poll in (("0" * 32, False), ("A foreign one", True)):
+                for node in nodes.nodes:
+                    on(node)("SET", LOCK, value, "PX", 60_000)
+                outcome = await backend.try_acquire(host.request(queue=False))
+                assert isinstance(outcome, Busy)
+                assert (outcome.owner, outcome.poll) == (value, poll)
+                assert outcome.retry_after is not None
+                assert (outcome.retry_after <= 0.25) is not poll
+
+    face.run(scenario)
+
+
+def test_too_old_nodes(nodes: RedisNodes, face: Face, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Said at once, with the version that is needed."""
+    monkeypatch.setattr(handshake, "VERSION_MIN", (999,))
+
+    async def scenario(host: StubHost) -> None:
+        async with redlock(nodes, host) as backend:
+            with pytest.raises(ConfigurationError, match=r"is too old: it must be Redis 6\.2 or later"):
+                await backend.try_acquire(host.request())
 
     face.run(scenario)
 
@@ -157,7 +230,7 @@ def test_token_is_above_the_highest_of_a_majority(nodes: RedisNodes, face: Face)
             on(nodes.nodes[4])("SET", f"{{{LOCK}}}:fence", ahead)
 
             assert granted(await backend.try_acquire(host.request())).token == ahead + 1
-            assert on(nodes.nodes[0])("GET", f"{{{LOCK}}}:fence") == str(ahead + 1)
+            assert token_in(on(nodes.nodes[0])("GET", f"{{{LOCK}}}:fence")) == str(ahead + 1)
 
     face.run(scenario)
 
@@ -169,11 +242,11 @@ def test_late_token_does_not_lower_a_newer_one(nodes: RedisNodes, face: Face) ->
         async with redlock(nodes, host) as backend:
             grant = granted(await backend.try_acquire(host.request()))
             held = cast("Any", grant.state)
-            answers = await backend._nodes.ask(FENCE, held.keys, (held.value, grant.token - 5, 1000))
+            answers = await backend._nodes.ask(FENCE, held.keys, (held.value, grant.token - 5, 1000, "{}"))
 
             assert answers == [1] * 5
-            assert on(nodes.nodes[0])("GET", f"{{{LOCK}}}:fence") == str(grant.token)
-            assert await backend._nodes.ask(FENCE, held.keys, ("another", grant.token + 5, 1000)) == [0] * 5
+            assert token_in(on(nodes.nodes[0])("GET", f"{{{LOCK}}}:fence")) == str(grant.token)
+            assert await backend._nodes.ask(FENCE, held.keys, ("another", grant.token + 5, 1000, "{}")) == [0] * 5
 
     face.run(scenario)
 
@@ -460,7 +533,7 @@ def test_waiter_that_gives_up_leaves_the_queue_of_a_node_that_hangs(nodes: Redis
     """Its channel lives on with its client: the node would tell it, and nobody else, of the next release."""
 
     async def scenario(host: StubHost) -> None:
-        async with redlock(nodes, host, node_timeout=0.3) as backend:
+        async with redlock(nodes, host) as backend:
             granted(await backend.try_acquire(host.request()))
             waiter = host.request()
             await queue_up(backend, waiter)
@@ -482,10 +555,10 @@ def test_failed_release_frees_the_lock_when_the_nodes_are_back(nodes: RedisNodes
         with client.lock("x", ttl=600):
             for node in nodes.nodes[:3]:
                 node.pause()
-        assert not any(has_lock(node) for node in nodes.nodes[3:])
+        wait_until(lambda: "held" if any(has_lock(node) for node in nodes.nodes[3:]) else None)
         for node in nodes.nodes[:3]:
             node.resume()
-        other.lock("x", ttl=600).acquire(timeout=20.0).release()
+        other.lock("x", ttl=600).acquire(timeout=PATIENCE).release()
 
 
 @pytest.mark.parametrize("warm", [True, False], ids=["connected", "not connected"])
@@ -544,7 +617,7 @@ def test_all_leases_are_released_together(nodes: RedisNodes, face: Face) -> None
             grants = [granted(await backend.try_acquire(host.request(f"{number}"))) for number in range(600)]
             on(nodes.nodes[4])("SCRIPT", "FLUSH")
             nodes.nodes[0].pause()
-            await backend.release_all(grants, host.runtime.now() + 5.0)
+            await backend.release_all(grants, host.runtime.now() + 20.0)
             for node in nodes.nodes[1:]:
                 assert on(node)("KEYS", "lockkit:*") == []
             nodes.nodes[1].pause()
@@ -605,8 +678,11 @@ def test_connection_that_ended_while_it_was_opened_is_not_used(nodes: RedisNodes
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # a client that nobody closed
-def test_event_loop_that_ends_takes_everything_with_it(nodes: RedisNodes, caplog: pytest.LogCaptureFixture) -> None:
+def test_event_loop_that_ends_takes_everything_with_it(
+    nodes: RedisNodes, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A program that ends without closing its client, while a node hangs: nothing is begun that nobody would end."""
+    monkeypatch.setattr(engine, "EXIT_SECONDS", PATIENCE)
 
     async def main() -> None:
         client = await lockkit.aio.connect(nodes.url)
@@ -685,7 +761,7 @@ def test_three_nodes_restarted_empty_while_two_are_down(nodes: RedisNodes, face:
 
             assert message.count("lost its data") == 3
             for node in nodes.nodes[2:]:
-                waits_us = int(on(node)("HGET", MARK, "until_us")) - int(on(node)("HGET", MARK, "since_us"))
+                waits_us = mark_of(node).until_us - mark_of(node).since_us
                 assert waits_us >= FORGOTTEN_MS * 1000
             assert "votes again in" in await refused(other, host.request())
 
@@ -704,13 +780,15 @@ def test_restarted_node_votes_after_the_longest_ttl(nodes: RedisNodes, face: Fac
             first = nodes.nodes[0]
             await other.release(granted(await other.try_acquire(host.request("y", ttl=0.5))))
             await until(host, lambda: on(first)("EXISTS", MARK) == 1)
-            waits_us = int(on(first)("HGET", MARK, "until_us")) - int(on(first)("HGET", MARK, "since_us"))
+            waits_us = mark_of(first).until_us - mark_of(first).since_us
             assert 1_500_000 <= waits_us < 1_600_000
 
             started = host.runtime.now()
             while not has_lock(first, f"{{{LOCK}}}:fence"):
                 assert host.runtime.now() < started + 20.0
-                await other.release(granted(await other.try_acquire(host.request(ttl=0.5))))
+                outcome = await other.try_acquire(host.request(ttl=0.5))
+                if isinstance(outcome, Grant):  # else it took longer than the ttl
+                    await other.release(outcome)
                 await host.runtime.sleep(0.05)
 
     face.run(scenario)
@@ -740,10 +818,30 @@ def test_nodes_that_are_back_tell_the_longest_ttl(
 
             with suppress(NoQuorum):  # asyncio learns only now that the connection to the last one has ended
                 await backend.try_acquire(host.request("y", ttl=0.5))
-            await backend.release(granted(await backend.try_acquire(host.request(ttl=0.5))))
+            # Not "x", which the two that were paused may have granted when they went on.
+            await backend.release(granted(await backend.try_acquire(host.request("z", ttl=0.5))))
             await until(host, lambda: on(last)("EXISTS", MARK) == 1)
-            waits_us = int(on(last)("HGET", MARK, "until_us")) - int(on(last)("HGET", MARK, "since_us"))
+            waits_us = mark_of(last).until_us - mark_of(last).since_us
             assert 1_500_000 <= waits_us < 1_600_000
+
+    face.run(scenario)
+
+
+def test_restarted_node_is_marked_by_a_client_that_finds_the_lock_taken(nodes: RedisNodes, face: Face) -> None:
+    """Its wait begins then, although the others are enough to say that the lock is busy."""
+
+    async def scenario(host: StubHost) -> None:
+        async with redlock(nodes, host) as backend, redlock(nodes, host) as other:
+            granted(await backend.try_acquire(host.request(ttl=60.0)))
+            age_marks(*nodes.nodes)
+            restart_empty(nodes.nodes[0])
+            deadline = host.runtime.now() + 20.0
+            while not has_lock(nodes.nodes[0], MARK):
+                assert host.runtime.now() < deadline
+                assert isinstance(await other.try_acquire(host.request(ttl=0.5, queue=False)), Busy)
+                await host.runtime.sleep(0.02)
+            mark = mark_of(nodes.nodes[0])
+            assert mark.until_us - mark.since_us >= 60_000_000
 
     face.run(scenario)
 
@@ -776,7 +874,7 @@ def test_first_look_waits_for_connections_that_are_being_made(
                 with suppress(NoQuorum):
                     await other.try_acquire(request)
                 await host.runtime.sleep(0.5)
-            waits_us = int(on(last)("HGET", MARK, "until_us")) - int(on(last)("HGET", MARK, "since_us"))
+            waits_us = mark_of(last).until_us - mark_of(last).since_us
             assert 1_500_000 <= waits_us < 1_600_000
 
     face.run(scenario)
@@ -810,7 +908,7 @@ def test_restart_with_data_waits_too_unless_durable() -> None:
                 nodes.nodes[0].restart()
                 await until(host, lambda: nodes_of(backend).all[0].up or not nodes_of(backend).all[0].opening)
                 await backend.release(granted(await backend.try_acquire(host.request())))
-                await until(host, lambda: int(on(nodes.nodes[0])("HGET", MARK, "until_us")) > 0)
+                await until(host, lambda: mark_of(nodes.nodes[0]).until_us > 0)
                 granted(await backend.try_acquire(host.request()))
                 assert not has_lock(nodes.nodes[0])
 
@@ -947,9 +1045,7 @@ def test_first_start_by_many_clients_at_once(nodes: RedisNodes) -> None:
         thread.join()
 
     assert errors == []
-    assert all(
-        int(on(node)("HGET", MARK, "until_us")) <= int(on(node)("HGET", MARK, "since_us")) for node in nodes.nodes
-    )
+    assert all(mark_of(node).until_us <= mark_of(node).since_us for node in nodes.nodes)
 
 
 def test_first_start_with_a_missing_node_waits(nodes: RedisNodes, face: Face) -> None:
@@ -970,12 +1066,10 @@ def test_late_first_start_does_not_shorten_a_wait(nodes: RedisNodes, face: Face)
         async with redlock(nodes, host) as backend:
             delayed_restart = backend._delayed_restart
             looks = await delayed_restart._look()
-            on(nodes.nodes[0])(
-                *("HSET", MARK, "run", _run_id(nodes.nodes[0]), "ttl_ms", 1, "since_us", 1, "until_us", 10**16)
-            )
+            on(nodes.nodes[0])("SET", MARK, str(Mark(_run_id(nodes.nodes[0]), 1, 1, 10**16)))
             await delayed_restart._mark(list(looks), looks)
 
-            assert on(nodes.nodes[0])("HGET", MARK, "until_us") == str(10**16)
+            assert mark_of(nodes.nodes[0]).until_us == 10**16
             assert on(nodes.nodes[1])("EXISTS", MARK) == 1
 
     face.run(scenario)
@@ -1077,19 +1171,18 @@ def test_renewals_of_many_leases(nodes: RedisNodes, face: Face) -> None:
     face.run(scenario)
 
 
-def test_renewal_keeps_counter_and_metadata(nodes: RedisNodes, face: Face) -> None:
+def test_renewal_keeps_the_counter(nodes: RedisNodes, face: Face) -> None:
     """A lease that is renewed for longer than idle counters are kept must not outlive its own."""
 
     async def scenario(host: StubHost) -> None:
         async with redlock(nodes, host) as backend:
             grant = granted(await backend.try_acquire(host.request(ttl=30.0)))
             for node in nodes.nodes:
-                for key in (f"{{{LOCK}}}:fence", f"{{{LOCK}}}:meta", LOCK):
+                for key in (f"{{{LOCK}}}:fence", LOCK):
                     on(node)("PEXPIRE", key, 20_000)
             assert await backend.renew([grant]) == [Renewed()]
             for node in nodes.nodes:
                 assert on(node)("PTTL", f"{{{LOCK}}}:fence") > FENCE_MS_MIN - 60_000
-                assert on(node)("PTTL", f"{{{LOCK}}}:meta") > 20_000
                 assert on(node)("PTTL", LOCK) > 20_000
 
     face.run(scenario)
@@ -1099,7 +1192,7 @@ def test_votes_and_renewals_note_the_longest_ttl(nodes: RedisNodes, face: Face) 
     """On every node that voted, before anybody relies on it: a node that is lost later must wait for that long."""
 
     def longest(node: RedisServer) -> int:
-        return int(on(node)("HGET", MARK, "ttl_ms"))
+        return mark_of(node).ttl_ms
 
     async def scenario(host: StubHost) -> None:
         async with redlock(nodes, host) as first:
@@ -1249,7 +1342,7 @@ def test_release_notifies_the_first_waiter(nodes: RedisNodes, face: Face) -> Non
             assert holder.waiters == 2
 
             await backend.release(grant)
-            assert await first.wake.wait(10.0)
+            assert await first.wake.wait(PATIENCE)
             granted(await backend.try_acquire(first))
             assert not second.wake.is_set()
 
@@ -1266,10 +1359,10 @@ def test_waiter_that_gives_up_notifies_the_next(nodes: RedisNodes, face: Face) -
             await queue_up(backend, first)
             await queue_up(backend, second)
             await backend.release(grant)
-            assert await first.wake.wait(10.0)
+            assert await first.wake.wait(PATIENCE)
             await backend.abandon(first)
 
-            assert await second.wake.wait(10.0)
+            assert await second.wake.wait(PATIENCE)
 
     face.run(scenario)
 
@@ -1286,7 +1379,7 @@ def test_stale_waiters_are_passed_over(nodes: RedisNodes, face: Face) -> None:
             await queue_up(backend, request)
             await backend.release(grant)
 
-            assert await request.wake.wait(10.0)
+            assert await request.wake.wait(PATIENCE)
 
     face.run(scenario)
 
@@ -1300,14 +1393,15 @@ def test_waiter_retries_within_half_the_ttl(nodes: RedisNodes, face: Face) -> No
             waiter = host.request(ttl=60.0)
             await queue_up(backend, waiter)
             looks = []
-            for left in (60, 40, 25, 15, 1):
+            for left in (60, 40, 25, 15, 3):
                 for node in nodes.nodes:
                     on(node)("PEXPIRE", LOCK, left * 1000)
                 busy = await backend.try_acquire(waiter)
                 assert isinstance(busy, Busy)
                 assert busy.retry_after is not None
-                looks.append(round(busy.retry_after))
-            assert looks == [30, 20, 20, 15, 1]
+                looks.append(busy.retry_after)
+            for look, latest in zip(looks, (30, 20, 20, 15, 3), strict=True):
+                assert max(0.0, latest - 5) < look < latest + 0.5, looks
 
     face.run(scenario)
 
@@ -1325,13 +1419,13 @@ def test_first_waiter_that_is_stopped_does_not_keep_the_second_waiting(nodes: Re
             busy = await other.try_acquire(second)
             assert isinstance(busy, Busy)
             await backend.release(grant)
-            released = host.runtime.now()
+            watch = Stopwatch()
             while isinstance(busy, Busy):
                 assert busy.retry_after is not None
                 await other.wait(second, busy, host.runtime.now() + busy.retry_after)
                 busy = await other.try_acquire(second)
-            assert host.runtime.now() < released + ttl / 2 + 1.5
-            assert stopped.wake.is_set()
+            assert watch.stop() < ttl / 2 + 1.5
+            assert await stopped.wake.wait(PATIENCE)
 
     face.run(scenario)
 
@@ -1347,6 +1441,7 @@ def test_second_waiter_is_notified_a_little_later(nodes: RedisNodes, face: Face)
                 assert channel.get_message(timeout=10.0)["type"] == "subscribe"
                 for place in ("first 0 lockkit:wake:them", "second 0 lockkit:wake:them", "third 0 lockkit:wake:them"):
                     on(nodes.nodes[0])("RPUSH", f"{{{LOCK}}}:queue", place)
+                on(nodes.nodes[0])("SETRANGE", f"{{{LOCK}}}:fence", len(str(grant.token)), "+")  # there is a queue
                 await backend.release(grant)
 
                 told = [channel.get_message(timeout=10.0)["data"] for _ in range(2)]
@@ -1367,14 +1462,14 @@ def test_waiter_after_all_nodes_were_flushed(nodes: RedisNodes, face: Face) -> N
             waiter = host.request(ttl=ttl)
             await queue_up(backend, waiter)
             busy = await backend.try_acquire(waiter)
-            flushed = host.runtime.now()
+            watch = Stopwatch()
             for node in nodes.nodes:
                 on(node)("FLUSHALL")
             while isinstance(busy, Busy):
                 assert busy.retry_after is not None
                 await backend.wait(waiter, busy, host.runtime.now() + busy.retry_after)
                 busy = await backend.try_acquire(waiter)
-            assert host.runtime.now() < flushed + ttl / 2 + 1.5
+            assert watch.stop() < ttl / 2 + 1.5
 
     face.run(scenario)
 
@@ -1533,8 +1628,8 @@ def test_wrong_password_on_most_nodes(face: Face) -> None:
 RIGHTS = (
     # The documented ones but client|setinfo, which is no command before Redis 7.2, and an ACL may not name it there.
     "on >secret ~lockkit:* ~{lockkit* &lockkit:wake:* +ping +hello +select +client|setname +eval +evalsha +set +get "
-    "+getrange +psetex +exists +del +pexpire +pttl +time +rpush +lpop +lpos +lrange +lrem +publish +subscribe "
-    "+pubsub|numsub +hmget +hget +hset +info"
+    "+mget +exists +del +pexpire +pttl +time +rpush +lpop +lpos +lrange +lrem +publish +subscribe "
+    "+pubsub|numsub +info"
 )
 
 
@@ -1551,7 +1646,7 @@ def test_user_with_few_rights(face: Face) -> None:
             assert await backend.renew([grant]) == [Renewed()]
             assert len(await backend.holders("x")) == 1
             await backend.release(grant)
-            assert await waiter.wake.wait(10.0)
+            assert await waiter.wake.wait(PATIENCE)
             assert await backend.release(granted(await backend.try_acquire(waiter)))
             on(own.nodes[0])("FLUSHALL")
             granted(await backend.try_acquire(host.request()))
@@ -1574,7 +1669,7 @@ def test_tls() -> None:
         with RedisNodes(2, make=lambda: RedisServer(tls=True, certificates=certificates)) as others:
             hosts = ",".join(node.address for node in [first, *others.nodes])
             url = f"redlocks://{hosts}/0?{first.tls_query}"
-            with lockkit.connect(url) as client, client.lock("x", timeout=5) as lease:
+            with lockkit.connect(url) as client, client.lock("x", timeout=PATIENCE) as lease:
                 assert lease.confirm()
                 assert busy(client.lock("x"))
 
@@ -1584,7 +1679,7 @@ def test_from_client(nodes: RedisNodes) -> None:
     clients = [redis.Redis(host=node.host, port=node.port, decode_responses=True) for node in nodes.nodes[:3]]
     with lockkit.from_client(clients) as client:
         assert client.url.startswith("redlock://127.0.0.1:")
-        with client.lock("x", timeout=5) as lease:
+        with client.lock("x", timeout=PATIENCE) as lease:
             assert clients[0].get(LOCK) == lease.owner
     assert clients[0].ping()
     with pytest.raises(ConfigurationError, match="you passed a sync Redis"):
@@ -1599,7 +1694,7 @@ def test_from_client_asyncio(nodes: RedisNodes) -> None:
     async def scenario() -> None:
         clients = [redis.asyncio.Redis(host=node.host, port=node.port) for node in nodes.nodes[:3]]
         async with lockkit.aio.from_client(clients) as client:
-            lease = await client.lock("x").acquire(5)
+            lease = await client.lock("x").acquire(PATIENCE)
             await lease.release()
         for one in clients:
             await one.aclose()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from lockkit.backends.redis.examine.rights import examine_rights
+from lockkit.backends.redis.handshake import VERSION_MIN, version_of
 from lockkit.doctor import timing
 from lockkit.doctor.addresses import is_loopback
 from lockkit.doctor.findings import Check, Severity
@@ -14,10 +15,7 @@ if TYPE_CHECKING:
     from lockkit.backends.redis.examine.server import RedisServer
     from lockkit.doctor.examination import Examination
 
-__all__ = ["examine_server", "version_of"]
-
-VERSION_MIN = (6, 0, 6)
-"""The first version with LPOS, which finds a queue entry."""
+__all__ = ["examine_server"]
 
 FULL = 0.9
 """Share of a limit from which lockkit warns. Higher warns later, lower warns without need."""
@@ -180,15 +178,6 @@ async def examine_server(
     timing.judge_clock(examination, server.label, offset, doubt)
 
 
-def version_of(text: str) -> tuple[int, ...]:
-    """Read a version: ``7.0.15`` and ``7.2.4-rc1`` alike."""
-    numbers = []
-    for part in text.split("."):
-        digits = part[: len(part) - len(part.lstrip("0123456789"))]
-        numbers.append(int(digits or 0))
-    return tuple(numbers)
-
-
 def _examine_access(examination: Examination, server: RedisServer) -> None:
     target = server.target
     if target.form == "tcp" and not is_loopback(str(target.arguments["host"])):
@@ -218,9 +207,7 @@ def _examine_state(examination: Examination, server: RedisServer, *, in_cluster:
     # Valkey says there which version of Redis it is compatible with.
     version = facts.get("redis_version", "")
     if version and version_of(version) < VERSION_MIN:
-        examination.find(
-            VERSION, label, f"The server is Redis {version}.", "Upgrade it to 6.0.6 or later, or to Valkey."
-        )
+        examination.find(VERSION, label, f"The server is Redis {version}.", "Upgrade it to 6.2 or later, or to Valkey.")
     if facts.get("cluster_enabled") == "1" and not in_cluster:
         examination.find(CLUSTER_NODE, label, "The server runs as a node of a Cluster.", f"Use redis+cluster://{label}")
     _examine_memory(examination, server)

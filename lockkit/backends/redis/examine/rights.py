@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.resources import files
 from typing import TYPE_CHECKING, cast
 
-from lockkit.backends.redis.keys import lock_key, side_key
+from lockkit.backends.redis.keys import SESSION_SPACE, lock_key, side_key
 from lockkit.backends.redis.resp import ServerSaid
 from lockkit.doctor.findings import Check, Severity
 
@@ -43,11 +43,13 @@ async def examine_rights(examination: Examination, server: RedisServer, *, marks
     """
     prefix = examination.options["prefix"]
     needed = _commands(prefix, replicas=bool(examination.options.get("replicas")), marks=marks)
+    if examination.options.get("leases") == "session":
+        needed += _session_commands(prefix)
     commands = needed if marks else [*needed, *_share_commands(prefix)]
     words: list[str | int] = []
     for command in commands:
         words += (len(command), *command)
-    script = files("lockkit.backends.redis.examine").joinpath("rights.lua").read_text()
+    script = files("lockkit.backends.redis.examine").joinpath("rights.lua").read_text("utf-8")
     reply = await server.ask("EVAL", script, 0, *words)
     if isinstance(reply, ServerSaid):
         if reply.code == "NOPERM":
@@ -73,6 +75,7 @@ async def _find(check: Check, examination: Examination, server: RedisServer, see
     rules = [
         f"'~{prefix}:*'" if prefix else "'~*'",
         f"'~{{{prefix}*'",
+        *([f"'~{prefix}+*'"] if prefix and examination.options.get("leases") == "session" else []),
         f"'&{prefix}:wake:*'",
         *(f"'+{name}'" for name in names),
     ]
@@ -86,16 +89,16 @@ def _rule(command: Sequence[str]) -> str:
 def _commands(prefix: str, *, replicas: bool, marks: bool) -> list[tuple[str, ...]]:
     """Give what `lockkit.backends.redis.backend` sends, by itself or in its scripts; see the page on it."""
     lock = lock_key(prefix, "x")
-    fence, meta, queue = (side_key(lock, what) for what in ("fence", "meta", "queue"))
+    fence, queue = (side_key(lock, what) for what in ("fence", "queue"))
     channel = f"{prefix}:wake:x"
     commands: list[tuple[str, ...]] = [
         ("EVALSHA", "0" * 40, "1", lock),
         ("SET", lock, "x", "NX", "PX", "1"),
         ("GET", lock),
-        ("GETRANGE", lock, "0", "1"),
-        ("PSETEX", fence, "1", "x"),
+        ("MGET", lock, fence),
+        ("SET", fence, "x", "PX", "1", "GET"),
         ("EXISTS", lock),
-        ("DEL", lock, meta),
+        ("DEL", lock),
         ("PEXPIRE", lock, "1"),
         ("PTTL", lock),
         ("TIME",),
@@ -112,8 +115,14 @@ def _commands(prefix: str, *, replicas: bool, marks: bool) -> list[tuple[str, ..
         commands.append(("WAIT", "1", "1"))
     if marks:
         mark = f"{{{prefix}}}:redlock"
-        commands += [("HMGET", mark, "run"), ("HGET", mark, "run"), ("HSET", mark, "run", "x")]
+        commands += [("MGET", mark), ("SET", mark, "x")]
     return commands
+
+
+def _session_commands(prefix: str) -> list[tuple[str, ...]]:
+    """Give what sessions need besides."""
+    session = lock_key(f"{prefix}+{SESSION_SPACE}", "x")
+    return [("SET", session, "x"), ("GET", session), ("PEXPIRE", session, "1"), ("PTTL", session), ("EXISTS", session)]
 
 
 def _share_commands(prefix: str) -> list[tuple[str, ...]]:

@@ -1,6 +1,6 @@
 -- Removes every trace of a request that was not granted, or whose grant had no answer.
 --
--- KEYS  1 lock   2 meta   3 queue   4 shares   5 leases
+-- KEYS  1 lock   2 fence (see acquire.lua)   3 queue   4 shares   5 leases
 -- ARGV  1 owner  2 its queue entry without the owner: "GRACE_MS CHANNEL", or ""
 -- Returns 1 if it held the lock, a place in it or an offer, else 0.
 -- With the functions of shares.lua and offer.lua:
@@ -26,6 +26,4 @@ end
 if not offer(KEYS[1], KEYS[3], KEYS[4]) then
   redis.call('DEL', KEYS[1])
 end
--- An offer has no metadata, but that of an expired lease may remain.
-side('DEL', KEYS[2])
 return 1

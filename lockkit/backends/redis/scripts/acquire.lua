@@ -1,48 +1,62 @@
 -- Takes a lock, exclusively or beside others, or enters its queue.
 --
--- KEYS  1 lock   2 fence (the last token)   3 meta ("OWNER METADATA")   4 queue (see offer.lua)
---       5 shares   6 leases (see shares.lua)
--- ARGV  1 owner  2 ttl_ms  3 metadata (JSON)  4 fence_ms (how long the counter is kept)
+-- KEYS  1 lock   2 fence   3 queue (see offer.lua)   4 shares   5 leases (see shares.lua)
+-- ARGV  1 owner  2 ttl_ms  3 metadata (JSON)  4 fence_ms (how long the record is kept)
 --       5 entry for the queue without the owner: "GRACE_MS CHANNEL", or "" not to wait
 --       6 "" exclusively, "0" as a reader, or how many permits may be held
 -- Returns the token if granted ("TOKEN NUMBER" for a permit), otherwise
 -- {ttl_ms left (-1: for ever), owner ("" if only offered), 1 if foreign}.
-local lock, fence, meta, queue, shares, leases = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
+--
+-- fence is the record of the last grant: "TOKEN OWNER METADATA". It counts for a lease only while the lock has that
+-- owner, so nothing need be written or deleted beside the lock when a lease ends. "+" instead of the first space says
+-- that there may be a queue or shares: as long as there are any, the record is not there or has no such space. So one
+-- look at the record, which has to be read anyway, is one at all of these keys.
+local lock, fence, queue, shares, leases = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local owner, ttl_ms, waiter, limit = ARGV[1], ARGV[2], ARGV[5], ARGV[6]
 
--- Returns a new token, and the server's time in ms.
-local function next_token()
+-- Replaces the record, with a new token, `sign`, and the lease unless it is in `shares`.
+-- Returns the token, the sign of the former record, and the server's time in ms.
+local function next_token(sign, is_share)
   local time = redis.call('TIME')
   -- A string: strings of equally many digits compare as numbers do, and Lua would write the number as 1.7e+15.
   local token = time[1] .. string.sub('00000' .. time[2], -6)
-  local last = redis.call('GET', fence)
+  local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
+  local lease = ''
+  if is_share then
+    sign = '+'
+  elseif limit == '' then
+    lease = owner .. ' ' .. ARGV[3]
+  else
+    local ends = string.format('%.0f', now_ms + ttl_ms)
+    lease = table.concat({SHARED, owner, limit == '0' and '-' or '0', ends, ARGV[3]}, ' ')
+  end
+  -- The common case in one command. In the other, no client sees the lower token: a script runs alone.
+  local former = redis.call('SET', fence, token .. sign .. lease, 'PX', ARGV[4], 'GET')
+  local last, former_sign = string.match(former or '', '^(%d+)(.?)')
   if last and (#last > #token or (#last == #token and last >= token)) then
     token = string.format('%.0f', tonumber(last) + 1)
+    redis.call('SET', fence, token .. sign .. lease, 'PX', ARGV[4])
   end
-  redis.call('PSETEX', fence, ARGV[4], token)
-  return token, time[1] * 1000 + math.floor(time[2] / 1000)
+  return token, former_sign, now_ms
 end
 
--- Grants a lock that nobody has.
-local function grant()
-  local token, now_ms = next_token()
-  if limit == '' then
-    redis.call('PSETEX', meta, ttl_ms, owner .. ' ' .. ARGV[3])
-    return tonumber(token)
-  end
-  local number = limit == '0' and '-' or '0'
-  local ends = string.format('%.0f', now_ms + ttl_ms)
-  redis.call('PSETEX', meta, ttl_ms, table.concat({'shared', owner, number, ends, token, ARGV[3]}, ' '))
-  return limit == '0' and tonumber(token) or token .. ' 0'
+-- Returns the answer to a grant of a lock that nobody else has.
+local function granted(token)
+  return limit ~= '' and limit ~= '0' and token .. ' 0' or tonumber(token)
 end
 
 local free = redis.call('SET', lock, limit == '' and owner or SHARED, 'NX', 'PX', ttl_ms)
 -- 1 if only the queue is there, 2 or 3 if there are shares.
-local there = free and redis.call('EXISTS', queue, shares, shares)
-if there == 0 then
-  return grant()
+local there = 0
+if free then
+  local token, sign = next_token(' ')
+  there = sign == ' ' and 0 or redis.call('EXISTS', queue, shares, shares)
+  if there == 0 then
+    return granted(token)
+  end
+  redis.call('SET', fence, token .. '+', 'PX', ARGV[4])
 end
--- With the functions of shares.lua and offer.lua:
+-- With the functions of holder.lua, shares.lua and offer.lua:
 
 -- The lowest number of a permit that nobody has, or that which the owner has already.
 local function free_number()
@@ -65,7 +79,7 @@ end
 
 -- Grants a place beside others.
 local function grant_share()
-  local token, now = next_token()
+  local token, _, now = next_token('+', true)
   local number = limit ~= '0' and free_number()
   redis.call('HSET', leases, owner, token .. ' ' .. ARGV[3])
   redis.call('ZADD', shares, digits(now + ttl_ms), owner)
@@ -91,7 +105,18 @@ local function has_place()
     or (redis.call('EXISTS', queue) == 0 and (limit == '0' or count_shares(shares) < tonumber(limit)))
 end
 
-local holder
+local holder, session
+if not free then
+  holder, session = look(lock)
+  if session and not holder then
+    -- As if it had expired.
+    free = redis.call('SET', lock, limit == '' and owner or SHARED, 'PX', ttl_ms)
+    there = redis.call('EXISTS', queue, shares, shares)
+    if there == 0 then
+      return granted((next_token(' ')))
+    end
+  end
+end
 if free then
   -- Leases from before a client of another kind removed the lock.
   if there > 1 then
@@ -100,22 +125,19 @@ if free then
   -- The lock expired or a foreign client freed it, so nothing notified the waiters: they come first.
   holder = offer(lock, queue, shares, owner)
   if holder == nil or holder == owner then
-    return grant()
-  elseif holder == SHARED then
-    redis.call('DEL', meta)
+    return granted((next_token('+')))
   end
 else
-  holder = redis.pcall('GET', lock)
   if type(holder) == 'table' then
     return redis.error_reply('WRONGTYPE the key ' .. lock .. ' holds no string')
   end
   -- Granted or offered to this request already: the answer was lost.
   if holder == owner or holder == 'next:' .. owner then
     redis.call('SET', lock, owner, 'PX', ttl_ms)
-    return grant()
+    return granted((next_token('+')))
   end
   if holder == SHARED then
-    unfold(meta, shares, leases)
+    unfold(fence, shares, leases)
   end
   if holder == SHARED and limit ~= '' then
     prune(shares, leases)
@@ -129,8 +151,10 @@ if holder == SHARED and limit ~= '' and has_place() then
 end
 
 local offered = string.sub(holder, 1, 5) == 'next:'
-local foreign = not offered and holder ~= SHARED and redis.call('GETRANGE', meta, 0, #holder - 1) ~= holder
-local left_ms = redis.call('PTTL', lock)
+local record = redis.call('GET', fence)
+local last, sign, of = string.match(record or '', '^(%d+)(.?)(%S*)')
+local foreign = not offered and holder ~= SHARED and of ~= holder
+local left_ms = lease_left(lock, session)
 local retry_ms = left_ms
 if holder == SHARED then
   local first = redis.call('ZRANGEBYSCORE', shares, 0, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
@@ -141,6 +165,10 @@ if holder == SHARED then
 end
 
 if waiter ~= '' then
+  -- First, so that there is no queue without it, whatever fails.
+  if sign == ' ' then
+    redis.call('SET', fence, last .. '+' .. string.sub(record, #last + 2), 'KEEPTTL')
+  end
   local entry = owner .. ' ' .. waiter
   if not redis.call('LPOS', queue, entry) then
     local length = redis.call(first_again and 'LPUSH' or 'RPUSH', queue, entry)

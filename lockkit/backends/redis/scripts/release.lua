@@ -1,32 +1,42 @@
 -- Ends a lease if its owner still has it, and offers the lock to the first waiters.
 --
--- KEYS  1 lock   2 meta   3 queue   4 shares   5 leases
+-- KEYS  1 lock   2 fence (see acquire.lua)   3 queue   4 shares   5 leases
 -- ARGV  1 owner  2 channel of all clients (for a lock that has vanished)
 -- Returns 1, or 0 if the owner did not hold it.
 local lock, owner = KEYS[1], ARGV[1]
--- pcall: a key of another type is not the owner's lock.
-local holder = redis.pcall('GET', lock)
-local alone_there = holder == owner
+-- A key of another type is not the owner's lock; MGET returns it as a missing one.
+local found = side('MGET', lock, KEYS[2])
+if found.err then
+  found = {redis.pcall('GET', lock)}
+end
+local holder, record = found[1], found[2]
+local alone_there, held = holder == owner, 1
 if holder == SHARED then
-  local meta = side('GET', KEYS[2])
-  alone_there = type(meta) == 'string' and string.find(meta, 'shared ' .. owner .. ' ', 1, true) == 1
+  alone_there = record and string.match(record, '^%d+[ +](%S+ %S+)') == SHARED .. ' ' .. owner
+elseif not alone_there and type(holder) == 'string' and string.sub(holder, 1, 16) == 'lockkit:session ' then
+  -- See session.lua. If the session has ended, its client is late, and frees the lock for clients of other kinds.
+  local of, session = string.match(holder, '^%S+ %d+ (%S+) (.*)$')
+  alone_there = of == owner
+  held = (session == '' or redis.call('EXISTS', session) == 1) and 1 or 0
 end
 local first
 if alone_there then
-  first = side('LPOP', KEYS[3])
+  -- Without a record, or with another sign, there may be a queue.
+  first = not (record and string.find(record, '^%d+ ')) and side('LPOP', KEYS[3])
   if type(first) ~= 'string' then
     redis.call('DEL', lock)
-    side('DEL', KEYS[2])
-    return 1
+    return held
   end
 end
 -- With the functions of shares.lua and offer.lua:
 if alone_there then
   if not offer(lock, KEYS[3], KEYS[4], nil, 0, first) then
     redis.call('DEL', lock)
+  elseif holder == SHARED then
+    -- The lock may have the same value again, for those to whom it is offered.
+    side('SET', KEYS[2], string.match(record, '^%d+') .. '+', 'KEEPTTL')
   end
-  side('DEL', KEYS[2])
-  return 1
+  return held
 end
 if holder == SHARED then
   if not alone then

@@ -4,8 +4,9 @@
 -- another kind takes the lock. Each has an entry in the sorted set `shares`: its owner, by the server's time at which it
 -- ends, ms. An entry without a token in the hash `leases` (owner: "TOKEN METADATA") is a place that is offered to a
 -- waiter until then. A permit has a second entry, "#OWNER", with -1 - its number.
--- A lease that has found the lock free is written to `meta` only, as "shared OWNER NUMBER ENDS TOKEN METADATA" ("-" for
--- the number of a reader): so a lease that stays alone costs no more than an exclusive one.
+-- A lease that has found the lock free is written to `fence` only, as "TOKEN SHARED OWNER NUMBER ENDS METADATA" ("-" for
+-- the number of a reader): so a lease that stays alone costs no more than an exclusive one. Each script that leaves the
+-- lock with the value SHARED for others than that lease removes it from `fence`.
 local clock
 -- The server's time: {seconds, microseconds}, the same for the whole script.
 local function server_time()
@@ -24,19 +25,26 @@ local function digits(number)
 end
 
 -- Moves a lease that was alone to where it can have others beside it.
-local function unfold(meta, shares, leases)
-  local text = redis.call('GET', meta)
-  local owner, number, ends, lease = string.match(text or '', '^shared (%S+) (%S+) (%d+) (.*)$')
-  if owner then
-    redis.call('DEL', meta)
+local function unfold(fence, shares, leases)
+  local record = redis.call('GET', fence)
+  local token, owner, number, ends, metadata =
+    string.match(record or '', '^(%d+)[ +]' .. SHARED .. ' (%S+) (%S+) (%d+) (.*)$')
+  if not owner then
+    return
+  end
+  -- What is there is of before the lease. First, because a server that is out of memory refuses a script whose first
+  -- write adds data, but not one that begins with a deletion.
+  redis.call('DEL', shares, leases)
+  redis.call('SET', fence, token .. '+', 'KEEPTTL')
+  local left_ms = ends - now_ms()
+  if left_ms >= 0 then
     redis.call('ZADD', shares, ends, owner)
     if number ~= '-' then
       redis.call('ZADD', shares, -1 - number, '#' .. owner)
     end
-    redis.call('HSET', leases, owner, lease)
-    local left_ms = digits(math.max(ends - now_ms(), 1))
-    redis.call('PEXPIRE', shares, left_ms)
-    redis.call('PEXPIRE', leases, left_ms)
+    redis.call('HSET', leases, owner, token .. ' ' .. metadata)
+    redis.call('PEXPIRE', shares, digits(math.max(left_ms, 1)))
+    redis.call('PEXPIRE', leases, digits(math.max(left_ms, 1)))
   end
 end
 

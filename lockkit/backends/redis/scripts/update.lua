@@ -1,10 +1,10 @@
 -- Replaces the metadata of a lease if its owner still has it.
 --
--- KEYS  1 lock   2 meta ("OWNER METADATA")   3 shares   4 leases
+-- KEYS  1 lock   2 fence (see acquire.lua)   3 shares   4 leases
 -- ARGV  1 owner  2 metadata (JSON)
 -- Returns 1 if replaced, 0 if the lock is free, -1 if another owner holds it.
--- With the functions of shares.lua:
-local holder = redis.pcall('GET', KEYS[1])
+-- With the functions of holder.lua and shares.lua:
+local holder = look(KEYS[1])
 if holder == SHARED then
   if alone then
     return try_again()
@@ -20,5 +20,8 @@ end
 if holder ~= ARGV[1] then
   return holder and -1 or 0
 end
-side('PSETEX', KEYS[2], math.max(redis.call('PTTL', KEYS[1]), 1), ARGV[1] .. ' ' .. ARGV[2])
+local before = string.match(tostring(side('GET', KEYS[2])), '^%d+[ +]' .. ARGV[1] .. ' ')
+if before then
+  side('SET', KEYS[2], before .. ARGV[2], 'KEEPTTL')
+end
 return 1

@@ -1,40 +1,48 @@
 -- Round one on one node: takes the lock there and returns its highest token, if this node may vote.
 --
--- KEYS  1 lock   2 fence (the last token)   3 meta ("VALUE METADATA")   4 queue (see notify.lua)
---       5 mark (see admit.lua)
--- ARGV  1 value (one per attempt)  2 ttl_ms  3 metadata (JSON)
---       4 entry for the queue: "OWNER 0 CHANNEL", or "" not to wait
---       5 run id of the server as told on this connection, "" if unknown
+-- KEYS  1 lock   2 fence (the record of the last grant; see fence.lua)   3 queue (see notify.lua)   4 mark (see admit.lua)
+-- ARGV  1 value (one per attempt)  2 ttl_ms  3 fence_ms (how long the record is kept)
+--       4 metadata (JSON), or "" if round two writes it
+--       5 entry for the queue: "OWNER 0 CHANNEL", or "" not to wait
+--       6 run id of the server as told on this connection, "" if unknown
 -- Returns max(last token, server time in µs) when taken, otherwise
---   {0, ttl_ms left (-1: for ever), value of the holder, 1 if foreign}
+--   {0, ttl_ms left (-1: for ever), value of the holder, 0 if its client is lockkit, 1 if not, 2 if that is not sure}
 --   {-1}           no vote: the server lost its data or was restarted, and no client has decided when it votes again
 --   {-2, wait_ms}  no vote for that time, for the same reason
-local lock, fence, meta, queue, mark = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local value, ttl_ms, entry, run = ARGV[1], ARGV[2], ARGV[4], ARGV[5]
+local lock, fence, queue, mark = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local value, ttl_ms, metadata, entry, run = ARGV[1], ARGV[2], ARGV[4], ARGV[5], ARGV[6]
 
 -- In the same atomic step as the vote: a mark that was read before could be gone by now (FLUSHALL).
-local marked = redis.call('HMGET', mark, 'run', 'until_us', 'ttl_ms')
-if not marked[1] or (run ~= '' and marked[1] ~= run) then
+local found = redis.call('MGET', mark, fence)
+local marked_run, longest_ms, since_us, until_us = string.match(found[1] or '', '^(%S+) (%d+) (%d+) (%d+)$')
+if not marked_run or (run ~= '' and marked_run ~= run) then
   return {-1}
 end
 local time = redis.call('TIME')
 local now_us = time[1] * 1000000 + time[2]
-local wait_us = tonumber(marked[2]) - now_us
+local wait_us = until_us - now_us
 if wait_us > 0 then
   return {-2, math.ceil(wait_us / 1000)}
 end
+local record = found[2]
+local last, sign = string.match(record or '', '^(%d+)(.?)')
 
 if redis.call('SET', lock, value, 'NX', 'PX', ttl_ms) then
   -- Before the grant counts: a node that loses its data must wait for the longest lease that it may have known.
-  if tonumber(marked[3]) < tonumber(ttl_ms) then
-    redis.call('HSET', mark, 'ttl_ms', ttl_ms)
+  if tonumber(longest_ms) < tonumber(ttl_ms) then
+    redis.call('SET', mark, table.concat({marked_run, ttl_ms, since_us, until_us}, ' '))
   end
-  redis.call('PSETEX', meta, ttl_ms, value .. ' ' .. ARGV[3])
   if entry ~= '' then
     redis.call('LREM', queue, 1, entry)
   end
-  local last = tonumber(redis.call('GET', fence) or 0)
-  return math.max(last, now_us)
+  local token = math.max(tonumber(last or 0), now_us)
+  if metadata ~= '' then
+    if sign ~= ' ' then
+      sign = redis.call('EXISTS', queue) == 0 and ' ' or '+'
+    end
+    redis.call('SET', fence, string.format('%.0f', token) .. sign .. value .. ' ' .. metadata, 'PX', ARGV[3])
+  end
+  return token
 end
 
 local holder = redis.pcall('GET', lock)
@@ -43,6 +51,10 @@ if type(holder) == 'table' then
 end
 local left_ms = redis.call('PTTL', lock)
 if entry ~= '' then
+  -- First, so that there is no queue without it, whatever fails.
+  if sign == ' ' then
+    redis.call('SET', fence, last .. '+' .. string.sub(record, #last + 2), 'KEEPTTL')
+  end
   if not redis.call('LPOS', queue, entry) then
     local length = redis.call('RPUSH', queue, entry)
     if length % 16 == 0 then
@@ -61,5 +73,12 @@ if entry ~= '' then
     redis.call('PEXPIRE', queue, string.format('%.0f', keep_ms))
   end
 end
-local foreign = redis.call('GETRANGE', meta, 0, #holder - 1) ~= holder
-return {0, left_ms, holder, foreign and 1 or 0}
+-- The record of a lease that is being granted is not yet written: then lockkit's values are told by their form, which
+-- those of some other clients have, too.
+local kind = 1
+if string.match(record or '', '^%d+[ +](%S+)') == holder then
+  kind = 0
+elseif string.find(holder, '^' .. string.rep('%x', 32) .. '%.?%d*$') then
+  kind = #holder > 32 and 0 or 2
+end
+return {0, left_ms, holder, kind}

@@ -4,12 +4,13 @@
 -- ARGV  1 run id of the server as told on this connection, "" if unknown
 -- Returns {state, wait_ms, ttl_ms, age_ms}: state 0 no mark, 1 marked, 2 marked by an earlier run of this server;
 --   wait_ms until it votes (0: now); ttl_ms the longest ttl that it has seen; age_ms since the mark was written.
-local marked = redis.call('HMGET', KEYS[1], 'run', 'until_us', 'ttl_ms', 'since_us')
-if not marked[1] then
+local mark = redis.call('MGET', KEYS[1])[1] or ''
+local run, longest_ms, since_us, until_us = string.match(mark, '^(%S+) (%d+) (%d+) (%d+)$')
+if not run then
   return {0, 0, 0, 0}
 end
 local time = redis.call('TIME')
 local now_us = time[1] * 1000000 + time[2]
-local same = ARGV[1] == '' or marked[1] == ARGV[1]
-local wait_ms = math.max(0, math.ceil((tonumber(marked[2]) - now_us) / 1000))
-return {same and 1 or 2, wait_ms, tonumber(marked[3]), math.floor((now_us - tonumber(marked[4])) / 1000)}
+local same = ARGV[1] == '' or run == ARGV[1]
+local wait_ms = math.max(0, math.ceil((until_us - now_us) / 1000))
+return {same and 1 or 2, wait_ms, tonumber(longest_ms), math.floor((now_us - since_us) / 1000)}

@@ -12,7 +12,8 @@ only; a writer waits for every key in front, as above, and so do foreign clients
 
 ==================  ===============================================================================================
 acquire             one transaction: create the key; granted if there was no other below the prefix
-wait                watch the key in front (`lockkit.backends.etcd.wakeup`), then check for one in front again
+wait                watch the key in front (`lockkit.backends.etcd.wakeup`); when it goes away, check for one in front
+                    again
 renew               keep the leases alive, and check in one transaction for 100 keys that each is still there
 release             delete the key, if it still has the ``create_revision`` of the grant
 update, downgrade   replace the value, if the key has not changed since its last known revision
@@ -106,7 +107,7 @@ _CAPABILITIES = Capabilities(
     waiters_visible=True,
     scope="network",
     caveat="A holder that is paused beyond its ttl may still write: guard storage by token. One member alone survives "
-    "no loss; a ttl is whole seconds, and the cluster may raise it.",
+    "no loss; the cluster may raise a ttl.",
     metadata_update=True,
     listing=True,
     fair_shared=True,
@@ -233,7 +234,7 @@ class EtcdBackend(LockBackend):
         nested = answer.responses[1].response_txn
         if nested.succeeded:
             contender.set_revision(answer.header.revision)
-            contender.waits_for(nested.responses[0].response_range.kvs[0].key)
+            contender.waits_for(answer.header.revision, nested.responses[0].response_range.kvs[0].key)
             return busy
         ours = nested.responses[0].response_range.kvs[0]
         if ours.value == contender.value:
@@ -255,7 +256,7 @@ class EtcdBackend(LockBackend):
             contender.set_revision(answer.header.revision)
             if values.is_downgraded(newest_writer[0].value):
                 return self._grant(contender)
-            contender.waits_for(newest_writer[0].key)
+            contender.waits_for(answer.header.revision, newest_writer[0].key)
             return Busy(owner=_owner_of(oldest[0]))
         ours = nested.responses[0].response_range.kvs
         if ours:
@@ -300,7 +301,7 @@ class EtcdBackend(LockBackend):
         in_front, oldest = (one.response_range.kvs for one in answer.responses)
         if not in_front or (contender.mode == "shared" and values.is_downgraded(in_front[0].value)):
             return None
-        contender.waits_for(in_front[0].key)
+        contender.waits_for(answer.header.revision, in_front[0].key)
         return Busy(owner=_owner_of(oldest[0]))
 
     async def _grant_from_queue(

@@ -93,28 +93,29 @@ class Login:
             Exception: One of `DRIVER_ERRORS`.
         """
         while True:
-            with self._mutex:
-                if self.metadata is not None or not self.has_user:
-                    return self.metadata
-                pending = self._pending
-                is_first = pending is None
-                if pending is None:
-                    pending = self._pending = self._runtime.event()
-            timeout = max(0.0, until - self._runtime.now())
-            if is_first:
-                try:
+            first: Event | None = None
+            try:
+                with self._mutex:
+                    if self.metadata is not None or not self.has_user:
+                        return self.metadata
+                    pending = self._pending
+                    if pending is None:
+                        self._pending = first = pending = self._runtime.event()
+                timeout = max(0.0, until - self._runtime.now())
+                if first is not None:
                     await self._log_in(connection, timeout)
-                finally:
-                    self._finish(pending)
-                    pending.set()
-            elif not await pending.wait(timeout):
-                self._finish(pending)  # in case an interrupt kept the first caller from doing so
-                raise BackendUnavailable(f"etcd at {connection.label} did not answer a login in time")
+                elif not await pending.wait(timeout):
+                    self._finish(pending)  # in case an interrupt kept the first caller from doing so
+                    raise BackendUnavailable(f"etcd at {connection.label} did not answer a login in time")
+            finally:
+                if first is not None:
+                    self._finish(first)
 
     def _finish(self, pending: Event) -> None:
         with self._mutex:
             if self._pending is pending:
                 self._pending = None
+        pending.set()
 
     async def _log_in(self, connection: MemberConnection, timeout: Seconds) -> None:
         request = rpc.AuthenticateRequest(name=self._username, password=self._password)

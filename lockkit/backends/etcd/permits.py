@@ -218,10 +218,10 @@ class PermitQueue:
 
     async def _go_on(self, contender: Contender, limit: int, seen: _Seen, answer_by: float) -> Busy | None:
         if seen.in_front:
-            contender.waits_for(seen.in_front)
+            contender.waits_for(seen.revision, seen.in_front)
             return Busy(owner=seen.owner)
         if len(seen.taken) >= limit:
-            contender.waits_for(*values.slots_of(contender.prefix))
+            contender.waits_for(seen.revision, *values.slots_of(contender.prefix))
             return Busy(owner=seen.owner)
         if contender.wanted_until == -inf:
             raise BackendUnavailable("the request was given up")

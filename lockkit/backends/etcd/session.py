@@ -156,6 +156,7 @@ class Contender:
         created: Set when the request that creates the key has been answered or has failed; None before it is sent.
         key_in_front: The one that it waits for; the first of them if there are several.
         behind_front: With several, the first key behind them; else empty.
+        seen_at: The revision at which they were there.
         watch_id: Of the watch on that; 0 if there is none.
         watched_key: What is watched.
     """
@@ -181,6 +182,7 @@ class Contender:
     created: Event | None = None
     key_in_front: bytes = b""
     behind_front: bytes = b""
+    seen_at: int = 0
     watch_id: int = 0
     watched_key: bytes = b""
 
@@ -194,9 +196,9 @@ class Contender:
         if self.home is not None:
             self.home.retired = True
 
-    def waits_for(self, key: bytes, behind: bytes = b"") -> None:
-        """Note the key that it waits for, or the range of keys."""
-        self.key_in_front, self.behind_front = key, behind
+    def waits_for(self, seen_at: int, key: bytes, behind: bytes = b"") -> None:
+        """Note the key that it waits for, or the range of keys, and a revision at which they were there."""
+        self.key_in_front, self.behind_front, self.seen_at = key, behind, seen_at
 
     def takes_slot(self, slot: int, revision: int) -> None:
         """Note that a permit was granted, with the revision at which its key was created."""
@@ -292,33 +294,35 @@ class Sessions:
                     if session.takes_keys(ttl, now) and take(session):
                         return session
                 opening = self._opening.get(ttl)
-                is_first = opening is None
-                if opening is None:
-                    opening = self._opening[ttl] = self._runtime.event()
-                    # Drop those that have ended unnoticed.
-                    self._all = [one for one in self._all if now < one.ends_at or one.is_wanted(now)]
-            if is_first:
+            if opening is None:
                 # Goes on if the caller is cancelled: else the cluster would keep a lease that nobody knows.
-                await settle_by(self._runtime, self._open(ttl, opening, answer_by), answer_by)
+                await settle_by(self._runtime, self._open(ttl, answer_by), answer_by)
             # One caller opens it while the others wait; if that fails, they try themselves.
             elif not await opening.wait(max(0.0, answer_by - now)):
                 self._finish_opening(ttl, opening)  # in case an interrupt kept the first caller from doing so
                 raise BackendUnavailable("etcd did not grant a lease in time")
 
-    async def _open(self, ttl: int, opening: Event, answer_by: float) -> None:
-        """Open a session, and wake the callers that wait for it."""
+    async def _open(self, ttl: int, answer_by: float) -> None:
+        """Open a session, and wake the callers that wait for it; not if another caller has just begun to."""
+        opening = self._runtime.event()
         try:
+            with self._mutex:
+                if self._opening.setdefault(ttl, opening) is not opening:
+                    return
+                # Drop those that have ended unnoticed.
+                now = self._runtime.now()
+                self._all = [one for one in self._all if now < one.ends_at or one.is_wanted(now)]
             session = await self._grant(ttl, answer_by)
             with self._mutex:
                 self._all.append(session)
         finally:
             self._finish_opening(ttl, opening)
-            opening.set()
 
     def _finish_opening(self, ttl: int, opening: Event) -> None:
         with self._mutex:
             if self._opening.get(ttl) is opening:
                 del self._opening[ttl]
+        opening.set()
 
     async def _grant(self, ttl: int, answer_by: float) -> Session:
         started = self._runtime.now()

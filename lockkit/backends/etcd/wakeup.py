@@ -5,10 +5,16 @@ Each waiter watches the key in front of its own, so a deletion wakes one waiter 
 behind one writer all watch that; of those who wait for a permit, only the first watches the holders.
 
 Order of steps, so that no deletion is missed: watch from now on, and look at the queue again once the member has
-confirmed the watch. A watch from the revision at which the waiter looked would need no second look, but unless nothing
-at all was written since, the member counts it as unsynced and serves unsynced watches every 100 ms (etcd,
+confirmed the watch. The confirmation has the revision after which the watch reports everything (etcd,
+``v3rpc/watch.go``, ``recvLoop``): if the waiter saw the key in front at that revision or a later one, it need not look
+again. A watch from the revision at which the waiter looked would never need a second look, but unless nothing at all
+was written since, the member counts it as unsynced and serves unsynced watches every 100 ms (etcd,
 ``mvcc/watchable_store.go``, ``syncWatchersLoop``): 95 ms until the event instead of 0.8. It also would fail after a
 compaction. If the member cancels a watch all the same, the waiter looks again.
+
+A watch stays when its waiter is done. Clients that take turns wait behind the same client each time, whose key has the
+same name each time, so the next waiter needs no other watch: this one is older than what the waiter saw. It ends when
+it reports something that nobody waits for.
 
 When the stream ends (the member died, has no leader, rejects the login) all waiters look again, and the next watch
 opens another stream. The client also closes the stream when it switches to another member: a member that hangs doesn't
@@ -22,6 +28,7 @@ import logging
 import queue
 import threading
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +52,29 @@ log = logging.getLogger("lockkit")
 _REQUIRE_LEADER = (("hasleader", "true"),)
 
 
+IDLE_MAX = 8
+"""Watches of one client that stay without a waiter. More help a client that waits for many locks in turn; each takes
+memory of the member, and a message when its key is deleted."""
+
+
+@dataclass(slots=True, eq=False)
+class _Watch:
+    """
+    One watch.
+
+    Attributes:
+        key: What is watched.
+        contender: Which waits; None if none does.
+        reusable: It reports the deletion of one key, as most do.
+        since: The revision after which it reports everything; 0 before it is confirmed.
+    """
+
+    key: bytes
+    contender: Contender | None
+    reusable: bool
+    since: int = 0
+
+
 class WakeupListener:
     """The watches of one client."""
 
@@ -53,12 +83,13 @@ class WakeupListener:
         self._cluster = cluster
         self._mutex = runtime.mutex()
         self._ids = count(1)
-        self._watching: dict[int, Contender] = {}
+        self._watches: dict[int, _Watch] = {}
+        self._idle: dict[bytes, int] = {}
         self._stream: _WatchStream | None = None
 
     def watch(self, contender: Contender) -> bool:
         """
-        Have `Contender.wake` set once the key in front is watched, and when that key is deleted.
+        Have `Contender.wake` set when the key in front is deleted, or may have been before it was watched.
 
         A reader is also woken when that key is changed: its writer may have become a reader.
 
@@ -84,15 +115,8 @@ class WakeupListener:
                     kind = _TaskStream if isinstance(connection, AsyncioConnection) else _ThreadStream
                     stream = opened = kind(connection, self._cluster.login.metadata, self._on_answer, self._on_end)
                     self._stream = opened
-                contender.watch_id = next(self._ids)
-                contender.watched_key = contender.key_in_front
-                self._watching[contender.watch_id] = contender
-                create = rpc.WatchCreateRequest(
-                    key=contender.watched_key, range_end=contender.behind_front, watch_id=contender.watch_id
-                )
-                if contender.mode != "shared":
-                    create.filters.append(rpc.WatchCreateRequest.NOPUT)
-                stream.send(rpc.WatchRequest(create_request=create))
+                if not self._reuse(contender):
+                    self._create(stream, contender)
             if opened is not None:
                 opened.open()
         except BaseException as error:
@@ -104,24 +128,68 @@ class WakeupListener:
             return False
         return True
 
+    def _create(self, stream: _WatchStream, contender: Contender) -> None:
+        """Watch the key in front. Under the mutex."""
+        watch_id = next(self._ids)
+        key, behind = contender.key_in_front, contender.behind_front
+        create = rpc.WatchCreateRequest(key=key, range_end=behind, watch_id=watch_id)
+        deletions_only = contender.mode != "shared"
+        if deletions_only:
+            create.filters.append(rpc.WatchCreateRequest.NOPUT)
+        self._watches[watch_id] = _Watch(key, contender, reusable=deletions_only and not behind)
+        contender.watch_id, contender.watched_key = watch_id, key
+        stream.send(rpc.WatchRequest(create_request=create))
+
+    def _reuse(self, contender: Contender) -> bool:
+        """Use a watch that is there already, if it has missed nothing since the contender looked. Under the mutex."""
+        if contender.mode == "shared" or contender.behind_front:
+            return False
+        watch_id = self._idle.get(contender.key_in_front, 0)
+        if not watch_id or self._watches[watch_id].since > contender.seen_at:
+            return False
+        del self._idle[contender.key_in_front]
+        self._watches[watch_id].contender = contender
+        contender.watch_id, contender.watched_key = watch_id, contender.key_in_front
+        return True
+
     def unwatch(self, contender: Contender) -> None:
-        """End the watch of a contender, if it has one."""
+        """Wake a contender no more."""
         if not contender.watch_id:
             return
         with self._mutex:
-            known = self._watching.pop(contender.watch_id, None)
-            if known is not None and self._stream is not None:
-                cancel = rpc.WatchCancelRequest(watch_id=contender.watch_id)
-                self._stream.send(rpc.WatchRequest(cancel_request=cancel))
-            contender.watch_id = 0
+            watch_id, contender.watch_id = contender.watch_id, 0
+            watch = self._watches.get(watch_id)
+            if watch is None:
+                return
+            watch.contender = None
+            if not watch.reusable or not watch.since:
+                self._cancel(watch_id)
+                return
+            former = self._idle.pop(watch.key, 0)
+            self._idle[watch.key] = watch_id
+            if not former and len(self._idle) > IDLE_MAX:
+                former = self._idle.pop(next(iter(self._idle)))
+            if former:
+                self._cancel(former)
+
+    def _cancel(self, watch_id: int) -> None:
+        """End a watch. Under the mutex."""
+        self._forget(watch_id)
+        if self._stream is not None:
+            cancel = rpc.WatchCancelRequest(watch_id=watch_id)
+            self._stream.send(rpc.WatchRequest(cancel_request=cancel))
+
+    def _forget(self, watch_id: int) -> None:
+        """Take no more note of a watch. Under the mutex."""
+        watch = self._watches.pop(watch_id)
+        if self._idle.get(watch.key) == watch_id:
+            del self._idle[watch.key]
 
     def _on_answer(self, stream: _WatchStream, answer: Any) -> bool:  # noqa: ANN401 - a WatchResponse
-        """Wake the contender whose watch was confirmed, fired or cancelled. False: the stream is of no use."""
+        """Wake the contender whose watch was confirmed too late, fired or cancelled. False: the stream is of no use."""
         with self._mutex:
-            contender = self._watching.get(answer.watch_id)
-            if answer.canceled and contender is not None:
-                del self._watching[answer.watch_id]
-                contender.watch_id = 0
+            watch = self._watches.get(answer.watch_id)
+            contender = self._read_answer(watch, answer) if watch is not None and stream is self._stream else None
         if contender is not None and contender.wake is not None:
             contender.wake.set()
         if answer.canceled and answer.created:
@@ -131,14 +199,30 @@ class WakeupListener:
             return False
         return True
 
+    def _read_answer(self, watch: _Watch, answer: Any) -> Contender | None:  # noqa: ANN401 - a WatchResponse
+        """Give the contender that has to look again. Under the mutex."""
+        contender = watch.contender
+        if answer.canceled:
+            self._forget(answer.watch_id)
+            if contender is not None:
+                contender.watch_id = 0
+        elif answer.created:
+            watch.since = answer.header.revision
+            if contender is not None and watch.since <= contender.seen_at:
+                return None
+        elif contender is None:
+            self._cancel(answer.watch_id)
+        return contender
+
     def _on_end(self, stream: _WatchStream, error: Exception | None) -> None:
         """Wake all waiters: a key may have been deleted unnoticed."""
         with self._mutex:
             if self._stream is not stream:
                 return
             self._stream = None
-            waiting = [*self._watching.values()]
-            self._watching.clear()
+            waiting = [watch.contender for watch in self._watches.values() if watch.contender is not None]
+            self._watches.clear()
+            self._idle.clear()
             for contender in waiting:
                 contender.watch_id = 0
         if isinstance(error, DRIVER_ERRORS):

@@ -17,7 +17,7 @@ acquire      create, get_children (sent together); the lowest number is granted,
 wait         get of the predecessor, with a watch: when it goes away, list again; the first that waits for a permit:
              get_children, with a watch
 permit       if others hold permits: also multi of check, set and create, which creates its mark
-list again   sync, get_children (sent together)
+list again   get_children; after a long wait sync before it (sent together)
 renew        sync for each session; at first and after a new connection exists of each node, with a watch
 update       set
 downgrade    multi of set and create, which creates the mark
@@ -26,7 +26,8 @@ close        closeSession
 ===========  ==================================================================================================
 
 If an answer is lost, the client looks for the node by the owner in its name ("protected" creation, Apache Curator).
-``sync`` goes through the leader, so its answer says that the member that answers was not cut off from it.
+``sync`` goes through the leader, so its answer says that the member that answers was not cut off from it. What a waiter
+may do without, and why: ``docs/decisions/0013-fewer-messages-in-queues.md``.
 
 Notes are nodes beside the locks' directories (`lockkit.backends.zookeeper.notes`). What lives apart from the locks is
 in a directory of its own, ``/PREFIX+once`` or ``/PREFIX+sem``.
@@ -292,7 +293,9 @@ class ZooKeeperBackend(LockBackend):
         # A member that hangs must not delay the answers of the others for leases that end sooner.
         patience_seconds = min(ANSWER_SECONDS, *(grant.ttl / 3 for grant in grants))
         until = min(started + CALL_SECONDS, self._runtime.now() + patience_seconds)
-        problems = {session: await self._heartbeat_problem(session, one, until) for session, one in heartbeats.items()}
+        problems = {
+            session: await self._heartbeat_problem(session, one, started, until) for session, one in heartbeats.items()
+        }
         no_connection = BackendUnavailable(f"no connection to {self._label}")
         renewals: list[Renewal] = []
         for grant, check in zip(grants, checks, strict=True):
@@ -301,12 +304,18 @@ class ZooKeeperBackend(LockBackend):
         return renewals
 
     @staticmethod
-    async def _heartbeat_problem(session: Session, result: Any, until: Instant) -> LockError | None:  # noqa: ANN401 - kazoo's
+    async def _heartbeat_problem(
+        session: Session,
+        result: Any,  # noqa: ANN401 - kazoo's
+        asked_at: Instant,
+        until: Instant,
+    ) -> LockError | None:
         """Wait for the answer to a heartbeat; None if it came."""
         try:
             await session.answer(result, until)
         except LockError as error:
             return error
+        session.leader_answered(asked_at)
         return None
 
     async def _renewed(self, grant: Grant, check: Any, started: float, until: Instant) -> Renewal:  # noqa: ANN401 - kazoo's

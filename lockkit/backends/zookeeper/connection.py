@@ -1,7 +1,7 @@
 """
 A kazoo client for a session of lockkit's own, and how to wait for its answers.
 
-kazoo connects, keeps the session alive and calls back in three threads for each client. Here connecting gets shorter
+kazoo connects, keeps the session alive and reads answers in a thread for each client. Here connecting gets shorter
 timeouts and an end that nobody waits for, and kazoo's log carries no passwords. What needs kazoo's private parts is in
 `lockkit.backends.zookeeper.quirks`.
 """
@@ -9,31 +9,34 @@ timeouts and an end that nobody waits for, and kazoo's log carries no passwords.
 from __future__ import annotations
 
 import logging
+import os
 import socket
 import ssl
 import threading
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from weakref import WeakMethod
 
 from kazoo.exceptions import ConnectionLoss, KazooException
 from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.retry import KazooRetry
 
 from lockkit.backends.zookeeper.quirks import (
+    Answer,
     InterruptibleClient,
-    UnjoinedThreadsHandler,
+    OneThreadHandler,
     end_with_connection,
     release_lock,
 )
-from lockkit.runtime import AsyncioRuntime
+from lockkit.runtime import AsyncioRuntime, BlockingRuntime
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from lockkit.runtime import Runtime
 
-__all__ = ["ANSWER_SECONDS", "CONNECT_SECONDS", "Connection", "can_wait", "outcome"]
+__all__ = ["ANSWER_SECONDS", "CONNECT_SECONDS", "Connection", "can_wait", "outcome", "weakly"]
 
 CONNECT_SECONDS = 2.0
 """For a TCP connection, and for waiting until there is one. Longer delays callers and the change to another member."""
@@ -69,28 +72,52 @@ async def outcome(runtime: Runtime, result: Any, seconds: float = ANSWER_SECONDS
         KazooTimeoutError: No answer came within `seconds`.
         KazooException: The answer is an error.
     """
+    waited = False
     try:
-        return await _outcome(runtime, result, seconds)
+        await _wait(runtime, result, max(0.0, seconds))
+        waited = True
+        return result.get_nowait()
     except (KazooException, KazooTimeoutError):
         raise
-    except Exception as error:
+    except BaseException as error:
+        if not isinstance(result, Answer):
+            release_lock(result)
+        if not waited or not isinstance(error, Exception):
+            raise  # it struck the caller: an interrupt, or a time limit that a signal handler raises
         # kazoo passes on any exception of its thread: of an answer that it could not read, for example.
         message = f"kazoo failed to read the answer: {error!r}"
         raise ConnectionLoss(message) from error
 
 
-async def _outcome(runtime: Runtime, result: Any, seconds: float) -> Any:  # noqa: ANN401 - kazoo has no types
-    if runtime.kind == "blocking" or not can_wait(runtime):  # kazoo's threads still answer
-        try:
-            return result.get(timeout=max(0.0, seconds))
-        except BaseException:
-            release_lock(result)
-            raise
-    done = runtime.event()
-    result.rawlink(lambda _: done.set())
-    if not await done.wait(max(0.0, seconds)):
-        raise KazooTimeoutError
-    return result.get_nowait()
+async def _wait(runtime: Runtime, result: Any, seconds: float) -> None:  # noqa: ANN401 - kazoo has no types
+    if isinstance(result, Answer):
+        if not result.done:
+            event = (runtime if can_wait(runtime) else BlockingRuntime()).event()  # kazoo's thread still answers
+            result.when_done(event.set)
+            await event.wait(seconds)
+    elif runtime.kind == "blocking" or not can_wait(runtime):  # kazoo's threads still answer
+        result.wait(seconds)
+    else:
+        done = runtime.event()
+        result.rawlink(lambda _: done.set())
+        await done.wait(seconds)
+
+
+def weakly(method: Callable[..., None]) -> Callable[..., None]:
+    """
+    Give a function that calls a method for as long as its object lives.
+
+    kazoo's thread lives as long as the connection. With the method itself it would keep a client that was dropped, and
+    with it the connection and the session, to the end of the process.
+    """
+    reference = WeakMethod(method)
+
+    def call(*arguments: Any) -> None:
+        found = reference()
+        if found is not None:
+            found(*arguments)
+
+    return call
 
 
 def can_wait(runtime: Runtime) -> bool:
@@ -166,14 +193,19 @@ class Connection:
         self._handler.end_pause()
         self.hang_up()
 
+    def drop(self, process: int) -> None:
+        """Do the same as `stop` for a client that was not closed; nothing in a child of the process that made it."""
+        if os.getpid() == process:
+            self.stop()
+
     def expect_end(self) -> None:
         """Have kazoo's threads end with the connection, instead of making another one."""
         end_with_connection(self.client)
 
 
-class Handler(UnjoinedThreadsHandler):
+class Handler(OneThreadHandler):
     """
-    kazoo's threads, with shorter timeouts, and what the connection reports.
+    kazoo's thread, with shorter timeouts, and what the connection reports.
 
     Attributes:
         answer_seconds: Longest wait for each answer during the login.

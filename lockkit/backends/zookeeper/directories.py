@@ -99,12 +99,15 @@ class LockDirectories:
             try:
                 return await create()
             except NoNodeError:
-                await self._make(session, path, until)
+                await self.make(session, path, until)
         message = f"another client removes {path} as often as lockkit creates it"
         raise BackendUnavailable(message)
 
+    async def make(self, session: Session, path: str, until: Instant) -> None:
+        """Make a directory of locks or notes, after those above it: also an application's chroot, if it is missing."""
+        await self._make(session, session.client.chroot + path, until)
+
     async def _make(self, session: Session, path: str, until: Instant) -> None:
-        """Make a directory, after those above it."""
         try:
             await session.answer(self._request(session, path), until)
         except NodeExistsError:
@@ -123,9 +126,8 @@ class LockDirectories:
 
     def _request(self, session: Session, path: str) -> Any:  # noqa: ANN401 - kazoo has no types
         # The directories above those of the locks stay: users agreed on them, and may have set access rights there.
-        return create_directory(
-            session.client, path, container=self.containers and path.count("/") > self._root.count("/")
-        )
+        is_of_lock = path.count("/") > (session.client.chroot + self._root).count("/")
+        return create_directory(session.client, path, container=self.containers and is_of_lock)
 
     async def delete_all(self, session: Session, until: Instant) -> None:
         """Delete the root with all locks below it, and what lives apart from them."""

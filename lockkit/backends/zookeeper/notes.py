@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kazoo.exceptions import NodeExistsError, NoNodeError
 
@@ -77,7 +77,7 @@ class LockNotes:
             try:
                 stat = await session.answer(session.client.set_async(directory, b""), until)
             except NoNodeError:
-                await self._make_directory(session, directory, until)
+                await self._directories.make(session, directory, until)
                 stat = await session.answer(session.client.set_async(directory, b""), until)
             self._clock_offset = stat.mtime / 1000 - asked_at
             self._clock_at = asked_at
@@ -102,7 +102,7 @@ class LockNotes:
                 return session.id == node.session_id
             if isinstance(written, NoNodeError):
                 if create:
-                    await self._make_directory(session, path.rpartition("/")[0], until)
+                    await self._directories.make(session, path.rpartition("/")[0], until)
                 create = True
             elif isinstance(written, NodeExistsError):
                 create = False
@@ -111,7 +111,3 @@ class LockNotes:
                 raise BackendUnavailable(message) from written
         message = f"others create and delete {path} as often as lockkit writes it"
         raise BackendUnavailable(message)
-
-    @staticmethod
-    async def _make_directory(session: Session, path: str, until: Instant) -> Any:  # noqa: ANN401 - kazoo has no types
-        return await session.answer(session.client.ensure_path_async(path), until)

@@ -10,10 +10,10 @@ from kazoo.exceptions import NoNodeError
 from lockkit.backend import Busy
 from lockkit.backends.zookeeper.marks import mark
 from lockkit.backends.zookeeper.path import contenders, is_of_owner, node_prefix, slot_mark
-from lockkit.backends.zookeeper.quirks import create_queue_node
-from lockkit.backends.zookeeper.session import LockNode
+from lockkit.backends.zookeeper.quirks import create_and_list
+from lockkit.backends.zookeeper.session import EXPECTED, LockNode
 from lockkit.backends.zookeeper.turns import blocker, held, lowest_free_slot, would_wait
-from lockkit.errors import BackendUnavailable, ConfigurationError
+from lockkit.errors import BackendUnavailable, ConfigurationError, LockError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -144,11 +144,21 @@ class LockQueue:
         path = f"{self._directory}/{node_prefix(request.owner, request.mode)}"
 
         async def create() -> tuple[Any, list[str]]:
-            created = create_queue_node(session.client, path, data)
-            listed = session.client.get_children_async(self._directory)
+            asked_at = session.now
+            created, listed = create_and_list(session.client, path, data)
+            children: list[str] = []
+            problem: Exception | None = None
+            try:
+                # The later answer first: when it is there, so is the other, and this thread or task wakes up once.
+                children = await session.answer(listed, self._until)
+            except (*EXPECTED, LockError) as error:
+                problem = error
             created_path, stat = await session.answer(created, self._until)
             node.name = created_path.rpartition("/")[2]
-            return stat, await session.answer(listed, self._until)
+            session.leader_answered(asked_at)
+            if problem is not None:
+                raise problem
+            return stat, children
 
         try:
             stat, children = await self._directories.create_in(session, self._directory, create, self._until)
@@ -163,11 +173,12 @@ class LockQueue:
             if found is None:
                 raise
             name, stat, children = found
+        node.name = name
         if stat.ephemeralOwner != node.session_id:
-            # The connection was lost, and with it the session: the node that was found is about to vanish.
+            # The session has ended. The node is about to vanish with it, or it was created in the next one.
+            node.session_id = stat.ephemeralOwner
             message = f"the session in which lock {request.name!r} was requested has ended"
             raise BackendUnavailable(message)
-        node.name = name
         node.token = stat.czxid
         return node, children
 

@@ -1,8 +1,8 @@
 """
 A session at ZooKeeper, and how the sync and async APIs send requests over it.
 
-kazoo's threads do the work: a sync call waits for a result in the caller's thread, an async one for an event that
-kazoo's thread sets. Neither needs a thread per lock or per request.
+A request is sent by the thread that makes it, and kazoo's thread reads the answers: a sync call waits for one in the
+caller's thread, an async one for an event that kazoo's thread sets. Neither needs a thread per lock or per request.
 
 The server restarts the session timeout with every packet that it gets. lockkit acts on what kazoo reports::
 
@@ -15,10 +15,12 @@ The server restarts the session timeout with every packet that it gets. lockkit 
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any
+from weakref import finalize
 
 from kazoo.exceptions import (
     AuthFailedError,
@@ -32,10 +34,10 @@ from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.protocol.states import KazooState, KeeperState
 
 from lockkit.backend import CALL_SECONDS
-from lockkit.backends.zookeeper.connection import ANSWER_SECONDS, CONNECT_SECONDS, Connection, outcome
+from lockkit.backends.zookeeper.connection import ANSWER_SECONDS, CONNECT_SECONDS, Connection, outcome, weakly
 from lockkit.backends.zookeeper.engine_calls import EngineCalls
 from lockkit.backends.zookeeper.errors import DRIVER_ERRORS, connection_failed, translate, was_unanswered
-from lockkit.backends.zookeeper.quirks import end_session, sync
+from lockkit.backends.zookeeper.quirks import end_session, sync_and_list
 from lockkit.backends.zookeeper.wakeup import Watches
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockError
 
@@ -44,7 +46,7 @@ if TYPE_CHECKING:
 
     from lockkit.backend import Host, Request
     from lockkit.runtime import Event
-    from lockkit.units import Instant
+    from lockkit.units import Instant, Seconds
 
 __all__ = ["EXPECTED", "MILLISECOND", "Session"]
 
@@ -56,6 +58,10 @@ EXPECTED = (NoNodeError, NodeExistsError, NotEmptyError)
 
 _NOT_TRIED = (RolledBackError, RuntimeInconsistency)
 """What a transaction that failed says of its other operations."""
+
+RECENT_SHARE = 0.05
+"""Of the ttl: for so long after an answer of the leader a woken waiter does not ask the leader again. The lease then
+counts from before that answer. More makes such leases shorter; less has more waiters ask."""
 
 RETRY_READS_SECONDS = 4.0
 """How long a read is retried over connections that break. Longer delays callers; shorter gives up places in the queue
@@ -89,8 +95,10 @@ class Session:
         self._engine_calls = EngineCalls(host.runtime)
         self._mutex = host.runtime.mutex()
         self._connection: Connection | None = None
+        self._if_dropped: Any = None
         self.client: Any = None
         self.watches: Watches[LockNode]
+        self._listener: Callable[[str], None]
         self.requested_seconds = 0.0
         self.id = 0
         self.adopted_seconds = 0.0
@@ -103,6 +111,7 @@ class Session:
         self._connection_waiters: set[Event] = set()
         self.held: dict[str, LockNode] = {}
         self.used_at = self._runtime.now()
+        self._leader_answered = -inf
 
     @classmethod
     def opened(cls, host: Host, label: str, arguments: Mapping[str, Any], seconds: float) -> Session:
@@ -115,8 +124,11 @@ class Session:
         """
         session = cls(host, label)
         session.requested_seconds = seconds
-        session._connection = Connection(arguments, seconds, session._round_failed, session._thread_ended)
-        session._use(session._connection.client)
+        connection = Connection(arguments, seconds, weakly(session._round_failed), weakly(session._thread_ended))
+        session._if_dropped = finalize(session, connection.drop, os.getpid())
+        session._if_dropped.atexit = False
+        session._connection = connection
+        session._use(connection.client)
         return session
 
     @classmethod
@@ -129,8 +141,9 @@ class Session:
 
     def _use(self, client: Any) -> None:  # noqa: ANN401 - kazoo has no types
         self.client = client
-        self.watches = Watches(client, self._request_children, self._lease_gone, self._runtime.mutex())
-        client.add_listener(self._state_changed)
+        self.watches = Watches(client, self._request_children_for_woken, self._lease_gone, self._runtime.mutex())
+        self._listener = weakly(self._state_changed)
+        client.add_listener(self._listener)
 
     def _learn_id(self) -> None:
         found = self.client.client_id
@@ -142,6 +155,11 @@ class Session:
         return self.adopted_seconds if self._connection is None else self._connection.session_seconds
 
     @property
+    def now(self) -> float:
+        """Client monotonic clock, seconds."""
+        return self._runtime.now()
+
+    @property
     def usable(self) -> bool:
         """Whether there is a connection just now."""
         return bool(self.client.connected) and self.id != 0 and self._failure is None
@@ -150,6 +168,11 @@ class Session:
     def failed(self) -> bool:
         """Whether it will never be connected again: the login failed, or it is closed."""
         return self._failure is not None or self._closed
+
+    @property
+    def stopped(self) -> bool:
+        """Whether kazoo sends nothing any more: lockkit has ended it, or the application has stopped its client."""
+        return self.ended or self.client.client_state == KeeperState.CLOSED
 
     def serves(self, seconds: float) -> bool:
         """Tell whether asking for a session with this timeout would give the same one, as far as that is known."""
@@ -225,22 +248,24 @@ class Session:
 
     def _start(self) -> None:
         if self._connection is None:
-            if self.client.client_state == KeeperState.CLOSED:
+            if self.stopped:
                 message = "the KazooClient given to from_client() is not running: call its start() first"
                 raise ConfigurationError(message)
             return
-        with self._mutex:
-            if self._started or self._closed:
-                return
-            self._started = True
+        is_first = False
         try:
+            with self._mutex:
+                if self._started or self._closed:
+                    return
+                self._started = is_first = True
             self.client.start_async()
         except BaseException as error:
-            # Interrupted halfway: some of kazoo's threads may run. Make a new session for the next call.
+            if not is_first:
+                raise
+            # Interrupted halfway: kazoo's thread may run. Make a new session for the next call.
             self._failure = BackendUnavailable(f"connecting to {self._label} was interrupted ({error!r})")
             self._failure.__cause__ = error
-            self.ended = True
-            self.client.handler.stop()
+            self.stop()
             if isinstance(error, Exception):
                 raise self._failure from error
             raise
@@ -369,8 +394,9 @@ class Session:
         List the children of a node for a waiter. They may have been requested already when it was woken.
 
         Returns:
-            The same as `children`, and the time before they were requested, client monotonic clock: between that and
-            now the whole process may have been stopped, and the session may have ended.
+            The same as `children`, and when the session was alive for certain, client monotonic clock: at the latest
+            before they were requested. Between that and now the whole process may have been stopped, and the session
+            may have ended.
         """
         asked_at = 0.0
 
@@ -379,7 +405,9 @@ class Session:
             asked_at, result = self.watches.take_listing(request) or self._request_children(path)
             return result
 
-        return await self._children(send, until), asked_at
+        children = await self._children(send, until)
+        self.leader_answered(asked_at)
+        return children, asked_at
 
     async def _children(self, send: Callable[[], Any], until: Instant) -> list[str]:
         try:
@@ -391,8 +419,26 @@ class Session:
     def _request_children(self, path: str, watch: Callable[[Any], None] | None = None) -> tuple[float, Any]:
         """Send what `children` needs, in one round trip; give the time before, and kazoo's result."""
         asked_at = self._runtime.now()
-        sync(self.client)
-        return asked_at, self.client.get_children_async(path, watch=watch)
+        return asked_at, sync_and_list(self.client, path, watch)
+
+    def _request_children_for_woken(
+        self, path: str, watch: Callable[[Any], None] | None, ttl: Seconds
+    ) -> tuple[float, Any]:
+        """
+        The same as `_request_children`; without ``sync`` if the leader has answered not long ago.
+
+        What the member may have missed does no harm: those ahead of a contender can only leave, and all of them were
+        there before the contender was. So a listing that is old, but shows the contender, shows each that is still
+        ahead of it. What the member cannot tell is whether the leader has ended the session. It has not before a
+        session timeout has passed since its last answer, and the lease counts from before that.
+        """
+        if self._runtime.now() - self._leader_answered > RECENT_SHARE * min(ttl, self.granted_seconds):
+            return self._request_children(path, watch)
+        return self._leader_answered, self.client.get_children_async(path, watch=watch)
+
+    def leader_answered(self, asked_at: Instant) -> None:
+        """Note that the leader has answered a request, which means that the session was alive then."""
+        self._leader_answered = max(self._leader_answered, asked_at)
 
     # -- losses ----------------------------------------------------------------------------------------------------
 
@@ -461,13 +507,14 @@ class Session:
             started = self._started
         self._wake_connection_waiters()
         if self._connection is None:
-            self.client.remove_listener(self._state_changed)
+            self.client.remove_listener(self._listener)
         return started and self.id != 0 and not self.ended
 
     def end_soon(self) -> None:
         """End it without waiting for that: nothing is held in it."""
         if self.close() and self.usable and self._connection is not None:
             self.ended = True
+            self._if_dropped.detach()  # the request may not have been sent yet
             self._connection.expect_end()
             end_session(self.client)
         else:
@@ -477,6 +524,7 @@ class Session:
         """Have its threads end, if it is lockkit's own. What it still holds is free after its timeout."""
         self.ended = True
         if self._connection is not None and self._started:
+            self._if_dropped.detach()
             self._connection.stop()
 
 
@@ -489,7 +537,8 @@ class LockNode:
 
     Attributes:
         session: In which it is created.
-        session_id: The session's id then: it gets another one when the server has ended it.
+        session_id: The session's id then: it gets another one when the server has ended it. Once it has a name, that of
+            the session which has it.
         owner: Of the request, and of the lease.
         directory: Path of the lock's directory.
         name: Its name there; None until the server has said that it created it.
@@ -498,8 +547,8 @@ class LockNode:
         slot: Of a permit that was granted; None for a lock.
         token: Its ``czxid``; 0 before.
         watched_path: Path of the node that it waits for, if the server was asked to tell when that changes.
-        asked_at: Client monotonic time before the request whose answer says that it is first, if that request was sent
-            before `try_acquire`.
+        asked_at: Client monotonic time at which the session was alive for certain, if that was before the attempt that
+            found this node to be first.
         ttl: Of the lease, as granted, seconds.
         remove_at: When `lockkit.backends.zookeeper.short_leases` removes it, unless it is renewed, client monotonic
             clock.
@@ -535,5 +584,11 @@ class LockNode:
 
     @property
     def session_lives(self) -> bool:
-        """Whether the server may still have it: it removes the nodes of a session that ends."""
+        """
+        Whether the server may still have it: it removes the nodes of a session that ends.
+
+        If the session ends while the request that creates it is handed over, kazoo sends that in the next one.
+        """
+        if self.name is None:
+            return not self.session.stopped
         return self.session.id == self.session_id and not self.session.ended

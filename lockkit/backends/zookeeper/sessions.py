@@ -2,13 +2,14 @@
 The sessions of one client: which lease belongs to which, how many there are, and their end.
 
 A session has one timeout, so a lease belongs to one whose timeout is its ttl, rounded up to the next step of a ladder.
-Without steps, a program that computes its ttls would have a session, a connection and three threads for each. By
+Without steps, a program that computes its ttls would have a session, a connection and a thread for each. By
 default ZooKeeper takes 60 connections from one host (``maxClientCnxns``), including those of other programs.
 """
 
 from __future__ import annotations
 
 import logging
+from functools import lru_cache
 from math import floor, inf, log10
 from typing import TYPE_CHECKING, Any
 
@@ -55,6 +56,7 @@ END_PAUSE_SECONDS = 0.05
 """Between two checks for a connection over which a session can be ended."""
 
 
+@lru_cache(maxsize=256)
 def session_timeout(ttl: Seconds) -> float:
     """Give the timeout of the session for a ttl: not shorter, and at most a third longer."""
     scale = 10.0 ** floor(log10(ttl))

@@ -138,9 +138,6 @@ class ShortLeases:
             self._all_removed()
 
     async def _try_to_remove(self, node: LockNode) -> None:
-        if not node.session_lives:
-            self.forget(node)
-            return
         try:
             removed = await self._remove(node)
         except LockError as error:

@@ -1,7 +1,7 @@
 """
 What the server reports about nodes: a waiter is woken, or the node of a lease has gone.
 
-One method is called for all nodes, so that kazoo keeps it once for each path: waits that ended leave nothing behind.
+One function is called for all nodes, so that kazoo keeps it once for each path: waits that ended leave nothing behind.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from kazoo.protocol.states import EventType
+
+from lockkit.backends.zookeeper.connection import weakly
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,7 +47,7 @@ class Watches(Generic[N]):
     def __init__(
         self,
         client: Any,  # noqa: ANN401 - kazoo has no types
-        request_children: Callable[[str, Callable[[Any], None] | None], tuple[float, Any]],
+        request_children: Callable[[str, Callable[[Any], None] | None, float], tuple[float, Any]],
         lease_gone: Callable[[N], None],
         mutex: AbstractContextManager[Any],
     ) -> None:
@@ -54,8 +56,9 @@ class Watches(Generic[N]):
 
         Args:
             client: kazoo's.
-            request_children: Requests the children of a directory, with a watch on them if there is a second argument;
-                gives the time before, and kazoo's result.
+            request_children: Requests the children of a directory for a waiter, with a watch on them if there is a
+                second argument; the third is the ttl that the waiter wants. Gives a time at which the session was alive
+                for certain, and kazoo's result.
             lease_gone: Called in kazoo's thread when the node of a lease was deleted.
             mutex: For short sections. Readers of one client wait for the same node, in several threads.
         """
@@ -63,6 +66,7 @@ class Watches(Generic[N]):
         self._request_children = request_children
         self._lease_gone = lease_gone
         self._mutex = mutex
+        self._on_event = weakly(self._node_changed)
         self._waiters: dict[str, set[Request]] = {}
         self._leases: dict[str, N] = {}
         self._listings: dict[Request, tuple[float, Any]] = {}
@@ -78,12 +82,12 @@ class Watches(Generic[N]):
     def watch_predecessor(self, node: N, path: str, request: Request) -> Any:  # noqa: ANN401 - kazoo has no types
         """Have a request woken when the node that it waits for changes or goes away; give kazoo's result."""
         self._add_waiter(node, path, request)
-        return self._client.get_async(path, watch=self._node_changed)
+        return self._client.get_async(path, watch=self._on_event)
 
     def watch_directory(self, node: N, path: str, request: Request) -> Any:  # noqa: ANN401 - kazoo has no types
         """Have a request woken whenever a node in a directory comes or goes; give kazoo's result, the children."""
         self._add_waiter(node, path, request)
-        return self._client.get_children_async(path, watch=self._node_changed)
+        return self._client.get_children_async(path, watch=self._on_event)
 
     def _add_waiter(self, node: N, path: str, request: Request) -> None:
         self.stop_waking(node, request)
@@ -110,7 +114,7 @@ class Watches(Generic[N]):
             node.watched_path = None  # last: after an interrupt this is called again
 
     def take_listing(self, request: Request) -> tuple[float, Any] | None:
-        """Give what was requested for a waiter when it was woken, as `request_children` gave it."""
+        """Give what was requested for a waiter when it was woken, as ``request_children`` gave it."""
         return self._listings.pop(request, None)
 
     # -- leases ----------------------------------------------------------------------------------------------------
@@ -120,7 +124,7 @@ class Watches(Generic[N]):
         self._leases[node.path] = node
         # Before it is sent: should it go over the next connection, it is asked for once more, and not once less.
         node.watched_over = self.connections_count
-        return self._client.exists_async(node.path, watch=self._node_changed)
+        return self._client.exists_async(node.path, watch=self._on_event)
 
     def watches_lease(self, node: N) -> bool:
         """
@@ -158,10 +162,11 @@ class Watches(Generic[N]):
             requests = [*(self._waiters.get(path, ()) if of_directory else self._waiters.pop(path, ()))]
             if not requests:
                 return []
+            ttl = min(request.ttl for request in requests)
             if of_directory:
-                listing = self._request_children(path, self._node_changed)  # they go on watching it
+                listing = self._request_children(path, self._on_event, ttl)  # they go on watching it
             else:
-                listing = self._request_children(path.rpartition("/")[0], None)
+                listing = self._request_children(path.rpartition("/")[0], None, ttl)
             self._listings.update(dict.fromkeys(requests, listing))
             return requests
 

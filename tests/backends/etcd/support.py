@@ -6,10 +6,11 @@ import base64
 import signal
 import subprocess
 import threading
+import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from lockkit.testing.interrupts import is_destructor
+from lockkit.testing.interrupts import must_wait
 from lockkit.testing.servers import wait_until
 from lockkit.testing.servers.binaries import find_program
 from lockkit.testing.timing import PATIENCE
@@ -33,6 +34,7 @@ __all__ = [
     "leases_of",
     "queue_of",
     "session_of",
+    "settled_calls_of",
     "until_more_than",
     "until_waiting",
     "value_of",
@@ -104,7 +106,7 @@ def interrupted(seconds: float) -> Iterator[None]:
     armed = True
 
     def strike(_: int, frame: FrameType | None) -> None:
-        if armed and is_destructor(frame):
+        if armed and must_wait(frame):
             signal.setitimer(signal.ITIMER_REAL, 0.0005)
         elif armed:
             raise KeyboardInterrupt
@@ -133,6 +135,19 @@ def calls_of(server: EtcdServer) -> int:
     )
 
 
+def settled_calls_of(server: EtcdServer) -> int:
+    """Count the calls at the member once there are no more for a while."""
+    counts = [calls_of(server)]
+
+    def settled() -> str | None:
+        time.sleep(0.3)
+        counts.append(calls_of(server))
+        return None if counts[-1] == counts[-2] else "calls go on"
+
+    wait_until(settled)
+    return counts[-1]
+
+
 class etcdctl_lock:  # noqa: N801 - reads as a call
     """`etcdctl lock` as a process."""
 
@@ -151,4 +166,4 @@ class etcdctl_lock:  # noqa: N801 - reads as a call
     def __exit__(self, *_: object) -> None:
         # In order, so that it takes its key along.
         self.process.terminate()
-        self.process.communicate(timeout=PATIENCE)
+        self.process.communicate(timeout=4 * PATIENCE)

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING
 
 import etcd3gw
@@ -20,11 +21,13 @@ import pytest
 import lockkit
 import lockkit.aio
 from lockkit.backends.etcd.cluster import Login, settle_by
+from lockkit.backends.etcd.session import Sessions
 from lockkit.engine.settings import drift_margin
-from lockkit.runtime import AsyncioRuntime, BlockingRuntime
+from lockkit.runtime import AsyncioRuntime, BlockingRuntime, monotonic
 from lockkit.testing.processes import Worker
 from lockkit.testing.servers import EtcdServer, FaultProxy, require, wait_until
 from lockkit.testing.servers.binaries import find_program
+from lockkit.testing.stopwatch import Stopwatch
 from lockkit.testing.target import Target
 from tests.backends.etcd.support import (
     calls_of,
@@ -32,10 +35,11 @@ from tests.backends.etcd.support import (
     leases_of,
     queue_of,
     session_of,
+    settled_calls_of,
     until_more_than,
     until_waiting,
 )
-from tests.stopwatch import Stopwatch
+from tests.interrupts import CallStrike
 from tests.tries import busy, until_renewed
 
 if TYPE_CHECKING:
@@ -168,11 +172,14 @@ class TestKeys:
             thread.start()
         for number in range(30):
             until_waiting(holder, f"idle {number}")
-        time.sleep(1)
 
-        before = calls_of(server)
-        time.sleep(2)
-        assert calls_of(server) == before
+        def idle() -> str | None:
+            before = calls_of(server)
+            time.sleep(2)
+            sent = calls_of(server) - before
+            return f"{sent} calls" if sent else None
+
+        wait_until(idle)  # the first time, some may just have begun to wait
 
         for lease in leases:
             lease.release()
@@ -195,15 +202,13 @@ class TestKeys:
             threads.append(threading.Thread(target=acquire, args=(client,)))
             threads[-1].start()
             until_waiting(holder, "herd", number + 1)
-        time.sleep(0.5)
-        before = calls_of(server)
+        before = settled_calls_of(server)
 
         lease.release()
 
         until_more_than(got, 0)
-        time.sleep(0.5)
         # The deletion, and the check by the waiter that was woken.
-        assert calls_of(server) - before <= 2
+        assert settled_calls_of(server) - before <= 2
         for number in range(6):
             until_more_than(got, number)
             got[number].release()
@@ -221,8 +226,9 @@ class TestDeadlines:
         time.sleep(2)
         second = client.lock("anchor 2", ttl=60).acquire()
 
+        left = first.remaining()
         assert second.remaining() < 60 - 2
-        assert second.remaining() - first.remaining() < 0.1
+        assert second.remaining() - left < 0.1
         first.release()
         second.release()
 
@@ -237,15 +243,17 @@ class TestDeadlines:
         until_waiting(other, "old 3")
         time.sleep(2.5)
 
+        began = monotonic()
         second = client.lock("old 2", ttl=12).acquire()
-        assert second.remaining() > 12 - 1.5
+        assert second._record.valid_until >= began + 12 - drift_margin(12)
         (session,) = {session_of(server, f"{queue_of(server, f'lockkit/old {number}/')[0]}") for number in (1, 2)}
         assert session
 
         time.sleep(2.5)
+        began = monotonic()
         busy.release()
         thread.join(PATIENCE)
-        assert got[0].remaining() > 12 - 1.5
+        assert got[0]._record.valid_until >= began + 12 - drift_margin(12)
         for lease in (first, second, got[0]):
             lease.release()
 
@@ -303,13 +311,18 @@ class TestEnding:
 
     @pytest.mark.parametrize("how", EXITS)
     def test_exit_releases_a_thousand_locks(self, server: EtcdServer, how: str) -> None:
-        """All at once: the exit allows one second for everything."""
-        code = "import asyncio, sys, lockkit, lockkit.aio; url = sys.argv[1]; numbers = range(1000)\n" + EXITS[how]
+        """All at once: the exit allows one second for everything, and here more, as the machine may stand still."""
+        code = (
+            "import asyncio, sys, lockkit, lockkit.aio, lockkit.engine.engine as engine\n"
+            f"engine.EXIT_SECONDS = {PATIENCE}; url = sys.argv[1]; numbers = range(1000)\n"
+        )
+        before = calls_of(server)
 
         url = f"{server.url}?prefix=exits"
-        subprocess.run([sys.executable, "-W", "ignore", "-c", code, url], check=True, timeout=4 * PATIENCE)
+        subprocess.run([sys.executable, "-W", "ignore", "-c", code + EXITS[how], url], check=True, timeout=4 * PATIENCE)
 
         assert queue_of(server, "exits/") == []
+        assert calls_of(server) - before < 1000 + 100
 
     def test_close_ends_all_sessions_with_one_call_each(self, server: EtcdServer, connect: Connect) -> None:
         """However many locks are in them."""
@@ -480,11 +493,10 @@ class TestWatch:
                 waiting = asyncio.create_task(client.lock("cancelled watch", ttl=LONG).acquire())
                 # In the turn of the loop in which it was made, so that it has not run yet.
                 found: list[asyncio.Task[Any]] = []
-                for _ in range(100_000):
-                    found = [task for task in asyncio.all_tasks() if task.get_name() == "lockkit-etcd-watch"]
-                    if found:
-                        break
-                    await asyncio.sleep(0)
+                async with asyncio.timeout(PATIENCE):
+                    while not found:
+                        await asyncio.sleep(0)
+                        found = [task for task in asyncio.all_tasks() if task.get_name() == "lockkit-etcd-watch"]
                 found[0].cancel()
                 await asyncio.sleep(0.5)
 
@@ -541,11 +553,12 @@ class TestLogin:
         """For calls and for the watch; a lease outlives the login."""
         url = f"etcd://root:se%20cret@{guarded.address}"
         holder, waiter = connect(url), connect(url)
-        lease = holder.lock("x", ttl=TTL).acquire()
+        lease = holder.lock("x", ttl=9).acquire()
         got: list[Lease] = []
-        thread = threading.Thread(target=lambda: got.append(waiter.lock("x", ttl=TTL).acquire(PATIENCE)))
+        thread = threading.Thread(target=lambda: got.append(waiter.lock("x", ttl=9).acquire(PATIENCE)))
         thread.start()
-        time.sleep(5)
+        until_renewed(lease)  # three seconds later
+        time.sleep(2.5)
 
         assert lease.confirm()
         assert not got
@@ -567,13 +580,13 @@ class TestLogin:
         with EtcdServer() as member, ExitStack() as ends:
             member.enable_auth("secret")
             client = ends.enter_context(lockkit.connect(f"etcd://root:secret@{member.address}"))
-            held = [client.lock(f"held {number}", ttl=TTL).acquire() for number in range(20)]
+            held = [client.lock(f"held {number}", ttl=9).acquire() for number in range(20)]
             enough = threading.Event()
             counts = [0] * 40
 
             def work(number: int) -> None:
                 while not enough.is_set():
-                    with client.lock(f"work {number}", ttl=TTL):
+                    with client.lock(f"work {number}", ttl=LONG):
                         counts[number] += 1
 
             threads = [threading.Thread(target=work, args=(number,)) for number in range(40)]
@@ -590,10 +603,34 @@ class TestLogin:
             wait_until(lambda: None if all(n > m + 2 for n, m in zip(counts, done, strict=True)) else "not yet")
             # One of etcdctl, which changed it.
             assert logins_of(member) - before <= 4
-            time.sleep(TTL)
+            until_renewed(*held)
             assert all(lease.confirm() for lease in held)
             for lease in held:
                 lease.release()
+
+    # An interrupt may strike after a coroutine was made and before it is awaited.
+    @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
+    def test_interrupted_login_and_session_hold_nobody_up(
+        self, guarded: EtcdServer, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Ctrl-C at each instant at which Python looks for signals: the next call does not wait for the one before."""
+
+        def take(client: Client, name: str) -> None:
+            client.lock(name, ttl=9).acquire(PATIENCE).release()
+
+        functions = (Login.obtain, Sessions._find_or_open, Sessions._open, settle_by)
+        number = 0
+        while True:
+            with lockkit.connect(f"etcd://root:se%20cret@{guarded.address}") as client:
+                strike = CallStrike(number, *(one.__code__ for one in functions))
+                strike.during(partial(take, client, "begun"))
+
+                take(client, "next")
+                assert "retries" not in caplog.text, f"instant {number}"
+            if not strike.struck:
+                break
+            number += 1
+        assert number > 10
 
     def test_only_the_token_that_failed_is_forgotten(self) -> None:
         """A late answer to a call with the old token says nothing about the new one."""

@@ -44,7 +44,7 @@ def etcdctl_elect(server: EtcdServer, *arguments: str) -> Iterator[IO[str]]:
         yield process.stdout
     finally:
         process.terminate()
-        process.communicate(timeout=PATIENCE)
+        process.communicate(timeout=4 * PATIENCE)
 
 
 def test_etcdctl_waits_for_our_leader_and_we_for_theirs(server: EtcdServer, client: lockkit.Client) -> None:

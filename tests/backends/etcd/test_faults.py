@@ -14,8 +14,8 @@ import lockkit
 from lockkit.backends.etcd.session import Contender, Session, Sessions
 from lockkit.runtime import BlockingRuntime
 from lockkit.testing.servers import EtcdCluster, EtcdServer, FaultProxy, http2_call_ended, require, wait_until
+from lockkit.testing.stopwatch import Stopwatch
 from tests.backends.etcd.support import Waiting, interrupted, leases_of, queue_of, session_of, until_waiting
-from tests.stopwatch import Stopwatch
 from tests.tries import busy
 
 if TYPE_CHECKING:
@@ -63,13 +63,12 @@ class TestOneMember:
             client = connect(member.url)
             lease = client.lock("x", ttl=TTL).acquire()
             getattr(member, fault)()
-            struck = time.monotonic()
+            watch = Stopwatch()
 
             with pytest.raises(lockkit.BackendUnavailable, match=r"127\.0\.0\.1"):
                 client.lock("y").acquire(timeout=0)
-            assert time.monotonic() - struck < 12
             assert lease.wait_lost(PATIENCE)
-            assert time.monotonic() - struck < 12
+            assert watch.stop() < 12
 
             member.start() if fault == "kill" else member.resume()
             again = client.lock("x", ttl=TTL).acquire(PATIENCE)
@@ -114,13 +113,14 @@ class TestLoss:
         """`etcdctl lease revoke` ends all locks of the session, with the reason; the next lock has a fresh one."""
         client = connect(server.url)
         before = leases_of(server)
-        leases = [client.lock(name, ttl=TTL).acquire() for name in ("a", "b")]
+        leases = [client.lock(name, ttl=60).acquire() for name in ("a", "b")]
         reasons: list[str] = []
         for lease in leases:
             lease.on_lost(lambda _, reason: reasons.append(reason))
         (session,) = leases_of(server) - before
 
         server.etcdctl("lease", "revoke", f"{session:x}")
+        client._engine.confirm_soon()
 
         assert all(lease.wait_lost(PATIENCE) for lease in leases)
         wait_until(lambda: None if reasons == ["session"] * 2 else f"reasons: {reasons}")
@@ -149,11 +149,12 @@ class TestLoss:
     def test_deleted_key_notifies_the_holder(self, server: EtcdServer, connect: Connect) -> None:
         """The next renewal reports that nobody holds the lock; other locks of the session stay."""
         client = connect(server.url)
-        lease, other = (client.lock(name, ttl=TTL).acquire() for name in ("deleted", "stays"))
+        lease, other = (client.lock(name, ttl=60).acquire() for name in ("deleted", "stays"))
         reasons: list[str] = []
         lease.on_lost(lambda _, reason: reasons.append(reason))
 
         server.etcdctl("del", "--prefix", "lockkit/deleted/")
+        client._engine.confirm_soon()
 
         assert lease.wait_lost(PATIENCE)
         wait_until(lambda: None if reasons == ["gone"] else f"reasons: {reasons}")
@@ -163,8 +164,8 @@ class TestLoss:
     def test_lock_that_is_not_renewed_ends_beside_one_that_is(self, server: EtcdServer, connect: Connect) -> None:
         """Both share the session that the other one keeps alive; the lock without renewal ends all the same."""
         client, other = connect(server.url), connect(server.url)
-        kept = client.lock("kept", ttl=TTL).acquire()
-        dropped = client.lock("not kept", ttl=TTL, renew=False).acquire()
+        kept = client.lock("kept", ttl=2 * TTL).acquire()
+        dropped = client.lock("not kept", ttl=2 * TTL, renew=False).acquire()
 
         after = other.lock("not kept", ttl=TTL).acquire(PATIENCE)
 
@@ -205,11 +206,11 @@ class TestLostAnswers:
     ) -> None:
         """It cannot undo a grant whose answer it never got. Other locks of the session do not keep that key."""
         client, other = connect(f"etcd://{proxy.address}"), connect(server.url)
-        kept = client.lock("kept here", ttl=TTL).acquire()
+        kept = client.lock("kept here", ttl=2 * TTL).acquire()
         proxy.blackhole(to_server=False)
 
         with pytest.raises(lockkit.BackendUnavailable):
-            client.lock("cut off", ttl=TTL).acquire(timeout=0)
+            client.lock("cut off", ttl=2 * TTL).acquire(timeout=0)
         proxy.heal()
 
         lease = other.lock("cut off", ttl=TTL).acquire(PATIENCE)
@@ -297,6 +298,8 @@ class TestUnknownOutcomes:
 
     # An interrupt may strike after a coroutine was made and before it is awaited.
     @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
+    # And after a lease was had and before it is released.
+    @pytest.mark.filterwarnings("ignore:lease of lock 'stormy' .* was dropped:ResourceWarning")
     def test_storm_of_interrupts_loses_no_lease(self, server: EtcdServer, proxy: FaultProxy, connect: Connect) -> None:
         """Two hundred acquisitions are interrupted at random instants, while other locks are held and renewed."""
         client, other = connect(f"etcd://{proxy.address}"), connect(server.url)
@@ -406,8 +409,8 @@ class TestUnknownOutcomes:
     def test_more_leases_run_out_than_a_transaction_takes(self, server: EtcdServer, connect: Connect) -> None:
         """One heartbeat deletes them all, although the session of the held lock lives on."""
         client = connect(server.url)
-        kept = client.lock("kept beside many", ttl=2).acquire()
-        dropped = [client.lock(f"not kept {number}", ttl=2, renew=False).acquire() for number in range(150)]
+        kept = client.lock("kept beside many", ttl=5).acquire()
+        dropped = [client.lock(f"not kept {number}", ttl=5, renew=False).acquire() for number in range(150)]
         wait_until(lambda: "some are left" if queue_of(server, "lockkit/not kept ") else None)
         assert not any(lease.held for lease in dropped)
         assert kept.confirm()
@@ -420,8 +423,8 @@ class TestThreeMembers:
     def test_leader_dies_while_held_and_while_waiting(self, connect: Connect, cluster: EtcdCluster) -> None:
         """The holder keeps its lease, the waiter its place."""
         holder, waiter = connect(cluster.url), connect(cluster.url)
-        lease = holder.lock("x", ttl=15).acquire()
-        waiting = Waiting(waiter.lock("x", ttl=15))
+        lease = holder.lock("x", ttl=60).acquire()
+        waiting = Waiting(waiter.lock("x", ttl=60))
         until_waiting(holder, "x")
 
         leader = cluster.leader
@@ -440,9 +443,9 @@ class TestThreeMembers:
         """All of them keep their leases and slots; the writer that waits gets the lock after the last reader."""
         clients = [connect(cluster.url) for _ in range(2)]
         writer = connect(cluster.url)
-        readers = [client.rwlock("read", ttl=15).read().acquire(PATIENCE) for client in clients]
-        permits = [client.semaphore("permits", limit=2, ttl=15).acquire(PATIENCE) for client in clients]
-        waiting = Waiting(writer.lock("read", ttl=15))
+        readers = [client.rwlock("read", ttl=60).read().acquire(PATIENCE) for client in clients]
+        permits = [client.semaphore("permits", limit=2, ttl=60).acquire(PATIENCE) for client in clients]
+        waiting = Waiting(writer.lock("read", ttl=60))
         until_waiting(clients[0], "read")
 
         leader = cluster.leader

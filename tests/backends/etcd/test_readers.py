@@ -29,6 +29,7 @@ from tests.backends.etcd.support import (
     until_waiting,
     value_of,
 )
+from tests.tries import busy
 
 if TYPE_CHECKING:
     from lockkit.backends.etcd.backend import EtcdBackend
@@ -82,7 +83,7 @@ class TestOrder:
         readers = [one.rwlock("shared", ttl=LONG).read().acquire(PATIENCE) for one in (client, other)]
         with etcdctl_lock(server, "lockkit/shared") as theirs:
             until_waiting(client, "shared", 1)
-            assert third.rwlock("shared", ttl=LONG).read().try_acquire() is None
+            assert busy(third.rwlock("shared", ttl=LONG).read())
             late = Waiting(third.rwlock("shared", ttl=LONG).read())
             until_waiting(client, "shared", 2)
 
@@ -209,7 +210,7 @@ class TestDowngrade:
             assert queue_of(server, "lockkit/down/")[0] == key
             assert lease.token == token
             assert [(one.mode, one.waiters) for one in client.holders("down")] == [("shared", 2)] * 2
-            assert others[2].rwlock("down", ttl=LONG).read().try_acquire() is None
+            assert busy(others[2].rwlock("down", ttl=LONG).read())
             lease.extend(LONG + 1)
             lease.update({"step": 2})
             assert {one.owner: one.metadata.get("step") for one in client.holders("down")}[lease.owner] == 2
@@ -225,12 +226,12 @@ class TestDowngrade:
         lease = client.rwlock("beside", ttl=LONG).write().acquire(PATIENCE)
         lease.downgrade()
 
-        assert other.lock("beside", ttl=LONG).try_acquire() is None
+        assert busy(other.lock("beside", ttl=LONG))
         reader = other.rwlock("beside", ttl=LONG).read().try_acquire()
 
         assert reader is not None
         lease.release()
-        assert client.lock("beside", ttl=LONG).try_acquire() is None
+        assert busy(client.lock("beside", ttl=LONG))
         reader.release()
         client.lock("beside", ttl=LONG).acquire(PATIENCE).release()
 
@@ -316,8 +317,8 @@ class TestUpdate:
     ) -> None:
         """Its key is deleted with the heartbeat of the other, whatever its value is."""
         client = connect()
-        kept = client.lock("kept", ttl=TTL).acquire(PATIENCE)
-        ending = client.lock("ending", ttl=TTL, renew=False).acquire(PATIENCE)
+        kept = client.lock("kept", ttl=2 * TTL).acquire(PATIENCE)
+        ending = client.lock("ending", ttl=2 * TTL, renew=False).acquire(PATIENCE)
         ending.update({"step": 1})
 
         wait_until(lambda: "it is there" if queue_of(server, "lockkit/ending/") else None)
@@ -333,12 +334,12 @@ class TestFaults:
         """Its key goes with its etcd lease; then a writer waits for the living one only."""
         code = (
             "import sys, lockkit, time\n"
-            "lease = lockkit.connect(sys.argv[1]).rwlock('dying', ttl=2).read().acquire(60)\n"
+            "lease = lockkit.connect(sys.argv[1]).rwlock('dying', ttl=4).read().acquire(60)\n"
             "print(lease.owner, flush=True)\n"
             "time.sleep(600)\n"
         )
         client, other = connect(), connect()
-        living = client.rwlock("dying", ttl=TTL).read().acquire(PATIENCE)
+        living = client.rwlock("dying", ttl=6).read().acquire(PATIENCE)
         with subprocess.Popen([sys.executable, "-c", code, server.url], stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             dead = process.stdout.readline().strip()
@@ -373,11 +374,11 @@ class TestFaults:
     def test_reader_that_was_cut_off_leaves_nothing(self, proxy: FaultProxy, connect: Connect) -> None:
         """It cannot undo a grant whose answer it never got; another reader of its session does not keep that key."""
         client, other = connect(f"etcd://{proxy.address}"), connect()
-        kept = client.rwlock("cut read", ttl=TTL).read().acquire(PATIENCE)
+        kept = client.rwlock("cut read", ttl=2 * TTL).read().acquire(PATIENCE)
         proxy.blackhole(to_server=False)
         trying = threading.Thread(
             target=pytest.raises,
-            args=(lockkit.BackendUnavailable, client.rwlock("cut read", ttl=TTL).read().acquire, 0),
+            args=(lockkit.BackendUnavailable, client.rwlock("cut read", ttl=2 * TTL).read().acquire, 0),
         )
         trying.start()
         trying.join(PATIENCE)

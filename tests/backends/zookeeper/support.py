@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from kazoo.client import KazooClient
 from kazoo.exceptions import NoNodeError
 
+import lockkit
 from lockkit.backends.zookeeper.backend import ZooKeeperBackend
 from lockkit.testing.servers import ZooKeeperServer, wait_until
 
@@ -39,11 +40,12 @@ def kazoo_client(address: str, **options: Any) -> Iterator[KazooClient]:
 
 @contextmanager
 def holding(locks: Iterable[Lock]) -> Iterator[list[Lease]]:
-    """Hold free locks, and release them at the end, also if only some of them were granted."""
+    """Hold free locks, and release them at the end, also if only some of them were granted, or one was lost."""
     with ExitStack() as held:
         leases = []
         for lock in locks:
             leases.append(lock.acquire(PATIENCE))
+            held.enter_context(suppress(lockkit.LockLost))
             held.callback(leases[-1].release)
         yield leases
 
@@ -96,8 +98,9 @@ class Tree:
 class Waiters:
     """Threads that wait for a lock one after the other, each with a client of its own."""
 
-    def __init__(self, tree: Tree, directory: str) -> None:
-        """Start no thread yet."""
+    def __init__(self, tree: Tree, directory: str, timeout: float = PATIENCE) -> None:
+        """Start no thread yet; each waits for at most `timeout` seconds."""
+        self._timeout = timeout
         self._tree = tree
         self._directory = directory
         self._threads: list[threading.Thread] = []
@@ -108,7 +111,7 @@ class Waiters:
         number = len(self._threads)
 
         def wait() -> None:
-            with client.lock(name, ttl=ttl, timeout=PATIENCE):
+            with client.lock(name, ttl=ttl, timeout=self._timeout):
                 self.order.append(number)
 
         thread = threading.Thread(target=wait, daemon=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import threading
@@ -16,13 +17,14 @@ import lockkit
 import lockkit.aio
 from lockkit.backends.zookeeper.backend import ZooKeeperBackend
 from lockkit.backends.zookeeper.path import contenders, escape_name
-from lockkit.backends.zookeeper.session import LockNode
+from lockkit.backends.zookeeper.session import LockNode, Session
 from lockkit.configuration.registry import split_options
 from lockkit.runtime import drive
 from lockkit.testing.servers import ZooKeeperServer, require, wait_until
 from lockkit.url import parse
 from tests.backends.support import StubHost
 from tests.backends.zookeeper.support import PATIENCE, Tree, backend_of, kazoo_client, sessions_of
+from tests.interrupts import CallStrike
 from tests.tries import busy
 
 if TYPE_CHECKING:
@@ -136,6 +138,7 @@ class TestWoken:
         wait, stopped = backend.wait, threading.Event()
 
         async def wait_and_stop(request: Request, busy: Busy, until: float) -> None:
+            threading.Timer(0.5, lease.release).start()
             await wait(request, busy, until)
             session = request.state.session
             wait_until(lambda: None if request in session.watches._listings else "not asked yet", timeout=PATIENCE)
@@ -144,7 +147,6 @@ class TestWoken:
 
         monkeypatch.setattr(backend, "wait", wait_and_stop)
         lease = holder.lock("stopped", ttl=LONG).acquire(PATIENCE)
-        threading.Timer(0.5, lease.release).start()
 
         with waiter.lock("stopped", ttl=LONG, timeout=PATIENCE) as later:
             assert stopped.is_set()
@@ -206,7 +208,7 @@ class TestCleanUp:
         name = f"unrenewed-{face}"
 
         async def scenario() -> None:
-            async with lockkit.aio.connect(server.url) as client, client.lock("beside", ttl=2):
+            async with lockkit.aio.connect(server.url) as client, client.lock("beside", ttl=2, raise_on_lost=False):
                 lease = await client.lock(name, ttl=2, renew=False).acquire(PATIENCE)
                 assert await lease.wait_lost(PATIENCE)
                 await asyncio.to_thread(tree.until_empty, f"/lockkit/{name}")
@@ -215,7 +217,7 @@ class TestCleanUp:
             asyncio.run(scenario())
             return
         client = connect(server.url)
-        with client.lock("beside", ttl=2):
+        with client.lock("beside", ttl=2, raise_on_lost=False):
             assert client.lock(name, ttl=2, renew=False).acquire(PATIENCE).wait_lost(PATIENCE)
             tree.until_empty(f"/lockkit/{name}")
 
@@ -510,3 +512,74 @@ def test_chroot_of_an_application_s_client_is_in_the_url(server: ZooKeeperServer
     client: Any = KazooClient(f"{server.address}/below")
     with lockkit.from_client(client) as ours:
         assert ours.url == f"zookeeper://{server.address}/below"
+
+
+@pytest.mark.parametrize("chroot", ["/missing", "/missing/too"])
+def test_chroot_of_an_application_s_client_is_created(server: ZooKeeperServer, chroot: str) -> None:
+    """As that in a URL: kazoo's own locks also create it."""
+    client: Any = KazooClient(f"{server.address}{chroot}")
+    client.start_async().wait(PATIENCE)
+    try:
+        with lockkit.from_client(client) as ours, ours.lock("x", ttl=LONG, timeout=PATIENCE):
+            assert client.get_children("/lockkit/x")
+    finally:
+        client.stop()
+        client.close()
+
+
+def test_interrupt_while_a_session_begins(server: ZooKeeperServer) -> None:
+    """Ctrl-C at each instant at which Python looks for signals: the next call has a session, and no thread is left."""
+    before, number = set(threading.enumerate()), 0
+    while True:
+        with lockkit.connect(server.url) as client:
+            strike = CallStrike(number, Session._start.__code__, KazooClient.start_async.__code__)
+            strike.during(client.ping)
+
+            client.lock("begun", ttl=LONG).acquire(PATIENCE).release()
+        wait_until(lambda: None if set(threading.enumerate()) <= before else "a thread is left", timeout=PATIENCE)
+        if not strike.struck:
+            break
+        number += 1
+    assert number > 5
+
+
+def test_client_that_is_dropped_leaves_no_thread(
+    server: ZooKeeperServer, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was not closed. Its connection ends with it, and the server ends the session."""
+    monkeypatch.setattr("lockkit.engine.renewal.LINGER", 0.1)
+    monkeypatch.setattr("lockkit.backends.zookeeper.short_leases.LINGER_SECONDS", 0.1)
+    holder = connect(server.url)
+    client: Client | None = lockkit.connect(server.url)
+    assert client is not None
+    # Its threads sleep until something would have been due for its lease.
+    with holder.lock("theirs", ttl=LONG), client.lock("ours", ttl=6) as lease:
+        # Both nodes are watched.
+        lease.extend()
+        with pytest.raises(lockkit.LockTimeout):
+            client.lock("theirs", ttl=6).acquire(timeout=0.1)
+    thread = sessions_of(client)[0].client._connection._connection_routine
+    del lease
+    client = None
+
+    def problem() -> str | None:
+        gc.collect()
+        return f"{thread} is left" if thread.is_alive() else None
+
+    wait_until(problem, timeout=PATIENCE)
+
+
+def test_forked_child_that_collects_a_client_leaves_the_parent_s_connection(
+    server: ZooKeeperServer, connect: Connect
+) -> None:
+    """Ending it would end the parent's: they share the socket."""
+    client = connect(server.url)
+    client.ping()
+    (session,) = sessions_of(client)
+    assert session._connection is not None
+
+    session._connection.drop(os.getpid() + 1)
+
+    client.lock("parent", ttl=LONG).acquire(PATIENCE).release()
+    assert session.watches.connections_count == 1
+    assert session.usable

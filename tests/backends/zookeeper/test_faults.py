@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import subprocess
 import sys
 import threading
@@ -10,20 +11,26 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from kazoo.protocol.states import KazooState
 
 import lockkit
 import lockkit.aio
+from lockkit.backend import Grant, Request
+from lockkit.backends.zookeeper.quirks import create_and_list
+from lockkit.runtime import drive
 from lockkit.testing.servers import FaultProxy, ZooKeeperEnsemble, ZooKeeperServer, require, wait_until
 from tests.backends.zookeeper.support import (
     PATIENCE,
     Tree,
     Waiters,
+    backend_of,
     end_session,
     holding,
     kazoo_client,
     packets_count,
+    sessions_of,
 )
-from tests.tries import busy
+from tests.tries import busy, until_renewed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -79,7 +86,7 @@ class TestLostAnswers:
                 await client.ping()
                 dropped = proxy.drop_next_reply(match=b"__lock__")
                 async with client.lock("created-aio", ttl=LONG, timeout=PATIENCE) as lease:
-                    assert dropped.is_set()
+                    assert await asyncio.to_thread(dropped.wait, PATIENCE)
                     (node,) = tree.nodes("/lockkit/created-aio")
                     assert node.startswith(lease.owner)
 
@@ -102,6 +109,67 @@ class TestLostAnswers:
         with other.lock("late", ttl=LONG, timeout=PATIENCE):
             pass
         tree.until_empty("/lockkit/late")
+
+    def test_grant_that_the_caller_does_not_take_is_given_back(
+        self, server: ZooKeeperServer, tree: Tree, connect: Connect
+    ) -> None:
+        """The answer came too late to be believed, or Ctrl-C struck just after it."""
+        client = connect(server.url)
+        backend, runtime = backend_of(client), client._engine.client.runtime
+        request = Request("too-late", runtime.owner(), LONG, "{}", queue=False, runtime=runtime)
+        client.ping()
+        assert isinstance(drive(backend.try_acquire(request)), Grant)
+        assert tree.nodes("/lockkit/too-late")
+
+        drive(backend.abandon(request))
+
+        assert tree.nodes("/lockkit/too-late") == []
+
+    @pytest.mark.parametrize("outage", [False, True], ids=["at once", "after an outage"])
+    def test_creation_that_goes_to_the_next_session_is_removed(
+        self,
+        server: ZooKeeperServer,
+        tree: Tree,
+        proxy: FaultProxy,
+        connect: Connect,
+        monkeypatch: pytest.MonkeyPatch,
+        *,
+        outage: bool,
+    ) -> None:
+        """
+        The session ends just before the request is handed over, and kazoo sends it in the next one.
+
+        kazoo keeps that session alive, and with it the node, for as long as the client lives.
+        """
+        client, other = connect(through(proxy)), connect(server.url)
+        client.lock("next", ttl=LONG).acquire(PATIENCE).release()
+        (session,) = sessions_of(client)
+        former, ended = session.id, threading.Event()
+
+        def listen(state: str) -> None:
+            if state == KazooState.LOST:
+                if outage:
+                    proxy.refuse()
+                ended.set()
+
+        def create(*arguments: Any) -> list[Any]:
+            monkeypatch.undo()
+            session.client.add_listener(listen)
+            end_session(server, client)
+            assert ended.wait(PATIENCE)
+            if not outage:
+                wait_until(lambda: None if session.id not in {0, former} else "no next session", timeout=PATIENCE)
+            return create_and_list(*arguments)
+
+        monkeypatch.setattr("lockkit.backends.zookeeper.queue.create_and_list", create)
+        with pytest.raises(lockkit.BackendUnavailable):
+            client.lock("next", ttl=LONG).acquire(timeout=0 if outage else 0.001)
+        assert ended.is_set()
+        proxy.heal()
+
+        with other.lock("next", ttl=LONG, timeout=PATIENCE):
+            client.lock("connected", ttl=LONG).acquire(PATIENCE).release()
+        tree.until_empty("/lockkit/next")
 
     def test_release_whose_answer_was_lost_frees_nobody_else_s_lock(
         self, server: ZooKeeperServer, proxy: FaultProxy, connect: Connect
@@ -193,6 +261,21 @@ class TestSessions:
             wait_until(lambda: None if changed(before, tree) else "the waiter has not come back", timeout=PATIENCE)
         assert waiters.end() == [0]
 
+    def test_waiter_whose_node_an_operator_deletes_stands_in_line_again(
+        self, server: ZooKeeperServer, tree: Tree, connect: Connect
+    ) -> None:
+        """It finds out when it is woken, and does not take the lock without a node."""
+        holder, waiter = connect(server.url), connect(server.url)
+        waiters = Waiters(tree, "/lockkit/removed")
+        with holder.lock("removed", ttl=LONG):
+            (held,) = tree.nodes("/lockkit/removed")
+            waiters.add(waiter, "removed", LONG, 1)
+            (place,) = set(tree.nodes("/lockkit/removed")) - {held}
+            tree.client.delete(f"/lockkit/removed/{place}")
+
+        assert waiters.end() == [0]
+        tree.until_empty("/lockkit/removed")
+
     def test_node_that_an_operator_deletes_is_a_lost_lease(self, server: ZooKeeperServer, connect: Connect) -> None:
         """The first renewal detects it at the latest; after that it is detected at once."""
         client = connect(server.url)
@@ -225,16 +308,31 @@ class TestSessions:
     ) -> None:
         """Twenty waiters keep their order, and the holder its lock."""
         holder = connect(server.url)
-        waiters = Waiters(tree, "/lockkit/storm")
+        waiters = Waiters(tree, "/lockkit/storm", timeout=LONGEST)
+
+        def away() -> str | None:
+            return None if proxy.counts.open == 20 else "a waiter is away"
+
+        def unwatched() -> str | None:
+            found = re.search(r"Total watches:(\d+)", server.four_letters("wchs"))
+            assert found is not None
+            return None if int(found[1]) == 21 else f"{found[1]} nodes are watched"
+
         # Longer than all this takes: a waiter asks again after its ttl, and one that is cut off then begins anew.
         with holder.lock("storm", ttl=LONGEST) as lease:
             for _ in range(20):
                 waiters.add(connect(through(proxy)), "storm", LONGEST, 1)
             nodes = tree.nodes("/lockkit/storm")
+            wait_until(unwatched, timeout=PATIENCE)
 
+            settled_at = time.monotonic()
             for _ in range(50):
                 proxy.cut()
-                wait_until(lambda: None if proxy.counts.open == 20 else "a waiter is away", timeout=PATIENCE)
+                wait_until(away, timeout=PATIENCE)
+                # One who has no answer for five seconds begins anew: on a busy machine that might be several cuts.
+                if time.monotonic() > settled_at + 0.5:
+                    wait_until(unwatched, timeout=PATIENCE)
+                    settled_at = time.monotonic()
 
             assert lease.confirm()
             assert tree.nodes("/lockkit/storm") == nodes
@@ -268,28 +366,73 @@ class TestCrowds:
         assert entered.wait(PATIENCE)
         asked = packets_count(server) - before
 
-        # delete; sync and get_children of the one that was woken. Room for a heartbeat; 18 others would ask 54 times.
-        assert 3 <= asked <= 8
+        # delete; get_children of the one that was woken, after a long wait with sync. Room for a heartbeat; 18 others
+        # would ask 36 times.
+        assert 2 <= asked <= 8
         leave.set()
         thread.join(PATIENCE)
         assert waiters.end() == [*range(18)]
+
+    @pytest.mark.parametrize(
+        ("share", "ttl", "waited", "expected"),
+        [(0.9, LONG, 0.0, 2), (0.0, LONG, 0.0, 3), (0.9, 3600.0, 130.0, 3)],
+        ids=["short wait", "long wait", "long for the session, not for the ttl"],
+    )
+    def test_requests_of_a_hand_off(
+        self,
+        server: ZooKeeperServer,
+        connect: Connect,
+        monkeypatch: pytest.MonkeyPatch,
+        *,
+        share: float,
+        ttl: float,
+        waited: float,
+        expected: int,
+    ) -> None:
+        """The holder's delete, and one listing of the queue by the waiter; after a long wait it asks the leader too."""
+        monkeypatch.setattr("lockkit.backends.zookeeper.session.RECENT_SHARE", share)
+        holder, waiter = connect(server.url), connect(server.url)
+        counts = []
+        for _ in range(3):  # a heartbeat may fall into one
+            entered, leave = threading.Event(), threading.Event()
+
+            def wait(entered: threading.Event = entered, leave: threading.Event = leave) -> None:
+                with waiter.lock("hand-off", ttl=ttl, timeout=PATIENCE) as lease:
+                    assert lease.remaining() > 0
+                    entered.set()
+                    leave.wait(PATIENCE)
+
+            lease = holder.lock("hand-off", ttl=LONG).acquire(PATIENCE)
+            thread = threading.Thread(target=wait, daemon=True)
+            thread.start()
+            wait_until(
+                lambda: None if "/hand-off/" in server.four_letters("wchp") else "nothing is watched", timeout=PATIENCE
+            )
+            for session in sessions_of(waiter):
+                session._leader_answered -= waited
+            before = packets_count(server)
+            lease.release()
+            assert entered.wait(PATIENCE)
+            counts.append(packets_count(server) - before - 1)  # the question before
+            leave.set()
+            thread.join(PATIENCE)
+
+        assert min(counts) == expected
 
     def test_renewals_of_many_leases_are_one_request(self, server: ZooKeeperServer, connect: Connect) -> None:
         """
         The server reports when a node goes away, so one heartbeat of their session serves all that are due.
 
-        They were acquired one after the other and are due in some batches; asked for one by one it would be 300.
+        They were acquired one after the other and are due in some batches; asked for one by one it would be 100.
         """
         client = connect(server.url)
-        with holding(client.lock(f"many-{number}", ttl=TTL) for number in range(100)) as leases:
-            time.sleep(TTL)
+        with holding(client.lock(f"many-{number}", ttl=9) for number in range(100)) as leases:
+            until_renewed(*leases)
             before = packets_count(server)
 
-            time.sleep(TTL)
+            until_renewed(*leases)
 
-            assert packets_count(server) - before <= 100
-            for lease in leases:
-                lease.check()
+            assert packets_count(server) - before <= 50
 
     def test_a_hundred_idle_waiters_ask_nothing(self, server: ZooKeeperServer, tree: Tree) -> None:
         """In five seconds there is no request at all: the first heartbeat of a session is due after forty."""
@@ -303,10 +446,13 @@ class TestCrowds:
             lease = await clients[0].lock("idle", ttl=LONGEST, renew=False).acquire(PATIENCE)
             waiting = [asyncio.create_task(wait(client)) for client in clients[1:]]
             await asyncio.to_thread(tree.until_waiting, "/lockkit/idle", 101)
-            await asyncio.sleep(1)  # the last one sets its watch
-            before = packets_count(server)
-            await asyncio.sleep(5)
-            asked = packets_count(server) - before
+            asked = 101
+            for _ in range(3):  # the first time, on a busy machine, the last ones set their watches
+                before = await asyncio.to_thread(packets_count, server)
+                await asyncio.sleep(5)
+                asked = await asyncio.to_thread(packets_count, server) - before
+                if asked <= 5:
+                    break
             await lease.release()
             await asyncio.gather(*waiting)
             await asyncio.gather(*(client.close() for client in clients))
@@ -323,7 +469,7 @@ class TestEnsemble:
     ) -> None:
         """The sessions move to the members that are left; tokens keep increasing."""
         client, other = connect(ensemble.url), connect(ensemble.url)
-        lease = client.lock("election", ttl=20).acquire(PATIENCE)
+        lease = client.lock("election", ttl=40).acquire(PATIENCE)
         entered: list[int] = []
         thread = threading.Thread(target=lambda: enter(other, "election", entered), daemon=True)
         thread.start()
@@ -362,7 +508,7 @@ class TestEnsemble:
         follower, *_ = ensemble.followers
         hosts = sorted((member.address for member in ensemble.members), key=lambda address: address != follower.address)
         client = connect(f"zookeeper://{','.join(hosts)}", randomize_hosts=False)
-        lease = client.lock("hangs", ttl=20).acquire(PATIENCE)
+        lease = client.lock("hangs", ttl=40).acquire(PATIENCE)
 
         follower.pause()
         try:
@@ -378,8 +524,8 @@ class TestEnsemble:
         """Those that were connected to it move on; a writer waits for all of them, whatever moved."""
         clients = [connect(f"zookeeper://{member.address}") for member in ensemble.members]
         clients = [*clients, *(connect(ensemble.url) for _ in range(3))]
-        readers = [client.rwlock("restart", ttl=20).read().acquire(PATIENCE) for client in clients]
-        permits = [client.semaphore("restart", limit=6, ttl=20).acquire(PATIENCE) for client in clients]
+        readers = [client.rwlock("restart", ttl=40).read().acquire(PATIENCE) for client in clients]
+        permits = [client.semaphore("restart", limit=6, ttl=40).acquire(PATIENCE) for client in clients]
         follower, *_ = ensemble.followers
 
         follower.kill()
@@ -390,7 +536,7 @@ class TestEnsemble:
         assert len({permit.slot for permit in permits}) == 6
         assert clients[-1].semaphore("restart", limit=7, ttl=20).available() == 1
         writer = connect(ensemble.url)
-        assert writer.lock("restart", ttl=20).try_acquire() is None
+        assert busy(writer.lock("restart", ttl=20))
         entered: list[int] = []
         thread = threading.Thread(target=lambda: enter(writer, "restart", entered), daemon=True)
         thread.start()
@@ -435,7 +581,7 @@ class TestShared:
 
         assert (permit.slot, after.slot) == (0, 1)
         assert [holder.owner for holder in client.holders("killed")] == [living.owner]
-        assert other.lock("killed", ttl=LONG).try_acquire() is None
+        assert busy(other.lock("killed", ttl=LONG))
         living.release()
         with other.lock("killed", ttl=LONG, timeout=PATIENCE) as lease:
             assert lease.token > living.token
@@ -486,7 +632,7 @@ class TestShared:
             client.ping()
             dropped = proxy.drop_next_reply(match=b"__rlock__")
             with client.rwlock("undone", ttl=LONG, timeout=PATIENCE).read() as lease:
-                assert dropped.is_set()
+                assert dropped.wait(PATIENCE)
                 assert sum(node.startswith(lease.owner) for node in tree.nodes("/lockkit/undone")) == 1
                 assert len(tree.nodes("/lockkit/undone")) == 2
         tree.until_empty("/lockkit/undone")

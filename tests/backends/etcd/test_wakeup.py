@@ -1,0 +1,183 @@
+"""Watches: what wakes a waiter, what does not, and which watches stay."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from lockkit.backends.etcd import rpc_pb2 as rpc
+from lockkit.backends.etcd.backend import EtcdBackend
+from lockkit.backends.etcd.connection import TXN
+from lockkit.backends.etcd.session import Contender
+from lockkit.backends.etcd.wakeup import IDLE_MAX
+from lockkit.runtime import drive
+from lockkit.testing.servers import wait_until
+from lockkit.testing.timing import PATIENCE
+
+if TYPE_CHECKING:
+    from lockkit.backends.etcd.wakeup import WakeupListener
+    from lockkit.testing.servers import EtcdServer
+    from tests.backends.etcd.support import Connect
+
+
+class Keys:
+    """Writes keys that contenders wait for, through a client's backend, and has its listener watch them."""
+
+    def __init__(self, backend: EtcdBackend) -> None:
+        """Use a backend."""
+        self._backend = backend
+        self.listener: WakeupListener = backend._listener
+
+    def _write(self, operation: rpc.RequestOp) -> int:
+        request = rpc.TxnRequest(success=[operation])
+        answer = drive(self._backend.cluster.call(TXN, request, resend=True))
+        return int(answer.header.revision)
+
+    def put(self, key: bytes) -> int:
+        """Give the revision."""
+        return self._write(rpc.RequestOp(request_put=rpc.PutRequest(key=key, value=b"x")))
+
+    def delete(self, key: bytes) -> int:
+        """Give the revision."""
+        return self._write(rpc.RequestOp(request_delete_range=rpc.DeleteRangeRequest(key=key)))
+
+    def contender(self, key: bytes, seen_at: int) -> Contender:
+        """Make one that waits for a key that was there at a revision."""
+        made = Contender("x", "owner", b"x/", b"value", self._backend._runtime.event())
+        made.waits_for(seen_at, key)
+        return made
+
+    def until_confirmed(self, contender: Contender) -> None:
+        """Wait until the member has confirmed a watch."""
+        watch = self.listener._watches[contender.watch_id]
+        wait_until(lambda: None if watch.since else "not confirmed yet", timeout=PATIENCE)
+
+    def until_woken(self, contender: Contender) -> None:
+        """Wait until a contender has been woken."""
+        assert contender.wake is not None
+        assert drive(contender.wake.wait(PATIENCE))
+
+    def watched(self, key: bytes) -> Contender:
+        """Put a key, and give a contender that waits for it and is sure to be woken."""
+        contender = self.contender(key, self.put(key))
+        assert self.listener.watch(contender)
+        self.until_confirmed(contender)
+        assert contender.wake is not None
+        assert not contender.wake.is_set()
+        return contender
+
+
+@pytest.fixture
+def keys(connect: Connect) -> Keys:
+    """Keys at the server."""
+    client = connect()
+    client.ping()
+    backend = client._engine.client.backend
+    assert isinstance(backend, EtcdBackend)
+    return Keys(backend)
+
+
+class TestNoDeletionIsMissed:
+    """Each order of the look at the queue, the beginning of the watch, and the deletion."""
+
+    def test_after_the_watch(self, keys: Keys) -> None:
+        """The waiter is woken then, and not before."""
+        contender = keys.watched(b"after")
+
+        keys.delete(b"after")
+
+        keys.until_woken(contender)
+
+    def test_between_the_look_and_the_watch(self, keys: Keys) -> None:
+        """The member confirms the watch with a later revision, so the waiter looks again."""
+        contender = keys.contender(b"between", keys.put(b"between"))
+        keys.delete(b"between")
+
+        assert keys.listener.watch(contender)
+
+        keys.until_woken(contender)
+
+    def test_of_a_watch_that_stayed(self, keys: Keys) -> None:
+        """The next waiter for a key of that name is woken by it, and not by what was before."""
+        keys.listener.unwatch(keys.watched(b"stayed"))
+        (watch_id,) = keys.listener._idle.values()
+        contender = keys.contender(b"stayed", keys.put(b"stayed"))
+
+        assert keys.listener.watch(contender)
+
+        assert contender.watch_id == watch_id
+        assert contender.wake is not None
+        assert not contender.wake.is_set()
+        keys.delete(b"stayed")
+        keys.until_woken(contender)
+
+    def test_before_a_watch_that_stayed(self, keys: Keys) -> None:
+        """A watch that began after the look may have missed the deletion, so there is another one."""
+        seen_at = keys.put(b"late")
+        keys.delete(b"late")
+        keys.listener.unwatch(keys.watched(b"late"))
+        (watch_id,) = keys.listener._idle.values()
+        contender = keys.contender(b"late", seen_at)
+
+        assert keys.listener.watch(contender)
+
+        assert contender.watch_id != watch_id
+        keys.until_woken(contender)
+
+
+class TestWatchesThatStay:
+    """They end when they are of no use."""
+
+    def test_one_that_reports_what_nobody_waits_for_ends(self, keys: Keys) -> None:
+        """Else each later deletion would cost a message."""
+        keys.listener.unwatch(keys.watched(b"useless"))
+
+        keys.delete(b"useless")
+
+        wait_until(lambda: "it stays" if keys.listener._idle or keys.listener._watches else None)
+
+    def test_there_are_only_a_few(self, keys: Keys) -> None:
+        """The oldest end."""
+        for number in range(IDLE_MAX + 2):
+            keys.listener.unwatch(keys.watched(b"few-%d" % number))
+
+        assert [*keys.listener._idle] == [b"few-%d" % number for number in range(2, IDLE_MAX + 2)]
+        assert len(keys.listener._watches) == IDLE_MAX
+
+
+def messages(server: EtcdServer) -> tuple[int, int]:
+    """Count the transactions, and what the member has received on watch streams."""
+
+    def total(metric: str, method: str) -> int:
+        found = server.metrics().items()
+        return sum(int(float(value)) for name, value in found if name.startswith(metric) and f'"{method}"' in name)
+
+    return total("grpc_server_handled_total", "Txn"), total("grpc_server_msg_received_total", "Watch")
+
+
+def test_clients_that_take_turns_send_three_requests_each(server: EtcdServer, connect: Connect) -> None:
+    """To create the key, to look when the one in front has gone, and to delete it; a watch only the first time."""
+    holder, waiter = connect(ttl=30), connect(ttl=30)
+    waiter.ping()
+    backend = waiter._engine.client.backend
+    assert isinstance(backend, EtcdBackend)
+    watches = backend._listener._watches
+    counts = []
+    for _ in range(4):  # a renewal may fall into one
+        before = messages(server)
+        lease = holder.lock("turns", timeout=PATIENCE).acquire()
+        waiting = threading.Thread(target=lambda: waiter.lock("turns", timeout=PATIENCE).acquire().release())
+        waiting.start()
+        wait_until(
+            lambda: None if any(one.contender and one.since for one in watches.values()) else "no waiter",
+            timeout=PATIENCE,
+        )
+        lease.release()
+        waiting.join(PATIENCE)
+        after = messages(server)
+        counts.append((after[0] - before[0], after[1] - before[1]))
+
+    assert counts[0][1] >= 1
+    assert min(counts[1:]) == (5, 0)  # the holder did not have to look

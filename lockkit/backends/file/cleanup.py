@@ -15,7 +15,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from lockkit.backends.file.client_file import has_ended
-from lockkit.backends.file.directory import boot_id
+from lockkit.backends.file.directory import boot_id, is_at
 from lockkit.backends.file.record import (
     REMOVED,
     DamagedError,
@@ -119,6 +119,8 @@ class Cleanup:
     def _remove_if_unused(self, fd: int, path: str) -> None:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not is_at(fd, path):
+                return  # another client removed it before the flock, and a third may have made it again and hold it
             state, boot = decode(read_record(fd), None)
         except RemovedError:
             os.unlink(path)  # noqa: PTH108 - the process that wrote REMOVED died before it removed the file

@@ -23,6 +23,7 @@ import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from lockkit.backends.file.directory import is_at, unlink
 from lockkit.errors import BackendUnavailable
 
 if TYPE_CHECKING:
@@ -41,8 +42,8 @@ _CONTENT = re.compile(rb"lockkit-client 1 pid ([0-9]+) ttl_max_us ([0-9]{16})\n"
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 CHECK_SECONDS = 1.0
-"""How often a client checks that its file is still there. Without it, the other clients assume that this one has ended
-and take its locks until the next check."""
+"""How often a client that holds or waits checks that its file is still there. Without it, the other clients assume that
+this one has ended, take its locks, and pass over its waiters until the next check."""
 
 TOUCH_SECONDS = 3600.0
 """How often a client that renews marks its file as in use. Cleaners such as systemd-tmpfiles(8) remove from /tmp what
@@ -94,7 +95,7 @@ class ClientFile:
             if self._closed:
                 message = "this client is closed: connect again"
                 raise BackendUnavailable(message)
-            if self._is_missing():
+            if self.fd < 0 or not is_at(self.fd, self.path):
                 # What it holds is free for others from the removal on, unless it renews first.
                 removed = self.path
                 self._make(now)
@@ -105,14 +106,6 @@ class ClientFile:
     def check_soon(self) -> None:
         """Have the next operation call `check`."""
         self.check_at = 0.0
-
-    def _is_missing(self) -> bool:
-        if self.fd < 0:
-            return True
-        try:
-            return os.stat(self.path).st_ino != os.fstat(self.fd).st_ino  # noqa: PTH116
-        except FileNotFoundError:
-            return True
 
     def _make(self, now: float) -> None:
         self._directory.prepare()
@@ -126,7 +119,7 @@ class ClientFile:
             os.rename(hidden, path)  # noqa: PTH104
         except BaseException:
             os.close(fd)
-            os.unlink(hidden)  # noqa: PTH108
+            unlink(hidden)  # Ctrl-C may come when it has its name
             raise
         if self.fd >= 0:
             self._on_removed()
@@ -164,7 +157,7 @@ class ClientFile:
         """End this client for good: the locks that it holds are free."""
         self._closed = True
         if self.fd >= 0:
-            _unlink(self.path)
+            unlink(self.path)
         self.forget()
 
     def forget(self) -> None:
@@ -201,7 +194,7 @@ def has_ended(directory: Directory, client_id: str) -> bool:
         return False
     finally:
         os.close(fd)
-    _unlink(path)
+    unlink(path)  # another client may be faster
     return True
 
 
@@ -244,9 +237,3 @@ def _ttl_max(path: str) -> float:
         message = f"{path} does not say the largest ttl of that client"
         raise ValueError(message)
     return int(content[2]) / 1e6
-
-
-def _unlink(path: str) -> None:
-    # Another client was faster; or it is another user's in a sticky directory, whose clients will remove it.
-    with suppress(FileNotFoundError, PermissionError):
-        os.unlink(path)  # noqa: PTH108

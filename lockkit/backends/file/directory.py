@@ -15,6 +15,7 @@ import hashlib
 import os
 import stat
 import sys
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -28,9 +29,11 @@ __all__ = [
     "boot_id",
     "file_system",
     "find_flaw",
+    "is_at",
     "record_file_prefix",
     "record_name",
     "reserve",
+    "unlink",
 ]
 
 _LINUX = sys.platform == "linux"
@@ -200,6 +203,12 @@ class Directory:
         except FileExistsError:
             if not os.path.isdir(path):  # noqa: PTH112
                 raise
+        except PermissionError as error:
+            message = (
+                f"{path} cannot be made, since this user may not write to {os.path.dirname(path)}: name another "  # noqa: PTH120
+                "directory, in the URL or with LOCKKIT_STATE_DIR"
+            )
+            raise ConfigurationError(message) from error
         else:
             os.chmod(path, mode)  # noqa: PTH101 - past the umask
 
@@ -220,9 +229,27 @@ class Directory:
             os.pwrite(fd, content, 0)
         except BaseException:
             os.close(fd)
-            os.unlink(path)  # noqa: PTH108
+            unlink(path)
             raise
         return fd
+
+
+def unlink(path: str) -> None:
+    """Remove a file. No error, which could hide Ctrl-C, if it is gone or another user's in a sticky directory."""
+    with suppress(FileNotFoundError, PermissionError):
+        os.unlink(path)  # noqa: PTH108
+
+
+def is_at(fd: int, path: str) -> bool:
+    """
+    Tell whether an open file is the one that has this name now.
+
+    The number of its names does not tell that: a process that was killed while it made a record leaves a second one.
+    """
+    try:
+        return os.path.samestat(os.fstat(fd), os.lstat(path))
+    except FileNotFoundError:
+        return False
 
 
 def reserve(fd: int, size: int, wanted: int) -> None:

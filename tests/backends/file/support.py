@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import stat
-import threading
+import sys
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
-
-import pytest
 
 from lockkit.backend import Grant
 from lockkit.backends.file.backend import FileBackend
@@ -16,8 +16,6 @@ from lockkit.runtime import drive
 from tests.backends.support import FakeClock, StubHost
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from lockkit.backend import Request
 
 LONG = 600.0
@@ -44,16 +42,6 @@ def waiter_count(backend: FileBackend) -> int:
     return (holders[0].waiters or 0) if holders else 0
 
 
-def until(condition: Callable[[], bool]) -> None:
-    """Wait for it, up to half a minute."""
-    pause = threading.Event()
-    for _ in range(3000):
-        if condition():
-            return
-        pause.wait(0.01)
-    pytest.fail("the condition did not become true")
-
-
 def tick(host: StubHost, seconds: float) -> None:
     """Let time pass for a host with a `FakeClock`."""
     assert isinstance(host.runtime, FakeClock)
@@ -65,6 +53,12 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def open_files() -> int:
-    """How many descriptors this process has open."""
-    return len(os.listdir("/dev/fd"))  # noqa: PTH208 - names only
+def open_files(directory: Path | None = None) -> int:
+    """How many descriptors this process has open; on Linux only those of files in a directory, if that is given."""
+    if directory is None or sys.platform != "linux":
+        return len(os.listdir("/dev/fd"))  # noqa: PTH208 - names only
+    count = 0
+    for link in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # other threads close theirs
+            count += str(link.readlink()).startswith(f"{directory}{os.sep}")
+    return count

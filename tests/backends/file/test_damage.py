@@ -220,6 +220,26 @@ def test_something_in_the_way_of_the_directory(connect: Connect, host: StubHost,
             drive(connect(host, path=path).ping())
 
 
+def test_directory_that_may_not_be_made(
+    connect: Connect, host: StubHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a container whose user has no home: the error names what is there, and where else to go."""
+    home = tmp_path / "home"
+    home.mkdir()
+    real = os.mkdir
+
+    def refuse(path: str, mode: int = 0o777) -> None:
+        if Path(path).parent == home:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        real(path, mode)
+
+    monkeypatch.setattr(os, "mkdir", refuse)
+
+    expected = rf"{home}/\.local cannot be made, since this user may not write to {home}: .*LOCKKIT_STATE_DIR"
+    with pytest.raises(ConfigurationError, match=expected):
+        drive(connect(host, path=home / ".local" / "state" / "lockkit").ping())
+
+
 @pytest.fixture
 def full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Path]]:
     """Fills the file system of a directory: a small tmpfs where we may mount one, else a fault in the system call."""

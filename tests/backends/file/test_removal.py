@@ -18,8 +18,9 @@ from lockkit.backends.file.record import REMOVED
 from lockkit.errors import BackendUnavailable, ConfigurationError
 from lockkit.runtime import BlockingRuntime, drive
 from tests.backends.file.peer import Peer
-from tests.backends.file.support import LONG, Connect, acquire, open_files, tick, until, waiter_count
+from tests.backends.file.support import LONG, Connect, acquire, open_files, tick, waiter_count
 from tests.backends.support import StubHost, granted
+from tests.tries import until
 
 
 def test_record_removed_by_a_stranger(connect: Connect, frozen: StubHost, directory: Path) -> None:
@@ -70,14 +71,14 @@ def test_client_file_removed_by_a_stranger(
     assert holder._client_file.fd >= 0
     Path(holder._client_file.path).unlink()
     drive(other.ping())
-    before = open_files()
+    before = open_files(directory)
     tick(frozen, 2.0)
 
     assert drive(holder.renew([grant])) == [Renewed()]
 
     assert "was removed; locks that were held may be lost" in caplog.text
     # Closed: both records, and the former client file. Opened: one record, and the new client file.
-    assert open_files() == before - 1
+    assert open_files(directory) == before - 1
     assert isinstance(drive(other.try_acquire(frozen.request())), Busy)
     # The new file still has the largest ttl that the client asked for before.
     (directory / "x.lock").write_text("garbage")
@@ -111,6 +112,41 @@ def test_waiter_whose_client_file_was_removed_queues_up_again(connect: Connect, 
 
     again.join(30)
     assert not again.is_alive()
+
+
+@pytest.mark.parametrize("lost", ["record", "directory"])
+def test_waiter_learns_by_itself_that_the_record_was_removed(
+    connect: Connect, host: StubHost, directory: Path, lost: str
+) -> None:
+    """No release reaches it then: it must not sleep until the lease in the removed record would have ended."""
+    holder, waiter = connect(host), connect(host)
+    granted(drive(holder.try_acquire(host.request(ttl=LONG))))
+    waiting = threading.Thread(target=acquire, args=(waiter, host.request(ttl=LONG)), daemon=True)
+    waiting.start()
+    until(lambda: waiter_count(holder) == 1)
+
+    if lost == "record":
+        (directory / "x.lock").unlink()
+    else:
+        directory.rename(directory.with_name("moved"))
+
+    until(lambda: not waiting.is_alive())
+
+
+def test_waiter_learns_by_itself_that_its_client_file_was_removed(connect: Connect, host: StubHost) -> None:
+    """Otherwise the others take it for dead, and no release reaches it."""
+    holder, waiter = connect(host), connect(host)
+    grant = granted(drive(holder.try_acquire(host.request(ttl=LONG))))
+    waiting = threading.Thread(target=acquire, args=(waiter, host.request(ttl=LONG)), daemon=True)
+    waiting.start()
+    until(lambda: waiter_count(holder) == 1)
+    former = waiter._client_file.id
+
+    Path(waiter._client_file.path).unlink()
+
+    until(lambda: waiter._client_file.id != former)
+    drive(holder.release(grant))
+    until(lambda: not waiting.is_alive())
 
 
 def test_record_from_before_a_reboot_is_free(
@@ -239,6 +275,53 @@ def test_record_that_was_removed_halfway_is_made_anew(connect: Connect, host: St
 
 
 @pytest.mark.usefixtures("thorough")
+def test_record_that_was_made_anew_is_kept_by_a_cleaner_that_opened_the_former_one(
+    connect: Connect, host: StubHost, directory: Path
+) -> None:
+    """Two clients clean at once. Between two steps of the first, the second removes the record; it is made again."""
+    first, holder = connect(host), connect(host)
+    drive(first.release(granted(drive(first.try_acquire(host.request())))))
+    path = directory / "x.lock"
+    fd = os.open(path, os.O_RDWR)
+    path.write_bytes(REMOVED)
+    path.unlink()
+    granted(drive(holder.try_acquire(host.request())))
+
+    first._store._cleanup._remove_if_unused(fd, str(path))
+
+    os.close(fd)
+    assert isinstance(drive(connect(host).try_acquire(host.request(queue=False))), Busy)
+
+
+def test_record_whose_maker_was_killed_between_two_steps(connect: Connect, frozen: StubHost, directory: Path) -> None:
+    """It has two names from then on, and is known to be removed all the same when nothing has its proper name."""
+    holder = connect(frozen)
+    grant = granted(drive(holder.try_acquire(frozen.request())))
+    path = directory / "x.lock"
+    os.link(path, directory / ".new-0123")
+    path.unlink()
+    tick(frozen, 0.2)
+
+    granted(drive(connect(frozen).try_acquire(frozen.request())))
+
+    assert drive(holder.renew([grant])) == [Gone("taken")]
+
+
+def test_record_with_two_names_is_not_taken_for_its_successor(
+    connect: Connect, host: StubHost, directory: Path
+) -> None:
+    """A client that finds its open record removed leaves the one alone that has its name now."""
+    late, holder = connect(host), connect(host)
+    drive(late.release(granted(drive(late.try_acquire(host.request())))))
+    path = directory / "x.lock"
+    os.link(path, directory / ".new-0123")
+    path.write_bytes(REMOVED)
+    path.unlink()
+    granted(drive(holder.try_acquire(host.request())))
+
+    assert isinstance(drive(late.try_acquire(host.request(queue=False))), Busy)
+
+
 def test_files_of_dead_clients_are_removed(connect: Connect, host: StubHost, directory: Path) -> None:
     """And those of living clients are kept."""
     living = connect(host)

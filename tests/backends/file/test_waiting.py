@@ -23,8 +23,9 @@ from lockkit.backends.file.inotify import Inotify
 from lockkit.runtime import AsyncioRuntime, drive
 from lockkit.url import parse
 from tests.backends.file.peer import Peer
-from tests.backends.file.support import LONG, Connect, acquire, until, waiter_count
+from tests.backends.file.support import LONG, Connect, acquire, waiter_count
 from tests.backends.support import StubHost, granted
+from tests.tries import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,14 +41,28 @@ def wakeup(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     return str(request.param)
 
 
-def _inotify_instances() -> int:
-    """How many this process has open."""
-    count = 0
-    for link in Path("/proc/self/fd").iterdir():
-        # Listeners close theirs in threads of their own, also between the listing and this look.
-        with contextlib.suppress(FileNotFoundError):
-            count += link.readlink() == Path("anon_inode:inotify")
-    return count
+class _Instances:
+    """Counts the inotify instances that are open, of those that were made since; others may end meanwhile."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Count from now on."""
+        self._fds: set[int] = set()
+        make = Inotify.__init__
+
+        def noted(instance: Inotify) -> None:
+            make(instance)
+            self._fds.add(instance.fd)
+
+        monkeypatch.setattr(Inotify, "__init__", noted)
+
+    def count(self) -> int:
+        """Look which are open."""
+        count = 0
+        for fd in self._fds:
+            # Listeners close theirs in threads of their own.
+            with contextlib.suppress(FileNotFoundError):
+                count += Path(f"/proc/self/fd/{fd}").readlink() == Path("anon_inode:inotify")
+        return count
 
 
 def _refuse(self: Inotify) -> None:
@@ -339,26 +354,26 @@ def test_dropped_clients_give_their_inotify_instances_back(
     monkeypatch.setattr(file_wakeup, "LINGER_SECONDS", 0.2)
     backends = [FileBackend.open(parse(f"file://{directory}"), {"group": False}, host) for _ in range(6)]
     granted(drive(backends[0].try_acquire(host.request(ttl=LONG))))
-    before = _inotify_instances()
+    instances = _Instances(monkeypatch)
     idle, dropped = backends[1:3], backends[3:]
     requests = {backend: host.request(ttl=LONG) for backend in backends[1:]}
     assert all(isinstance(drive(backend.try_acquire(request)), Busy) for backend, request in requests.items())
-    assert _inotify_instances() == before + 5
+    assert instances.count() == 5
 
     while requests:
         backend, request = requests.popitem()
         drive(backend.abandon(request))
-    until(lambda: _inotify_instances() == before)
+    until(lambda: instances.count() == 0)
     for backend in idle:
         drive(backend.close())
     while dropped:
         backend = dropped.pop()
         backends.remove(backend)
         backend._listener = backend._new_listener()  # one that was not started, and so does not end by itself
-        assert _inotify_instances() == before + 1
+        assert instances.count() == 1
         del backend
         # Again and again: while another thread collects, a call does nothing.
-        until(lambda: gc.collect() >= 0 and _inotify_instances() == before)
+        until(lambda: gc.collect() >= 0 and instances.count() == 0)
     drive(backends[0].close())
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -20,8 +19,8 @@ import pytest
 import lockkit
 import lockkit.aio
 from lockkit.errors import BackendUnavailable, LockTimeout
+from lockkit.testing.stopwatch import Stopwatch
 from tests.conformance.targets import TARGETS, Entry
-from tests.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
     from lockkit.testing.servers.base import Service
@@ -85,14 +84,13 @@ def blocking(entry: Entry, url: str, paused: threading.Barrier) -> Times:
     leases = [closing.lock(f"b-{number}", ttl=TTL, timeout=20).acquire() for number in range(5)]
     held = other.lock("b-held", ttl=TTL, timeout=20).acquire()
     waiting = threading.Thread(target=times.call, args=("waiter 4", lambda: warm.lock("b-held", ttl=TTL).acquire(4)))
-    left: list[float] = []
 
     def leave() -> None:
         with warm.lock("b-left", ttl=TTL, timeout=20):
             inside.set()
             paused.wait(60)
-            left.append(time.monotonic())
-        times.taken["leave"] = time.monotonic() - left[0], None
+            watch = Stopwatch()
+        times.taken["leave"] = watch.stop(), None
 
     inside = threading.Event()
     leaving = threading.Thread(target=leave)
@@ -106,8 +104,8 @@ def blocking(entry: Entry, url: str, paused: threading.Barrier) -> Times:
         pool.submit(times.call, "acquire 0.5", lambda: warm.lock("b-3", ttl=TTL).try_acquire(0.5))
         pool.submit(times.call, "acquire 0.3", lambda: cold.lock("b-4", ttl=TTL).acquire(0.3))
         pool.submit(times.call, "close", closing.close)
-    waiting.join(30)
-    leaving.join(30)
+    waiting.join(60)
+    leaving.join(60)
     times.taken.setdefault("leave", (60.0, None))
     closers = [
         threading.Thread(target=times.call, args=(f"close{number}", client.close))
@@ -116,7 +114,7 @@ def blocking(entry: Entry, url: str, paused: threading.Barrier) -> Times:
     for closer in closers:
         closer.start()
     for closer in closers:
-        closer.join(30)
+        closer.join(60)
     del leases, held
     return times
 
@@ -138,8 +136,8 @@ async def on_asyncio(entry: Entry, url: str, paused: threading.Barrier) -> Times
         async with warm.lock("a-left", ttl=TTL, timeout=20):
             inside.set()
             await go_on.wait()
-            started = time.monotonic()
-        times.taken["leave"] = time.monotonic() - started, None
+            watch = Stopwatch()
+        times.taken["leave"] = watch.stop(), None
 
     leaving = asyncio.create_task(leave())
     await inside.wait()
@@ -178,9 +176,13 @@ def test_hung_server_holds_nobody_up(entry: Entry) -> None:
         with ThreadPoolExecutor(2) as pool:
             futures = [pool.submit(blocking, entry, url, paused), pool.submit(run_asyncio)]
             try:
-                with suppress(threading.BrokenBarrierError):  # what kept one of them from coming is told by its result
+                with suppress(threading.BrokenBarrierError):
                     paused.wait(60)
-                results = [future.result(80) for future in reversed(futures)]
+                errors = [error for future in futures if (error := future.exception(80)) is not None]
+                # What kept one of them from coming, rather than that the others waited in vain.
+                for error in sorted(errors, key=lambda error: isinstance(error, threading.BrokenBarrierError)):
+                    raise error
+                results = [future.result() for future in futures]
             finally:
                 frozen.resume()
     for times in results:

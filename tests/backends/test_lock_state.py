@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import settings
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
@@ -171,7 +172,7 @@ class LockStateMachine(RuleBasedStateMachine):
         assert self.state.holder is None or self.state.holder not in self.state.queue
 
 
-TestLockStateMachine = LockStateMachine.TestCase
+TestLockStateMachine = pytest.mark.timeout(600)(LockStateMachine.TestCase)  # many examples for a busy machine
 TestLockStateMachine.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
 
 

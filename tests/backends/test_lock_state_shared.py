@@ -197,7 +197,7 @@ class SharedStateMachine(RuleBasedStateMachine):
             assert found[asker.owner].slot == slot
 
 
-TestSharedState = SharedStateMachine.TestCase
+TestSharedState = pytest.mark.timeout(600)(SharedStateMachine.TestCase)  # many examples for a busy machine
 TestSharedState.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
 
 
@@ -274,3 +274,30 @@ def test_permits_of_different_limits(order: tuple[int, int]) -> None:
     assert third.slot == 2
     state.release(f"p{order[0]}", 0.3)
     assert isinstance(ask(state, permit("small again", 2), 0.4), Busy), "two others are still held"
+
+
+def test_waiter_for_a_smaller_limit_is_not_overtaken() -> None:
+    """Those with a larger limit, who would fit beside it, come and go while it waits for ever."""
+    state: LockState[Asker] = LockState()
+    for owner in ("first", "second"):
+        assert isinstance(ask(state, permit(owner, 3), 0.0), Grant)
+    assert isinstance(ask(state, permit("small", 1), 0.1), Busy)
+    state.release("first", 0.2)
+
+    assert isinstance(ask(state, permit("large", 3), 0.3), Busy), "it would be the third of three, but came later"
+    assert state.release("second", 0.4)[1][0].owner == "small"
+    assert isinstance(ask(state, permit("large", 3), 0.4), Busy), "beside it, the other one would have no place"
+    assert isinstance(ask(state, permit("small", 1), 0.5), Grant)
+    assert isinstance(ask(state, permit("large", 3), 0.6), Grant)
+
+
+def test_waiter_that_finds_the_lease_over_is_not_notified_itself() -> None:
+    """It has looked; the head of the queue, and nobody else, is to be told of the offer."""
+    state: LockState[Asker] = LockState()
+    for number in range(3):
+        ask(state, Asker(f"{number}", 3.0), 0.0)
+
+    outcome, notify = state.acquire("x", Asker("2", 3.0), 3.01, 0, queue=True)
+
+    assert isinstance(outcome, Busy)
+    assert [waiter.owner for waiter in notify] == ["1"]

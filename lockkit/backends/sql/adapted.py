@@ -111,6 +111,11 @@ class AdaptedConnection(SessionConnection):
         return await greenlet_spawn(self._run_adapted, statement, parameters)
 
     def _run_adapted(self, statement: Statement, parameters: Sequence[Parameter]) -> Result:
+        if self.prepared is not None and statement.frequent:
+            return self.prepared.run(statement, parameters, self._run_text)
+        return self._run_text(statement, parameters)
+
+    def _run_text(self, statement: Statement, parameters: Sequence[Parameter]) -> Result:
         text, order = statement.spelled(self._paramstyle)
         cursor = self.dbapi.cursor()
         try:

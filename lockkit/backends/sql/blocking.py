@@ -49,6 +49,11 @@ class DbapiConnection(Connection):
         return self._run(statement, parameters)
 
     def _run(self, statement: Statement, parameters: Sequence[Parameter]) -> Result:
+        if self.prepared is not None and statement.frequent:
+            return self.prepared.run(statement, parameters, self._run_text)
+        return self._run_text(statement, parameters)
+
+    def _run_text(self, statement: Statement, parameters: Sequence[Parameter]) -> Result:
         text, order = statement.spelled(self._paramstyle)
         cursor = self._cursor
         self._execute(text, order(parameters))
@@ -99,16 +104,35 @@ class PyMysqlConnection(DbapiConnection, SessionConnection):
         finally:
             self._set_limit(self._limit)
 
+    def _run_text(self, statement: Statement, parameters: Sequence[Parameter]) -> Result:
+        self._send_text(statement, parameters)
+        return quirks.pymysql_answer(self.dbapi)
+
     def _set_limit(self, seconds: float) -> None:
         if self.dbapi is not None:
             quirks.set_pymysql_limit(self.dbapi, seconds)
 
     def send(self, statement: Statement, parameters: Sequence[Parameter] = ()) -> None:
         """See `SessionConnection.send`."""
+        self._send_text(statement if self.prepared is None else self.prepared.form(statement), parameters)
+
+    def _send_text(self, statement: Statement, parameters: Sequence[Parameter]) -> None:
         text, order = statement.spelled("format")
         escape = self.dbapi.escape
         text %= tuple([escape(value) for value in order(parameters)])
         quirks.pymysql_send(self.dbapi, text.encode())
+
+    def preparing(self, statement: Statement) -> Statement | None:
+        """See `SessionConnection.preparing`."""
+        return None if self.prepared is None else self.prepared.preparing(statement)
+
+    def prepared_by(self, statement: Statement, error: Exception | None) -> None:
+        """See `SessionConnection.prepared_by`."""
+        assert self.prepared is not None
+        if error is None:
+            self.prepared.prepared(statement)
+        elif not self.prepared.failed(statement, error):
+            raise error
 
     async def answer(self, seconds: float) -> Result:
         """See `SessionConnection.answer`."""
@@ -120,6 +144,8 @@ class PyMysqlConnection(DbapiConnection, SessionConnection):
             return quirks.pymysql_answer(self.dbapi)
         except BaseException as error:
             self.broken = not isinstance(error, Exception)  # Ctrl-C: how much of the answer was read is unknown
+            if self.prepared is not None:
+                self.prepared.forget(error)
             raise
         finally:
             self._set_limit(self._limit)

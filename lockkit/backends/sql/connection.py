@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from lockkit.backends.sql.file import SqliteFile
+    from lockkit.backends.sql.prepared import PreparedStatements
     from lockkit.backends.sql.statement import Parameter, Result, Statement
     from lockkit.runtime import Event, Runtime
     from lockkit.units import Instant
@@ -57,12 +58,14 @@ class Connection(ABC):
             set nothing for the session, and LISTEN does not work.
         product: What the server calls itself, with its version; empty if lockkit did not ask.
         file: The file of a SQLite database; None for others.
+        prepared: What the session has prepared, where lockkit does that by SQL; None elsewhere.
     """
 
     used: float = 0.0
     pooled: bool = False
     product: str = ""
     file: SqliteFile | None = None
+    prepared: PreparedStatements | None = None
 
     @abstractmethod
     async def run(self, statement: Statement, parameters: Sequence[Parameter] = (), seconds: float = 3.0) -> Result:
@@ -112,6 +115,14 @@ class SessionConnection(Connection):
     """
 
     broken: bool = False
+
+    def preparing(self, statement: Statement) -> Statement | None:
+        """Return what is to be sent before a statement that is to be prepared now; then call `prepared_by`."""
+        del statement
+        return None
+
+    def prepared_by(self, statement: Statement, error: Exception | None) -> None:
+        """Take note of the answer to `preparing`. Raises the error unless the statement can be sent all the same."""
 
     @abstractmethod
     def send(self, statement: Statement, parameters: Sequence[Parameter] = ()) -> None:

@@ -27,6 +27,7 @@ A database, as the SQL backends use it, with the sync and async APIs.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import weakref
 from collections import deque
@@ -39,7 +40,6 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import NullPool, create_engine
 from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.util import greenlet_spawn
 
 from lockkit.backend import seconds_left
@@ -101,7 +101,7 @@ class Database:
 
     Attributes:
         dialect: What differs between databases.
-        engine: SQLAlchemy's, own or the application's: blocking, or behind an ``AsyncEngine`` its ``sync_engine``.
+        engine: SQLAlchemy's, own or the application's; of an ``AsyncEngine`` its ``sync_engine``.
         url: Where it is, without a password: for messages.
         label: The same, shorter: ``host:port/name``, or a path.
         advisory: Advisory locks are taken here: servers where they do nothing are refused.
@@ -111,7 +111,7 @@ class Database:
 
     def __init__(
         self,
-        engine: Engine | AsyncEngine,
+        engine: Engine,
         runtime: Runtime,
         url: str,
         *,
@@ -122,13 +122,13 @@ class Database:
         Connect to nothing yet.
 
         Args:
-            engine: Sync or async, as the runtime is.
+            engine: With a driver for the runtime.
             runtime: The client's.
             url: For messages.
             adopted: The engine is the application's.
             arguments: For its driver, beside what is in the engine's URL. **May hold a password.**
         """
-        self.engine: Engine = engine.sync_engine if isinstance(engine, AsyncEngine) else engine
+        self.engine = engine
         self.dialect: Dialect = dialect_named(self.engine.dialect.name)
         self.url = url
         self.label = _label(self.engine.url)
@@ -231,13 +231,25 @@ class Database:
             raise
         except BaseException:
             # Cancelled or interrupted. What undoes the statement must not overtake it: read its answer first.
-            with suppress(TimeoutError):  # then it has been dropped, or soon will be
-                await self._runtime.settle(self._discard_answer(connection), STATEMENT_SECONDS + 1.0)
+            await self._until_answered(connection)
             raise
         self._give_back(connection)
         return result
 
-    async def _discard_answer(self, connection: Connection) -> None:
+    async def _until_answered(self, connection: Connection) -> None:
+        """Read and discard an answer; also if the caller is cancelled again meanwhile, as anyio does until it ends."""
+        done = self._runtime.event()
+        until = self._runtime.now() + STATEMENT_SECONDS + 1.0
+        try:
+            with suppress(TimeoutError):  # then it has been dropped, or soon will be
+                await self._runtime.settle(self._discard_answer(connection, done), until - self._runtime.now())
+        except asyncio.CancelledError:
+            while not done.is_set() and (left := until - self._runtime.now()) > 0:
+                with suppress(asyncio.CancelledError):
+                    await done.wait(left)
+            raise
+
+    async def _discard_answer(self, connection: Connection, done: Event) -> None:
         try:
             await connection.finish(STATEMENT_SECONDS)
         except self.driver_errors:
@@ -247,6 +259,8 @@ class Database:
             raise
         else:
             self._give_back(connection)
+        finally:
+            done.set()
 
     # -- connections -----------------------------------------------------------------------------------------------
 
@@ -273,15 +287,12 @@ class Database:
         while True:
             waiter: _Waiter | None = None
             with self._mutex:
-                if not self._idle:
-                    if len(self._counted) + self._opening < self.dialect.connections_max:
-                        self._opening += 1
-                    else:
-                        waiter = _Waiter(self._runtime.event())
-                        self._waiting.insert(0 if urgent else len(self._waiting), waiter)
-                    opening = waiter is None
-                else:
-                    opening = False
+                opening = not self._idle and self._has_room()
+                if opening:
+                    self._opening += 1
+                elif not self._idle:
+                    waiter = _Waiter(self._runtime.event())
+                    self._waiting.insert(0 if urgent else len(self._waiting), waiter)
             if opening:
                 return await self._open_counted(until)
             connection = self._kept() if waiter is None else await self._wait_for(waiter, until)
@@ -291,12 +302,17 @@ class Database:
                 count = self.dialect.connections_max
                 message = f"all {count} connections to {self.url} are busy: is it overloaded, or stopped?"
                 raise BackendUnavailable(message)
-            urgent = True  # it has waited, and keeps its place
+            urgent = True  # it was woken as the first, and keeps its place
+
+    def _has_room(self) -> bool:
+        """Tell whether another connection may be opened. Under the mutex."""
+        return len(self._counted) + self._opening < self.dialect.connections_max
 
     async def _wait_for(self, waiter: _Waiter, until: Instant) -> Connection | None:
         """Wait until another caller hands over a connection; None: try again."""
         try:
-            await waiter.event.wait(min(WAIT_CHECK_SECONDS, max(0.0, until - self._runtime.now())))
+            while not waiter.event.is_set() and not self._has_room() and (now := self._runtime.now()) < until:
+                await waiter.event.wait(min(WAIT_CHECK_SECONDS, until - now))
         except BaseException:
             connection = self._leave(waiter)
             if connection is not None:

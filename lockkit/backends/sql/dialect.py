@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from lockkit.backends.sql.errors import Kind, mysql_kind, postgresql_kind, sqlite_kind
+from lockkit.backends.sql.prepared import PreparedStatements
 from lockkit.backends.sql.statement import Statement
 from lockkit.errors import ConfigurationError
 
@@ -113,7 +114,16 @@ _MYSQL_NOW = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"
 _MYSQL_LOOK = Statement(
     "SELECT VERSION(), @@log_bin, @@binlog_format, @@character_set_client, @@character_set_connection"
 )
-_MYSQL_WAITS = "SET SESSION innodb_lock_wait_timeout = {0:.0f}, lock_wait_timeout = {0:.0f}"
+# The mode says what a statement means: with SIMULTANEOUS_ASSIGNMENT, which ORACLE includes, assignments do not see
+# those to their left, and the lock table would grant a lock whose end it does not write. This one refuses what does not
+# fit; without one of its parts MySQL warns.
+_MYSQL_MODE = "STRICT_TRANS_TABLES,NO_ZERO_IN_DATE,NO_ZERO_DATE,ERROR_FOR_DIVISION_BY_ZERO"
+# The others end a session with its first ROLLBACK, cut off rows, or refuse statements, if the server's default says so.
+_MYSQL_SETTINGS = Statement(
+    f"SET SESSION innodb_lock_wait_timeout = {max(1.0, LOCK_SECONDS):.0f},"
+    f" lock_wait_timeout = {max(1.0, LOCK_SECONDS):.0f}, sql_mode = '{_MYSQL_MODE}',"
+    " completion_type = 'NO_CHAIN', sql_select_limit = 18446744073709551615, sql_big_selects = 1"
+)
 _MYSQL_ISOLATION = Statement("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
 _MYSQL_VERSION = re.compile(r"(?:5\.5\.5-)?(\d+)\.(\d+)")
 _MARIADB_OLDEST = (10, 5)
@@ -133,7 +143,9 @@ async def _set_up_mysql(connection: Connection, label: str, seconds: float) -> N
     if wrong:
         message = f"{label} is connected to with the charset {', '.join(wrong)}: give the engine charset=utf8mb4"
         raise ConfigurationError(message)
-    await connection.run(Statement(_MYSQL_WAITS.format(max(1.0, LOCK_SECONDS))), (), seconds)
+    if product == "MariaDB":
+        connection.prepared = PreparedStatements()
+    await connection.run(_MYSQL_SETTINGS, (), seconds)
     # With a log of statements InnoDB refuses to write at this level (error 1665).
     if not (int(logging) and log_format == "STATEMENT"):
         await connection.run(_MYSQL_ISOLATION, (), seconds)

@@ -16,6 +16,8 @@ __all__ = [
     "Kind",
     "MissingTable",
     "is_mysql_session_end",
+    "is_unknown_prepared",
+    "is_unpreparable",
     "mysql_kind",
     "postgresql_kind",
     "sqlite_kind",
@@ -171,6 +173,8 @@ def postgresql_kind(error: BaseException) -> Kind:
 _ERRNOS: dict[int, Kind] = {
     1213: "conflict",
     1020: "conflict",
+    1243: "conflict",
+    1615: "conflict",
     1205: "locked",
     3572: "locked",
     3024: "timeout",
@@ -210,6 +214,9 @@ _ERRNOS: dict[int, Kind] = {
 _MYSQL_SESSION_ENDS = frozenset({1053, 1927, 4031})
 """What the server says when it ends a session: it stops, by KILL, after ``wait_timeout``."""
 
+_MYSQL_UNKNOWN_PREPARED = frozenset({1243, 1615})
+_MYSQL_UNPREPARABLE = frozenset({1295, 1461})
+
 
 def _mysql_number(error: BaseException) -> int:
     """Return the number of a driver's error, 0 if it has none: the first argument in all drivers."""
@@ -219,6 +226,16 @@ def _mysql_number(error: BaseException) -> int:
 def is_mysql_session_end(error: BaseException) -> bool:
     """Tell whether an error is what MariaDB or MySQL say when they end a session."""
     return _mysql_number(error) in _MYSQL_SESSION_ENDS
+
+
+def is_unknown_prepared(error: BaseException) -> bool:
+    """Tell whether MariaDB does not know a prepared statement (any more): it has done nothing."""
+    return _mysql_number(error) in _MYSQL_UNKNOWN_PREPARED
+
+
+def is_unpreparable(error: BaseException) -> bool:
+    """Tell whether MariaDB takes a statement as text only: it is of such a kind, or too many are prepared."""
+    return _mysql_number(error) in _MYSQL_UNPREPARABLE
 
 
 def mysql_kind(error: BaseException) -> Kind:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import import_module
@@ -14,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import sqlalchemy
 from sqlalchemy import URL, Engine, NullPool
 from sqlalchemy.exc import InvalidRequestError, NoSuchModuleError
-from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from lockkit import validation
 from lockkit.backend import Option
@@ -151,12 +151,10 @@ def open_database(url: Url, options: Mapping[str, Any], given: Mapping[str, Opti
         target = URL.create(f"sqlite+{driver}", database=_sqlite_path(url))
     else:
         target = _server_url(url, dialect.name, driver, arguments)
-    make: Any = create_async_engine if kind == "asyncio" else sqlalchemy.create_engine
     # No pool: SQLAlchemy only makes the connections.
     defaults = dialect.arguments.get(driver, {})
     try:
-        engine = make(target, poolclass=NullPool, connect_args={**defaults, **arguments})
-        sync_engine = engine.sync_engine if isinstance(engine, AsyncEngine) else engine
+        engine = _engine_for(kind)(target, poolclass=NullPool, connect_args={**defaults, **arguments})
     except ImportError as error:
         message = f"the driver {driver} for {url.safe_text} is not installed: {_hint(dialect.name)}"
         raise ConfigurationError(message, backend=url.safe_text) from error
@@ -165,7 +163,7 @@ def open_database(url: Url, options: Mapping[str, Any], given: Mapping[str, Opti
         raise ConfigurationError(message, backend=url.safe_text) from error
     except InvalidRequestError as error:  # create_async_engine, about a driver that blocks
         raise _other_api(url.safe_text, driver, kind) from error
-    if sync_engine.dialect.is_async != (kind == "asyncio"):
+    if engine.dialect.is_async != (kind == "asyncio"):
         raise _other_api(url.safe_text, driver, kind)
     return Database(engine, host.runtime, url.safe_text, adopted=False, arguments={**defaults, **arguments})
 
@@ -235,6 +233,15 @@ def _sqlite_path(url: Url) -> str:
     return str(Path(path).absolute())
 
 
+def _engine_for(kind: str) -> Callable[..., Engine]:
+    """Return what makes an engine for this runtime. SQLAlchemy's part for asyncio takes a third of its import."""
+    if kind != "asyncio":
+        return sqlalchemy.create_engine
+    from sqlalchemy.ext.asyncio import create_async_engine  # noqa: PLC0415 - only where it is needed
+
+    return lambda *arguments, **named: create_async_engine(*arguments, **named).sync_engine
+
+
 def _wrong(url: Url, problem: str) -> ConfigurationError:
     return ConfigurationError(f"{url.safe_text} is not understood: {problem}", backend=url.safe_text)
 
@@ -247,16 +254,19 @@ def adopt_database(engine: object, host: Host) -> Database | None:
         ConfigurationError: It is async and the client is sync or the reverse, or lockkit does not know the database.
     """
     asyncio = host.runtime.kind == "asyncio"
-    if not isinstance(engine, Engine | AsyncEngine):
+    # Not imported here: an application that has one has imported it.
+    module = sys.modules.get("sqlalchemy.ext.asyncio")
+    inner = engine.sync_engine if module is not None and isinstance(engine, module.AsyncEngine) else engine
+    if not isinstance(inner, Engine):
         return None
-    if isinstance(engine, AsyncEngine) != asyncio:
+    if (inner is not engine) != asyncio:
         api, wanted, other = (
             ("lockkit.aio", "an AsyncEngine", "lockkit") if asyncio else ("lockkit", "an Engine", "lockkit.aio")
         )
         message = f"{api}.from_client needs {wanted}: {type(engine).__name__} is for {other}.from_client"
         raise ConfigurationError(message)
-    shown = engine.url.render_as_string(hide_password=True)
-    if engine.dialect.name == "sqlite" and engine.url.database in {None, "", ":memory:"}:
+    shown = inner.url.render_as_string(hide_password=True)
+    if inner.dialect.name == "sqlite" and inner.url.database in {None, "", ":memory:"}:
         message = f"{shown} is a database in memory, seen by one connection only: name a file, or use memory://"
         raise ConfigurationError(message)
-    return Database(engine, host.runtime, shown, adopted=True)
+    return Database(inner, host.runtime, shown, adopted=True)

@@ -8,7 +8,6 @@ cancelled call is read later, as libpq's documentation asks ("34.4. Asynchronous
 
 from __future__ import annotations
 
-import re
 import select
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -38,8 +37,6 @@ _OK = (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK, pq.ExecStatus.EMPTY_QU
 # they give an int another type with its size, which does not fit a statement that was prepared once.
 _LOADERS: dict[int, Callable[[bytes], Any]] = {**dict.fromkeys((20, 21, 23, 26), int), 16: b"t".__eq__}
 """By pg_type.dat: int8, int2, int4 and oid; bool. All else is text."""
-
-_PARAMETER = re.compile(rb"\$(\$?)([1-9])")
 
 
 def _keep_fatal(fatal: list[bool], notice: PGresult) -> None:
@@ -162,13 +159,11 @@ class PsycopgConnection(SessionConnection):
         """
         text = statement.packed
         if parameters:
-            text = _PARAMETER.sub(partial(self._written, parameters), text)
+            parts = statement.parts
+            text = b"".join([self._literal_of(parameters[part]) if isinstance(part, int) else part for part in parts])
         self.pgconn.send_query(text)
 
-    def _written(self, parameters: Sequence[Parameter], match: re.Match[bytes]) -> bytes:
-        if match[1]:
-            return b"$" + match[2]  # $$1 is a parameter of PREPARE
-        value = parameters[int(match[2]) - 1]
+    def _literal_of(self, value: Parameter) -> bytes:
         if isinstance(value, int):
             return b"%d" % value
         assert isinstance(value, str)

@@ -11,6 +11,7 @@ __all__ = ["Parameter", "Result", "Statement"]
 Parameter: TypeAlias = "str | bytes | int | list[str] | None"
 
 _PARAMETER = re.compile(r"\$([1-9][0-9]*)")
+_PACKED_PARAMETER = re.compile(rb"\$(\$?)([1-9])")
 _SPELLINGS = {"format": "%s", "pyformat": "%s", "qmark": "?"}
 
 
@@ -36,20 +37,41 @@ class Statement:
     Args:
         text: See the attribute.
         once: It is not worth preparing: made for one use.
+        frequent: It is worth preparing where each session does that by itself: long, and part of each lock.
 
     Attributes:
         text: With parameters ``$1``, ``$2``, … in any number and order. It has no other ``$``.
         packed: The same as bytes.
         once: See the argument.
+        frequent: See the argument.
     """
 
-    __slots__ = ("_compiled", "once", "packed", "text")
+    __slots__ = ("_compiled", "_parts", "frequent", "once", "packed", "text")
 
-    def __init__(self, text: str, *, once: bool = False) -> None:
+    def __init__(self, text: str, *, once: bool = False, frequent: bool = False) -> None:
         self.text = text
         self.once = once
+        self.frequent = frequent
         self.packed = text.encode()
+        self._parts: list[bytes | int] | None = None
         self._compiled: dict[str, tuple[str, Callable[[Sequence[Any]], Sequence[Any]]]] = {}
+
+    @property
+    def parts(self) -> list[bytes | int]:
+        """`packed`, split at its parameters: bytes, and positions. ``$$1`` is a parameter of PREPARE, and stays."""
+        if self._parts is None:
+            parts: list[bytes | int] = []
+            end = 0
+            for match in _PACKED_PARAMETER.finditer(self.packed):
+                parts += self.packed[end : match.start()], b"$" + match[2] if match[1] else int(match[2]) - 1
+                end = match.end()
+            self._parts = [*parts, self.packed[end:]]
+        return self._parts
+
+    @property
+    def places(self) -> list[int]:
+        """The numbers of the parameters, in the order in which they stand in the text."""
+        return [int(number) for number in _PARAMETER.findall(self.text)]
 
     def spelled(self, paramstyle: str) -> tuple[str, Callable[[Sequence[Any]], Sequence[Any]]]:
         """
@@ -66,7 +88,7 @@ class Statement:
     def _compile(self, paramstyle: str) -> tuple[str, Callable[[Sequence[Any]], Sequence[Any]]]:
         if paramstyle not in _SPELLINGS:
             return self.text, tuple
-        places = [int(number) - 1 for number in _PARAMETER.findall(self.text)]
+        places = [number - 1 for number in self.places]
         spelling = _SPELLINGS[paramstyle]
         text = self.text if spelling == "?" else self.text.replace("%", "%%")
         text = _PARAMETER.sub(spelling, text)

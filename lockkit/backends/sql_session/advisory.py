@@ -68,7 +68,8 @@ _CAPABILITIES = capabilities_of(
 )
 
 
-_PG_FREE = Statement("COMMIT;SELECT pg_advisory_unlock($1), pg_advisory_unlock_all()")
+_PG_FREE = Statement("COMMIT;SELECT pg_advisory_unlock($1)")
+_PG_FREE_TWICE = Statement("COMMIT;SELECT pg_advisory_unlock($1), pg_advisory_unlock($1)")
 # A writer that was to become a reader, if the answer to that was lost, may have either lock.
 _PG_FREE_SHARED = Statement(
     "COMMIT;SELECT pg_advisory_unlock_shared($1) OR pg_advisory_unlock($1), pg_advisory_unlock_all()"
@@ -111,18 +112,21 @@ class _PostgresqlAdvisoryLocking(PostgresqlLocking):
         sharing = "BEGIN;EXECUTE lockkit_read ($1, $3, $4, $5, $6);COMMIT AND CHAIN"
         self._begin_writing = self._begin_with(pooled.format("", now), [writing], taking)
         self._begin_reading = self._begin_with(pooled.format("_shared", now), [writing, reading], sharing)
-        # By a session that has the lock from the queue already: a session may have it twice.
-        self._take = Statement(f"COMMIT;{taking}")
-        self._share = Statement(f"COMMIT;{sharing}")
+        # By a session that has the lock from the queue already: a session may have it twice. It goes on in the
+        # transaction in which it waited, whose COMMIT also takes back the limit for waiters.
+        self._take = Statement(taking.removeprefix("BEGIN;"))
+        self._share = Statement(sharing.removeprefix("BEGIN;"))
 
     def _make_waiting(self, leases: str, now: str) -> None:
         """Make the statements that wait, and those that downgrade."""
-        waiting = (
-            "SET LOCAL idle_in_transaction_session_timeout = $2;SELECT pg_advisory_{0}($1);SELECT pg_backend_pid(), {1}"
-        )
+        waiting = "SET LOCAL idle_in_transaction_session_timeout = $2;SELECT pg_advisory_{0}($1)"
+        # Behind a pooler the lease is written on another connection, which compares this time.
+        identity = f";SELECT pg_backend_pid(), {now}"
         # By whether the lock is a transaction's, and whether it is shared.
         self._waits = {
-            (pooled, shared): Statement(waiting.format(f"{'xact_' * pooled}lock{'_shared' * shared}", now))
+            (pooled, shared): Statement(
+                waiting.format(f"{'xact_' * pooled}lock{'_shared' * shared}") + identity * pooled
+            )
             for pooled in (False, True)
             for shared in (False, True)
         }
@@ -205,6 +209,8 @@ class _PostgresqlAdvisoryLocking(PostgresqlLocking):
         session.send(self._waits[session.pooled, key.shared], (key.number, self._waiter_limit(limit)))
 
     def granted(self, session: Session, result: Result) -> int | None:
+        if not session.pooled:
+            return session.pid  # what waits for the lock returns when it has it
         session.pid, granted_at_us = result.rows[0]
         return None if granted_at_us is None else int(granted_at_us)
 
@@ -230,14 +236,19 @@ class _PostgresqlAdvisoryLocking(PostgresqlLocking):
         if session.pooled:
             return await super().free(session, key)
         # Also when an error has ended the transaction: the lock is the session's.
-        freeing = _PG_FREE_SHARED if key.shared else _PG_FREE
-        return bool((await session.run(freeing, (key.number,))).rows[0][0])
+        return bool((await session.run(self._freeing(session, key), (key.number,))).rows[0][0])
+
+    @staticmethod
+    def _freeing(session: Session, key: Key) -> Statement:
+        if key.shared:
+            return _PG_FREE_SHARED
+        return _PG_FREE_TWICE if session.doubled else _PG_FREE
 
     def send_free(self, session: Session, key: Key) -> None:
         if session.pooled:
             super().send_free(session, key)
         else:
-            session.send(_PG_FREE_SHARED if key.shared else _PG_FREE, (key.number,))
+            session.send(self._freeing(session, key), (key.number,))
 
 
 _WAIT_SECONDS = 31_536_000
@@ -261,7 +272,8 @@ class _MysqlAdvisoryLocking(MysqlLocking):
             f" SELECT $1, $2, LAST_INSERT_ID({now}), {now}, CONNECTION_ID(), $3 FROM DUAL WHERE GET_LOCK($4, 0) = 1"
             " ON DUPLICATE KEY UPDATE owner = VALUES(owner),"
             " token = LAST_INSERT_ID(GREATEST(token + 1, VALUES(token))), granted_at_us = VALUES(granted_at_us),"
-            " session = VALUES(session), metadata = VALUES(metadata)"
+            " session = VALUES(session), metadata = VALUES(metadata)",
+            frequent=True,
         )
         self.find_holder = self._looking(leases, "IS_USED_LOCK($2)")
 

@@ -27,7 +27,8 @@ The modes of the SQL backends in which an open session of the database is the lo
 - Each call has a time by which its caller must have an answer; all statements of a session keep it as
   `Session.answer_by`.
 - A grant found in the queue may be old: this process may have been stopped. Only a statement that the session answers
-  *after* the client has looked shows that the lock is still held, and the ttl counts from before that statement.
+  *after* the client has looked shows that the lock is still held, and the ttl counts from before that statement. Where
+  the lease is written on another connection, both are under way at the same time.
 - The lease is in a table, not in the session, for others to see; and the token is there, so that neither the end of a
   connection nor a rollback takes it back. It is written only while the session that it names holds the lock, or where
   that takes long to find out, not over the lease of a later grant; the statement that writes it checks that. Without
@@ -233,6 +234,8 @@ class SessionBackend(LockBackend):
                     return Busy(retry_after=retry_after)
             if taken is not None and claim.session is not None:
                 token = await self._leases.token(request, claim.key, claim.session, taken)
+                if claim.session.unanswered and not await self._proven(request, claim):
+                    continue
                 if token is not None:
                     # A lease that is not renewed is lost without a notice.
                     claim.session.valid_until = (started if anchor is None else anchor) + ttl
@@ -324,6 +327,26 @@ class SessionBackend(LockBackend):
             # A limit of the server's, or an administrator's cancel: the grant may have raced with that, so begin anew.
         await self._cleanup.give_up(claim, request.answer_by)
         return None
+
+    async def _proven(self, request: Request, claim: Claim) -> bool:
+        """
+        Read the answer that proves that the session still holds the lock; False: begin anew.
+
+        The lease has been written meanwhile, by a statement that checks by itself whether this session holds the lock.
+        If it lost the lock since, the next holder writes its own lease over that, with a larger token.
+        """
+        session = claim.session
+        assert session is not None
+        try:
+            await session.answer()
+        except self.database.driver_errors as error:
+            if session.unanswered or self.database.kind(error) not in {"conflict", "locked", "timeout"}:
+                self._cleanup.lose(claim)
+                raise self.database.translate(error) from error
+            # Cancelled by an administrator: that may have ended the transaction that was the lock.
+            await self._cleanup.give_up(claim, request.answer_by)
+            return False
+        return True
 
     async def wait(self, request: Request, busy: Busy, until: Instant) -> None:
         """See `LockBackend.wait`: until the statement that waits in the database's queue is answered."""

@@ -24,6 +24,10 @@ __all__ = ["LeaseTable", "SessionHolder"]
 log = logging.getLogger("lockkit")
 
 
+KEYS_MAX = 1000
+"""Keys of locks that a client remembers. More takes memory; fewer computes hashes more often."""
+
+
 class SessionHolder(NamedTuple):
     """
     Who holds a lock.
@@ -54,6 +58,7 @@ class LeaseTable:
         self._locking = locking
         self._auto_create = auto_create
         self._table = ""
+        self._keys: dict[str, Key] = {}
 
     async def key(self, run: Callable[[Statement], Awaitable[Result]], name: str) -> Key | None:
         """
@@ -71,7 +76,12 @@ class LeaseTable:
             if table is None:
                 return None
             self._table = table.decode() if isinstance(table, bytes) else table
-        return self._locking.key(self._table, name)
+        key = self._keys.get(name)
+        if key is None:
+            if len(self._keys) >= KEYS_MAX:
+                self._keys.clear()
+            key = self._keys[name] = self._locking.key(self._table, name)
+        return key
 
     async def token(self, request: Request, key: Key, session: Session, taken: Taken) -> int | None:
         """

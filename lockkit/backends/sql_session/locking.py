@@ -122,10 +122,14 @@ class Locking(ABC):
         """Read the answer to `enqueue`: the holder's identity; None: not granted, begin anew."""
 
     async def prove(self, session: Session, key: Key, limit: int, request: Request, identity: int) -> Taken | None:
-        """Have a session that was granted the lock in the queue answer once more; None: begin anew."""
+        """
+        Have a session that was granted the lock in the queue answer once more; None: begin anew.
+
+        If the lease is still to be written, the answer need not have been read: the lease is written on another
+        connection meanwhile.
+        """
         del key, request
         self.keep(session, limit)
-        await session.answer()
         return Taken(identity)
 
     @abstractmethod

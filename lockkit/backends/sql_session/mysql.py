@@ -23,7 +23,7 @@ _LIMIT_SECONDS_MAX = 31_536_000
 _MYSQL_LOOK = Statement("SELECT CONNECTION_ID(), VERSION()")
 _MYSQL_NO_OTHER_LIMIT = Statement(
     "SET SESSION idle_transaction_timeout = 0, idle_readonly_transaction_timeout = 0,"
-    " idle_write_transaction_timeout = 0"
+    " idle_write_transaction_timeout = 0, max_statement_time = 0"
 )
 _MYSQL_LIMIT = Statement("SET SESSION wait_timeout = $1")
 _MYSQL_CANCEL = Statement("KILL QUERY $1")
@@ -39,7 +39,8 @@ class MysqlLocking(Locking):
     """
     MariaDB and MySQL: ``wait_timeout`` ends a session that idles, whole seconds.
 
-    It counts in a transaction, too. MariaDB has other limits that go before it there: lockkit switches them off.
+    It counts in a transaction, too. MariaDB has other limits that go before it there, and one that ends the statement
+    of a waiter, which then queues anew: lockkit switches them off.
 
     Attributes:
         mariadb: The server is MariaDB, as the newest session found.
@@ -122,7 +123,8 @@ class MysqlLocking(Locking):
             f" token = IF(owner = $2, LAST_INSERT_ID(GREATEST(token + 1, {now})),"
             f" token + 0 * LAST_INSERT_ID({_REFUSED})),"
             " granted_at_us = IF(owner = $2, VALUES(granted_at_us), granted_at_us),"
-            " session = IF(owner = $2, $3, session), metadata = IF(owner = $2, $4, metadata)"
+            " session = IF(owner = $2, $3, session), metadata = IF(owner = $2, $4, metadata)",
+            frequent=True,
         )
 
     def shares_key(self, key: Key) -> str:

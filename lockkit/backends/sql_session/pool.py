@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Sessions", "open_session"]
 
-KEPT_MAX = 4
-"""Sessions kept for the next lock. More take places of the server's from others, fewer connect more often."""
+KEPT_MAX = 10
+"""Sessions kept for the next locks. More take places of the server's from others; with fewer, a client that takes
+several locks at once connects again each time."""
 
 TRUSTED_SECONDS = 0.005
 """A session that was given back longer ago is checked before it is used again: the server may have ended it. Longer
@@ -163,7 +164,7 @@ class Sessions:
 
     def drop(self, session: Session) -> None:
         """Close a session at once, from any state: the server ends its transaction."""
-        self._watcher.forget(session)
+        self._watcher.remove(session)
         self._forget(session)
         session.drop()
 
@@ -172,6 +173,7 @@ class Sessions:
             self._all.discard(session)
 
     async def _close(self, session: Session) -> None:
+        self._watcher.remove(session)
         try:
             await session.close()
         except self._database.driver_errors:

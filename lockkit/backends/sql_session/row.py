@@ -173,7 +173,8 @@ class _PostgresqlRowLocking(PostgresqlLocking):
         return int(identity)
 
 
-_MYSQL_SESSION = Statement("SET SESSION autocommit = 0, innodb_lock_wait_timeout = 1073741824")
+# Three years, the longest wait that MariaDB takes since 10.6.3.
+_MYSQL_SESSION = Statement("SET SESSION autocommit = 0, innodb_lock_wait_timeout = 100000000")
 _MYSQL_ROLLBACK = Statement("ROLLBACK")
 _MYSQL_COMMIT = Statement("COMMIT")
 _MYSQL_UNMARK = Statement("DO RELEASE_ALL_LOCKS()")

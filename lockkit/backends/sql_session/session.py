@@ -113,8 +113,22 @@ class Session:
             TimeoutError: None came in time. It is still `unanswered`: call `answer`, or `drop` the session.
             Exception: The driver's.
         """
+        preparing = self.connection.preparing(statement) if statement.frequent else None
+        if preparing is not None:
+            await self._prepare(statement, preparing)
         self.send(statement, parameters)
         return await self.answer()
+
+    async def _prepare(self, statement: Statement, preparing: Statement) -> None:
+        self.send(preparing)
+        try:
+            await self.answer()
+        except Exception as error:
+            if self.unanswered:
+                raise
+            self.connection.prepared_by(statement, error)
+        else:
+            self.connection.prepared_by(statement, None)
 
     def send(self, statement: Statement, parameters: Sequence[Parameter] = ()) -> None:
         """Send a statement. Nothing may be `unanswered`."""

@@ -4,8 +4,10 @@ Notices at once that the server has closed a connection that is a lock.
 Without it the holder learns of an ended session (``pg_terminate_backend``, ``KILL``, a server that stops) by its next
 renewal, a third of its ttl later. A server that hangs, or is cut off, closes nothing: for that there is the deadline.
 
-One epoll(7) instance for each client holds the sockets of its held sessions and is asked for the end of the connection
-only (``EPOLLRDHUP``), so answers wake no thread. Under asyncio the event loop watches the instance, and no transport is
+One epoll(7) instance for each client holds the sockets of its sessions and is asked for the end of the connection only
+(``EPOLLRDHUP``), so answers wake no thread. A socket stays there while its session is kept for the next lock: it saves
+two system calls for each lock. The end of a kept session concerns no holder, and is found when the session is used
+again (`lockkit.backends.sql_session.pool`). Under asyncio the event loop watches the instance, and no transport is
 disturbed; a blocking client has one thread, which runs while something is held. Systems without epoll go without, and
 so do programs on gevent, which removes it because it would block all greenlets.
 """
@@ -49,6 +51,7 @@ class DisconnectWatcher:
         self._tell = tell
         self._mutex = runtime.mutex()
         self._watched: dict[int, tuple[Session, str]] = {}
+        self._registered: dict[int, Session] = {}
         self._running = False
         self._closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -67,11 +70,15 @@ class DisconnectWatcher:
                     return
                 if self._epoll is None:
                     self._epoll = select.epoll()
-                if fd in self._watched:
-                    self._remove(fd)  # of a socket that a driver closed by itself, and whose number is used again
-                self._epoll.register(fd, select.EPOLLRDHUP)
+                if self._registered.get(fd) is not session:
+                    if fd in self._registered:
+                        self._unregister(
+                            fd
+                        )  # of a socket that a driver closed by itself, and whose number is used again
+                    self._epoll.register(fd, select.EPOLLRDHUP)
+                    self._registered[fd] = session
+                    session.watched = fd
                 self._watched[fd] = (session, owner)
-                session.watched = fd
                 start, self._running = not self._running, True
         except OSError as error:
             log.debug("the end of a connection will be noticed by the next renewal only: %s", error)
@@ -80,23 +87,35 @@ class DisconnectWatcher:
             self._start(self._epoll)
 
     def forget(self, session: Session) -> None:
-        """Stop watching. Before the connection is closed: its number may be another's then."""
+        """Stop watching: the session is no lock any more, and is kept."""
+        if session.watched >= 0:
+            with self._mutex:
+                self._forget(session.watched, session)
+
+    def remove(self, session: Session) -> None:
+        """Stop watching for good. Before the connection is closed: its number may be another's then."""
         fd = session.watched
         if fd < 0:
             return
         session.watched = -1
         with self._mutex:
-            found = self._watched.get(fd)
-            if found is not None and found[0] is session:
-                self._remove(fd)
+            self._forget(fd, session)
+            if self._registered.get(fd) is session:
+                self._unregister(fd)
 
-    def _remove(self, fd: int) -> None:
+    def _forget(self, fd: int, session: Session) -> None:
+        found = self._watched.get(fd)
+        if found is None or found[0] is not session:
+            return
         del self._watched[fd]
+        if not self._watched and self._loop is not None and self._idle is None and not self._loop.is_closed():
+            self._idle = self._loop.call_later(LINGER, self._stop_reading)
+
+    def _unregister(self, fd: int) -> None:
+        del self._registered[fd]
         if sys.platform == "linux" and self._epoll is not None:
             with suppress(OSError):  # the driver has closed it by itself
                 self._epoll.unregister(fd)
-        if not self._watched and self._loop is not None and self._idle is None and not self._loop.is_closed():
-            self._idle = self._loop.call_later(LINGER, self._stop_reading)
 
     def _stop_reading(self) -> None:
         """Have the event loop drop its reference, so that a client that was not closed can be garbage-collected."""
@@ -110,8 +129,9 @@ class DisconnectWatcher:
         """Watch nothing any more. The client is being closed."""
         with self._mutex:
             self._closed = True
-            for fd in list(self._watched):
-                self._remove(fd)
+            self._watched.clear()
+            for fd in list(self._registered):
+                self._unregister(fd)
             if self._idle is not None:
                 self._idle.cancel()
             self._stop_reading()
@@ -166,8 +186,8 @@ class DisconnectWatcher:
 
         def _perhaps_ended(self, epoll: select.epoll, fd: int) -> None:
             with self._mutex:
-                found = self._watched.get(fd)
-                if found is None:
+                session = self._registered.get(fd)
+                if session is None:
                     with suppress(OSError):
                         epoll.unregister(fd)
                     return
@@ -176,9 +196,14 @@ class DisconnectWatcher:
                 poll.register(fd, select.POLLRDHUP)
                 if not poll.poll(0):
                     return
-                self._remove(fd)
-            session, owner = found
-            session.watched = -1
+                # Once: else it would be reported without end. Where it becomes a lock all the same, `add` registers it.
+                session.watched = -1
+                self._unregister(fd)
+                held = self._watched.get(fd)
+                if held is None or held[0] is not session:
+                    return
+                self._forget(fd, session)
+            session, owner = held
             try:
                 self._tell(session, owner)
             except Exception:

@@ -8,9 +8,7 @@ a day; the clock has passed their tokens by then. A note is two more columns of 
 Readers and permits are a JSON object in the row, under the same statements' protection
 (`lockkit.backends.sql_table.share_statements`).
 
-On PostgreSQL a release notifies waiting clients by NOTIFY (`lockkit.backends.sql.wakeup`), if one of them has marked
-the row. Elsewhere, behind a pooler that lends out sessions, and while a foreign client holds the lock, waiters poll
-with growing, jittered pauses.
+How waiters are woken, and what each kind of database does in its own way: `lockkit.backends.sql_table.table`.
 
 What the database must offer: PostgreSQL 12, MariaDB 10.5, MySQL 8 or SQLite 3.35; the rights to SELECT, INSERT, UPDATE
 and DELETE, and to CREATE the table unless it is there.
@@ -26,11 +24,9 @@ import math
 import re
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import replace
 from math import inf
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from lockkit import validation
 from lockkit.backend import (
@@ -53,29 +49,21 @@ from lockkit.backends.sql.errors import MissingTable
 from lockkit.backends.sql.names import row_key
 from lockkit.backends.sql.options import adopt_database, driver_options, examiner, mode_option, open_database
 from lockkit.backends.sql.schema import TABLE, create, drop, lock_table, parse_table, quoted
-from lockkit.backends.sql.statement import Statement
-from lockkit.backends.sql.wakeup import WakeupListener
-from lockkit.backends.sql_table.share_statements import (
-    SHARED,
-    SLOTS,
-    MysqlShareStatements,
-    PostgresqlShareStatements,
-    ShareStatements,
-    SqliteShareStatements,
-)
-from lockkit.backends.sql_table.shares import REMARK_SECONDS, Shares, Waiting
+from lockkit.backends.sql.statement import Result, Statement
+from lockkit.backends.sql_table.share_statements import SHARED, ShareStatements
+from lockkit.backends.sql_table.shares import REMARK_SECONDS, Shares, Waiting, waiting_of
 from lockkit.backends.sql_table.shares import text as _text
-from lockkit.backends.sql_table.statements import MysqlStatements, PostgresqlStatements, SqliteStatements, Statements
 from lockkit.background import SingleRun
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockError
 
 if TYPE_CHECKING:
     from lockkit.backends.sql.database import Database
     from lockkit.backends.sql.statement import Parameter
-    from lockkit.units import Instant, Seconds
+    from lockkit.backends.sql_table.statements import Statements
+    from lockkit.units import Seconds
     from lockkit.url import Url
 
-__all__ = ["MysqlTable", "PostgresqlTable", "SqlTableBackend", "SqliteTable", "lock_table"]
+__all__ = ["CAPABILITIES", "SqlTableBackend", "lock_table"]
 
 log = logging.getLogger("lockkit")
 
@@ -95,9 +83,6 @@ REAP_SECONDS = 600.0
 REAP_SHARE = 1 / 256
 """And in this share of its acquisitions: a client that locks more leaves more rows."""
 
-LOOKS_MAX = 5
-"""How often one attempt retries on a lock that changes hands all the time before it reports it as busy."""
-
 OPTIONS: Mapping[str, Option] = MappingProxyType(
     {
         "mode": mode_option("table"),
@@ -106,7 +91,7 @@ OPTIONS: Mapping[str, Option] = MappingProxyType(
     }
 )
 
-_CAPABILITIES = Capabilities(
+CAPABILITIES = Capabilities(
     crash_release="ttl",
     min_ttl=0.05,
     ttl_granularity=0.000001,
@@ -139,7 +124,7 @@ class SqlTableBackend(LockBackend):
         tables: What ``lockkit migrate`` makes.
     """
 
-    capabilities = _CAPABILITIES
+    capabilities = CAPABILITIES
     options: ClassVar[Mapping[str, Option]] = OPTIONS
     _dialect: ClassVar[str]
     _statements_class: ClassVar[type[Statements]]
@@ -148,7 +133,6 @@ class SqlTableBackend(LockBackend):
 
     def __init__(self, database: Database, options: Mapping[str, Any], host: Host) -> None:
         """Use a database; nothing is sent."""
-        self._run = database.run
         self._runtime = host.runtime
         self.database = database
         self.tables = [lock_table(name=options["table"])]
@@ -156,7 +140,7 @@ class SqlTableBackend(LockBackend):
         table, now_us = quoted(self.tables[0], database.engine.dialect), database.dialect.now_us
         self._statements = self._statements_class(table, now_us)
         self._share_statements = self._share_statements_class(table, now_us)
-        self._shares = Shares(database, self._share_statements, self._channel)
+        self._shares = Shares(self._run, self._share_statements, self._channel)
         self._reap_at = 0.0
         self._reaping = SingleRun(host.runtime, "lockkit-sql-reap", self.reap)
         self._ttl_us = (0.0, 0)
@@ -236,7 +220,7 @@ class SqlTableBackend(LockBackend):
         if request.mode != "exclusive" or owner != SHARED:
             return Busy(left, poll=poll, owner=None if owner == SHARED else owner)
         if request.queue:
-            waiting = _waiting_of(request)
+            waiting = waiting_of(request)
             now = self._runtime.now()
             if waiting.marked_at is None or now >= waiting.marked_at + REMARK_SECONDS / 2:
                 waiting.marked_at = now  # before: its answer may be lost
@@ -264,12 +248,12 @@ class SqlTableBackend(LockBackend):
         self._forget(request)
         request.state = waiting  # until all is undone
         name, owner, answer_by = self._key(request.name), request.owner, request.answer_by
-        if request.uncertain:
-            release = self._release if request.mode == "exclusive" else self._release_share
-            await release(name, owner, answer_by, again=True)
+        if request.uncertain and request.mode == "exclusive":
+            await self._release(name, owner, answer_by, again=True)
+        elif request.uncertain:
+            await self._shares.release([name], [owner], answer_by, again=True)
         if waiting is not None and waiting.marked_at is not None:
-            with suppress(MissingTable):  # dropped, and the mark with it
-                await self._shares.unmark(name, owner, answer_by)
+            await self._shares.unmark(name, owner, answer_by)
         request.state = None
 
     def _forget(self, request: Request) -> None:
@@ -279,33 +263,15 @@ class SqlTableBackend(LockBackend):
     async def release(self, grant: Grant, answer_by: float = inf) -> bool:
         """See `LockBackend.release`."""
         name, owner = self._key(grant.name), grant.owner
-        if grant.state == "share":
-            return await self._release_one_share(name, owner, answer_by)
-        released = await self._release(name, owner, answer_by, again=False)
-        if released or grant.state is None:
-            return released
-        return await self._release_one_share(name, owner, answer_by)
-
-    async def _release_one_share(self, name: str, owner: str, answer_by: float) -> bool:
-        try:
-            return await self._shares.release_one(name, owner, self._runtime.now(), answer_by)
-        except MissingTable:
-            return False
-
-    async def _release_share(self, name: str, owner: str, answer_by: float, *, again: bool) -> bool:
-        try:
-            return bool(await self._shares.release([name], [owner], answer_by, again=again))
-        except MissingTable:
-            return False
+        if grant.state != "share":
+            released = await self._release(name, owner, answer_by, again=False)
+            if released or grant.state is None:
+                return released
+        return await self._shares.release_one(name, owner, self._runtime.now(), answer_by)
 
     async def _release(self, name: str, owner: str, answer_by: float, *, again: bool) -> bool:
-        parameters = (name, owner)
-        try:
-            return (
-                await self._run(self._statements.release, parameters, again=again, answer_by=answer_by)
-            ).changed == 1
-        except MissingTable:  # dropped, and the lock with it
-            return False
+        result = await self._run(self._statements.release, (name, owner), again=again, answer_by=answer_by)
+        return result.changed == 1
 
     async def release_all(self, grants: Sequence[Grant], answer_by: float) -> None:
         """See `LockBackend.release_all`. One statement for each thousand."""
@@ -322,8 +288,6 @@ class SqlTableBackend(LockBackend):
                 else:
                     owners = [grant.owner for grant in some]
                     await self._shares.release(self._keys(some), owners, answer_by, again=True)
-            except MissingTable:
-                return
             except BackendUnavailable as error:
                 failed = error
         if failed is not None:
@@ -336,10 +300,7 @@ class SqlTableBackend(LockBackend):
         """See `LockBackend.renew`. One statement for each ttl and thousand."""
         outcomes: dict[str, Renewal] = {}
         for group in _grouped(grants):
-            try:
-                outcomes |= await self._renew_group(group)
-            except MissingTable:
-                outcomes |= {grant.owner: Gone("gone") for grant in group}
+            outcomes |= await self._renew_group(group)
         return [outcomes[grant.owner] for grant in grants]
 
     async def _renew_group(self, grants: Sequence[Grant]) -> dict[str, Renewal]:
@@ -382,14 +343,11 @@ class SqlTableBackend(LockBackend):
 
     async def holders(self, name: str) -> Sequence[Holder]:
         """See `LockBackend.holders`."""
-        try:
-            row = await self._look(self._key(name))
-            if row is not None and _text(row[0]) == SHARED:
-                return await self._shares.holders(self._key(name))
-        except MissingTable:
-            return []
+        row = await self._look(self._key(name))
         if row is None:
             return []
+        if _text(row[0]) == SHARED:
+            return await self._shares.holders(self._key(name))
         owner, left_us, token, metadata, metadata_owner = row
         ours = owner == metadata_owner
         about = decode_metadata(metadata) if ours else {}
@@ -402,47 +360,39 @@ class SqlTableBackend(LockBackend):
     async def update(self, grant: Grant, metadata: str) -> Gone | None:
         """See `LockBackend.update`."""
         name = self._key(grant.name)
-        try:
-            if grant.state == "share":
-                return await self._shares.update(name, grant.owner, metadata)
-            result = await self._run(self._statements.update, (metadata, name, grant.owner), again=True)
-            if result.changed == 1:
-                return None
-            # MariaDB and MySQL do not count a row that has the same metadata already.
-            state = (await self._states([name]))[name]
-            if not state.holds(grant.owner) and grant.state is not None:
-                return await self._shares.update(name, grant.owner, metadata)
-        except MissingTable:
-            return Gone("gone")
-        return None if state.holds(grant.owner) else state.outcome(grant.owner)
+        if grant.state == "share":
+            return await self._shares.update(name, grant.owner, metadata)
+        result = await self._run(self._statements.update, (metadata, name, grant.owner), again=True)
+        if result.changed == 1:
+            return None
+        # MariaDB and MySQL do not count a row that has the same metadata already.
+        state = (await self._states([name]))[name]
+        if state.holds(grant.owner):
+            return None
+        return (
+            state.outcome(grant.owner)
+            if grant.state is None
+            else await self._shares.update(name, grant.owner, metadata)
+        )
 
     async def downgrade(self, grant: Grant) -> bool:
         """See `LockBackend.downgrade`."""
         grant.state = "either"  # until there is an answer
-        try:
-            held = await self._shares.downgrade(self._key(grant.name), grant.owner)
-        except MissingTable:
-            return False
+        held = await self._shares.downgrade(self._key(grant.name), grant.owner)
         if held:
             grant.state = "share"
         return held
 
     async def break_lock(self, name: str) -> bool:
         """See `LockBackend.break_lock`."""
-        try:
-            return (await self._run(self._statements.break_lock, (self._key(name),))).changed == 1
-        except MissingTable:
-            return False
+        return (await self._run(self._statements.break_lock, (self._key(name),))).changed == 1
 
     async def names(self, prefix: str, after: NamesPage | None = None) -> NamesPage:
         """See `LockBackend.names`: the held rows in the order of their names, by the database's clock."""
         begin = prefix if after is None else after.next
         end = _end_of_range(prefix)
         statement = self._statements.names(BATCH, bounded=end is not None)
-        try:
-            rows = (await self._run(statement, (begin,) if end is None else (begin, end), again=True)).rows
-        except MissingTable:
-            return NamesPage([])
+        rows = (await self._run(statement, (begin,) if end is None else (begin, end), again=True)).rows
         found = [name for row in rows if (name := _lock_name(row[0])) is not None]
         # The last name of one page is the first of the next, if it is still held.
         names = [name for name in found if name.startswith(prefix) and (after is None or name != begin)]
@@ -451,24 +401,17 @@ class SqlTableBackend(LockBackend):
 
     async def read_note(self, name: str) -> Note | None:
         """See `LockBackend.read_note`."""
-        try:
-            rows = (await self._run(self._statements.read_note, (self._key(name),), again=True)).rows
-        except MissingTable:
-            return None
+        rows = (await self._run(self._statements.read_note, (self._key(name),), again=True)).rows
         return Note(_text(rows[0][0]), rows[0][1] / 1e6) if rows else None
 
     async def write_note(self, grant: Grant, text: str, keep: Seconds, answer_by: float = inf) -> bool:
         """See `LockBackend.write_note`."""
         parameters = (text, _microseconds(keep), self._key(grant.name), grant.owner)
-        try:
-            if grant.state == "share":
-                return await self._shares.write_note(parameters, answer_by)
+        if grant.state != "share":
             result = await self._run(self._statements.write_note, parameters, again=True, answer_by=answer_by)
             if result.changed == 1 or grant.state is None:
                 return result.changed == 1
-            return await self._shares.write_note(parameters, answer_by)
-        except MissingTable:
-            return False
+        return await self._shares.write_note(parameters, answer_by)
 
     async def clock(self) -> float:
         """See `LockBackend.clock`."""
@@ -506,222 +449,33 @@ class SqlTableBackend(LockBackend):
     async def reap(self) -> None:
         """Remove rows that were not used for a day, and have no note."""
         try:
-            try:
-                await self._reap(notes=True)
-            except ConfigurationError:
-                await self._reap(notes=False)  # a table of an older version, which has no notes
+            await self._reap()
         except LockError as error:
             log.debug("could not remove idle rows at %s: %s", self.url, error)
 
-    async def _reap(self, *, notes: bool) -> None:
-        while True:
-            idle = (await self._run(self._statements.idle(BATCH, notes=notes), (IDLE_US_MIN,), again=True)).rows
-            if not idle:
-                return
+    async def _reap(self) -> None:
+        while idle := (await self._run(self._statements.idle(BATCH), (IDLE_US_MIN,), again=True)).rows:
             names = [name for (name,) in idle]
-            await self._run(self._statements.reap(len(names), notes=notes), (IDLE_US_MIN, *names), again=True)
+            await self._run(self._statements.reap(len(names)), (IDLE_US_MIN, *names), again=True)
 
+    async def _run_for(self, request: Request, statement: Statement, parameters: Sequence[Parameter]) -> Result:
+        """Run a statement of an acquisition, which may find that the table is not there."""
+        return await self.database.run(statement, parameters, again=True, answer_by=request.answer_by)
 
-class PostgresqlTable(SqlTableBackend):
-    """PostgreSQL: waiters are woken."""
-
-    capabilities = replace(_CAPABILITIES, wakeup="push")
-    _dialect = "postgresql"
-    _statements_class = PostgresqlStatements
-    _statements: PostgresqlStatements
-    _share_statements_class = PostgresqlShareStatements
-    _share_statements: PostgresqlShareStatements
-    _channel: str
-
-    def __init__(self, database: Database, options: Mapping[str, Any], host: Host) -> None:
-        """Use a database; nothing is sent."""
-        self._channel = options["table"].rpartition(".")[2]
-        super().__init__(database, options, host)
-        self._listener: WakeupListener | None = None
-        if database.engine.dialect.driver in {"psycopg", "psycopg_async"}:
-            self._listener = WakeupListener(host.runtime, database, self._channel)
-        else:
-            self.capabilities = _CAPABILITIES
-
-    async def _attempt(self, request: Request, parameters: tuple[Parameter, ...]) -> Grant | Busy:
-        granted = None if request.mode == "exclusive" else await self._try_alone(request, parameters)
-        if granted is not None:
-            return granted
-        listener = self._listener
-        for _ in range(LOOKS_MAX):
-            listening = self._listen(request)
-            statement = self._acquiring_or_waiting(request) if listening else self._acquiring(request)
-            rows = (await self._run(statement, parameters, again=True, answer_by=request.answer_by)).rows
-            if not rows:
-                continue
-            token, owner, left_us, alien, settled, *slot = rows[0]
-            if token is not None:
-                self._forget(request)
-                return self._granted(request, token, *slot)
-            if not settled:
-                continue
-            if listening or not request.queue or listener is None or listener.cannot_listen:
-                return await self._busy(request, owner, left_us / 1e6, poll=alien or not listening)
-            await listener.open(request.answer_by)
-        return Busy(0.0, poll=True)
-
-    async def _ask(self, request: Request, statement: Statement, parameters: tuple[Parameter, ...]) -> Grant | None:
-        rows = (await self._run(statement, parameters, again=True, answer_by=request.answer_by)).rows
-        return self._granted(request, rows[0][0], rows[0][5]) if rows else None
-
-    def _acquiring_or_waiting(self, request: Request) -> Statement:
-        """Choose the statement for a request that is woken."""
-        if request.mode != "exclusive":
-            return self._share_statements.acquire_or_wait[request.mode]
-        if request.state.marked_at is not None:
-            return self._statements.acquire_of_writer_or_wait
-        return self._statements.acquire_or_wait
-
-    def _listen(self, request: Request) -> bool:
-        """Have a request that may wait woken; return whether it will be."""
-        listener = self._listener
-        connection = None if listener is None or not request.queue else listener.connection
-        if listener is None or connection is None:
-            return False
-        waiting = _waiting_of(request)
-        if waiting.connection is not connection:
-            waiting.connection = connection
-            listener.expect(request, self._key(request.name))
-        return True
-
-    def _forget(self, request: Request) -> None:
-        waiting: Waiting | None = request.state
-        request.state = None
-        if waiting is not None and waiting.connection is not None:
-            cast("WakeupListener", self._listener).forget(request, self._key(request.name))
-
-    async def wait(self, request: Request, busy: Busy, until: Instant) -> None:
-        """See `LockBackend.wait`."""
-        # The connection may have ended since the row was marked: retry at once, which listens anew.
-        waiting: Waiting | None = request.state
-        connection = None if waiting is None else waiting.connection
-        if connection is not None and connection is cast("WakeupListener", self._listener).connection:
-            await super().wait(request, busy, until)
-
-    async def _release(self, name: str, owner: str, answer_by: float, *, again: bool) -> bool:
-        parameters = (name, self._channel, owner)
+    async def _run(
+        self,
+        statement: Statement,
+        parameters: Sequence[Parameter],
+        *,
+        again: bool = False,
+        answer_by: float = inf,
+        urgent: bool = False,
+    ) -> Result:
+        """See `Database.run`. A table that is not there, or was dropped, has no rows: an acquisition makes it."""
         try:
-            return bool((await self._run(self._statements.release, parameters, again=again, answer_by=answer_by)).rows)
+            return await self.database.run(statement, parameters, again=again, answer_by=answer_by, urgent=urgent)
         except MissingTable:
-            return False
-
-    def _free_parameters(self, grants: Sequence[Grant]) -> Sequence[Parameter]:
-        return (self._keys(grants), [grant.owner for grant in grants], self._channel)
-
-    async def break_lock(self, name: str) -> bool:
-        """See `LockBackend.break_lock`."""
-        try:
-            return bool((await self._run(self._statements.break_lock, (self._key(name), self._channel))).rows)
-        except MissingTable:
-            return False
-
-    async def _renew(self, ttl_us: int, grants: Sequence[Grant]) -> Iterable[str]:
-        names, owners = self._keys(grants), [grant.owner for grant in grants]
-        result = await self._run(self._statements.renew(1), (ttl_us, names, owners), again=True, urgent=True)
-        return [owner for (owner,) in result.rows]
-
-    async def close(self) -> None:
-        """See `LockBackend.close`."""
-        if self._listener is not None:
-            await self._listener.close()
-        await super().close()
-
-
-class _PollingTable(SqlTableBackend):
-    """A database that cannot notify waiters: they poll."""
-
-    async def _attempt(self, request: Request, parameters: tuple[Parameter, ...]) -> Grant | Busy:
-        # A request that found the lock held only reads until it is free: that neither writes nor waits for writers.
-        waiting: Waiting | None = request.state
-        if waiting is None or not waiting.seen_held or await self._look_for(request, parameters) is None:
-            granted = None if request.mode == "exclusive" else await self._try_alone(request, parameters)
-            granted = granted or await self._ask(request, self._acquiring(request), parameters)
-            if granted is not None:
-                request.state = None
-                return granted
-        found = await self._look_for(request, parameters)
-        if isinstance(found, Grant):
-            request.state = None
-            return found
-        if request.queue:
-            _waiting_of(request).seen_held = True
-        if found is None:  # released since: ask again soon
-            return Busy(0.0, poll=True)
-        owner, left_us = found
-        return await self._busy(request, owner, left_us / 1e6, poll=True)
-
-    async def _look_for(self, request: Request, parameters: Sequence[Parameter]) -> Grant | tuple[str, int] | None:
-        """
-        Look who holds the lock, and for how many µs; None if it can be had.
-
-        A grant: the answer did not say so. MariaDB returns no last id if the table has a trigger that writes.
-        """
-        if request.mode == "exclusive":
-            row = await self._look(parameters[0], request.answer_by)
-            if row is None:
-                return None
-            holder = _text(row[0])
-            return self._granted(request, row[2]) if holder == request.owner else (holder, row[1])
-        name, owner, _, _, *limit = parameters
-        statement = self._share_statements.look[request.mode]
-        rows = (await self._run(statement, (name, owner, *limit), again=True, answer_by=request.answer_by)).rows
-        if not rows:
-            return None
-        left_us, token, slot = rows[0]
-        return (SHARED, left_us) if token is None else self._granted(request, token, slot)
-
-
-class MysqlTable(_PollingTable):
-    """MariaDB and MySQL."""
-
-    _dialect = "mysql"
-    _statements_class = MysqlStatements
-    _share_statements_class = MysqlShareStatements
-
-    async def _ask(self, request: Request, statement: Statement, parameters: tuple[Parameter, ...]) -> Grant | None:
-        answer = (await self._run(statement, parameters, again=True, answer_by=request.answer_by)).last_id
-        if not answer:
-            return None
-        if request.mode == "exclusive":
-            return self._granted(request, answer)
-        token, slot = divmod(answer, SLOTS)
-        return self._granted(request, token, slot if request.mode == "permit" else None)
-
-    async def _renew(self, ttl_us: int, grants: Sequence[Grant]) -> Iterable[str]:
-        names = self._keys(grants)
-        owners = [grant.owner for grant in grants]
-        statement = self._statements.renew(len(grants))
-        result = await self._run(statement, (ttl_us, *names, *owners), again=True, urgent=True)
-        if result.changed == len(grants):
-            return [grant.owner for grant in grants]
-        # The answer says how many, but not which: those with the same owner that have not expired.
-        states = await self._states(names)
-        return [grant.owner for name, grant in zip(names, grants, strict=True) if states[name].holds(grant.owner)]
-
-
-class SqliteTable(_PollingTable):
-    """SQLite, on one machine."""
-
-    capabilities = replace(
-        _CAPABILITIES,
-        ttl_granularity=0.001,
-        scope="machine",
-        clock_assumption="the wall clock of the machine runs at the rate of its monotonic one within 1 % and is not "
-        "set forward while a lock is held",
-        caveat="One machine, a local file system: locks of SQLite's own do not work on network file systems.",
-    )
-    _dialect = "sqlite"
-    _statements_class = SqliteStatements
-    _share_statements_class = SqliteShareStatements
-
-    async def _ask(self, request: Request, statement: Statement, parameters: tuple[Parameter, ...]) -> Grant | None:
-        rows = (await self._run(statement, parameters, again=True, answer_by=request.answer_by)).rows
-        return self._granted(request, *rows[0]) if rows else None
+            return _NO_ROWS
 
 
 class _State:
@@ -744,14 +498,7 @@ class _State:
 
 
 _PING = Statement("SELECT 1")
-
-
-def _waiting_of(request: Request) -> Waiting:
-    """Return what a request that waits has left elsewhere."""
-    if request.state is None:
-        request.state = Waiting()
-    waiting: Waiting = request.state
-    return waiting
+_NO_ROWS = Result([], 0, 0)
 
 
 def _lock_name(value: str | bytes | bytearray) -> str | None:

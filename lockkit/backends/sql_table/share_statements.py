@@ -71,7 +71,9 @@ class ShareStatements(StatementMaker, ABC):
         """See `StatementMaker`."""
         super().__init__(table, now_us)
         self.acquire = {side: self._written(self._acquire_text(side)) for side in _SIDES}
-        self.acquire_alone = {side: self._written(self._acquire_text(side, alone=True)) for side in self._cheaper_alone}
+        self.acquire_alone = {
+            side: self._written(self._acquire_text(side, alone=True), frequent=True) for side in self._cheaper_alone
+        }
         self.look = {side: self._written(self._look_text(side)) for side in _SIDES}
         self.mark = self._written(
             "UPDATE {table} SET writer = $2, writer_until_us = {now} + " + self._number("$3") + " WHERE name = $1"
@@ -79,7 +81,7 @@ class ShareStatements(StatementMaker, ABC):
         )
         self.unmark = self._written(self._unmark_text())
         self.downgrade = self._written(self._downgrade_text())
-        self.free_alone = self._written(self._free_alone_text()) if self._only_mine else None
+        self.free_alone = self._written(self._free_alone_text(), frequent=True) if self._only_mine else None
         holds = f"{_HELD} AND {self._end_of('$3')} > {{now}}"
         self.update = self._written(
             f"UPDATE {{table}} AS l SET shares = {self._metadata_set} WHERE name = $2 AND {holds}"
@@ -407,16 +409,16 @@ class MysqlShareStatements(ShareStatements):
         It writes into ``metadata_owner`` that it does, with its time, so that it is no other attempt of that owner.
         """
         granted = "metadata_owner = VALUES(metadata_owner)"
-        free = f"{self._fits(side, '{now}', '', alone=True)} AND token < {{now}}"
+        now = "VALUES(token)"
+        free = f"{self._fits(side, now, '', alone=True)} AND token < {now}"
         return (
             "INSERT INTO {table} (name, owner, token, expires_at_us, metadata_owner, shares) VALUES ($1, '+shared',"
-            f" {{now}} + 0 * LAST_INSERT_ID({{now}} * {SLOTS}), {{now}} + $3, CONCAT($2, '/', {{now}}),"
-            f" {self._first(side)}) ON DUPLICATE KEY UPDATE"
+            f" LAST_INSERT_ID({{now}} * {SLOTS}) DIV {SLOTS}, token + $3, CONCAT($2, '/', token), JSON_OBJECT($2,"
+            f" {self._share('token', 'expires_at_us', _first_slot(side), '$4')})) ON DUPLICATE KEY UPDATE"
             f" metadata_owner = IF({free}, VALUES(metadata_owner), metadata_owner),"
-            f" token = IF({granted}, VALUES(token) + 0 * LAST_INSERT_ID(VALUES(token) * {SLOTS}),"
-            " token + LAST_INSERT_ID(0)),"
+            f" token = IF({granted}, LAST_INSERT_ID({now} * {SLOTS}) DIV {SLOTS}, token + LAST_INSERT_ID(0)),"
             f" expires_at_us = IF({granted}, VALUES(expires_at_us), expires_at_us),"
-            f" owner = IF({granted}, '+shared', owner), shares = IF({granted}, {self._first(side)}, shares)"
+            f" owner = IF({granted}, '+shared', owner), shares = IF({granted}, VALUES(shares), shares)"
         )
 
 

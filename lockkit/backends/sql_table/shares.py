@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from lockkit.backend import Gone, Grant, Holder, Renewal, Renewed, decode_metadata
 from lockkit.backends.sql_table.share_statements import SHARED
 
 if TYPE_CHECKING:
-    from lockkit.backend import Mode
-    from lockkit.backends.sql.database import Database
-    from lockkit.backends.sql.statement import Parameter, Statement
+    from lockkit.backend import Mode, Request
+    from lockkit.backends.sql.statement import Parameter, Result, Statement
     from lockkit.backends.sql_table.share_statements import ShareStatements
     from lockkit.units import Instant
 
@@ -25,6 +24,7 @@ __all__ = [
     "Shares",
     "Waiting",
     "text",
+    "waiting_of",
 ]
 
 MARK_SECONDS = 5.0
@@ -64,19 +64,27 @@ class Waiting:
         self.seen_held = False
 
 
+def waiting_of(request: Request) -> Waiting:
+    """Return what a request that waits has left elsewhere."""
+    if request.state is None:
+        request.state = Waiting()
+    waiting: Waiting = request.state
+    return waiting
+
+
 class Shares:
     """The readers and permits in one table."""
 
-    def __init__(self, database: Database, statements: ShareStatements, channel: str | None) -> None:
+    def __init__(self, run: Callable[..., Awaitable[Result]], statements: ShareStatements, channel: str | None) -> None:
         """
         Use a table.
 
         Args:
-            database: Where it is.
+            run: Runs a statement there, as `Database.run`; a table that is missing has no rows.
             statements: On the table.
             channel: Where PostgreSQL notifies waiters, and then names and owners are arrays; None elsewhere.
         """
-        self._run = database.run
+        self._run = run
         self._statements = statements
         self._channel = channel
         self._crowded: dict[str, float] = {}
@@ -92,7 +100,7 @@ class Shares:
         """Remember that others had leases."""
         self._crowded.pop(name, None)
         while len(self._crowded) >= CROWDED_MAX:
-            self._crowded.pop(next(iter(self._crowded), ""), None)
+            self._crowded.pop(next(iter(tuple(self._crowded)), ""), None)  # a copy: threads add others meanwhile
         self._crowded[name] = now + CROWDED_SECONDS
 
     async def release_one(self, name: str, owner: str, now: Instant, answer_by: float) -> bool:

@@ -59,8 +59,8 @@ class StatementMaker:
         self._now = now_us
         self._made: dict[tuple[str, int], Statement] = {}
 
-    def _written(self, text: str, *, once: bool = False) -> Statement:
-        return Statement(text.replace("{table}", self._table).replace("{now}", self._now), once=once)
+    def _written(self, text: str, *, once: bool = False, frequent: bool = False) -> Statement:
+        return Statement(text.replace("{table}", self._table).replace("{now}", self._now), once=once, frequent=frequent)
 
     def _for_many(self, what: str, count: int, text: str) -> Statement:
         """Write a statement whose length depends on how many it is for; those for few are kept."""
@@ -138,14 +138,13 @@ class Statements(StatementMaker, ABC):
             f" WHERE name IN ({places(1, count)})",
         )
 
-    def reap(self, count: int, *, notes: bool) -> Statement:
-        """See the module. `notes`: the table has columns for notes."""
-        text = f"DELETE FROM {{table}} WHERE {_idle(notes)} AND name IN ({places(2, count)})"
-        return self._for_many(f"reap {notes}", count, text)
+    def reap(self, count: int) -> Statement:
+        """See the module."""
+        return self._for_many("reap", count, f"DELETE FROM {{table}} WHERE {_IDLE} AND name IN ({places(2, count)})")
 
-    def idle(self, count: int, *, notes: bool) -> Statement:
-        """See the module; at most so many. `notes`: the table has columns for notes."""
-        return self._for_many(f"idle {notes}", count, f"SELECT name FROM {{table}} WHERE {_idle(notes)} LIMIT {count}")
+    def idle(self, count: int) -> Statement:
+        """See the module; at most so many."""
+        return self._for_many("idle", count, f"SELECT name FROM {{table}} WHERE {_IDLE} LIMIT {count}")
 
     def names(self, count: int, *, bounded: bool) -> Statement:
         """See the module; at most so many, in the order of their bytes."""
@@ -162,8 +161,7 @@ KEPT_MAX = 8
 """Statements for so many names are kept, and so prepared. More takes memory here and at the server."""
 
 
-def _idle(notes: bool) -> str:  # noqa: FBT001 - private
-    return "token < {now} - $1 AND expires_at_us < {now} - $1" + (" AND note_until_us < {now}" if notes else "")
+_IDLE = "token < {now} - $1 AND expires_at_us < {now} - $1 AND note_until_us < {now}"
 
 
 def places(first: int, count: int) -> str:
@@ -282,11 +280,12 @@ class MysqlStatements(_PollingStatements):
     token is the value of ``LAST_INSERT_ID(…)``, which travels with the number of changed rows; 0 is busy. The last
     evaluation counts: that of ON DUPLICATE KEY comes after that of VALUES. ("Information Functions", LAST_INSERT_ID.)
 
-    Assignments run from left to right and see the new values ("INSERT … ON DUPLICATE KEY UPDATE"; MariaDB's
-    SIMULTANEOUS_ASSIGNMENT is about UPDATE alone): the token is decided first, and once the owner is, the others only
+    Assignments run from left to right and see the new values ("INSERT … ON DUPLICATE KEY UPDATE"; lockkit's sessions
+    are without MariaDB's SIMULTANEOUS_ASSIGNMENT): the token is decided first, and once the owner is, the others only
     compare that.
 
-    ``VALUES(column)`` is what would have been inserted; of the token that is the clock.
+    ``VALUES(column)`` is what would have been inserted; of the token that is the clock. In the list of VALUES a column
+    that stands further left is its new value, too ("INSERT").
     UTC_TIMESTAMP is the time at which the statement began. It may have waited for the row since: then it takes an
     expired lock for held, and what it grants ends earlier; both are harmless.
     """
@@ -296,14 +295,14 @@ class MysqlStatements(_PollingStatements):
         ours = "owner IS NULL OR owner = VALUES(owner) OR expires_at_us <= VALUES(token)"
         acquire = (
             "INSERT INTO {table} (name, owner, token, expires_at_us, metadata, metadata_owner)"
-            " VALUES ($1, $2, LAST_INSERT_ID({now}), {now} + $3, $4, $2) ON DUPLICATE KEY UPDATE"
+            " VALUES ($1, $2, LAST_INSERT_ID({now}), token + $3, $4, owner) ON DUPLICATE KEY UPDATE"
             f" token = IF({ours}, LAST_INSERT_ID(GREATEST(token + 1, VALUES(token))), token + LAST_INSERT_ID(0)),"
             f" owner = IF({ours}, VALUES(owner), owner),"
             " expires_at_us = IF(owner = VALUES(owner), VALUES(expires_at_us), expires_at_us),"
             " metadata = IF(owner = VALUES(owner), VALUES(metadata), metadata),"
             " metadata_owner = IF(owner = VALUES(owner), owner, metadata_owner)"
         )
-        self.acquire = self._written(acquire)
+        self.acquire = self._written(acquire, frequent=True)
         self.acquire_of_writer = self._written(
             f"{acquire}, writer_until_us = IF(owner = VALUES(owner) AND writer = owner, 0, writer_until_us)"
         )

@@ -26,14 +26,6 @@ PATIENCE = 60.0
 
 
 @pytest.fixture(scope="module")
-def mariadb() -> Iterator[MariaServer]:
-    """A server."""
-    require("mariadb", local=True)
-    with MariaServer() as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
 def postgresql() -> Iterator[PostgresServer]:
     """The same."""
     require("postgresql", local=True)

@@ -21,9 +21,9 @@ from sqlalchemy.ext.asyncio import create_async_engine
 import lockkit
 import lockkit.aio
 from lockkit.testing.servers import FaultProxy, MariaServer, PooledPostgres, PostgresServer, require, wait_until
+from lockkit.testing.stopwatch import Stopwatch
 from tests.backends.sql_table.support import DRIVERS, Look, counted, waits, with_driver
-from tests.stopwatch import Stopwatch
-from tests.tries import busy
+from tests.tries import busy, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -98,7 +98,7 @@ def test_dead_or_frozen_server_ends_the_lease_by_its_deadline(
 def test_lease_outlives_a_restart_of_the_server(server: PostgresServer | MariaServer, connect: Connect) -> None:
     """The row is there after a crash; the holder goes on, and a waiter gets the lock when it is released."""
     client, other = connect(server.url), connect(server.url)
-    lease = client.lock("x", ttl=30).acquire()
+    lease = client.lock("x", ttl=120).acquire()
     thread, got = in_background(other)
 
     server.restart(crash=True)
@@ -133,7 +133,7 @@ def test_ended_connections_of_holder_and_waiter(kept: PostgresServer | MariaServ
 
     assert lease.confirm()
     lease.release()
-    thread.join(20)
+    thread.join(PATIENCE)
     assert got[0].token > lease.token
     got[0].release()
 
@@ -267,7 +267,7 @@ def test_closing_releases_a_thousand_leases_with_one_statement(
         with counted(monkeypatch) as seen:
             client.close()
         assert len([text for text in seen if "owner = NULL" in text]) == 2
-        thread.join(20)
+        thread.join(PATIENCE)
         got[0].release()
         assert Look(url).run("SELECT count(*) FROM lockkit_locks WHERE owner IS NOT NULL") == [(0,)]
         assert not any(lease.held for lease in leases)
@@ -278,7 +278,8 @@ def test_closing_releases_a_thousand_leases_with_one_statement(
 def test_exit_inside_the_event_loop_releases(kind: str, end: str, tmp_path: Path) -> None:
     """The loop ends, or is left as it is, before the interpreter does: what is left to do needs none."""
     program = (
-        "import asyncio, sys, lockkit.aio\n"
+        "import asyncio, sys, lockkit.aio, lockkit.engine.engine\n"
+        f"lockkit.engine.engine.EXIT_SECONDS = {PATIENCE / 2}\n"
         "async def main():\n"
         "    global client, lease\n"
         "    client = lockkit.aio.connect(sys.argv[1])\n"
@@ -371,7 +372,7 @@ class TestLostAnswers:
                     task.cancel()
                     with suppress(asyncio.CancelledError):
                         await (await task).release()
-                lease = await client.lock("cancelled").acquire(timeout=10)
+                lease = await client.lock("cancelled").acquire(timeout=PATIENCE)
                 await lease.release()
 
         asyncio.run(scenario())
@@ -450,7 +451,7 @@ class TestPooler:
         thread, got = in_background(other)
         lease.extend()
         lease.release()
-        thread.join(20)
+        thread.join(PATIENCE)
         assert got[0].token > lease.token
         got[0].release()
         client.close()
@@ -502,12 +503,13 @@ class TestSqlite:
         with lockkit.from_client(self.engine(path, "max_page_count = 1")) as client:
             client.lock("x").acquire().release()
 
-            def fill() -> None:
-                for number in range(2000):
-                    client.lock(f"{'long name ' * 20} {number}").acquire(timeout=0).release()
+            def refusal() -> str:
+                with pytest.raises(lockkit.BackendUnavailable) as caught:  # noqa: PT012 - one of many tries
+                    for number in range(2000):
+                        client.lock(f"{'long name ' * 20} {number}").acquire(timeout=0).release()
+                return str(caught.value)
 
-            with pytest.raises(lockkit.BackendUnavailable, match="no space left"):
-                fill()
+            until(lambda: "no space left" in refusal())  # a busy disk may be another reason
 
     def test_directory_that_is_not_there(self, tmp_path: Path, connect: Connect) -> None:
         """Is not made."""
@@ -599,26 +601,6 @@ class TestSqlite:
         assert [error.exc_value for error in errors] == []
         assert SlowToClose.seconds == []
 
-    @pytest.mark.parametrize("face", ["blocking", "asyncio"])
-    def test_renewals_go_before_acquisitions(self, tmp_path: Path, face: str) -> None:
-        """Many leases are kept while the same client, and another process, write all the time."""
-        url = f"sqlite:///{tmp_path}/locks.db"
-        program = (
-            "import sys, lockkit\n"
-            "with lockkit.connect(sys.argv[1]) as client:\n"
-            "    while True:\n"
-            "        client.lock('other', ttl=600).acquire().release()\n"
-        )
-        with lockkit.connect(url) as client:
-            client.lock("x").acquire().release()
-        process = subprocess.Popen([sys.executable, "-c", program, url])
-        try:
-            lost = keep_busy(url) if face == "blocking" else asyncio.run(keep_busy_asyncio(url))
-        finally:
-            process.kill()
-            process.wait()
-        assert lost == 0
-
     @pytest.mark.slow
     def test_sixteen_processes_on_one_file(self, tmp_path: Path) -> None:
         """Nobody is told that the database is locked, and nobody's update is lost."""
@@ -640,47 +622,6 @@ class TestSqlite:
 
         assert [failure for failure in failures if failure] == []
         assert counter.read_text().split()[0] == "48"
-
-
-LEASES, BUSY_SECONDS, THREADS = 100, 8.0, 6
-
-
-def keep_busy(url: str) -> int:
-    """Hold leases while threads acquire and release others; tell how many were lost."""
-    with lockkit.connect(url, unavailable_after=PATIENCE) as client:
-        leases = [client.lock(f"held {number}", ttl=600, raise_on_lost=False).acquire() for number in range(LEASES)]
-        for lease in leases:
-            lease.extend(ttl=TTL)
-        until = time.monotonic() + BUSY_SECONDS
-
-        def write(number: int) -> None:
-            while time.monotonic() < until:
-                client.lock(f"busy {number}", ttl=600).acquire().release()
-
-        threads = [threading.Thread(target=write, args=(number,)) for number in range(THREADS)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(PATIENCE)
-        return sum(lease.lost for lease in leases)
-
-
-async def keep_busy_asyncio(url: str) -> int:
-    """The same with tasks."""
-    async with lockkit.aio.connect(url, unavailable_after=PATIENCE) as client:
-        leases = [
-            await client.lock(f"held {number}", ttl=600, raise_on_lost=False).acquire() for number in range(LEASES)
-        ]
-        for lease in leases:
-            await lease.extend(ttl=TTL)
-        until = time.monotonic() + BUSY_SECONDS
-
-        async def write(number: int) -> None:
-            while time.monotonic() < until:
-                await (await client.lock(f"busy {number}", ttl=600).acquire()).release()
-
-        await asyncio.gather(*(write(number) for number in range(THREADS)))
-        return sum(lease.lost for lease in leases)
 
 
 class SlowToClose(sqlite3.Connection):

@@ -1,0 +1,118 @@
+"""
+How often a client tries a lock that others take, too, where nothing wakes those that wait.
+
+The client that releases a lock is the first that can take it again, before any other looks; so without more, one client
+takes it many times in a row. Here a client that has just released a lock which others took lately waits for a random
+time before it tries again, and those that wait look after times of the same kind as long as the lock changes hands. So
+each look has the same chance, whichever client looks.
+
+The mean time between the looks of a client is adjusted to how many others there are, which it cannot see: a look that
+finds the lock in other hands than the last one makes its looks rarer by a factor, a grant makes them more frequent by a
+fixed amount. That draws all clients to the same rate (additive increase, multiplicative decrease: Chiu and Jain,
+"Analysis of the Increase and Decrease Algorithms for Congestion Avoidance in Computer Networks", 1989), and the rate of
+all looks together grows with the square root of the number of clients only.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from lockkit.units import Instant, Seconds
+
+__all__ = ["CONTENDED_SECONDS", "NAMES_MAX", "RATE_MIN", "Pace", "Paces"]
+
+CONTENDED_SECONDS = 1.0
+"""For how long a client takes a lock for contended that it has found in other hands, seconds. Longer goes on waiting
+before it locks when the others have gone; shorter forgets others that lock rarely."""
+
+NAMES_MAX = 1000
+"""Names for which a client remembers that. More takes memory; fewer forgets others sooner."""
+
+HELD_SECONDS = 0.1
+"""A lock that was in the same hands for so long does not change hands, seconds: those that wait for it look as rarely
+as for any other. Longer looks in vain more often; shorter has clients wait for longer after a holder that was slow."""
+
+RATE_FIRST = 100.0
+"""Looks per second to begin with."""
+
+RATE_MIN = 8.0
+"""As rarely as those that wait for a lock that stays in the same hands."""
+
+RATE_MAX = 200.0
+"""More would use up the server for looks; fewer leave the lock free for longer."""
+
+ENGINE_SECONDS = 0.0055
+"""What the engine adds to the pause on average, see `lockkit.engine.acquisition`."""
+
+RATE_STEP = 4.0
+"""Looks per second that a grant adds."""
+
+RATE_FACTOR = 0.99
+"""What a look in vain leaves of the rate."""
+
+
+class Pace:
+    """
+    How often a client looks for one lock.
+
+    Attributes:
+        seen_at: When the client last found it in other hands.
+        released_at: When the client released it, if it has not taken it since.
+        rate: Looks per second.
+    """
+
+    __slots__ = ("_changed_at", "_token", "rate", "released_at", "seen_at")
+
+    def __init__(self) -> None:
+        """Know nothing yet."""
+        self.seen_at = self.released_at = self._changed_at = float("-inf")
+        self.rate = RATE_FIRST
+        self._token = 0
+
+    def found(self, token: int, now: Instant) -> bool:
+        """Take note that the lock is in other hands, under that token; return whether it changes hands."""
+        before, self._token, self.seen_at = self._token, token, now
+        if before not in {0, token}:
+            self._changed_at = now
+            self.rate = max(RATE_MIN, self.rate * RATE_FACTOR)
+        return now < self._changed_at + HELD_SECONDS
+
+    def granted(self, token: int, now: Instant) -> None:
+        """This client has it."""
+        self._token, self._changed_at = token, now
+        self.released_at = float("-inf")
+        self.rate = min(RATE_MAX, self.rate + RATE_STEP)
+
+    def just_released(self, now: Instant) -> bool:
+        """Whether this client released it so lately that others had hardly a chance."""
+        return now < self.released_at + 1 / self.rate
+
+    def pause(self, uniform: Callable[[float, float], float]) -> Seconds:
+        """Return after how long to look again: random, so that no order repeats itself."""
+        return max(0.0, uniform(0.5, 1.5) / self.rate - ENGINE_SECONDS)
+
+
+class Paces:
+    """The locks that a client has found in other hands lately."""
+
+    def __init__(self) -> None:
+        """None yet."""
+        self._paces: dict[str, Pace] = {}
+
+    def find(self, name: str, now: Instant) -> Pace | None:
+        """Return the pace for a lock that others take, too."""
+        pace = self._paces.get(name)
+        if pace is not None and now >= pace.seen_at + CONTENDED_SECONDS:
+            self._paces.pop(name, None)
+            return None
+        return pace
+
+    def begin(self, name: str) -> Pace:
+        """Return a pace for a lock that was not contended so far."""
+        while len(self._paces) >= NAMES_MAX:
+            self._paces.pop(next(iter(tuple(self._paces)), ""), None)  # a copy: threads add others meanwhile
+        pace = self._paces[name] = Pace()
+        return pace

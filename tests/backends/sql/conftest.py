@@ -1,0 +1,20 @@
+"""A server for each file of tests: what one of them changes in it reaches no other."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from lockkit.testing.servers import MariaServer, require
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture(scope="module")
+def mariadb() -> Iterator[MariaServer]:
+    """MariaDB, with nothing in it."""
+    require("mariadb", local=True)
+    with MariaServer() as server:
+        yield server

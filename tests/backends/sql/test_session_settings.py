@@ -1,0 +1,109 @@
+"""MariaDB's defaults for new sessions may end a session, or cut what a statement returns: lockkit sets its own."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+import lockkit
+from tests.tries import busy, until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from lockkit.testing.servers import MariaServer
+
+pytestmark = pytest.mark.timeout(120)
+
+PATIENCE = 60.0
+NAME = "printer"
+
+
+@contextmanager
+def default(server: MariaServer, **settings: str) -> Iterator[None]:
+    """Give the sessions that begin now other settings."""
+    before = {name: server.execute(f"SELECT @@GLOBAL.{name}") for name in settings}
+    try:
+        for name, value in settings.items():
+            server.execute(f"SET GLOBAL {name} = {value}")
+        yield
+    finally:
+        for name, value in before.items():
+            server.execute(f"SET GLOBAL {name} = {value if value[0].isdigit() else repr(value)}")
+
+
+@pytest.mark.parametrize("mode", ["table", "row", "advisory"])
+@pytest.mark.parametrize("completion", ["CHAIN", "RELEASE"])
+def test_end_of_a_transaction_ends_no_session(mariadb: MariaServer, completion: str, mode: str) -> None:
+    """With RELEASE the server closes a connection behind its ROLLBACK; in mode=row one comes before the first grant."""
+    with (
+        default(mariadb, completion_type=f"'{completion}'"),
+        lockkit.connect(mariadb.url, mode=mode) as client,
+        lockkit.connect(mariadb.url, mode=mode) as other,
+    ):
+        last = 0
+        for _ in range(3):
+            with client.lock(f"{NAME} {completion}", timeout=PATIENCE) as lease:
+                assert lease.token > last
+                last = lease.token
+                assert busy(other.lock(f"{NAME} {completion}"))
+                lease.extend()
+                assert lease.confirm()
+
+
+def test_all_readers_are_shown(mariadb: MariaServer) -> None:
+    """Also where a SELECT returns one row unless it is told otherwise."""
+    with (
+        default(mariadb, sql_select_limit="1"),
+        lockkit.connect(mariadb.url, mode="row") as client,
+        lockkit.connect(mariadb.url, mode="row") as other,
+        client.rwlock(NAME, timeout=PATIENCE).read() as mine,
+        other.rwlock(NAME, timeout=PATIENCE).read() as theirs,
+    ):
+        assert {holder.owner for holder in client.holders(NAME)} == {mine.owner, theirs.owner}
+
+
+@pytest.mark.parametrize("mode", ["table", "row"])
+def test_statements_are_not_refused_for_what_they_might_read(mariadb: MariaServer, mode: str) -> None:
+    """As the server refuses a SELECT with several tables where it guesses more than ``max_join_size`` rows."""
+    name = f"{NAME} {mode}"
+    with (
+        default(mariadb, max_join_size="1", sql_big_selects="0"),
+        lockkit.connect(mariadb.url, mode=mode) as client,
+        lockkit.connect(mariadb.url, mode=mode) as other,
+    ):
+        mine, theirs = client.rwlock(name, timeout=PATIENCE), other.rwlock(name, timeout=PATIENCE)
+        for _ in range(2):
+            with mine.read() as first, theirs.read() as second:
+                assert {holder.owner for holder in client.holders(name)} == {first.owner, second.owner}
+            with mine.write() as lease:
+                assert [holder.owner for holder in other.holders(name)] == [lease.owner]
+
+
+@pytest.mark.parametrize("mode", ["row", "advisory"])
+def test_waiter_keeps_its_place_in_the_queue(mariadb: MariaServer, mode: str) -> None:
+    """Though the server ends statements that take long: the waiter's goes on for longer than that."""
+    waiting = (
+        "SELECT COUNT(*) FROM information_schema.processlist"
+        " WHERE info LIKE '%GET_LOCK(%' AND time_ms > 3000 AND id <> CONNECTION_ID()"
+    )
+    tokens: list[int] = []
+
+    def wait() -> None:
+        with other.lock(NAME, timeout=PATIENCE) as lease:
+            tokens.append(lease.token)
+
+    with (
+        default(mariadb, max_statement_time="1"),
+        lockkit.connect(mariadb.url, mode=mode) as client,
+        lockkit.connect(mariadb.url, mode=mode) as other,
+    ):
+        thread = threading.Thread(target=wait)
+        with client.lock(NAME, timeout=PATIENCE) as lease:
+            thread.start()
+            until(lambda: mariadb.execute(waiting) != "0", 30)
+        thread.join()
+        assert [token > lease.token for token in tokens] == [True]

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 __all__ = ["AsyncRedisGuard", "RedisGuard"]
 
-_GUARD = files("lockkit.storage.redis").joinpath("guard.lua").read_text()
+_GUARD = files("lockkit.storage.redis").joinpath("guard.lua").read_text("utf-8")
 _SET = """
 if ARGV[2] == '' then
   return redis.call('SET', KEYS[1], ARGV[1])
@@ -109,6 +109,9 @@ class _Guard:
         given: object = script
         if not isinstance(given, str) or not given.strip() or given.startswith("#!"):
             message = f"script must be Lua code without a first line '#!lua', not {validation.shown(given)}"
+            raise ConfigurationError(message, name=name)
+        if isinstance(args, (str, bytes)):
+            message = f"args must be a list of arguments, not {validation.shown(args)}"
             raise ConfigurationError(message, name=name)
         text, sha = _wrapped(script)
         sent = [2 + len(keys), *self._marks(scope), *keys, token, self._keep_ms, "r" if shared else "w", *args]

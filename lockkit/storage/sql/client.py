@@ -243,6 +243,7 @@ class Problem(Enum):
     BUSY = auto()
     DEADLOCK = auto()
     STALE = auto()
+    NEW_TABLE = auto()
     MISSING = auto()
 
 
@@ -257,9 +258,11 @@ _PROBLEMS = {
     "3572": Problem.BUSY,
     "1213": Problem.DEADLOCK,
     "1020": Problem.STALE,
+    "1412": Problem.NEW_TABLE,
     "1146": Problem.MISSING,
     # SQLite.
     "SQLITE_BUSY": Problem.BUSY,
+    "SQLITE_BUSY_RECOVERY": Problem.BUSY,
     "SQLITE_BUSY_SNAPSHOT": Problem.STALE,
 }
 
@@ -341,6 +344,12 @@ def _of_problem(problem: Problem, label: str, name: str | None, text: str) -> tu
         return StartAgain, message
     if problem is Problem.STALE:
         return StartAgain, stale_snapshot(label, name, text)
+    if problem is Problem.NEW_TABLE:
+        message = (
+            f"this transaction reads {label} as it was before a table was created or altered: roll back and run it "
+            f"again ({text})"
+        )
+        return StartAgain, message
     if problem is Problem.MISSING:
         message = f"a table of lockkit is missing at {label}: run lockkit.sql.create_tables(engine) ({text})"
         return ConfigurationError, message

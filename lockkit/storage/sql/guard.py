@@ -51,7 +51,7 @@ from lockkit.storage.sql.client import (
     problem_of,
     translating,
 )
-from lockkit.storage.sql.schema import KEYS, Family, ensure, family_of, key_of, lacks_column, make_here, quoted
+from lockkit.storage.sql.schema import KEYS, Family, ensure, family_of, forget_if_missing, key_of, make_here, quoted
 from lockkit.storage.tokens import check_token, stale_token
 
 if TYPE_CHECKING:
@@ -252,18 +252,11 @@ class _Guard:
             try:
                 return ask(sql)
             except exc.DBAPIError as error:
-                lacks = lacks_column(error)
-                if family != "sqlite" or not (lacks or problem_of(error) is Problem.MISSING) or not self._auto_create:
-                    if lacks:
-                        raise self._without_column(connection) from error
+                forget_if_missing(connection, self._table, error)
+                if family != "sqlite" or problem_of(error) is not Problem.MISSING or not self._auto_create:
                     raise
             make_here(connection, "fences", self._table)
             return ask(sql)
-
-    def _without_column(self, connection: Connection) -> ConfigurationError:
-        label = label_of(connection)
-        message = f"table {self._table} at {label} is of an earlier version: run lockkit.sql.create_tables(engine)"
-        return ConfigurationError(message, backend=label)
 
 
 class AsyncSqlGuard(_Guard):

@@ -14,8 +14,9 @@ transaction.
 Tokens are drawn after the row is locked, so for each name they follow the order of grants, and from a source that no
 rollback resets. But neither PostgreSQL nor InnoDB promises that a number drawn by a transaction which did not commit
 stays drawn when the server *crashes* (PostgreSQL manual, "Sequence Manipulation Functions"). So after each start of the
-server, and after a PostgreSQL replica was promoted, the first transaction raises the numbers to the time of day in
-microseconds; they grow by less than one each microsecond.
+server, after a PostgreSQL replica was promoted, and from PostgreSQL 15 on after one process of the server has crashed,
+the first transaction raises the numbers to the time of day in microseconds; they grow by less than one each
+microsecond.
 
 ===========  ============================================================  =========================================
 PostgreSQL   ``INSERT … ON CONFLICT DO UPDATE``, one round trip            ``nextval`` of a sequence
@@ -30,7 +31,8 @@ from __future__ import annotations
 
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -52,9 +54,21 @@ from lockkit.storage.sql.client import (
     transaction_of,
     translating,
 )
-from lockkit.storage.sql.schema import ADVISORY_KEY, KEYS, Family, ensure, family_of, key_of, make_here, quoted
+from lockkit.storage.sql.schema import (
+    ADVISORY_KEY,
+    KEYS,
+    Family,
+    ensure,
+    family_of,
+    forget_if_missing,
+    key_of,
+    make_here,
+    quoted,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from lockkit.runtime import Runtime
     from lockkit.units import Seconds
 
@@ -95,7 +109,12 @@ async def acquire(
             locker = _LOCKERS[family](runtime, checked, quoted(family, table), table, auto_create=auto_create)
         wait = None if until is None else max(0.0, until - runtime.now())
         with translating(connection, checked):
-            return locker.attempt(connection, wait), locker.owner, label_of(connection)
+            try:
+                token = locker.attempt(connection, wait)
+            except exc.DBAPIError as error:
+                forget_if_missing(connection, table, error)
+                raise
+        return token, locker.owner, label_of(connection)
 
     while True:
         token, owner, label = await transaction.run(attempt)
@@ -134,13 +153,30 @@ class _Locker(ABC):
         return StartAgain(message, name=self._name, backend=label_of(connection))
 
 
+@contextmanager
+def _restoring(connection: Connection, restore: Callable[[], object]) -> Iterator[None]:
+    """
+    Set back what belongs to the application's connection, unless that was lost.
+
+    Nor after a cancellation or Ctrl-C: SQLAlchemy then closes the connection, and another statement could hide it.
+    """
+    try:
+        yield
+    except Exception:
+        if not connection.invalidated:
+            restore()
+        raise
+    restore()
+
+
 class _Postgres(_Locker):
     """PostgreSQL: one statement locks and draws."""
 
     def attempt(self, connection: Connection, wait: Seconds | None) -> int | None:
         if self._auto_create:
             ensure(connection, "locks", self._table)
-        sql = _postgres(self._quoted, quoted("postgresql", self._table, "_token"))
+        version = connection.dialect.server_version_info or ()
+        sql = _postgres(self._quoted, quoted("postgresql", self._table, "_token"), version >= _RESETS_SINCE)
         self.owner = transaction_of(connection, self._runtime)
         given = {"name": key_of("postgresql", self._name), "owner": self.owner}
         if wait is None:
@@ -198,11 +234,18 @@ def _roll_back_to_savepoint(connection: Connection) -> None:
     connection.execute(text("RELEASE SAVEPOINT lockkit"))
 
 
+_RESETS_SINCE = (15,)
+"""The version of PostgreSQL since which its statistics tell the time of the last crash in about 1 µs. Before, they are
+read from a file, which is written anew for that: many ms."""
+
+
 @lru_cache(maxsize=64)
-def _postgres(table: str, tokens: str) -> Statements:
+def _postgres(table: str, tokens: str, resets: bool) -> Statements:  # noqa: FBT001 - by position, for the cache
     number = f"'{tokens}'::regclass"
     # The second: when a replica received the last transaction of its primary. Numbers drawn after that are lost.
-    began = "greatest(pg_postmaster_start_time(), pg_last_xact_replay_timestamp())"
+    # The third: a process that crashes has the others recover, without a new start; that resets the statistics.
+    reset = ", pg_stat_get_bgwriter_stat_reset_time()" * resets
+    began = f"greatest(pg_postmaster_start_time(), pg_last_xact_replay_timestamp(){reset})"
     started_us = f"(extract(epoch FROM {began}) * 1000000)::bigint"
     now = dialect_named("postgresql").now_us
     name = KEYS["postgresql"].format("name")
@@ -245,6 +288,8 @@ class _InnoDB(_Locker):
                 # The server has undone the application's work. PostgreSQL would refuse the next statement; InnoDB
                 # silently begins another transaction.
                 _rolled_back.add(transaction)
+            if problem_of(error) is Problem.MISSING:
+                _known_rows.get(connection.engine, {}).pop(self._table, None)
             raise
 
     def _attempt(self, connection: Connection, wait: Seconds | None) -> int | None:
@@ -274,12 +319,13 @@ class _InnoDB(_Locker):
         if self._name in known:
             return
         with spare(connection.engine) as own:
-            # Looked for first: an INSERT would wait for the holder of the lock.
+            # Looked for first: an INSERT would wait for the holder of the lock. So would a SELECT at SERIALIZABLE, but
+            # not in autocommit.
+            own.execution_options(isolation_level="AUTOCOMMIT")
             if own.execute(sql["read"], given).first() is None:
                 own.execute(sql["insert"], given)
-            own.commit()
         while len(known) >= _KNOWN_ROWS_MAX:
-            known.pop(next(iter(known)), None)
+            known.pop(next(iter(tuple(known)), ""), None)  # a copy: threads add others meanwhile
         known[self._name] = None
 
     def _lock(self, connection: Connection, sql: Statements, given: dict[str, Any], wait: Seconds | None) -> Any:  # noqa: ANN401 - a row
@@ -300,16 +346,14 @@ class _InnoDB(_Locker):
         if wait is None or wait < 1:
             return None
         before = connection.execute(text("SELECT @@innodb_lock_wait_timeout")).scalar_one()
-        connection.execute(sql["limit"], {"limit": int(wait)})
-        row = None
-        # No `finally`: after any other error the connection is unusable, and a second error would hide the first.
         try:
-            row = self._found(connection, sql["lock"], given)
+            with _restoring(connection, lambda: connection.execute(sql["limit"], {"limit": before})):
+                connection.execute(sql["limit"], {"limit": int(wait)})
+                return self._found(connection, sql["lock"], given)
         except exc.DBAPIError as error:
             if problem_of(error) is not Problem.BUSY:
                 raise
-        connection.execute(sql["limit"], {"limit": before})
-        return row
+            return None
 
     def _found(self, connection: Connection, statement: TextClause, given: dict[str, Any]) -> Any:  # noqa: ANN401 - a row
         row = connection.execute(statement, given).first()
@@ -410,14 +454,9 @@ class _SQLite(_Locker):
     def _limited(self, connection: Connection, limit: float) -> int:
         """Write, waiting for at most `limit` seconds."""
         before = connection.exec_driver_sql("PRAGMA busy_timeout").scalar_one()
-        connection.exec_driver_sql(f"PRAGMA busy_timeout = {int(-(limit * 1000) // -1)}")
-        try:
-            token = self._lock(connection)
-        except exc.DBAPIError:
-            connection.exec_driver_sql(f"PRAGMA busy_timeout = {before}")
-            raise
-        connection.exec_driver_sql(f"PRAGMA busy_timeout = {before}")
-        return token
+        with _restoring(connection, lambda: connection.exec_driver_sql(f"PRAGMA busy_timeout = {before}")):
+            connection.exec_driver_sql(f"PRAGMA busy_timeout = {int(-(limit * 1000) // -1)}")
+            return self._lock(connection)
 
     def _lock(self, connection: Connection) -> int:
         sql = _sqlite(self._quoted)

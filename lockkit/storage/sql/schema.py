@@ -21,13 +21,13 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Literal
 
-from sqlalchemy import Connection, Engine, exc, inspect, text
+from sqlalchemy import Connection, Engine, exc, text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from lockkit.backends.sql.schema import parse_table
 from lockkit.errors import ConfigurationError, Unsupported
 from lockkit.storage.sql import FENCES, LOCKS
-from lockkit.storage.sql.client import Problem, code_of, data_error, problem_of, spare
+from lockkit.storage.sql.client import Problem, data_error, problem_of, spare
 from lockkit.validation import shown
 
 if TYPE_CHECKING:
@@ -45,8 +45,8 @@ __all__ = [
     "ddl",
     "ensure",
     "family_of",
+    "forget_if_missing",
     "key_of",
-    "lacks_column",
     "make_here",
     "quoted",
 ]
@@ -75,9 +75,6 @@ KEYS: dict[Family, str] = {
 
 # The bytes of "lockkit": the advisory lock under which one process at a time creates tables or raises the tokens.
 ADVISORY_KEY = int.from_bytes(b"lockkit")
-
-_DUPLICATE_COLUMN = "1060"
-_READ_COLUMN = "read_token BIGINT NOT NULL DEFAULT 0"
 
 _ready: weakref.WeakKeyDictionary[Engine, set[str]] = weakref.WeakKeyDictionary()
 
@@ -129,19 +126,20 @@ def ddl(family: Family, *, locks: str | None = LOCKS, fences: str | None = FENCE
     engine = " ENGINE=InnoDB" if family == "mysql" else ""
     made = []
     if locks is not None:
-        made.append(
-            f"CREATE TABLE IF NOT EXISTS {quoted(family, locks)} (name {name} NOT NULL PRIMARY KEY, "
-            f"owner VARCHAR(64), token BIGINT NOT NULL DEFAULT 0){engine}"
-        )
+        # The tokens first: `ensure` looks for the other table, and on MariaDB others see each statement at once.
         tokens = quoted(family, locks, "_token")
         if family == "postgresql":
             made.append(f"CREATE SEQUENCE IF NOT EXISTS {tokens}")
         elif family == "mysql":
             made.append(f"CREATE TABLE IF NOT EXISTS {tokens} (id BIGINT NOT NULL AUTO_INCREMENT PRIMARY KEY){engine}")
+        made.append(
+            f"CREATE TABLE IF NOT EXISTS {quoted(family, locks)} (name {name} NOT NULL PRIMARY KEY, "
+            f"owner VARCHAR(64), token BIGINT NOT NULL DEFAULT 0){engine}"
+        )
     if fences is not None:
         made.append(
             f"CREATE TABLE IF NOT EXISTS {quoted(family, fences)} (scope {name} NOT NULL PRIMARY KEY, "
-            f"token BIGINT NOT NULL, {_READ_COLUMN}){engine}"
+            f"token BIGINT NOT NULL, read_token BIGINT NOT NULL DEFAULT 0){engine}"
         )
     return made
 
@@ -154,29 +152,6 @@ def create(connection: Connection, *, locks: str | None = LOCKS, fences: str | N
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": ADVISORY_KEY})
     for statement in ddl(family, locks=locks, fences=fences):
         connection.execute(text(statement))
-    if fences is not None:
-        _add_read_token(connection, family, fences)
-
-
-def _add_read_token(connection: Connection, family: Family, table: str) -> None:
-    """Add the column to a table of an earlier version."""
-    schema, _, plain = table.rpartition(".")
-    if any(column["name"] == "read_token" for column in inspect(connection).get_columns(plain, schema or None)):
-        return
-    try:
-        connection.execute(text(f"ALTER TABLE {quoted(family, table)} ADD COLUMN {_READ_COLUMN}"))
-    except exc.DBAPIError as error:
-        if family != "mysql" or code_of(error) != _DUPLICATE_COLUMN:  # another process was faster
-            raise
-
-
-def lacks_column(error: exc.DBAPIError) -> bool:
-    """Tell whether a statement failed because a table is of an earlier version."""
-    return (
-        code_of(error) in {"42703", "1054"}
-        or "no column named" in str(error.orig)
-        or ("no such column" in str(error.orig))
-    )
 
 
 def create_at(target: object, *, locks: str | None, fences: str | None) -> Awaitable[None] | None:
@@ -224,12 +199,18 @@ def ensure(connection: Connection, kind: Kind, table: str) -> None:
         return
     try:
         with spare(connection.engine) as own:
-            if not _there(own, kind, table):
+            if not _there(own, table):
                 create(own, **_only(kind, table))
                 own.commit()
     except (exc.DBAPIError, exc.TimeoutError) as error:
         raise data_error(error, connection) from error
     ready.add(table)
+
+
+def forget_if_missing(connection: Connection, table: str, error: BaseException) -> None:
+    """Forget that a table exists if this error says that it is missing, so that the next `ensure` looks again."""
+    if problem_of(error) is Problem.MISSING:
+        _ready.get(connection.engine, set()).discard(table)
 
 
 def make_here(connection: Connection, kind: Kind, table: str) -> None:
@@ -241,13 +222,12 @@ def _only(kind: Kind, table: str) -> dict[str, str | None]:
     return {"locks": None, "fences": None, kind: table}
 
 
-def _there(connection: Connection, kind: Kind, table: str) -> bool:
-    """Return whether a table exists as it is now, so that a user without the right to create tables can use it."""
-    column = "token" if kind == "locks" else "read_token"
+def _there(connection: Connection, table: str) -> bool:
+    """Return whether a table exists, so that a user without the right to create tables can use it."""
     try:
-        connection.execute(text(f"SELECT {column} FROM {quoted(family_of(connection.dialect), table)} LIMIT 0"))
+        connection.execute(text(f"SELECT token FROM {quoted(family_of(connection.dialect), table)} LIMIT 0"))
     except exc.DBAPIError as error:
-        if problem_of(error) is not Problem.MISSING and not lacks_column(error):
+        if problem_of(error) is not Problem.MISSING:
             raise
         connection.rollback()
         return False

@@ -44,7 +44,7 @@ S = TypeVar("S", bound="Update | Delete")
 VERSION = "version"
 """Default name of the version column."""
 
-_CAUSED_BY_OTHERS = {Problem.BUSY, Problem.DEADLOCK, Problem.STALE}
+_CAUSED_BY_OTHERS = {Problem.BUSY, Problem.DEADLOCK, Problem.STALE, Problem.NEW_TABLE}
 
 _KINDS: dict[type, str] = {
     Engine: "blocking",
@@ -222,8 +222,9 @@ class RowUpdate(TransactionRetry):
             raise Conflict from error
 
 
-def versioned(statement: S, expected: int, *, version: ColumnElement[int] | None = None) -> S:
+def versioned(statement: S, expected: int | None, *, version: ColumnElement[int] | None = None) -> S:
     """See `lockkit.optimistic.versioned`."""
     column = column_of(statement, version, VERSION, option="version")
     guarded: Any = statement.where(column == expected)
-    return cast("S", guarded.values({column: column + 1}) if isinstance(statement, Update) else guarded)
+    following = 1 if expected is None else column + 1  # NULL + 1 is NULL, which the next writer would find unchanged
+    return cast("S", guarded.values({column: following}) if isinstance(statement, Update) else guarded)

@@ -151,7 +151,8 @@ def hold(client: redis.Redis, key: str, value: str) -> None:
     port = client.connection_pool.connection_kwargs["port"]
     with lockkit.connect(f"redis://127.0.0.1:{port}") as locks:
         lease = locks.lock(key, ttl=1.0, renew=False).acquire(timeout=PATIENCE)
-        lease.check()
+        while not lease.held:  # the machine stood still
+            lease = locks.lock(key, ttl=1.0, renew=False).acquire(timeout=PATIENCE)
         say(lease.token)
         sys.stdin.readline()
         try:

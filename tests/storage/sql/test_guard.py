@@ -317,23 +317,15 @@ def test_object_without_a_column_for_readers(base: Base) -> None:
             SqlGuard(session).accept_object(seat, token=1, shared=True)
 
 
-def test_table_of_scopes_of_an_earlier_version(guard: Any, base: Base) -> None:  # noqa: ANN401 - a fixture
-    """It gets the column for readers, unless that is not to be made; what it has stays."""
-    guard(lambda guard: guard.accept("s", token=5))
-    base.rows("ALTER TABLE lockkit_fences DROP COLUMN read_token")
-    with base.engine() as engine, engine.connect() as connection, pytest.raises(lockkit.ConfigurationError) as refusal:
-        SqlGuard(connection, auto_create=False).accept("s", token=6)
-    assert "create_tables(engine)" in str(refusal.value)
-
-    with pytest.raises(lockkit.StaleToken):
-        guard(lambda guard: guard.accept("s", token=4, shared=True))
-    guard(lambda guard: guard.accept("s", token=7, shared=True))
-    base.rows("ALTER TABLE lockkit_fences DROP COLUMN read_token")
-    with base.engine() as engine:
-        lockkit.sql.create_tables(engine)
-        lockkit.sql.create_tables(engine)
-        with engine.begin() as connection:
-            SqlGuard(connection, auto_create=False).accept("s", token=5)
+def test_table_of_scopes_that_is_another_one(base: Base) -> None:
+    """The error says so, and nothing is changed there."""
+    base.rows("CREATE TABLE other_fences (scope VARCHAR(9) PRIMARY KEY, token BIGINT)")
+    with base.engine() as engine, engine.connect() as connection:
+        guard = SqlGuard(connection, table="other_fences")
+        with pytest.raises(lockkit.ConfigurationError, match="lacks a column"):
+            guard.accept("s", token=6)
+        connection.rollback()
+    assert base.rows("SELECT * FROM other_fences") == []
 
 
 def test_token_goes_with_a_rollback(base: Base) -> None:

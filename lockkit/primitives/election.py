@@ -23,6 +23,7 @@ So with the default grace a renewal that fails for 0.2 ttl still succeeds in tim
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from lockkit.runtime import Event, Runtime
     from lockkit.units import Instant, Seconds
 
-__all__ = ["Candidate", "Leader", "Observer", "ObservingEnded", "StopSignal", "Tenure"]
+__all__ = ["Candidate", "Leader", "Observer", "ObservingEnded", "StopSignal", "Tenure", "with_value"]
 
 log = logging.getLogger("lockkit")
 
@@ -245,6 +246,14 @@ class StopSignal:
         self._engine.acquisitions.wake(self._name)
 
 
+def with_value(record: LeaseRecord, metadata: str | Mapping[str, object] | None) -> str | Mapping[str, object] | None:
+    """Return the metadata that replaces a leader's, with its value unless they have another one."""
+    value = json.loads(record.metadata).get("value")
+    if value is None or not (metadata is None or isinstance(metadata, str | Mapping)):
+        return metadata
+    return {"value": value, **({"text": metadata} if isinstance(metadata, str) else metadata or {})}
+
+
 # -- the election ----------------------------------------------------------------------------------------------------
 
 
@@ -311,6 +320,28 @@ class Candidate(Generic[T]):
     def url(self) -> str:
         """Where the backend is, without its password."""
         return self._engine.url
+
+    def check_run(self, work: object, stop: object) -> None:
+        """
+        Check the arguments of `run` as the application gave them.
+
+        Raises:
+            ConfigurationError: `work` is no function, or a coroutine function in the sync API; or `stop` is an event of
+                the other API, which could not end the run, or whose wait would stop the event loop.
+        """
+        awaits = self._engine.runtime.kind != "blocking"
+        wait, is_set = getattr(stop, "wait", None), getattr(stop, "is_set", None)
+        if not callable(work):
+            problem = f"takes the function that does the leader's work, not {validation.shown(work)}"
+        elif not awaits and validation.makes_coroutines(work):
+            problem = "cannot run a coroutine function: use the election of a lockkit.aio client"
+        elif stop is None or (callable(wait) and callable(is_set) and validation.makes_coroutines(wait) is awaits):
+            return
+        else:
+            wanted = "an asyncio.Event" if awaits else "a threading.Event"
+            given = f"{type(stop).__module__}.{type(stop).__qualname__}"
+            problem = f"takes {wanted} as stop, not {given}, which it cannot wait for"
+        raise ConfigurationError(f"election.run() {problem}", name=self.name, backend=self.url)
 
     def stop_signal(self) -> StopSignal:
         """Return a signal for one call of `run`."""

@@ -21,6 +21,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, NoReturn, TypeVar
 
 from lockkit import validation
+from lockkit.backend import apart, split_space
 from lockkit.configuration.name_template import NameTemplate
 from lockkit.engine.acquisition import UNDO_SECONDS, UNDO_SECONDS_MIN
 from lockkit.engine.cleanup import RELEASE_SECONDS
@@ -127,6 +128,18 @@ class SetMember(Generic[L]):
         return self.settings.name
 
     @property
+    def template(self) -> str:
+        """The name as the user gave it, also of a semaphore: for a decorator, with its fields."""
+        return split_space(self.settings.name)[1]
+
+    def named(self, name: str) -> SetMember[L]:
+        """Return the same lock or semaphore under another name."""
+        settings, checked = self.settings, validation.lock_name(name)
+        space = split_space(settings.name)[0]
+        named = apart(space, checked) if space else checked
+        return SetMember(self.engine, replace(settings, name=named, label=settings.label or self.template))
+
+    @property
     def order(self) -> tuple[bytes, str]:
         """By which all clients sort: by bytes, so that no locale or normalisation plays a part."""
         return self.settings.name.encode(), self.engine.url
@@ -152,6 +165,8 @@ def _in_order(members: Sequence[SetMember[L]]) -> tuple[SetMember[L], ...]:
                 "lockkit cannot tell whether it is one lock. Take both from one client, or give the options in the URL"
             )
             raise ConfigurationError(message, name=member.name, backend=member.engine.url)
+        elif ordered[-1].settings.mode == "shared":
+            ordered[-1] = member  # writing allows reading, too
     if len(ordered) > NAMES_MAX:
         message = f"a set of locks has at most {NAMES_MAX} locks, not {len(ordered)}: use one lock for a group of them"
         raise ConfigurationError(message)
@@ -184,28 +199,27 @@ class LockSetCore(Generic[L]):
         """
         self.members = _in_order(members)
         self.timeout = validation.timeout(timeout)
-        self.on_lost = None if on_lost is None else validation.on_lost(on_lost)
+        self.on_lost = None if on_lost is None else validation.on_lost(on_lost, awaits=self.awaits)
 
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the locks, in the order in which they are acquired."""
-        return tuple(member.name for member in self.members)
+        return tuple(member.template for member in self.members)
 
     @property
     def runtime(self) -> Runtime:
         """Of the API in use; the runtimes of all members have the same clock."""
         return self.members[0].engine.runtime
 
+    @property
+    def awaits(self) -> bool:
+        """Whether callbacks may be coroutine functions."""
+        return self.runtime.kind != "blocking"
+
     def named(self, names: Sequence[str]) -> LockSetCore[L]:
         """Return a set with other names: those of `members`, in that order, with their fields filled in."""
         assert len(names) == len(self.members), "a name for each lock"
-        members = [
-            SetMember(
-                member.engine,
-                replace(member.settings, name=validation.lock_name(name), label=member.settings.label or member.name),
-            )
-            for member, name in zip(self.members, names, strict=True)
-        ]
+        members = [member.named(name) for member, name in zip(self.members, names, strict=True)]
         return LockSetCore(members, self.timeout, self.on_lost)
 
     async def acquire(self, leases: LeaseSetCore[L], timeout: Seconds | None) -> None:
@@ -234,7 +248,7 @@ class LockSetCore(Generic[L]):
             leases.complete(self.on_lost)
             leases.check()
         except LockTimeout as error:
-            waited = runtime.now() - began
+            waited = round(runtime.now() - began, 3)
             await leases.undo()
             raise self._timed_out(error, member, waited) from error
         except BaseException:
@@ -243,8 +257,8 @@ class LockSetCore(Generic[L]):
 
     def _timed_out(self, error: LockTimeout, member: SetMember[L], waited: Seconds) -> LockError:
         """Say which lock was busy, and what the set as a whole has waited."""
-        message = f"could not acquire {len(self.members)} locks within {waited:.3g} s, none of them is kept: {error}"
-        return LockTimeout(message, name=member.name, backend=member.engine.url)
+        message = f"could not acquire {len(self.members)} locks within {waited:g} s, none of them is kept: {error}"
+        return LockTimeout(message, name=member.name, backend=member.engine.url, holder=error.holder)
 
 
 def name_templates(
@@ -261,7 +275,7 @@ def name_templates(
     Raises:
         ConfigurationError: It cannot be decorated, or a field names no parameter.
     """
-    templates = [NameTemplate(member.name, function, backend=member.engine.url) for member in core.members]
+    templates = [NameTemplate(member.template, function, backend=member.engine.url) for member in core.members]
     first = templates[0]
     if first.wraps_coroutine or (coroutine and not first.is_coroutine):
         kind = "wraps a coroutine function in a plain one" if first.wraps_coroutine else "is not a coroutine function"
@@ -335,7 +349,7 @@ class LeaseSetCore(Generic[L]):
         """Return the leases of a lock, which is given by its name or as a lock object."""
         pairs = zip(self.locks.members, self.leases, strict=True)
         if isinstance(lock, str):
-            return [lease for member, lease in pairs if member.name == lock]
+            return [lease for member, lease in pairs if member.template == lock]
         settings: LockSettings | None = getattr(lock, "_settings", None)
         engine: Engine[L] | None = getattr(lock, "_engine", None)
         if settings is None or engine is None:
@@ -345,7 +359,7 @@ class LeaseSetCore(Generic[L]):
 
     def on_lost(self, callback: LostCallback) -> None:
         """Have ``callback(lease, reason)`` called once, with the first lease of the set that is lost."""
-        validation.on_lost(callback)
+        validation.on_lost(callback, awaits=self.locks.awaits)
         left = [callback]
 
         def first(lease: object, reason: str) -> object:
@@ -534,7 +548,7 @@ class BaseLeaseSet(Generic[L]):
         Fencing token of each lock by its name. There is none for the set.
 
         Raises:
-            ConfigurationError: Locks of several clients have the same name: use ``leases[lock].token``.
+            ConfigurationError: Several have the same name: use ``leases[lock].token``.
         """
         return MappingProxyType({name: _record(self[name]).grant.token for name in self.names})
 
@@ -543,7 +557,7 @@ class BaseLeaseSet(Generic[L]):
         Return the lease of a lock.
 
         Args:
-            lock: Its name; or the lock object, also where locks of several clients have the same name.
+            lock: Its name; or the lock object, also where several have the same name.
 
         Raises:
             KeyError: It is not in the set.
@@ -553,7 +567,7 @@ class BaseLeaseSet(Generic[L]):
         if not found:
             raise KeyError(lock)
         if len(found) > 1:
-            message = f"locks of several clients have the name {lock!r}: use leases[lock] with the lock object"
+            message = f"several locks of the set have the name {lock!r}: use leases[lock] with the lock object"
             raise ConfigurationError(message, name=str(lock))
         return found[0]
 

@@ -262,7 +262,7 @@ class Attempt:
         note: The text on the lock when it was acquired, if that was no completion.
     """
 
-    __slots__ = ("_lease", "_once", "first", "note", "result")
+    __slots__ = ("_completing", "_lease", "_once", "first", "note", "result")
 
     def __init__(self, once: Once, lease: Any | None, result: Any = None) -> None:  # noqa: ANN401 - any JSON
         """
@@ -275,6 +275,7 @@ class Attempt:
         """
         self._once = once
         self._lease = lease
+        self._completing = False
         self.first = lease is not None
         self.result = result
         self.note: str | None = None
@@ -303,6 +304,7 @@ class Attempt:
             LockError: It is done already.
         """
         record, outcome, problem = self._record("be completed"), "", None
+        self._completing = True
         try:
             outcome = encode_result(result)
         except ValueError as error:
@@ -349,16 +351,19 @@ class Attempt:
         if self._lease is None:
             return
         record = self._record("be left")
-        if error is not None and isinstance(error, self._once.settings.store_errors):
-            try:
+        try:
+            # Not what `done` raised: the work had succeeded, and its result may be stored already.
+            if not self._completing and error is not None and isinstance(error, self._once.settings.store_errors):
                 await self._complete(record, f'"error":{encode_error(error)}')
-            except LockLost as lost:
-                error.add_note(f"lockkit: {lost}")
-            else:
-                return
-        lease, self._lease = self._lease, None  # kept until the release: a lease that is dropped is not released
-        await self._once.engine.releases.leave(record, error)
-        del lease
+        except LockError as failed:
+            assert error is not None, "only an error is stored"
+            error.add_note(f"lockkit: {failed}")
+        finally:
+            # Also if storing the error was cancelled, or it has no text: else it would be renewed for ever.
+            lease, self._lease = self._lease, None  # kept until the release: a lease that is dropped is not released
+            if lease is not None:
+                await self._once.engine.releases.leave(record, error)
+            del lease
 
 
 def encode_result(result: Any) -> str:  # noqa: ANN401 - any JSON

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import lockkit
+import lockkit.aio
 from lockkit.backend import Gone, Grant, Holder
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockError, LockLost, LockTimeout
 from lockkit.primitives import election
@@ -17,14 +19,14 @@ from lockkit.primitives.election import Leader
 from lockkit.runtime import AsyncioRuntime
 from lockkit.simulation.world import Cancelled
 from lockkit.testing.timing import PATIENCE
-from tests.engine.scripted import fail, once, scripted
-from tests.engine.test_engine import MovableClock, eventually, waiting
+from tests.engine.scripted import MovableClock, fail, once, scripted
+from tests.engine.test_engine import waiting
 from tests.simulation.support import Stage, sleep
+from tests.tries import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    import lockkit
     from lockkit.simulation import Process
     from tests.engine.scripted import ScriptedBackend
 
@@ -45,6 +47,43 @@ def deadline(term: Any) -> float:  # noqa: ANN401 - of either face
     """Return when a term's lease ends, client monotonic clock."""
     at: float = term._record.valid_until
     return at
+
+
+@pytest.mark.parametrize("value", ["10.0.0.7:80", {"port": 80}])
+@pytest.mark.parametrize(
+    ("metadata", "shown"),
+    [
+        ({"done": 3}, {"done": 3}),
+        ("halfway", {"text": "halfway"}),
+        (None, {}),
+        ({"value": "elsewhere"}, {"value": "elsewhere"}),
+    ],
+)
+def test_metadata_of_a_leader_replace_all_but_its_value(metadata: object, shown: dict[str, Any], value: object) -> None:
+    """Observers would no longer know where the leader is. A new value replaces it."""
+    expected = {"value": value, **shown}
+
+    with lockkit.connect("memory://") as client:
+        own = client.election("x", value=value)
+        with own.campaign(timeout=PATIENCE) as term:
+            term.update(metadata)  # type: ignore[arg-type]
+            leader = own.leader()
+            with pytest.raises(ConfigurationError, match="metadata must be a str"):
+                term.update(3)  # type: ignore[arg-type]
+    assert leader is not None
+    assert leader.value == expected["value"]
+    assert {key: each for key, each in leader.metadata.items() if key not in {"host", "pid", "started"}} == expected
+
+    async def main() -> None:
+        async with lockkit.aio.connect("memory://") as client:
+            own = client.election("x", value=value)
+            async with await own.campaign(timeout=PATIENCE) as term:
+                await term.update(metadata)  # type: ignore[arg-type]
+                leader = await own.leader()
+        assert leader is not None
+        assert leader.value == expected["value"]
+
+    asyncio.run(main())
 
 
 # -- must_stop -------------------------------------------------------------------------------------------------------
@@ -381,9 +420,12 @@ def test_stop_ends_a_term() -> None:
     """must_stop is True, and what the work returns then is returned."""
     client, _ = scripted()
     stop = threading.Event()
-    threading.Timer(0.1, stop.set).start()
 
-    assert client.election("x").run(lambda term: term.must_stop(PATIENCE), stop) is True
+    def work(term: Any) -> bool:  # noqa: ANN401
+        threading.Timer(0.1, stop.set).start()
+        return bool(term.must_stop(PATIENCE))
+
+    assert client.election("x").run(work, stop) is True
 
     assert client.holders("x") == []
     client.close()
@@ -400,7 +442,7 @@ def test_stop_ends_a_campaign_and_leaves_nothing_behind() -> None:
     with client.election("x").campaign():
         for thread in threads:
             thread.start()
-        eventually(lambda: "wait" in backend.calls and waiting(client, 1))
+        until(lambda: "wait" in backend.calls and waiting(client, 1))
         stop.set()
         for thread in threads:
             thread.join(PATIENCE)
@@ -443,11 +485,45 @@ def test_run_refuses_a_coroutine_function_in_the_sync_api() -> None:
     async def work(_: object) -> None:
         await asyncio.sleep(0)
 
-    with pytest.raises(ConfigurationError, match=r"lockkit\.aio"):
-        client.election("x").run(work)
+    class Work:
+        async def __call__(self, _: object) -> None:
+            await asyncio.sleep(0)
+
+    for given in (work, Work()):
+        with pytest.raises(ConfigurationError, match=r"lockkit\.aio"):
+            client.election("x").run(given)
 
     assert backend.calls == []
     client.close()
+
+
+@pytest.mark.parametrize("stop", [asyncio.Event(), object()])
+def test_run_refuses_a_stop_that_a_thread_cannot_wait_for(stop: Any) -> None:  # noqa: ANN401 - wrong types
+    """The leader would never stop."""
+    client, backend = scripted()
+
+    with pytest.raises(ConfigurationError, match=r"takes a threading\.Event as stop, not (asyncio|builtins)\."):
+        client.election("x").run(lambda _: None, stop=stop)
+
+    assert backend.calls == []
+    client.close()
+
+
+def test_async_run_refuses_what_would_block_the_event_loop() -> None:
+    """Waiting for an event of threads stops every task of the loop, also the one that would set it."""
+    stop: Any = threading.Event()
+    stop.set()  # so that this test does not hang if the event is waited for
+
+    async def main() -> None:
+        async with lockkit.aio.connect("memory://election-stop") as client:
+            election = client.election("x")
+            with pytest.raises(ConfigurationError, match=r"takes an asyncio\.Event as stop, not threading\.Event"):
+                await election.run(lambda _: asyncio.sleep(0), stop)
+            nothing: Any = None
+            with pytest.raises(ConfigurationError, match=r"the function that does the leader's work, not None"):
+                await election.run(nothing)
+
+    asyncio.run(main())
 
 
 # -- cancel_on_stop --------------------------------------------------------------------------------------------------
@@ -618,7 +694,7 @@ def test_closing_the_client_ends_an_observer_that_waits() -> None:
     seen: list[Any] = []
     thread = threading.Thread(target=lambda: seen.extend(leaders))
     thread.start()
-    eventually(lambda: bool(client._engine.client.wake_on_close))
+    until(lambda: bool(client._engine.client.wake_on_close))
     client.close()
     thread.join(PATIENCE)
 

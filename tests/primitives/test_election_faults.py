@@ -61,7 +61,7 @@ class Leader:
 
     def rest(self) -> list[tuple[str, float]]:
         """Return what it says until it ends."""
-        said, _ = self.process.communicate(timeout=PATIENCE)
+        said, _ = self.process.communicate(timeout=4 * PATIENCE)
         return [(word, float(at)) for word, at in (line.split() for line in said.splitlines())]
 
     def __enter__(self) -> Self:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import os
 import threading
 from collections.abc import Callable, Coroutine
 from functools import partial
@@ -25,6 +26,7 @@ from lockkit.testing.servers import wait_until
 from lockkit.testing.timing import PATIENCE
 from tests.engine.scripted import fail, once, scripted
 from tests.interrupts import CallStrike
+from tests.tries import until_async
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -162,7 +164,7 @@ def test_same_name_at_two_backends_is_two_locks() -> None:
         assert [leases[lock].name for lock in locks] == ["a", "a", "b"]
         assert list(leases) == [leases[locks[1]], leases[locks[0]], leases[locks[2]]]
         for lookup in (lambda: leases["a"], lambda: leases.tokens):
-            with pytest.raises(ConfigurationError, match="several clients"):
+            with pytest.raises(ConfigurationError, match="several locks of the set have the name"):
                 lookup()
         assert held(near, "a") == ["a"]
         assert held(far, "a", "b") == ["a", "b"]
@@ -283,6 +285,46 @@ def test_callback_is_called_once_for_all_losses() -> None:
     assert len(calls) == 1
 
 
+def test_decorator_fills_in_the_names_of_semaphores_too() -> None:
+    """They are apart from the locks of the same name."""
+    with lockkit.connect("memory://set-with-semaphore") as client:
+
+        @lockkit.locks([client.semaphore("x:{number}", 2), client.lock("x:{number}")])
+        def look(number: int) -> tuple[int, bool]:
+            return client.semaphore(f"x:{number}", 2).available(), client.lock(f"x:{number}").locked()
+
+        assert look(7) == (1, True)
+        assert client.semaphore("x:7", 2).available() == 2
+
+
+def test_permit_in_a_set_is_found_by_the_semaphore_s_name() -> None:
+    """As a lease by that of its lock; with a lock of the same name, by the object."""
+    with lockkit.connect("memory://set-with-permits") as client:
+        semaphore, lock = client.semaphore("x", 2), client.lock("x")
+
+        with lockkit.locks([semaphore, client.lock("y")]) as leases:
+            assert leases.names == ("x", "y")
+            assert leases["x"].slot == 0
+            assert leases.tokens == {"x": leases["x"].token, "y": leases["y"].token}
+
+        with lockkit.locks([semaphore, lock]) as leases:
+            assert (leases[semaphore].mode, leases[lock].mode) == ("permit", "exclusive")
+            with pytest.raises(lockkit.ConfigurationError, match="have the name 'x'"):
+                leases["x"]
+
+
+@pytest.mark.parametrize("order", [("read", "write"), ("write", "read"), ("read", "lock")])
+def test_set_for_reading_and_writing_writes(order: tuple[str, str]) -> None:
+    """A lock that is there twice counts once, as the stronger of the two, in whichever order."""
+    with lockkit.connect("memory://read-and-write") as client:
+        rwlock = client.rwlock("a")
+        sides = {"read": rwlock.read(), "write": rwlock.write(), "lock": client.lock("a")}
+
+        with lockkit.locks([sides[side] for side in order]) as leases:
+            assert len(leases) == 1
+            assert leases["a"].mode == "exclusive"
+
+
 def test_reentrant_locks_are_counted() -> None:
     """The inner set is released, and the outer block still holds."""
     client, _ = scripted()
@@ -353,6 +395,8 @@ def test_timeout_names_the_busy_lock_and_leaves_nothing() -> None:
         with pytest.raises(LockTimeout, match=r"3 locks.*lock 'b'.*busy") as caught:
             client.locks(["c", "b", "a"], timeout=0.05).acquire()
         assert caught.value.name == "b"
+        assert caught.value.holder is not None
+        assert caught.value.holder.pid == os.getpid()
         assert held(client, "a", "c") == []
         assert client.locks(["a", "b"]).try_acquire() is None
         assert held(client, "a", "b", "c") == ["b"]
@@ -660,13 +704,6 @@ async def aio_held(client: aio.Client, *names: str) -> list[str]:
     return [name for name in names if await client.holders(name)]
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    """Let the loop run until something has happened."""
-    async with asyncio.timeout(PATIENCE):
-        while not condition():  # noqa: ASYNC110 - there is no event to wait for
-            await asyncio.sleep(0.001)
-
-
 def test_cancelled_acquisition_leaves_none_held() -> None:
     """While it waits for the last, holding the others; cancelled twice."""
 
@@ -674,13 +711,13 @@ def test_cancelled_acquisition_leaves_none_held() -> None:
         client, _ = scripted(AsyncioRuntime())
         async with client.lock("c"):
             task = asyncio.create_task(client.locks(["a", "b", "c"]).acquire())
-            await until(lambda: bool(client._engine.acquisitions.waiting_count("c")))
+            await until_async(lambda: bool(client._engine.acquisitions.waiting_count("c")))
             task.cancel()
             await asyncio.sleep(0)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
-            await until(lambda: len(client._engine.leases.records) == 1)
+            await until_async(lambda: len(client._engine.leases.records) == 1)
             assert await aio_held(client, "a", "b", "c") == ["c"]
         assert await aio_held(client, "c") == []
 

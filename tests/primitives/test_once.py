@@ -284,7 +284,7 @@ def test_note_is_tried_until_the_lease_ends(scripted_client: tuple[lockkit.Clien
         attempt.done("result")
 
     backend.before.clear()
-    with client.once("key", keep=KEEP, ttl=0.3, timeout=PATIENCE) as attempt:
+    with client.once("key", keep=KEEP, timeout=PATIENCE) as attempt:
         assert attempt.first
 
 
@@ -297,6 +297,90 @@ def test_loss_after_the_note_is_no_error(scripted_client: tuple[lockkit.Client, 
         attempt.done("result")
 
     assert client.once("key", keep=KEEP).__enter__().result == "result"
+
+
+@pytest.mark.parametrize("form", ["block", "function", "coroutine function"])
+def test_error_while_the_result_is_stored_is_not_stored_as_the_outcome(
+    scripted_client: tuple[lockkit.Client, ScriptedBackend], form: str
+) -> None:
+    """The work has succeeded: a time limit that a signal handler raises in `done` says nothing about it."""
+    client, backend = scripted_client
+    kept = client.once("key", keep=KEEP, timeout=PATIENCE, store_errors=Exception)
+    backend.before[WRITE] = once(fail(RuntimeError("the time limit of the job")))
+
+    async def work() -> str:
+        return "result"
+
+    def run() -> Any:  # noqa: ANN401 - any JSON
+        if form == "coroutine function":
+            return asyncio.run(kept(work)())
+        if form == "function":
+            return kept(lambda: "result")()
+        with kept as attempt:
+            if attempt.first:
+                attempt.done("result")
+        return attempt.result
+
+    with pytest.raises(RuntimeError, match="the time limit of the job"):
+        run()
+    assert client._engine.leases.records == {}
+    assert run() == "result"
+
+
+def test_key_is_freed_although_its_error_cannot_be_stored(
+    scripted_client: tuple[lockkit.Client, ScriptedBackend],
+) -> None:
+    """Whatever prevents it; the caller gets the error of the body, unless Ctrl-C came."""
+    client, backend = scripted_client
+
+    class NoTextError(Exception):
+        def __str__(self) -> str:
+            raise TypeError
+
+    for error, hook, raised in (
+        (ValueError("of the body"), fail(lockkit.ConfigurationError("no right to write")), ValueError),
+        (ValueError("of the body"), fail(KeyboardInterrupt()), KeyboardInterrupt),
+        (NoTextError(), lambda: None, TypeError),
+    ):
+        backend.before[WRITE] = hook
+        with pytest.raises(raised), client.once("key", keep=KEEP, store_errors=Exception) as attempt:
+            raise error
+        assert client._engine.leases.records == {}
+        with client.once("key", keep=KEEP, timeout=PATIENCE) as again:
+            assert again.first
+        assert attempt.first
+
+
+def test_key_is_freed_when_a_task_is_cancelled_that_stores_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its attempt may be referred to for long, and would renew the lease."""
+
+    async def main() -> None:
+        async with aio.connect("memory://once-cancelled") as client:
+            storing = asyncio.Event()
+            attempts: list[Any] = []
+
+            async def hang(*_: object) -> bool:
+                storing.set()
+                await asyncio.Event().wait()
+                return True
+
+            async def body() -> None:
+                async with client.once("key", keep=KEEP, store_errors=ValueError) as attempt:
+                    attempts.append(attempt)
+                    raise ValueError
+
+            with monkeypatch.context() as patch:
+                patch.setattr(client._engine.client.backend, "write_note", hang)
+                task = asyncio.create_task(body())
+                await storing.wait()
+                task.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+            async with client.once("key", keep=KEEP, timeout=PATIENCE) as again:
+                assert again.first
+            assert attempts[0].first
+
+    asyncio.run(main())
 
 
 async def none(call: Any) -> None:  # noqa: ANN401 - any coroutine

@@ -65,8 +65,7 @@ def migration_lock(
     """
     with ExitStack() as stack:
         engine = _engine_of(database, stack)
-        in_memory = engine.dialect.name == "sqlite" and is_in_memory(engine.url.database)
-        if (in_memory and client is None) or _nothing_to_do(engine, version_table, version_table_schema):
+        if (client is None and _is_in_memory(engine)) or _nothing_to_do(engine, version_table, version_table_schema):
             yield None
             return
         if client is None:
@@ -86,13 +85,23 @@ def _engine_of(database: str | URL | Engine | Connection, stack: ExitStack) -> E
         return database.engine
     if isinstance(database, Engine):
         return database
+    refused = ConfigurationError(
+        "migration_lock needs a URL, an Engine or a Connection of SQLAlchemy; the URL is not understood"
+    )
+    if not isinstance(database, str | URL):  # SQLAlchemy 2.0.0 does not ask
+        raise refused
     try:
         engine = create_engine(database, poolclass=NullPool)
     except ArgumentError:
-        message = "migration_lock needs a URL, an Engine or a Connection of SQLAlchemy; the URL is not understood"
-        raise ConfigurationError(message) from None  # the other error may quote the URL, with its password
+        raise refused from None  # the other error may quote the URL, with its password
     stack.callback(engine.dispose)
     return engine
+
+
+def _is_in_memory(engine: Engine) -> bool:
+    # SQLAlchemy takes the query off the name.
+    url = engine.url
+    return engine.dialect.name == "sqlite" and (is_in_memory(url.database) or url.query.get("mode") == "memory")
 
 
 def _nothing_to_do(engine: Engine, version_table: str, version_table_schema: str | None) -> bool:

@@ -15,16 +15,15 @@ from typing import TYPE_CHECKING
 
 from apscheduler.events import EVENT_SCHEDULER_SHUTDOWN, EVENT_SCHEDULER_STARTED
 from apscheduler.jobstores.base import JobLookupError
-from apscheduler.triggers.date import DateTrigger
 
 from lockkit.errors import ConfigurationError, LockError
+from lockkit.sync.client import Client
 
 if TYPE_CHECKING:
     from datetime import timedelta
 
     from apscheduler.schedulers.base import BaseScheduler
 
-    from lockkit.sync.client import Client
     from lockkit.sync.election import Term
     from lockkit.units import Seconds
 
@@ -59,8 +58,20 @@ def leader_only(
             led, because its own memory does not say what the old leader has run.
 
     Raises:
-        ConfigurationError: The scheduler runs already, or the name or the ttl is wrong.
+        ConfigurationError: The scheduler runs already, or was given to this function before; the client is one of
+            `lockkit.aio`; or the name or the ttl is wrong.
     """
+    given: object = client
+    if not isinstance(given, Client):
+        kind = f"{type(given).__module__}.{type(given).__qualname__}"
+        message = (
+            f"leader_only() takes a client of lockkit.connect(), not {kind}: the campaign has a thread of its own, "
+            "also with an AsyncIOScheduler"
+        )
+        raise ConfigurationError(message, name=name)
+    if isinstance(getattr(scheduler._process_jobs, "__self__", None), Leadership):  # noqa: SLF001 - see Leadership
+        message = "leader_only() was called twice for one scheduler, whose campaigns would be against each other"
+        raise ConfigurationError(message, name=name, backend=client.url)
     if scheduler.running:
         message = "leader_only() was called after scheduler.start(): jobs may have run already. Call it before"
         raise ConfigurationError(message, name=name, backend=client.url)
@@ -146,8 +157,10 @@ class Leadership:
             if job.next_run_time > now:
                 continue
             following = job.trigger.get_next_fire_time(None, now)
+            if following is not None and following <= now:  # a single date, which may be one of several triggers
+                following = job.trigger.get_next_fire_time(now, now)
             with suppress(JobLookupError):  # the application has removed it meanwhile
-                if following is not None and following > now:
-                    job.modify(next_run_time=following)
-                elif isinstance(job.trigger, DateTrigger):
+                if following is None:
                     job.remove()
+                else:
+                    job.modify(next_run_time=following)

@@ -41,10 +41,11 @@ class ActorBusy(Retry, LockTimeout):
         delay: After how many milliseconds the message is to come again.
     """
 
-    def __init__(self, error: LockTimeout, delay_ms: int) -> None:
-        """Keep what lockkit raised."""
-        LockTimeout.__init__(self, str(error), name=error.name, backend=error.backend, holder=error.holder)
-        self.delay = delay_ms
+    def __init__(self, message: str = "", *, delay: int = 0, **details: Any) -> None:
+        """As `lockkit.LockTimeout`, with the delay."""
+        LockTimeout.__init__(self, message, **details)
+        self.message = message  # of Dramatiq's errors, for their text
+        self.delay = delay
 
 
 def locked_actor(
@@ -89,7 +90,9 @@ def locked_actor(
             if on_busy == "wait":
                 raise error.timeout from None
             if on_busy == "retry":
-                raise ActorBusy(error.timeout, round(busy_countdown * 1000)) from None
+                timeout = error.timeout
+                details = {"name": timeout.name, "backend": timeout.backend, "holder": timeout.holder}
+                raise ActorBusy(str(timeout), delay=round(busy_countdown * 1000), **details) from None
             log.info("message of actor %s skipped: %s", function.__qualname__, error)
 
         actor: dramatiq.Actor[P, R | None] = dramatiq.actor(locked_function(function, job, url, busy), **options)

@@ -9,12 +9,13 @@ from enum import Enum
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, get_type_hints
 
-from fastapi import Depends, Request
+from fastapi import Depends, Request, params
 from fastapi.exceptions import RequestValidationError
 from pydantic import TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 from lockkit.aio import Client, Lease
+from lockkit.errors import ConfigurationError
 from lockkit.integrations.idempotency import IdempotencyMiddleware
 from lockkit.integrations.starlette import NameFields, client_of, hold, lead, lifespan
 
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from lockkit.units import Seconds
 
 __all__ = ["Client", "IdempotencyMiddleware", "Lease", "client", "lead", "lifespan", "locked"]
+
+_ELSEWHERE = (params.Header, params.Cookie, params.Body, params.Depends)
+"""What says that FastAPI takes a parameter from somewhere else than the path or the query."""
 
 
 def client(request: Request) -> Client:
@@ -94,36 +98,57 @@ def _converted(endpoint: Callable[..., Any], field: str, given: dict[str, Any]) 
     Raises:
         RequestValidationError: It is missing, or not of that type: the answer is 422, as without the lock.
     """
-    adapter, default = _declared(endpoint, field)
-    if field not in given:
-        if default is inspect.Parameter.empty:
+    adapter, default, alias = _declared(endpoint, field)
+    value: object
+    if alias not in given:
+        if default is None:
             raise RequestValidationError(
-                [{"type": "missing", "loc": ("path or query", field), "msg": "Field required"}]
+                [{"type": "missing", "loc": ("path or query", alias), "msg": "Field required"}]
             )
-        return default
-    if adapter is None:
-        return given[field]
-    try:
-        value: object = adapter.validate_python(given[field])
-    except ValidationError as error:
-        errors = error.errors(include_url=False)
-        raise RequestValidationError([{**each, "loc": ("path or query", field)} for each in errors]) from error
+        value = default()
+    elif adapter is None:
+        value = given[alias]
+    else:
+        try:
+            value = adapter.validate_python(given[alias])
+        except ValidationError as error:
+            errors = error.errors(include_url=False)
+            raise RequestValidationError([{**each, "loc": ("path or query", alias)} for each in errors]) from error
     return value.value if isinstance(value, Enum) else value
 
 
 @functools.cache
-def _declared(endpoint: Callable[..., Any], field: str) -> tuple[TypeAdapter[Any] | None, Any]:
-    """Find the type and the default of an endpoint's parameter; None and no default if it declares none."""
+def _declared(
+    endpoint: Callable[..., Any], field: str
+) -> tuple[TypeAdapter[Any] | None, Callable[[], object] | None, str]:
+    """
+    Find the type of an endpoint's parameter, what makes its default, None for each that there is not, and its alias.
+
+    Raises:
+        ConfigurationError: It is not from the path or the query.
+    """
     function = inspect.unwrap(endpoint)
     parameter = inspect.signature(function).parameters.get(field)
     if parameter is None:
-        return None, inspect.Parameter.empty
-    default = parameter.default
-    if isinstance(default, FieldInfo):
-        default = inspect.Parameter.empty if default.is_required() else default.get_default(call_default_factory=True)
-    if parameter.annotation is inspect.Parameter.empty:
-        return None, default
-    # Only this annotation: others may name what only type checkers import.
-    holder = SimpleNamespace(__annotations__={field: parameter.annotation})
-    hints = get_type_hints(holder, globalns=getattr(function, "__globals__", None), include_extras=True)
-    return TypeAdapter(hints[field]), default
+        return None, None, field
+    hint: Any = None
+    if parameter.annotation is not inspect.Parameter.empty:
+        # Only this annotation: others may name what only type checkers import.
+        holder = SimpleNamespace(__annotations__={field: parameter.annotation})
+        hint = get_type_hints(holder, globalns=getattr(function, "__globals__", None), include_extras=True)[field]
+    alias, fixed = field, parameter.default
+    default: Callable[[], object] | None = None if fixed is inspect.Parameter.empty else lambda: fixed
+    for marker in (*getattr(hint, "__metadata__", ()), fixed):
+        if isinstance(marker, _ELSEWHERE):
+            # A query parameter of that name, which FastAPI ignores, must not choose the lock.
+            message = (
+                f"lock name: {field!r} of {function.__qualname__!r} is no path or query parameter. Give locked() a "
+                "dependency that returns the name"
+            )
+            raise ConfigurationError(message)
+        if isinstance(marker, FieldInfo):
+            alias = next((one for one in (marker.validation_alias, marker.alias) if isinstance(one, str)), field)
+            if marker is fixed or default is None:
+                made = functools.partial(marker.get_default, call_default_factory=True)
+                default = None if marker.is_required() else made
+    return None if hint is None else TypeAdapter(hint), default, alias

@@ -8,6 +8,7 @@ the first request is under way, 422 for a key that is used again with another re
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import logging
@@ -18,6 +19,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
+from lockkit import validation
 from lockkit.errors import BackendUnavailable, ConfigurationError, KeyReused, LockLost, LockTimeout
 from lockkit.integrations.starlette import client_of, unavailable
 
@@ -51,7 +53,8 @@ class IdempotencyMiddleware:
 
     A request with an ``Idempotency-Key`` runs while its key is held. A response below 400 is stored with the key before
     the client gets it. Any other response, or an exception, stores nothing, and the next request with that key runs.
-    Bodies of such requests and responses are kept in memory. A response of more than 64 KiB (as JSON text) is not
+    The application does not learn that the client has gone, so that the client's repeat gets the response. Bodies of
+    such requests and responses are kept in memory. A response of more than 64 KiB (as JSON text) is not
     stored: its key is done, and repeats are answered with 409, without ``Retry-After``.
     """
 
@@ -73,14 +76,22 @@ class IdempotencyMiddleware:
             caller: Tells whose key it is, such as the ``Authorization`` header: a caller never gets another one's
                 stored response. The application's own authentication does not run for a repeat.
             keep: Seconds for which a response is kept.
-            methods: Methods that the header counts for.
+            methods: Methods that the header counts for; their case does not matter.
             required: Refuse a request of these methods without the header with 400.
             retry_after: Seconds that a refused client is asked to wait (the ``Retry-After`` header).
+
+        Raises:
+            ConfigurationError: `methods` is a single str, of which no request has a letter as its method; or `keep` is
+                wrong.
         """
+        if isinstance(methods, str):
+            message = f"methods must be a collection such as ['POST'], not the single str {methods!r}"
+            raise ConfigurationError(message)
+        validation.seconds(keep, "keep", exclusive=True)
         self._app = app
         self._caller = caller
         self._keep = keep
-        self._methods = frozenset(methods)
+        self._methods = frozenset(method.upper() for method in methods)
         self._required = required
         self._retry_after = retry_after
 
@@ -99,11 +110,11 @@ class IdempotencyMiddleware:
         if body is None:
             return None  # the client has gone before the end of its request
         try:
-            return await self._once(scope, key, body, receive, send)
+            return await self._once(scope, key, body, send)
         except HTTPException as refusal:
             return await _refuse(refusal, send)
 
-    async def _once(self, scope: Scope, key: str, body: bytes, receive: Receive, send: Send) -> None:
+    async def _once(self, scope: Scope, key: str, body: bytes, send: Send) -> None:
         """
         Run the request, or send the response that is stored for it.
 
@@ -130,7 +141,7 @@ class IdempotencyMiddleware:
                 return
             answer.attempt = attempt
             # No extensions: they would let the response be sent in other messages than these.
-            await self._app({**scope, "extensions": {}}, _replaying(body, receive), answer.take)
+            await self._app({**scope, "extensions": {}}, _replaying(body), answer.take)
 
 
 async def _refuse(refusal: HTTPException, send: Send) -> None:
@@ -220,14 +231,20 @@ async def _read(receive: Receive) -> bytes | None:
             return bytes(body)
 
 
-def _replaying(body: bytes, receive: Receive) -> Receive:
-    """Give a body that was read to the application, and then what follows it."""
+def _replaying(body: bytes) -> Receive:
+    """
+    Give a body that was read to the application, and nothing after it.
+
+    It does not learn that the client has gone: a streaming response would stop then, and its work would be done, but
+    not stored, so that the repeat of the client, which has no answer, would do it again.
+    """
     bodies = [body]
 
     async def replay() -> Message:
         if bodies:
             return {"type": "http.request", "body": bodies.pop(), "more_body": False}
-        return await receive()
+        never: Message = await asyncio.get_running_loop().create_future()
+        return never
 
     return replay
 

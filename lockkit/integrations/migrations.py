@@ -65,4 +65,5 @@ def beside_file(database: str, **options: Any) -> Client:
 
 def is_in_memory(database: str | None) -> bool:
     """Tell whether an SQLite database is in memory: no other process has it, so there is nothing to lock."""
-    return database in {None, "", ":memory:"} or "mode=memory" in str(database)
+    name = (database or ":memory:").removeprefix("file:")
+    return name.startswith(":memory:") or "mode=memory" in name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import sys
 from math import ceil
@@ -54,8 +55,8 @@ def locked_job(
         lock: Name of the lock, such as ``acct:{n}``, with fields that the arguments fill.
         on_busy: What happens to a job whose lock is busy: ``"retry"`` schedules it again, which needs a worker with
             ``--with-scheduler`` and does not count for the job's own retries; ``"skip"`` ends it with None, ``"wait"``
-            waits in the worker. A function that is called outside of a job raises `lockkit.LockTimeout` instead of
-            being scheduled again.
+            waits in the worker. A function that is called outside of a job, or by the function of another job, raises
+            `lockkit.LockTimeout` instead of being scheduled again.
         busy_countdown: After how many seconds a ``"retry"`` is to run; RQ counts whole seconds.
         ttl: Seconds until others get the lock of a worker that was killed. None: the client's default.
         timeout: How many seconds ``"wait"`` waits before it raises `lockkit.LockTimeout`; None without limit.
@@ -72,7 +73,7 @@ def locked_job(
         job = JobLock(function, lock, on_busy=on_busy, ttl=ttl, timeout=timeout, once=once, keep=keep)
 
         def busy(error: JobBusy) -> R | None:
-            if on_busy == "wait" or (on_busy == "retry" and get_current_job() is None):
+            if on_busy == "wait" or (on_busy == "retry" and not _is_job_of(function)):
                 raise error.timeout from None
             if on_busy == "retry":
                 # RQ takes it for no result, and counts these apart from the retries of failures.
@@ -83,3 +84,9 @@ def locked_job(
         return locked_function(function, job, url, busy)
 
     return decorate
+
+
+def _is_job_of(function: Callable[..., object]) -> bool:
+    """Tell whether RQ runs a job of this function: for any other caller, a `Retry` would be the function's result."""
+    job = get_current_job()
+    return job is not None and inspect.unwrap(cast("Callable[..., object]", job.func)) is inspect.unwrap(function)

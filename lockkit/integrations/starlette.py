@@ -104,15 +104,23 @@ async def lead(election: aio.Election, work: Work, *, pause: Seconds = 1.0) -> A
 
 
 async def _lead(election: aio.Election, work: Work, pause: Seconds) -> None:
+    task = asyncio.current_task()
+    assert task is not None, "made by lead()"
     while True:
         try:
             async with election.campaign(cancel_on_stop=True) as term:
                 await work(term)
-                await _for_ever()
+                if not task.cancelling():  # else the work has ended because of that, without passing it on
+                    await _for_ever()
         except (BackendUnavailable, LockLost) as error:
             log.warning("%s", error)
-        except Exception:
+        except (Exception, asyncio.CancelledError) as error:
+            # If this task is not cancelled, something that the work awaited was: an error as any other.
+            if isinstance(error, asyncio.CancelledError) and task.cancelling():
+                raise
             log.exception("election %r: the leader's work failed", election.name)
+        if task.cancelling():
+            return
         await asyncio.sleep(pause)  # noqa: TID251 - the application's event loop runs in real time
 
 
@@ -301,7 +309,8 @@ def locked(
             if missing := set(fields.names) - values.keys():
                 raise HTTPException(422, f"missing: {', '.join(sorted(missing))}")
             named = fields.fill(values)
-            async with hold(request, named, timeout=timeout, retry_after=retry_after, label=name, **options) as lease:
+            settings = {"label": name, **options}
+            async with hold(request, named, timeout=timeout, retry_after=retry_after, **settings) as lease:
                 request.state.lease = lease
                 return await endpoint(*arguments, **keywords)
 

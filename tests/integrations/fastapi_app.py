@@ -46,7 +46,7 @@ async def plan(term: lockkit.aio.Term) -> None:
 @asynccontextmanager
 async def run(app: FastAPI) -> AsyncIterator[dict[str, Any]]:
     """Do something at the start, as many applications do, in every worker process."""
-    async with lifespan(os.environ["SEATS_URL"], leading={"planner": plan}, ttl=3)(app) as state:
+    async with lifespan(os.environ["SEATS_URL"], leading={"planner": plan}, ttl=6)(app) as state:
         note("startups", os.getpid())
         yield state
 

@@ -6,28 +6,17 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from lockkit.testing.timing import PATIENCE
 from tests.conventions.sources import ROOT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
 START_SECONDS = 60.0
 """Until a worker answers: it imports Celery and forks."""
-
-
-def until(condition: Callable[[], Any], seconds: float = PATIENCE) -> Any:  # noqa: ANN401 - whatever it gives
-    """Poll until something is true, and return it."""
-    deadline = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < deadline, "did not happen"
-        time.sleep(0.02)
-    return found
 
 
 @contextmanager

@@ -33,6 +33,12 @@ def pay(n: int, seconds: float = 0.0) -> list[int]:  # noqa: ARG001
     return [token, os.getpid(), *(pid for pid, _ in jobs._clients if pid == os.getpid())]
 
 
+def order(n: int) -> str:
+    """A job without a lock, which calls the function of another one."""
+    pay(n)
+    return "ordered and paid"
+
+
 @locked_job("acct:{n}", on_busy="skip", url=URL)
 def skip(n: int) -> int:  # noqa: ARG001
     """Dropped while the account is locked."""

@@ -24,9 +24,10 @@ from lockkit.testing.servers import MariaServer, PooledPostgres, require
 from lockkit.testing.timing import PATIENCE
 from tests.conventions.sources import ROOT
 from tests.integrations import migrators
+from tests.tries import until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
     from sqlalchemy import Engine
@@ -138,7 +139,7 @@ def test_relative_revisions_take_the_lock(postgresql: str, monkeypatch: pytest.M
     with engine_of(postgresql) as engine, client_for(engine) as client, client.lock(LOCK_NAME) as lease:
         upgrade = threading.Thread(target=command.upgrade, args=(migrators.config(), "+1"), daemon=True)
         upgrade.start()
-        until(lambda: _waits(engine))
+        until(lambda: _waits(engine), LIMIT)
         assert sqlalchemy.inspect(engine).get_indexes("orders") == []
         lease.release()
         upgrade.join(PATIENCE)
@@ -188,7 +189,7 @@ def test_advisory_lock_and_concurrent_index_block_each_other(postgresql: str) ->
 
             thread = threading.Thread(target=wait)
             thread.start()
-            until(lambda: _waits(engine, "pg_advisory_lock(42)", "wait_event_type = 'Lock'"))
+            until(lambda: _waits(engine, "pg_advisory_lock(42)", "wait_event_type = 'Lock'"), LIMIT)
             try:
                 holder.execute(create)
             except OperationalError as error:
@@ -229,7 +230,15 @@ def test_sqlite_has_its_lock_beside_it(tmp_path: Path) -> None:
         assert not database.exists()
         assert (tmp_path / "a b%.db-lockkit").is_dir()
         assert is_held(f"sqlite:///{database}")
-    with migration_lock("sqlite://") as lease:
+
+
+@pytest.mark.parametrize(
+    "database",
+    ["", "/:memory:", "/file:shared?mode=memory&cache=shared&uri=true", "/file::memory:?cache=shared&uri=true"],
+)
+def test_database_in_memory_needs_no_lock(database: str) -> None:
+    """No other process has it, in each way that SQLite has to write it."""
+    with migration_lock(f"sqlite://{database}") as lease:
         assert lease is None
 
 
@@ -269,14 +278,6 @@ def is_held(url: str) -> bool:
             return True
         except lockkit.BackendUnavailable:
             assert time.monotonic() < deadline
-
-
-def until(true: Callable[[], bool]) -> None:
-    """Wait until it is true."""
-    deadline = time.monotonic() + LIMIT
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def _waits(engine: Engine, statement: str = "LISTEN", condition: str = "true") -> bool:

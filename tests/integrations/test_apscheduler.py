@@ -13,13 +13,17 @@ from apscheduler.jobstores.memory import MemoryJobStore
 from apscheduler.jobstores.sqlalchemy import SQLAlchemyJobStore
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
 from apscheduler.schedulers.background import BackgroundScheduler
+from apscheduler.triggers.combining import OrTrigger
+from apscheduler.triggers.date import DateTrigger
+from apscheduler.triggers.interval import IntervalTrigger
 
 import lockkit
+from lockkit import aio
 from lockkit.errors import ConfigurationError
 from lockkit.integrations import apscheduler
 from lockkit.integrations.apscheduler import Leadership, leader_only
 from lockkit.testing.timing import PATIENCE
-from tests.integrations.processes import until
+from tests.tries import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -129,6 +133,13 @@ def test_new_leader_runs_nothing_that_was_due_before(processes: list[Process]) -
         job, "interval", hours=1, start_date=datetime.now(UTC) + timedelta(seconds=0.1), args=["late"],
         misfire_grace_time=None,
     )  # fmt: skip
+    soon = datetime.now(UTC) + timedelta(seconds=0.1)
+    second.scheduler.add_job(
+        job, "interval", seconds=0.1, start_date=soon, end_date=soon, args=["late"], misfire_grace_time=None,
+    )  # fmt: skip
+    second.scheduler.add_job(
+        job, OrTrigger([DateTrigger(soon), IntervalTrigger(hours=1)]), args=["late"], misfire_grace_time=None,
+    )  # fmt: skip
     second.start()
     overdue = datetime.now(UTC) + timedelta(seconds=0.2)
     until(lambda: datetime.now(UTC) > overdue)
@@ -137,7 +148,8 @@ def test_new_leader_runs_nothing_that_was_due_before(processes: list[Process]) -
     until(lambda: any(name == "b" for name, _ in RUNS))
 
     assert "late" not in ran()
-    assert sorted(found.trigger.__class__.__name__ for found in second.scheduler.get_jobs()) == ["IntervalTrigger"] * 2
+    triggers = sorted(found.trigger.__class__.__name__ for found in second.scheduler.get_jobs())
+    assert triggers == ["IntervalTrigger", "IntervalTrigger", "OrTrigger"]
 
 
 def test_shared_job_store_is_caught_up(tmp_path: Path) -> None:
@@ -228,3 +240,23 @@ def test_running_scheduler_is_refused() -> None:
     with lockkit.connect("memory://") as client, pytest.raises(ConfigurationError, match="before"):
         leader_only(scheduler, client)
     scheduler.shutdown()
+
+
+def test_second_leadership_of_a_scheduler_is_refused() -> None:
+    """Its campaign would be against the first one, and no process would run a job."""
+    scheduler = BackgroundScheduler(timezone=UTC)
+    with lockkit.connect("memory://") as client:
+        leader_only(scheduler, client)
+        with pytest.raises(ConfigurationError, match="called twice"):
+            leader_only(scheduler, client)
+
+
+def test_client_of_the_asyncio_api_is_refused() -> None:
+    """Its campaign is a coroutine, which the thread of the campaign could not run."""
+
+    async def main() -> None:
+        async with aio.connect("memory://") as client:
+            with pytest.raises(ConfigurationError, match=r"lockkit\.connect\(\)"):
+                leader_only(AsyncIOScheduler(timezone=UTC), client)  # type: ignore[arg-type]
+
+    asyncio.run(main())

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import redis
-from celery import Celery
+from celery import Celery, current_task
+from celery.signals import task_retry
 from celery_once import AlreadyQueued, QueueOnce
 
 import lockkit
@@ -21,7 +22,8 @@ from lockkit.errors import ConfigurationError, LockError, LockLost, LockTimeout
 from lockkit.integrations.celery import LockedTask
 from lockkit.integrations.jobs import current_lease
 from lockkit.testing.timing import PATIENCE
-from tests.integrations.processes import START_SECONDS, celery, until
+from tests.integrations.processes import START_SECONDS, celery
+from tests.tries import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -224,6 +226,76 @@ def test_called_directly_it_runs_under_its_lock_and_raises_when_busy() -> None:
     assert pay.apply((1,)).get()[0] > token
     with pytest.raises(LockError, match="outside of a job"):
         current_lease()
+
+
+def test_task_that_calls_itself_keeps_its_own_token() -> None:
+    """The inner call is a direct one: its lease and token are not those of the task, and it sends nothing again."""
+    app = local_app()
+
+    @app.task(shared=False, base=LockedTask, bind=True, lock="acct:{n}")
+    def pay(self: LockedTask, n: int, inner: int | None = None) -> list[Any]:  # noqa: ARG001
+        request, name = self.request, current_task.name
+        before = request.lockkit_token, request.lockkit_lease
+        if inner is not None:
+            pay(inner)
+        return [(request.lockkit_token, request.lockkit_lease) == before, request.lockkit_lease.name, name]
+
+    for returned in (pay.apply((1, 2)).get(), pay(1, 2)):
+        assert returned == [True, "acct:1", pay.name]
+    with lockkit.connect("memory://celery").lock("acct:2"), pytest.raises(LockTimeout, match="acct:2"):
+        pay.apply((1, 2), throw=True)
+
+
+@pytest.mark.parametrize("retries", [0, 2])
+def test_autoretry_counts_errors_of_the_lock(retries: int) -> None:
+    """As any error of the task."""
+    app = local_app()
+    ran: list[int] = []
+
+    @app.task(
+        shared=False, base=LockedTask, lock="acct:{n}", on_busy="wait", lock_timeout=0,
+        autoretry_for=(LockTimeout,), max_retries=retries, default_retry_delay=0,
+    )  # fmt: skip
+    def pay(n: int) -> None:
+        ran.append(n)
+
+    def note(**_: object) -> None:
+        retried.append(1)
+
+    retried: list[int] = []
+    task_retry.connect(note, sender=pay)
+    with lockkit.connect("memory://celery").lock("acct:1"):
+        pay.apply((1,))
+    task_retry.disconnect(note, sender=pay)
+    assert (len(retried), ran) == (retries, [])
+
+
+def test_task_class_without_the_init_of_its_base_runs_under_its_lock() -> None:
+    """Classes of tasks often have one of their own, for a connection."""
+
+    class Pay(LockedTask):
+        name = "pay"
+        lock = "acct:{n}"
+
+        def __init__(self) -> None:
+            self.paid = 0
+
+        def run(self, n: int) -> int:  # noqa: ARG002
+            token: int = self.request.lockkit_token
+            return token
+
+    class PayTwice(Pay):
+        name = "pay twice"
+
+        def run(self, n: int) -> int:
+            return super().run(n)
+
+    app = local_app()
+    for kind in (Pay, PayTwice):
+        pay = app.register_task(kind())
+        assert pay(1) > 0
+        with lockkit.connect("memory://celery").lock("acct:1"), pytest.raises(LockTimeout):
+            pay(1)
 
 
 def test_timeout_that_the_task_itself_raises_does_not_count_as_busy() -> None:

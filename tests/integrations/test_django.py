@@ -38,9 +38,10 @@ from lockkit.testing.servers import MariaServer, PostgresServer, require
 from lockkit.testing.timing import PATIENCE
 from lockkit.url import parse
 from tests.conventions.sources import ROOT
+from tests.tries import until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
 SITE = ROOT / "examples" / "django_site"
@@ -99,14 +100,6 @@ def execute(statement: str, using: str = "default") -> list[tuple[Any, ...]]:
     with connections[using].cursor() as cursor:
         cursor.execute(statement)
         return cursor.fetchall() if cursor.description else []
-
-
-def until(true: Callable[[], bool]) -> None:
-    """Wait until it is true; a process of Django's may have to start for that."""
-    deadline = time.monotonic() + LIMIT
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def is_held(other: lockkit.Client, name: str) -> bool:
@@ -295,6 +288,15 @@ def test_lock_is_free_after_every_other_end(how: str) -> None:
     connection.close()
 
     assert not lock.locked()
+
+
+def test_set_refuses_a_lock_that_ends_with_the_transaction() -> None:
+    """A set releases without asking the lock: it would be free before the commit."""
+    with pytest.raises(lockkit.ConfigurationError, match="until_commit=True"):
+        lockkit.locks([client().lock("b"), client().lock("a", until_commit=True)])
+
+    with lockkit.locks([client().lock("a", until_commit=False), client().lock("b")]) as leases:
+        assert leases.held
 
 
 def test_savepoint_s_rollback_frees_the_lock() -> None:
@@ -675,7 +677,7 @@ def test_no_further_migration_once_the_lock_is_lost(empty: PostgresServer) -> No
     pre_migrate.connect(lose)
     try:
         with pytest.raises(CommandError) as caught:
-            call_command(command, ttl=1.5, verbosity=0)
+            call_command(command, ttl=6.0, verbosity=0)
     finally:
         pre_migrate.disconnect(lose)
         other.close()
@@ -696,13 +698,13 @@ def test_interrupted_migration_leaves_no_lock(empty: PostgresServer, signum: int
         )
         try:
             waiting = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'CREATE INDEX%' AND state = 'active'"
-            until(lambda: empty.execute(waiting) == "1")
+            until(lambda: empty.execute(waiting) == "1", LIMIT)
             process.send_signal(signum)
             assert process.wait(LIMIT) in status
         finally:
             process.kill()
             process.wait()
-        until(lambda: empty.execute(waiting) == "0")
+        until(lambda: empty.execute(waiting) == "0", LIMIT)
         assert empty.execute("SELECT count(*) FROM lockkit_locks WHERE owner IS NOT NULL") == "0"
 
 
@@ -713,7 +715,7 @@ def test_cache_add_is_deleted_by_the_one_before() -> None:
     """``cache.add`` as a lock: A's entry expires, B adds its own, and A's delete lets C in while B works."""
     cache = LocMemCache("usual", {})
     assert cache.add("lock", "A", timeout=0.05)
-    until(lambda: cache.add("lock", "B", timeout=LIMIT))
+    until(lambda: cache.add("lock", "B", timeout=LIMIT), LIMIT)
     cache.delete("lock")  # A's
 
     assert cache.add("lock", "C", timeout=LIMIT)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 from typing import TYPE_CHECKING
 
@@ -15,9 +16,9 @@ from dramatiq.results.backends import StubBackend
 
 import lockkit
 from lockkit.errors import LockLost, LockTimeout
-from lockkit.integrations.dramatiq import current_lease, locked_actor
+from lockkit.integrations.dramatiq import ActorBusy, current_lease, locked_actor
 from lockkit.testing.timing import PATIENCE
-from tests.integrations.processes import until
+from tests.tries import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -130,7 +131,7 @@ def test_message_that_lost_its_lock_fails(broker: StubBroker, client: lockkit.Cl
 
 
 def test_called_directly_busy_is_a_timeout(broker: StubBroker, client: lockkit.Client) -> None:
-    """It can be caught as every LockTimeout."""
+    """It can be caught, and pickled, as every LockTimeout."""
 
     @locked_actor("acct:{n}", url=URL, broker=broker)
     def pay(n: int) -> int:
@@ -140,3 +141,8 @@ def test_called_directly_busy_is_a_timeout(broker: StubBroker, client: lockkit.C
     with client.lock("acct:4"), pytest.raises(LockTimeout) as caught:
         pay(4)
     assert caught.value.name == "acct:4"
+    assert "'acct:4' at memory://dramatiq is busy" in str(caught.value)
+    busy = pickle.loads(pickle.dumps(caught.value))  # noqa: S301 - just pickled
+    assert isinstance(busy, ActorBusy)
+    assert vars(busy) == vars(caught.value)
+    assert (str(busy), busy.delay) == (str(caught.value), 5000)

@@ -21,6 +21,7 @@ from lockkit.integrations.opentelemetry import OpenTelemetryObserver
 from lockkit.observers import LockEvent
 from lockkit.testing.timing import PATIENCE
 from tests.engine.scripted import fail, once, scripted
+from tests.tries import begin_to_wait, wait_for_observers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,6 +60,12 @@ class Collected:
             for point in metric.data.data_points
             if (attributes := point.attributes or {})
         }
+
+
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An observer on a busy machine may take longer than a call waits for it."""
+    wait_for_observers(monkeypatch)
 
 
 @pytest.fixture
@@ -170,8 +177,9 @@ def test_jeopardy_is_an_event_of_the_span(collected: Collected) -> None:
     assert collected.metric("lockkit.jeopardies")["a", "exclusive"].value == 1
 
 
-def test_metrics(collected: Collected, client: lockkit.Client) -> None:
+def test_metrics(collected: Collected, client: lockkit.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """Counted by template and mode, never by the name."""
+    begin_to_wait(monkeypatch)
 
     @client.lock("seat:{seat}")
     def book(seat: str) -> None:

@@ -15,9 +15,16 @@ from lockkit.integrations.prometheus import PrometheusObserver
 from lockkit.observers import LockEvent
 from lockkit.testing.timing import PATIENCE
 from tests.engine.scripted import fail, once, scripted
+from tests.tries import begin_to_wait, wait_for_observers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An observer on a busy machine may take longer than a call waits for it."""
+    wait_for_observers(monkeypatch)
 
 
 @pytest.fixture
@@ -49,8 +56,11 @@ def value(registry: CollectorRegistry, metric: str, template: str, mode: str = "
     return registry.get_sample_value(f"lockkit_{metric}", labels) or 0.0
 
 
-def test_acquisitions_waits_and_holds(registry: CollectorRegistry, client: lockkit.Client) -> None:
+def test_acquisitions_waits_and_holds(
+    registry: CollectorRegistry, client: lockkit.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Counted by template, backend, mode and outcome."""
+    begin_to_wait(monkeypatch)
 
     @client.lock("seat:{seat}")
     def book(seat: str) -> float:

@@ -20,7 +20,8 @@ from lockkit.errors import ConfigurationError, LockTimeout
 from lockkit.integrations.rq import current_lease, locked_job
 from lockkit.testing.timing import PATIENCE
 from tests.conventions.sources import ROOT
-from tests.integrations.processes import START_SECONDS, until
+from tests.integrations.processes import START_SECONDS
+from tests.tries import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -127,6 +128,17 @@ def test_skip_once_and_loss(queue: Queue, jobs: ModuleType, connection: redis.Re
     result = lost.latest_result()
     assert result is not None
     assert "LockLost" in str(result.exc_string)
+
+
+@pytest.mark.timeout(START_SECONDS + 60)
+def test_called_by_another_job_busy_is_an_error(queue: Queue, jobs: ModuleType) -> None:
+    """What tells RQ to run a job again would be a result for the caller, which goes on as if it had paid."""
+    with lockkit.connect(jobs.URL) as client, client.lock("acct:6"):
+        sent = queue.enqueue(jobs.order, 6)
+        assert ended(sent) == JobStatus.FAILED
+    result = sent.latest_result()
+    assert result is not None
+    assert "LockTimeout" in str(result.exc_string)
 
 
 def test_outside_of_a_job_busy_is_an_error() -> None:

@@ -10,11 +10,11 @@ from enum import Enum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import pytest
-from fastapi import BackgroundTasks, Body, FastAPI, Path, Query
+from fastapi import BackgroundTasks, Body, Cookie, Depends, FastAPI, Header, Path, Query
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request  # noqa: TC002 - FastAPI reads annotations
-from starlette.responses import JSONResponse, PlainTextResponse
+from starlette.responses import JSONResponse, PlainTextResponse, StreamingResponse
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
@@ -28,7 +28,7 @@ from lockkit.testing.timing import PATIENCE
 from tests.conventions.sources import ROOT
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, MutableMapping
 
 
 @locked("seat:{hall}:{seat}", ttl=10)
@@ -41,6 +41,12 @@ async def report(request: Request) -> JSONResponse:
     """Hold a lock within the endpoint."""
     async with hold(request, "report") as lease:
         return JSONResponse(lease.name)
+
+
+@locked("labelled", label="by hand")
+async def labelled(request: Request) -> JSONResponse:
+    """Tell the name of the lock."""
+    return JSONResponse(request.state.lease.name)
 
 
 @locked("upload", timeout=60)
@@ -57,6 +63,7 @@ def starlette() -> Iterator[TestClient]:
             Route("/seats/{hall}/{seat:int}", book, methods=["POST"]),
             Route("/seats/{hall}", book, methods=["POST"]),
             Route("/report", report),
+            Route("/labelled", labelled),
         ],
         lifespan=lifespan(f"memory://{secrets.token_hex(4)}"),
     )
@@ -118,6 +125,26 @@ def test_function_that_is_no_coroutine_function_is_refused() -> None:
         locked("a")(lambda _request: None)  # type: ignore[arg-type,return-value]
 
 
+def test_options_of_the_lock_may_be_given(starlette: TestClient) -> None:
+    """Also the label, which is the template otherwise."""
+
+    class Labels(lockkit.Observer):
+        def __init__(self) -> None:
+            self.seen: list[str | None] = []
+
+        def granted(self, event: lockkit.LockEvent, /) -> None:
+            self.seen.append(event.label)
+
+    labels = Labels()
+    lockkit.add_observer(labels)
+    try:
+        assert starlette.get("/labelled").json() == "labelled"
+        assert starlette.post("/seats/A/7").json() == "seat:A:7"
+    finally:
+        lockkit.remove_observer(labels)
+    assert labels.seen == ["by hand", "seat:{hall}:{seat}"]
+
+
 def test_literal_braces_stay() -> None:
     """As in format strings."""
     assert NameFields("{{a}}:{a}").fill({"a": "{b}"}) == "{a}:%7Bb%7D"
@@ -138,6 +165,9 @@ class Hall(Enum):
     """A parameter with few values."""
 
     GREAT = "great"
+
+
+SeatLease = Annotated[Lease, locked_dependency("seat:{seat}")]
 
 
 def order_name(order: Annotated[int, Body(embed=True)]) -> str:
@@ -171,6 +201,63 @@ def test_names_are_made_of_what_the_endpoint_gets(url: str, name: str) -> None:
         assert client.get(url).json()[0] == name
         assert client.get("/typed/great/0").status_code == 422
         assert client.get("/typed/small/1").status_code == 422
+
+
+def test_default_is_the_one_that_the_endpoint_gets() -> None:
+    """A default of few values is the same lock as that value in the request; a factory makes each request's own."""
+    app = FastAPI(lifespan=lifespan("memory://"))
+    today = ["monday"]
+    query = Query(default_factory=lambda: today[0])
+
+    @app.get("/hall")
+    def hall(lease: Annotated[Lease, locked_dependency("hall:{hall}")], hall: Hall = Hall.GREAT) -> list[Any]:
+        return [lease.name, hall]
+
+    @app.get("/day")
+    def day(lease: Annotated[Lease, locked_dependency("day:{day}")], day: str = query) -> list[Any]:
+        return [lease.name, day]
+
+    with TestClient(app) as client:
+        assert client.get("/hall").json() == client.get("/hall?hall=great").json() == ["hall:great", "great"]
+        assert client.get("/day").json() == ["day:monday", "monday"]
+        today[0] = "tuesday"
+        assert client.get("/day").json() == ["day:tuesday", "tuesday"]
+
+
+def test_parameter_has_the_name_by_which_the_request_gives_it() -> None:
+    """FastAPI ignores one of the parameter's own name, so that must not choose the lock."""
+    app = FastAPI(lifespan=lifespan("memory://"))
+
+    @app.get("/annotated")
+    def annotated(lease: SeatLease, seat: Annotated[int, Query(alias="seat-id")] = 0) -> list[Any]:
+        return [lease.name, seat]
+
+    @app.get("/default")
+    def default(lease: SeatLease, seat: int = Query(0, alias="seat-id")) -> list[Any]:  # noqa: FAST002 - this form too
+        return [lease.name, seat]
+
+    @app.get("/required")
+    def required(lease: SeatLease, seat: Annotated[int, Query(alias="seat-id")]) -> list[Any]:
+        return [lease.name, seat]
+
+    with TestClient(app) as client:
+        for path in ("/annotated", "/default", "/required"):
+            assert client.get(f"{path}?seat-id=07&seat=8").json() == ["seat:7", 7]
+        assert client.get("/annotated?seat=8").json() == client.get("/default?seat=8").json() == ["seat:0", 0]
+        assert client.get("/required?seat=8").status_code == 422
+
+
+@pytest.mark.parametrize("source", [Header("x"), Cookie("x"), Body("x", embed=True), Depends(lambda: "acme")])
+def test_parameter_from_elsewhere_is_refused(source: Any) -> None:  # noqa: ANN401 - no common class
+    """A query parameter of that name would choose the lock, and FastAPI ignores that."""
+    app = FastAPI(lifespan=lifespan("memory://"))
+
+    @app.post("/")
+    def report(lease: Annotated[Lease, locked_dependency("report:{tenant}")], tenant: str = source) -> None:
+        raise AssertionError(lease.name, tenant)
+
+    with TestClient(app) as client, pytest.raises(lockkit.ConfigurationError, match="dependency that returns the name"):
+        client.post("/?tenant=other", headers={"tenant": "acme"}, json={"tenant": "acme"})
 
 
 def test_name_may_come_from_a_dependency() -> None:
@@ -254,6 +341,20 @@ def test_key_may_be_required() -> None:
         assert client.post("/", headers={"Idempotency-Key": "k"}).text == "3"
 
 
+@pytest.mark.parametrize("options", [{"methods": "POST"}, {"keep": 0}, {"keep": "1d"}])
+def test_wrong_options_are_refused_before_the_first_request(options: dict[str, Any]) -> None:
+    """With methods="POST" no request would have been recognised as a repeat."""
+    with pytest.raises(lockkit.ConfigurationError, match=f"^{next(iter(options))} "):
+        IdempotencyMiddleware(payments(), caller=lambda _request: "", **options)
+
+
+def test_case_of_a_method_does_not_matter() -> None:
+    """Requests have it in capitals."""
+    with TestClient(payments(methods=["post"])) as client:
+        first, second = (client.post("/", headers={"Idempotency-Key": "k"}) for _ in range(2))
+    assert (first.headers.get("idempotent-replayed"), second.headers["idempotent-replayed"]) == (None, "true")
+
+
 def test_response_is_kept_as_long_as_it_says() -> None:
     """Then the request runs again."""
     with TestClient(payments(keep=0.05)) as client:
@@ -283,15 +384,64 @@ def test_key_that_was_lost_is_told_by_the_response_alone(status: int, answered: 
 
 
 @pytest.mark.asyncio
-async def test_leader_s_work_that_fails_is_logged_and_begins_again(caplog: pytest.LogCaptureFixture) -> None:
-    """In a later term."""
+async def test_response_is_stored_although_the_client_has_gone() -> None:
+    """Its repeat gets it: a streaming response must not notice, and stop after the work was done."""
+    runs: list[bytes] = []
+
+    async def pay(request: Request) -> StreamingResponse:
+        runs.append(await request.body())
+        assert not await request.is_disconnected()
+
+        async def parts() -> AsyncIterator[bytes]:
+            for part in (b"pa", b"id"):
+                yield part
+                await asyncio.sleep(0.01)
+
+        return StreamingResponse(parts(), 201)
+
+    app = IdempotencyMiddleware(
+        Starlette(routes=[Route("/", pay, methods=["POST"])]), caller=lambda _request: ""
+    )  # fmt: skip
+    async with lockkit.aio.connect("memory://gone") as client, asyncio.timeout(PATIENCE):
+
+        async def ask() -> list[MutableMapping[str, Any]]:
+            received: list[MutableMapping[str, Any]] = [
+                {"type": "http.disconnect"},
+                {"type": "http.request", "body": b"17"},
+            ]
+            sent: list[MutableMapping[str, Any]] = []
+
+            async def receive() -> MutableMapping[str, Any]:
+                return received.pop() if len(received) > 1 else received[0]
+
+            async def send(message: MutableMapping[str, Any]) -> None:
+                sent.append(message)
+
+            headers = [(b"idempotency-key", b"k")]
+            scope = {"type": "http", "method": "POST", "path": "/", "query_string": b"", "headers": headers}
+            await app({**scope, "state": {"lockkit": client}}, receive, send)
+            return sent
+
+        for replayed in (False, True):
+            start, body = await ask()
+            assert (start["status"], body["body"]) == (201, b"paid")
+            assert ((b"idempotent-replayed", b"true") in start["headers"]) == replayed
+    assert runs == [b"17"]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("error", [LookupError, asyncio.CancelledError])
+async def test_leader_s_work_that_fails_is_logged_and_begins_again(
+    caplog: pytest.LogCaptureFixture, error: type[BaseException]
+) -> None:
+    """In a later term. What it awaited may have been cancelled, which is no cancellation of the leader."""
     terms: list[int] = []
     second = asyncio.Event()
 
     async def work(term: lockkit.aio.Term) -> None:
         terms.append(term.token)
         if len(terms) == 1:
-            raise LookupError
+            raise error
         second.set()
 
     async with lockkit.aio.connect("memory://lead") as client:
@@ -302,6 +452,32 @@ async def test_leader_s_work_that_fails_is_logged_and_begins_again(caplog: pytes
         assert terms[1] > terms[0]
         assert await client.election("a").leader() is None
     assert "the leader's work failed" in caplog.text
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("error", [None, LookupError])
+async def test_work_that_does_not_pass_on_its_cancellation(error: type[Exception] | None) -> None:
+    """It returns, or raises another error: after a loss the process campaigns again, and at the end it ends."""
+    began = asyncio.Event()
+    ended: list[int] = []
+
+    async def work(term: lockkit.aio.Term) -> None:
+        began.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            ended.append(term.token)
+            if error is not None:
+                raise error from None
+
+    async with lockkit.aio.connect("memory://lead-kept") as client, asyncio.timeout(PATIENCE):
+        async with lead(client.election("a", ttl=0.6), work, pause=0):
+            await began.wait()
+            began.clear()
+            await client.break_lock("a")
+            await began.wait()
+        assert await client.election("a").leader() is None
+    assert len(ended) >= 2
 
 
 @pytest.mark.asyncio

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import logging
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from celery import Task
 from celery.exceptions import Reject, Retry
@@ -12,7 +13,9 @@ from celery.exceptions import Reject, Retry
 from lockkit.integrations.jobs import KEEP_SECONDS, RETRY_SECONDS, JobBusy, JobLock, OnBusy, client_of_process
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from datetime import timedelta
+    from typing import Self
 
     from celery import Celery
 
@@ -23,6 +26,8 @@ if TYPE_CHECKING:
 __all__ = ["LockedTask"]
 
 log = logging.getLogger("lockkit")
+
+R = TypeVar("R")
 
 
 class LockedTask(Task):  # type: ignore[misc] # celery has no types
@@ -82,32 +87,41 @@ class LockedTask(Task):  # type: ignore[misc] # celery has no types
             keep=cls.once_keep,
         )
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - what the task returns
-        """Run the task under its lock."""
-        if self._job_lock is None:
-            return super().__call__(*args, **kwargs)
-        if not self.request.called_directly:
-            return self._locked(self._job_lock, args, kwargs)
-        self.push_request(args=args, kwargs=kwargs)  # two threads that call it must not share a request
-        try:
-            return self._locked(self._job_lock, args, kwargs)
-        finally:
-            self.pop_request()
+    def __new__(cls, *_args: Any, **_kwargs: Any) -> Self:
+        """
+        Make the task, with the lock around its `run`.
 
-    def _locked(self, job_lock: JobLock, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
+        Around that and not around `__call__`, so Celery itself makes the request of a direct call, also of one within
+        the task, and its ``autoretry_for`` counts lockkit's errors too. In the instance, so that ``super().run()`` is
+        the plain one; and here because classes of tasks often do not call the `__init__` of their base.
+        """
+        task: Self = super().__new__(cls)
+        run = task.run
+
+        @functools.wraps(run)
+        def run_locked(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - what the task returns
+            return task._run_locked(run, args, kwargs)
+
+        task.run = run_locked
+        return task
+
+    def _run_locked(self, run: Callable[..., R], args: tuple[Any, ...], kwargs: dict[str, Any]) -> R | None:
+        if self._job_lock is None:
+            return run(*args, **kwargs)
         request = self.request
 
-        def work(lease: Lease | None) -> Any:  # noqa: ANN401 - as above
+        def work(lease: Lease | None) -> R:
             request.lockkit_lease, request.lockkit_token = lease, lease and lease.token
             try:
-                return self.run(*args, **kwargs)
+                return run(*args, **kwargs)
             finally:
                 request.lockkit_lease = None
 
         try:
-            return job_lock.run(client_of_process(self.app.conf.get("lockkit_url")), work, args, kwargs)
+            return self._job_lock.run(client_of_process(self.app.conf.get("lockkit_url")), work, args, kwargs)
         except JobBusy as busy:
-            return self._busy(busy.timeout)
+            self._busy(busy.timeout)
+            return None
 
     def _busy(self, error: LockTimeout) -> None:
         request = self.request

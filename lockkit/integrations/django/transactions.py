@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-import threading
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from django.db import connections
 
-from lockkit.errors import LockError
+from lockkit.errors import ConfigurationError, LockError
 from lockkit.sync import Client, Lease, Lock
 
 if TYPE_CHECKING:
@@ -63,7 +62,15 @@ class TransactionLock(Lock):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Release, see `TransactionLease`."""
-        self._blocks.pop(threading.get_ident()).__exit__(kind, error, trace)
+        self._blocks.pop(self._engine.runtime.current).__exit__(kind, error, trace)
+
+    def _check_in_set(self) -> None:
+        if cast("partial[Lease]", self._settings.make_lease).keywords["until_commit"]:
+            message = (
+                f"lock {self.name!r} has until_commit=True and cannot be in a set of locks, which releases it without "
+                "waiting for the transaction: use `with` for each, in the order of their names"
+            )
+            raise ConfigurationError(message, name=self.name, backend=self._engine.url)
 
 
 class TransactionLease(Lease):

@@ -39,7 +39,7 @@ def _time(least: float) -> Callable[[str | float], float]:
 
 def register(app: typer.Typer) -> None:
     """Add the command to the program."""
-    app.command("bench")(bench)
+    app.command("bench", short_help="Measure locks side by side.")(bench)
 
 
 def bench(  # the signature is the command line
@@ -103,10 +103,11 @@ def bench(  # the signature is the command line
     within a round. A witness outside every backend detects locks that let two in at once. Use servers that nobody else
     is using, or let --servers=local start some, because commands are counted for the whole server.
 
-    Ctrl-C ends the run and reports what was measured.
+    Ctrl-C and SIGTERM end the run and report what was measured.
 
     Exit status: 0; 1 if lockkit broke exclusion or failed; 69 if a server does not answer, and then nothing was
-    measured; 78 for a wrong URL; 130 after Ctrl-C.
+    measured; 78 for a wrong URL, or if the page cannot be written; 128 + n if signal n ended it, such as 130 for
+    Ctrl-C.
     """
     if html is not None and not html.absolute().parent.is_dir():
         # Before the run, not after it.

@@ -7,7 +7,7 @@ import platform
 import sys
 from pathlib import Path
 
-__all__ = ["file_system", "machine"]
+__all__ = ["CpuTime", "file_system", "machine"]
 
 
 def machine() -> dict[str, str | int | float]:
@@ -34,7 +34,7 @@ def file_system(path: Path) -> str:
     if not mounts.exists() or not path.is_absolute():
         return ""
     kinds = {}
-    for line in mounts.read_text().splitlines():
+    for line in mounts.read_text("utf-8", "surrogateescape").splitlines():
         _, mount, kind, *_ = line.split(" ")
         kinds[Path(mount.replace("\\040", " "))] = kind  # a later mount hides an earlier one
     try:
@@ -45,6 +45,34 @@ def file_system(path: Path) -> str:
         return ""  # not ours to look into
     above = next(mount for mount in (resolved, *resolved.parents) if mount in kinds)
     return kinds[above]
+
+
+class CpuTime:
+    """CPU time of the whole machine since this was made."""
+
+    def __init__(self) -> None:
+        self._busy, self._all = _cpu_ticks()
+
+    def so_far(self) -> tuple[float, float]:
+        """
+        Return the seconds of its processors: in which they were busy, and all of them.
+
+        Both are 0 where the system does not say it, and right after the start.
+        """
+        busy, every = _cpu_ticks()
+        tick = 1 / os.sysconf("SC_CLK_TCK")
+        return (busy - self._busy) * tick, (every - self._all) * tick
+
+
+def _cpu_ticks() -> tuple[int, int]:
+    """Return the ticks in which processors were busy, and all ticks (proc_stat(5)); zeros where there is no such."""
+    if sys.platform != "linux":
+        return 0, 0
+    user, nice, system, idle, iowait, irq, softirq, *_ = map(
+        int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
+    )
+    busy = user + nice + system + irq + softirq
+    return busy, busy + idle + iowait
 
 
 def _processor() -> str:

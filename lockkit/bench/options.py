@@ -14,6 +14,7 @@ WORKLOAD_NAMES = (
     "freeze",
     "distance",
     "sweep",
+    "throughput",
     "idle",
     "held",
     "overhead",

@@ -34,6 +34,7 @@ class Cell:
         rounds: What each round gave, by its number from 0 on; a round that failed is left out.
         skipped: Why it is not measured at all; empty if it is.
         failed: How it failed; empty if it did not.
+        turns: The numbers of the rounds in which its turn has come.
     """
 
     subject: Subject
@@ -41,6 +42,7 @@ class Cell:
     rounds: dict[int, Measured] = field(default_factory=dict)
     skipped: str = ""
     failed: str = ""
+    turns: set[int] = field(default_factory=set)
 
     @property
     def broken(self) -> str:
@@ -130,10 +132,15 @@ class Run:
             for number in range(self.outcome.settings.rounds):
                 for position, workload in enumerate(self._workloads, 1):
                     # In the first round each workload has its share of the time, or a slow machine would spend all of
-                    # it on the first one. Whom that left out takes his turn in the second round.
+                    # it on the first one.
                     share = position / len(self._workloads) if number == 0 else 1.0
                     until = float("inf") if limit is None else began + share * limit
                     self._round(workload, number, until, progress)
+                if number == 0 and limit is not None:
+                    # Those that the shares left out: each is measured once before any is measured twice.
+                    for workload in self._workloads:
+                        self._round(workload, number, began + limit, progress)
+            self.outcome.out_of_time = sum(self.over.values()) < self.turns
         except KeyboardInterrupt:
             self.outcome.interrupted = True
         finally:
@@ -143,15 +150,20 @@ class Run:
     def _round(self, workload: Workload, number: int, until: Instant, progress: Callable[[Cell, int], None]) -> None:
         if number >= self._rounds(workload):
             return
-        cells = [cell for cell in self.outcome.cells if cell.workload is workload and not cell.skipped]
+        cells = [
+            cell
+            for cell in self.outcome.cells
+            if cell.workload is workload and not cell.skipped and number not in cell.turns
+        ]
         # A new order each time: who comes after whom, and when, must not be the same for one of them.
         self._random.shuffle(cells)
         for first in range(0, len(cells), workload.together):
             if time.monotonic() > until:
-                self.outcome.out_of_time = True
                 return
             batch = cells[first : first + workload.together]
             progress(batch[0], sum(self.over.values()))
+            for cell in batch:
+                cell.turns.add(number)
             # Whatever one that failed waited for then, it would wait for again.
             self._turns([cell for cell in batch if not cell.failed], number)
             self.over[workload.name] += len(batch)

@@ -31,7 +31,7 @@ class RedisObserver(Observer):
         with ExitStack() as stack:
             try:
                 self._connections = [stack.enter_context(connect_to(url)) for url in urls]
-                self._connections_before = self._count_connections()
+                self._ids = [_own_id(connection) for connection in self._connections]
             except RuntimeError as error:  # an answer that is an error; it does not quote what it was given
                 raise ConnectionError(str(error)) from error
             self._stack = stack.pop_all()
@@ -48,7 +48,7 @@ class RedisObserver(Observer):
         seconds = time.monotonic() - self._began
         return {
             "commands_per_second": (self._count_commands() - self._commands) / seconds,
-            "connections": self._count_connections() - self._connections_before,
+            "connections": self._count_connections(),
         }
 
     def about(self) -> dict[str, str]:
@@ -66,7 +66,9 @@ class RedisObserver(Observer):
         return about
 
     def _count_connections(self) -> int:
-        return sum(int(_info(connection, b"clients")["connected_clients"]) for connection in self._connections)
+        """Count those that came after ours: those of an earlier subject may still be closing."""
+        pairs = zip(self._connections, self._ids, strict=True)
+        return sum(id_ > ours for connection, ours in pairs for id_ in _ids(connection))
 
     def _count_commands(self) -> int:
         return sum(
@@ -87,3 +89,15 @@ def _info(connection: RawConnection, section: bytes) -> dict[str, str]:
     assert isinstance(answer, bytes), answer
     pairs = (line.partition(":") for line in answer.decode().splitlines() if ":" in line)
     return {name: value for name, _, value in pairs}
+
+
+def _own_id(connection: RawConnection) -> int:
+    answer = connection.ask(encode(b"CLIENT", b"ID"))
+    assert isinstance(answer, int), answer
+    return answer
+
+
+def _ids(connection: RawConnection) -> list[int]:
+    answer = connection.ask(encode(b"CLIENT", b"LIST"))
+    assert isinstance(answer, bytes), answer
+    return [int(words[0].removeprefix(b"id=")) for words in map(bytes.split, answer.splitlines())]

@@ -39,7 +39,6 @@ class _SqlObserver(Observer):
         self._module: Any = import_module(self.driver)
         try:
             self._connection: Any = self._connect(parsed)
-            self._connections = self._count_connections()
         except self._module.Error as error:
             # The driver's own text may quote what it was given; the subject's error says enough.
             message = f"cannot ask {parsed.redacted()}: {type(error).__name__}"
@@ -52,7 +51,7 @@ class _SqlObserver(Observer):
 
     def end(self) -> dict[str, float]:
         """See `Observer.end`."""
-        return {"connections": self._count_connections() - self._connections}
+        return {"connections": self._count_connections()}
 
     @abstractmethod
     def _connect(self, url: Url) -> Any:  # noqa: ANN401 - the driver's
@@ -60,7 +59,7 @@ class _SqlObserver(Observer):
 
     @abstractmethod
     def _count_connections(self) -> int:
-        """Count the clients."""
+        """Count the sessions that began after ours: those of an earlier subject may still be closing."""
 
     def _ask(self, statement: str) -> list[tuple[Any, ...]]:
         with self._connection.cursor() as cursor:
@@ -106,7 +105,9 @@ class PostgresObserver(_SqlObserver):
         )
 
     def _count_connections(self) -> int:
-        ((count,),) = self._ask("SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'")
+        ours = "(SELECT backend_start FROM pg_stat_activity WHERE pid = pg_backend_pid())"
+        later = f"backend_type = 'client backend' AND backend_start > {ours}"
+        ((count,),) = self._ask(f"SELECT count(*) FROM pg_stat_activity WHERE {later}")
         return int(count)
 
 
@@ -149,7 +150,8 @@ class MysqlObserver(_SqlObserver):
         )
 
     def _count_connections(self) -> int:
-        return self._status("Threads_connected")
+        ((count,),) = self._ask("SELECT count(*) FROM information_schema.processlist WHERE id > CONNECTION_ID()")
+        return int(count)
 
     def _status(self, name: str) -> int:
         ((_, value),) = self._ask(f"SHOW GLOBAL STATUS LIKE '{name}'")

@@ -83,7 +83,7 @@ def run(wanted: Wanted) -> int:
 
     Raises:
         BackendUnavailable: A server does not answer. Nothing was measured.
-        ConfigurationError: A URL is wrong.
+        ConfigurationError: A URL is wrong; or the page cannot be written, after the report was printed.
         KeyboardInterrupt: Before anything was measured.
     """
     seed = secrets.randbelow(2**31) if wanted.seed is None else wanted.seed
@@ -108,16 +108,24 @@ def run(wanted: Wanted) -> int:
         about = _about(subjects, seed, missing, started)
         about["machine"]["load_before"] = load_before
     report = Report(outcome, about)
-    if wanted.html is not None:
-        # Here and not above: who wants no page need not load what draws it.
-        from lockkit.bench.page.page import page  # noqa: PLC0415
-
-        wanted.html.write_text(page(report), encoding="utf-8")
     if wanted.as_json:
-        print(json.dumps(report.to_json(), indent=2, ensure_ascii=False))
+        print(json.dumps(report.to_json(), indent=2))
     else:
         _print(report)
+    if wanted.html is not None:
+        _write_page(report, wanted.html)
     return _status(outcome)
+
+
+def _write_page(report: Report, path: Path) -> None:
+    # Here and not above: who wants no page need not load what draws it.
+    from lockkit.bench.page.page import page  # noqa: PLC0415
+
+    try:
+        path.write_text(page(report), encoding="utf-8")
+    except OSError as error:
+        message = f"cannot write {path}: {error.strerror or error}"
+        raise lockkit.ConfigurationError(message) from error
 
 
 def _servers(outcome: Outcome) -> list[str]:

@@ -12,6 +12,7 @@ import time
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Self
 
+from lockkit.bench.samples import now_ns
 from lockkit.testing.fork_servers import ForkServerGone, environment, fork_server
 
 if TYPE_CHECKING:
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from lockkit.units import Seconds
 
 __all__ = ["WorkerFailed", "WorkerPool", "WorkerProcess"]
+
+_START_SECONDS = 0.1
+"""From the word to go to the common start: long enough for the word to reach every process."""
 
 _COMPLAINT_LINES = 3
 """How much of what a process that ended silently had printed is shown."""
@@ -64,6 +68,23 @@ class WorkerPool:
         # The URL, which may hold a password, goes through the pipe: arguments can be seen by other users.
         worker.tell(job)
         return worker
+
+    def start_together(self) -> int:
+        """
+        Wait until all workers are ready, and tell them when to begin, as ``start_ns``.
+
+        Returns:
+            That time, as of `lockkit.bench.samples.now_ns`.
+
+        Raises:
+            WorkerFailed: One did not get there.
+        """
+        for worker in self._workers:
+            worker.ready()
+        start_ns = now_ns() + int(_START_SECONDS * 1e9)
+        for worker in self._workers:
+            worker.go(start_ns=start_ns)
+        return start_ns
 
     def results(self) -> list[dict[str, Any]]:
         """

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lockkit.bench.adapters.base import AsyncAdapter, BlockingAdapter
@@ -14,7 +15,6 @@ from lockkit.bench.subject import Subject
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager, AbstractContextManager
-    from pathlib import Path
 
     from lockkit.bench.subject import Face, Kind, Role, Scope
 
@@ -90,6 +90,15 @@ class Raising(BlockingAdapter):
         """See `BlockingAdapter.lock`."""
         del renew
         return _failing(name)
+
+
+class Noting(Flock):
+    """Notes which process uses which lock."""
+
+    def lock(self, name: str, *, renew: bool = False) -> AbstractContextManager[Any]:
+        """See `BlockingAdapter.lock`."""
+        Path(self.url.removeprefix("file://"), f"{name}.{os.getpid()}").touch()
+        return super().lock(name, renew=renew)
 
 
 class RaisingSometimes(Flock):

@@ -81,7 +81,7 @@ def test_redis_has_what_its_backend_offers(redis: RedisServer) -> None:
     ours = next(one for one in found if one.label == "lockkit")
     lacking = {name for name in NEW if WORKLOADS[name].kind in ours.lacks}
     assert measured(outcome)["lockkit"] == set(NEW) - lacking
-    assert measured(outcome)["raw socket"] == {"read", "write", "readers", "permits", "once"}
+    assert measured(outcome)["raw socket"] == {"read", "write", "readers", "permits", "locks", "once"}
     assert measured(outcome)["raw socket + BLPOP"] == {"election"}
     for cell in outcome.cells:
         if cell.subject is ours and cell.workload.name in lacking:
@@ -90,21 +90,32 @@ def test_redis_has_what_its_backend_offers(redis: RedisServer) -> None:
 
 
 def test_kazoo_has_its_recipes() -> None:
-    """All but the lock of several names, and once."""
+    """All but once; several locks are its locks one after the other."""
     with ZooKeeperServer() as server:
         (entry,) = [entry for entry in catalog.ENTRIES if entry.label == "kazoo Lock"]
         outcome = measure([entry.subject(server.url, "here")], *NEW)
 
-    assert measured(outcome) == {"kazoo Lock": {"read", "write", "readers", "permits", "election"}}
+    assert measured(outcome) == {"kazoo Lock": {"read", "write", "readers", "permits", "locks", "election"}}
 
 
-def test_etcd_by_hand_has_read_locks_and_an_election() -> None:
-    """As the recipes of its Go client."""
+def test_baselines_take_several_locks_one_after_the_other(tmp_path: Path) -> None:
+    """All of them held at the same time, and all freed."""
+    found = catalog.subjects([f"file://{tmp_path}", f"sqlite:///{tmp_path / 'locks.db'}"], faces=["blocking"])
+    baselines = [one for one in found if one.role == "baseline"]
+
+    outcome = measure(baselines, "locks")
+
+    assert measured(outcome) == {"flock + read + write": {"locks"}, "sqlite3, by hand": {"locks"}}
+    assert_figures(outcome.cells)
+
+
+def test_etcd_by_hand_has_all_but_once() -> None:
+    """Read locks and the election as the recipes of its Go client."""
     with EtcdServer() as server:
         (entry,) = [entry for entry in catalog.ENTRIES if entry.target == "etcd:RawEtcd"]
         outcome = measure([entry.subject(server.url, "here")], *NEW)
 
-    assert measured(outcome) == {"gRPC, by hand": {"read", "write", "readers", "election"}}
+    assert measured(outcome) == {"gRPC, by hand": {"read", "write", "readers", "permits", "locks", "election"}}
 
 
 def test_backend_without_a_primitive_is_skipped_with_the_reason() -> None:

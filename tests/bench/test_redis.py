@@ -14,11 +14,14 @@ from lockkit.bench.server import watch
 from lockkit.bench.workloads import WORKLOADS
 from lockkit.testing.servers import RedisNodes, RedisServer
 from tests.bench.test_honesty import SHORT
+from tests.tries import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from lockkit.bench.catalog import Entry
+    from lockkit.bench.run import Outcome
+    from lockkit.bench.settings import Settings
 
 SETTINGS = replace(SHORT, seconds=0.5, lease_ttl=2.0, settle=0.5)
 ON_NODE = [entry for entry in ENTRIES if "redis" in entry.schemes]
@@ -44,7 +47,12 @@ def measure(entry: Entry, url: str, *workloads: str) -> dict[str, dict[str, floa
     subject = entry.subject(url, "here")
     assert not subject.missing
 
-    outcome = Run([subject], [WORKLOADS[name] for name in workloads], SETTINGS, seed=1).go(lambda *_: None)
+    def go(settings: Settings) -> Outcome:
+        return Run([subject], [WORKLOADS[name] for name in workloads], settings, seed=1).go(lambda *_: None)
+
+    outcome = go(SETTINGS)
+    if [cell.workload.name for cell in outcome.cells if cell.failed or cell.broken] == ["held"]:
+        outcome = go(replace(SETTINGS, lease_ttl=9.0))  # the machine may have stood still for the ttl
 
     assert [problem for cell in outcome.cells if (problem := cell.failed or cell.broken)] == []
     return {cell.workload.name: cell.rounds[0].figures for cell in outcome.cells if cell.rounds}
@@ -64,9 +72,7 @@ def test_subject_on_one_node(node: RedisServer, entry: Entry) -> None:
 @pytest.mark.parametrize("entry", ON_REDLOCK, ids=lambda entry: entry.target)
 def test_subject_on_independent_nodes(nodes: RedisNodes, entry: Entry) -> None:
     """It excludes with a majority of three."""
-    figures = measure(entry, nodes.url, "pair", "contention")
-
-    assert figures["contention"]["sections"] > 0
+    until(lambda: measure(entry, nodes.url, "pair", "contention")["contention"]["sections"])
 
 
 def test_observer_counts_commands_and_connections_of_others(node: RedisServer) -> None:

@@ -244,6 +244,46 @@ def test_each_workload_has_its_share_of_the_limit(monkeypatch: pytest.MonkeyPatc
     assert outcome.out_of_time
 
 
+def test_each_is_measured_once_before_any_is_measured_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whom the share of a slow workload left out, has a turn as soon as each workload has had its share."""
+    clock = {"now": 0.0}
+    monkeypatch.setattr("lockkit.bench.run.time.monotonic", lambda: clock["now"])
+
+    def tell(_: Subject) -> float:
+        clock["now"] += 1.0
+        return 1.0
+
+    def tell_slowly(_: Subject) -> float:
+        clock["now"] += 4.0
+        return 1.0
+
+    quick, slow = Told(tell), ToldLong(tell_slowly)
+    settings = Settings(limit=15.5, rounds=5, rounds_max_long=1)
+    run = Run((BASELINE, OURS, PEER), (slow, quick), settings, seed=1)
+    outcome = run.go(lambda *_: None)
+
+    assert [len(cell.rounds) for cell in outcome.cells[:3]] == [1, 1, 1]
+    assert sorted(len(cell.rounds) for cell in outcome.cells[3:]) == [1, 1, 2]
+    assert outcome.out_of_time
+    assert run.over == {slow.name: 3, quick.name: 4}
+
+
+def test_run_that_its_shares_interrupt_may_end_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then the report does not speak of a limit."""
+    clock = {"now": 0.0}
+    monkeypatch.setattr("lockkit.bench.run.time.monotonic", lambda: clock["now"])
+
+    def tell(_: Subject) -> float:
+        clock["now"] += 4.0
+        return 1.0
+
+    settings = Settings(limit=30.0, rounds=1)
+    outcome = Run((BASELINE, OURS), (ToldLong(tell), Told(tell)), settings, seed=1).go(lambda *_: None)
+
+    assert all(len(cell.rounds) == 1 for cell in outcome.cells)
+    assert not outcome.out_of_time
+
+
 def test_names_on_the_command_line_are_those_of_the_workloads() -> None:
     """They stand there twice, so that the help need not load what measures."""
     assert tuple(WORKLOADS) == WORKLOAD_NAMES

@@ -1,4 +1,4 @@
-"""Writes docs/comparison/measured.md from the committed run of the benchmark."""
+"""Writes docs/comparison/measured.md from the committed runs of the benchmark."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lockkit.bench.page.choice import written
 from lockkit.bench.page.page import glance
 from lockkit.bench.table import described, limited
 from tests.comparison.markdown import cell, code, table
-from tests.comparison.runs import BENCH, bench
+from tests.comparison.runs import BENCH, SCALE, bench, measured
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from lockkit.bench.report import Report, Row, Section
     from lockkit.bench.workloads.base import Figure
 
-__all__ = ["PAGE", "PARTS", "part_text", "ratio", "spread", "subject", "text"]
+__all__ = ["PAGE", "PARTS", "part_text", "ratio", "run", "spread", "subject", "text"]
 
 PAGE = BENCH.parent.parent / "measured.md"
 
@@ -29,8 +29,8 @@ DASH = "\N{EN DASH}"
 
 HEAD = (
     "# Measured\n\n"
-    "<!-- Written by `nox -s comparison` from runs/bench.json: measure again to change it. -->\n\n"
-    "One run of `lockkit bench`: lockkit on every backend, other libraries on the same servers, and baselines: "
+    "<!-- Written by `nox -s comparison` from the runs in runs/: measure again to change it. -->\n\n"
+    "Two runs of `lockkit bench`: lockkit on every backend, other libraries on the same servers, and baselines: "
     "minimal locks, written by hand.\n"
     "Every subject ran in its own processes, and all took turns in random order.\n"
     "A witness outside every backend checked whether two contenders were ever inside at the same time.\n"
@@ -65,27 +65,41 @@ class Part:
 
 PARTS = (
     Part("one-lock", "What a lock costs", ("pair", "distance", "overhead", "import")),
-    Part("contention", "What contention costs", ("contention", "sweep", "handoff")),
+    Part("contention", "What contention costs", ("contention", "sweep", "throughput", "handoff")),
     Part("takeover", "How soon a dead holder is replaced", ("crash", "freeze")),
     Part("waiting-and-holding", "What waiting and holding cost", ("idle", "held")),
+    Part(
+        "beyond-one-lock",
+        "What readers, permits, elections and the rest cost",
+        ("read", "write", "readers", "permits", "locks", "election", "once"),
+    ),
 )
 
 
 def text() -> str:
-    """The page with the run, the servers, and lockkit on each backend."""
-    report = bench()
+    """The page with the runs, the servers, and lockkit on each backend."""
+    report = measured()
     lines = [HEAD, "Figure by figure:", "", *(f"- [{part.title}](measured/{part.name}.md)" for part in PARTS), ""]
-    lines += [*_at_a_glance(report), "", *_run(report), "", *_servers(report)]
+    lines += [*_at_a_glance(report), "", "## The runs", "", *run(bench(), "runs/bench.json")]
+    names = ", ".join(f"`{section.workload.name}`" for section in bench(SCALE).sections)
+    lines += [
+        "",
+        f"The second run is that of {names}:",
+        "",
+        *run(bench(SCALE), "runs/scale.json"),
+        "",
+        *_servers(report),
+    ]
     return "\n".join(lines) + "\n"
 
 
 def part_text(part: Part) -> str:
     """The page of some workloads."""
-    sections = {section.workload.name: section for section in bench().sections}
+    sections = {section.workload.name: section for section in measured().sections}
     lines = [
         f"# {part.title}\n",
-        "<!-- Written by `nox -s comparison` from runs/bench.json: measure again to change it. -->\n",
-        "Figures of the run in [Measured](../measured.md), which has its date, machine and servers.",
+        "<!-- Written by `nox -s comparison` from the runs in runs/: measure again to change it. -->\n",
+        "Figures of the runs in [Measured](../measured.md), which has their dates, machine and servers.",
         "The last column is the multiple of the baseline; **lockkit** and *baselines* are set apart.",
     ]
     for name in part.workloads:
@@ -102,11 +116,10 @@ def shown(row: Row) -> bool:
 # -- the run -----------------------------------------------------------------------------------------------------------
 
 
-def _run(report: Report) -> Iterator[str]:
+def run(report: Report, link: str) -> Iterator[str]:
+    """When, how and where a run was made, with a link to it."""
     about, machine = report.about, report.about["machine"]
     settings = report.outcome.settings
-    yield "## The run"
-    yield ""
     facts = {
         "when": about["started"].replace("T", " ").replace("+00:00", " UTC"),
         "command": code(about["command"]),
@@ -114,10 +127,10 @@ def _run(report: Report) -> Iterator[str]:
         "system": f"{machine['system']}, {machine['python']}",
         "load before": f"{machine['load_before']:.1f} processes",
         "rounds": f"up to {settings.rounds}; {settings.rounds_max_long} for long workloads",
-        "everything else": "[bench.json](runs/bench.json), every figure of every round",
+        "everything else": f"[{link.rpartition('/')[2]}]({link}), every figure of every round",
     }
-    for name, fact in facts.items():
-        yield f"- {name}: {fact}"
+    for what, fact in facts.items():
+        yield f"- {what}: {fact}"
     if report.outcome.out_of_time:
         yield ""
         yield limited(report)

@@ -1,10 +1,12 @@
 """
-Writes the pages of docs/comparison that are made by a program; a test holds that they are up to date.
+Writes the pages of the docs that are made from runs and declarations; a test holds that they are up to date.
 
 ==============================================  =======================================================
 ``nox -s comparison``                           writes them anew, from the committed runs
 ``nox -s comparison -- FILE``                   takes over a run of ``lockkit bench --json`` first
+``nox -s comparison -- scale FILE``             the same with a run about scale
 ``nox -s comparison -- conformance``            runs the conformance suite on all backends first
+``nox -s comparison -- extras``                 installs each extra of lockkit and measures it first
 ==============================================  =======================================================
 """
 
@@ -22,9 +24,12 @@ from tests.comparison import (
     choice_page,
     conformance,
     conformance_page,
+    extras,
+    extras_page,
     measured_page,
     peers_page,
     runs,
+    scale_page,
 )
 
 if TYPE_CHECKING:
@@ -57,20 +62,27 @@ PAGES: dict[Path, Callable[[], str]] = {
     capability_page.PAGE: capability_page.text,
     choice_page.PAGE: choice_page.text,
     conformance_page.PAGE: conformance_page.text,
+    extras_page.PAGE: extras_page.text,
     measured_page.PAGE: measured_page.text,
     **{part.page: partial(measured_page.part_text, part) for part in measured_page.PARTS},
     peers_page.PAGE: peers_page.text,
+    scale_page.PAGE: scale_page.text,
     STYLE: style,
 }
 
 
 def main(arguments: Sequence[str]) -> None:
     """Take over what is new, write all pages, and say which of them changed."""
+    run = runs.BENCH
     for argument in arguments:
         if argument == "conformance":
             conformance.record()
+        elif argument == "extras":
+            extras.record()
+        elif argument == "scale":
+            run = runs.SCALE
         else:
-            runs.BENCH.write_text(runs.dump(runs.kept(json.loads(Path(argument).read_text()))))
+            run.write_text(runs.dump(runs.kept(json.loads(Path(argument).read_text()))))
     for page, text in PAGES.items():
         before, after = page.read_text() if page.exists() else "", text()
         page.parent.mkdir(exist_ok=True)

@@ -11,7 +11,7 @@ from lockkit.bench.page.plots import draw
 from tests.comparison.markdown import cell, code, table
 from tests.comparison.measured_page import DASH, TIMES, sentences, shown, subject
 from tests.comparison.peers import PEERS, Peer
-from tests.comparison.runs import BENCH, bench
+from tests.comparison.runs import BENCH, measured
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,6 +56,7 @@ COMPARED = (
     Compared("contention", "share", "more", "share", "fairness", "fairness"),
     Compared("contention", "longest_wait_ms", "less", "ms", "longest wait under contention"),
     Compared("sweep", "pairs_16", "more", "per_s", "pairs by 16 processes"),
+    Compared("throughput", "pairs_16", "more", "per_s", "pairs by 16 processes, different locks"),
     Compared("handoff", "median_ms", "less", "ms", "hand-off, median", "hand-off"),
     Compared("handoff", "p99_ms", "less", "ms", "hand-off, p99"),
     Compared("crash", "fraction", "less", "share", "killed holder, in ttl", "killed holder, ttl"),
@@ -71,10 +72,10 @@ COMPARED = (
 
 HEAD = (
     "# Other libraries\n\n"
-    "<!-- Written by `nox -s comparison` from runs/bench.json and tests/comparison/peers.py: change it there. -->\n\n"
+    "<!-- Written by `nox -s comparison` from the runs in runs/ and tests/comparison/peers.py: change it there. -->\n\n"
     "Every library here answers a real need, and several are the better choice for some jobs.\n"
-    "The figures come from the run in [Measured](measured.md), "
-    "which also lists the date, the machine, the command and the durability of each server.\n"
+    "The figures come from the runs in [Measured](measured.md), "
+    "which also lists their dates, the machine, the commands and the durability of each server.\n"
     "Each library is used as its documentation says; "
     "exceptions are under [Not used with defaults](#not-used-with-defaults).\n"
 )
@@ -82,7 +83,7 @@ HEAD = (
 
 def text() -> str:
     """The whole page."""
-    report = bench()
+    report = measured()
     lines = [HEAD, *_libraries(report), "", *_better(report), "", *_backends(report), "", *_otherwise(report)]
     return "\n".join(lines) + "\n"
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 import re
+from copy import copy
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from lockkit.bench.report import Report
@@ -18,10 +20,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-__all__ = ["BENCH", "CONFORMANCE", "RUNS", "bench", "dump", "kept", "neutral"]
+__all__ = ["BENCH", "CONFORMANCE", "RUNS", "SCALE", "bench", "dump", "kept", "measured", "neutral"]
 
 RUNS = ROOT / "docs" / "comparison" / "runs"
 BENCH = RUNS / "bench.json"
+SCALE = RUNS / "scale.json"
 CONFORMANCE = RUNS / "conformance.json"
 
 SCRATCH = re.compile(r"(?:/[\w.+-]+)+?/lockkit-bench-\w+")
@@ -34,9 +37,19 @@ FIGURES = 5
 """So many figures of a number say more than repeats."""
 
 
+@cache
 def bench(path: Path = BENCH) -> Report:
-    """The committed run of the benchmark."""
+    """A committed run of the benchmark."""
     return Report.from_json(json.loads(path.read_text()))
+
+
+@cache
+def measured() -> Report:
+    """Both committed runs: workloads that the one about scale has are taken from there."""
+    report, later = copy(bench()), {section.workload.name: section for section in bench(SCALE).sections}
+    report.sections = [later.pop(section.workload.name, section) for section in report.sections]
+    report.sections += later.values()
+    return report
 
 
 def kept(raw: Mapping[str, Any]) -> dict[str, Any]:

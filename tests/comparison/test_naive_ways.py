@@ -105,7 +105,7 @@ class TestSetnxAlone:
 
             assert not far.redis.setnx(LOCK, 1)
 
-        assert dropped.is_set()
+        assert dropped.wait(PATIENCE)
         assert a.redis.exists(LOCK)
         assert a.redis.ttl(LOCK) == -1, "and it never ends"
 
@@ -116,7 +116,7 @@ class TestSetnxAlone:
             dropped = link.drop_next_reply(match=b"lockkit:lock")
 
             with far.locks.lock(LOCK, ttl=LONG).acquire(timeout=PATIENCE) as lease:
-                assert dropped.is_set()
+                assert dropped.wait(PATIENCE)
                 assert [holder.owner for holder in a.locks.holders(LOCK)] == [lease.owner]
 
 
@@ -315,7 +315,7 @@ class TestUncheckedDelete:
         self, server: RedisServer, b: Program, c: Program, link: FaultProxy
     ) -> None:
         """It was sent in time and is on its way until B holds: the owner is compared where and when it is deleted."""
-        with lockkit.connect(f"redis://{link.address}/0", socket_timeout=0.3) as far:
+        with lockkit.connect(f"redis://{link.address}/0", socket_timeout=1.0) as far:
             mine = far.lock(LOCK, ttl=LONG, renew=False).acquire()
             link.blackhole()
             with pytest.raises(lockkit.BackendUnavailable):
@@ -425,7 +425,7 @@ class TestWatchMultiExec:
             dropped = link.drop_next_reply(match=b"EXEC")
             far.redis.transaction(sell, STOCK)
 
-        assert dropped.is_set()
+        assert dropped.wait(PATIENCE)
         assert a.redis.get(STOCK) == "8"
 
     def test_lockkit_lets_only_the_holder_act(self, a: Program, b: Program) -> None:
@@ -482,5 +482,5 @@ class TestWatchMultiExec:
             with pytest.raises(lockkit.BackendUnavailable, match="may have been"):
                 lockkit.optimistic.with_retry(far.redis, STOCK, lambda now: int(now) - 1)
 
-        assert dropped.is_set()
+        assert dropped.wait(PATIENCE)
         assert a.redis.get(STOCK) == "9"

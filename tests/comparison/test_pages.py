@@ -16,7 +16,7 @@ from lockkit.configuration import registry
 from lockkit.url import parse
 from tests.bench.test_page import ABOUT, outcome
 from tests.bench.test_run import BASELINE, OURS, PEER
-from tests.comparison import capability_page, measured_page, peers_page, runs
+from tests.comparison import capability_page, extras, extras_page, measured_page, peers_page, runs, scale_page
 from tests.comparison.pages import PAGES
 from tests.comparison.peers import PEERS
 from tests.docs.story import ROOT
@@ -88,9 +88,9 @@ def test_generated_page_is_what_its_program_writes(page: Path) -> None:
 
 def test_committed_runs_tell_nothing_of_the_machine_they_ran_on() -> None:
     """No directory, port, host name or user of it, and no more than what the pages are made of."""
-    for path in (runs.BENCH, runs.CONFORMANCE):
+    for path in (runs.BENCH, runs.SCALE, runs.CONFORMANCE):
         text = path.read_text()
-        assert len(text) < 300_000
+        assert len(text) < 1_000_000
         assert not re.search(r"/(tmp|home|root|work|usr|var)/", text)
         assert not re.search(r"(127\.0\.0\.1|localhost):\d", text)
         assert f'"{platform.node()}"' not in text
@@ -119,16 +119,32 @@ def test_every_figure_of_the_comparison_is_measured() -> None:
         assert compared.figure in {figure.key for figure in WORKLOADS[compared.workload].figures}
     for name, figure, _, _ in measured_page.GLANCE:
         assert figure in {known.key for known in WORKLOADS[name].figures}
+    for name, figures in scale_page.COLUMNS:
+        assert set(figures) <= {known.key for known in WORKLOADS[name].figures}
 
 
 def test_every_workload_that_was_measured_has_its_page() -> None:
     """And one only."""
     parts = [name for part in measured_page.PARTS for name in part.workloads]
     measured = {
-        section.workload.name for section in runs.bench().sections if any(map(measured_page.shown, section.rows))
+        section.workload.name for section in runs.measured().sections if any(map(measured_page.shown, section.rows))
     }
 
     assert sorted(parts) == sorted(measured)
+
+
+@pytest.mark.parametrize(
+    ("figures", "found"),
+    [
+        ({"machine_percent": 99.0, "clients_percent": 80.0}, "the clients' processors"),
+        ({"machine_percent": 99.0, "clients_percent": 20.0}, "the server's processors"),
+        ({"machine_percent": 30.0, "clients_percent": 80.0}, "the disk or the network"),
+        ({}, measured_page.DASH),
+    ],
+)
+def test_limit_of_a_backend_is_named(figures: dict[str, float], found: str) -> None:
+    """What was used up, as far as the system says it."""
+    assert scale_page.limit(figures) == found
 
 
 def test_every_library_of_the_benchmark_has_its_words() -> None:
@@ -177,3 +193,10 @@ def test_every_backend_is_linked(page: str) -> None:
     pages = {path.name for path in (ROOT / "docs" / "backends").glob("*.md")}
 
     assert pages == set(re.findall(r"\.\./backends/(\w+\.md)", (ROOT / "docs" / page).read_text()))
+
+
+def test_every_extra_is_on_its_page_and_was_measured() -> None:
+    """Also one that is new: its row would have no figures."""
+    assert set(extras_page.ADDS) == set(extras.declared())
+    assert set(extras.load()["extras"]) == {"", *extras.declared()}
+    assert set(extras.IMPORTS) == {"", *extras.declared()} - {"all"}

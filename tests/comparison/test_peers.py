@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -78,7 +78,7 @@ def test_redis_py_holder_hears_of_its_loss_when_it_releases(client: redis.Redis)
 def test_lockkit_holder_is_told_of_its_loss(client: redis.Redis, ours: Client) -> None:
     """Somebody took the key away: the next renewal says so, and the callback is called."""
     told = threading.Event()
-    with ours.lock("seat", ttl=3, timeout=0, on_lost=lambda *_: told.set(), raise_on_lost=False) as lease:
+    with ours.lock("seat", ttl=3, timeout=PATIENCE, on_lost=lambda *_: told.set(), raise_on_lost=False) as lease:
         assert client.delete("lockkit:seat")
 
         assert told.wait(PATIENCE)
@@ -197,16 +197,20 @@ def test_sqlalchemy_dlock_believes_in_a_lock_whose_session_was_ended() -> None:
         first.invalidate()
 
 
-async def most_inside(lock: AbstractAsyncContextManager[object]) -> int:
-    """Two tasks enter a lock; tell how many were in together at most."""
+async def most_inside(lock: AbstractAsyncContextManager[object], seconds: float) -> int:
+    """Two tasks enter a lock, and stay until both are in, or for so long; tell how many were in together at most."""
     inside = most = 0
+    both = asyncio.Event()
 
     async def enter() -> None:
         nonlocal inside, most
         async with lock:
             inside += 1
             most = max(most, inside)
-            await asyncio.sleep(0.05)
+            if inside == 2:
+                both.set()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(both.wait(), seconds)
             inside -= 1
 
     await asyncio.gather(enter(), enter())
@@ -218,11 +222,11 @@ async def test_filelock_object_shared_by_two_tasks_lets_both_in(tmp_path: Path) 
     """The lock belongs to the object, which counts; with two objects they would exclude each other."""
     lock: Any = import_module("filelock").AsyncFileLock(tmp_path / "seat.lock")
 
-    assert await most_inside(lock) == 2
+    assert await most_inside(lock, PATIENCE) == 2
 
 
 @pytest.mark.asyncio
 async def test_lockkit_object_shared_by_two_tasks_lets_one_in(tmp_path: Path) -> None:
     """The lease owns the lock, not the object."""
     async with lockkit.aio.connect(f"file://{tmp_path}") as client:
-        assert await most_inside(client.lock("seat", ttl=LONG)) == 1
+        assert await most_inside(client.lock("seat", ttl=LONG), 0.05) == 1

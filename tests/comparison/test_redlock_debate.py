@@ -53,7 +53,8 @@ def nodes(five: RedisNodes) -> list[RedisServer]:
         client.lock("first").acquire(timeout=PATIENCE).release()
     for node in five.nodes:
         with node.connect() as connection:
-            connection.call("HSET", MARK, "since_us", 1)
+            run, ttl_ms, _, until_us = str(connection.call("GET", MARK)).split(" ")
+            connection.call("SET", MARK, f"{run} {ttl_ms} 1 {until_us}")
     return five.nodes
 
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from contextlib import AbstractAsyncContextManager, AbstractContextManager
+    from types import TracebackType
 
     from lockkit.bench.subject import Face, Kind
     from lockkit.units import Seconds
 
-__all__ = ["Adapter", "AsyncAdapter", "BlockingAdapter", "load", "several_names"]
+__all__ = ["Adapter", "AsyncAdapter", "BlockingAdapter", "InTurn", "load", "several_names"]
 
 
 class Adapter(ABC):
@@ -62,7 +64,8 @@ class BlockingAdapter(Adapter):
             name: Of the lock, the semaphore, the election or the key.
             count: Of a permit: how many may be held; of several locks: how many, see `several_names`.
         """
-        del count
+        if kind == "locks":
+            return InTurn([self.lock(one) for one in several_names(name, count)])
         assert kind == "lock", f"{type(self).__name__} has no {kind}"
         return self.lock(name)
 
@@ -91,6 +94,27 @@ class AsyncAdapter(Adapter):
     @abstractmethod
     def lock(self, name: str, *, renew: bool = False) -> AbstractAsyncContextManager[Any]:
         """See `BlockingAdapter.lock`."""
+
+
+class InTurn:
+    """Several locks by hand: one after the other in the order of their names, and back."""
+
+    def __init__(self, locks: Sequence[AbstractContextManager[Any]]) -> None:
+        """Keep the locks, which are in order."""
+        self._locks = locks
+
+    def __enter__(self) -> Self:
+        """Lock all, waiting for each while those before are held."""
+        for lock in self._locks:
+            lock.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Unlock all."""
+        for lock in reversed(self._locks):
+            lock.__exit__(kind, error, trace)
 
 
 def several_names(name: str, count: int) -> list[str]:

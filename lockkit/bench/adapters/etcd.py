@@ -64,9 +64,11 @@ class _Calls:
         return entry
 
     @staticmethod
-    def watching(key: bytes, revision: int) -> rpc.WatchRequest:
-        """Hear of its deletion."""
-        create = rpc.WatchCreateRequest(key=key, start_revision=revision, filters=[rpc.WatchCreateRequest.NOPUT])
+    def watching(key: bytes, revision: int, range_end: bytes = b"") -> rpc.WatchRequest:
+        """Hear of its deletion, or with `range_end` of that of any key from `key` up to there."""
+        create = rpc.WatchCreateRequest(
+            key=key, range_end=range_end, start_revision=revision, filters=[rpc.WatchCreateRequest.NOPUT]
+        )
         return rpc.WatchRequest(create_request=create)
 
 
@@ -87,11 +89,11 @@ class RawEtcd(BlockingAdapter):
 
     def primitive(self, kind: Kind, name: str, count: int = 1) -> AbstractContextManager[Any]:
         """See `BlockingAdapter.primitive`. A leader is who has the lock."""
-        del count
         if kind in {"read", "write"}:
             return _RawSide(self._calls, f"bench/{name}", self._lease, writes=kind == "write")
-        assert kind in {"lock", "election"}, kind
-        return self.lock(name)
+        if kind == "permit":
+            return _RawPermit(self._calls, f"bench/{name}", self._lease, count)
+        return super().primitive("lock" if kind == "election" else kind, name, count)
 
     async def close(self) -> None:
         """See `Adapter.close`."""
@@ -151,10 +153,48 @@ class _RawSide:
         self._calls.delete(rpc.DeleteRangeRequest(key=self._key), timeout=_LIMIT)
 
 
-def _wait_for_deletion(calls: _Calls, key: bytes, revision: int) -> None:
-    """Watch a key from a revision on, until it is deleted."""
+class _RawPermit:
+    """
+    A permit: a key of its own, written by the same transaction that lists those before it.
+
+    Who finds as many before it as there are permits waits until any of them goes, and looks again.
+    """
+
+    def __init__(self, calls: _Calls, name: str, lease: int, permits: int) -> None:
+        self._calls = calls
+        self._permits = permits
+        self._key = f"{name}/p{secrets.token_hex(8)}".encode()
+        first = f"{name}/p".encode()
+        end = first[:-1] + bytes([first[-1] + 1])
+        self._list = rpc.RangeRequest(
+            key=first, range_end=end, keys_only=True,
+            sort_target=rpc.RangeRequest.CREATE, sort_order=rpc.RangeRequest.ASCEND,
+        )  # fmt: skip
+        self._entry = rpc.TxnRequest()
+        self._entry.success.add(request_put=rpc.PutRequest(key=self._key, value=b"bench", lease=lease))
+        self._entry.success.add(request_range=self._list)
+
+    def __enter__(self) -> Self:
+        answer = self._calls.txn(self._entry, timeout=_LIMIT)
+        while True:
+            keys = [kv.key for kv in answer.responses[-1].response_range.kvs]
+            if keys.index(self._key) < self._permits:
+                return self
+            _wait_for_deletion(self._calls, self._list.key, answer.header.revision + 1, self._list.range_end)
+            look = rpc.TxnRequest()
+            look.success.add(request_range=self._list)
+            answer = self._calls.txn(look, timeout=_LIMIT)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._calls.delete(rpc.DeleteRangeRequest(key=self._key), timeout=_LIMIT)
+
+
+def _wait_for_deletion(calls: _Calls, key: bytes, revision: int, range_end: bytes = b"") -> None:
+    """Watch a key, or a range, from a revision on, until one is deleted."""
     requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    requests.put(calls.watching(key, revision))
+    requests.put(calls.watching(key, revision, range_end))
     watch = calls.watch(iter(requests.get, None))
     for heard in watch:
         if heard.events or heard.canceled:

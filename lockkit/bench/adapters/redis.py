@@ -11,7 +11,7 @@ import time
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Self
 
-from lockkit.bench.adapters.base import AsyncAdapter, BlockingAdapter
+from lockkit.bench.adapters.base import AsyncAdapter, BlockingAdapter, InTurn, several_names
 from lockkit.bench.redis_connection import (
     FENCE,
     FENCED_SET,
@@ -96,6 +96,7 @@ class RawRedis(BlockingAdapter):
             "write": lambda: _RawWrite(connection, name, self.ttl),
             "permit": lambda: _RawShare(connection, name, self.ttl, PERMIT, count),
             "once": lambda: _RawDone(connection, name),
+            "locks": lambda: InTurn([_RawLock(connection, one, self.ttl) for one in several_names(name, count)]),
         }
         return made[kind]()
 

@@ -116,6 +116,17 @@ PLOTS: Mapping[str, tuple[Plot, ...]] = MappingProxyType(
                 better="more",
             ),
         ),
+        "throughput": (
+            Plot(
+                "bar",
+                f"pairs_{CONTENDERS[-1]}",
+                f"Pairs per second by {CONTENDERS[-1]} processes, all together",
+                "per_s",
+                "More is faster.",
+                better="more",
+                ratio=True,
+            ),
+        ),
         "idle": (
             Plot("bar", "commands_per_second", "Commands per second at the server", "per_s", "0 is ideal."),
             Plot("bar", "cpu_percent", "CPU of the waiting process", "percent", "0 is ideal."),

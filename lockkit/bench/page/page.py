@@ -44,7 +44,8 @@ def page(report: Report) -> str:
         _where(report),
         _repeat(report),
     )
-    style = "".join(files("lockkit.bench.page").joinpath(name).read_text() for name in ("style.css", "charts.css"))
+    folder = files("lockkit.bench.page")
+    style = "".join(folder.joinpath(name).read_text("utf-8") for name in ("style.css", "charts.css"))
     head = tag(
         "head",
         tag("meta", charset="utf-8"),

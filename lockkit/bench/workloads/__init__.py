@@ -17,6 +17,7 @@ from lockkit.bench.workloads.pair import Pair
 from lockkit.bench.workloads.primitives import Election, Once, Read, Several, Write
 from lockkit.bench.workloads.sharing import Permits, Readers
 from lockkit.bench.workloads.sweep import Sweep
+from lockkit.bench.workloads.throughput import Throughput
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,6 +37,7 @@ WORKLOADS: Mapping[str, Workload] = MappingProxyType(
             Freeze(),
             Distance(),
             Sweep(),
+            Throughput(),
             Idle(),
             Held(),
             Overhead(),

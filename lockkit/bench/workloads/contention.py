@@ -21,9 +21,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Contention", "longest_wait"]
 
-START_SECONDS = 0.1
-"""From the word to go to the common start: long enough for the word to reach every process."""
-
 Note = tuple[int, int, int | None]
 """When a section began and ended (ns), and its token."""
 
@@ -60,12 +57,9 @@ class Contention(Workload):
         part = {"name": fresh_name(), "contenders": contenders, "seconds": settings.seconds}
         with WorkerPool(settings.seconds + settings.patience) as pool:
             count = 1 if alone else settings.processes
-            workers = [pool.start(subject, self.name, part, ttl=settings.ttl) for _ in range(count)]
-            for worker in workers:
-                worker.ready()
-            start_ns = now_ns() + int(START_SECONDS * 1e9)
-            for worker in workers:
-                worker.go(start_ns=start_ns)
+            for _ in range(count):
+                pool.start(subject, self.name, part, ttl=settings.ttl)
+            start_ns = pool.start_together()
             notes: list[list[Note]] = [contender for result in pool.results() for contender in result["contenders"]]
         return _measured(notes, start_ns, settings.seconds)
 

@@ -13,7 +13,7 @@ from lockkit.bench.samples import now_ns
 from lockkit.bench.witness import Section, judge_permits, judge_readers
 from lockkit.bench.worker_pool import WorkerPool
 from lockkit.bench.workloads.base import Figure, Measured, Workload, fresh_name
-from lockkit.bench.workloads.contention import START_SECONDS, longest_wait
+from lockkit.bench.workloads.contention import longest_wait
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping
@@ -56,25 +56,15 @@ class _Shared(Workload):
         name, processes = fresh_name(), settings.processes
         parts = [list(range(processes))] if alone else [[index] for index in range(processes)]
         with WorkerPool(settings.seconds + settings.patience) as pool:
-            workers = [
-                pool.start(
-                    subject,
-                    self.name,
-                    {
-                        "name": name,
-                        "indexes": indexes,
-                        "seconds": settings.seconds,
-                        "permits": _permits(processes),
-                    },
-                    ttl=settings.ttl,
-                )
-                for indexes in parts
-            ]
-            for worker in workers:
-                worker.ready()
-            start_ns = now_ns() + int(START_SECONDS * 1e9)
-            for worker in workers:
-                worker.go(start_ns=start_ns)
+            for indexes in parts:
+                part = {
+                    "name": name,
+                    "indexes": indexes,
+                    "seconds": settings.seconds,
+                    "permits": _permits(processes),
+                }
+                pool.start(subject, self.name, part, ttl=settings.ttl)
+            start_ns = pool.start_together()
             notes: list[list[Note]] = [contender for result in pool.results() for contender in result["contenders"]]
         return self.judge(notes, start_ns, settings)
 

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 import lockkit
 from lockkit import validation
 from lockkit.cli.options import ElectOptions, Face, FailOn, HoldOptions, LabOptions, OnBusy, OnDone, RunOptions
 from lockkit.cli.output import reporting, set_verbosity
+from lockkit.cli.signals import interrupted_by_signals
 from lockkit.cli.status import ELECT_STATUSES, HOLD_STATUSES, RUN_STATUSES
 
 __all__ = ["app"]
@@ -39,8 +40,22 @@ class _Commands(TyperGroup):
 
     def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override] # noqa: ANN401
         """Run the command; report errors of the library as one line and an exit status."""
-        with reporting():
+        with interrupted_by_signals(), reporting():
             return super().invoke(ctx)
+
+
+class _CommandStarter(TyperCommand):
+    """``run`` or ``elect``, which start another command: its options are easily taken for theirs."""
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
+        """Read the command line; of an option that is not known say where those of the other command belong."""
+        separated = "--" in args
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:
+            if hasattr(error, "option_name") and hasattr(error, "message") and not separated:
+                error.message += ". If it is an option of COMMAND, put -- before COMMAND"
+            raise
 
 
 def _has_bench() -> bool:
@@ -180,7 +195,7 @@ Exit status:
 """ + "\n".join(f"  {status:<{_width}}  {meaning}" for status, meaning in RUN_STATUSES)
 
 
-@app.command("run", help=_RUN_HELP, short_help="Run a command under a lock.")
+@app.command("run", cls=_CommandStarter, help=_RUN_HELP, short_help="Run a command under a lock.")
 def _run(
     *,
     name: Name,
@@ -311,7 +326,7 @@ Exit status:
 """ + "\n".join(f"  {status:<{_width}}  {meaning}" for status, meaning in ELECT_STATUSES)
 
 
-@app.command("elect", help=_ELECT_HELP, short_help="Run a command while leading an election.")
+@app.command("elect", cls=_CommandStarter, help=_ELECT_HELP, short_help="Run a command while leading an election.")
 def _elect(
     *,
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the election.", show_default=False)],
@@ -321,7 +336,8 @@ def _elect(
     ttl: Annotated[
         float | None,
         typer.Option(
-            metavar="SECONDS",
+            metavar="TIME",
+            parser=_duration,
             callback=_seconds,
             help="How long others wait for the next term after a machine dies. Default: that of the profile or the "
             "URL, else 30.",
@@ -330,7 +346,8 @@ def _elect(
     grace: Annotated[
         float | None,
         typer.Option(
-            metavar="SECONDS",
+            metavar="TIME",
+            parser=_duration,
             callback=_seconds,
             help="Time between SIGTERM and the deadline; below half of the ttl. Default: a third of the ttl.",
         ),
@@ -338,7 +355,8 @@ def _elect(
     kill_after: Annotated[
         float,
         typer.Option(
-            metavar="SECONDS",
+            metavar="TIME",
+            parser=_duration,
             callback=_seconds,
             help="Time between forwarding a SIGTERM to COMMAND and sending SIGKILL.",
         ),
@@ -739,8 +757,8 @@ def _lab(
         bool,
         typer.Option(
             "--real",
-            help="Play it also on real processes and a throw-away redis-server, and draw what is measured beside it. "
-            "For gc-pause, client-death and restart-without-data --backend redis. It takes some seconds; ttl 3 s "
+            help="Play it also on real processes and throw-away servers of this machine, and draw what is measured "
+            "beside it. Not for clock-jump: nobody sets the machine's clock. A scene takes some seconds; ttl 3 s "
             "unless --ttl is given.",
         ),
     ] = False,

@@ -101,7 +101,7 @@ class Command:
 
     def start(self, variables: Mapping[str, str]) -> None:
         """
-        Execute it.
+        Execute it. If somebody has killed its process, that is how it has ended: see `poll`.
 
         Args:
             variables: Added to its environment.
@@ -109,7 +109,8 @@ class Command:
         Raises:
             CannotExecute: It does not exist, or is not a program.
         """
-        os.write(self._go, json.dumps(dict(variables)).encode())  # below PIPE_BUF: written as a whole
+        with suppress(BrokenPipeError):
+            os.write(self._go, json.dumps(dict(variables)).encode())  # below PIPE_BUF: written as a whole
         os.close(self._go)
         self._go = -1
         self._started = True
@@ -197,11 +198,12 @@ def _become(argv: list[str], go: int, report: int, parent: int) -> NoReturn:
     try:
         os.setpgid(0, 0)
         _die_with(parent)
-        # Python ignores these two, and ignored signals stay so in what is executed; its SIGINT raises.
+        # Python ignores these two, and ignored signals stay so in what is executed; lockkit's others raise.
         for signum in (signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(signum, signal.SIG_DFL)
-        if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
+        for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(signum) is not signal.SIG_IGN:
+                signal.signal(signum, signal.SIG_DFL)
         message = os.read(go, 65536)
         if not message:
             os._exit(0)  # no lock, no command

@@ -13,7 +13,7 @@ import time
 from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import typer
@@ -24,7 +24,7 @@ from rich.table import Table
 import lockkit
 from lockkit.cli.output import plain, print_json, refuse_private, say
 from lockkit.cli.seller import BoxOffice, Plan, Sale
-from lockkit.cli.status import SIGNALLED, Status
+from lockkit.cli.status import Status
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -118,7 +118,7 @@ def demo(url: str | None, profile: str | None, *, seats: int, processes: int, as
     Raises:
         LockError: The backend is not there, or locks nobody out.
     """
-    with _ended_by_sigterm(), tempfile.TemporaryDirectory(prefix="lockkit-demo-") as temporary:
+    with tempfile.TemporaryDirectory(prefix="lockkit-demo-") as temporary:
         directory = Path(temporary)
         if url is None and profile is None:
             # Not the configured default: the demo uses no production server unless you name it.
@@ -140,21 +140,6 @@ def demo(url: str | None, profile: str | None, *, seats: int, processes: int, as
     else:
         _print(console, backend, rounds, processes)
     return Status.OK if ok else Status.FAILED
-
-
-@contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
-    """Tidy up after SIGTERM as after Ctrl-C."""
-
-    def leave(signum: int, frame: object) -> NoReturn:
-        del frame
-        sys.exit(SIGNALLED + signum)
-
-    before = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 # -- selling -----------------------------------------------------------------------------------------------------------

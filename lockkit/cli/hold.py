@@ -78,6 +78,7 @@ def hold(name: str, options: HoldOptions) -> int:
         except Interrupted as interrupt:
             return SIGNALLED + interrupt.signum
         except GaveUp:
+            say("stdin ended before the lock was granted")
             return Status.BUSY
         return _Holding(lease, program, signals, renewals=options.renewals).run()
 
@@ -134,7 +135,7 @@ class _Program:
         return bool(poll.poll(0))
 
     def tell(self, event: str, lease: Lease, **more: object) -> None:
-        """Write a line at once; if nobody reads any longer, the program is gone."""
+        """Write a line at once; if nobody can read it, the program counts as gone."""
         fields: dict[str, object] = {"event": event, "name": lease.name, "token": lease.token, "owner": lease.owner}
         if event != "released":
             remaining = round(lease.remaining(), 3)
@@ -144,6 +145,9 @@ class _Program:
         try:
             os.write(_STDOUT, f"{line}\n".encode())  # below PIPE_BUF: written as a whole
         except BrokenPipeError:
+            self._ended = True
+        except OSError as error:
+            say(f"cannot write to stdout: {error.strerror}")
             self._ended = True
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -92,7 +93,7 @@ def lab(name: str, options: LabOptions) -> Status:
 
 def _differences(played: Run) -> list[str]:
     """Name the measured scenes whose verdict is not that of the simulated ones before them."""
-    pairs = zip(played.results[::2], played.results[1::2], strict=True)
+    pairs = [(one, other) for one, other in pairwise(played.results) if other.measured]
     return [measured.scene.title for simulated, measured in pairs if simulated.verdict.word != measured.verdict.word]
 
 

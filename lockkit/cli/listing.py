@@ -52,6 +52,8 @@ def show_locks(prefix: str, url: str | None, profile: str | None, *, as_json: bo
         else:
             which = f"no lock whose name begins with {prefix!r}" if prefix else "no lock"
             print(plain(f"{which} is held at {client.url}"))
+            if url is None and "://" in prefix:
+                say("to list the locks of another backend, give its URL with --url")
 
 
 def _held(client: Client, prefix: str) -> Iterator[tuple[str, Holder]]:

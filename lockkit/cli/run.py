@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, TypeVar
 import typer
 
 import lockkit
-from lockkit import validation
 from lockkit.cli.command import CannotExecute, Command
 from lockkit.cli.guard import Guard
 from lockkit.cli.once import Record
@@ -19,7 +18,7 @@ from lockkit.cli.signals import ENDING, Signals
 from lockkit.cli.status import SIGNALLED, Status
 from lockkit.cli.supervisor import Outcome, Supervisor, default_grace, grace_max, variables
 from lockkit.cli.waiting import Interrupted, wait_in_thread
-from lockkit.errors import BackendUnavailable, ConfigurationError, LockLost, LockTimeout
+from lockkit.errors import BackendUnavailable, LockLost, LockTimeout
 from lockkit.runtime import monotonic
 
 if TYPE_CHECKING:
@@ -75,20 +74,6 @@ def _tell_backend(client: Client, name: str) -> None:
         say(plain(f"lock {name!r} on {client.url}: locks out {whom}"))
 
 
-def _checked(option: str, parse: Callable[[object], float], value: float | None) -> float | None:
-    """
-    Check a time span, naming the option: the library would name its argument.
-
-    Raises:
-        ConfigurationError: It is out of range.
-    """
-    try:
-        return None if value is None else parse(value)
-    except ValueError as error:
-        message = f"{option} {error}, not {value:g}"
-        raise ConfigurationError(message) from error
-
-
 class _Job:
     """One run: the command, its guard, and the signals for it."""
 
@@ -107,10 +92,10 @@ class _Job:
     def run(self, client: Client, name: str) -> int:
         """Acquire, run the command, release; gives the exit status."""
         options = self._options
-        timeout = _checked("--timeout", validation.parse_seconds, options.timeout)
+        timeout = options.timeout
         lock = client.lock(
             name,
-            ttl=_checked("--ttl", validation.parse_ttl, options.ttl),
+            ttl=options.ttl,
             timeout=0 if timeout is None and options.on_busy is not OnBusy.WAIT else timeout,
             metadata=options.metadata,
             on_lost=lambda *_: self._signals.post(),

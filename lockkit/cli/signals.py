@@ -12,13 +12,19 @@ from __future__ import annotations
 import os
 import select
 import signal
+import threading
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
+import typer
+
+from lockkit.cli.status import SIGNALLED
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
     from types import FrameType
 
-__all__ = ["ENDING", "FORWARDED", "WOKEN", "Signals"]
+__all__ = ["ENDING", "FORWARDED", "WOKEN", "Signals", "interrupted_by_signals"]
 
 WOKEN: Final = 0
 """Stands for "something has happened" among the numbers of signals."""
@@ -76,3 +82,38 @@ def _take(signals: Iterable[signal.Signals]) -> None:
 def _nothing(signum: int, frame: FrameType | None) -> None:
     """Handle a signal in Python: its number is in the pipe already."""
     del signum, frame
+
+
+@contextmanager
+def interrupted_by_signals() -> Iterator[None]:
+    """
+    Have SIGTERM and SIGHUP end a command as Ctrl-C does, by a KeyboardInterrupt, so that it tidies up.
+
+    For commands that have no `Signals`, whose handlers replace these.
+
+    Raises:
+        typer.Exit: In place of another one, if such a signal has come.
+    """
+    came: list[int] = []
+
+    def interrupt(signum: int, frame: FrameType | None) -> None:
+        del frame
+        came.append(signum)
+        if len(came) == 1:  # another one would cut the tidying short
+            raise KeyboardInterrupt
+
+    # Only the main thread may. SIGHUP is ignored under nohup, and stays so.
+    wanted = (signal.SIGTERM, signal.SIGHUP) if threading.current_thread() is threading.main_thread() else ()
+    taken = [signum for signum in wanted if signal.getsignal(signum) is signal.SIG_DFL]
+    for signum in taken:
+        signal.signal(signum, interrupt)
+    try:
+        yield
+    except typer.Exit:
+        if not came:
+            raise
+        raise typer.Exit(SIGNALLED + came[0]) from None
+    finally:
+        for signum in taken:
+            if signal.getsignal(signum) is interrupt:
+                signal.signal(signum, signal.SIG_DFL)

@@ -67,7 +67,7 @@ HOLD_STATUSES: Final = (
     (f"{Status.OK:d}", "the lock was held, and released because stdin ended or said so"),
     (f"{Status.USAGE:d}", "wrong usage"),
     (f"{Status.UNAVAILABLE:d}", "the backend is unavailable; at the release: the lock ends by its ttl"),
-    (f"{Status.BUSY:d}", "the lock was busy until the timeout, or until stdin ended"),
+    (f"{Status.BUSY:d}", "the lock was not granted until the timeout, or until stdin ended"),
     (f"{Status.CONFIGURATION:d}", "wrong configuration: name, ttl, URL, option, profile, credentials"),
     (f"{Status.LOST:d}", "the lease was lost"),
     (f"{SIGNALLED} + n", "signal n came; the lock was released"),

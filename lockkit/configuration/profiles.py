@@ -195,7 +195,11 @@ def _from_profile(
         instead = "url" if origin == "profile=" else "LOCKKIT_URL"
         message = f"{origin} must be the name of a profile, and this looks like a URL: give it as {instead}"
         raise ConfigurationError(message)
-    start = Path.cwd() if directory is None else Path(directory).absolute()
+    try:
+        start = Path("." if directory is None else directory).absolute()
+    except OSError as error:
+        message = f"{origin} asks for the profile {shown(name)}, but the working directory cannot be found: {error}"
+        raise ConfigurationError(message) from error
     found = _search(start)
     if found is None:
         message = (
@@ -240,7 +244,7 @@ def _search(start: Path) -> tuple[Path, object] | None:
 def _read(path: Path) -> dict[str, Any] | None:
     """Read a TOML file; None if there is no such file."""
     try:
-        text = path.read_bytes().decode()
+        text = path.read_bytes().decode("utf-8-sig")  # editors and shells on Windows write a byte order mark
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, UnicodeDecodeError) as error:
@@ -250,7 +254,7 @@ def _read(path: Path) -> dict[str, Any] | None:
 
     try:
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # also a number of thousands of digits; thousands of brackets
         # The error names line and column, except at the end of the file.
         end = "" if " line " in str(error) else f", line {text.count(chr(10)) + 1}"
         message = f"{path} is not valid TOML: {error}{end}"

@@ -23,7 +23,18 @@ if TYPE_CHECKING:
 
     from lockkit.backend import Host
 
-__all__ = ["BUILTIN", "ENGINE_OPTIONS", "GROUP", "Builtin", "adopt", "find", "open_backend", "schemes", "split_options"]
+__all__ = [
+    "BUILTIN",
+    "ENGINE_OPTIONS",
+    "GROUP",
+    "Builtin",
+    "adopt",
+    "find",
+    "load",
+    "open_backend",
+    "schemes",
+    "split_options",
+]
 
 GROUP = "lockkit.backends"
 """The entry-point group: scheme = module:class."""
@@ -74,7 +85,7 @@ _ETCD = Builtin(
 )
 _REDLOCK = Builtin("lockkit.backends.redlock.backend:RedlockBackend", extra="redis", adopts=("redis",))
 _SQL_MODES = {
-    "table": "lockkit.backends.sql_table.backend",
+    "table": "lockkit.backends.sql_table.table",
     "row": "lockkit.backends.sql_session.row",
     "advisory": "lockkit.backends.sql_session.advisory",
 }
@@ -289,8 +300,8 @@ def _parse(option: Option, name: str, value: object, backend_class: type[LockBac
     try:
         return option.parse(value)
     except (ValueError, TypeError) as error:
-        # A value with an @ in it may be a URL with a password.
-        if is_secret(name) or "@" in str(value):
+        # A value with an @ in it may be a URL with a password. (Python writes no int of more than 4300 digits.)
+        if is_secret(name) or (not isinstance(value, int) and "@" in str(value)):
             message = f"option {name}={HIDDEN} for {where} has an invalid value: {option.help}"
             # Not raised from the error: parsers may quote the value.
             raise ConfigurationError(message, backend=safe_url) from None
@@ -347,7 +358,7 @@ def _owner(entry: EntryPoint) -> str:
 
 
 def _load_entry(entry: EntryPoint) -> type[LockBackend]:
-    return _load(entry.name, entry.value, f"It belongs to {_owner(entry)}: install that with what it needs")
+    return load(entry.name, entry.value, f"It belongs to {_owner(entry)}: install that with what it needs")
 
 
 def _load_builtin(scheme: str, builtin: Builtin, mode: object) -> type[LockBackend]:
@@ -363,15 +374,25 @@ def _load_builtin(scheme: str, builtin: Builtin, mode: object) -> type[LockBacke
                 f"Give mode={' or mode='.join(known)}, or leave it out for {known[0]}"
             )
         target = builtin.modes[mode]
-    return _load(scheme, target, hint)
+    return load(scheme, target, hint)
 
 
-def _load(scheme: str, target: str, hint: str) -> type[LockBackend]:
-    """Import a backend class; `hint` tells the user what to do if that fails."""
+def load(scheme: str, target: str, hint: str) -> type[LockBackend]:
+    """
+    Import a backend class.
+
+    Args:
+        scheme: Of the URLs that it is for, for messages.
+        target: ``module:class``.
+        hint: What the user can do if that fails.
+
+    Raises:
+        ConfigurationError: There is no such module or class, or it is no backend.
+    """
     module_name, _, attribute = target.partition(":")
     try:
         backend_class = getattr(import_module(module_name), attribute)
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, ValueError) as error:  # ValueError: the module's name is empty
         message = f"the backend for {scheme}: URLs cannot be loaded ({error}). {hint}"
         raise ConfigurationError(message) from error
     if not isinstance(backend_class, type) or not issubclass(backend_class, LockBackend):

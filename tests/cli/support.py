@@ -6,20 +6,21 @@ import json
 import os
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from lockkit.testing.servers._process import process_table
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from lockkit.testing.servers._process import find_process, process_table
+from tests.cli.forked import ForkedCommand, can_fork
+from tests.tries import until
 
 ROOT = Path(__file__).parents[2]
 
 PATIENCE = 60.0
 """Seconds after which something that should have happened never will."""
+
+STREAMS = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+"""Of a process, unless a test says otherwise."""
 
 ENTRY_POINTS = """
 [lockkit.backends]
@@ -55,12 +56,16 @@ class Cli:
 
     def start(self, *args: str | Path, **keywords: Any) -> subprocess.Popen[str]:
         """Starts ``lockkit`` with these arguments; its outputs are pipes unless `keywords` (of Popen) say otherwise."""
-        return self.start_program(sys.executable, "-m", "lockkit.cli", *args, **keywords)
+        if not can_fork(self.env) or args[:1] == ("verify",):
+            return self.start_program(sys.executable, "-m", "lockkit.cli", *args, **keywords)
+        streams: dict[str, Any] = {**STREAMS, **keywords}
+        process = ForkedCommand([str(arg) for arg in args], env=self.env, cwd=self.home, **streams)
+        self._started.append(process)
+        return process
 
     def start_program(self, *args: str | Path, **keywords: Any) -> subprocess.Popen[str]:
         """Starts any program in the same environment."""
-        options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        options |= {"cwd": self.home, "env": self.env, "text": True} | keywords
+        options: dict[str, Any] = STREAMS | {"cwd": self.home, "env": self.env, "text": True} | keywords
         process: subprocess.Popen[str] = subprocess.Popen([str(arg) for arg in args], **options)
         self._started.append(process)
         return process
@@ -89,14 +94,6 @@ class Cli:
                     pipe.close()
 
 
-def wait_until(condition: Callable[[], object]) -> None:
-    """Looks at a condition until it is true."""
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, "waited for nothing"
-        time.sleep(0.01)
-
-
 def alive(pid: int) -> bool:
     """Whether a process runs; a zombie does not."""
     try:
@@ -108,7 +105,8 @@ def alive(pid: int) -> bool:
 
 def state(pid: int) -> str:
     """The state of a process: R, S, T, Z; empty if there is none."""
-    return next((entry.state[:1] for entry in process_table() if entry.pid == pid), "")
+    entry = find_process(pid)
+    return entry.state[:1] if entry else ""
 
 
 def children(pid: int) -> list[int]:
@@ -118,5 +116,5 @@ def children(pid: int) -> list[int]:
 
 def pids(path: Path, count: int) -> list[int]:
     """Waits until that many processes have written their ids to a file, one a line."""
-    wait_until(lambda: path.exists() and path.read_text().count("\n") >= count)
+    until(lambda: path.exists() and path.read_text().count("\n") >= count)
     return [int(line) for line in path.read_text().split()]

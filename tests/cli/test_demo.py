@@ -10,7 +10,8 @@ import pytest
 
 from lockkit.cli.demo import Round
 from lockkit.cli.seller import Sale
-from tests.cli.support import alive, children, wait_until
+from tests.cli.support import alive, children
+from tests.tries import until
 
 if TYPE_CHECKING:
     from tests.cli.support import Cli
@@ -107,11 +108,11 @@ def test_demo_says_why_a_seller_failed(cli: Cli) -> None:
     assert list(cli.home.glob("lockkit-demo-*")) == []
 
 
-@pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_interrupted_demo_leaves_nothing(cli: Cli, signum: signal.Signals, status: int) -> None:
     """Neither its processes nor its directory."""
     running = cli.start("demo", "--seats", "50000", "--processes", "3")
-    wait_until(lambda: any(path.stat().st_size for path in cli.home.glob("lockkit-demo-*/tickets.jsonl")))
+    until(lambda: any(path.stat().st_size for path in cli.home.glob("lockkit-demo-*/tickets.jsonl")))
     sellers = children(running.pid)
 
     running.send_signal(signum)

@@ -13,17 +13,18 @@ import pytest
 
 import lockkit
 from lockkit.runtime import monotonic
-from tests.cli.support import PATIENCE, wait_until
+from tests.cli.support import PATIENCE
+from tests.tries import until
 
 if TYPE_CHECKING:
     from tests.cli.support import Cli
 
-TTL = 3.0
+TTL = 9.0
 
 
-def start(cli: Cli, *options: str, **keywords: Any) -> subprocess.Popen[str]:
+def start(cli: Cli, *options: str, ttl: float = TTL, **keywords: Any) -> subprocess.Popen[str]:
     """Start it with a pipe as its stdin."""
-    return cli.start("hold", "a", "--ttl", str(TTL), *options, **({"stdin": subprocess.PIPE} | keywords))
+    return cli.start("hold", "a", "--ttl", str(ttl), *options, **({"stdin": subprocess.PIPE} | keywords))
 
 
 def line(process: subprocess.Popen[str]) -> dict[str, Any]:
@@ -133,7 +134,7 @@ def test_lost_lease_is_told_and_ends_it(cli: Cli) -> None:
 
 def test_lease_that_cannot_be_renewed_is_told_before_its_deadline(cli: Cli) -> None:
     """The program has time to stop; renewals moved the deadline before."""
-    process = start(cli, "--json", "--renewals", "--url", f"faulty:{cli.home}/locks")
+    process = start(cli, "--json", "--renewals", "--url", f"faulty:{cli.home}/locks", ttl=3.0)
     granted, renewed = line(process), line(process)
     (cli.home / "locks.renew").touch()
     told = [line(process)]
@@ -167,20 +168,22 @@ def test_program_that_ends_while_it_waits_leaves_no_waiter(cli: Cli) -> None:
     """As `lockkit run`."""
     with lockkit.connect(locks(cli)) as client, client.lock("a"):
         process = start(cli, "--url", locks(cli))
-        wait_until(lambda: client.holders("a")[0].waiters == 1)
+        until(lambda: client.holders("a")[0].waiters == 1)
 
         assert process.stdin is not None
         process.stdin.close()
 
         assert process.wait(PATIENCE) == 75
-        wait_until(lambda: client.holders("a")[0].waiters == 0)
+        assert process.stderr is not None
+        assert process.stderr.read() == "lockkit: stdin ended before the lock was granted\n"
+        until(lambda: client.holders("a")[0].waiters == 0)
 
 
 def test_signal_while_it_waits_ends_it(cli: Cli) -> None:
     """And leaves nothing."""
     with lockkit.connect(locks(cli)) as client, client.lock("a"):
         process = start(cli, "--url", locks(cli))
-        wait_until(lambda: client.holders("a")[0].waiters == 1)
+        until(lambda: client.holders("a")[0].waiters == 1)
 
         process.terminate()
 

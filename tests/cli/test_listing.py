@@ -83,6 +83,17 @@ def test_list_of_nothing(url: str) -> None:
     assert json.loads(run("list", "--url", url, "--json").stdout)["locks"] == []
 
 
+def test_list_of_a_url_says_where_it_belongs(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other commands take it as their argument. Here it is the beginning of a name, which it could be."""
+    monkeypatch.setenv("LOCKKIT_URL", url)
+
+    done = run("list", "redis://127.0.0.1:1")
+
+    assert done.exit_code == 0
+    assert done.stderr == "lockkit: to list the locks of another backend, give its URL with --url\n"
+    assert done.stdout.startswith("no lock whose name begins with 'redis://127.0.0.1:1' is held at file://")
+
+
 @pytest.mark.parametrize("prefix", ["x" * 256, "é" * 128])
 def test_list_refuses_what_cannot_begin_a_name(url: str, prefix: str) -> None:
     """With the status of wrong configuration."""

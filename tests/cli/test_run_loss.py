@@ -11,15 +11,19 @@ import pytest
 
 import lockkit
 from lockkit.runtime import monotonic
-from tests.cli.support import alive, children, pids, wait_until
+from lockkit.testing.stopwatch import Stopwatch
+from tests.cli.support import alive, children, pids
+from tests.tries import until
 
 if TYPE_CHECKING:
     from pathlib import Path
-    from subprocess import Popen
+    from subprocess import CompletedProcess, Popen
 
     from tests.cli.support import Cli
 
-TTL = 3.0
+TTL = 6.0
+GRACE = 0.5
+"""A process that stands still for longer cannot be ended in time, seconds."""
 
 # A command with a child. Each writes its id once, and the time (the clock of deadlines) again and again.
 PULSE = """
@@ -49,6 +53,12 @@ def last_beat(home: Path, members: list[int]) -> float:
     return max(float((home / f"beat-{pid}").read_text()) for pid in members)
 
 
+def in_time(beat: float, deadline: float, watch: Stopwatch) -> bool:
+    """Whether the last step was before the deadline, unless the machine itself stood still beyond it."""
+    watch.stop()
+    return beat < deadline or watch.longest_stall > GRACE
+
+
 def assert_lost(running: Popen[str], members: list[int]) -> str:
     """The run ends with 79, the command and its child are gone; gives what was said."""
     _, said = running.communicate(timeout=60)
@@ -64,10 +74,10 @@ def test_broken_lock_ends_the_group_before_the_deadline(cli: Cli, manners: str) 
     running, members = start(cli, manners=manners)
 
     assert cli.run("break", "a", "--yes").returncode == 0
-    broken = monotonic()
+    broken, watch = monotonic(), Stopwatch()
     said = assert_lost(running, members)
 
-    assert last_beat(cli.home, members) < broken + TTL
+    assert in_time(last_beat(cli.home, members), broken + TTL, watch)
     assert "freed by force" in said
     assert ("were killed," if manners == "stubborn" else "were ended with SIGTERM,") in said
     assert "before the deadline" in said
@@ -82,11 +92,11 @@ def test_failing_renewals_end_the_group_before_the_next_holder_starts(cli: Cli, 
     waiter = cli.start("run", "a", "--url", f"file:{cli.home}/locks", "--", sys.executable, "-c", script)
 
     (cli.home / "locks.renew").touch()
-    failed = monotonic()
+    failed, watch = monotonic(), Stopwatch()
     said = assert_lost(running, members)
     next_started = float(waiter.communicate(timeout=60)[0])
 
-    assert last_beat(cli.home, members) < min(next_started, failed + TTL)
+    assert in_time(last_beat(cli.home, members), min(next_started, failed + TTL), watch)
     assert "was not renewed" in said
     assert "before the deadline" in said
 
@@ -107,9 +117,9 @@ def test_renewals_that_succeed_again_spare_the_command(cli: Cli) -> None:
         first = remaining()
 
         (cli.home / "locks.renew").touch()
-        wait_until(lambda: remaining() < first / 2)
+        until(lambda: remaining() < first / 2)
         (cli.home / "locks.renew").unlink()
-        wait_until(lambda: remaining() > first / 2)
+        until(lambda: remaining() > first / 2)
 
     assert all(alive(pid) for pid in members)
     running.terminate()
@@ -120,7 +130,7 @@ def test_renewals_that_succeed_again_spare_the_command(cli: Cli) -> None:
 def test_command_may_tidy_up(cli: Cli) -> None:
     """The grace is for that; the status is 79 whatever the command ends with."""
     script = 'trap "echo tidied > tidied; exit 0" TERM; echo $$ > pids; while :; do sleep 0.05; done'
-    running = cli.start("run", "a", "--ttl", "3", "--", "sh", "-c", script)
+    running = cli.start("run", "a", "--ttl", f"{TTL}", "--", "sh", "-c", script)
     members = pids(cli.home / "pids", 1)
 
     cli.run("break", "a", "--yes")
@@ -144,7 +154,13 @@ def test_stopped_command_is_ended_too(cli: Cli) -> None:
 @pytest.mark.slow
 def test_command_runs_for_longer_than_the_ttl(cli: Cli) -> None:
     """As long as it likes: the lease is renewed, and the guard told so."""
-    done = cli.run("run", "a", "--ttl", "1", "--", "sh", "-c", "sleep 3; echo done")
+
+    def run(ttl: int) -> CompletedProcess[str]:
+        return cli.run("run", "a", "--ttl", f"{ttl}", "--", "sh", "-c", f"sleep {2 * ttl + 1}; echo done")
+
+    done = run(1)
+    if done.returncode == 79:  # the machine stood still for most of this ttl
+        done = run(6)
 
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
 
@@ -165,13 +181,13 @@ def test_guard_ends_the_group_while_lockkit_is_stopped(cli: Cli, manners: str) -
     running, members = start(cli, manners=manners)
 
     running.send_signal(signal.SIGSTOP)
-    stopped = monotonic()
-    wait_until(lambda: not any(alive(pid) for pid in members))
+    stopped, watch = monotonic(), Stopwatch()
+    until(lambda: not any(alive(pid) for pid in members))
     gone_while_stopped = running.poll() is None
     running.send_signal(signal.SIGCONT)
 
     assert gone_while_stopped
-    assert last_beat(cli.home, members) < stopped + TTL
+    assert in_time(last_beat(cli.home, members), stopped + TTL, watch)
     assert "were killed by the guard," in assert_lost(running, members)
 
 
@@ -182,7 +198,7 @@ def test_killed_lockkit_takes_the_whole_group_along(cli: Cli, manners: str) -> N
 
     running.kill()
 
-    wait_until(lambda: not any(alive(pid) for pid in members))
+    until(lambda: not any(alive(pid) for pid in members))
     assert cli.run("run", "a", "--on-busy=fail", "--", "true").returncode == 0
 
 
@@ -197,7 +213,7 @@ def test_command_dies_when_both_processes_of_lockkit_are_killed(cli: Cli) -> Non
     os.kill(guard, signal.SIGKILL)
     running.kill()
 
-    wait_until(lambda: not alive(command))
+    until(lambda: not alive(command))
     for pid in members:
         if alive(pid):
             os.kill(pid, signal.SIGKILL)

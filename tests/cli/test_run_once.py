@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from lockkit.testing.servers.redis import RedisServer
-from tests.cli.support import wait_until
+from tests.tries import until
 
 if TYPE_CHECKING:
     from tests.cli.support import Cli
@@ -68,7 +68,7 @@ def test_killed_run_is_tried_again(cli: Cli) -> None:
     assert first.stdout.readline() == "began\n"
     first.send_signal(signal.SIGKILL)
     first.wait()
-    wait_until(lambda: cli.holders("a") == [])
+    until(lambda: cli.holders("a") == [])
 
     assert cli.run("run", "a", "--once", "k", "--ttl", "1", *RAN).stdout == "ran a@k\n"
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.cli.support import alive, children, pids, wait_until
+from tests.cli.support import alive, children, pids, state
+from tests.tries import until
 
 if TYPE_CHECKING:
     from subprocess import Popen
@@ -26,6 +27,11 @@ def start(cli: Cli, script: str, *options: str) -> Popen[str]:
     )
     pids(cli.home / "pids", 1)
     return running
+
+
+def commands(pid: int) -> list[int]:
+    """The children of a run but for its guard, which leaves the session."""
+    return [child for child in children(pid) if os.getsid(child) != child]
 
 
 @pytest.mark.parametrize("name", FORWARDED)
@@ -69,7 +75,7 @@ def test_signal_ends_the_wait(cli: Cli, name: str) -> None:
     """Nothing of the waiter is left: neither a process nor a place in the queue."""
     holder = start(cli, "true")
     waiter = cli.start("run", "a", "--", "touch", "ran")
-    wait_until(lambda: cli.holders("a")[0]["waiters"] == 1)
+    until(lambda: cli.holders("a")[0]["waiters"] == 1)
     helpers = children(waiter.pid)
     signum = signal.Signals[f"SIG{name}"]
 
@@ -78,8 +84,8 @@ def test_signal_ends_the_wait(cli: Cli, name: str) -> None:
     assert waiter.communicate(timeout=60) == ("", "")
     assert waiter.returncode == 128 + signum
     assert len(helpers) == 2
-    assert not any(alive(pid) for pid in helpers)
-    assert cli.holders("a")[0]["waiters"] == 0
+    until(lambda: not any(alive(pid) for pid in helpers))
+    until(lambda: cli.holders("a")[0]["waiters"] == 0)
     holder.terminate()
     holder.wait(timeout=60)
     assert not (cli.home / "ran").exists()
@@ -89,15 +95,33 @@ def test_killed_waiter_leaves_no_process(cli: Cli) -> None:
     """Not even SIGKILL leaves the forked command waiting for a grant that nobody can pass on."""
     holder = start(cli, "true")
     waiter = cli.start("run", "a", "--", "touch", "ran")
-    wait_until(lambda: cli.holders("a")[0]["waiters"] == 1)
+    until(lambda: cli.holders("a")[0]["waiters"] == 1)
     helpers = children(waiter.pid)
 
     waiter.kill()
 
-    wait_until(lambda: not any(alive(pid) for pid in helpers))
+    until(lambda: not any(alive(pid) for pid in helpers))
     holder.terminate()
     holder.wait(timeout=60)
     assert not (cli.home / "ran").exists()
+
+
+def test_command_that_is_killed_before_it_starts(cli: Cli) -> None:
+    """As if it had been killed after that: its status says so, and the lock is free."""
+    holder = start(cli, "true")
+    waiter = cli.start("run", "a", "--", "touch", "ran")
+    until(lambda: cli.holders("a")[0]["waiters"] == 1)
+    until(lambda: len(commands(waiter.pid)) == 1)
+    (command,) = commands(waiter.pid)
+
+    os.kill(command, signal.SIGKILL)
+    until(lambda: state(command) == "Z")
+    holder.terminate()
+
+    assert waiter.wait(timeout=60) == 128 + signal.SIGKILL
+    assert not (cli.home / "ran").exists()
+    assert cli.holders("a") == []
+    holder.wait(timeout=60)
 
 
 def test_ignored_signal_stays_ignored(cli: Cli) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from lockkit.cli.status import RUN_STATUSES
 from lockkit.runtime import monotonic
-from tests.cli.support import wait_until
+from tests.tries import until
 
 if TYPE_CHECKING:
     from subprocess import Popen
@@ -89,8 +89,8 @@ def test_wrong_usage_is_2_and_runs_nothing(cli: Cli, args: list[str], said: str)
     ("name", "options", "said"),
     [
         ("", [], "must not be empty"),
-        ("a", ["--ttl", "0"], "--ttl must be more than 0 and less than 1e+09 seconds, not 0\n"),
-        ("a", ["--timeout", "-1"], "--timeout must be 0 or more seconds, not -1\n"),
+        ("a", ["--ttl", "0"], "--ttl must be more than 0 and less than 1e+09 seconds, not 0.0\n"),
+        ("a", ["--timeout", "-1"], "--timeout must be 0 or more seconds, not -1.0\n"),
         ("a", ["--url", "nonsense"], "url"),
         ("a", ["--url", "fiel:"], "did you mean 'file'"),
         ("a", ["--url", "file:?tll=3"], "did you mean 'ttl'"),
@@ -149,7 +149,7 @@ def test_wait_gets_the_lock_when_the_holder_ends(cli: Cli) -> None:
     holder = hold(cli)
     first = cli.holders("a")[0]["token"]
     waiter = cli.start("run", "a", "--", "sh", "-c", "echo $LOCKKIT_TOKEN")
-    wait_until(lambda: cli.holders("a")[0]["waiters"] == 1)
+    until(lambda: cli.holders("a")[0]["waiters"] == 1)
 
     holder.communicate(timeout=60)
     out, _ = waiter.communicate(timeout=60)
@@ -229,7 +229,7 @@ def test_three_hosts_run_one_cron_line_once(cli: Cli) -> None:
     script = 'echo "$LOCKKIT_TOKEN" >> ran; while [ ! -e over ]; do sleep 0.02; done'
     hosts = [cli.start("run", "report", "--on-busy=skip", "--", "sh", "-c", script) for _ in range(3)]
 
-    wait_until(lambda: sum(host.poll() is not None for host in hosts) == 2)
+    until(lambda: sum(host.poll() is not None for host in hosts) == 2)
     (cli.home / "over").touch()
 
     for host in hosts:
@@ -279,3 +279,14 @@ def test_verbose_error_names_its_page(cli: Cli) -> None:
     assert (quiet.returncode, verbose.returncode) == (69, 69)
     assert "https://" not in quiet.stderr
     assert verbose.stderr.splitlines()[-1].endswith("/reference/errors/#backendunavailable")
+
+
+@pytest.mark.parametrize("command", ["run", "elect"])
+def test_option_of_the_command_without_the_dashes(cli: Cli, command: str) -> None:
+    """Other wrappers, such as nice and timeout, need none."""
+    wrong = cli.run(command, "a", "ls", "-l")
+    mistyped = cli.run(command, "a", "--tttl", "3", "--", "ls")
+
+    assert (wrong.returncode, mistyped.returncode) == (2, 2)
+    assert "-l. If it is an option of COMMAND, put -- before COMMAND" in wrong.stderr
+    assert "COMMAND, put" not in mistyped.stderr

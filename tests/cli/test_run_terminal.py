@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.cli.support import alive, children, pids, state, wait_until
+from tests.cli.support import alive, children, pids, state
 from tests.cli.terminal import Tty
+from tests.tries import until
 
 if TYPE_CHECKING:
     from tests.cli.support import Cli
@@ -70,9 +71,9 @@ def test_ctrl_z_stops_both_and_fg_continues_them(cli: Cli, script: str) -> None:
 
     tty.type(CTRL_Z)
     tty.expect("job stopped")
-    assert state(command) == "T"
+    until(lambda: state(command) == "T")
     tty.type("fg\n")
-    wait_until(lambda: state(command) != "T")
+    until(lambda: state(command) != "T")
     tty.type(CTRL_C)
 
     tty.expect(f"job ended with {128 + signal.SIGINT}")
@@ -82,13 +83,13 @@ def test_ctrl_z_stops_both_and_fg_continues_them(cli: Cli, script: str) -> None:
 @pytest.mark.slow
 def test_job_that_was_stopped_for_too_long_does_not_take_another_step(cli: Cli) -> None:
     """Its lease ended while it was stopped: it is killed then, and fg ends with 79."""
-    tty = Tty(cli, "run", "a", "--ttl", "2", "--", "sh", "-c", SLEEP, jobs=True)
+    tty = Tty(cli, "run", "a", "--ttl", "4", "--", "sh", "-c", SLEEP, jobs=True)
     tty.expect("up")
     (command,) = pids(cli.home / "pids", 1)
 
     tty.type(CTRL_Z)
     tty.expect("job stopped")
-    wait_until(lambda: not alive(command))
+    until(lambda: not alive(command))
     tty.type("fg\n")
 
     tty.expect("job ended with 79")
@@ -101,7 +102,7 @@ def test_command_that_is_stopped_on_purpose_keeps_its_lock(cli: Cli) -> None:
     (command,) = pids(cli.home / "pids", 1)
 
     os.kill(command, signal.SIGSTOP)
-    wait_until(lambda: state(command) == "T")
+    until(lambda: state(command) == "T")
 
     assert command in children(running.pid)
     assert state(running.pid) != "T"

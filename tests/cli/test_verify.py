@@ -56,6 +56,16 @@ def test_backend_that_excludes_nobody_does_not_conform(cli: Cli) -> None:
     assert "  seen: " in done.stdout
 
 
+def test_temporary_directory_is_as_it_was(cli: Cli) -> None:
+    """Cases write files of their own too; this one counts in some."""
+    before = sorted(cli.home.iterdir())
+
+    done = cli.run("verify", "memory://", "--only", "actors_of_one_client_exclude", "--face=blocking")
+
+    assert (done.returncode, "1 passed" in done.stdout) == (0, True)
+    assert sorted(cli.home.iterdir()) == before
+
+
 @pytest.mark.parametrize("there", [False, True])
 def test_directory_is_as_it_was(cli: Cli, tmp_path: Path, there: bool) -> None:  # noqa: FBT001 - a parameter
     """The suite has one of its own inside, so on the same file system."""

@@ -6,6 +6,8 @@ import json
 import os
 import signal
 import subprocess
+import threading
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -439,15 +441,33 @@ def events(process: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
         yield json.loads(line)
 
 
+@contextmanager
+def renewing(client: lockkit.Client) -> Iterator[None]:
+    """Have leases of a client renewed every now and then, long before that is due."""
+    ended = threading.Event()
+
+    def renew() -> None:
+        while not ended.wait(0.3):
+            client._engine.confirm_soon()
+
+    thread = threading.Thread(target=renew)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
 def test_events_follow_a_lock_until_it_is_released(cli: Cli) -> None:
     """And an outage of the backend, through which the watch goes on."""
     backend = cli.home / "locks"
     gone = Path(f"{backend}.names")
     process = cli.start("watch", f"faulty://{backend}", "--json", INTERVAL)
     coming = events(process)
-    with lockkit.connect(f"file://{backend}") as client:
+    with lockkit.connect(f"file://{backend}") as client, renewing(client):
         # The rest waits until the first look is over: an exclusive lock that is there from the beginning.
-        lease = client.lock("a", ttl=0.9).acquire(10)
+        lease = client.lock("a", ttl=TTL).acquire(10)
         appeared = next(coming)
         renewed = next(coming)
         gone.touch()
@@ -462,13 +482,13 @@ def test_events_follow_a_lock_until_it_is_released(cli: Cli) -> None:
     assert appeared["token"] == renewed["token"] == released["token"] == lease.token
     assert (unreachable["event"], "no answer to names" in unreachable["error"]) == ("unreachable", True)
     assert reachable["event"] == "reachable"
-    assert process.wait(timeout=60) == -signal.SIGTERM
+    assert process.wait(timeout=60) == 128 + signal.SIGTERM
 
 
 def test_reader_that_has_enough_ends_it(cli: Cli) -> None:
     """As with ``| head -1``: without a traceback."""
     url = f"file://{cli.home}/locks"
-    with lockkit.connect(url) as client, client.lock("a", ttl=0.3):
+    with lockkit.connect(url) as client, client.lock("a", ttl=TTL), renewing(client):
         process = cli.start("watch", url, INTERVAL)
         assert process.stdout is not None
         assert process.stderr is not None

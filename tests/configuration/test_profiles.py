@@ -281,6 +281,8 @@ def test_profile_must_be_a_name(project: Path, profile: Any) -> None:  # noqa: A
     [
         ("[profiles.a\nurl = 1", "line 1"),
         ("\n\nx = ", "line 3"),
+        ("x = " + 5000 * "[", "is not valid TOML"),
+        ("x = " + 5000 * "9", "is not valid TOML"),
         ("profiles = 1", "a profile must be a table"),
         ("[profiles]\na = 1", "a profile must be a table"),
         ("[profils.a]\nurl = 'memory:'", r"unknown key 'profils' \(did you mean 'profiles'\?\)"),
@@ -316,6 +318,25 @@ def test_pyproject_that_is_wrong(tmp_path: Path, text: str, part: str) -> None:
 
     with pytest.raises(ConfigurationError, match=part):
         resolve(profile="a", directory=tmp_path)
+
+
+@pytest.mark.parametrize("name", ["lockkit.toml", "pyproject.toml"])
+def test_byte_order_mark_is_passed_over(tmp_path: Path, name: str) -> None:
+    """Editors and shells on Windows write one."""
+    prefix = "tool.lockkit." if name == "pyproject.toml" else ""
+    (tmp_path / name).write_bytes(f"\ufeff[{prefix}profiles.a]\r\nurl = 'memory://'\r\n".encode())
+
+    assert resolve(profile="a", directory=tmp_path).url.scheme == "memory"
+
+
+def test_working_directory_that_is_gone_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A deployment may have replaced it under a running program."""
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+
+    with pytest.raises(ConfigurationError, match="the working directory"):
+        profiles.resolve(None, "a", {}, environ={})
 
 
 def test_file_that_cannot_be_read(tmp_path: Path) -> None:

@@ -20,8 +20,9 @@ _STYLE: Final = (
     "figure{margin:1rem 0}svg{display:block;width:100%;max-width:40rem;height:auto}"
     ".dim{color:var(--dim)}.verdict{color:var(--ground);padding:.6rem .9rem;border-radius:.4rem;font-weight:700}"
     ".kept{background:var(--good)}.contained{background:var(--fault)}.broken{background:var(--bad)}"
-    "ol{padding-left:2.2rem}li{margin:.15rem 0}time{color:var(--dim);font-variant-numeric:tabular-nums;"
-    "display:inline-block;min-width:4rem}.bad{color:var(--bad);font-weight:700}.good{color:var(--good);font-weight:700}"
+    "ol{padding-left:2.2rem}li{margin:.15rem 0}ol li{padding-left:4.2rem;text-indent:-4.2rem}"
+    "time{color:var(--dim);font-variant-numeric:tabular-nums;display:inline-block;min-width:3.9rem;text-indent:0}"
+    ".bad{color:var(--bad);font-weight:700}.good{color:var(--good);font-weight:700}"
     ".fault{color:var(--fault)}ul{padding-left:1.2rem}code{background:var(--shade);padding:.1rem .35rem;"
     "border-radius:.25rem;overflow-wrap:anywhere}"
 )

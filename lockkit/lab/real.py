@@ -1,39 +1,45 @@
 """
-Plays a scene on real processes and a throw-away Redis, and takes down what is measured.
+Plays a scene on real processes and throw-away servers, and takes down what is measured.
 
-Pauses are SIGSTOP, deaths SIGKILL, restarts those of the server. The order of the steps is that of the scene, also on a
-busy machine: before a fault, a client does what comes before it; before a write, and before a paused client goes on,
-the others do.
+Pauses are SIGSTOP, deaths SIGKILL, restarts those of the server; what a network does is done by proxies on loopback.
+The simulated run says which step comes before which, and so it is here, also on a busy machine: before a fault or a
+write, the clients finish what they had finished by then in the simulation.
 """
 
 from __future__ import annotations
 
+import heapq
 import json
 import signal
+import socketserver
 import subprocess
 import sys
 import threading
 import time
 from dataclasses import replace
+from itertools import count
 from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
 from lockkit.backends.redis.keys import lock_key
 from lockkit.errors import ConfigurationError
+from lockkit.lab import real_client
+from lockkit.lab.real_services import PARTS, Road, open_real_service, steps_of, why_not
 from lockkit.lab.record import Grant, Lane, Mark, Message, Record, Span, Wait
 from lockkit.lab.run import Result
-from lockkit.lab.services import NAME
+from lockkit.lab.services import NAME, label_of
 from lockkit.lab.stage import REASONS, WAIT_SHOWN, Storage, find_overlaps
 from lockkit.lab.verdict import judge
-from lockkit.testing.servers import RedisServer, ServerError
+from lockkit.testing.servers import ServerError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection, Iterator
 
-    from lockkit.lab.record import Tone
+    from lockkit.lab.real_services import RealService
+    from lockkit.lab.record import SpanKind, Tone
     from lockkit.lab.run import Run
     from lockkit.lab.scenario import Scene, Step
-    from lockkit.units import Instant, Seconds
+    from lockkit.units import Instant
 
 __all__ = ["TTL", "beside", "measure"]
 
@@ -44,83 +50,108 @@ busy the machine is."""
 PATIENCE = 30.0
 """Seconds after which a process that should have answered never will."""
 
-LOOK_SECONDS = 0.01
-"""Pause between two looks at the key of the lock. Longer draws the server's lane less exactly."""
+REJOIN_SHARE = 0.5
+"""When a former master comes back after another was promoted, as a share of the ttl."""
 
-PLAYABLE: Final = {"acquire", "check", "write", "release", "pause", "kill"}
-NODE_PLAYABLE: Final = {"stop", "pause"}
+_DONE_TO_CLIENTS: Final = {"pause", "kill", "cut"}
 
 
 def beside(run: Run) -> Run:
     """
     Play the scenes of a simulated run for real, and put each beside the simulated one.
 
+    A scene that cannot be played for real stays alone, with the reason.
+
     Args:
         run: What was simulated.
 
     Raises:
-        ConfigurationError: As for `measure`.
+        ConfigurationError: As for `measure`, if no scene can be played.
     """
-    for result in run.results:
-        _check_playable(result.scene)
+    reasons = [why_not(result.scene) for result in run.results]
+    if all(reasons):
+        raise ConfigurationError(_refusal(run.results[0].scene, reasons[0]))
     results = []
-    for result in run.results:
+    for result, reason in zip(run.results, reasons, strict=True):
+        if reason:
+            results.append(replace(result, unmeasured=reason))
+            continue
         simulated, real = (
             replace(result.scene, title=f"{result.scene.title}: {word}") for word in ("simulated", "measured")
         )
-        record = measure(real)
+        record = measure(real, result.record)
         results += [
             replace(result, scene=simulated),
-            Result(real, record, judge(real, record), measured=True),
+            Result(real, record, judge(real, record), measured=PARTS[real.backends[0].kind]),
         ]
     return replace(run, results=tuple(results))
 
 
-def measure(scene: Scene) -> Record:
+def measure(scene: Scene, simulated: Record) -> Record:
     """
     Play a scene for real. It takes as long as it says.
 
+    Args:
+        scene: What happens.
+        simulated: What happened when it was simulated.
+
     Raises:
-        ConfigurationError: It has something that cannot be done to real processes, or there is no Redis here.
+        ConfigurationError: It has something that cannot be done to real processes, or the server is not installed.
     """
-    _check_playable(scene)
+    if reason := why_not(scene):
+        raise ConfigurationError(_refusal(scene, reason))
     try:
-        with RedisServer() as server:
-            theatre = _Theatre(scene, server)
+        with open_real_service(scene) as service:
+            theatre = _Theatre(scene, service, simulated)
             try:
                 theatre.play()
             finally:
                 theatre.close()
             return theatre.record
     except ServerError as error:
-        message = f"--real needs a redis-server on this machine: {str(error).partition(chr(10))[0]}"
+        message = f"--real needs the servers of the scene on this machine: {str(error).partition(chr(10))[0]}"
         raise ConfigurationError(message) from error
 
 
-def _check_playable(scene: Scene) -> None:
-    steps = [step for step in scene.steps if not step.backends or scene.backends[0].kind in step.backends]
-    if scene.backends[0].kind != "redis":
-        message = f"--real plays scenes on redis only, and {scene.title!r} runs on {scene.backends[0]}"
-        raise ConfigurationError(message)
+def _refusal(scene: Scene, reason: str) -> str:
+    return f"--real cannot play {scene.title!r} on {scene.backends[0]}: {reason}"
+
+
+def _finishes(steps: Collection[Step], client: str, simulated: Record) -> Iterator[Instant]:
+    """Tell for each step that a client does itself when it had done it in the simulation; `inf`: never."""
+    waits = iter([wait for wait in simulated.waits if wait.client == client])
+    pauses = [span for span in simulated.spans if span.lane == client and span.kind == "paused"]
+    now = 0.0
     for step in steps:
-        if step.action not in (NODE_PLAYABLE if step.on_node else PLAYABLE) or step.delay:
-            message = f"--real cannot play {step.action!r}{' with delay' if step.delay else ''} of {scene.title!r}"
-            raise ConfigurationError(message)
+        if step.on_node or step.who != client or step.action in _DONE_TO_CLIENTS:
+            continue
+        now = max(now, step.at + step.delay)
+        for pause in pauses:
+            if pause.start <= now < pause.end:
+                now = pause.end
+        if step.action in {"acquire", "lead"}:
+            wait = next(waits, None)
+            now = inf if wait is None or wait.end is None else max(now, wait.end)
+        yield now
 
 
 class _Actor:
     """One client process, and the orders that it has not done yet."""
 
-    def __init__(self, theatre: _Theatre, name: str, url: str, ttl: Seconds) -> None:
+    def __init__(self, theatre: _Theatre, name: str, finishes: Iterator[Instant], connection: dict[str, Any]) -> None:
         self.name = name
         self.paused = False
         self.dead = False
         self.grant: Grant | None = None
+        self.grants_count = 0
         self.wait: Wait | None = None
-        self.pending: list[float] = []
+        self.pending: list[Instant] = []
+        self.begun = 0
+        self.sent = 0
+        self._finishes = finishes
         self._theatre = theatre
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "lockkit.lab.real_client", url, NAME, str(ttl)],
+            [sys.executable, "-P", real_client.__file__, json.dumps(connection)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -129,10 +160,17 @@ class _Actor:
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
-    def order(self, at: Instant, **order: Any) -> None:
+    @property
+    def begins(self) -> bool:
+        """Whether it has begun all that it could: the first of its orders."""
+        return self.begun > self.sent - len(self.pending) or not self.pending
+
+    def order(self, **order: Any) -> None:
         """Have a step done."""
+        finish = next(self._finishes)
         if not self.dead:
-            self.pending.append(at)
+            self.pending.append(finish)
+            self.sent += 1
             self.send(order)
 
     def send(self, value: object) -> None:
@@ -160,26 +198,76 @@ class _Actor:
             self._theatre.heard(self, json.loads(line))
 
 
+class _StorageServer(socketserver.ThreadingTCPServer):
+    """What the lock protects, where clients send their writes."""
+
+    daemon_threads = True
+
+    def __init__(self, receive: Callable[[dict[str, Any]], bool]) -> None:
+        class Handler(socketserver.StreamRequestHandler):
+            def handle(self) -> None:
+                try:
+                    for line in self.rfile:
+                        accepted = receive(json.loads(line))
+                        self.wfile.write(b"accepted\n" if accepted else b"refused\n")
+                except OSError:
+                    return  # the client died
+
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.host, self.port = "127.0.0.1", int(self.server_address[1])
+        threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+
+    def close(self) -> None:
+        """Stop listening."""
+        self.shutdown()
+        self.server_close()
+
+
 class _Theatre:
     """One measured scene. All that happens is taken down under one lock."""
 
-    def __init__(self, scene: Scene, server: RedisServer) -> None:
+    def __init__(self, scene: Scene, service: RealService, simulated: Record) -> None:
         self.scene = scene
         self.record = Record(scene.ttl)
+        nodes = scene.backends[0].nodes
         self.record.lanes += [Lane(name, "client", name) for name in scene.clients]
-        self.record.lanes.append(Lane("server", "server", "server"))
-        if any(step.action == "write" for step in scene.steps):
+        self.record.lanes += [Lane(name, "server", label_of(name)) for name in nodes]
+        self._steps = steps_of(scene)
+        if any(step.action == "write" for step in self._steps):
             self.record.lanes.append(Lane("storage", "storage", "storage"))
-        self._server = server
+        self._service = service
         self._storage = Storage(self)
         self._changed = threading.Condition()
         self._ready = 0
+        self._unable = ""
         self._start = inf
         self._at: float | None = None
         self._closing = threading.Event()
         self._owners: dict[str, str] = {}
-        self.actors = {name: _Actor(self, name, server.url, scene.ttl) for name in scene.clients}
-        self._watcher = threading.Thread(target=self._watch_server, daemon=True)
+        self._open_spans: dict[tuple[SpanKind, str], Span] = {}
+        self._delayed: set[str] = {step.who for step in self._steps if step.delay}
+        self._storage_server = _StorageServer(self._received)
+        self._storage_roads = {
+            name: Road(self._storage_server.host, self._storage_server.port).start() for name in sorted(self._delayed)
+        }
+        self.actors = {
+            name: _Actor(self, name, _finishes(self._steps, name, simulated), self._connection(name))
+            for name in scene.clients
+        }
+        self._watchers = [threading.Thread(target=self._watch_server, args=(name,), daemon=True) for name in nodes]
+
+    def _connection(self, client: str) -> dict[str, Any]:
+        """Say how a client connects."""
+        storage = self._storage_roads.get(client) or self._storage_server
+        return {
+            "client": client,
+            "url": self._service.url_for(client),
+            "lock": NAME,
+            "key": lock_key("lockkit", NAME),
+            "ttl": self.scene.ttl,
+            "recipe": self.scene.backends[0].option("recipe"),
+            "storage": [storage.host, storage.port],
+        }
 
     # -- what `Storage` needs of a stage -------------------------------------------------------------------------------
 
@@ -204,49 +292,80 @@ class _Theatre:
     def play(self) -> None:
         """Let it happen."""
         with self._changed:
-            if not self._changed.wait_for(lambda: self._ready == len(self.actors), PATIENCE):
-                message = "--real: a client process did not start"
+            self._changed.wait_for(lambda: self._ready == len(self.actors) or bool(self._unable), 2 * PATIENCE)
+            if self._ready < len(self.actors):
+                message = f"--real: a client could not connect: {self._unable or 'its process did not start'}"
                 raise ConfigurationError(message)
         self._start = time.monotonic()
-        self._watcher.start()
-        todo = [(step.at, "begin", step) for step in self.scene.steps]
-        todo += [(step.at + step.seconds, "end", step) for step in self.scene.steps if step.seconds is not None]
-        for at, part, step in sorted(todo, key=lambda one: one[0]):
+        for watcher in self._watchers:
+            watcher.start()
+        numbers = count()
+        self._todo = [(step.at, next(numbers), "begin", step) for step in self._steps]
+        for step in self._steps:
+            if step.seconds is not None or step.delay:
+                self._todo.append((step.at + (step.seconds or step.delay), next(numbers), "end", step))
+        heapq.heapify(self._todo)
+        while self._todo:
+            at, _, part, step = heapq.heappop(self._todo)
             time.sleep(max(0.0, at - self.now))
-            if part == "begin" and (step.on_node or step.action in {"pause", "kill"}):
-                self._let_finish(at, self.actors.values() if step.on_node else [self.actors[step.who]])
-            elif step.action == "write" or (part == "end" and not step.on_node):
-                self._let_finish(at, [actor for actor in self.actors.values() if actor.name != step.who])
-            getattr(self, f"_{part}")(step)
+            self._let_finish(at, self._before(part, step))
+            if part == "begin" and step.action == "pause" and not step.on_node:
+                self._wait_for(lambda actor=self.actors[step.who]: actor.begins)  # type: ignore[misc]  # a bool
+            {"begin": self._begin, "end": self._end, "rejoin": self._rejoin}[part](step)
         self._let_finish(inf, self.actors.values())
-        time.sleep(0.05 * self.scene.ttl)
+        time.sleep(max(0.05 * self.scene.ttl, (self.scene.until or 0.0) - self.now))
         self._finish()
 
+    def _before(self, part: str, step: Step) -> list[_Actor]:
+        """Name those that finish what comes before it first."""
+        everybody = list(self.actors.values())
+        if step.on_node:
+            return everybody if part == "begin" else []
+        if part == "begin" and step.action in _DONE_TO_CLIENTS:
+            return [self.actors[step.who]]
+        if step.action == "write" or part == "end":
+            return [actor for actor in everybody if actor.name != step.who]
+        return []
+
     def _let_finish(self, at: Instant, actors: Collection[_Actor]) -> None:
-        """Wait until clients have done what comes before a time; not for those that stand still, and not for ever."""
+        """Wait until clients have done what they had done by then; not for those that stand still, nor for ever."""
+        self._wait_for(
+            lambda: all(actor.paused or actor.dead or all(one >= at for one in actor.pending) for actor in actors)
+        )
 
-        def finished() -> bool:
-            return all(actor.paused or actor.dead or all(one >= at for one in actor.pending) for actor in actors)
-
+    def _wait_for(self, happened: Callable[[], bool]) -> None:
         with self._changed:
-            self._changed.wait_for(finished, 3 * self.scene.ttl)
+            self._changed.wait_for(happened, 3 * self.scene.ttl)
 
     def _begin(self, step: Step) -> None:
+        if step.on_node:
+            self._begin_node(step)
+            return
         with self._changed:
-            if step.on_node:
-                self._begin_node(step)
-                return
             actor = self.actors[step.who]
             if step.action == "pause":
                 actor.paused = True
                 self.mark(step.who, f"{step.who} is paused: its program stands still and cannot know.", "fault")
-                end = inf if step.seconds is None else self.now + step.seconds
-                self.record.spans.append(Span(step.who, "paused", self.now, end))
+                self._span("paused", step.who)
                 actor.signal(signal.SIGSTOP)
             elif step.action == "kill":
                 self._kill(actor)
+            elif step.action == "cut":
+                self._cut(step)
             else:
-                actor.order(step.at, do=step.action, timeout=step.timeout, check=step.check)
+                self._order(actor, step)
+        if step.action in _DONE_TO_CLIENTS | {"clock"}:
+            self.record.faults.add(f"client {step.action}")
+
+    def _order(self, actor: _Actor, step: Step) -> None:
+        if step.action == "clock":
+            ahead = "ahead" if step.by > 0 else "back"
+            effect = "" if self.scene.backends[0].kind == "by-hand" else " lockkit does not look at it."
+            text = f"{actor.name}'s time of day jumps {ahead} by {abs(step.by):g} s.{effect}"
+            self.mark(actor.name, text, "fault")
+        if step.delay:
+            self._storage_roads[actor.name].blackhole(to_client=False)
+        actor.order(do=step.action, timeout=step.timeout, check=step.check, renew=step.renew, by=step.by)
 
     def _kill(self, actor: _Actor) -> None:
         actor.signal(signal.SIGKILL)
@@ -256,34 +375,108 @@ class _Theatre:
         if actor.grant is not None and actor.grant.noticed is None:
             actor.grant.noticed, actor.grant.how = self.now, "died"
 
+    def _cut(self, step: Step) -> None:
+        what = " and ".join(map(label_of, step.nodes)) if step.nodes else "the lock service"
+        self.mark(step.who, f"{step.who} is cut off from {what}.", "fault")
+        self._span("cut", step.who, note=f"cut off from {what}")
+        self._service.cut(step.who, step.nodes)
+
     def _begin_node(self, step: Step) -> None:
+        name, label = step.who, label_of(step.who)
         self.record.faults.add(f"node {step.action}" + (" without data" if step.lose_data else ""))
-        end = inf if step.seconds is None else self.now + step.seconds
+        whole = len(self.scene.backends[0].nodes) > 1
+        texts = {
+            "stop": f"{label} crashes{' and loses its data' if step.lose_data else ''}.",
+            "pause": f"{label} stops answering.",
+            "lag": "Replication stalls: the replica gets nothing new.",
+            "failover": f"{label}{'' if whole else chr(39) + 's leader'} crashes.",
+        }
+        with self._changed:
+            self.mark(name, texts[step.action], "fault")
+            if step.action in {"stop", "pause", "failover"}:
+                self._span("paused" if step.action == "pause" else "down", name)
         if step.action == "stop":
-            self.mark("server", f"server crashes{' and loses its data' if step.lose_data else ''}.", "fault")
-            self.record.spans.append(Span("server", "down", self.now, end))
-            self._server.kill()
+            self._service.stop(name, lose_data=step.lose_data)
+        elif step.action == "pause":
+            self._service.pause(name)
+        elif step.action == "lag":
+            self._service.lag(stall=True)
         else:
-            self.mark("server", "server stops answering.", "fault")
-            self.record.spans.append(Span("server", "paused", self.now, end))
-            self._server.pause()
+            self._service.fail(name)
+
+    def _span(self, kind: SpanKind, lane: str, *, note: str = "") -> None:
+        span = self._open_spans[kind, lane] = Span(lane, kind, self.now, inf, note=note)
+        self.record.spans.append(span)
 
     def _end(self, step: Step) -> None:
-        if step.on_node and step.action == "stop":
-            self._server.start()
+        if step.on_node:
+            self._end_node(step)
+            return
         with self._changed:
-            kind = "down" if step.on_node and step.action == "stop" else "paused"
-            for span in self.record.spans:
-                if span.lane == step.who and span.kind == kind:
-                    span.end = self.now
-            if step.on_node:
-                self.mark("server", "server is back, empty." if kind == "down" else "server answers again.")
-                if kind == "paused":
-                    self._server.resume()
-            elif not self.actors[step.who].dead:
+            actor = self.actors[step.who]
+            if step.action == "write":
+                self._storage_roads[step.who].heal()
+                return
+            self._close_span("cut" if step.action == "cut" else "paused", step.who)
+            if step.action == "cut":
+                self._service.heal(step.who, step.nodes)
+            if actor.dead:
+                return
+            if step.action == "cut":
+                self.mark(step.who, f"{step.who} is connected again.")
+            else:
                 self.mark(step.who, f"{step.who} runs again.")
-                self.actors[step.who].paused = False
-                self.actors[step.who].signal(signal.SIGCONT)
+                actor.paused = False
+                actor.signal(signal.SIGCONT)
+
+    def _end_node(self, step: Step) -> None:
+        name, label = step.who, label_of(step.who)
+        several = len(self.scene.backends[0].nodes) > 1
+        if step.action == "stop":
+            self._service.start(name)
+        elif step.action == "lag":
+            self._service.lag(stall=False)
+        elif step.action == "failover":
+            self._service.promote()
+        with self._changed:
+            if step.action == "stop":
+                self.mark(name, f"{label} is back{', empty' if step.lose_data else ' with its data'}.")
+                self._close_span("down", name)
+            elif step.action == "pause":
+                self.mark(name, f"{label} answers again.")
+                self._close_span("paused", name)
+            elif step.action == "lag":
+                self.mark(self.scene.backends[0].nodes[-1], "Replication goes on.")
+            elif several:
+                replica = self.scene.backends[0].nodes[-1]
+                self.mark(replica, f"{replica} is promoted to master.", "fault")
+                heapq.heappush(self._todo, (self.now + REJOIN_SHARE * self.scene.ttl, -1, "rejoin", step))
+            else:
+                self.mark(name, "The members elect a new leader, which has everything.")
+                self._close_span("down", name)
+        if step.action == "pause":
+            self._service.resume(name)
+
+    def _rejoin(self, step: Step) -> None:
+        self._service.rejoin()
+        with self._changed:
+            self.mark(step.who, f"{step.who} is back, as a replica.")
+            self._close_span("down", step.who)
+
+    def _close_span(self, kind: SpanKind, lane: str) -> None:
+        self._open_spans.pop((kind, lane)).end = self.now
+
+    # -- what the storage gets -----------------------------------------------------------------------------------------
+
+    def _received(self, line: dict[str, Any]) -> bool:
+        """Take down a write when it arrives, after the grant that it was made under."""
+        actor = self.actors[line["client"]]
+        with self._changed:
+            self._changed.wait_for(lambda: actor.grants_count >= line["grant"], PATIENCE)
+            assert actor.grant is not None, "it has a lease"
+            message = Message(actor.name, "storage", line["sent"] - self._start, None, "write")
+            self.record.messages.append(message)
+            return self._storage.receive(actor.grant, message)
 
     # -- what the clients report ---------------------------------------------------------------------------------------
 
@@ -299,6 +492,13 @@ class _Theatre:
         del actor, event
         self._ready += 1
 
+    def _heard_unable(self, actor: _Actor, event: dict[str, Any]) -> None:
+        self._unable = f"{actor.name}: {event['error']}"
+
+    def _heard_begins(self, actor: _Actor, event: dict[str, Any]) -> None:
+        del event
+        actor.begun += 1
+
     def _heard_done(self, actor: _Actor, event: dict[str, Any]) -> None:
         del event
         actor.pending.pop(0)
@@ -311,10 +511,14 @@ class _Theatre:
     def _heard_granted(self, actor: _Actor, event: dict[str, Any]) -> None:
         assert actor.wait is not None, "it has asked"
         actor.wait.end, actor.wait.granted = self.now, True
-        actor.grant = Grant(actor.name, event["token"], self.now, self.now + event["left"])
+        left = inf if event["left"] is None else event["left"]
+        actor.grant = Grant(actor.name, event["token"], self.now, self.now + left)
+        actor.grants_count += 1
         self._owners[event["owner"]] = actor.name
         self.record.grants.append(actor.grant)
-        self.mark(actor.name, f"{actor.name} gets the lock: {{token:{event['token']}}}.")
+        token = "" if event["token"] is None else f": {{token:{event['token']}}}"
+        leads = any(step.action == "lead" and step.who == actor.name for step in self._steps)
+        self.mark(actor.name, f"{actor.name} {'leads' if leads else 'gets the lock'}{token}.")
 
     def _heard_failed(self, actor: _Actor, event: dict[str, Any]) -> None:
         assert actor.wait is not None, "it has asked"
@@ -325,28 +529,34 @@ class _Theatre:
         if actor.grant is not None and actor.grant.token == event["token"] and actor.grant.noticed is None:
             actor.grant.valid_until = self.now + event["left"]
 
+    def _heard_must_stop(self, actor: _Actor, event: dict[str, Any]) -> None:
+        grant = actor.grant
+        if grant is not None and grant.token == event["token"] and not grant.how:
+            self.mark(actor.name, f"{actor.name} must stop: the grace begins. It stops leading.", "good")
+            self.record.spans.append(Span(actor.name, "stopping", self.now, grant.valid_until, actor.name))
+
     def _heard_checked(self, actor: _Actor, event: dict[str, Any]) -> None:
         held = event["left"] is not None
         text = f": {event['left']:.1f} s left." if held else ": lost. It stops here."
         self.mark(actor.name, f"{actor.name} checks its lease{text}", "plain" if held else "good")
 
     def _heard_unwritten(self, actor: _Actor, event: dict[str, Any]) -> None:
-        text = "looks at its lease before it writes: lost." if event["held"] else "has no lock."
-        self.mark(actor.name, f"{actor.name} {text} It does not write.", "good")
+        text = "looks at its lease before it writes: lost. It does not write."
+        if not event["held"]:
+            text = "has no lock, and does not write."
+        self.mark(actor.name, f"{actor.name} {text}", "good")
 
-    def _heard_write(self, actor: _Actor, event: dict[str, Any]) -> None:
+    def _heard_writes(self, actor: _Actor, event: dict[str, Any]) -> None:
         del event
-        assert actor.grant is not None, "it has a lease"
-        message = Message(actor.name, "storage", self.now, None, "write")
-        self.record.messages.append(message)
-        self._at = None  # it arrives now
-        self._storage.receive(actor.grant, message)
-        if not actor.dead:
-            actor.send("answered")
+        if actor.name in self._delayed:
+            self.mark(actor.name, f"{actor.name} sends a write, and the network holds it up.", "fault")
+            self.record.faults.add("message late")
 
     def _heard_releases(self, actor: _Actor, event: dict[str, Any]) -> None:
         del event
-        self.mark(actor.name, f"{actor.name} releases the lock.")
+        by_hand = self.scene.backends[0].kind == "by-hand"
+        text = "releases: it deletes the key, without looking whose it is." if by_hand else "releases the lock."
+        self.mark(actor.name, f"{actor.name} {text}")
         if actor.grant is not None and actor.grant.noticed is None:
             actor.grant.noticed, actor.grant.how = self.now, "released"
 
@@ -359,40 +569,35 @@ class _Theatre:
         self.mark(actor.name, f"The server does not answer {actor.name}'s release.", "notice")
 
     def _heard_lost(self, actor: _Actor, event: dict[str, Any]) -> None:
-        if actor.grant is not None and actor.grant.noticed is None:
+        if actor.grant is not None and actor.grant.token == event["token"] and actor.grant.noticed is None:
             actor.grant.noticed, actor.grant.how = self.now, event["reason"]
             text = f"{actor.name} learns that its lease is lost: {REASONS[event['reason']]}."
             self.mark(actor.name, text, "notice")
 
-    # -- the server's lane ---------------------------------------------------------------------------------------------
+    # -- the servers' lanes --------------------------------------------------------------------------------------------
 
-    def _watch_server(self) -> None:
-        """Look at the key of the lock, again and again."""
-        import redis  # noqa: PLC0415 - the driver
-
-        key, span = lock_key("lockkit", NAME), None
-        client = redis.Redis.from_url(self._server.url, socket_timeout=1.0, retry=None)
+    def _watch_server(self, name: str) -> None:
+        """Look at whom a server keeps the lock for, again and again."""
+        span: Span | None = None
+        look, close = self._service.look_at(name)
         while not self._closing.is_set():
-            try:
-                value = client.get(key)
-            except (redis.RedisError, OSError):
-                value = None
-            owner = value.decode() if isinstance(value, bytes) else ""
+            owner = look()
             with self._changed:
                 if span is not None and span.who != owner:
                     span.end, span = self.now, None
                 if span is None and owner:
                     offered = owner.startswith("next:")
-                    span = Span("server", "offered" if offered else "kept", self.now, inf, owner)
+                    span = Span(name, "offered" if offered else "kept", self.now, inf, owner)
                     self.record.spans.append(span)
-            self._closing.wait(LOOK_SECONDS)
-        client.close()
+            self._closing.wait(self._service.look_seconds)
+        close()
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def _finish(self) -> None:
         self._closing.set()
-        self._watcher.join(PATIENCE)
+        for watcher in self._watchers:
+            watcher.join(PATIENCE)
         with self._changed:
             record, end = self.record, self.now
             for grant in record.grants:
@@ -403,13 +608,15 @@ class _Theatre:
                     record.spans.append(Span(wait.client, "waits", wait.start, until, wait.client))
                     text = f"{wait.client} asks for the lock and has to wait."
                     record.marks.append(Mark(wait.start, wait.client, text))
-            record.end = max([mark.at for mark in record.marks], default=end) * 1.06
+            last = max([mark.at for mark in record.marks], default=end)
+            record.end = max(last * 1.06, self.scene.until or 0.0, 1e-3)
             record.marks.sort(key=lambda mark: mark.at)
             record.overlaps += find_overlaps(record)
             for span in record.spans:
                 span.end = min(span.end, record.end)
+                # A Redlock's attempts have numbers, and a recipe keeps its deadline behind the client's name.
                 owner = span.who.removeprefix("next:")
-                span.who = self._owners.get(owner, owner)
+                span.who = self._owners.get(owner) or self._owners.get(owner.partition(".")[0], owner)
             self._start = -inf  # what is reported from now on is not part of it
 
     def _draw_grant(self, grant: Grant, end: float) -> None:
@@ -419,11 +626,19 @@ class _Theatre:
         record.spans.append(Span(grant.client, "holds", grant.start, valid_until, grant.client, grant.token))
         if noticed > grant.valid_until + 0.03 * self.scene.ttl:
             record.spans.append(Span(grant.client, "believes", grant.valid_until, noticed, grant.client, grant.token))
-            text = f"{grant.client}'s lease ends. {grant.client} stands still and does not know."
-            record.marks.append(Mark(grant.valid_until, grant.client, text, "notice"))
+            grant.paused_at_end = any(
+                span.kind == "paused" and span.lane == grant.client and span.start <= grant.valid_until <= span.end
+                for span in record.spans
+            )
+            if grant.paused_at_end:
+                text = f"{grant.client}'s lease ends. {grant.client} stands still and does not know."
+                record.marks.append(Mark(grant.valid_until, grant.client, text, "notice"))
 
     def close(self) -> None:
         """End all processes."""
         self._closing.set()
         for actor in self.actors.values():
             actor.close()
+        for road in self._storage_roads.values():
+            road.close()
+        self._storage_server.close()

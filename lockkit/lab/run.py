@@ -29,19 +29,27 @@ ORDER = (
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A scene, what happened, and the verdict."""
+    """
+    A scene, what happened, and the verdict.
+
+    Attributes:
+        measured: What was real, if it was played for real; empty if it was simulated.
+        unmeasured: Why it could not be played for real, if that was asked for.
+    """
 
     scene: Scene
     record: Record
     verdict: Verdict
-    measured: bool = False
+    measured: str = ""
+    unmeasured: str = ""
 
     @property
     def parts(self) -> str:
         """Say which code in it is lockkit's own, and what is a model."""
         if self.measured:
-            return "measured: lockkit in real processes, on a real Redis"
-        return parts_of(self.scene.backends[0].kind)
+            return self.measured
+        parts = parts_of(self.scene.backends[0].kind)
+        return f"{parts}; simulated only: {self.unmeasured}" if self.unmeasured else parts
 
     @property
     def as_expected(self) -> bool:
@@ -82,7 +90,7 @@ def load(name: str, *, ttl: Seconds | None = None) -> Scenario:
         message = f"there is no scenario {name!r}; there are {', '.join(ORDER)}. A file's name ends with .toml"
         raise ConfigurationError(message)
     try:
-        text = Path(name).read_text(encoding="utf-8")
+        text = Path(name).read_text(encoding="utf-8-sig")
     except (OSError, ValueError) as error:
         message = f"cannot read {name}: {error}"
         raise ConfigurationError(message) from error
@@ -157,7 +165,7 @@ def _scene_data(result: Result) -> dict[str, Any]:
         "about": scene.about,
         "backend": str(scene.backends[0]),
         "parts": result.parts,
-        "measured": result.measured,
+        "measured": bool(result.measured),
         "ttl": scene.ttl,
         "fenced": scene.fenced,
         "verdict": verdict.word,

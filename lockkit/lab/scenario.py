@@ -15,6 +15,7 @@ from urllib.parse import parse_qsl
 
 from lockkit import validation
 from lockkit.errors import ConfigurationError
+from lockkit.validation import shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -35,10 +36,12 @@ TTLS_MAX = 100.0
 CLIENTS_MAX = 6
 """Most clients of a scene: more lanes than that cannot be read on a phone."""
 
+SEED_MAX = 2**63 - 1
+"""Largest seed: what TOML promises to keep."""
+
 STEPS_MAX = 100
 SCENES_MAX = 12
 TEXT_MAX = 1000
-SHOWN_MAX = 40
 
 Expectation = Literal["kept", "contained", "broken"]
 EXPECTATIONS: Final = ("kept", "contained", "broken")
@@ -267,7 +270,7 @@ def read_scenario(text: str, name: str, *, ttl: Seconds | None = None) -> Scenar
     """
     try:
         data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # also a number of thousands of digits; thousands of brackets
         message = f"{name}: this is not TOML: {error}"
         raise ConfigurationError(message) from error
     return _Reader(name, text, ttl).scenario(data)
@@ -293,15 +296,16 @@ class _Reader:
     def scenario(self, data: dict[str, Any]) -> Scenario:
         several = "scene" in data
         self._known(data, _SCENARIO_KEYS if several else _SCENARIO_KEYS - {"scene"} | _SCENE_KEYS, "")
-        if "seed" in data and (type(data["seed"]) is not int or data["seed"] < 0):
-            self._wrong("seed", f"must be a whole number from 0 on, not {data['seed']!r}")
+        seed = data.get("seed", 1)
+        if type(seed) is not int or not 0 <= seed <= SEED_MAX:
+            self._wrong("seed", f"must be a whole number from 0 to {SEED_MAX}, not {shown(seed)}")
         scenes = self._tables(data, "scene", "", SCENES_MAX) if several else [data]
         title = self._text(data, "title", "", self._name)
         return Scenario(
             name=self._name,
             title=title,
             about=self._text(data, "about", "", ""),
-            seed=data.get("seed", 1),
+            seed=seed,
             scenes=tuple(
                 self._scene(scene, f"scene[{index}]." if several else "", title) for index, scene in enumerate(scenes)
             ),
@@ -324,7 +328,7 @@ class _Reader:
         ]
         expect = data.get("expect")
         if expect is not None and expect not in EXPECTATIONS:
-            self._wrong(f"{path}expect", f"must be one of {', '.join(EXPECTATIONS)}, not {expect!r}")
+            self._wrong(f"{path}expect", f"must be one of {', '.join(EXPECTATIONS)}, not {shown(expect)}")
         until = self._time(data, "until", path, ttl) if "until" in data else None
         if until == 0:
             self._wrong(f"{path}until", "must be later than 0")
@@ -345,7 +349,7 @@ class _Reader:
     def _scene_ttl(self, data: dict[str, Any], path: str) -> float:
         ttl = data.get("ttl", 10.0)
         if type(ttl) not in {int, float} or not TTL_MIN <= ttl <= TTL_MAX:
-            self._wrong(f"{path}ttl", f"must be {TTL_MIN:g} to {TTL_MAX:g} seconds, not {ttl!r}")
+            self._wrong(f"{path}ttl", f"must be {TTL_MIN:g} to {TTL_MAX:g} seconds, not {shown(ttl)}")
         return float(ttl) if self._ttl is None else self._ttl
 
     def _backends(self, data: dict[str, Any], path: str) -> tuple[Backend, ...]:
@@ -434,7 +438,7 @@ class _Reader:
     def _text(self, data: dict[str, Any], key: str, path: str, default: str) -> str:
         value = data.get(key, default)
         if not isinstance(value, str) or len(value) > TEXT_MAX:
-            self._wrong(f"{path}{key}", f"must be a text of at most {TEXT_MAX} characters, not {_short(value)}")
+            self._wrong(f"{path}{key}", f"must be a text of at most {TEXT_MAX} characters, not {shown(value)}")
         if any(not char.isprintable() for char in value.replace("\n", " ")):
             self._wrong(f"{path}{key}", "must have printable characters only")
         return " ".join(value.split())
@@ -442,7 +446,7 @@ class _Reader:
     def _names(self, data: dict[str, Any], key: str, path: str, default: tuple[str, ...]) -> tuple[str, ...]:
         value = data.get(key, list(default))
         if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
-            self._wrong(f"{path}{key}", f"must be a list of texts, not {_short(value)}")
+            self._wrong(f"{path}{key}", f"must be a list of texts, not {shown(value)}")
         if key == "clients" and not all(re.fullmatch(r"\w{1,12}", one) for one in value):
             self._wrong(f"{path}{key}", "each name must have 1 to 12 letters or digits")
         return tuple(value)
@@ -450,13 +454,13 @@ class _Reader:
     def _flag(self, data: dict[str, Any], key: str, path: str, *, default: bool = False) -> bool:
         value = data.get(key, default)
         if not isinstance(value, bool):
-            self._wrong(f"{path}{key}", f"must be true or false, not {_short(value)}")
+            self._wrong(f"{path}{key}", f"must be true or false, not {shown(value)}")
         return value
 
     def _latency(self, data: dict[str, Any], path: str, ttl: Seconds) -> tuple[float, float]:
         value = data.get("latency", [0.001, 0.003])
         if not isinstance(value, list) or len(value) != len(("least", "most")):
-            self._wrong(f"{path}latency", f"must be a list of two times, least and most, not {_short(value)}")
+            self._wrong(f"{path}latency", f"must be a list of two times, least and most, not {shown(value)}")
         least, most = (self._time({"latency": one}, "latency", path, ttl) for one in value)
         if not 0 < least <= most <= ttl:
             self._wrong(f"{path}latency", "the least must be above 0, and the most not less than it nor above the ttl")
@@ -464,21 +468,19 @@ class _Reader:
 
     def _time(self, data: dict[str, Any], key: str, path: str, ttl: Seconds, *, signed: bool = False) -> float:
         value = data[key]
-        wrong = f"must be seconds, or a text such as '0.5 ttl', '20 ms', '3 s', not {_short(value)}"
+        wrong = f"must be seconds, or a text such as '0.5 ttl', '20 ms', '3 s', not {shown(value)}"
         if isinstance(value, str):
             found = _TIME.fullmatch(value)
             if found is None:
                 self._wrong(f"{path}{key}", wrong)
             seconds = float(found[1]) * {"ttl": ttl, "ms": 0.001, "s": 1.0}[found[2]]
-        elif type(value) in {int, float} and isfinite(value):
-            seconds = float(value)
+        elif type(value) is int or (type(value) is float and isfinite(value)):
+            seconds = value
         else:
             self._wrong(f"{path}{key}", wrong)
         if not (-TTLS_MAX * ttl if signed else 0.0) <= seconds <= TTLS_MAX * ttl:
-            self._wrong(
-                f"{path}{key}", f"must be {'' if signed else 'from 0 '}to {TTLS_MAX:g} ttl, not {_short(value)}"
-            )
-        return seconds
+            self._wrong(f"{path}{key}", f"must be {'' if signed else 'from 0 '}to {TTLS_MAX:g} ttl, not {shown(value)}")
+        return float(seconds)
 
     def _line(self, path: str) -> int:
         """Find the line of a key, or of the nearest table around it."""
@@ -493,11 +495,6 @@ class _Reader:
 
 def _table(path: str, key: str) -> str:
     return f"{path.partition('[')[0]}.{key}" if path else key
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= SHOWN_MAX else f"{text[: SHOWN_MAX - 3]}..."
 
 
 def _lines(text: str) -> dict[str, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from contextlib import contextmanager
 from math import inf
 from typing import TYPE_CHECKING, Final, Protocol
@@ -65,13 +66,18 @@ def play(scene: Scene, seed: int) -> Record:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep the engine's warnings from being printed: the drawing shows what they say."""
-    logger = logging.getLogger("lockkit")
-    before, logger.disabled = logger.disabled, True
+    """Keep the engine's warnings of this thread from being printed: the drawing shows what they say."""
+    logger, own = logging.getLogger("lockkit"), threading.get_ident()
+
+    def of_another_thread(record: logging.LogRecord) -> bool:
+        return record.thread != own
+
+    # Not `disabled`: a play in another thread that ends later would leave it as it found it.
+    logger.addFilter(of_another_thread)
     try:
         yield
     finally:
-        logger.disabled = before
+        logger.removeFilter(of_another_thread)
 
 
 class HasNow(Protocol):

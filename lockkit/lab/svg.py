@@ -279,7 +279,9 @@ def _lane(canvas: _Canvas, drawing: Drawing, place: _Place, clients: dict[str, i
     if lane.kind == "client":
         _client(canvas, drawing, place, clients)
         if lane.name in drawing.result.record.dead:
-            canvas.text(_x(drawing, died), place.middle + 5, "✕", "strong bad", "middle")
+            x = _x(drawing, died)
+            canvas.parts.append(f'<circle cx="{_n(x)}" cy="{_n(place.middle)}" r="8" fill="var(--ground)"/>')
+            canvas.text(x, place.middle + 5, "✕", "strong bad", "middle")
     elif lane.kind == "server":
         _server(canvas, drawing, place, clients)
     _faults(canvas, drawing, place)

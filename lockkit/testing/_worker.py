@@ -11,9 +11,11 @@ import warnings
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
+from lockkit.engine import engine
 from lockkit.errors import LockError, LockLost
 from lockkit.testing.face_driver import DRIVERS
 from lockkit.testing.processes import PIPE
+from lockkit.testing.timing import PATIENCE
 from lockkit.testing.witness import Witness
 
 if TYPE_CHECKING:
@@ -163,6 +165,7 @@ async def main(driver: FaceDriver, pipe: Connection, options: dict[str, Any], kn
     """Connect, say so and which modules that took, and take orders until told to exit. Give the orders back."""
     orders = Orders(driver, driver.make_client(**options), pipe)
     pipe.send((None, [module for module in sys.modules if module not in known]))
+    engine.EXIT_SECONDS = PATIENCE  # the machine may stand still while the exit releases
     try:
         await orders.serve("exit")
     except EOFError:

@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
 import lockkit
 from lockkit.runtime import drive, monotonic
 from lockkit.testing.processes import Worker
+from lockkit.testing.stopwatch import Stopwatch
 from lockkit.testing.timing import PATIENCE, Timing
 
 if TYPE_CHECKING:
@@ -45,6 +46,15 @@ if TYPE_CHECKING:
     from lockkit.units import Seconds
 
 __all__ = ["FACES", "AsyncDriver", "BackgroundCall", "FaceDriver", "Signal", "SyncDriver"]
+
+ASK_PAUSE_MAX = 0.05
+"""Seconds between two questions of `FaceDriver.eventually` at most: what it waits for is noticed so much later."""
+
+STALL_SECONDS = 0.15
+"""Seconds by which a thread that only sleeps is late where the machine stood still: a tenth of a kept lease's ttl."""
+
+RENEWED_FACTOR_MAX = 4
+"""By how much `FaceDriver.renewed` makes a ttl longer at most."""
 
 T = TypeVar("T")
 P = TypeVar("P")
@@ -206,12 +216,15 @@ class FaceDriver(ABC):
             AssertionError: Not within `within` seconds.
         """
         deadline = self.now() + within
+        pause = 0.005
         while True:
             answer = ask()
             if answer if isinstance(answer, bool) else await answer:
                 return
             assert self.now() < deadline, f"not within {within:g} s: {what}"
-            await self.sleep(0.005)
+            await self.sleep(pause)
+            # What takes seconds, a ttl for example, need not be asked hundreds of times: a server has to answer.
+            pause = min(pause * 1.5, ASK_PAUSE_MAX)
 
     async def answered(self, call: Callable[..., Awaitable[T]], *arguments: Any) -> T:
         """
@@ -229,6 +242,29 @@ class FaceDriver(ABC):
             except lockkit.BackendUnavailable:
                 if self.now() > deadline:
                     raise
+
+    async def renewed(self, attempt: Callable[[Seconds], Awaitable[T]]) -> T:
+        """
+        Make an attempt with the ttl of a lease that is to be renewed; if the lease is lost, again with longer ones.
+
+        A machine that stands still for two thirds of a ttl ends the lease, which breaks no promise: so only if it did
+        stand still, as far as a thread that only sleeps can tell.
+
+        Raises:
+            LockLost: The lease was lost on a machine that ran, or with the longest ttl too.
+        """
+        factor = 1
+        while True:
+            watch = Stopwatch()
+            try:
+                return await attempt(factor * self.timing.kept)
+            except lockkit.LockLost:
+                watch.stop()
+                if factor == RENEWED_FACTOR_MAX or watch.longest_stall < STALL_SECONDS:
+                    raise
+            finally:
+                watch.stop()
+            factor *= 2
 
     async def until_waiting(self, client: aio.Client, name: str, contenders_count: int = 1) -> None:
         """Return once so many acquisitions of this client wait for the lock."""

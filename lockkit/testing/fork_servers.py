@@ -173,6 +173,18 @@ _spoilt: list[tuple[int, ForkServer]] = []
 """Not forked from any more, but their workers may still be there."""
 
 
+_starting = threading.Lock()
+"""Two threads that want the same one must not start two: nobody would end the first."""
+
+
+def _forked() -> None:
+    global _starting  # noqa: PLW0603 - another thread of the parent may have had it
+    _starting = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
 def fork_server(main: str, modules: Sequence[str], environment: Mapping[str, str], kind: str = "") -> ForkServer:
     """
     Give the one whose workers run and import so much, and start it if there is none.
@@ -185,16 +197,17 @@ def fork_server(main: str, modules: Sequence[str], environment: Mapping[str, str
     """
     key = os.getpid(), (kind, main, *modules)
     loads = True
-    if (known := _open.get(key)) is not None:
-        if known.alive and not known.spoilt:
-            return known
-        if known.spoilt:
-            _spoilt.append((os.getpid(), known))
-            loads = False
-        else:
-            known.close()
-    _open[key] = ForkServer(main, modules, environment, loads=loads)
-    return _open[key]
+    with _starting:
+        if (known := _open.get(key)) is not None:
+            if known.alive and not known.spoilt:
+                return known
+            if known.spoilt:
+                _spoilt.append((os.getpid(), known))
+                loads = False
+            else:
+                known.close()
+        _open[key] = ForkServer(main, modules, environment, loads=loads)
+        return _open[key]
 
 
 @atexit.register

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -55,8 +54,7 @@ class Target:
 
     def _open(self, given: Mapping[str, Any], host: Host) -> tuple[LockBackend, dict[str, Any]]:
         """Do what `registry.open_backend` does, with a class that the registry does not know."""
-        module_name, _, class_name = (self.backend or "").partition(":")
-        backend_class: type[LockBackend] = getattr(importlib.import_module(module_name), class_name)
         parsed = url.parse(self.url)
+        backend_class = registry.load(parsed.scheme, self.backend or "", "Name it as module:Class")
         engine_options, options = registry.split_options(backend_class, parsed, given)
         return backend_class.open(parsed, options, host), engine_options

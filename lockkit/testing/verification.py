@@ -190,7 +190,8 @@ def _run(arguments: list[str], watcher: _Watcher, directory: Path) -> int:
     configuration = directory / "pytest.ini"
     configuration.write_text("[pytest]\n")
     plugins = ["-p", "no:cacheprovider", "-p", "lockkit.testing.plugin", "-p", "pytest_timeout"]
-    fixed = ["-c", str(configuration), f"--rootdir={directory}", f"--timeout={CASE_SECONDS}", "-q"]
+    places = ["-c", str(configuration), f"--rootdir={directory}", f"--basetemp={directory / 'temporary'}"]
+    fixed = [*places, f"--timeout={CASE_SECONDS}", "-q"]
     return int(pytest.main([*plugins, *fixed, *arguments], plugins=[watcher]))
 
 

@@ -48,7 +48,7 @@ def service_url() -> Iterator[Callable[[Entry], str]]:
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """Fail a whole run in which a target or a face did not run a single case (on a desk, a server may be missing)."""
     config = session.config
-    selected = config.option.keyword or config.option.markexpr or getattr(config.option, "lf", False)
+    selected = any(getattr(config.option, name, None) for name in ("keyword", "markexpr", "lf", "target"))
     if exitstatus != pytest.ExitCode.OK or selected or config.option.collectonly or hasattr(config, "workerinput"):
         return
     counts = config.stash[TALLY].counts

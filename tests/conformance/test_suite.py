@@ -1,4 +1,8 @@
-"""The public conformance suite on every backend of the registry, both faces."""
+"""
+The public conformance suite on every backend of the registry, both faces.
+
+Without ``--nightly`` some cases run on some targets only: `tests.conformance.selection`.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from lockkit.testing.conformance import ConformanceSuite, Target
+from tests.conformance.selection import is_daily
 from tests.conformance.targets import TARGETS
 
 if TYPE_CHECKING:
@@ -16,11 +21,15 @@ if TYPE_CHECKING:
 
 
 class TestConformance(ConformanceSuite):
-    """All cases on all targets."""
+    """All cases, each on all targets that it is to run on."""
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        """Give each case all targets, and its faces."""
-        metafunc.parametrize("entry", TARGETS, ids=[entry.id for entry in TARGETS])
+        """Give each case its targets, and its faces."""
+        nightly = metafunc.config.getoption("nightly")
+        only = metafunc.config.getoption("target") or [entry.id for entry in TARGETS]
+        case = metafunc.function.__name__
+        chosen = [entry for entry in TARGETS if entry.id in only and (nightly or is_daily(case, entry.id))]
+        metafunc.parametrize("entry", chosen, ids=[entry.id for entry in chosen])
         super().pytest_generate_tests(metafunc)
 
     @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from functools import cache
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -14,7 +15,12 @@ from lockkit.lab import svg as pictures
 from lockkit.lab.svg import text_width, wrap
 
 SVG = "{http://www.w3.org/2000/svg}"
-RUNS = {(name, fenced): run(load(name), fenced=fenced) for name in scenario_names() for fenced in (False, True)}
+
+
+@cache
+def play(name: str, *, fenced: bool) -> Run:
+    """Play a scenario: when a test needs it, because each process that runs tests imports this."""
+    return run(load(name), fenced=fenced)
 
 
 def parsed(text: str) -> ET.Element:
@@ -22,7 +28,18 @@ def parsed(text: str) -> ET.Element:
     return ET.fromstring(text)  # noqa: S314 - what the lab has just written
 
 
-EVERY = pytest.mark.parametrize("played", [pytest.param(one, id=f"{name}-{on}") for (name, on), one in RUNS.items()])
+@pytest.fixture
+def played(request: pytest.FixtureRequest) -> Run:
+    """A scenario that was played, with storage that compares tokens or without."""
+    name, fenced = request.param
+    return play(name, fenced=fenced)
+
+
+EVERY = pytest.mark.parametrize(
+    "played",
+    [pytest.param((name, fenced), id=f"{name}-{fenced}") for name in scenario_names() for fenced in (False, True)],
+    indirect=True,
+)
 
 
 @EVERY
@@ -114,13 +131,13 @@ def test_colours_change_nothing_but_colours(played: Run) -> None:
 
 def test_terminal_shows_the_broken_promise() -> None:
     """What a reader looks for first."""
-    text = terminal.draw(RUNS["gc-pause", False])
+    text = terminal.draw(play("gc-pause", fenced=False))
     (lane,) = [line for line in text.splitlines() if line.startswith("A  ")]
 
     assert re.search(r"█ token 1 █+▒+─+$", lane)
     assert "BROKEN: a newer write was lost." in text
-    assert "two holders" in terminal.draw(RUNS["clock-jump", False])
-    assert "CONTAINED" in terminal.draw(RUNS["gc-pause", True])
+    assert "two holders" in terminal.draw(play("clock-jump", fenced=False))
+    assert "CONTAINED" in terminal.draw(play("gc-pause", fenced=True))
 
 
 def test_names_from_a_file_cannot_break_the_picture() -> None:

@@ -62,6 +62,14 @@ def test_file_runs_and_meets_its_expectation(tmp_path: Path) -> None:
     assert result.as_expected
 
 
+def test_byte_order_mark_is_passed_over(tmp_path: Path) -> None:
+    """Editors and shells on Windows write one."""
+    path = tmp_path / "bug.toml"
+    path.write_text(f"\ufeff{BUG}", encoding="utf-8", newline="\r\n")
+
+    assert load(str(path)).seed == 7
+
+
 def test_other_verdict_than_expected_is_noticed() -> None:
     """A fixed bug does not stay unseen."""
     (result,) = run(read_scenario(BUG.replace('"broken"', '"kept"'), "bug.toml")).results
@@ -76,14 +84,20 @@ def test_other_verdict_than_expected_is_noticed() -> None:
         ('title = "Two jobs at once"', "titel = 1", "bug.toml, line 1: titel: there is no such key; keys are .*title"),
         ("ttl = 5", "ttl = 0", r"line 3: ttl: must be 0.1 to 3600 seconds, not 0"),
         ("ttl = 5", 'ttl = "5"', r"line 3: ttl: must be 0.1 to 3600 seconds, not '5'"),
-        ("seed = 7", "seed = -1", "line 4: seed: must be a whole number from 0 on, not -1"),
+        ("seed = 7", "seed = -1", "line 4: seed: must be a whole number from 0 to 9223372036854775807, not -1"),
         ("seed = 7", "seed = true", "line 4: seed: must be a whole number"),
+        ("seed = 7", f"seed = 0x{'f' * 9000}", "line 4: seed: must be a whole number"),
+        ("ttl = 5", f"ttl = 0x{'f' * 9000}", "line 3: ttl: must be 0.1 to 3600 seconds"),
+        ("ttl = 5", f"ttl = {'9' * 9000}", "bug.toml: this is not TOML"),
+        ("ttl = 5", f"ttl = {'[' * 5000}", "bug.toml: this is not TOML"),
         ('"redis"', '"mongodb"', "line 2: backend: the lab has no backend 'mongodb'; it has redis, .*redlock"),
         ('"redis"', '"redlock?rounds=1"', "line 2: backend: .*no option 'rounds'; .*fencing, durable"),
         ('"redis"', '"by-hand"', "line 2: backend: .*give a recipe"),
         ('"broken"', '"bad"', "line 5: expect: must be one of kept, contained, broken, not 'bad'"),
         ("at = 0\n", 'at = "soon"\n', r"line 8: step\[0\].at: must be seconds, or a text such as '0.5 ttl'"),
         ("at = 0\n", "at = nan\n", r"line 8: step\[0\].at: must be seconds"),
+        ("at = 0\n", f"at = {'9' * 400}\n", r"line 8: step\[0\].at: must be from 0 to 100 ttl, not 999"),
+        ("at = 0\n", f"at = 0x{'f' * 9000}\n", r"line 8: step\[0\].at: must be from 0 to 100 ttl"),
         ("at = 0\n", "at = -1\n", r"line 8: step\[0\].at: must be from 0 to 100 ttl, not -1"),
         ("at = 0\n", "", r"line 7: step\[0\]: say when, by at"),
         ('client = "A"', 'client = "Z"', r"line 9: step\[0\].client: there is no client 'Z'; clients are A, B"),

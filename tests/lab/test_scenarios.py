@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -85,6 +87,21 @@ def test_the_same_seed_gives_the_same_run(name: str) -> None:
     one, other = (json.dumps(as_data(run(load(name), seed=5))) for _ in range(2))
 
     assert one == other
+
+
+def test_plays_at_the_same_time_leave_the_log_as_it_was(caplog: pytest.LogCaptureFixture) -> None:
+    """Each is quiet by itself: what other threads log meanwhile, and afterwards, is logged."""
+    log = logging.getLogger("lockkit")
+    for _ in range(10):
+        with ThreadPoolExecutor() as pool:
+            plays = [pool.submit(run, load(name)) for name in ("gc-pause", "client-death", "late-message")]
+            log.warning("meanwhile")
+        assert all(play.result() for play in plays)
+
+    log.warning("afterwards")
+
+    own = [message for message in caplog.messages if message in {"meanwhile", "afterwards"}]
+    assert own == ["meanwhile"] * 10 + ["afterwards"]
 
 
 def test_another_seed_gives_other_latencies() -> None:

@@ -7,16 +7,20 @@ import signal
 import subprocess
 import sys
 import textwrap
-from typing import TYPE_CHECKING
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from lockkit.testing import fork_servers
 from lockkit.testing.fork_servers import ForkServer, ForkServerGone, environment, fork_server
 from lockkit.testing.processes import Worker
 from lockkit.testing.servers._process import process_table
 from lockkit.testing.target import Target
 from lockkit.testing.timing import PATIENCE
-from tests.cli.support import wait_until
+from tests.tries import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -96,6 +100,29 @@ def test_import_that_starts_a_thread_is_not_forked(folder: Path) -> None:
     second.close()
 
 
+def test_threads_that_want_the_same_one_start_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody would end the other, which has a process and a socket."""
+    (folder / "shared_program.py").write_text("def run():\n    pass\n")
+    together = threading.Barrier(2)
+    begun: list[ForkServer] = []
+
+    class SlowToStart(ForkServer):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            begun.append(self)
+            with suppress(threading.BrokenBarrierError):
+                together.wait(0.5)  # for the other one, which does not come
+            super().__init__(*arguments, **options)
+
+    monkeypatch.setattr(fork_servers, "ForkServer", SlowToStart)
+    with ThreadPoolExecutor(2) as pool:
+        calls = [pool.submit(fork_server, "shared_program:run", (), environment()) for _ in range(2)]
+        servers = [call.result(PATIENCE) for call in calls]
+
+    for server in {*servers, *begun}:
+        server.close()
+    assert servers[0] is servers[1]
+
+
 def test_reap_waits_no_longer_than_it_may(server: ForkServer) -> None:
     """A worker that does not end is None, and can be reaped later."""
     its_input, to_write = os.pipe()
@@ -139,7 +166,7 @@ def test_nothing_outlives_the_process_that_started_it(tmp_path: Path) -> None:
         pids = {int(pid) for pid in process.stdout.readline().split()}
         assert len(pids) == 2
         process.kill()
-    wait_until(lambda: not pids & {entry.pid for entry in process_table() if entry.state[:1] != "Z"})
+    until(lambda: not pids & {entry.pid for entry in process_table() if entry.state[:1] != "Z"})
 
 
 def test_worker_has_the_environment_of_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,21 +2,44 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 from typing import TYPE_CHECKING
 
-from lockkit.testing.interrupts import is_destructor
+import pytest
+
+from lockkit.testing.interrupts import must_wait
 
 if TYPE_CHECKING:
     from types import FrameType
 
 
+def test_signal_within_logging_is_told_from_others() -> None:
+    """A handler's lock that stays taken would hang every other thread that logs."""
+    seen: list[bool] = []
+
+    class Handler(logging.Handler):
+        def createLock(self) -> None:  # noqa: N802 - logging's
+            self.lock = None
+
+        def acquire(self) -> None:
+            signal.raise_signal(signal.SIGUSR1)
+
+    former = signal.signal(signal.SIGUSR1, lambda _, frame: seen.append(must_wait(frame)))
+    try:
+        with pytest.raises(NotImplementedError):  # by emit, after the lock was taken
+            Handler().handle(logging.makeLogRecord({}))
+    finally:
+        signal.signal(signal.SIGUSR1, former)
+    assert seen == [True]
+
+
 def test_signal_within_a_destructor_is_told_from_others() -> None:
-    """Also in a function that it calls."""
+    """Also in a function that it calls, and in one that has another name."""
     seen: list[bool] = []
 
     def note(_: int, frame: FrameType | None) -> None:
-        seen.append(is_destructor(frame))
+        seen.append(must_wait(frame))
 
     def send() -> None:
         signal.raise_signal(signal.SIGUSR1)
@@ -25,10 +48,21 @@ def test_signal_within_a_destructor_is_told_from_others() -> None:
         def __del__(self) -> None:
             send()
 
+    class Closed:
+        def close(self) -> None:
+            send()
+
+        __del__ = close
+
+        def use(self) -> None:
+            send()
+
     former = signal.signal(signal.SIGUSR1, note)
     try:
         Dropped()
         send()
+        Closed()
+        Closed().use()
     finally:
         signal.signal(signal.SIGUSR1, former)
-    assert seen == [True, False]
+    assert seen == [True, False, True, False, True]

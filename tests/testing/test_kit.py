@@ -97,7 +97,7 @@ def test_fixtures_of_the_plugin(pytester: pytest.Pytester, conftest: str) -> Non
     pytester.makeconftest(conftest)
     pytester.makepyfile(TEST_FILE)
 
-    result = pytester.runpytest_subprocess("-p", "no:randomly", "-p", "no:cacheprovider", timeout=PATIENCE)
+    result = pytester.runpytest_subprocess("-p", "no:randomly", "-p", "no:cacheprovider", timeout=4 * PATIENCE)
 
     result.assert_outcomes(passed=3)
 
@@ -108,7 +108,9 @@ def test_plugin_loads_no_driver_and_little_of_lockkit() -> None:
         "import sys, pytest; before = set(sys.modules); import lockkit.testing.kit.plugin; "
         "print(*sorted(name for name in set(sys.modules) - before if name.startswith('lockkit') or '.' not in name))"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True, text=True, timeout=PATIENCE)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, check=True, text=True, timeout=4 * PATIENCE
+    )
 
     roots = {name for name in done.stdout.split() if not name.startswith("lockkit")}
     assert roots <= sys.stdlib_module_names - {"asyncio"}
@@ -289,12 +291,13 @@ def test_lose_what_is_not_held(lockkit_client: KitClient) -> None:
 
 
 def test_fail_counts_acquisitions(lockkit_client: KitClient) -> None:
-    """So many fail, and no more; the error knows the lock."""
+    """So many fail, and no more; each time the error knows the lock."""
     lockkit_client.fail(lockkit.BackendUnavailable("down"), times=2)
 
     for name in ("a", "b"):
-        with pytest.raises(lockkit.BackendUnavailable, match="down"):
+        with pytest.raises(lockkit.BackendUnavailable, match="down") as caught:
             lockkit_client.lock(name, timeout=5).acquire()
+        assert caught.value.name == name
     lockkit_client.lock("a").acquire().release()
 
     assert [grant.name for grant in lockkit_client.grants] == ["a"]
@@ -471,6 +474,85 @@ async def test_asyncio_waiter_acts_at_its_time(lockkit_aio_client: AioKitClient,
 
 
 @pytest.mark.asyncio
+async def test_asyncio_task_acts_at_its_time_however_often_it_waits(
+    lockkit_aio_client: AioKitClient, lockkit_time: Clock
+) -> None:
+    """A poller in one long advance."""
+    seen: list[float] = []
+
+    async def poll() -> None:
+        while True:
+            assert await lockkit_aio_client.lock("a", renew=False).try_acquire(10) is None
+            seen.append(lockkit_time.elapsed)
+
+    async with lockkit_aio_client.other().lock("a"):
+        poller = asyncio.create_task(poll())
+        await lockkit_time.advance(1000)
+        poller.cancel()
+
+    assert seen == [10 * count for count in range(1, 101)]
+
+
+@pytest.mark.asyncio
+async def test_asyncio_many_tasks_act_at_one_time(lockkit_aio_client: AioKitClient, lockkit_time: Clock) -> None:
+    """None of them sees a later time than its own."""
+    seen: list[float] = []
+
+    async def wait() -> None:
+        assert await lockkit_aio_client.lock("a").try_acquire(10) is None
+        seen.append(lockkit_time.elapsed)
+
+    async with lockkit_aio_client.other().lock("a"):
+        tasks = [asyncio.create_task(wait()) for _ in range(50)]
+        await lockkit_time.advance(60)
+        await asyncio.gather(*tasks)
+
+    assert seen == [10] * 50
+
+
+def test_asyncio_tasks_of_another_thread_act_at_their_time(
+    lockkit_aio_client: AioKitClient, lockkit_time: Clock
+) -> None:
+    """The application's event loop may run in a thread of its own, as that of a test client for ASGI does."""
+    seen: list[float] = []
+
+    async def wait(seconds: float) -> None:
+        assert await lockkit_aio_client.lock("a").try_acquire(seconds) is None
+        seen.append(lockkit_time.elapsed)
+
+    async def main() -> None:
+        async with lockkit_aio_client.other().lock("a"):
+            await asyncio.gather(*(wait(seconds) for seconds in (1, 2, 3)))
+
+    with in_thread(lambda: asyncio.run(main())) as outcome:
+        lockkit_time.until_waiting(3)
+        lockkit_time.advance(10)
+
+    assert outcome == [None]
+    assert seen == [1, 2, 3]
+
+
+def test_asyncio_tasks_of_a_loop_that_does_not_run_do_not_disturb_an_advance(
+    lockkit_aio_client: AioKitClient, lockkit_time: Clock
+) -> None:
+    """They go on when it runs again."""
+    left: list[asyncio.Task[Any]] = []
+
+    async def begin() -> None:
+        left.extend(asyncio.create_task(lockkit_aio_client.lock("a").try_acquire(wait)) for wait in (5, 10))
+        await settled()
+
+    with asyncio.Runner() as runner:
+        held = runner.run(lockkit_aio_client.other().lock("a").acquire())
+        runner.run(begin())
+        lockkit_time.advance(20)
+        assert lockkit_time.elapsed == 20
+        runner.run(settled())
+        assert [task.result() for task in left] == [None, None]
+        runner.run(held.release())
+
+
+@pytest.mark.asyncio
 async def test_asyncio_waiters_go_on_without_awaiting_the_advance(
     lockkit_aio_client: AioKitClient, lockkit_time: Clock
 ) -> None:
@@ -636,6 +718,21 @@ async def test_asyncio_writes_are_awaited() -> None:
         await assert_fenced(careless)
     with pytest.raises(AssertionError, match="rejected"):
         await assert_fenced(closed)
+
+
+def test_asyncio_writes_may_be_any_callable() -> None:
+    """What counts is that the result can be awaited."""
+    guard = TokenGuard()
+
+    async def write(token: int) -> None:
+        guard.accept(token)
+
+    class Writer:
+        async def __call__(self, token: int) -> None:
+            guard.accept(token)
+
+    assert_fenced(lambda token: write(int(token)))
+    assert_fenced(Writer())
 
 
 def test_asyncio_writes_without_a_loop_are_checked_at_once() -> None:

@@ -87,6 +87,10 @@ class needs:  # noqa: N801 - a namespace, read as a word: needs.fairness
         lambda capabilities: capabilities.fair_shared,
     )
     permits = Need("it has no semaphores (permits 'none')", lambda capabilities: capabilities.permits != "none")
+    fair_permits = Need(
+        "its permits go to waiters in no particular order (not fair, or permits not 'native')",
+        lambda capabilities: capabilities.fair and capabilities.permits == "native",
+    )
     downgrade = Need(
         "it cannot turn a write lease into a read lease (not downgrade)", lambda capabilities: capabilities.downgrade
     )

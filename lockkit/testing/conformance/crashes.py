@@ -13,6 +13,7 @@ from lockkit.testing.timing import PATIENCE
 if TYPE_CHECKING:
     from lockkit import aio
     from lockkit.testing.processes import Worker
+    from lockkit.units import Seconds
 
 
 class Crashes(Cases):
@@ -93,24 +94,27 @@ class Crashes(Cases):
     @case(needs.processes)
     async def test_stopped_first_waiter_blocks_the_second_no_longer_than_a_ttl(self, driver: FaceDriver) -> None:
         """It is granted the lock, or its turn, and does not take it: the one behind comes in after the ttl."""
-        name = driver.name()
-        ttl = driver.timing.kept
         client = await driver.connect()
-        first, second = await driver.process(), await driver.process()
-        lease = await client.lock(name, ttl=driver.timing.long).acquire(PATIENCE)
-        for worker in (first, second):
-            await driver.call(lambda worker=worker: worker.start_acquire(name, ttl=ttl))
 
-        await _stop_between_questions(driver, client, first)
-        await lease.release()
-        held = await driver.call(second.finish_acquire, driver.timing.beyond(ttl))
+        async def pass_by(ttl: Seconds) -> None:
+            name = driver.name()
+            first, second = await driver.process(), await driver.process()
+            lease = await client.lock(name, ttl=driver.timing.long).acquire(PATIENCE)
+            for worker in (first, second):
+                await driver.call(lambda worker=worker: worker.start_acquire(name, ttl=ttl))
 
-        assert held.token > lease.token
-        await driver.call(first.resume)
-        await driver.call(second.release, held)
-        after = await driver.call(first.finish_acquire, driver.timing.beyond(ttl))
-        assert after.token > held.token
-        await driver.call(first.release, after)
+            await _stop_between_questions(driver, client, first)
+            await lease.release()
+            held = await driver.call(second.finish_acquire, driver.timing.beyond(ttl))
+
+            assert held.token > lease.token
+            await driver.call(first.resume)
+            await driver.call(second.release, held)
+            after = await driver.call(first.finish_acquire, driver.timing.beyond(ttl))
+            assert after.token > held.token
+            await driver.call(first.release, after)
+
+        await driver.renewed(pass_by)
 
     @case(needs.processes)
     async def test_killed_waiter_is_passed_by(self, driver: FaceDriver) -> None:
@@ -145,25 +149,29 @@ class Crashes(Cases):
     @case()
     async def test_forked_child_owns_nothing(self, driver: FaceDriver) -> None:
         """Its copy of the lease is lost, and releasing it frees nothing; the parent goes on holding and renewing."""
-        name, own_name = driver.name(), driver.name()
-        ttl = driver.timing.kept
         worker = await driver.process()
-        held = await driver.call(lambda: worker.acquire(name, ttl=ttl))
 
-        found = await driver.call(lambda: worker.ask("fork", number=held.number, name=own_name))
+        async def fork(ttl: Seconds) -> None:
+            name, own_name = driver.name(), driver.name()
+            held = await driver.call(lambda: worker.acquire(name, ttl=ttl))
 
-        assert found["held"] is False
-        assert found["lost"] is True
-        assert (found["check"], found["release"]) == ("LockLost", "LockLost")
-        # The child can work with the client that it was born with.
-        assert found["own_owners"] is True
-        if driver.capabilities.scope != "process":
-            assert found["owners"] == [held.owner]
-            assert found["parents_lock"] is False
-        await driver.sleep(ttl * 1.2)
-        assert await driver.call(lambda: worker.ask("confirm", number=held.number))
-        await driver.call(worker.check, held)
-        await driver.call(worker.release, held)
+            found = await driver.call(lambda: worker.ask("fork", number=held.number, name=own_name))
+
+            assert found["held"] is False
+            assert found["lost"] is True
+            assert (found["check"], found["release"]) == ("LockLost", "LockLost")
+            # The child can work with the client that it was born with.
+            assert found["own_owners"] is True
+            await driver.call(worker.check, held)
+            if driver.capabilities.scope != "process":
+                assert found["owners"] == [held.owner]
+                assert found["parents_lock"] is False
+            await driver.sleep(ttl * 1.2)
+            await driver.call(lambda: worker.ask("confirm", number=held.number))
+            await driver.call(worker.check, held)
+            await driver.call(worker.release, held)
+
+        await driver.renewed(fork)
 
 
 async def _stop_between_questions(driver: FaceDriver, client: aio.Client, waiter: Worker) -> None:

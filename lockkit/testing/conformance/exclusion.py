@@ -94,7 +94,7 @@ class Exclusion(Cases):
         client = await driver.connect()
         blocking = driver.target.connect()
         try:
-            lease = await driver.call(blocking.lock(name, ttl=driver.timing.long).acquire, 0)
+            lease = await driver.call(blocking.lock(name, ttl=driver.timing.long).acquire, PATIENCE)
             assert await driver.answered(client.lock(name, ttl=driver.timing.long).try_acquire) is None
             waiting = driver.spawn(client.lock(name, ttl=driver.timing.long).acquire())
             await driver.until_waiting(client, name)

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import pickle
 import threading
+import warnings
 from collections.abc import Awaitable, Callable
 from functools import partial
 
@@ -92,8 +93,13 @@ class Closing(Cases):
             with pytest.raises(lockkit.LockError, match="closed") as caught:
                 await waiter.result()
             assert not isinstance(caught.value, lockkit.LockTimeout)
-        (seen,) = await holder.holders(name)
-        assert seen.waiters in {0, None}
+
+        async def nobody_waits() -> bool:
+            (seen,) = await holder.holders(name)
+            return seen.waiters in {0, None}
+
+        # A server that learns it from the end of a connection learns it a little later.
+        await driver.eventually(nobody_waits, "nobody waits at the backend")
         await lease.release()
         assert await holder.holders(name) == []
 
@@ -141,16 +147,25 @@ class Leftovers(Cases):
     @case()
     async def test_dropped_lease_warns_and_is_free_after_its_ttl(self, driver: FaceDriver) -> None:
         """A lease that nobody points to is not renewed for ever."""
-        name = driver.name()
         client, other = await driver.connect(), await driver.connect()
         ttl = driver.timing.short
-        lease: aio.Lease | None = await client.lock(name, ttl=ttl).acquire(20)
+        warned = False
+        name = ""
+        while not warned:
+            name = driver.name()
+            lease: aio.Lease | None = await client.lock(name, ttl=ttl).acquire(PATIENCE)
+            assert lease is not None
+            record = lease._record
 
-        with pytest.warns(ResourceWarning, match=name):  # noqa: PT031 - not all interpreters count references
-            lease = None
-            gc.collect()
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always", ResourceWarning)
+                lease = None
+                gc.collect()
 
-        assert lease is None
+            warned = any(name in str(warning.message) for warning in caught)
+            # One that was lost before it was dropped, where the machine stood still, is dropped in silence.
+            assert warned or record.lost_reason == "expired"
+
         async with other.lock(name, ttl=driver.timing.long, timeout=driver.timing.beyond(ttl)):
             pass
 
@@ -159,11 +174,11 @@ class Leftovers(Cases):
         self, driver: FaceDriver, recwarn: pytest.WarningsRecorder
     ) -> None:
         """A warning would be wrong."""
-        client = await driver.connect()
-        lease: aio.Lease | None = await client.lock(driver.name(), ttl=driver.timing.long).acquire(PATIENCE)
+        client, names = await driver.connect(), (driver.name(), driver.name())
+        lease: aio.Lease | None = await client.lock(names[0], ttl=driver.timing.long).acquire(PATIENCE)
         assert lease is not None
         await lease.release()
-        lost: aio.Lease | None = await client.lock(driver.name(), ttl=driver.timing.short, renew=False).acquire(20)
+        lost: aio.Lease | None = await client.lock(names[1], ttl=driver.timing.short, renew=False).acquire(PATIENCE)
         assert lost is not None
         assert await lost.wait_lost(driver.timing.beyond(lost.ttl))
 
@@ -171,7 +186,10 @@ class Leftovers(Cases):
         gc.collect()
 
         assert lease is lost is None
-        assert [warning for warning in recwarn if issubclass(warning.category, ResourceWarning)] == []
+        # Of these: what another test has left may be collected here, too.
+        assert [
+            str(warning.message) for warning in recwarn if any(name in str(warning.message) for name in names)
+        ] == []
 
     @case()
     async def test_lease_cannot_be_pickled(self, driver: FaceDriver) -> None:

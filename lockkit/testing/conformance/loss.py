@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 import pytest
 
@@ -12,6 +12,9 @@ import lockkit
 from lockkit.backend import LossReason
 from lockkit.testing.conformance.base import Cases, FaceDriver, case
 from lockkit.testing.timing import PATIENCE
+
+if TYPE_CHECKING:
+    from lockkit.units import Seconds
 
 REASONS = get_args(LossReason)
 
@@ -37,26 +40,28 @@ class Loss(Cases):
     @case()
     async def test_broken_lock_is_told_by_the_next_renewal(self, driver: FaceDriver) -> None:
         """Long before the deadline: renewals come every third of the ttl."""
-        name = driver.name()
         client, other = await driver.connect(), await driver.connect()
-        told: list[str] = []
-        signal = driver.signal()
 
-        def on_lost(_: object, reason: str) -> None:
-            told.append(reason)
-            signal.set()
+        async def lose(ttl: Seconds) -> None:
+            name, told, signal = driver.name(), [], driver.signal()
 
-        ttl = driver.timing.kept * 2
-        lease = await client.lock(name, ttl=ttl, on_lost=on_lost).acquire(PATIENCE)
-        assert await other.break_lock(name)
+            def on_lost(_: object, reason: str) -> None:
+                told.append(reason)
+                signal.set()
 
-        assert await lease.wait_lost(driver.timing.beyond(ttl))
-        await signal.wait()
+            lease = await client.lock(name, ttl=2 * ttl, on_lost=on_lost).acquire(PATIENCE)
+            assert await other.break_lock(name) or lease.lost
 
-        assert told[0] in REASONS
-        assert told[0] != "expired"
-        with pytest.raises(lockkit.LockLost):
-            await lease.release()
+            assert await lease.wait_lost(driver.timing.beyond(2 * ttl))
+            await signal.wait()
+
+            assert told[0] in REASONS
+            if told[0] == "expired":
+                lease.check()
+            with pytest.raises(lockkit.LockLost):
+                await lease.release()
+
+        await driver.renewed(lose)
 
     @case()
     async def test_renewal_does_not_take_a_lost_lock_back(self, driver: FaceDriver) -> None:

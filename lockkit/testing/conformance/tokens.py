@@ -32,6 +32,7 @@ class Tokens(Cases):
 
         after = await other.lock(name, ttl=driver.timing.long).acquire(driver.timing.beyond(before.ttl))
 
+        assert not before.held
         assert after.token > before.token
         await after.release()
 

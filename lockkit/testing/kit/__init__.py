@@ -73,7 +73,7 @@ def assert_fenced(
     acquired the lock, while the next holder wrote.
 
     Args:
-        write: The application's write. If it is a coroutine function, await what this returns (without a running event
+        write: The application's write. If it returns an awaitable, await what this returns (without a running event
             loop the check runs at once).
         refused: What it raises when storage rejects the token.
 
@@ -86,12 +86,12 @@ def assert_fenced(
     # Above all that memory has granted so far: the storage may have seen those.
     older = wall_clock_us() + 1_000_000
     newer = older + 1
-    if inspect.iscoroutinefunction(write):
-        return _in_loop(_check_async(write, newer, older, refused))
     try:
-        write(newer)
+        answer = write(newer)
     except refused as error:
         raise AssertionError(_newer_refused(newer, error)) from error
+    if inspect.isawaitable(answer):
+        return _in_loop(_check_async(answer, write, newer, older, refused))
     try:
         write(older)
     except refused:
@@ -113,10 +113,14 @@ def _in_loop(check: Coroutine[Any, Any, None]) -> Awaitable[None]:
 
 
 async def _check_async(
-    write: Callable[[int], Any], newer: int, older: int, refused: type[BaseException] | tuple[type[BaseException], ...]
+    answer: Awaitable[Any],
+    write: Callable[[int], Any],
+    newer: int,
+    older: int,
+    refused: type[BaseException] | tuple[type[BaseException], ...],
 ) -> None:
     try:
-        await write(newer)
+        await answer
     except refused as error:
         raise AssertionError(_newer_refused(newer, error)) from error
     try:

@@ -75,7 +75,7 @@ class KitEngine(Engine[L]):
         """Open the space of the clock."""
         self.kit_runtime = runtime
         self.granted: list[tuple[str, Granted]] = []
-        self.failures: list[BaseException | type[BaseException]] = []
+        self.failures: list[Failure] = []
         super().__init__(partial(_open, runtime.clock.space), runtime, make_lease)
 
     async def acquire(self, settings: LockSettings, timeout: Seconds | None, *, name_holder: bool = True) -> L:
@@ -92,11 +92,11 @@ class KitEngine(Engine[L]):
     def _fail(self, settings: LockSettings) -> None:
         if self.client.closed or not self.failures:
             return
-        error = self.failures.pop(0)
+        error, name, backend = self.failures.pop(0)
         if isinstance(error, type):
             error = error(f"lockkit_client.fail() was called: lock {settings.name!r} at {self.url}")
         if isinstance(error, LockError):
-            error.name, error.backend = error.name or settings.name, error.backend or self.url
+            error.name, error.backend = name or settings.name, backend or self.url
         raise error
 
     def admit(self, settings: LockSettings, grant: Grant, started: Instant) -> L | None:
@@ -145,14 +145,18 @@ class KitEngine(Engine[L]):
         return [granted for name, granted in self.granted if backend.holds(granted, name)]
 
 
-def _failures(error: Any, times: Any) -> list[BaseException | type[BaseException]]:  # noqa: ANN401 - to be checked
+Failure = tuple[BaseException | type[BaseException], str | None, str | None]
+"""An error that a test gave, with the lock and the backend that it named: each time it is raised it names others."""
+
+
+def _failures(error: Any, times: Any) -> list[Failure]:  # noqa: ANN401 - to be checked
     if not isinstance(error, BaseException) and not (isinstance(error, type) and issubclass(error, BaseException)):
         message = f"fail() takes an exception or its class, not {error!r}"
         raise ConfigurationError(message)
     if isinstance(times, bool) or not isinstance(times, int) or times < 0:
         message = f"times must be a whole number from 0 on, not {times!r}"
         raise ConfigurationError(message)
-    return [error] * times
+    return [(error, getattr(error, "name", None), getattr(error, "backend", None))] * times
 
 
 def _open(space: str, host: Host) -> tuple[KitBackend, dict[str, Any]]:

@@ -46,7 +46,7 @@ FIRST_ROUNDS = 10
 """How many rounds of the event loop new tasks have until they wait, and tasks that were woken until they have ended."""
 
 SETTLE_ROUNDS = 100
-"""How many rounds of the event loop `Clock.advance` leaves to the tasks that it woke."""
+"""How many rounds of the event loop `Clock.advance` leaves to what it woke at a time, before it goes on without it."""
 
 
 class Waiter(Protocol):
@@ -83,6 +83,7 @@ class Clock:
         self._local = threading.local()
         self._parked: set[object] = set()  # calls that wait
         self._awake: set[object] = set()  # calls that were woken and have neither ended nor waited again
+        self._rounds = 0  # of the running event loop, left to those calls so far
 
     @property
     def elapsed(self) -> float:
@@ -204,18 +205,18 @@ class Clock:
         """End an advance."""
         self._advancing.release()
 
-    def give_up_on_tasks(self) -> None:
-        """Go on although tasks that were woken still run: they await something that is no part of the kit."""
-        with self._mutex:
-            self._awake.clear()
-
     def _settle(self) -> bool:
-        """Let the calls that were woken end or wait again."""
+        """Let the calls that were woken end or wait again; False if the running event loop has to go on for that."""
+        here = _running_loop()
         with self._mutex:
-            if not self._awake:
-                return True
-            if any(isinstance(call, asyncio.Task) for call in self._awake):
+            ours = here is not None and any(_loop_of(call) is here for call in self._awake)
+            if ours and self._rounds < SETTLE_ROUNDS:
+                self._rounds += 1
                 return False
+            self._rounds = 0
+            # A task of this loop that still runs awaits something that is no part of the kit, and one whose loop has
+            # ended never goes on. Threads do, and tasks of an event loop in another thread.
+            self._awake = {call for call in self._awake if _goes_on_elsewhere(call, here)}
             self._mutex.wait_for(lambda: not self._awake, SETTLE_SECONDS)
             self._awake.clear()
         return True
@@ -249,13 +250,10 @@ class Advance:
         if self._rounds < FIRST_ROUNDS:
             asyncio.get_running_loop().call_soon(self._begin)
         else:
-            self._rounds = 0
             self._go_on()
 
     def _go_on(self) -> None:
         try:
-            if self._rounds > SETTLE_ROUNDS or not _loop_runs():
-                self._clock.give_up_on_tasks()
             self._done = self._clock.run(self._until)
         except BaseException:
             self._done = True
@@ -264,7 +262,6 @@ class Advance:
         if self._done:
             self._clock.finish()
         else:
-            self._rounds += 1
             asyncio.get_running_loop().call_soon(self._go_on)
 
     def __await__(self) -> Generator[Any, Any, None]:
@@ -277,7 +274,7 @@ class Advance:
 
 def _unstarted_tasks() -> bool:
     """Tell whether the running loop, if any, has tasks that have not begun: they belong to the time before."""
-    if not _loop_runs():
+    if _running_loop() is None:
         return False
     coroutines = [task.get_coro() for task in asyncio.all_tasks()]
     return any(
@@ -286,12 +283,21 @@ def _unstarted_tasks() -> bool:
     )
 
 
-def _loop_runs() -> bool:
+def _running_loop() -> asyncio.AbstractEventLoop | None:
     try:
-        asyncio.get_running_loop()
+        return asyncio.get_running_loop()
     except RuntimeError:
-        return False
-    return True
+        return None
+
+
+def _loop_of(call: object) -> asyncio.AbstractEventLoop | None:
+    """Return the event loop of a call; None for that of a thread."""
+    return call.get_loop() if isinstance(call, asyncio.Task) else None
+
+
+def _goes_on_elsewhere(call: object, here: asyncio.AbstractEventLoop | None) -> bool:
+    loop = _loop_of(call)
+    return loop is None or (loop is not here and loop.is_running())
 
 
 class Task:
@@ -362,18 +368,17 @@ class _ThreadWaiter:
 class _FutureWaiter:
     """A task of an event loop that waits inside a call."""
 
-    __slots__ = ("_call", "_clock", "_future", "_loop", "_thread")
+    __slots__ = ("_call", "_clock", "_future", "_loop")
 
     def __init__(self, clock: Clock, call: object) -> None:
         self._clock = clock
         self._call = call
         self._loop = asyncio.get_running_loop()
-        self._thread = threading.get_ident()
         self._future: asyncio.Future[None] = self._loop.create_future()
 
     def wake(self) -> None:
         self._clock.woke(self._call)
-        if self._thread == threading.get_ident():
+        if self._loop is _running_loop():
             self._resolve()
         else:
             with suppress(RuntimeError):  # the loop is closed
@@ -524,7 +529,7 @@ class AsyncioKitRuntime(_Calls, AsyncioRuntime):
 
     def current(self) -> object:
         """See `Runtime.current`."""
-        return asyncio.current_task() if _loop_runs() else None
+        return asyncio.current_task() if _running_loop() is not None else None
 
     def _waiter(self, call: object) -> Waiter:
         return _FutureWaiter(self.clock, call)
@@ -538,8 +543,8 @@ class AsyncioKitRuntime(_Calls, AsyncioRuntime):
             super().spawn(name, function)
 
     async def settle(self, coroutine: Coroutine[Any, Any, Any], seconds: float) -> Any:  # noqa: ANN401 - any result
-        """See `Runtime.settle`."""
-        if self.clock.task is not None:
+        """See `Runtime.settle`. Nobody is cancelled in the clock, nor where a client closes without an event loop."""
+        if self.clock.task is not None or _running_loop() is None:
             return await coroutine
         self.loop = None
         return await super().settle(coroutine, seconds)

@@ -107,11 +107,17 @@ class Process:
 
     def kill(self) -> None:
         """Ends the process and all below it with SIGKILL, as a power cut would."""
+        killed: list[int] = []
         if self.returncode is None:
             # Stopped first, so that none forks another while the others are killed.
-            for pid in reversed(self._stop_tree()):
+            killed = self._stop_tree()
+            for pid in reversed(killed):
                 _kill(pid, signal.SIGKILL)
         self._popen.wait()
+        # Each has its memory until it has ended itself: PostgreSQL does not start beside what another one shares.
+        deadline = time.monotonic() + STOP_TREE_TIMEOUT
+        while not all(map(_has_ended, killed)) and time.monotonic() < deadline:
+            time.sleep(0.001)
 
     def _stop_tree(self) -> list[int]:
         """
@@ -122,11 +128,14 @@ class Process:
         kernel: a server may answer one more request before it stops.
         """
         deadline = time.monotonic() + STOP_TREE_TIMEOUT
+        before: list[Entry] = []
         while self.returncode is None:
             found = tree(self.pid)
             running = [entry.pid for entry in found if not entry.stopped]
-            if not running or time.monotonic() > deadline:
+            # Twice the same: one look may miss a process while another one ends.
+            if (not running and found == before) or time.monotonic() > deadline:
                 return [entry.pid for entry in found]
+            before = found
             for pid in running:
                 _kill(pid, signal.SIGSTOP)
         return []
@@ -148,6 +157,8 @@ class Entry:
 
 def tree(root: int) -> list[Entry]:
     """The process `root` and all processes below it, parents before their children."""
+    if os.path.exists(f"/proc/self/task/{os.getpid()}/children"):  # noqa: PTH110 - asked often
+        return _tree_by_children(root)
     below: dict[int, list[Entry]] = {}
     found: list[Entry] = []
     for entry in process_table():
@@ -159,24 +170,51 @@ def tree(root: int) -> list[Entry]:
     return found
 
 
+def _tree_by_children(root: int) -> list[Entry]:
+    """By what Linux tells of each process: to read the whole table takes 10 ms where 200 processes run."""
+    found = [entry] if (entry := find_process(root)) is not None else []
+    for parent in found:  # grows while it is walked
+        try:
+            tasks = os.listdir(f"/proc/{parent.pid}/task")  # noqa: PTH208 - names alone
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it ended while we looked
+        for task in tasks:
+            children = _read(f"/proc/{parent.pid}/task/{task}/children").split()
+            found += [child for pid in children if (child := find_process(int(pid))) and child.parent == parent.pid]
+    return found
+
+
+def find_process(pid: int) -> Entry | None:
+    """One process of the table."""
+    if not sys.platform.startswith("linux"):
+        return next((entry for entry in process_table() if entry.pid == pid), None)
+    # The second field is the name in parentheses, and may itself hold ") R 1".
+    fields = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    return Entry(pid, int(fields[1]), fields[0]) if fields else None
+
+
+def _has_ended(pid: int) -> bool:
+    """Whether nothing is left of a process, or only what its parent has not asked for."""
+    entry = find_process(pid)
+    return entry is None or entry.state.startswith(("Z", "X"))
+
+
+def _read(path: str) -> str:
+    """A file of /proc; empty if its process has ended."""
+    try:
+        return Path(path).read_text("utf-8", "replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
 def process_table() -> list[Entry]:
     """All processes of this machine that we can see."""
     if not sys.platform.startswith("linux"):
         columns = ["ps", "-axo", "pid=,ppid=,state="]
         lines = subprocess.run(columns, check=True, capture_output=True, text=True).stdout
         return [Entry(int(pid), int(parent), state) for pid, parent, state in map(str.split, lines.splitlines())]
-    table = []
-    for directory in Path("/proc").iterdir():
-        if not directory.name.isdigit():
-            continue
-        try:
-            stat = (directory / "stat").read_text()
-        except (FileNotFoundError, ProcessLookupError):
-            continue  # it ended while we looked
-        # The second field is the name in parentheses, and may itself hold ") R 1".
-        state, parent = stat.rpartition(")")[2].split()[:2]
-        table.append(Entry(int(directory.name), int(parent), state))
-    return table
+    names = [directory.name for directory in Path("/proc").iterdir()]
+    return [entry for name in names if name.isdigit() and (entry := find_process(int(name)))]
 
 
 def _kill(pid: int, number: int) -> None:

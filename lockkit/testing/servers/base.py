@@ -373,22 +373,32 @@ class Server(Service):
         Raises:
             ServerError: It failed; with all that it printed.
         """
-        user = self.user()
         done = subprocess.run(
-            command,
+            [*self._as_user(), *command],
             check=False,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             cwd=self.directory,
             env=self.environment() | environment,
-            user=user.uid if user else None,
-            group=user.gid if user else None,
-            extra_groups=[] if user else None,
         )
         if done.returncode != 0:
             raise ServerError(f"{command[0]} failed ({done.returncode}):\n{done.stdout}{done.stderr}")
         return done.stdout
+
+    def _as_user(self) -> Sequence[str]:
+        """
+        The command before a command that has it run as the server's user.
+
+        Not ``subprocess.run(user=...)``, which uses fork(2) instead of vfork(2): then the handlers of libraries run in
+        the child, and gRPC's start threads there, whose files are closed (SIGBUS).
+        """
+        if (user := self.user()) is None:
+            return ()
+        setpriv = shutil.which("setpriv")
+        if setpriv is None:
+            raise ServerError("setpriv was not found, which runs programs as another user: install util-linux")
+        return (setpriv, f"--reuid={user.uid}", f"--regid={user.gid}", "--clear-groups")
 
     def write(self, name: str, text: str, *, mode: int = 0o600) -> Path:
         """Writes a file into the directory that the server can read."""

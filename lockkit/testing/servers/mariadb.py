@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 from urllib.parse import quote
 
+from lockkit.testing.servers._template import make_or_copy
 from lockkit.testing.servers.base import START_TIMEOUT, Server
 from lockkit.testing.servers.binaries import find_program
 from lockkit.testing.servers.readiness import ask_mysql
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from lockkit.units import Seconds
 
@@ -78,14 +80,18 @@ class MariaServer(Server):
         self.write("my.cnf", "[mysqld]\n" + "\n".join(lines) + "\n")
         self.write("init.sql", self._first_statements())
         if not (self.data / "mysql").exists():
-            self._make_tables()
+            self._fill_data()
 
     def ask(self) -> str | None:
         """Ready when it greets."""
         return ask_mysql(self.host, self.port)
 
-    def _make_tables(self) -> None:
+    def _fill_data(self) -> None:
         program = find_program("mariadb-install-db", "mysql_install_db")
+        # The settings too: some, such as the size of a page, are for ever.
+        make_or_copy(self.data, lambda: self._make_tables(program), program, self.user(), sorted(self.settings.items()))
+
+    def _make_tables(self, program: Path) -> None:
         self.run(
             *(str(program), f"--defaults-file={self.directory / 'my.cnf'}"),
             *("--auth-root-authentication-method=normal", "--skip-test-db"),

@@ -7,6 +7,7 @@ import subprocess
 from typing import TYPE_CHECKING, ClassVar
 from urllib.parse import quote
 
+from lockkit.testing.servers._template import make_or_copy
 from lockkit.testing.servers.base import START_TIMEOUT, Server
 from lockkit.testing.servers.binaries import find_program
 from lockkit.testing.servers.readiness import ask_postgresql
@@ -130,6 +131,9 @@ class PostgresServer(Server):
         return beside if beside.exists() else find_program(name)
 
     def _make_cluster(self) -> None:
+        make_or_copy(self.data, self._initdb, self._program("initdb"), self.user(), self.password)
+
+    def _initdb(self) -> None:
         password_file = self.write("password", self.password or "-")
         self.run(
             *(str(self._program("initdb")), "-D", str(self.data), "--username=postgres"),

@@ -17,6 +17,7 @@ from lockkit.testing.servers import RedisServer, ServerError, docker, require
 from lockkit.testing.servers._resp import RespConnection
 from lockkit.testing.servers.docker import ContainerServer, _close_all, _somebody_listens, docker_has
 from lockkit.testing.servers.kinds import KINDS
+from lockkit.testing.timing import PATIENCE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -81,10 +82,10 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ContainerServer]:
     assert all(container.removed for container in Container.made)
 
 
-def ping(server: ContainerServer) -> object:
+def ping(server: ContainerServer, timeout: float = PATIENCE) -> object:
     """Asks the server at the port that the URL names."""
     assert server.url == f"redis://127.0.0.1:{server.port}/0"
-    with RespConnection(("127.0.0.1", server.port), timeout=0.3) as connection:
+    with RespConnection(("127.0.0.1", server.port), timeout=timeout) as connection:
         return connection.call("PING")
 
 
@@ -128,7 +129,7 @@ def test_paused_container_answers_after_resume(server: ContainerServer) -> None:
     server.start()
     server.pause()
     with pytest.raises(TimeoutError):
-        ping(server)
+        ping(server, timeout=0.3)
 
     server.resume()
 

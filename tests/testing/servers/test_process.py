@@ -20,7 +20,7 @@ from lockkit.testing.servers import (
     wait_until,
 )
 from lockkit.testing.servers._ports import FIRST_PORT, LAST_PORT, Ports, is_free
-from lockkit.testing.servers._process import tree
+from lockkit.testing.servers._process import Process, find_process, tree
 
 # Starts a server, tells its pid and directory, and then does what the test says.
 SCRIPT = """
@@ -233,6 +233,27 @@ def test_kill_ends_children_too() -> None:
 
         assert len(children) == 1
         wait_until(lambda: is_gone(children[0]))
+
+
+FORKING = """
+import os, pathlib, signal
+if os.fork() == 0:
+    kept = b"x" * 300_000_000
+    pathlib.Path("ready").touch()
+signal.pause()
+"""
+
+
+def test_kill_returns_when_all_have_ended(tmp_path: Path) -> None:
+    """A child needs time to give back what it has, and PostgreSQL does not start beside memory that is in use."""
+    process = Process([sys.executable, "-c", FORKING], log=tmp_path / "log", cwd=tmp_path, env={}, user=None)
+    wait_until(lambda: None if (tmp_path / "ready").exists() else "it has not begun")
+    (child,) = [entry.pid for entry in tree(process.pid)[1:]]
+
+    process.kill()
+
+    found = find_process(child)
+    assert found is None or found.state == "Z"
 
 
 def test_wait_until_says_what_was_missing() -> None:

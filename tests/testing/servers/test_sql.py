@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import subprocess
+import sys
 from typing import TYPE_CHECKING, Self
 
 import pytest
@@ -231,3 +232,19 @@ def maria() -> Iterator[MariaServer]:
     require("mariadb", local=True)
     with MariaServer(password="p'\\w") as server:  # noqa: S106 - as above
         yield server
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="registers a handler of glibc's")
+def test_programs_of_a_server_are_started_without_fork_handlers() -> None:
+    """Those of gRPC start threads in the child, which crash it before it has become the program."""
+    require("postgresql", local=True)
+    program = (
+        "import ctypes\n"
+        "from lockkit.testing.servers import PostgresServer\n"
+        "with PostgresServer() as server:\n"
+        "    libc = ctypes.CDLL(None)\n"
+        "    libc.__register_atfork(None, None, ctypes.cast(libc.abort, ctypes.c_void_p), None)\n"
+        "    print(server.execute('SELECT 6 * 7'))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stdout.strip()) == (0, "42"), done.stderr

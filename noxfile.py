@@ -43,6 +43,18 @@ def is_python(path: str, version: str) -> bool:
     return subprocess.run([path, "-c", script], capture_output=True, check=False).returncode == 0
 
 
+def version_of(python: str) -> tuple[int, ...]:
+    """Reads the version from the name of an interpreter."""
+    return tuple(map(int, re.findall(r"\d+", Path(python).name)))
+
+
+def outermost(others: list[str]) -> list[str]:
+    """Leaves, of other Pythons, newest first, the newest that is newer than this one, and the oldest that is older."""
+    newer = [path for path in others if version_of(path) > sys.version_info[:2]]
+    older = [path for path in others if version_of(path) < sys.version_info[:2]]
+    return newer[:1] + older[-1:]
+
+
 OTHER_PYTHONS = other_pythons()
 # What runs on those: the engine, the sync and async APIs, the embedded backends. Of the servers Redis alone.
 CORE = [
@@ -53,7 +65,6 @@ CORE = [
     *("tests/sync", "tests/aio", "tests/primitives/test_election.py", "tests/primitives/test_lock_set.py"),
     *("tests/backends/memory", "tests/backends/file"),
 ]
-CORE_BACKENDS = "memory or file"
 
 # Real servers that the tests need, by the names of lockkit.testing.servers; and the backends that need none.
 SERVERS = ["redis", "postgresql", "pgbouncer", "mariadb", "zookeeper", "etcd"]
@@ -61,6 +72,10 @@ EMBEDDED = {"memory", "file"}
 # Backends in distributions of their own.
 NATS = "examples/backends/lockkit-nats"
 DYNAMODB = "examples/backends/lockkit-dynamodb"
+
+# Most tests wait: for a ttl, a server, another process. Eight at a time keep two cores busy.
+# tests/conftest.py makes the groups, and puts the long ones first.
+PYTEST = ("pytest", "--numprocesses=8", "--dist=loadgroup", "--no-loadscope-reorder")
 
 nox.needs_version = ">=2024.10.9"
 nox.options.sessions = ["lint", "types", f"tests-{CURRENT}"]
@@ -109,32 +124,54 @@ def download_sdist(session: nox.Session, name: str) -> Path:
     return sdist
 
 
+def run_pytest(session: nox.Session, *arguments: str) -> None:
+    """
+    Runs tests in several processes.
+
+    In a fresh clone one process collects them first: else each would compile all modules, at the same time.
+    """
+    tag = "".join(map(str, version_of(str(session.python))[:2]))
+    if not any(Path("tests").rglob(f"*.cpython-{tag}-pytest-*.pyc")):
+        session.run("pytest", "--collect-only", "-qq", *arguments, silent=True, success_codes=range(6))
+    session.run(*PYTEST, *arguments)
+
+
+def run_core(session: nox.Session) -> None:
+    """Runs the core of the tests on another Python than this one."""
+    install(session, "test", "mypy")
+    install_servers(session, "redis")
+    # In one run: each process of a run imports and collects everything anew.
+    run_pytest(session, *CORE, "tests/conformance/test_suite.py", *(f"--target={name}" for name in sorted(EMBEDDED)))
+    session.run("mypy", "tests/typing")
+
+
 # The whole run last: the last lines of the output are its own.
-@nox.session(python=[*OTHER_PYTHONS, CURRENT])
+@nox.session(python=[*outermost(OTHER_PYTHONS), CURRENT])
 def tests(session: nox.Session) -> None:
     """
-    Runs all tests on this Python, and the core of them on each other Python of the machine.
+    Runs all tests on this Python, and the core of them on the newest and the oldest other Python of the machine.
+
+    What lies between has nothing that neither end has; `pythons` runs the core there too. Some conformance cases run on
+    some backends only (tests/conformance/selection.py); `conformance` runs all on all.
 
     Arguments go to pytest instead (`nox -s tests -- -m 'not slow'`), on this Python alone.
     """
-    # Most tests wait: for a ttl, a server, another process. Five at a time keep two cores half busy. Ten take two
-    # thirds of the time, and on a machine that stalls for seconds now and then servers answer too late for some tests.
-    # tests/conftest.py makes the groups, and puts the long ones first.
-    pytest = ("pytest", "--numprocesses=5", "--dist=loadgroup", "--no-loadscope-reorder")
     if session.python == CURRENT:
         install(session, "test")
         install_servers(session, *SERVERS, "nats")
-        session.run(*pytest, *session.posargs)
+        run_pytest(session, *session.posargs)
         if not OTHER_PYTHONS:
             session.warn(f"tested on Python {CURRENT} alone: this machine has no other one that lockkit supports")
     elif session.posargs:
         session.skip("arguments are for the tests on this Python")
     else:
-        install(session, "test", "mypy")
-        install_servers(session, "redis")
-        session.run(*pytest, *CORE)
-        session.run(*pytest, "tests/conformance", "-k", CORE_BACKENDS)
-        session.run("mypy", "tests/typing")
+        run_core(session)
+
+
+@nox.session(python=OTHER_PYTHONS)
+def pythons(session: nox.Session) -> None:
+    """Runs the core of the tests on each other Python of the machine: for the night."""
+    run_core(session)
 
 
 @nox.session
@@ -171,13 +208,15 @@ def browser(session: nox.Session) -> None:
     if not any(map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))):
         session.run("apt-get", "update", "-qq", external=True)
         session.run("apt-get", "install", "-qq", "--no-install-recommends", "chromium", external=True)
-    session.run("pytest", "tests/browser/suite.py", *session.posargs)
+    pictures = str(Path(session.create_tmp()) / "pictures")
+    session.run("pytest", "tests/browser/suite.py", *session.posargs, env={"LOCKKIT_PICTURES": pictures})
+    session.log(f"pictures of the pages: {pictures}")
 
 
 @nox.session
 def conformance(session: nox.Session) -> None:
     """
-    Runs the conformance suite on some backends only.
+    Runs every conformance case on every backend, also those that `tests` leaves out: for the night.
 
     ``nox -s conformance -- file redis`` takes backends by name, with the servers
     that they need; ``nox -s conformance -- redis://localhost:6379`` a URL of yours.
@@ -191,7 +230,7 @@ def conformance(session: nox.Session) -> None:
         if not names or not EMBEDDED.issuperset(names):
             install_servers(session, *([name for name in SERVERS if name in names] or SERVERS))
         selection = ["-k", " or ".join(names)] if names else []
-        session.run("pytest", "tests/conformance", *selection)
+        session.run(*PYTEST, "tests/conformance", "--nightly", *selection)
 
 
 @nox.session
@@ -235,7 +274,29 @@ def lowest(session: nox.Session) -> None:
     session.run("uv", "pip", "install", "--quiet", "--resolution=lowest-direct", *python, "-e", ".[all]", *tools)
     install_servers(session, *SERVERS)
     # Old drivers warn of what newer Pythons will not have: the newest drivers do not.
-    session.run("pytest", "tests/conformance", "--numprocesses=3", "-W", "default", *session.posargs)
+    session.run("pytest", "tests/conformance", "--nightly", "--numprocesses=3", "-W", "default", *session.posargs)
+
+
+@nox.session(name="lowest-frameworks")
+def lowest_frameworks(session: nox.Session) -> None:
+    """Runs the tests of each integration with the oldest framework that its extra allows (`-- celery` for one)."""
+    install(session, "test")
+    install_servers(session, "redis", "postgresql", "pgbouncer", "mariadb")
+    session.install("--quiet", "uv")
+    extras = PYPROJECT["project"]["optional-dependencies"]
+    for framework in session.posargs or ["celery", "apscheduler", "dramatiq", "rq", "alembic", "django", "fastapi"]:
+        # In front of what the tests need otherwise, of which some wants newer ones.
+        folder = Path(session.create_tmp()) / framework
+        shutil.rmtree(folder, ignore_errors=True)
+        session.run(
+            *("uv", "pip", "install", "--quiet", "--resolution=lowest-direct", "--target", str(folder)),
+            *extras[framework],
+            *("setuptools>=70,<81", "httpx>=0.27"),  # for old APSchedulers, and Starlette's client for tests
+        )
+        names = [framework, "starlette"] if framework == "fastapi" else [framework]
+        tests = [str(path) for name in names for path in Path("tests/integrations").glob(f"test_{name}*.py")]
+        # Old frameworks warn of what newer Pythons and drivers will not have.
+        session.run("pytest", "-W", "default", *tests, env={"PYTHONPATH": str(folder)})
 
 
 @nox.session(name="redis-py-suite")

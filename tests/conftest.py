@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import signal
+import ssl
 import sys
+import tempfile
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
+
+from lockkit.testing.servers._template import VARIABLE as TEMPLATES
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -18,8 +24,8 @@ if TYPE_CHECKING:
     from tests.storage.sql.support import Bases
 
 
-# A busy machine is no failure: the time of one example says nothing about the code.
-settings.register_profile("lockkit", deadline=None)
+# A busy machine is no failure: the time of one example says nothing about the code, nor does that of making it.
+settings.register_profile("lockkit", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("lockkit")
 
 
@@ -37,6 +43,40 @@ for _signum in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
         signal.signal(_signum, signal.SIG_DFL)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Which conformance cases are collected, on which targets."""
+    parser.addoption(
+        "--nightly", action="store_true", help="run every conformance case on every target (nox -s conformance does)"
+    )
+    parser.addoption("--target", action="append", metavar="NAME", help="run conformance cases on this target only")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let the servers of a run share what is made before their first start; pytest-xdist's processes inherit it."""
+    if TEMPLATES in os.environ:
+        return
+    patch = pytest.MonkeyPatch()
+    folder = tempfile.mkdtemp(prefix="lockkit-templates-")
+    patch.setenv(TEMPLATES, folder)
+    config.add_cleanup(lambda: shutil.rmtree(folder))
+    config.add_cleanup(patch.undo)
+    trust_one_authority(patch, Path(folder, "authority.pem"))
+
+
+def trust_one_authority(patch: pytest.MonkeyPatch, path: Path) -> None:
+    """
+    Trust one of the authorities that the machine trusts, by a file of it alone.
+
+    PyMySQL reads all of them for each connection, which takes 20 ms. Nothing here speaks to other machines, and tests
+    with TLS name authorities of their own.
+    """
+    everything = ssl.get_default_verify_paths().cafile
+    if everything is not None:
+        first, end, _ = Path(everything).read_text("utf-8").partition("-----END CERTIFICATE-----")
+        path.write_text(f"{first}{end}\n", "utf-8")
+        patch.setenv("SSL_CERT_FILE", str(path))
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
     """Spare the garbage collector what stays to the end: ten thousand items and their modules, at each collection."""
@@ -44,7 +84,7 @@ def pytest_collection() -> Generator[None, object, object]:
     try:
         return (yield)
     finally:
-        gc.collect()
+        # Not collected first: that would look at a million objects to find next to nothing.
         gc.freeze()
         gc.enable()
 
@@ -80,6 +120,7 @@ SUITE = "tests/conformance/test_suite.py"
 # Their tests share nothing: no server, no fixture that takes long.
 SINGLE = ("tests/simulation/", "tests/docs/", "tests/examples/", "tests/backends/test_hung_servers.py")
 EMBEDDED = {"memory", "file", "sqlite"}
+WITH_SERVERS = ("tests/backends/", "tests/storage/", "tests/cli/", "tests/integrations/", "tests/bench/")
 
 
 def group_of(nodeid: str) -> str:
@@ -91,11 +132,29 @@ def group_of(nodeid: str) -> str:
     return nodeid if file.startswith(SINGLE) else file
 
 
-def _rank(members: list[pytest.Item]) -> int:
-    """Order groups: files with slow tests, targets of the conformance suite, then the rest."""
-    if any(item.get_closest_marker("slow") for item in members):
+def _rank(members: list[pytest.Item]) -> tuple[int, int]:
+    slow = any(item.get_closest_marker("slow") for item in members)
+    return rank_of(members[0].nodeid, slow=slow), -len(members)
+
+
+def rank_of(nodeid: str, *, slow: bool) -> int:
+    """
+    Order groups by how long they may take: while the last one runs, all other processes are idle.
+
+    First what has slow tests, then the targets of the conformance suite, then files that start servers and processes;
+    last what is a single test. (Of each kind first those with many tests.)
+
+    Args:
+        nodeid: Of any test of the group.
+        slow: Whether one of its tests is marked as slow.
+    """
+    if slow:
         return 0
-    return 1 if members[0].nodeid.startswith(SUITE) else 2
+    if nodeid.startswith(SUITE):
+        return 5 if group_of(nodeid) == nodeid else 1
+    if nodeid.startswith(SINGLE):
+        return 4
+    return 2 if nodeid.startswith(WITH_SERVERS) else 3
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,4 +1,4 @@
-"""Processes of a test's own that need not import anything: forked from a `lockkit.testing.fork_servers.ForkServer`."""
+"""Processes that need not import anything: a test's own, forked from a `ForkServer`, and those that programs spawn."""
 
 from __future__ import annotations
 
@@ -8,12 +8,16 @@ import signal
 import subprocess
 import sys
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lockkit.configuration.registry import BUILTIN
 from lockkit.testing.fork_servers import environment, fork_server
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+_DRIVERS = {"postgresql": "psycopg", "mysql": "pymysql", "mariadb": "pymysql"}
 
 
 class Forked:
@@ -81,3 +85,25 @@ def arguments() -> list[str]:
     """In the process: what it was given."""
     given: list[str] = json.loads(sys.stdin.readline())
     return given
+
+
+def forking(*modules: str, path: str | None) -> dict[str, str]:
+    """
+    Give the variables with which what a program spawns is forked: see `tests.spawned.sitecustomize`.
+
+    Args:
+        modules: What its processes import beside the program.
+        path: Its ``PYTHONPATH`` otherwise.
+    """
+    if not sys.platform.startswith("linux"):
+        return {} if path is None else {"PYTHONPATH": path}
+    return {
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(Path(__file__).with_name("spawned")), path])),
+        "LOCKKIT_TEST_PRELOAD": " ".join(modules),
+    }
+
+
+def modules_of(url: str) -> list[str]:
+    """Name what is imported to connect there."""
+    scheme = url.partition(":")[0]
+    return ["lockkit.sync.client", BUILTIN[scheme].target.partition(":")[0], *filter(None, [_DRIVERS.get(scheme)])]

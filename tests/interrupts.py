@@ -8,6 +8,8 @@ import sys
 import threading
 from typing import TYPE_CHECKING
 
+from lockkit.testing.timing import PATIENCE
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import CodeType, FrameType
@@ -15,7 +17,6 @@ if TYPE_CHECKING:
 
 __all__ = ["CallStrike", "LockStrike", "OpcodeStrike", "elsewhere"]
 
-PATIENCE = 20.0
 ENTER = threading.Condition.__enter__.__code__
 EXIT = threading.Condition.__exit__.__code__
 

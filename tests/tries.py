@@ -1,31 +1,97 @@
-"""Single tries at a lock on a real server, and renewals there."""
+"""Waits of tests, which are polls with much patience; single tries at a lock on a real server, and renewals there."""
 
 from __future__ import annotations
 
+import asyncio
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar, cast
 
+from lockkit import observers
+from lockkit.engine.acquisition import Acquisition
 from lockkit.errors import BackendUnavailable
 from lockkit.testing.servers import wait_until
 from lockkit.testing.timing import PATIENCE
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Literal
+
+    import pytest
+
     import lockkit
     import lockkit.aio
 
-__all__ = ["busy", "busy_async", "until_renewed"]
+__all__ = [
+    "begin_to_wait",
+    "busy",
+    "busy_async",
+    "until",
+    "until_async",
+    "until_renewed",
+    "until_renewed_async",
+    "wait_for_observers",
+]
+
+T = TypeVar("T")
+UNTIL_SECONDS = 3 * PATIENCE
+"""How long what must happen may take: a process may have to start for it."""
+
+LOOK_SECONDS = 0.005
 
 
-def busy(lock: lockkit.Lock) -> bool:
+def until(condition: Callable[[], T | Literal[False] | None], seconds: float = UNTIL_SECONDS) -> T:
+    """Poll until something is true, and return it; fail after a generous bound."""
+    deadline = time.monotonic() + seconds
+    while True:
+        late = time.monotonic() > deadline  # before the look: the machine may stand still between the two
+        if found := condition():
+            return found
+        assert not late, f"did not come true within {seconds:g} s: {condition}"
+        time.sleep(LOOK_SECONDS)
+
+
+async def until_async(condition: Callable[[], T | Literal[False] | None], seconds: float = UNTIL_SECONDS) -> T:
+    """As `until`, while the event loop runs."""
+    deadline = time.monotonic() + seconds
+    while True:
+        late = time.monotonic() > deadline
+        if found := condition():
+            return found
+        assert not late, f"did not come true within {seconds:g} s: {condition}"
+        await asyncio.sleep(LOOK_SECONDS)
+
+
+def wait_for_observers(patch: pytest.MonkeyPatch) -> None:
+    """Have calls wait until observers have seen their events, on a busy machine too."""
+    patch.setattr(observers, "WAIT_SECONDS", PATIENCE)
+    patch.setattr(observers, "LAST_SECONDS", PATIENCE)
+
+
+def begin_to_wait(patch: pytest.MonkeyPatch) -> None:
     """
-    Tell whether a single try finds a lock held.
+    Have each timed wait for a single lock begin, however late the first answer came.
+
+    Without this a wait of 10 ms is over before it has begun where the machine runs other programs for so long.
+    """
+    out_of_time = cast("property", Acquisition._out_of_time).fget
+    assert out_of_time is not None
+
+    def over(call: Acquisition[object]) -> bool:
+        return (call._waiting or not call._request.queue) and out_of_time(call)
+
+    patch.setattr(Acquisition, "_out_of_time", property(over))
+
+
+def busy(lock: lockkit.Lock | lockkit.Semaphore, timeout: float = 0) -> bool:
+    """
+    Tell whether a single try, or a short wait, finds a lock held, or no free permit.
 
     Such a try leaves the server half a second. One that stalls for longer has broken no promise, and is asked again.
     """
     deadline = time.monotonic() + PATIENCE
     while True:
         try:
-            return lock.try_acquire() is None
+            return lock.try_acquire(timeout) is None
         except BackendUnavailable:
             if time.monotonic() > deadline:
                 raise
@@ -53,3 +119,14 @@ def until_renewed(*leases: lockkit.Lease) -> None:
         return f"{left} leases were not renewed" if left else None
 
     wait_until(renewed)
+
+
+async def until_renewed_async(lease: lockkit.aio.Lease) -> None:
+    """See `until_renewed`."""
+    before = lease._record.valid_until
+
+    def renewed() -> bool:
+        lease.check()
+        return lease._record.valid_until > before
+
+    await until_async(renewed)

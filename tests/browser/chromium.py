@@ -69,6 +69,9 @@ class Chromium:
         self._session = self.call("Target.attachToTarget", targetId=tab, flatten=True)["sessionId"]
         self.call("Page.enable")
         self.call("Runtime.enable")
+        self.call("Network.enable")
+        # Each page would load the index of the search, which takes a quarter of the time, and no test searches.
+        self.call("Network.setBlockedURLs", urls=["*/search/*", "*/workers/search.*"])
 
     def __enter__(self) -> Self:
         return self
@@ -137,6 +140,10 @@ class Chromium:
         self._events.clear()
         self.call("Page.navigate", url="about:blank")
         self._wait_for("Page.loadEventFired")
+        if url.startswith("http"):
+            # The site keeps the colours that a reader has chosen, and takes those of the last page for chosen.
+            origin = "/".join(url.split("/")[:3])
+            self.call("Storage.clearDataForOrigin", origin=origin, storageTypes="local_storage")
         self._events.clear()
         self.call("Page.navigate", url=url)
         self._wait_for("Page.loadEventFired")

@@ -2,21 +2,29 @@
 The built site as a reader sees it, at the width of a desktop and of a phone: ``nox -s browser``.
 
 Not among the tests that run everywhere, because it needs Chromium and the built site in ``site/``.
+
+``LOCKKIT_PICTURES`` names a folder for pictures of each page and of each of the lab's pages, at both widths.
 """
 
 from __future__ import annotations
 
+import os
+import struct
 import threading
+import zlib
 from contextlib import contextmanager
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
+from lockkit.lab import html, load, run, scenario_names
 from lockkit.testing.servers import wait_until
 from tests.browser.chromium import Chromium
-from tests.comparison.choice import NEEDS, Need, load
+from tests.comparison.choice import NEEDS, Need
+from tests.comparison.choice import load as load_choice
 from tests.conventions.sources import ROOT
 
 if TYPE_CHECKING:
@@ -27,13 +35,14 @@ PAGES = sorted(str(path.parent.relative_to(SITE)) for path in SITE.rglob("index.
 WIDTHS = {"desktop": 1280, "phone": 360}
 CLICKS_MAX = 9
 TABS_MAX = 200
-CHOICE = load()
+TABS = 8
+CHOICE = load_choice()
 
 # What reaches beyond the right edge of the window, unless it is in something that scrolls by itself.
 OUTSIDE = """
 (() => {
   const width = document.documentElement.clientWidth, found = [];
-  for (const element of document.querySelectorAll(".md-content *")) {
+  for (const element of (document.querySelector(".md-content") ?? document.body).querySelectorAll("*")) {
     const box = element.getBoundingClientRect();
     if (!box.width || box.right <= width + 1 || element.closest("svg")) continue;
     let parent = element.parentElement;
@@ -61,7 +70,8 @@ PALE = """
     .map((v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4))
     .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
   const found = new Set();
-  const walker = document.createTreeWalker(document.querySelector(".md-content"), NodeFilter.SHOW_TEXT);
+  const root = document.querySelector(".md-content") ?? document.body;
+  const walker = document.createTreeWalker(root, NodeFilter.SHOW_TEXT);
   for (let node = walker.nextNode(); node; node = walker.nextNode()) {
     const element = node.parentElement, style = getComputedStyle(element);
     const hidden = !element.offsetParent || element.closest("svg, .headerlink, script, style, noscript, .md-nav");
@@ -81,6 +91,43 @@ PALE = """
     if (ratio < enough) found.add(`${ratio.toFixed(2)} ${what}`);
   }
   return [...found].slice(0, 10);
+})()
+"""
+
+# The same for the texts of pictures, and which of them are cut off: out of the picture, or of the window.
+PALE_IN_PICTURES = """
+(() => {
+  const parse = (text) => { const n = text.match(/[\\d.]+/g).map(Number); return n.length > 3 ? n : [...n, 1]; };
+  const light = (c) => [0, 1, 2].map((i) => c[i] / 255)
+    .map((v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4))
+    .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+  const page = parse(getComputedStyle(document.body).backgroundColor);
+  const found = [];
+  for (const text of document.querySelectorAll("figure svg text")) {
+    const box = text.getBoundingClientRect(), picture = text.closest("svg").getBoundingClientRect();
+    const what = text.textContent.trim().slice(0, 40);
+    if (box.left < Math.max(picture.left, 0) - 1 || box.right > Math.min(picture.right, innerWidth) + 1)
+      found.push(`cut off: ${what}`);
+    const [x, y] = [box.left + box.width / 2, box.top + box.height / 2];
+    const below = document.elementsFromPoint(x, y).filter((e) => e.matches("svg rect, svg path, svg circle"))
+      .map((e) => getComputedStyle(e)).find((style) => /^rgb/.test(style.fill) && Number(style.fillOpacity) === 1);
+    const behind = below ? parse(below.fill) : page;
+    const [a, b] = [light(parse(getComputedStyle(text).fill)), light(behind)].sort((p, q) => q - p);
+    if ((a + 0.05) / (b + 0.05) < 4.5) found.push(`${((a + 0.05) / (b + 0.05)).toFixed(2)} ${what}`);
+  }
+  return found.slice(0, 10);
+})()
+"""
+
+# Where the focus is, and whether a reader sees it there: in view, and marked.
+FOCUS = """
+(() => {
+  const active = document.activeElement, hidden = active.matches("input.md-option, input.md-toggle");
+  const element = hidden ? active.nextElementSibling : active;  // the theme hides a switch behind the next label
+  const box = element.getBoundingClientRect(), style = getComputedStyle(element);
+  const inView = box.width > 0 && box.bottom > 0 && box.top < innerHeight && box.right > 0 && box.left < innerWidth;
+  const marked = style.outlineStyle !== "none" || style.boxShadow !== "none" || element.matches(".md-skip, input");
+  return [inView, marked, `${active.tagName}.${active.className}: ${element.outerHTML.slice(0, 200)}`];
 })()
 """
 
@@ -120,16 +167,99 @@ def choose(browser: Chromium, address: str) -> Chromium:
     return browser
 
 
-@pytest.mark.parametrize("width", WIDTHS.values(), ids=WIDTHS)
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where to put pictures."""
+    wanted = os.environ.get("LOCKKIT_PICTURES")
+    folder = Path(wanted) if wanted else tmp_path_factory.mktemp("pictures")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def take_picture(browser: Chromium, path: Path, width: int, *, whole: bool) -> None:
+    """Take a picture, and see that something is in it."""
+    browser.picture(path, whole=whole)
+    size, colours = look_at(path.read_bytes())
+    assert size[0] == width
+    assert size[1] > 0
+    assert colours > 2, f"{path} is blank"
+
+
+def look_at(picture: bytes) -> tuple[tuple[int, int], int]:
+    """Tell the width and height of a PNG, and how many different bytes are in it (PNG, third edition, chapter 11)."""
+    at, data, size = 8, b"", (0, 0)
+    while at < len(picture):
+        (length,), kind = struct.unpack(">I", picture[at : at + 4]), picture[at + 4 : at + 8]
+        if kind == b"IHDR":
+            size = struct.unpack(">II", picture[at + 8 : at + 16])
+        elif kind == b"IDAT":
+            data += picture[at + 8 : at + 8 + length]
+        at += length + 12
+    return size, len(set(zlib.decompress(data)))
+
+
 @pytest.mark.parametrize("page", PAGES)
-def test_page_fits_its_window(browser: Chromium, address: str, page: str, width: int) -> None:
-    """Nothing has to be scrolled sideways but code and wide tables, and nothing is out of sight."""
-    browser.look(width)
+def test_page_can_be_read(browser: Chromium, address: str, pictures: Path, page: str) -> None:
+    """Nothing is out of sight or has to be scrolled sideways but code and wide tables; all text stands out."""
+    for name, width in WIDTHS.items():
+        browser.look(width)
+        if name == "desktop":
+            browser.load(f"{address}/{page}/")
+            assert browser.run(PALE) == []
+
+        assert browser.run("document.documentElement.scrollWidth") <= width
+        assert browser.run(OUTSIDE) == []
+        label = page.replace("/", "-") if page != "." else "index"
+        take_picture(browser, pictures / f"{label}-{name}.png", width, whole=False)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_text_stands_out_in_the_dark(browser: Chromium, address: str, page: str) -> None:
+    """As in the light colour scheme."""
+    browser.look(WIDTHS["desktop"], scheme="dark")
 
     browser.load(f"{address}/{page}/")
 
-    assert browser.run("document.documentElement.scrollWidth") <= width
-    assert browser.run(OUTSIDE) == []
+    assert browser.run(PALE) == []
+
+
+@pytest.mark.parametrize("page", [".", "choose", "explanation/lab", "comparison/capabilities", "reference/errors"])
+def test_focus_is_seen(browser: Chromium, address: str, page: str) -> None:
+    """Who uses the keyboard sees where the next Enter goes."""
+    browser.look(WIDTHS["desktop"])
+    browser.load(f"{address}/{page}/")
+    seen = set()
+
+    for _ in range(TABS):
+        browser.press("Tab")
+        in_view, marked, what = browser.run(FOCUS)
+        assert in_view, what
+        assert marked, what
+        seen.add(what)
+
+    assert len(seen) > TABS // 2
+
+
+@pytest.mark.parametrize("name", scenario_names())
+def test_page_of_the_lab_can_be_read(browser: Chromium, pictures: Path, tmp_path: Path, name: str) -> None:
+    """What ``lockkit lab --html`` writes, in both colour schemes."""
+    path = tmp_path / "lab.html"
+    path.write_text(html.draw(run(load(name)), f"lockkit lab {name}"), encoding="utf-8")
+
+    schemes: tuple[Literal["light", "dark"], ...] = ("light", "dark")
+    for label, width in WIDTHS.items():
+        for scheme in schemes:
+            browser.look(width, 900, scheme=scheme)
+            browser.load(path.as_uri())
+            height = browser.run("document.documentElement.scrollHeight")
+            browser.look(width, height, scheme=scheme)
+
+            assert browser.run("document.documentElement.scrollWidth") <= width
+            assert browser.run(OUTSIDE) == []
+            assert browser.run(PALE) == []
+            assert browser.run(PALE_IN_PICTURES) == []
+        browser.look(width)
+        take_picture(browser, pictures / f"lab-{name}-{label}.png", width, whole=True)
 
 
 @pytest.mark.parametrize("page", ["choose", "comparison/capabilities", "comparison/choosing", "comparison"])
@@ -140,17 +270,6 @@ def test_tables_that_help_to_choose_need_no_scrolling_on_a_phone(browser: Chromi
     browser.load(f"{address}/{page}/")
 
     assert browser.run(WIDE_TABLES) == []
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("page", PAGES)
-def test_text_stands_out(browser: Chromium, address: str, page: str, scheme: Literal["light", "dark"]) -> None:
-    """Everyone can read it, in either colour scheme."""
-    browser.look(WIDTHS["desktop"], scheme=scheme)
-
-    browser.load(f"{address}/{page}/")
-
-    assert browser.run(PALE) == []
 
 
 # -- the questions -----------------------------------------------------------------------------------------------------

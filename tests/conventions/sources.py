@@ -22,12 +22,21 @@ class Module:
     Attributes:
         name: Dotted name.
         path: Its file.
-        tree: Its syntax tree.
     """
 
     name: str
     path: Path
-    tree: ast.Module
+
+    @property
+    def tree(self) -> ast.Module:
+        """Its syntax tree."""
+        return _parse(self.path)
+
+
+@cache
+def _parse(path: Path) -> ast.Module:
+    """Parse a file: when a test needs it, because each process that runs tests imports this."""
+    return ast.parse(path.read_text(), str(path))
 
 
 @cache
@@ -37,7 +46,7 @@ def modules() -> dict[str, Module]:
     for path in sorted((ROOT / "lockkit").rglob("*.py")):
         parts = path.relative_to(ROOT).with_suffix("").parts
         name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-        found[name] = Module(name, path, ast.parse(path.read_text(), str(path)))
+        found[name] = Module(name, path)
     return found
 
 

@@ -60,6 +60,17 @@ def test_machine_without_another_python_has_none(tmp_path: Path, monkeypatch: py
     assert load(monkeypatch, CURRENT, "3.99").OTHER_PYTHONS == []
 
 
+def test_newest_and_oldest_python_run_each_day(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This one runs everything; those between two that pass are left to the night."""
+    noxfile = load(monkeypatch, CURRENT)
+    older, newer = ["/b/python3.2", "/b/python3.1"], ["/b/python3.99", "/b/python3.98", "/b/python3.97"]
+
+    assert noxfile.outermost([*newer, *older]) == [newer[0], older[-1]]
+    assert noxfile.outermost(newer) == newer[:1]
+    assert noxfile.outermost(older) == older[-1:]
+    assert noxfile.outermost([]) == []
+
+
 def test_interpreter_is_asked_for_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its name may promise another one."""
     noxfile = load(monkeypatch, CURRENT)

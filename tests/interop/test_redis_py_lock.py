@@ -76,6 +76,7 @@ def test_neither_frees_the_other_s_lock(server: RedisServer) -> None:
 
         expired = client.lock("late", ttl=0.2, renew=False).acquire()
         expired.wait_lost()
+        theirs = data.lock("lockkit:late", timeout=30)
         assert theirs.acquire(blocking=True, blocking_timeout=30)
         with pytest.raises(lockkit.LockLost):
             expired.release()

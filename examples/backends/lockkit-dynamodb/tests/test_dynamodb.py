@@ -57,7 +57,7 @@ def test_grant_whose_answer_was_lost_is_undone(server: Server) -> None:
         dropped = proxy.drop_next_reply(match=b"UpdateExpression")
         lease = client.lock(NAME, ttl=600).acquire(PATIENCE)
 
-        assert dropped.is_set()
+        assert dropped.wait(PATIENCE)
         assert lease.confirm()
         lease.release()
 

@@ -125,6 +125,7 @@ _MYSQL_SETTINGS = Statement(
     " completion_type = 'NO_CHAIN', sql_select_limit = 18446744073709551615, sql_big_selects = 1"
 )
 _MYSQL_ISOLATION = Statement("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
+_MYSQL_ISOLATION_LOGGED = Statement("SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
 _MYSQL_VERSION = re.compile(r"(?:5\.5\.5-)?(\d+)\.(\d+)")
 _MARIADB_OLDEST = (10, 5)
 _MYSQL_OLDEST = (8, 0)
@@ -146,9 +147,9 @@ async def _set_up_mysql(connection: Connection, label: str, seconds: float) -> N
     if product == "MariaDB":
         connection.prepared = PreparedStatements()
     await connection.run(_MYSQL_SETTINGS, (), seconds)
-    # With a log of statements InnoDB refuses to write at this level (error 1665).
-    if not (int(logging) and log_format == "STATEMENT"):
-        await connection.run(_MYSQL_ISOLATION, (), seconds)
+    # With a log of statements InnoDB refuses to write at the lower level (error 1665).
+    logged = int(logging) and log_format == "STATEMENT"
+    await connection.run(_MYSQL_ISOLATION_LOGGED if logged else _MYSQL_ISOLATION, (), seconds)
 
 
 # SQLite's clock counts milliseconds. 'now' is the same wherever it stands in one statement.

@@ -546,7 +546,13 @@ class TestBinaryLog:
     def test_new_names_are_locked_with_a_log_of_statements(self, mode: str) -> None:
         """InnoDB locks gaps then, and lockkit's own INSERT must not wait for its own lock."""
         require("mariadb", local=True)
-        settings = {"log-bin": "binlog", "binlog-format": "STATEMENT", "server-id": "1"}
+        settings = {
+            "log-bin": "binlog",
+            "binlog-format": "STATEMENT",
+            "server-id": "1",
+            # At this level InnoDB writes no log of statements: lockkit sets its own.
+            "transaction-isolation": "READ-COMMITTED",
+        }
         with MariaServer(settings=settings) as server, lockkit.connect(f"{server.url}?mode={mode}") as client:
             for number in range(3):
                 with client.lock(f"new {number}", ttl=LONG, timeout=PATIENCE):

@@ -21,10 +21,11 @@ _LIMIT_SECONDS_MAX = 31_536_000
 """The longest limit that MariaDB and MySQL take, a year."""
 
 _MYSQL_LOOK = Statement("SELECT CONNECTION_ID(), VERSION()")
-_MYSQL_NO_OTHER_LIMIT = Statement(
+_MARIADB_NO_OTHER_LIMIT = Statement(
     "SET SESSION idle_transaction_timeout = 0, idle_readonly_transaction_timeout = 0,"
     " idle_write_transaction_timeout = 0, max_statement_time = 0"
 )
+_MYSQL_NO_OTHER_LIMIT = Statement("SET SESSION max_execution_time = 0")
 _MYSQL_LIMIT = Statement("SET SESSION wait_timeout = $1")
 _MYSQL_CANCEL = Statement("KILL QUERY $1")
 _MYSQL_END = Statement("KILL $1")
@@ -39,8 +40,8 @@ class MysqlLocking(Locking):
     """
     MariaDB and MySQL: ``wait_timeout`` ends a session that idles, whole seconds.
 
-    It counts in a transaction, too. MariaDB has other limits that go before it there, and one that ends the statement
-    of a waiter, which then queues anew: lockkit switches them off.
+    It counts in a transaction, too. MariaDB has other limits that go before it there, and both have one that ends the
+    statement of a waiter, which then queues anew: lockkit switches them off.
 
     Attributes:
         mariadb: The server is MariaDB, as the newest session found.
@@ -64,8 +65,7 @@ class MysqlLocking(Locking):
         """See `Locking.set_up`."""
         session.pid, version = (await session.run(_MYSQL_LOOK)).rows[0]
         self.mariadb = "MariaDB" in version
-        if self.mariadb:
-            await session.run(_MYSQL_NO_OTHER_LIMIT)
+        await session.run(_MARIADB_NO_OTHER_LIMIT if self.mariadb else _MYSQL_NO_OTHER_LIMIT)
 
     def limit(self, ttl: Seconds) -> int:
         """See `Locking.limit`."""

@@ -656,6 +656,21 @@ class TestFollowerWithoutLeader:
             assert not isinstance(outcome_of, Gone)
             assert isinstance(getattr(outcome_of, "error", None), lockkit.BackendUnavailable), outcome_of
 
+    def test_it_lists_no_locks(
+        self, cut_off: tuple[ZooKeeperServer, Callable[[], None]], opened: Callable[[str], Backend]
+    ) -> None:
+        """Not on a later page either, whose session may be at another member than that of the first."""
+        follower, stop_others = cut_off
+        ours = opened(follower.url)
+        ours.acquire("listed")
+        first = drive(ours.backend.names("listed"))
+        assert drive(ours.backend.names("listed", first)).names == ["listed"]
+        stop_others()
+        assert follower.mode() == "follower"
+
+        with pytest.raises(lockkit.BackendUnavailable):
+            drive(ours.backend.names("listed", first))
+
     def test_it_hands_no_lock_over(
         self, cut_off: tuple[ZooKeeperServer, Callable[[], None]], opened: Callable[[str], Backend]
     ) -> None:

@@ -18,14 +18,13 @@ renew               keep the leases alive, and check in one transaction for 100 
 release             delete the key, if it still has the ``create_revision`` of the grant
 update, downgrade   replace the value, if the key has not changed since its last known revision
 token               the ``create_revision``
-note                the key ``PREFIX+note/NAME``, attached to an etcd lease that ends it
+note                the key ``PREFIX+note/NAME`` (`lockkit.backends.etcd.notes`)
 ==================  ===============================================================================================
 
 Why one round trip suffices: the transaction compares the ``create_revision`` of *all* keys below the prefix with 0,
 which is true only if there are none (a comparison over a range: etcd 3.3).
 
-What lives apart from the locks has the prefix ``PREFIX+once`` or ``PREFIX+sem`` instead. When another member becomes
-the leader, the leases of notes start again: a note may live longer than it should, never shorter.
+What lives apart from the locks has the prefix ``PREFIX+once`` or ``PREFIX+sem`` instead.
 
 A client's locks with the same ttl share an etcd lease (`lockkit.backends.etcd.session`).
 
@@ -64,9 +63,10 @@ from lockkit.backend import (
 from lockkit.backends.etcd import rpc_pb2 as rpc
 from lockkit.backends.etcd import transactions, values
 from lockkit.backends.etcd.cluster import settle_by
-from lockkit.backends.etcd.connection import GRANT, RANGE, REVOKE, TXN
+from lockkit.backends.etcd.connection import RANGE, TXN
 from lockkit.backends.etcd.errors import LeaseEnded
 from lockkit.backends.etcd.inspection import Inspection
+from lockkit.backends.etcd.notes import LockNotes
 from lockkit.backends.etcd.options import OPTIONS, adopt_cluster, open_cluster
 from lockkit.backends.etcd.permits import PermitQueue, create_permit
 from lockkit.backends.etcd.session import Contender, Session, Sessions, round_up
@@ -137,6 +137,7 @@ class EtcdBackend(LockBackend):
         self._sessions = Sessions(host, cluster)
         self._permits = PermitQueue(cluster)
         self._inspection = Inspection(host.runtime, cluster)
+        self._notes = LockNotes(host.runtime, cluster)
         self._listener = WakeupListener(host.runtime, cluster)
 
     @classmethod
@@ -585,22 +586,11 @@ class EtcdBackend(LockBackend):
 
     async def read_note(self, name: str) -> Note | None:
         """See `LockBackend.read_note`."""
-        request = rpc.RangeRequest(key=self._note_key(name))
-        answer = await self._cluster.call(RANGE, request, resend=True, answer_by=self._runtime.now() + CALL_SECONDS)
-        return Note(answer.kvs[0].value.decode("utf-8", "replace"), None) if answer.kvs else None
+        return await self._notes.read(self._note_key(name))
 
     async def write_note(self, grant: Grant, text: str, keep: Seconds, answer_by: float = inf) -> bool:
-        """See `LockBackend.write_note`. The note has an etcd lease of its own, which is never kept alive."""
-        contender: Contender = grant.state
-        # If the answer is lost, the lease expires with nothing attached to it.
-        wanted = rpc.LeaseGrantRequest(TTL=round_up(keep))
-        lease = await self._cluster.call(GRANT, wanted, resend=True, answer_by=answer_by)
-        put = rpc.PutRequest(key=self._note_key(grant.name), value=text.encode(), lease=lease.ID)
-        request = rpc.TxnRequest(compare=[contender.compare_revision], success=[rpc.RequestOp(request_put=put)])
-        answer = await self._cluster.call(TXN, request, resend=True, answer_by=answer_by)
-        if not answer.succeeded:
-            await self._cluster.call(REVOKE, rpc.LeaseRevokeRequest(ID=lease.ID), resend=True, answer_by=answer_by)
-        return bool(answer.succeeded)
+        """See `LockBackend.write_note`."""
+        return await self._notes.write(grant.state, self._note_key(grant.name), text, round_up(keep), answer_by)
 
     async def erase(self) -> None:
         """See `LockBackend.erase`."""

@@ -9,6 +9,7 @@ from lockkit.errors import BackendUnavailable, ConfigurationError, LockError
 __all__ = [
     "DRIVER_ERRORS",
     "LeaseEnded",
+    "LeaseExists",
     "code_of",
     "details_of",
     "is_member_failure",
@@ -25,6 +26,10 @@ class LeaseEnded(BackendUnavailable):
     """The etcd lease in the request has expired or was revoked. The backend handles it."""
 
 
+class LeaseExists(BackendUnavailable):
+    """An etcd lease with the id in the request was granted before. The backend handles it."""
+
+
 _NO_SPACE = (
     "its database is full (alarm NOSPACE), so it grants no lock; held ones can be renewed and released. Compact and "
     "defragment it, then run `etcdctl alarm disarm`, or raise --quota-backend-bytes"
@@ -35,6 +40,7 @@ _NO_RIGHTS = "denies this user a right: grant read and write on the keys below t
 # etcd's messages (api/v3rpc/rpctypes/error.go), the same since 3.3; the class of the error, and what to say.
 _MESSAGES: tuple[tuple[str, type[LockError], str], ...] = (
     ("requested lease not found", LeaseEnded, "the lease has ended"),
+    ("lease already exists", LeaseExists, "the lease was granted before"),
     ("database space exceeded", BackendUnavailable, _NO_SPACE),
     ("permission denied", ConfigurationError, f"it {_NO_RIGHTS}"),
     ("invalid user ID or password", ConfigurationError, f"it {_LOGIN_REFUSED}: user name or password is wrong"),

@@ -159,6 +159,8 @@ class Contender:
         seen_at: The revision at which they were there.
         watch_id: Of the watch on that; 0 if there is none.
         watched_key: What is watched.
+        note_leases: Ids of the etcd leases, by ttl, of an attempt to write a note that was not answered: the next one
+            uses them again.
     """
 
     name: str
@@ -185,6 +187,7 @@ class Contender:
     seen_at: int = 0
     watch_id: int = 0
     watched_key: bytes = b""
+    note_leases: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Begin with the value of the creation."""

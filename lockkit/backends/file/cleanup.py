@@ -119,7 +119,7 @@ class Cleanup:
     def _remove_if_unused(self, fd: int, path: str) -> None:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not is_at(fd, path):
+            if not is_at(os.fstat(fd), path):
                 return  # another client removed it before the flock, and a third may have made it again and hold it
             state, boot = decode(read_record(fd), None)
         except RemovedError:

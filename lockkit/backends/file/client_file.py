@@ -95,7 +95,7 @@ class ClientFile:
             if self._closed:
                 message = "this client is closed: connect again"
                 raise BackendUnavailable(message)
-            if self.fd < 0 or not is_at(self.fd, self.path):
+            if self.fd < 0 or not is_at(os.fstat(self.fd), self.path):
                 # What it holds is free for others from the removal on, unless it renews first.
                 removed = self.path
                 self._make(now)

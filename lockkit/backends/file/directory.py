@@ -240,14 +240,14 @@ def unlink(path: str) -> None:
         os.unlink(path)  # noqa: PTH108
 
 
-def is_at(fd: int, path: str) -> bool:
+def is_at(status: os.stat_result, path: str) -> bool:
     """
-    Tell whether an open file is the one that has this name now.
+    Tell whether an open file, from its ``fstat``, is the one that has this name now.
 
     The number of its names does not tell that: a process that was killed while it made a record leaves a second one.
     """
     try:
-        return os.path.samestat(os.fstat(fd), os.lstat(path))
+        return os.path.samestat(status, os.lstat(path))
     except FileNotFoundError:
         return False
 

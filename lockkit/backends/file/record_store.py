@@ -138,7 +138,8 @@ class RecordStore:
         Args:
             name: The lock.
             change: Called with the state and the time. Must not wait.
-            create: Make the record if it is missing. Otherwise `change` gets a free lock, which is not kept.
+            create: `change` may take the lock: make the record if it is missing. Otherwise `change` gets a free lock,
+                which is not kept.
             forced: Also while nobody may take the lock because its record was damaged.
             answer_by: When to give up if another process has the record flocked.
 
@@ -155,7 +156,7 @@ class RecordStore:
                     self._check_client_file(now)
                 file = self._files.get(name)
                 if file is not None:
-                    return file.update(change, now, self._load, forced)
+                    return file.update(change, now, self._load, forced, create)
                 if not self._open(name, create=create):
                     return change(LockState(), now)
             except RemovedError:

@@ -93,7 +93,7 @@ KAZOO_LOCK = Check(
 DIRECTORIES_MAX = 200
 """How many locks are looked at for readers and kazoo's locks. With more, the examination takes seconds."""
 
-_KAZOO_NODE = re.compile(r"[0-9a-f]{32}__lock__\d{10}")
+_KAZOO_NODE = re.compile(r"[0-9a-f]{32}__lock__-?\d{9,10}")
 
 
 async def examine(examination: Examination) -> None:

@@ -37,7 +37,7 @@ from lockkit.backend import CALL_SECONDS
 from lockkit.backends.zookeeper.connection import ANSWER_SECONDS, CONNECT_SECONDS, Connection, outcome, weakly
 from lockkit.backends.zookeeper.engine_calls import EngineCalls
 from lockkit.backends.zookeeper.errors import DRIVER_ERRORS, connection_failed, translate, was_unanswered
-from lockkit.backends.zookeeper.quirks import end_session, sync_and_list
+from lockkit.backends.zookeeper.quirks import end_session, sync, sync_and_list
 from lockkit.backends.zookeeper.wakeup import Watches
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockError
 
@@ -364,7 +364,8 @@ class Session:
         return await self._children(lambda: self.client.get_children_async(path), until)
 
     async def children_of_each(self, paths: Sequence[str], until: Instant) -> list[list[str]]:
-        """List the children of many nodes, as `children_unsynced`, with all requests sent at once."""
+        """List the children of many nodes, as `children`, with all but one request sent at once."""
+        await self.read(lambda: sync(self.client), until)
         found = await self._of_each(self.client.get_children_async, paths, until)
         return [children or [] for children in found]
 

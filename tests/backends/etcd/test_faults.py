@@ -12,10 +12,10 @@ import pytest
 
 import lockkit
 from lockkit.backends.etcd.session import Contender, Session, Sessions
-from lockkit.runtime import BlockingRuntime
+from lockkit.runtime import BlockingRuntime, drive
 from lockkit.testing.servers import EtcdCluster, EtcdServer, FaultProxy, http2_call_ended, require, wait_until
 from lockkit.testing.stopwatch import Stopwatch
-from tests.backends.etcd.support import Waiting, interrupted, leases_of, queue_of, session_of, until_waiting
+from tests.backends.etcd.support import Waiting, interrupted, leases_of, queue_of, session_of, until_waiting, value_of
 from tests.tries import busy
 
 if TYPE_CHECKING:
@@ -31,6 +31,10 @@ pytestmark = pytest.mark.timeout(120)
 
 TTL = 3.0
 PATIENCE = 30.0
+
+KEEP = 86_400
+KEEP_REQUEST = b"\x08\x80\xa3\x05"
+"""How a request for an etcd lease of so many seconds begins."""
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -219,6 +223,25 @@ class TestLostAnswers:
         # The other lock was never in danger.
         assert kept.confirm()
         kept.release()
+
+    @pytest.mark.parametrize("lost", [KEEP_REQUEST, b"lockkit+note/noted"], ids=["lease", "note"])
+    def test_note_leaves_no_lease_without_it(
+        self, server: EtcdServer, proxy: FaultProxy, connect: Connect, lost: bytes
+    ) -> None:
+        """Neither that of an attempt whose answer was lost, nor that of the note which the next one replaces."""
+        client = connect(f"etcd://{proxy.address}")
+        lease, notes = client.lock("noted", ttl=30).acquire(), client._engine.notes
+        before = leases_of(server)
+        dropped = proxy.drop_next_reply(match=lost, until=http2_call_ended)
+
+        drive(notes.write(lease._record, "first", KEEP))
+
+        assert dropped.wait(PATIENCE)
+        assert leases_of(server) - before == {session_of(server, "lockkit+note/noted")}
+        drive(notes.write(lease._record, "second", KEEP))
+        assert value_of(server, "lockkit+note/noted") == b"second"
+        assert leases_of(server) - before == {session_of(server, "lockkit+note/noted")}
+        lease.release()
 
     def test_release_can_be_called_again(self, server: EtcdServer, proxy: FaultProxy, connect: Connect) -> None:
         """A release whose answer was lost raises; the second one does not touch another client's lock."""

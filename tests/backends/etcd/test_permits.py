@@ -10,6 +10,7 @@ import pytest
 
 import lockkit
 from lockkit.backend import apart
+from lockkit.backends.etcd import permits
 from lockkit.backends.etcd.permits import FIRST_SLOTS, lowest_free
 from lockkit.runtime import drive
 from lockkit.testing.servers import EtcdServer, FaultProxy, http2_call_ended, wait_until
@@ -296,6 +297,12 @@ class TestLostAnswers:
         assert keys_of(server, "lost") == []
         kept.release()
 
+    @pytest.fixture(params=[FIRST_SLOTS, 1])
+    def first_slots(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+        """With one, the second permit takes a second transaction."""
+        monkeypatch.setattr(permits, "FIRST_SLOTS", request.param)
+
+    @pytest.mark.usefixtures("first_slots")
     @pytest.mark.parametrize("timeout", [PATIENCE, 0])
     def test_further_permit(self, server: EtcdServer, proxy: FaultProxy, connect: Connect, timeout: float) -> None:
         """With a place in the queue the same request is sent again; a single try may fail, and leaves nothing."""
@@ -316,6 +323,22 @@ class TestLostAnswers:
         assert dropped.wait(PATIENCE)
         wait_until(lambda: None if keys_of(server, "further") == ["s0000"] else "more permits than one")
         first.release()
+
+    def test_permit_of_a_waiter(self, server: EtcdServer, proxy: FaultProxy, connect: Connect) -> None:
+        """The same request is sent again, finds the permit of the first one, and no other waits behind that."""
+        held = connect().semaphore("taken", limit=1, ttl=LONG).acquire(PATIENCE)
+        waiting = Waiting(connect(f"etcd://{proxy.address}").semaphore("taken", limit=1, ttl=LONG))
+        until_queued(server, "taken", 1)
+        dropped = proxy.drop_next_reply(match=b"lockkit+sem/taken/s0000", until=http2_call_ended)
+
+        held.release()
+
+        permit = waiting.lease()
+        assert dropped.wait(PATIENCE)
+        assert keys_of(server, "taken") == ["s0000"]
+        assert permit.confirm()
+        permit.release()
+        assert keys_of(server, "taken") == []
 
     def test_waiter_survives_cut_connections(self, server: EtcdServer, proxy: FaultProxy, connect: Connect) -> None:
         """It keeps its place, watches again, and gets the permit in its turn."""

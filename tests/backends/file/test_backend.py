@@ -11,6 +11,8 @@ from tests.backends.file.support import Connect, tick
 from tests.backends.support import StubHost, granted
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import pytest
 
 
@@ -31,6 +33,28 @@ def test_clients_exclude_each_other(connect: Connect, frozen: StubHost) -> None:
     assert drive(second.holders("x")) == []
 
     assert granted(drive(second.try_acquire(frozen.request()))).token > grant.token
+
+
+def test_asking_makes_no_record(connect: Connect, frozen: StubHost, directory: Path) -> None:
+    """A dashboard that asks for many names leaves nothing in the directory."""
+    client = connect(frozen)
+
+    assert drive(client.holders("x")) == []
+    assert not drive(client.break_lock("x"))
+    assert drive(client.read_note("x")) is None
+
+    assert [path.name for path in directory.iterdir()] == ["clients"]
+
+
+def test_record_that_another_thread_has_closed_is_opened_again(connect: Connect, frozen: StubHost) -> None:
+    """It does so when too many are open, between the look for the record and its flock."""
+    client, other = connect(frozen), connect(frozen)
+    grant = granted(drive(client.try_acquire(frozen.request())))
+
+    client._store._files["x"].close()
+
+    assert drive(client.renew([grant])) == [Renewed()]
+    assert isinstance(drive(other.try_acquire(frozen.request(queue=False))), Busy)
 
 
 def test_unusual_names_are_different_locks(connect: Connect, host: StubHost) -> None:

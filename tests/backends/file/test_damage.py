@@ -13,12 +13,20 @@ import pytest
 
 from lockkit.backend import Gone, Renewed, Unknown
 from lockkit.backends.file import directory
-from lockkit.backends.file.record import encode
+from lockkit.backends.file.record import FileClaim, encode
 from lockkit.backends.lock_state import LockState
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockError
 from lockkit.runtime import drive
 from tests.backends.file.support import LONG, Connect, open_files, tick
 from tests.backends.support import StubHost, granted
+
+
+def with_holder(claim: FileClaim) -> LockState[FileClaim]:
+    """Make the state of a lock that is held."""
+    state: LockState[FileClaim] = LockState(1)
+    state.holder, state.until = claim, 1e9
+    return state
+
 
 DAMAGES: dict[str, Callable[[bytes], bytes]] = {
     "empty": lambda _: b"",
@@ -27,6 +35,7 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
     "garbage": lambda _: b"\xff\x00garbage\n" * 50,
     "changed": lambda text: text.replace(b"lock", b"luck", 2),
     "flipped": lambda text: text[:80] + bytes([text[80] ^ 1]) + text[81:],
+    "odd client": lambda _: encode(with_holder(FileClaim("a" * 32, 30.0, "../clients")), "x", directory.boot_id()),
     "another lock's": lambda _: encode(LockState(1), "other", directory.boot_id()),
 }
 

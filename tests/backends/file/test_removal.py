@@ -36,6 +36,17 @@ def test_record_removed_by_a_stranger(connect: Connect, frozen: StubHost, direct
     assert drive(holder.renew([grant])) == [Gone("taken")]
 
 
+def test_record_removed_while_the_lock_is_free(connect: Connect, frozen: StubHost, directory: Path) -> None:
+    """A client that has the removed file open, from a moment ago, does not take the lock there beside the next one."""
+    client = connect(frozen)
+    assert drive(client.release(granted(drive(client.try_acquire(frozen.request())))))
+
+    (directory / "x.lock").unlink()
+
+    granted(drive(connect(frozen).try_acquire(frozen.request())))
+    assert isinstance(drive(client.try_acquire(frozen.request(queue=False))), Busy)
+
+
 def test_directory_removed_by_a_stranger(connect: Connect, frozen: StubHost, directory: Path) -> None:
     """A client makes it again, and the clients exclude each other there."""
     first, second = connect(frozen), connect(frozen)

@@ -90,6 +90,18 @@ class TestLayout:
 
         assert [one.owner for one in contenders(children)] == ["a", "b", "c"]
 
+    def test_negative_numbers_of_the_queue_have_nine_or_ten_digits(self) -> None:
+        """ZooKeeper fills them with zeros to ten characters, and the sign is one of them."""
+        children = [
+            "c__permit__-000000001",
+            "d__permit__0000000000",
+            "a__permit__-1000000000",
+            "c__permit__-000000001__slot1",
+            "b__permit__-999999999",
+        ]
+
+        assert [(one.owner, one.slot) for one in contenders(children)] == [("a", 0), ("b", None), ("c", 1), ("d", None)]
+
     def test_chroot_and_prefix_say_where(self, server: ZooKeeperServer, tree: Tree, connect: Connect) -> None:
         """Missing directories are created; a lock in another directory is another lock."""
         client = connect(f"{server.url}/team/a?prefix=deep/locks")

@@ -100,7 +100,8 @@ class TestHungServer:
         async def body(driver: FaceDriver) -> None:
             for connected in (True, False):
                 client = await driver.connect()
-                held = await client.lock("warm", ttl=LONG).acquire() if connected else None
+                if connected:
+                    await (await client.lock("warm", ttl=LONG).acquire()).release()
                 server.pause()
                 try:
                     await takes(0, client.lock("a", ttl=LONG).acquire(0))
@@ -110,8 +111,6 @@ class TestHungServer:
                     await takes(CLOSING, client.ping())
                 finally:
                     server.resume()
-                if held is not None:
-                    await held.release()
 
         play(face, server.url, body)
 
@@ -655,6 +654,21 @@ class TestFollowerWithoutLeader:
         for outcome_of in drive(ours.backend.renew([fresh, watched])):
             assert not isinstance(outcome_of, Gone)
             assert isinstance(getattr(outcome_of, "error", None), lockkit.BackendUnavailable), outcome_of
+
+    def test_it_lists_no_locks(
+        self, cut_off: tuple[ZooKeeperServer, Callable[[], None]], opened: Callable[[str], Backend]
+    ) -> None:
+        """Not on a later page either, whose session may be at another member than that of the first."""
+        follower, stop_others = cut_off
+        ours = opened(follower.url)
+        ours.acquire("listed")
+        first = drive(ours.backend.names("listed"))
+        assert drive(ours.backend.names("listed", first)).names == ["listed"]
+        stop_others()
+        assert follower.mode() == "follower"
+
+        with pytest.raises(lockkit.BackendUnavailable):
+            drive(ours.backend.names("listed", first))
 
     def test_it_hands_no_lock_over(
         self, cut_off: tuple[ZooKeeperServer, Callable[[], None]], opened: Callable[[str], Backend]

@@ -581,7 +581,7 @@ def _wait(
 def _cap(value: str | None) -> str | None:
     if value is None or value == "none" or (value.isascii() and value.isdigit()):
         return value
-    message = f"it must be a number of permits from 0 on, or none, not {value}"
+    message = f"it must be 0 or more permits, or none; not {value}"
     raise typer.BadParameter(message)
 
 

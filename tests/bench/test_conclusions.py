@@ -24,6 +24,7 @@ from lockkit.bench.workloads import WORKLOADS
 from lockkit.bench.workloads.base import Measured
 from lockkit.cli.app import app
 from lockkit.errors import BackendUnavailable, ConfigurationError
+from lockkit.testing.servers import RedisServer
 from tests.bench.test_page import ABOUT, read
 from tests.bench.test_run import BASELINE, OURS, PEER
 
@@ -357,7 +358,14 @@ def test_command_ends_before_it_measures(closed: int) -> None:
 
 def test_wrong_credentials_are_no_silence() -> None:
     """The error says what is wrong, as for the other commands."""
-    with pytest.raises(ConfigurationError):
-        require_answers(["redis://127.0.0.1:1?nope=1"])
-    require_answers(["memory://", "memory://"])
-    require_answers([])
+    with RedisServer(password="right") as server:  # noqa: S106 - of a throw-away server
+        require_answers([server.url, server.url, "memory://"])
+
+        with pytest.raises(ConfigurationError, match="user name or password is wrong"):
+            require_answers(["memory://", server.url.replace("right", "wrong")])
+
+
+def test_wrong_option_is_told_before_any_server_is_asked(closed: int) -> None:
+    """It is not the server's fault."""
+    with pytest.raises(ConfigurationError, match="unknown option 'nope'"):
+        require_answers([f"redis://127.0.0.1:{closed}", "memory://?nope=1"])

@@ -88,6 +88,13 @@ def taken(found: Section, *, plot: int = 0) -> str:
             {"ours": 600, "peer": 300, "baseline": 100},
             "Peer is lowest with 300 µs; lockkit has 600 µs, 2 times as much, 6 times the baseline (best µs).",
         ),
+        (
+            {"ours": 100.4, "peer": 300, "baseline": 100},
+            (
+                "lockkit is lowest with 100 µs, as much as the baseline (best µs); "
+                "the next, Peer, has 300 µs, 2.99 times as much."
+            ),
+        ),
         ({"ours": 100, "peer": 110}, "lockkit (100 µs) and the best other library, Peer (110 µs), are level."),
         ({"ours": 100}, "No other library was measured here: lockkit has 100 µs."),
         ({"peer": 100}, "lockkit has no figure here; the best library is Peer with 100 µs."),

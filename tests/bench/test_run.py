@@ -152,6 +152,17 @@ def test_ratios_are_taken_within_a_round() -> None:
     assert (peer.ratios["us"][BASELINE.key].lowest, peer.ratios["us"][BASELINE.key].highest) == (4.0, 4.0)
 
 
+def test_baseline_has_the_same_api_where_there_is_one() -> None:
+    """An asyncio lock is measured against an asyncio baseline; without one, against the blocking one."""
+    asyncio, twin = (replace(one, face="asyncio") for one in (BASELINE, OURS))
+
+    (both,) = Report(run(Told(lambda _: 1.0), subjects=(BASELINE, asyncio, OURS, twin)), {}).sections
+    (one,) = Report(run(Told(lambda _: 1.0), subjects=(BASELINE, twin)), {}).sections
+
+    assert [row.baseline for row in both.rows] == [None, None, BASELINE.key, asyncio.key]
+    assert [row.baseline for row in one.rows] == [None, BASELINE.key]
+
+
 def test_failure_in_a_later_round_keeps_the_former_figures() -> None:
     """But says so, compares nothing, and does not try again."""
     turns = {"Ours": 0}

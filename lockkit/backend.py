@@ -604,7 +604,10 @@ class LockBackend(ABC):
         Raises:
             Unsupported: The backend does not offer it.
         """
-        message = f"{self.url} cannot turn the write lease of {grant.name!r} into a read lease: release it, and read"
+        message = (
+            f"{self.url} cannot turn the write lease of {grant.name!r} into a read lease: release it, and acquire a "
+            "read lease"
+        )
         raise Unsupported(message, name=grant.name, backend=self.url)
 
     async def release_all(self, grants: Sequence[Grant], answer_by: Instant) -> None:

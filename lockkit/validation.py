@@ -114,7 +114,7 @@ def label(value: object) -> str:
     """
     if isinstance(value, str) and 0 < len(value) <= NAME_BYTES_MAX:
         return str(value)
-    message = f"label must be a text of 1 to {NAME_BYTES_MAX} characters, such as 'seat:{{seat}}', not {shown(value)}"
+    message = f"label must be a str of 1 to {NAME_BYTES_MAX} characters, such as 'seat:{{seat}}', not {shown(value)}"
     raise ConfigurationError(message)
 
 

@@ -81,7 +81,7 @@ app = _make_app(_Commands)
 
 _URL_HELP = (
     "Backend. Default: LOCKKIT_URL, else the profile named by LOCKKIT_ENV, else files of this user. "
-    "Put a URL with a password there, because all users of the machine can see the command line."
+    "Put a URL with a password into LOCKKIT_URL or a profile: all users of the machine can see the command line."
 )
 
 Url = Annotated[
@@ -433,7 +433,10 @@ def _hold(
 @app.command("demo", short_help="Sell seats with several processes, without a lock and with one.")
 def _demo(
     *,
-    url: Url = None,
+    url: Annotated[
+        str | None,
+        typer.Option("--url", metavar="URL", help="Backend of the lock. Default: files in a temporary directory."),
+    ] = None,
     profile: Profile = None,
     seats: Annotated[int, typer.Option(min=1, max=100_000, help="Seats to sell.")] = 100,
     processes: Annotated[int, typer.Option(min=2, max=64, help="Processes that sell.")] = 8,
@@ -442,8 +445,8 @@ def _demo(
     """
     Sell seats with several processes, without a lock and with one.
 
-    The number of free seats is in a plain file, which each process reads and, after a pause, writes. Without --url or
-    --profile the lock is a file in a temporary directory. Exit status 1 if a seat was sold twice under the lock.
+    The number of free seats is in a plain file, which each process reads and, after a pause, writes. Exit status 1 if
+    a seat was sold twice under the lock.
     """
     from lockkit.cli.demo import demo  # noqa: PLC0415 - see the module
 
@@ -578,7 +581,7 @@ def _wait(
 def _cap(value: str | None) -> str | None:
     if value is None or value == "none" or (value.isascii() and value.isdigit()):
         return value
-    message = f"it must be a number of permits from 0 on, or none, not {value}"
+    message = f"it must be 0 or more permits, or none; not {value}"
     raise typer.BadParameter(message)
 
 

@@ -71,7 +71,7 @@ def _print_finding(console: Console, finding: Finding, width: int | None) -> Non
         ("risk", _wrapped(finding.check.risk, width)),
         # As one line also on a narrow terminal, to be copied.
         ("fix", plain(finding.fix)),
-        ("docs", finding.check.page),
+        ("docs", finding.check.url),
     )
     for name, text in rows:
         _line(console, f"  {name:<{_INDENT - 2}}{text}")

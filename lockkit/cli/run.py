@@ -126,7 +126,7 @@ class _Job:
             return Status.DONE
         if record.count_attempt():
             return None
-        say(plain(f"all {self._options.attempts} attempts at {record.key!r} are used up"))
+        say(plain(f"no attempt at {record.key!r} is left (--attempts {self._options.attempts})"))
         return Status.DONE
 
     def _run_under(self, lease: Lease, record: Record | None) -> int:

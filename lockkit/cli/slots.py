@@ -56,7 +56,9 @@ def parse_zone(name: str | None) -> tzinfo:
     try:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError) as error:
-        message = f"--tz {name!r} is no time zone known here, such as Europe/Berlin: is the package tzdata installed?"
+        message = (
+            f"--tz must be a time zone such as Europe/Berlin, not {name!r}. If it is one, install the package tzdata"
+        )
         raise ConfigurationError(message) from error
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from lockkit.errors import DOCUMENTATION
+
 __all__ = ["Check", "Finding", "Severity"]
 
 
@@ -44,6 +46,11 @@ class Check:
     severity: Severity
     risk: str
     page: str
+
+    @property
+    def url(self) -> str:
+        """Address of that page, for people who have no copy of ``docs/``."""
+        return DOCUMENTATION + self.page.replace(".md", "/")
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,7 +70,7 @@ def leader_only(
         )
         raise ConfigurationError(message, name=name)
     if isinstance(getattr(scheduler._process_jobs, "__self__", None), Leadership):  # noqa: SLF001 - see Leadership
-        message = "leader_only() was called twice for one scheduler, whose campaigns would be against each other"
+        message = "leader_only() was called twice for one scheduler, whose campaigns would compete: call it once"
         raise ConfigurationError(message, name=name, backend=client.url)
     if scheduler.running:
         message = "leader_only() was called after scheduler.start(): jobs may have run already. Call it before"

@@ -153,7 +153,7 @@ def _in_order(members: Sequence[SetMember[L]]) -> tuple[SetMember[L], ...]:
         ConfigurationError: None, too many, or two of which lockkit cannot tell whether they are one lock.
     """
     if not members:
-        message = "a set of locks needs at least one lock: give a list that is not empty"
+        message = "a set of locks needs at least one lock: give a non-empty list"
         raise ConfigurationError(message)
     ordered: list[SetMember[L]] = []
     for member in sorted(members, key=lambda member: member.order):

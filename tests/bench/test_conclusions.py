@@ -24,6 +24,7 @@ from lockkit.bench.workloads import WORKLOADS
 from lockkit.bench.workloads.base import Measured
 from lockkit.cli.app import app
 from lockkit.errors import BackendUnavailable, ConfigurationError
+from lockkit.testing.servers import RedisServer
 from tests.bench.test_page import ABOUT, read
 from tests.bench.test_run import BASELINE, OURS, PEER
 
@@ -86,6 +87,13 @@ def taken(found: Section, *, plot: int = 0) -> str:
         (
             {"ours": 600, "peer": 300, "baseline": 100},
             "Peer is lowest with 300 µs; lockkit has 600 µs, 2 times as much, 6 times the baseline (best µs).",
+        ),
+        (
+            {"ours": 100.4, "peer": 300, "baseline": 100},
+            (
+                "lockkit is lowest with 100 µs, as much as the baseline (best µs); "
+                "the next, Peer, has 300 µs, 2.99 times as much."
+            ),
         ),
         ({"ours": 100, "peer": 110}, "lockkit (100 µs) and the best other library, Peer (110 µs), are level."),
         ({"ours": 100}, "No other library was measured here: lockkit has 100 µs."),
@@ -357,7 +365,14 @@ def test_command_ends_before_it_measures(closed: int) -> None:
 
 def test_wrong_credentials_are_no_silence() -> None:
     """The error says what is wrong, as for the other commands."""
-    with pytest.raises(ConfigurationError):
-        require_answers(["redis://127.0.0.1:1?nope=1"])
-    require_answers(["memory://", "memory://"])
-    require_answers([])
+    with RedisServer(password="right") as server:  # noqa: S106 - of a throw-away server
+        require_answers([server.url, server.url, "memory://"])
+
+        with pytest.raises(ConfigurationError, match="user name or password is wrong"):
+            require_answers(["memory://", server.url.replace("right", "wrong")])
+
+
+def test_wrong_option_is_told_before_any_server_is_asked(closed: int) -> None:
+    """It is not the server's fault."""
+    with pytest.raises(ConfigurationError, match="unknown option 'nope'"):
+        require_answers([f"redis://127.0.0.1:{closed}", "memory://?nope=1"])

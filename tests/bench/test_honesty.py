@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from lockkit.bench import catalog
 from lockkit.bench.report import Report
 from lockkit.bench.run import Run
 from lockkit.bench.settings import Settings
+from lockkit.bench.worker_pool import WorkerPool
 from lockkit.bench.workloads import WORKLOADS
 from lockkit.testing.servers._process import process_table
 from tests.bench.fakes import subject
@@ -263,6 +265,17 @@ def test_imports_are_compared_with_a_bare_interpreter() -> None:
     assert ours.figures["third_party"] == 0
     assert "redis" in theirs.details["third_party"]
     assert theirs.figures["modules"] > ours.figures["modules"] > 0
+
+
+def test_worker_of_a_turn_that_ends_early_is_gone_before_the_next(tmp_path: Path) -> None:
+    """Its fork server stays, for subjects of the same kind; the worker would disturb what they measure."""
+    with suppress(KeyboardInterrupt), WorkerPool(60) as pool:
+        part = {"name": "a", "seconds": 1.0, "pairs": 1, "warm_up": 0}
+        worker = pool.start(subject("Hanging", tmp_path), "pair", part, ttl=30)
+        raise KeyboardInterrupt
+
+    with pytest.raises(ProcessLookupError):
+        os.kill(worker.pid, 0)
 
 
 def test_nothing_is_left_running(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, ClassVar
 import pytest
 
 from lockkit.bench.options import QUICK_WORKLOADS, WORKLOAD_NAMES
-from lockkit.bench.report import Report
-from lockkit.bench.run import Run
+from lockkit.bench.report import Ratio, Report
+from lockkit.bench.run import Cell, Run
 from lockkit.bench.settings import Settings
 from lockkit.bench.worker_pool import WorkerFailed
 from lockkit.bench.workloads import WORKLOADS
@@ -150,6 +150,32 @@ def test_ratios_are_taken_within_a_round() -> None:
     assert ours.ratios["us"][BASELINE.key].rounds == [2.0, 2.0, 2.0]
     assert peer.ratios["us"][OURS.key].median == 2.0
     assert (peer.ratios["us"][BASELINE.key].lowest, peer.ratios["us"][BASELINE.key].highest) == (4.0, 4.0)
+
+
+def test_baseline_has_the_same_api_where_there_is_one() -> None:
+    """An asyncio lock is measured against an asyncio baseline; without one, against the blocking one."""
+    asyncio, twin = (replace(one, face="asyncio") for one in (BASELINE, OURS))
+
+    (both,) = Report(run(Told(lambda _: 1.0), subjects=(BASELINE, asyncio, OURS, twin)), {}).sections
+    (one,) = Report(run(Told(lambda _: 1.0), subjects=(BASELINE, twin)), {}).sections
+
+    assert [row.baseline for row in both.rows] == [None, None, BASELINE.key, asyncio.key]
+    assert [row.baseline for row in one.rows] == [None, BASELINE.key]
+
+
+def test_round_in_which_one_has_no_figure_or_nothing_gives_no_ratio() -> None:
+    """Some workloads leave a figure out, as for a takeover that never came, and idle waiters may send nothing."""
+    figures = {OURS: [{}, {"us": 2.0}, {"us": 6.0}], BASELINE: [{"us": 1.0}, {"us": 0.0}, {"us": 3.0}]}
+    cells = {
+        subject: Cell(subject, Told(lambda _: 1.0), {number: Measured(one) for number, one in enumerate(rounds)})
+        for subject, rounds in figures.items()
+    }
+
+    found = Ratio.of("us", cells[OURS], cells[BASELINE])
+
+    assert found is not None
+    assert found.rounds == [2.0]
+    assert Ratio.of("median", cells[OURS], cells[BASELINE]) is None
 
 
 def test_failure_in_a_later_round_keeps_the_former_figures() -> None:

@@ -42,7 +42,8 @@ def test_shows_what_was_found_and_what_mends_it(cli: Cli, server: RedisServer) -
     assert (done.returncode, done.stderr) == (0, "")
     assert f"redis://:***@{server.address}/0, ttl 30 s" in done.stdout
     assert f"warning  redis-no-persistence at {server.address}" in done.stdout
-    for part in ("appendonly is no", "frees every lock", "CONFIG SET appendonly yes", "backends/redis.md#"):
+    page = "https://lockkit.readthedocs.io/en/stable/backends/redis/#"
+    for part in ("appendonly is no", "frees every lock", "CONFIG SET appendonly yes", page):
         assert part in done.stdout
     assert done.stdout.endswith("\n1 warning\n")
     assert SECRET not in done.stdout

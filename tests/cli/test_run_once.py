@@ -57,7 +57,7 @@ def test_attempts_are_counted_before_the_start(cli: Cli) -> None:
     used_up = cli.run("run", "a", "--once", "k", "--attempts", "2", *RAN)
 
     assert (used_up.returncode, used_up.stdout) == (76, "")
-    assert "all 2 attempts at 'a@k' are used up" in used_up.stderr
+    assert "no attempt at 'a@k' is left (--attempts 2)" in used_up.stderr
     assert cli.run("run", "a", "--once", "k", "--attempts", "3", *RAN).stdout == "ran a@k\n"
 
 
@@ -102,7 +102,7 @@ def test_slot_goes_by_the_servers_clock(cli: Cli) -> None:
         (["--attempts", "2"], 2, "need --once-per or --once"),
         (["--on-done", "fail"], 2, "need --once-per or --once"),
         (["--once-per", "36h"], 78, "at most a day or whole days"),
-        (["--once-per", "1d", "--tz", "Nowhere"], 78, "no time zone known here"),
+        (["--once-per", "1d", "--tz", "Nowhere"], 78, "must be a time zone such as Europe/Berlin"),
         (["--once", ""], 78, "--once must name"),
         (["--once", "k" * 255], 78, "255 UTF-8 bytes"),
         (["--once", "k", "--url", "redlock://localhost:1,localhost:2,localhost:3"], 78, "notes on locks"),

@@ -35,10 +35,11 @@ PEERS = (
         "redis-py Lock",
         "Enough where work done twice is only a waste and ends well before its timeout.",
         "Part of the driver that you already have, with a sync and an async API. "
-        "Small enough to read in one sitting. It uses the same key as lockkit, so the two exclude each other.",
+        "Small enough to read in one sitting. "
+        "With the name `lockkit:NAME` it uses the key of lockkit's lock NAME, so the two exclude each other.",
         (
             (
-                "Nothing renews the lock, and the holder learns of its loss only when it releases.",
+                "The holder learns of its loss only when it releases.",
                 "test_redis_py_holder_hears_of_its_loss_when_it_releases",
                 "test_lockkit_holder_is_told_of_its_loss",
             ),
@@ -88,7 +89,7 @@ PEERS = (
         "A good choice if ZooKeeper is all you will ever use and you listen for lost sessions yourself.",
         "The recipe of ZooKeeper in the usual driver: fair, wakes one waiter at a time, and offers read and write "
         "locks, semaphores and elections, as lockkit does, and barriers, which lockkit lacks. "
-        "lockkit uses the same node layout, so both share one queue.",
+        "lockkit uses the same node layout, so on the same path both share one queue.",
     ),
     Peer(
         "pyetcd",

@@ -161,7 +161,7 @@ def _seen(report: Report, peer: Peer) -> Iterator[str]:
         mine = [row for row in section.rows if _library(row) == peer.label]
         kept = sorted({title(row.subject.group) for row in mine if row.figures.get("never")})
         if kept:
-            yield f"{section.workload.title}: no other client got the lock within three ttl, at {', '.join(kept)}."
+            yield f"{section.workload.title}: no other client got the lock within three ttl, at {'; '.join(kept)}."
         for row in mine:
             if row.status in {"broken", "failed"}:
                 yield f"{section.workload.title}: {row.status} at {title(row.subject.group)}, {code(cell(row.reason))}."

@@ -48,20 +48,6 @@ def rows(page: str) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("page", sorted(path.name for path in FOLDER.glob("*.md")))
-def test_every_test_that_a_page_names_is_there(page: str) -> None:
-    """A claim that leads nowhere is none."""
-    known = set().union(
-        *(
-            defined(path.read_text())
-            for folder in ("tests", "lockkit/testing")
-            for path in (ROOT / folder).rglob("*.py")
-        )
-    )
-
-    assert sorted(set(CLAIM.findall((FOLDER / page).read_text())) - known) == []
-
-
 @pytest.mark.parametrize("page", ["naive-ways.md", "redlock-debate.md"])
 def test_every_row_names_its_test(page: str) -> None:
     """What goes wrong, and what goes right, are both shown."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -77,6 +78,16 @@ def test_interpreter_is_asked_for_its_version(monkeypatch: pytest.MonkeyPatch) -
 
     assert noxfile.is_python(sys.executable, CURRENT)
     assert not noxfile.is_python(sys.executable, "3.99")
+
+
+def test_every_session_is_listed_for_contributors() -> None:
+    """With what it does, in the table of CONTRIBUTING.md; and no other."""
+    session = re.compile(r'^@nox\.session(?:\((?:name="(.*?)"|.*)\))?\ndef (\w+)', re.MULTILINE)
+    sessions = [given or function for given, function in session.findall((ROOT / "noxfile.py").read_text())]
+    table = (ROOT / "CONTRIBUTING.md").read_text().partition("| session |")[2].partition("\n\n")[0]
+    listed = [name for row in table.splitlines()[2:] for name in re.findall(r"`(.*?)`", row.split("|")[1])]
+
+    assert sorted(listed) == sorted(sessions)
 
 
 def test_core_exists(monkeypatch: pytest.MonkeyPatch) -> None:

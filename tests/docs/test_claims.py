@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from functools import cache
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -10,17 +12,39 @@ from tests.docs.story import ROOT
 from tests.interop.kazoo_differences import DIFFERENCES as KAZOO_DIFFERENCES
 from tests.interop.redis_py_differences import DIFFERENCES
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
 EXPLANATION = ROOT / "docs" / "explanation"
 
 
-@pytest.mark.parametrize("page", ["what-failover-does.md", "sql-modes.md"])
-def test_every_test_that_shows_a_claim_is_there(page: str) -> None:
-    """These pages of docs/explanation name a test for each of their claims."""
-    sources = [path.read_text() for folder in ("tests", "lockkit/testing") for path in (ROOT / folder).rglob("*.py")]
-    named = set(re.findall(r"`(test_\w+)`", (EXPLANATION / page).read_text()))
+NAME = re.compile(r"`(test_\w+)`")
+PATH = re.compile(r"`((?:tests|lockkit|docs|examples|compose)/[\w./-]+)`")
+# These name tests of another project.
+FOREIGN = {"kazoo-differences.md", "redis-py-differences.md"}
+PAGES = {page: page.read_text() for page in sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])}
+CLAIMS = [page for page, text in PAGES.items() if page.name not in FOREIGN and NAME.search(text)]
+
+
+@cache
+def known() -> set[str]:
+    """All tests, the conformance suite among them."""
+    files = [path for folder in ("tests", "lockkit/testing") for path in (ROOT / folder).rglob("*.py")]
+    return {name for path in files for name in re.findall(r"def (test_\w+)\(", path.read_text())}
+
+
+@pytest.mark.parametrize("page", CLAIMS, ids=lambda page: page.name)
+def test_every_test_that_shows_a_claim_is_there(page: Path) -> None:
+    """A claim that leads nowhere is none."""
+    assert sorted(set(NAME.findall(PAGES[page])) - known()) == []
+
+
+def test_every_file_that_a_page_names_is_there() -> None:
+    """A reader who follows it finds it."""
+    named = {(page.name, path) for page, text in PAGES.items() for path in PATH.findall(text)}
 
     assert named
-    assert [name for name in sorted(named) if not any(f"def {name}(" in source for source in sources)] == []
+    assert [(page, path) for page, path in sorted(named) if not (ROOT / path).exists()] == []
 
 
 @pytest.mark.parametrize(("page", "header"), [("what-failover-does.md", "event"), ("sql-modes.md", "what happens")])

@@ -11,6 +11,7 @@ import pytest
 
 import lockkit.backends
 import lockkit.doctor
+import lockkit.errors
 from lockkit.doctor import Check
 
 ROOT = Path(__file__).parents[2]
@@ -44,6 +45,7 @@ def test_finding_leads_to_a_heading(check: Check) -> None:
     headings = re.findall(r"^#+ (.*)$", (ROOT / "docs" / name).read_text(), re.MULTILINE)
 
     assert not anchor or anchor in {heading.lower().replace(" ", "-") for heading in headings}
+    assert check.url == f"{lockkit.errors.DOCUMENTATION}{name.removesuffix('.md')}/" + (f"#{anchor}" if anchor else "")
     assert check.risk.endswith(".")
 
 

@@ -61,7 +61,7 @@ _NEVER_SENT = ("failed to connect to all addresses", "no leader", "DNS resolutio
 
 _CODES: dict[grpc.StatusCode, tuple[type[LockError], str]] = {
     grpc.StatusCode.DEADLINE_EXCEEDED: (BackendUnavailable, "did not answer in time"),
-    grpc.StatusCode.UNAVAILABLE: (BackendUnavailable, "cannot be reached"),
+    grpc.StatusCode.UNAVAILABLE: (BackendUnavailable, "cannot be reached: is it running, and reachable from here?"),
     grpc.StatusCode.CANCELLED: (BackendUnavailable, "did not finish the call: the connection was closed"),
     grpc.StatusCode.INTERNAL: (BackendUnavailable, "broke the connection"),
     grpc.StatusCode.UNKNOWN: (BackendUnavailable, "failed"),

@@ -148,4 +148,6 @@ def translate(error: BaseException, label: str) -> LockError:
         return BackendUnavailable(f"{label} did not answer in time ({text}): is it overloaded, stopped or cut off?")
     if isinstance(error, ServerSaid):
         return BackendUnavailable(f"{label} refused the request: {text}")
-    return BackendUnavailable(f"no connection to {label}: {text}")
+    # redis-py repeats the address: "Error 111 connecting to 127.0.0.1:6379. Connection refused."
+    said = re.sub(r"^Error .* connecting to \S+ ", "", text).removesuffix(".")
+    return BackendUnavailable(f"no connection to {label}: is it running, and reachable from here? ({said})")

@@ -78,7 +78,10 @@ _ADVICE: dict[Kind, tuple[Callable[[str], LockError], str]] = {
         "denies this user a right: SELECT, INSERT, UPDATE and DELETE are needed, and CREATE or lockkit migrate before",
     ),
     "login": (ConfigurationError, "refuses the login: see user name, password and the server's rules for this host"),
-    "no database": (ConfigurationError, "cannot be opened: see the name of the database, and that it is there"),
+    "no database": (
+        ConfigurationError,
+        "cannot be opened: check the name of the database, and that it, or the directory of its file, exists",
+    ),
     "no session": (BackendUnavailable, "has no such session"),
     "read-only": (
         ConfigurationError,
@@ -90,7 +93,10 @@ _ADVICE: dict[Kind, tuple[Callable[[str], LockError], str]] = {
         ConfigurationError,
         "cannot store a character of this name in the database's encoding: use other names, or a database in UTF-8",
     ),
-    "connection": (BackendUnavailable, "cannot be reached, or ended the connection"),
+    "connection": (
+        BackendUnavailable,
+        "cannot be reached, or ended the connection: is it running, and reachable from here?",
+    ),
     "other": (BackendUnavailable, "refused the statement"),
 }
 

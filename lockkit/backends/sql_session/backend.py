@@ -423,8 +423,8 @@ class SessionBackend(LockBackend):
         """See `LockBackend.names`: the server shows who holds a row or a number, but not for all names at once."""
         del prefix, after
         message = (
-            f"{self.url} cannot list its locks: the server knows a lock only by a number or a row, and names that were "
-            "used before tell nothing. Ask for the holders of each name, or use mode=table, which lists its locks"
+            f"{self.url} cannot list its locks: at the server, a held lock has no name, only a number or a locked row. "
+            "Ask for the holders of each name, or use mode=table, which lists its locks"
         )
         raise Unsupported(message, backend=self.url)
 

@@ -129,7 +129,7 @@ class HeldLocks:
         if session.pooled:
             message = (
                 f"{self._database.url} is behind a pooler, where a write lease of {grant.name!r} cannot become a read "
-                "lease: release it, and read"
+                "lease: release it, and acquire a read lease"
             )
             raise Unsupported(message, name=grant.name, backend=self._database.url)
         if not await session.turn.take(answer_by):

@@ -150,7 +150,7 @@ class LeaseTable:
         if not self._auto_create:
             names = " and ".join(table.fullname for table in tables)
             message = (
-                f"{self._database.url} lacks one of the tables {names}. Make them by lockkit migrate, or keep "
+                f"{self._database.url} lacks one of the tables {names}. Create them with lockkit migrate, or keep "
                 "auto_create on"
             )
             raise ConfigurationError(message, backend=self._database.url) from error

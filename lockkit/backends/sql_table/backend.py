@@ -238,7 +238,7 @@ class SqlTableBackend(LockBackend):
 
     async def _make_table(self, error: MissingTable, answer_by: float) -> None:
         if not self._auto_create:
-            message = f"{error}. Make it by lockkit migrate, or keep auto_create on"
+            message = f"{error}. Create it with lockkit migrate, or keep auto_create on"
             raise ConfigurationError(message, backend=self.url) from error.__cause__
         await create(self.database, self.tables, answer_by)
 

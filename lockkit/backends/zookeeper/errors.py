@@ -17,15 +17,16 @@ __all__ = ["DRIVER_ERRORS", "connection_failed", "translate", "was_unanswered"]
 DRIVER_ERRORS: tuple[type[BaseException], ...] = (kazoo.KazooException, KazooTimeoutError)
 """What a request through kazoo may raise."""
 
+_NO_TIME = "did not answer in time: is it overloaded, stopped or cut off?"
 # In the order in which they are tried: ConnectionClosedError is a SessionExpiredError.
 _TABLE: tuple[tuple[type[BaseException], Callable[[str], LockError], str], ...] = (
-    (KazooTimeoutError, BackendUnavailable, "did not answer in time: is it overloaded, stopped or cut off?"),
+    (KazooTimeoutError, BackendUnavailable, _NO_TIME),
     (kazoo.ConnectionClosedError, BackendUnavailable, "cannot be reached: the connection has been closed"),
     (kazoo.SessionExpiredError, BackendUnavailable, "has ended the session, and all locks that it held"),
     (kazoo.ConnectionLoss, BackendUnavailable, "lost the connection before it answered"),
     (kazoo.SessionMovedError, BackendUnavailable, "refused the request: another connection has replaced this one"),
-    (kazoo.OperationTimeoutError, BackendUnavailable, "did not answer in time"),
-    (kazoo.RequestTimeoutError, BackendUnavailable, "did not answer in time"),
+    (kazoo.OperationTimeoutError, BackendUnavailable, _NO_TIME),
+    (kazoo.RequestTimeoutError, BackendUnavailable, _NO_TIME),
     (kazoo.ThrottledOpError, BackendUnavailable, "is overloaded and refuses requests"),
     (
         kazoo.QuotaExceededError,
@@ -80,9 +81,9 @@ def connection_failed(error: BaseException | None, label: str) -> BackendUnavail
     if error is None:
         return BackendUnavailable(f"{label} did not answer in time: is it stopped or cut off, or without a majority?")
     text = str(error) or type(error).__name__
-    hint = ""
+    advice = "is it running, and reachable from here?"
     if "CERTIFICATE_VERIFY_FAILED" in text:
-        hint = "; its certificate is not trusted, see the options ca and verify_certs"
-    failed = BackendUnavailable(f"no connection to {label}: {text}{hint}")
+        advice = "its certificate is not trusted, see the options ca and verify_certs"
+    failed = BackendUnavailable(f"no connection to {label}: {advice} ({text})")
     failed.__cause__ = error
     return failed

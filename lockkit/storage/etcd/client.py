@@ -119,7 +119,7 @@ def as_bytes(value: object, what: str, *, empty: bool = False) -> bytes:
         ConfigurationError: It is neither text nor bytes, or empty where it must not be.
     """
     if not isinstance(value, (str, bytes)) or not (value or empty):
-        kind = "a str or bytes" if empty else "a str or bytes that is not empty"
+        kind = "a str or bytes" if empty else "a non-empty str or bytes"
         raise ConfigurationError(f"{what} must be {kind}, not {shown(value)}")
     return value.encode() if isinstance(value, str) else value
 

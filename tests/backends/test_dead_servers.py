@@ -1,0 +1,79 @@
+"""What a user reads when no server listens: what was tried, on which lock, at which backend, and what to do."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import TYPE_CHECKING
+
+import pytest
+
+import lockkit
+import lockkit.aio
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+URLS = [
+    "redis://{0}",
+    "redis+sentinel://{0}/mymaster/0",
+    "redis+cluster://{0}",
+    "redlock://{0},{1},{2}",
+    "etcd://{0}",
+    "zookeeper://{0}",
+    "postgresql://user:hunter2@{0}/app",
+    "postgresql://user:hunter2@{0}/app?mode=row",
+    "mariadb://user:hunter2@{0}/app",
+    "mariadb://user:hunter2@{0}/app?mode=advisory",
+]
+
+
+@pytest.fixture
+def dead() -> Iterator[list[str]]:
+    """Three addresses at which nothing listens, and no other program can: their ports are taken."""
+    sockets = [socket.socket() for _ in range(3)]
+    for taken in sockets:
+        taken.bind(("127.0.0.1", 0))
+    yield ["{}:{}".format(*taken.getsockname()) for taken in sockets]
+    for taken in sockets:
+        taken.close()
+
+
+def blocking(url: str) -> str:
+    """What the sync API says."""
+    with lockkit.connect(url) as client, pytest.raises(lockkit.BackendUnavailable) as caught:
+        client.lock("seat:12A").acquire(timeout=0)
+    return str(caught.value)
+
+
+def on_asyncio(url: str) -> str:
+    """What the async API says."""
+
+    async def acquire() -> str:
+        async with lockkit.aio.connect(url) as client:
+            with pytest.raises(lockkit.BackendUnavailable) as caught:
+                await client.lock("seat:12A").acquire(timeout=0)
+        return str(caught.value)
+
+    return asyncio.run(acquire())
+
+
+@pytest.mark.parametrize("say", [blocking, on_asyncio])
+@pytest.mark.parametrize("form", URLS)
+def test_error_says_what_to_do(form: str, say: Callable[[str], str], dead: list[str]) -> None:
+    """The answer to "and now?" is in the message, and no password."""
+    url = form.format(*dead)
+
+    message = say(url)
+
+    assert message.startswith(f"could not acquire lock 'seat:12A' at {url.replace('hunter2', '***')}: ")
+    assert "is it running, and reachable from here?" in message
+    assert "hunter2" not in message
+
+
+@pytest.mark.parametrize("say", [blocking, on_asyncio])
+def test_error_names_an_address_of_redis_once(say: Callable[[str], str], dead: list[str]) -> None:
+    """Three nodes of a Redlock that are down fit on a line or two."""
+    message = say(f"redlock://{','.join(dead)}").partition(": ")[2]
+
+    assert [message.count(address) for address in dead] == [1, 1, 1]

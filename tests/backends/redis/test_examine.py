@@ -61,7 +61,7 @@ def test_silent_on_a_good_server(server: RedisServer) -> None:
     assert diagnosis.findings == ()
     assert diagnosis.ttl == 30
     assert f"round trip to {server.address}" in diagnosis.facts
-    assert diagnosis.facts[f"version of {server.address}"].startswith("redis ")
+    assert diagnosis.facts[f"version of {server.address}"].startswith(("redis ", "valkey "))
     assert SECRET not in repr(diagnosis)
 
 

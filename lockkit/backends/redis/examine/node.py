@@ -149,7 +149,7 @@ async def examine_server(
     version = facts.get("valkey_version") or facts.get("redis_version")
     if version is not None:
         examination.note(f"version of {server.label}", f"{facts.get('server_name', 'redis')} {version}")
-    if facts.get("redis_mode") == "sentinel":
+    if "sentinel" in {facts.get("redis_mode"), facts.get("server_mode")}:  # the latter on Valkey
         examination.find(
             SENTINEL_GIVEN,
             server.label,

@@ -10,7 +10,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import pytest
-from fastapi import BackgroundTasks, Body, Cookie, Depends, FastAPI, Header, Path, Query
+from fastapi import BackgroundTasks, Body, Cookie, Depends, FastAPI, Header, Path, Query, WebSocket
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request  # noqa: TC002 - FastAPI reads annotations
@@ -20,7 +20,8 @@ from starlette.testclient import TestClient
 
 import lockkit.aio
 from lockkit.backend import apart
-from lockkit.integrations.fastapi import IdempotencyMiddleware, Lease, lifespan
+from lockkit.integrations.fastapi import Client, IdempotencyMiddleware, Lease, lifespan
+from lockkit.integrations.fastapi import client as client_dependency
 from lockkit.integrations.fastapi import locked as locked_dependency
 from lockkit.integrations.idempotency import _digest
 from lockkit.integrations.starlette import NameFields, client_of, hold, lead, locked
@@ -315,8 +316,33 @@ def test_error_of_the_endpoint_goes_on_unchanged() -> None:
                 client.post("/")
 
 
+@pytest.mark.parametrize("name", ["seat:{seat}", lambda: "seat:1"])
+def test_web_socket_gets_the_client_and_no_lock(name: str | Callable[[], str]) -> None:
+    """A lock of the dependency would answer with a status, which a WebSocket does not have."""
+    app = FastAPI(lifespan=lifespan(f"memory://{secrets.token_hex(4)}"))
+
+    @app.websocket("/locked/{seat}", dependencies=[locked_dependency(name)])
+    async def refused(socket: WebSocket) -> None:
+        await socket.accept()
+
+    @app.websocket("/{seat}")
+    async def served(socket: WebSocket, seat: int, client: Annotated[Client, Depends(client_dependency)]) -> None:
+        await socket.accept()
+        async with client.lock(f"seat:{seat}") as lease:
+            await socket.send_text(lease.name)
+        await socket.close()
+
+    with TestClient(app) as browser:
+        with browser.websocket_connect("/1") as socket:
+            assert socket.receive_text() == "seat:1"
+        message = r"cannot lock a WebSocket.*use client.lock\('seat:1'\)"
+        with pytest.raises(lockkit.ConfigurationError, match=message), browser.websocket_connect("/locked/1"):
+            pass
+
+
 def payments(**options: Any) -> Starlette:
     """An application that counts its runs."""
+    options = {"caller": lambda _request: "", **options}
     runs: list[bytes] = []
 
     async def pay(request: Request) -> PlainTextResponse:
@@ -325,7 +351,7 @@ def payments(**options: Any) -> Starlette:
 
     return Starlette(
         routes=[Route("/", pay, methods=["GET", "POST", "PUT"])],
-        middleware=[Middleware(IdempotencyMiddleware, caller=lambda _request: "", **options)],
+        middleware=[Middleware(IdempotencyMiddleware, **options)],
         lifespan=lifespan(f"memory://{secrets.token_hex(4)}"),
     )
 
@@ -346,6 +372,21 @@ def test_wrong_options_are_refused_before_the_first_request(options: dict[str, A
     """With methods="POST" no request would have been recognised as a repeat."""
     with pytest.raises(lockkit.ConfigurationError, match=f"^{next(iter(options))} "):
         IdempotencyMiddleware(payments(), caller=lambda _request: "", **options)
+
+
+def test_caller_is_a_plain_function_that_returns_a_str() -> None:
+    """All callers of which it returns None would get each other's responses."""
+
+    async def ask(_request: Request) -> str:
+        return ""
+
+    with pytest.raises(lockkit.ConfigurationError, match=r"^caller must be a plain function"):
+        IdempotencyMiddleware(payments(), caller=ask)  # type: ignore[arg-type] # wrong on purpose
+    with (
+        TestClient(payments(caller=lambda request: request.headers.get("authorization"))) as client,
+        pytest.raises(lockkit.ConfigurationError, match="must return a str, not NoneType"),
+    ):
+        client.post("/", headers={"Idempotency-Key": "k"})
 
 
 def test_case_of_a_method_does_not_matter() -> None:

@@ -254,7 +254,7 @@ def _parse_authority(scheme: str, authority: str) -> tuple[tuple[HostPort, ...],
         safe.append(f"{shown_user}{at}{shown_host}")
         if raw_host:
             hosts.append(_parse_host(scheme, raw_host, credentials))
-        elif not at or len(parts) > 1:
+        elif len(parts) > 1:
             # A user without a host is accepted in a URL without other hosts: postgresql://user@/db?host=/run/postgresql
             raise _error(
                 scheme, f"has an empty host (number {index + 1} of {len(parts)}): write its name, or remove a comma"

@@ -164,10 +164,12 @@ def test_outside_of_a_job_busy_is_an_error() -> None:
         pay(1)
 
 
-def test_coroutine_function_is_refused() -> None:
+@pytest.mark.parametrize("options", [{"lock": "acct"}, {"once": "charge"}])
+def test_coroutine_function_is_refused(options: dict[str, str]) -> None:
     """Its body would run after the lock is released."""
 
     async def pay() -> None: ...
 
-    with pytest.raises(ConfigurationError, match="coroutine function"):
-        locked_job("acct")(pay)
+    with pytest.raises(ConfigurationError, match="coroutine function") as caught:
+        locked_job(**options)(pay)  # type: ignore[arg-type] # mypy does not know which keys there are
+    assert caught.value.name in options.values()

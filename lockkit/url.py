@@ -18,7 +18,8 @@ The grammar of backend URLs: a pure function, `parse`, and what it returns.
 
 Secrets: the exceptions of this module show only the scheme of a URL. In a malformed URL any part may be the password:
 in ``redis://u:pa/ss@host`` it is the "port". And ``repr`` and ``str`` of the result hide whatever is in the place of a
-password or has the name of one.
+password or has the name of one; also hosts before the last ``@``, because in ``redis://u:p@s,s@host`` they are parts of
+the password.
 """
 
 from __future__ import annotations
@@ -124,6 +125,20 @@ class Url:
         """Return the URL with ``***`` for each password: in the user information, and in options named like one."""
         return self.safe_text
 
+    def require_one_login(self) -> None:
+        """
+        Refuse different user information for several hosts, which only independent servers (Redlock) may have.
+
+        Raises:
+            ConfigurationError: There is some. It may be a password with an ``@`` and a comma in it.
+        """
+        if any((one.username, one.password) != (self.username, self.password) for one in self.hosts):
+            problem = (
+                "all its servers must have the same user and password: give them once, in front, "
+                "and write an @ in a password as %40, a comma as %2C"
+            )
+            raise ConfigurationError(f"{self.safe_text} is not understood: {problem}", backend=self.safe_text)
+
     def __str__(self) -> str:
         """See `redacted`."""
         return self.safe_text
@@ -218,12 +233,11 @@ def _parse_authority(scheme: str, authority: str) -> tuple[tuple[HostPort, ...],
     safe: list[str] = []
     common: tuple[str | None, str | None] = (None, None)
     parts = authority.split(",") if authority else []
-    first_user = next((index for index, part in enumerate(parts) if "@" in part), 0)
+    with_user = [index for index, part in enumerate(parts) if "@" in part] or [0]
     for index, part in enumerate(parts):
         raw_user, at, raw_host = part.rpartition("@")
         # Before the first user information: a host without any, or the beginning of a password with a comma in it.
-        doubtful = index < first_user
-        if doubtful and not _PLAIN_HOST.fullmatch(part):
+        if index < with_user[0] and not _PLAIN_HOST.fullmatch(part):
             problem = (
                 f"has an invalid host (number {index + 1}) before its user information. If that is part of a password, "
                 "percent-encode the comma (%2C)"
@@ -234,10 +248,13 @@ def _parse_authority(scheme: str, authority: str) -> tuple[tuple[HostPort, ...],
             credentials = _parse_user(scheme, raw_user)
             if index == 0:
                 common = credentials
-        safe.append(HIDDEN if doubtful else f"{_safe_user(raw_user)}{at}{raw_host}")
+        # A password with an @ and a comma in it reads like user information of several hosts.
+        shown_user = _safe_user(raw_user) if index == 0 else HIDDEN if raw_user else ""
+        shown_host = raw_host if index >= with_user[-1] else HIDDEN
+        safe.append(f"{shown_user}{at}{shown_host}")
         if raw_host:
             hosts.append(_parse_host(scheme, raw_host, credentials))
-        elif not at or len(parts) > 1:
+        elif len(parts) > 1:
             # A user without a host is accepted in a URL without other hosts: postgresql://user@/db?host=/run/postgresql
             raise _error(
                 scheme, f"has an empty host (number {index + 1} of {len(parts)}): write its name, or remove a comma"

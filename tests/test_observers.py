@@ -344,14 +344,15 @@ def test_template_is_the_decorators_name_with_its_fields(client: lockkit.Client,
         return order
 
     @client.lock("plain", label="given")
-    def plain() -> None:
+    @client.once("plain:{n}", keep=PATIENCE, label="once given")
+    def plain(n: int) -> None:
         pass
 
     book("12A")
     enter("big")
     move("x", "y")
     charge(17)
-    plain()
+    plain(1)
 
     granted = [(event.name, event.template, event.label) for call, event in recorder.events if call == "granted"]
     assert granted == [
@@ -361,6 +362,7 @@ def test_template_is_the_decorators_name_with_its_fields(client: lockkit.Client,
         ("to:y", "to:{other}", "to:{other}"),
         ("charge:17", "charge:{order}", "charge:{order}"),
         ("plain", "given", "given"),
+        ("plain:1", "once given", "once given"),
     ]
 
 

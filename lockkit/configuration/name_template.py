@@ -42,7 +42,7 @@ class NameTemplate:
             whether it has run that (``asyncio.run``) or returns its coroutine.
     """
 
-    __slots__ = ("_backend", "_fields", "_signature", "_template", "is_coroutine", "label", "wraps_coroutine")
+    __slots__ = ("_backend", "_has_braces", "_signature", "_template", "is_coroutine", "label", "wraps_coroutine")
 
     def __init__(self, template: str, function: Callable[..., Any], *, backend: str | None = None) -> None:
         """
@@ -54,7 +54,7 @@ class NameTemplate:
             backend: URL of the backend without its password, for errors.
 
         Raises:
-            ConfigurationError: The function is a generator, or a field names no parameter.
+            ConfigurationError: The function is a generator or has no known parameters, or a field names none of them.
         """
         self._template = template
         self._backend = backend
@@ -74,8 +74,15 @@ class NameTemplate:
         except ValueError as error:
             message = f"lock name {template!r} is not a valid format string: {error}. Double literal braces: {{{{ }}}}"
             raise self._error(message) from error
-        self._fields = bool(fields) or "{" in template or "}" in template
-        self._signature = inspect.signature(function)
+        self._has_braces = "{" in template or "}" in template
+        try:
+            self._signature = inspect.signature(function)
+        except (TypeError, ValueError) as error:
+            message = (
+                f"lock {template!r} cannot decorate {self.label!r}, whose parameters Python cannot tell: {error}. "
+                "Decorate a function that calls it"
+            )
+            raise self._error(message) from error
         for field in fields:
             parameter = field.split(".")[0].split("[")[0]
             if parameter not in self._signature.parameters:
@@ -94,7 +101,7 @@ class NameTemplate:
             ConfigurationError: A field cannot be formatted.
         """
         bound = self._signature.bind(*arguments, **keywords)
-        if not self._fields:
+        if not self._has_braces:
             return self._template
         bound.apply_defaults()
         try:

@@ -120,8 +120,9 @@ def _nothing_to_do(engine: Engine, version_table: str, version_table_schema: str
     except KeyError:  # no destination: the command only looks
         return True
     heads = _revisions(context.get_head_revisions())
-    # A relative destination, such as +1, may look like an absolute one: only what is the newest is left alone.
-    if wanted != heads:
+    # A relative destination, such as +1, may look like an absolute one: only what is the newest is left alone. And a
+    # driver for asyncio connects only in an event loop.
+    if wanted != heads or engine.dialect.is_async:
         return False
     options = {"version_table": version_table, "version_table_schema": version_table_schema}
     with engine.connect() as connection:

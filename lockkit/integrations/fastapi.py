@@ -13,6 +13,7 @@ from fastapi import Depends, Request, params
 from fastapi.exceptions import RequestValidationError
 from pydantic import TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
+from starlette.requests import HTTPConnection  # noqa: TC002 - FastAPI reads annotations
 
 from lockkit.aio import Client, Lease
 from lockkit.errors import ConfigurationError
@@ -31,8 +32,12 @@ _ELSEWHERE = (params.Header, params.Cookie, params.Body, params.Depends)
 """What says that FastAPI takes a parameter from somewhere else than the path or the query."""
 
 
-def client(request: Request) -> Client:
-    """Return the client of `lifespan`, as a dependency: ``client: Annotated[Client, Depends(client)]``."""
+def client(request: HTTPConnection) -> Client:
+    """
+    Return the client of `lifespan`, as a dependency: ``client: Annotated[Client, Depends(client)]``.
+
+    Also for WebSockets.
+    """
     return client_of(request.scope)
 
 
@@ -71,7 +76,10 @@ def locked(
     template = name if isinstance(name, str) else None
     naming = _naming(NameFields(name)) if isinstance(name, str) else name
 
-    async def hold_lock(request: Request, named: str = Depends(naming)) -> AsyncIterator[Lease]:
+    async def hold_lock(request: HTTPConnection, named: str = Depends(naming)) -> AsyncIterator[Lease]:
+        if not isinstance(request, Request):
+            message = f"locked() cannot lock a WebSocket, which has no response: use client.lock({named!r}) in it"
+            raise ConfigurationError(message, name=named)
         can_cancel = cancel_on_lost and inspect.iscoroutinefunction(inspect.unwrap(request.scope["endpoint"]))
         settings = {"label": template, **options, "cancel_on_lost": can_cancel}
         async with hold(request, named, timeout=timeout, retry_after=retry_after, **settings) as lease:
@@ -80,10 +88,10 @@ def locked(
     return Depends(hold_lock, scope="function")
 
 
-def _naming(fields: NameFields) -> Callable[[Request], str]:
+def _naming(fields: NameFields) -> Callable[[HTTPConnection], str]:
     """Make a dependency that fills in a template."""
 
-    def name_of(request: Request) -> str:
+    def name_of(request: HTTPConnection) -> str:
         given = {**request.query_params, **request.path_params}
         endpoint = request.scope["endpoint"]
         return fields.fill({field: _converted(endpoint, field, given) for field in fields.names})

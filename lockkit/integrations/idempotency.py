@@ -81,11 +81,14 @@ class IdempotencyMiddleware:
             retry_after: Seconds that a refused client is asked to wait (the ``Retry-After`` header).
 
         Raises:
-            ConfigurationError: `methods` is a single str, of which no request has a letter as its method; or `keep` is
-                wrong.
+            ConfigurationError: `methods` is a single str, of which no request has a letter as its method; `caller` is a
+                coroutine function; or `keep` is wrong. At a request: `caller` did not return a str.
         """
         if isinstance(methods, str):
             message = f"methods must be a collection such as ['POST'], not the single str {methods!r}"
+            raise ConfigurationError(message)
+        if validation.makes_coroutines(caller):
+            message = "caller must be a plain function: it is called before the application, without its dependencies"
             raise ConfigurationError(message)
         validation.seconds(keep, "keep", exclusive=True)
         self._app = app
@@ -121,7 +124,12 @@ class IdempotencyMiddleware:
         Raises:
             HTTPException: It was not run.
         """
-        name = "idempotency:" + _digest(self._caller(Request(scope)), key)
+        caller: object = self._caller(Request(scope))
+        if not isinstance(caller, str):
+            # All callers of which it returns None would get each other's responses.
+            message = f"caller of IdempotencyMiddleware must return a str, not {type(caller).__name__}"
+            raise ConfigurationError(message)
+        name = "idempotency:" + _digest(caller, key)
         match = _digest(scope["method"], scope["path"], scope["query_string"].decode("latin-1"), body.decode("latin-1"))
         once = client_of(scope).once(name, keep=self._keep, timeout=0, match=match, label="idempotency")
         answer = _Answer(send)

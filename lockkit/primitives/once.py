@@ -376,7 +376,7 @@ def encode_result(result: Any) -> str:  # noqa: ANN401 - any JSON
     try:
         text = json.dumps(result, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         size = len(text.encode())
-    except (TypeError, ValueError, RecursionError) as error:
+    except (TypeError, ValueError, RuntimeError) as error:  # the last: too deep, or changed by another thread meanwhile
         message = f"it must be made of what JSON has (dict, list, str, number, bool, None): {error}"
         raise ValueError(message) from error
     if size > RESULT_BYTES_MAX:

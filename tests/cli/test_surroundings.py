@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -59,6 +60,36 @@ def test_hold_that_cannot_write_releases(cli: Cli) -> None:
     assert process.stderr is not None
     assert process.stderr.read() == "lockkit: cannot write to stdout: No space left on device\n" * 2
     assert cli.holders("a") == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="no /dev/full")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("command", ["list", "backends", "backends --json", "--version", "run --help", "lab --list"])
+def test_full_disk_is_told_in_one_line(cli: Cli, command: str, unbuffered: str) -> None:
+    """Wherever the failure shows: at the first character, at the end of the table, or when a buffer is flushed."""
+    cli.env["PYTHONUNBUFFERED"] = unbuffered
+
+    done = shell(cli, f"$lockkit {command} > /dev/full")
+
+    assert (done.returncode, done.stderr) == (1, "lockkit: cannot write to stdout: No space left on device\n")
+
+
+@pytest.mark.parametrize("command", ["list", "backends", "--version"])
+def test_reader_that_has_ended_ends_a_command_in_silence(cli: Cli, command: str) -> None:
+    """As other programs are ended by SIGPIPE."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as nobody:
+        done = cli.run(*command.split(), stdout=nobody)
+
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="no /dev/full")
+def test_stderr_that_fails_changes_no_status(cli: Cli) -> None:
+    """Neither while the message is written nor when its buffer is flushed at the exit."""
+    assert shell(cli, "$lockkit run a -- ./no-such-program 2> /dev/full").returncode == 127
+    assert shell(cli, "$lockkit wait a --timeout nonsense 2> /dev/full").returncode == 2
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])

@@ -74,6 +74,21 @@ def test_generators_are_refused() -> None:
             NameTemplate("x", function)
 
 
+def test_function_without_known_parameters_is_refused() -> None:
+    """As many that are written in C; and one that wraps itself, whose layers are looked at once."""
+
+    def unknown() -> None: ...
+
+    def looped() -> None: ...
+
+    unknown.__signature__ = "what it takes"  # type: ignore[attr-defined] # as a mistaken decorator does
+    looped.__wrapped__ = looped  # type: ignore[attr-defined] # the same
+
+    for function in (unknown, looped):
+        with pytest.raises(ConfigurationError, match=r"cannot decorate .*Decorate a function that calls it"):
+            NameTemplate("x", function)
+
+
 def test_field_that_cannot_be_formatted_is_a_configuration_error() -> None:
     """An attribute that is missing only at the call."""
     with pytest.raises(ConfigurationError, match="cannot be formatted"):

@@ -6,7 +6,7 @@ import os
 import time
 
 import redis
-from rq import get_current_job
+from rq import Retry, get_current_job
 
 import lockkit
 from lockkit.integrations import jobs
@@ -37,6 +37,14 @@ def order(n: int) -> str:
     """A job without a lock, which calls the function of another one."""
     pay(n)
     return "ordered and paid"
+
+
+def order_later(n: int) -> object:
+    """The same, in the hope of better times."""
+    try:
+        return pay(n)
+    except lockkit.LockTimeout:
+        return Retry(max=100, interval=1)
 
 
 @locked_job("acct:{n}", on_busy="skip", url=URL)

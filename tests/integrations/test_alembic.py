@@ -253,6 +253,15 @@ def test_what_cannot_be_locked_is_refused() -> None:
         pytest.fail("it had the lock")
 
 
+def test_driver_for_asyncio_is_refused_in_env_py(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before lockkit looks for the revision, for which it would need an event loop; SQL alone needs no connection."""
+    monkeypatch.setenv("DATABASE_URL", f"sqlite+aiosqlite:///{tmp_path}/shop.db")
+    command.upgrade(migrators.config(), "head", sql=True)
+
+    with pytest.raises(lockkit.ConfigurationError, match="aiosqlite is for asyncio"):
+        command.upgrade(migrators.config(), "head")
+
+
 def test_example_runs(tmp_path: Path) -> None:
     """One command, on SQLite."""
     environment = {name: value for name, value in os.environ.items() if name != "DATABASE_URL"}

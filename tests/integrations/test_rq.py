@@ -141,6 +141,17 @@ def test_called_by_another_job_busy_is_an_error(queue: Queue, jobs: ModuleType) 
     assert "LockTimeout" in str(result.exc_string)
 
 
+@pytest.mark.timeout(START_SECONDS + 60)
+def test_called_by_another_job_which_is_scheduled_again(queue: Queue, jobs: ModuleType) -> None:
+    """It returns what RQ takes for that."""
+    with lockkit.connect(jobs.URL) as client, client.lock("acct:7"):
+        sent = queue.enqueue(jobs.order_later, 7)
+        until(lambda: sent.get_status(refresh=True) == JobStatus.SCHEDULED, PATIENCE)
+
+    assert ended(sent) == JobStatus.FINISHED
+    assert sent.return_value()
+
+
 def test_outside_of_a_job_busy_is_an_error() -> None:
     """There is nothing to schedule again."""
 
@@ -153,10 +164,12 @@ def test_outside_of_a_job_busy_is_an_error() -> None:
         pay(1)
 
 
-def test_coroutine_function_is_refused() -> None:
+@pytest.mark.parametrize("options", [{"lock": "acct"}, {"once": "charge"}])
+def test_coroutine_function_is_refused(options: dict[str, str]) -> None:
     """Its body would run after the lock is released."""
 
     async def pay() -> None: ...
 
-    with pytest.raises(ConfigurationError, match="coroutine function"):
-        locked_job("acct")(pay)
+    with pytest.raises(ConfigurationError, match="coroutine function") as caught:
+        locked_job(**options)(pay)  # type: ignore[arg-type] # mypy does not know which keys there are
+    assert caught.value.name in options.values()

@@ -10,7 +10,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import pytest
-from fastapi import BackgroundTasks, Body, Cookie, Depends, FastAPI, Header, Path, Query
+from fastapi import BackgroundTasks, Body, Cookie, Depends, FastAPI, Header, Path, Query, WebSocket
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request  # noqa: TC002 - FastAPI reads annotations
@@ -20,7 +20,8 @@ from starlette.testclient import TestClient
 
 import lockkit.aio
 from lockkit.backend import apart
-from lockkit.integrations.fastapi import IdempotencyMiddleware, Lease, lifespan
+from lockkit.integrations.fastapi import Client, IdempotencyMiddleware, Lease, lifespan
+from lockkit.integrations.fastapi import client as client_dependency
 from lockkit.integrations.fastapi import locked as locked_dependency
 from lockkit.integrations.idempotency import _digest
 from lockkit.integrations.starlette import NameFields, client_of, hold, lead, locked
@@ -315,8 +316,33 @@ def test_error_of_the_endpoint_goes_on_unchanged() -> None:
                 client.post("/")
 
 
+@pytest.mark.parametrize("name", ["seat:{seat}", lambda: "seat:1"])
+def test_web_socket_gets_the_client_and_no_lock(name: str | Callable[[], str]) -> None:
+    """A lock of the dependency would answer with a status, which a WebSocket does not have."""
+    app = FastAPI(lifespan=lifespan(f"memory://{secrets.token_hex(4)}"))
+
+    @app.websocket("/locked/{seat}", dependencies=[locked_dependency(name)])
+    async def refused(socket: WebSocket) -> None:
+        await socket.accept()
+
+    @app.websocket("/{seat}")
+    async def served(socket: WebSocket, seat: int, client: Annotated[Client, Depends(client_dependency)]) -> None:
+        await socket.accept()
+        async with client.lock(f"seat:{seat}") as lease:
+            await socket.send_text(lease.name)
+        await socket.close()
+
+    with TestClient(app) as browser:
+        with browser.websocket_connect("/1") as socket:
+            assert socket.receive_text() == "seat:1"
+        message = r"cannot lock a WebSocket.*use client.lock\('seat:1'\)"
+        with pytest.raises(lockkit.ConfigurationError, match=message), browser.websocket_connect("/locked/1"):
+            pass
+
+
 def payments(**options: Any) -> Starlette:
     """An application that counts its runs."""
+    options = {"caller": lambda _request: "", **options}
     runs: list[bytes] = []
 
     async def pay(request: Request) -> PlainTextResponse:
@@ -325,7 +351,7 @@ def payments(**options: Any) -> Starlette:
 
     return Starlette(
         routes=[Route("/", pay, methods=["GET", "POST", "PUT"])],
-        middleware=[Middleware(IdempotencyMiddleware, caller=lambda _request: "", **options)],
+        middleware=[Middleware(IdempotencyMiddleware, **options)],
         lifespan=lifespan(f"memory://{secrets.token_hex(4)}"),
     )
 
@@ -346,6 +372,21 @@ def test_wrong_options_are_refused_before_the_first_request(options: dict[str, A
     """With methods="POST" no request would have been recognised as a repeat."""
     with pytest.raises(lockkit.ConfigurationError, match=f"^{next(iter(options))} "):
         IdempotencyMiddleware(payments(), caller=lambda _request: "", **options)
+
+
+def test_caller_is_a_plain_function_that_returns_a_str() -> None:
+    """All callers of which it returns None would get each other's responses."""
+
+    async def ask(_request: Request) -> str:
+        return ""
+
+    with pytest.raises(lockkit.ConfigurationError, match=r"^caller must be a plain function"):
+        IdempotencyMiddleware(payments(), caller=ask)  # type: ignore[arg-type] # wrong on purpose
+    with (
+        TestClient(payments(caller=lambda request: request.headers.get("authorization"))) as client,
+        pytest.raises(lockkit.ConfigurationError, match="must return a str, not NoneType"),
+    ):
+        client.post("/", headers={"Idempotency-Key": "k"})
 
 
 def test_case_of_a_method_does_not_matter() -> None:
@@ -430,6 +471,45 @@ async def test_response_is_stored_although_the_client_has_gone() -> None:
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize("waits", [True, False])
+async def test_client_that_goes_away_ends_a_wait_and_nothing_else(*, waits: bool) -> None:
+    """The request that waits for the lock is answered with 499; one that has it runs to its end."""
+    gone, answered = asyncio.Event(), list[int]()
+    requests: list[MutableMapping[str, Any]] = [{"type": "http.request", "body": b"12345"}]
+
+    async def receive() -> MutableMapping[str, Any]:
+        if requests:
+            return requests.pop()
+        await gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        answered.append(message.get("status", 0))
+
+    @locked("upload", timeout=None)
+    async def upload(request: Request) -> PlainTextResponse:
+        gone.set()
+        for _ in range(5):
+            await asyncio.sleep(0)  # a watcher that were still there would cancel this now
+        return PlainTextResponse(str(len(await request.body())))
+
+    app = Starlette(routes=[Route("/", upload, methods=["POST"])])
+    scope = {"type": "http", "method": "POST", "path": "/", "query_string": b"", "headers": []}
+    async with lockkit.aio.connect("memory://going") as client, asyncio.timeout(PATIENCE):
+        request = app({**scope, "state": {"lockkit": client}}, receive, send)
+        if waits:
+            async with client.lock("upload"):
+                task = asyncio.create_task(request)
+                while not (await client.holders("upload"))[0].waiters:  # noqa: ASYNC110 - the request
+                    await asyncio.sleep(0.01)
+                gone.set()
+                await task
+        else:
+            await request
+    assert answered[0] == (499 if waits else 200)
+
+
+@pytest.mark.asyncio
 @pytest.mark.parametrize("error", [LookupError, asyncio.CancelledError])
 async def test_leader_s_work_that_fails_is_logged_and_begins_again(
     caplog: pytest.LogCaptureFixture, error: type[BaseException]
@@ -451,7 +531,7 @@ async def test_leader_s_work_that_fails_is_logged_and_begins_again(
                 assert await client.election("a").leader() is not None
         assert terms[1] > terms[0]
         assert await client.election("a").leader() is None
-    assert "the leader's work failed" in caplog.text
+    assert caplog.text.count("the leader's work failed") == 1  # and not when the application ends
 
 
 @pytest.mark.asyncio

@@ -416,6 +416,39 @@ def test_run_campaigns_again_when_the_work_stopped_in_time() -> None:
     client.close()
 
 
+def test_closing_the_client_ends_the_term_of_a_run() -> None:
+    """What the work did last was not protected, so its result is none."""
+    client, _ = scripted()
+    terms: list[lockkit.Term] = []
+
+    def work(term: lockkit.Term) -> str:
+        terms.append(term)
+        closer = threading.Thread(target=client.close)
+        closer.start()
+        assert term.must_stop(PATIENCE)
+        closer.join(PATIENCE)
+        return "result"
+
+    with pytest.raises(LockError, match="closed"):
+        client.election("x").run(work)
+
+    (term,) = terms
+    assert term.lost
+
+
+def test_run_that_cannot_watch_its_stop_does_not_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It could not be ended."""
+    client, _ = scripted()
+    refused = fail(RuntimeError("can't start new thread"))
+    monkeypatch.setattr(client._engine.runtime, "spawn", lambda *_: refused())
+
+    with pytest.raises(LockError, match=r"cannot watch the stop event of election 'x' at .*: can't start new thread"):
+        client.election("x").run(lambda _: pytest.fail("it began"), threading.Event())
+
+    monkeypatch.undo()
+    client.close()
+
+
 def test_stop_ends_a_term() -> None:
     """must_stop is True, and what the work returns then is returned."""
     client, _ = scripted()
@@ -553,6 +586,20 @@ def test_body_is_cancelled_at_deadline_minus_grace(awaited: bool) -> None:  # no
     play(story)
 
 
+def test_body_is_cancelled_when_the_term_is_lost() -> None:
+    """The error says that: nobody has stopped the leader in time."""
+
+    async def story(stage: Stage, alice: Process) -> None:
+        client = stage.client(alice)
+        with pytest.raises(LockLost, match=r"^lost lock 'x'"):  # noqa: PT012 - the body is the point
+            async with client.election("x", ttl=TTL).campaign(cancel_on_stop=True):
+                await client.break_lock("x")
+                await sleep(alice, 60.0)
+        assert alice.now() < TTL
+
+    play(story)
+
+
 def test_resigning_in_another_task_ends_the_body_quietly() -> None:
     """That was intended."""
 
@@ -644,14 +691,14 @@ def test_observer_reports_each_change_once_and_never_an_older_term(caplog: pytes
     """A member that lags behind answers with an older leader: ignored. An outage: waited for."""
     one, two, three = (Holder(f"owner{term}", term, None, {"value": term}) for term in (1, 2, 3))
     client, _ = scripted()
-    serving(client, [None, None, one, one, two, one, DOWN, DOWN, one, two, None, three, three])
+    serving(client, [None, None, one, one, two, one, DOWN, DOWN, one, two, DOWN, None, three, three])
     caplog.set_level(logging.WARNING, "lockkit")
 
     leaders = client.election("x", ttl=0.1).observe()
     seen = [next(leaders) for _ in range(5)]
 
     assert [leader and leader.term for leader in seen] == [None, 1, 2, None, 3]
-    assert caplog.text.count("connection refused") == 1
+    assert caplog.text.count("connection refused") == 2  # once for each outage
     assert caplog.text.count("ignored term 1, which is older than 2") == 1
     client.close()
     assert list(leaders) == []

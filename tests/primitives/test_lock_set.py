@@ -8,6 +8,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any
@@ -222,11 +223,15 @@ def test_set_is_held_as_long_as_all_are() -> None:
 
 def test_extend_refuses_a_wrong_ttl_before_anything_is_sent() -> None:
     """The least ttl may differ between backends: none is extended if one cannot be."""
-    client, backend = scripted()
-    with client.locks(["a", "b"], timeout=PATIENCE) as leases:
-        with pytest.raises(ConfigurationError):
-            leases.extend(-1)
+    (client, backend), (other, strict) = scripted(), scripted()
+    strict.capabilities = replace(strict.capabilities, min_ttl=5.0)
+    with lockkit.locks([client.lock("a"), other.lock("b")], timeout=PATIENCE) as leases:
+        for wrong in (-1, 2):
+            with pytest.raises(ConfigurationError):
+                leases.extend(wrong)
         assert "renew" not in backend.calls
+    client.close()
+    other.close()
 
 
 def test_loss_of_one_is_loss_of_the_set() -> None:

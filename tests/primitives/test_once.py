@@ -122,8 +122,19 @@ def test_async_client_decorates_coroutine_functions_only() -> None:
     asyncio.run(scenario())
 
 
+class ChangingDict(dict[str, int]):
+    """As one that another thread changes."""
+
+    def items(self) -> Any:  # noqa: ANN401 - none
+        """Fail."""
+        message = "dictionary changed size during iteration"
+        raise RuntimeError(message)
+
+
 @pytest.mark.parametrize(
-    "result", [float("nan"), {1, 2}, b"x", "\ud800", {(1, 2): 3}, "x" * (RESULT_BYTES_MAX - 1)], ids=repr
+    "result",
+    [float("nan"), {1, 2}, b"x", "\ud800", {(1, 2): 3}, "x" * (RESULT_BYTES_MAX - 1), ChangingDict(a=1)],
+    ids=repr,
 )
 def test_result_that_is_no_json_is_done_without_a_result(client: lockkit.Client, result: object) -> None:
     """The work has happened, so it does not happen again."""
@@ -338,8 +349,8 @@ def test_key_is_freed_although_its_error_cannot_be_stored(
             raise TypeError
 
     for error, hook, raised in (
-        (ValueError("of the body"), fail(lockkit.ConfigurationError("no right to write")), ValueError),
-        (ValueError("of the body"), fail(KeyboardInterrupt()), KeyboardInterrupt),
+        (LookupError("of the body"), fail(lockkit.ConfigurationError("no right to write")), LookupError),
+        (LookupError("of the body"), fail(KeyboardInterrupt()), KeyboardInterrupt),
         (NoTextError(), lambda: None, TypeError),
     ):
         backend.before[WRITE] = hook

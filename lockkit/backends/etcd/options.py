@@ -61,8 +61,7 @@ def open_cluster(url: Url, options: Mapping[str, Any], host: Host) -> Cluster:
         raise _wrong(
             url, f"etcd has no databases, so it has no path. For another key prefix write ?prefix={url.path[1:]}"
         )
-    if any((one.username, one.password) != (url.username, url.password) for one in url.hosts):
-        raise _wrong(url, "the members of a cluster share one list of users: give user and password once, in front")
+    url.require_one_login()
     if url.username is not None and url.password is None:
         raise _wrong(url, "the user has no password: write user:password@, or use a client certificate")
     credentials = _credentials(url, options)

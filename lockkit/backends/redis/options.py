@@ -199,6 +199,7 @@ def _sentinel(url: Url, options: Mapping[str, Any], host: Host) -> Topology:
         raise wrong_url(
             url.safe_text, f"write {url.scheme}://sentinel1:{DEFAULT_SENTINEL_PORT},sentinel2/NAME_OF_THE_MASTER/0"
         )
+    url.require_one_login()
     arguments = _driver_arguments(url, options)
     common = {name: value for name, value in arguments.items() if name not in {"username", "password"}}
     own = _sentinel_arguments(common, options["sentinel_username"], options["sentinel_password"])
@@ -223,6 +224,7 @@ def _sentinel_arguments(common: Mapping[str, Any], username: str | None, passwor
 def _cluster(url: Url, options: Mapping[str, Any], host: Host) -> Topology:
     if not url.hosts:
         raise wrong_url(url.safe_text, f"write {url.scheme}://node1:{DEFAULT_PORT},node2")
+    url.require_one_login()
     if database(url, url.path, options) != 0:
         raise wrong_url(url.safe_text, "a Cluster has only the database 0")
     arguments = {**credentials(url.username, url.password), **_driver_arguments(url, options)}

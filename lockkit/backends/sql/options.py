@@ -204,8 +204,7 @@ def _server_url(url: Url, dialect: str, driver: str, arguments: dict[str, Any]) 
     if len(url.hosts) > 1:
         if driver != "psycopg":
             raise _wrong(url, "it must name one server: only PostgreSQL's driver looks for the primary among several")
-        if any((one.username, one.password) != (url.username, url.password) for one in url.hosts):
-            raise _wrong(url, "all its servers must have the same user and password")
+        url.require_one_login()
         # libpq tries them in order, "34.1.1.3. Specifying Multiple Hosts".
         arguments["host"] = ",".join(one.host for one in url.hosts)
         arguments["port"] = ",".join(str(one.port or "") for one in url.hosts)

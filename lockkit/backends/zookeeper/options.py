@@ -135,8 +135,7 @@ def client_arguments(url: Url, options: Mapping[str, Any]) -> dict[str, Any]:
     arguments = {name: value for name, value in options.items() if name not in OPTIONS}
     arguments["hosts"] = ",".join(str(HostPort(one.host, one.port or DEFAULT_PORT)) for one in url.hosts)
     arguments["default_acl"] = options["acl"]
-    if any((one.username, one.password) != (url.username, url.password) for one in url.hosts):
-        raise _wrong(url, "all its servers are one ensemble: give one user and password, before the first")
+    url.require_one_login()
     if (url.username is None) != (url.password is None):
         raise _wrong(url, f"a login is a user and a password: {url.scheme}://user:password@host")
     if options["auth"] == "sasl":

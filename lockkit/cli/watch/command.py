@@ -34,8 +34,6 @@ __all__ = ["WatchOptions", "split_url", "watch"]
 REDRAW_SECONDS = 0.25
 """How often the time left is drawn anew. Longer looks as if it hung; shorter is work for nothing."""
 
-_SIGPIPE = 13
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchOptions:
@@ -115,24 +113,19 @@ class _Session:
 
     # -- a line for each event -------------------------------------------------------------------------------------
 
-    def print_events(self) -> int:
-        """Print lines until a signal ends it, or the reader does."""
+    def print_events(self) -> Status:
+        """Print lines until a signal ends it, or the end of the reader."""
         printer = Printer(JsonEvents() if self._options.as_json else TextEvents())
         pause = BlockingRuntime().sleep
-        try:
-            printer.seen(self._first, self._changes)
-            while not self._options.once:
-                drive(pause(self._options.interval))
-                try:
-                    look = self._looker.look()
-                except BackendUnavailable as error:
-                    printer.failed(Failure(error, monotonic(), wall_clock()))
-                else:
-                    printer.seen(look, self._watched.see(look))
-        except BrokenPipeError:
-            # The reader (head, less) has enough. What is left in the buffer goes nowhere.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return SIGNALLED + _SIGPIPE
+        printer.seen(self._first, self._changes)
+        while not self._options.once:
+            drive(pause(self._options.interval))
+            try:
+                look = self._looker.look()
+            except BackendUnavailable as error:
+                printer.failed(Failure(error, monotonic(), wall_clock()))
+            else:
+                printer.seen(look, self._watched.see(look))
         return Status.OK
 
     # -- the table -------------------------------------------------------------------------------------------------

@@ -694,7 +694,7 @@ class TestOptions:
             ("etcd:///x", "name the members"),
             ("etcd://h/path", "has no path"),
             ("etcd://user@h", "no password"),
-            ("etcd://a:b@h1,c:d@h2", "one list of users"),
+            ("etcd://a:b@h1,c:d@h2", "the same user and password"),
             ("etcd://h,h:2379", "twice"),
             ("etcd://h?ca=/x", "etcds"),
             ("etcds://h?cert=/x", "belong together"),

@@ -169,6 +169,8 @@ def test_client_name_and_database_are_set(server: RedisServer) -> None:
         ("redis+sentinel://h/name?service_name=other", "NAME_OF_THE_MASTER"),
         ("redis+sentinel://h/name/x", "number of a database"),
         ("redis+cluster://", "node1"),
+        ("redis+sentinel://u:p@h,v:p@i/name", "the same user and password"),
+        ("redis+cluster://h,u:p@i", "the same user and password"),
         ("redis+cluster://h/1", "only the database 0"),
     ],
 )

@@ -467,7 +467,7 @@ class TestBadInput:
             ("zookeeper:", "write zookeeper://"),
             ("zookeeper://h/a/../b", "not a ZooKeeper path"),
             ("zookeeper://ada@h", "user and a password"),
-            ("zookeeper://ada:p@h1,bob:p@h2", "one ensemble"),
+            ("zookeeper://ada:p@h1,bob:p@h2", "the same user and password"),
             ("zookeeper://h?prefix=/", "path such as"),
             ("zookeeper://h?prefix=a/./b", "path such as"),
             ("zookeeper://h?prefix=zookeeper", "path such as"),

@@ -71,7 +71,7 @@ ROUNDS = 3
 
 _SESSION = Script("session", keys=1, arguments=8)
 
-_DONE, _SHARED, _LATE = 1, 2, -3
+_DONE, _SHARED = 1, 2
 _GONE: Mapping[object, Gone] = {0: Gone("gone"), -1: Gone("taken"), -2: Gone("broken"), -4: Gone("session")}
 
 _ENDED = _GONE[-4]
@@ -373,8 +373,8 @@ class Sessions:
                 if lease.number == number:
                     self._came(session, lease, result, outcomes)
                     lease.identity = identity
-            for (lease, number), result in zip(call.going, results[len(call.coming) :], strict=True):
-                if lease.number == number and result != _LATE:
+            for lease, number in call.going:
+                if lease.number == number:
                     lease.settled = True
                     self._drop(lease)
 
@@ -398,9 +398,7 @@ class Sessions:
                 outcomes[lease.owner] = Renewed()
 
     def _came(self, session: Session, lease: SessionLease, result: object, outcomes: dict[str, Renewal]) -> None:
-        """Apply the answer to the last request for a lease."""
-        if result == _LATE:
-            return
+        """Apply the answer to the last request for a lease, before which no later one can have come."""
         self._drop(lease)
         if result == _DONE:
             lease.session, lease.settled = session, True

@@ -535,6 +535,8 @@ def test_broken_lease_is_known_by_the_next_heartbeat(server: RedisServer, redis:
                 assert not await backend.release(grants[index])
             (session,) = sessions(redis)
             assert redis("GET", session) == f"{grants[0].owner} {grants[1].owner} "
+            assert backend._sessions is not None
+            assert backend._sessions._current[30_000].read == redis("STRLEN", session)
 
     face.run(scenario)
 

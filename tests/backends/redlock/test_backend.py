@@ -167,6 +167,26 @@ def test_every_node_has_the_lock_and_the_token(nodes: RedisNodes, face: Face) ->
     face.run(scenario)
 
 
+def test_holder_has_it_as_long_as_a_majority(nodes: RedisNodes, face: Face) -> None:
+    """What `holders` says is left ends with the third of five keys."""
+
+    async def scenario(host: StubHost) -> None:
+        async with redlock(nodes, host) as backend:
+            granted(await backend.try_acquire(host.request()))
+            for node, seconds in zip(nodes.nodes, (500, 100, 300, 400, 200), strict=True):
+                on(node)("PEXPIRE", LOCK, seconds * 1000)
+            (holder,) = await backend.holders("x")
+            assert holder.remaining is not None
+            assert 200 < holder.remaining <= 300
+
+            on(nodes.nodes[2])("PERSIST", LOCK)
+            (holder,) = await backend.holders("x")
+            assert holder.remaining is not None
+            assert 300 < holder.remaining <= 400
+
+    face.run(scenario)
+
+
 @pytest.mark.parametrize("fencing", [True, False])
 def test_commands_of_an_uncontended_pair(nodes: RedisNodes, face: Face, *, fencing: bool) -> None:
     """On each node: one look in each round, the time, and a write for each change."""

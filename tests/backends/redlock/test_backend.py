@@ -1701,6 +1701,32 @@ def test_user_with_few_rights(face: Face) -> None:
         face.run(scenario)
 
 
+def test_waiter_that_may_not_subscribe_polls(face: Face) -> None:
+    """No node allows it a channel, so nobody can notify it."""
+    require("redis", local=True)
+
+    async def scenario(host: StubHost) -> None:
+        backend = open_redlock(f"redlock://{','.join(f'app:secret@{node.address}' for node in own.nodes)}", host)
+        try:
+            grant = granted(await backend.try_acquire(host.request(ttl=3600.0)))
+            waiter = host.request(ttl=3600.0)
+            outcome = await backend.try_acquire(waiter)
+            assert isinstance(outcome, Busy)
+            until = host.runtime.now() + 1800.0
+            await backend.wait(waiter, outcome, until)
+            assert host.runtime.now() < until
+            assert not waiter.wake.is_set()
+            await backend.release(grant)
+        finally:
+            await backend.close()
+
+    def node() -> RedisServer:
+        return RedisServer(password="admin", users={"app": f"{RIGHTS} resetchannels"})  # noqa: S106
+
+    with RedisNodes(3, make=node) as own:
+        face.run(scenario)
+
+
 def test_tls() -> None:
     """``redlocks://`` talks TLS to every node."""
     require("redis", local=True)

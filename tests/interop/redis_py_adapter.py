@@ -4,18 +4,14 @@ redis-py's ``Lock`` over lockkit, as thin as it can be, for redis-py's own tests
 Same signature, same methods, same exceptions. What differs in spite of that is a difference between the two libraries:
 `tests.interop.redis_py_differences` names each, with its reason.
 
-redis-py has no prefix: its lock ``foo`` is the key ``foo``, which its tests look at. So the name of the key is the one
-thing that is changed inside lockkit, by `without_prefix`.
+redis-py has no prefix, and its tests look at the key ``foo`` of the lock ``foo``: so lockkit's prefix is empty here.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from types import SimpleNamespace, TracebackType
 from typing import Any, Literal, Self
-from unittest import mock
 from weakref import WeakKeyDictionary
 
 from redis.exceptions import LockError, LockNotOwnedError
@@ -28,13 +24,6 @@ ENDLESS_TTL = 30.0
 
 _clients: WeakKeyDictionary[Any, lockkit.Client] = WeakKeyDictionary()
 _async_clients: WeakKeyDictionary[Any, lockkit.aio.Client] = WeakKeyDictionary()
-
-
-@contextmanager
-def without_prefix() -> Iterator[None]:
-    """Let lockkit's lock ``foo`` be the key ``foo``."""
-    with mock.patch("lockkit.backends.redis.backend.lock_key", lambda _, name: name):
-        yield
 
 
 class _Common:
@@ -101,7 +90,7 @@ class Lock(_Common):
 
     def _client(self) -> lockkit.Client:
         """One client of ours for each of redis-py's."""
-        return _clients.setdefault(self.redis, lockkit.from_client(self.redis))
+        return _clients.setdefault(self.redis, lockkit.from_client(self.redis, prefix=""))
 
     def acquire(
         self,
@@ -171,7 +160,7 @@ class AsyncLock(_Common):
 
     def _client(self) -> lockkit.aio.Client:
         """One client of ours for each of redis-py's."""
-        return _async_clients.setdefault(self.redis, lockkit.aio.from_client(self.redis))
+        return _async_clients.setdefault(self.redis, lockkit.aio.from_client(self.redis, prefix=""))
 
     async def acquire(
         self,

@@ -8,15 +8,10 @@ line of the table without a test. docs/explanation/redis-py-differences.md has t
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING
 
 import pytest
 import redis.asyncio.lock
 import redis.lock
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from types import ModuleType
 
 _ENDLESS = "a lock without timeout is not kept for ever: it has a ttl and is renewed, so a dead holder is replaced"
 _OWNER = "the owner id is always drawn at random: one that callers choose could be the same for two of them"
@@ -40,21 +35,12 @@ DIFFERENCES: dict[str, dict[str, str]] = {
 """Tests that fail, by file, and why."""
 
 
-def _adapter() -> ModuleType:
-    # By its bare name, from PYTHONPATH: in this run the package `tests` is redis-py's.
-    return importlib.import_module("redis_py_adapter")
-
-
 def pytest_configure() -> None:
     """Give the tests our ``Lock`` before they import it."""
-    redis.lock.Lock = _adapter().Lock  # type: ignore[misc]
-    redis.asyncio.lock.Lock = _adapter().AsyncLock  # type: ignore[misc]
-
-
-@pytest.fixture(autouse=True)
-def _keys_of_redis_py() -> Iterator[None]:
-    with _adapter().without_prefix():
-        yield
+    # By its bare name, from PYTHONPATH: in this run the package `tests` is redis-py's.
+    adapter = importlib.import_module("redis_py_adapter")
+    redis.lock.Lock = adapter.Lock  # type: ignore[misc]
+    redis.asyncio.lock.Lock = adapter.AsyncLock  # type: ignore[misc]
 
 
 @pytest.hookimpl(tryfirst=True)  # before -k leaves some out

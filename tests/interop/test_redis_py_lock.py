@@ -12,6 +12,7 @@ import redis.asyncio
 import lockkit
 import lockkit.aio
 from lockkit.testing.servers import RedisServer, require
+from tests.interop import redis_py_adapter
 from tests.tries import busy, busy_async
 
 if TYPE_CHECKING:
@@ -81,3 +82,26 @@ def test_neither_frees_the_other_s_lock(server: RedisServer) -> None:
         with pytest.raises(lockkit.LockLost):
             expired.release()
         assert data.get("lockkit:late") == theirs.local.token
+
+
+def test_adapter_for_redis_py_s_own_tests_uses_their_key(server: RedisServer) -> None:
+    """`nox -s redis-py-suite` runs seldom; without the same key, each of its tests would fail."""
+    with redis.Redis(port=server.port) as data:
+        ours, theirs = redis_py_adapter.Lock(data, "seat", timeout=30), data.lock("seat", timeout=30)
+        with ours._client():
+            assert ours.acquire(blocking=False)
+            assert not theirs.acquire(blocking=False)
+            ours.release()
+            assert theirs.acquire(blocking=False)
+            assert ours.locked()
+            theirs.release()
+
+    async def main() -> None:
+        async with redis.asyncio.Redis(port=server.port) as data:
+            ours, theirs = redis_py_adapter.AsyncLock(data, "seat", timeout=30), data.lock("seat", timeout=30)
+            async with ours._client():
+                assert await ours.acquire(blocking=False)
+                assert not await theirs.acquire(blocking=False)
+                await ours.release()
+
+    asyncio.run(main())

@@ -334,7 +334,7 @@ class RedisBackend(LockBackend):
         ttl_ms = ttl_milliseconds(grant.ttl)
         body = keys.release + bulk(grant.owner) + bulk(grant.token) + bulk(ttl_ms)
         if self._sessions is not None:
-            self._sessions.becomes_reader(keys)
+            self._sessions.becomes_reader(grant.state)
         if not self._replicas:
             return await self._run(_DOWNGRADE, keys.lock, body, resend=True) == 1
         reply, acknowledged = await self._topology.run_replicated(_DOWNGRADE, keys.lock, body, self._replicas, inf)

@@ -92,6 +92,7 @@ class ClusterTopology(Topology):
         self._host = host
         self._prefix = prefix
         self._tls = tls
+        self._mutex = host.runtime.mutex()
         self._nodes: dict[Address, RedisNode] = {}
         self._failed: set[Address] = set()  # asked last for the slots
         self._slots: list[RedisNode | None] = [None] * SLOTS_COUNT
@@ -294,27 +295,31 @@ class ClusterTopology(Topology):
     async def _use_map(self, ranges: list[Any], asked: RedisNode) -> None:
         """Use a new map of slots: ranges of ``[first, last, [host, port, …] of the master, replicas…]``."""
         slots: list[RedisNode | None] = [None] * SLOTS_COUNT
-        for first, last, (host, port, *_), *_ in ranges:
-            name = host.decode() if host else asked.label.rpartition(":")[0]
-            slots[first : last + 1] = [self._node_at((name, port))] * (last + 1 - first)
-        changed = any(old is not None and old is not new for old, new in zip(self._slots, slots, strict=True))
-        self._slots = slots
-        self._outdated = False
+        # Another thread may have another map. Under the mutex, so that neither uses a node that the other closes.
+        with self._mutex:
+            for first, last, (host, port, *_), *_ in ranges:
+                name = host.decode() if host else asked.label.rpartition(":")[0]
+                slots[first : last + 1] = [self._node_at((name, port))] * (last + 1 - first)
+            changed = any(old is not None and old is not new for old, new in zip(self._slots, slots, strict=True))
+            self._slots = slots
+            self._outdated = False
         if changed:
             self._host.confirm_soon()
-        used = {id(node) for node in slots}
         for address, node in list(self._nodes.items()):
-            if id(node) not in used:
+            with self._mutex:
+                if node in self._slots:
+                    continue
                 self._nodes.pop(address, None)
                 self._failed.discard(address)
-                await node.close()
+            await node.close()
 
     def _node_at(self, address: Address) -> RedisNode:
         node = self._nodes.get(address)
         if node is None:
             target = Target.at({**self._arguments, "host": address[0], "port": address[1]}, tls=self._tls)
             node = open_node(self._host.runtime, target, self._prefix, Handshake(self._host))
-            self._nodes[address] = node
+            # Another thread may have opened one meanwhile. Nothing is connected yet.
+            node = self._nodes.setdefault(address, node)
         return node
 
     async def ping(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from lockkit.backend import split_space
+from lockkit.backend import SPACES, split_space
 from lockkit.backends.redis.resp import bulk
 from lockkit.validation import escape
 
@@ -26,14 +26,20 @@ must then not be set back by more; longer keeps more small keys."""
 SESSION_SPACE = "session"
 """The keys of sessions begin with the prefix followed by ``+`` and this, so no lock has such a key."""
 
+_APART = tuple(f"+{space}:" for space in (*SPACES, SESSION_SPACE))
+
 
 def lock_key(prefix: str, name: str) -> str:
     """
     Name the key of a lock, as redis-py's ``Lock`` and others know it: ``PREFIX:NAME``, braces percent-encoded.
 
-    With an empty prefix it is the name alone.
+    With an empty prefix it is the name alone; the lock ``+sem:x`` then has the key ``%2Bsem:x``, because ``+sem:x`` is
+    that of the semaphore ``x``.
     """
-    return f"{prefix}:{escape(name, '{}')}" if prefix else escape(name, "{}")
+    key = escape(name, "{}")
+    if prefix:
+        return f"{prefix}:{key}"
+    return f"%2B{key[1:]}" if key.startswith(_APART) else key
 
 
 def side_key(key: str, what: str) -> str:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, cast
 
-from lockkit.backend import SPACES, NamesPage
-from lockkit.backends.redis.keys import SESSION_SPACE, lock_key
+from lockkit.backend import NamesPage
+from lockkit.backends.redis.keys import lock_key
 from lockkit.backends.redis.resp import pack
 from lockkit.errors import ConfigurationError
 from lockkit.validation import lock_name, unescape
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from lockkit.backends.redis.node import RedisNode
 
 __all__ = ["Scan", "held_names"]
-
-_APART = tuple(f"+{space}:".encode() for space in (*SPACES, SESSION_SPACE))
 
 _IN_SESSION = b"lockkit:session "
 
@@ -50,7 +48,10 @@ class Scan:
         """
         self._key_begin = lock_key(prefix, "")
         self._prefix = prefix
-        self._pattern = f"{_glob_escape(lock_key(prefix, name_prefix))}*"
+        self._name_prefix = name_prefix
+        # With an empty prefix, some keys of names that begin with "+" do not.
+        begin = lock_key(prefix, name_prefix) if prefix or name_prefix[:1] != "+" else ""
+        self._pattern = f"{_glob_escape(begin)}*"
         self._nodes = list(nodes)
         self._index = 0
         self._cursor: bytes | str = b"0"
@@ -80,14 +81,12 @@ class Scan:
 
     def _name(self, key: bytes) -> str | None:
         """Return the name of the lock at a key; None for a key that no lock of lockkit can have."""
-        if not self._prefix and key.startswith(_APART):
-            return None  # with another prefix, the pattern leaves them out
         try:
             text = key.decode()
             name = lock_name(unescape(text.removeprefix(self._key_begin)))
         except (UnicodeDecodeError, ConfigurationError):
             return None
-        return name if lock_key(self._prefix, name) == text else None
+        return name if name.startswith(self._name_prefix) and lock_key(self._prefix, name) == text else None
 
 
 async def held_names(node: RedisNode, names: Sequence[str], keys: Sequence[str]) -> list[str]:

@@ -80,6 +80,7 @@ class SentinelTopology(Topology):
         self._tls = tls
         # The same for every master, so that it notices a change.
         self._handshake = Handshake(host, masters_only=True)
+        self._mutex = host.runtime.mutex()
         self._master: RedisNode | None = None
         self._last: RedisNode | None = None
 
@@ -163,11 +164,16 @@ class SentinelTopology(Topology):
             # The same master, so its connections and its subscription may still be good.
             self._master = last
             return last
+        master = open_node(self._host.runtime, target, self._prefix, self._handshake)
+        with self._mutex:
+            # Another thread may have opened one meanwhile. Nothing is connected yet.
+            if self._last is not None and self._last is not last:
+                master = self._last
+            self._master = self._last = master
         log.info("the master of %r is at %s", self._service_name, target.label)
-        self._master = self._last = open_node(self._host.runtime, target, self._prefix, self._handshake)
         if last is not None:
             await last.close()
-        return self._master
+        return master
 
     async def _ask(self, answer_by: float) -> tuple[str, int]:
         """Ask the Sentinels for the master's address, in turn, without waiting for those that hang."""

@@ -15,7 +15,7 @@ What a heartbeat does not show, and how the client finds out all the same:
   `KEY_TTLS` ttls. Before half of it is over, the client asks for the lease itself, and extends that life.
 - *The engine does not want a lease any more*, though it has not been released: ``max_hold`` is over, it was dropped, or
   nobody answered the release. The heartbeats for others must not keep it. Once it has not been renewed for
-  `LEAVE_SHARE` of its ttl, the next one takes it out of the session, and it ends a ttl after its last renewal.
+  `LEAVE_SHARE` of its ttl, the next one takes it out of the session, and it ends a ttl after the engine last asked.
 
 The same requirement as for any lease holds throughout: the server ends a lease no earlier than a ttl after the moment
 before the renewal was sent that its client believes in. A heartbeat never creates a session; one that has ended never
@@ -71,7 +71,7 @@ ROUNDS = 3
 
 _SESSION = Script("session", keys=1, arguments=8)
 
-_DONE, _SHARED, _LATE = 1, 2, -3
+_DONE, _SHARED = 1, 2
 _GONE: Mapping[object, Gone] = {0: Gone("gone"), -1: Gone("taken"), -2: Gone("broken"), -4: Gone("session")}
 
 _ENDED = _GONE[-4]
@@ -95,10 +95,9 @@ class SessionLease(LockKeys):
         identity: The server's data of which the server said that it has the lease.
         ask_at: When to ask for the lease itself.
         asked_at: When the engine last wanted it renewed.
-        anchor: Just before the last renewal that was answered.
     """
 
-    __slots__ = ("anchor", "ask_at", "asked_at", "identity", "may_read", "number", "owner", "session", "settled")
+    __slots__ = ("ask_at", "asked_at", "identity", "may_read", "number", "owner", "session", "settled")
 
     def __init__(self, keys: LockKeys, owner: str) -> None:
         """Be in no session."""
@@ -110,7 +109,7 @@ class SessionLease(LockKeys):
         self.settled = True
         self.may_read = False
         self.identity = b""
-        self.ask_at = self.asked_at = self.anchor = -inf
+        self.ask_at = self.asked_at = -inf
 
     def relies_on(self, session: Session) -> bool:
         """Tell whether a heartbeat of a session is enough to renew it."""
@@ -127,7 +126,7 @@ class Session:
         ttl: Seconds.
         anchor: Just before the last heartbeat that was answered.
         ended: The server says so, or a ttl has passed since.
-        members: The leases in it.
+        members: The leases in it, and those that may be: the answer is missing.
         looked_at: When lockkit last looked for those that nobody wants.
         read: How many bytes of its value have been read.
         identity: Of the server's data then.
@@ -258,17 +257,15 @@ class Sessions:
             with self._mutex:
                 self._drop(keys)
 
-    def becomes_reader(self, keys: LockKeys) -> None:
+    def becomes_reader(self, lease: SessionLease) -> None:
         """Note that a request is about to be sent after which the lease may be a reader's, and so in no session."""
-        if isinstance(keys, SessionLease):
-            with self._mutex:
-                keys.may_read = True
+        with self._mutex:
+            lease.may_read = True
 
-    @staticmethod
-    def _drop(lease: SessionLease) -> None:
-        if lease.session is not None:
-            lease.session.members.discard(lease)
-            lease.session = None
+    def _drop(self, lease: SessionLease) -> None:
+        for session in self._current.values():
+            session.members.discard(lease)
+        lease.session = None
 
     # -- what is sent ------------------------------------------------------------------------------------------------
 
@@ -334,11 +331,12 @@ class Sessions:
             lease.number += 1
             lease.settled = False
             entering += (lease.lock, lease.owner, lease.number)
+            session.members.add(lease)
         leaving: list[object] = []
         for lease in going:
             lease.number += 1
             lease.settled = False
-            left_ms = math.ceil((lease.anchor + session.ttl - now) * 1000)
+            left_ms = math.ceil((lease.asked_at + session.ttl - now) * 1000)
             leaving += (lease.lock, lease.owner, lease.number, max(1, left_ms))
         arguments = ttl_ms, int(is_new), session.read, keep_ms, fence_milliseconds(keep_ms)
         packed = bulk(session.key) + b"".join(map(bulk, arguments)) + self._gone_channel
@@ -370,14 +368,13 @@ class Sessions:
             session.heard(sent, call, identity, news)
             if call.is_new:
                 self._begin(session)
-            self._keep(session, staying, identity, sent, outcomes)
+            self._keep(session, staying, identity, outcomes)
             for (lease, number), result in zip(call.coming, results, strict=False):
                 if lease.number == number:
                     self._came(session, lease, result, outcomes)
                     lease.identity = identity
-                    lease.anchor = sent
-            for (lease, number), result in zip(call.going, results[len(call.coming) :], strict=True):
-                if lease.number == number and result != _LATE:
+            for lease, number in call.going:
+                if lease.number == number:
                     lease.settled = True
                     self._drop(lease)
 
@@ -388,9 +385,8 @@ class Sessions:
         self._current[ttl_milliseconds(session.ttl)] = session
 
     def _keep(
-        self, session: Session, staying: Sequence[SessionLease], identity: bytes, sent: Instant,
-        outcomes: dict[str, Renewal],
-    ) -> None:  # fmt: skip
+        self, session: Session, staying: Sequence[SessionLease], identity: bytes, outcomes: dict[str, Renewal]
+    ) -> None:
         """Apply a heartbeat to leases that were in the session when it was sent."""
         for lease in staying:
             if session.broken and lease.owner.encode() in session.broken:
@@ -399,13 +395,10 @@ class Sessions:
             elif not identity or lease.identity != identity:
                 lease.ask_at = -inf
             elif lease.relies_on(session):  # else another request for it has been sent meanwhile
-                lease.anchor = sent
                 outcomes[lease.owner] = Renewed()
 
     def _came(self, session: Session, lease: SessionLease, result: object, outcomes: dict[str, Renewal]) -> None:
-        """Apply the answer to the last request for a lease."""
-        if result == _LATE:
-            return
+        """Apply the answer to the last request for a lease, before which no later one can have come."""
         self._drop(lease)
         if result == _DONE:
             lease.session, lease.settled = session, True

@@ -6,7 +6,7 @@ import asyncio
 import json
 import threading
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
@@ -19,6 +19,7 @@ from lockkit.backends.redis.keys import lock_key
 from lockkit.backends.redis.listing import Scan
 from lockkit.backends.redis.node import open_node
 from lockkit.backends.redis.resp import pack
+from lockkit.backends.redis.sentinel import SentinelTopology
 from lockkit.backends.redis.wakeup import WakeupListener
 from lockkit.errors import BackendUnavailable, ConfigurationError
 from lockkit.runtime import BlockingRuntime, drive
@@ -850,6 +851,55 @@ def test_cancelled_caller_that_finds_slots_elsewhere_has_the_leases_confirmed() 
         await topology.close()
 
     Face("asyncio").run(scenario)
+
+
+def test_map_of_slots_that_is_older_closes_no_node_of_a_newer_one() -> None:
+    """Two threads ask for the slots: what one does not know, the other may be using by now."""
+    host = StubHost(BlockingRuntime())
+    topology = ClusterTopology([("127.0.0.1", 1)], {}, host, "lockkit", tls=False)
+
+    def load(port: int) -> None:
+        slots = [[0, 16383, [b"127.0.0.1", port]]]
+        drive(topology._use_map(slots, topology._node_at(("127.0.0.1", port))))
+
+    def meanwhile() -> None:
+        host.confirm_soon = StubHost.confirm_soon.__get__(host)  # type: ignore[method-assign]
+        load(3)
+
+    load(1)
+    topology._node_at(("127.0.0.1", 3))  # a slot moved there
+    host.confirm_soon = meanwhile  # type: ignore[method-assign]
+    load(2)
+
+    node = drive(topology.node_for("x"))
+    assert node.label == "127.0.0.1:3"
+    assert not node._closed
+    assert list(topology._nodes.values()) == [node]
+
+
+@pytest.mark.parametrize("kind", ["cluster", "sentinel"])
+def test_node_that_two_threads_find_at_once_is_one(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody would close the connections of a second one, nor end its subscription."""
+    host, address, found = StubHost(BlockingRuntime()), ("127.0.0.1", 1), []
+
+    async def named(answer_by: float) -> tuple[str, int]:
+        del answer_by
+        return address
+
+    def find() -> RedisNode:
+        return cluster._node_at(address) if kind == "cluster" else drive(group.node_for("x"))
+
+    def open_late(*arguments: Any) -> RedisNode:
+        monkeypatch.setattr(f"lockkit.backends.redis.{kind}.open_node", open_node)
+        found.append(find())  # as another thread, at this moment
+        return open_node(*arguments)
+
+    cluster = ClusterTopology([address], {}, host, "lockkit", tls=False)
+    group = SentinelTopology([], "mymaster", {}, host, "lockkit", tls=False)
+    monkeypatch.setattr(group, "_ask", named)
+    monkeypatch.setattr(f"lockkit.backends.redis.{kind}.open_node", open_late)
+
+    assert find() is find() is found[0]
 
 
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")  # called when the interrupt came

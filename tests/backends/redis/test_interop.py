@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import pytest
@@ -224,6 +225,22 @@ def test_empty_prefix_wakes_waiters_and_keeps_the_rest_of_the_keys(server: Redis
         with pytest.raises(lockkit.Unsupported, match="empty prefix"):
             drive(one._engine.client.ready().erase())
     assert theirs.get("mine") == b"kept"
+
+
+@pytest.mark.usefixtures("theirs")
+@pytest.mark.parametrize("scheme", ["redis", "redlock"])
+def test_empty_prefix_keeps_locks_from_what_lives_apart(server: RedisServer, scheme: str) -> None:
+    """A lock may have any name, also that of the key of a semaphore, of a session or of what is done once."""
+    names = {"+sem:x", "+once:x", "+limit:x", "+session:x", "+sem", "+49 30 901820", "sem:x"}
+    with lockkit.connect(f"{scheme}://{server.host}:{server.port}", prefix="") as client:
+        with ExitStack() as held:
+            held.enter_context(client.semaphore("x", limit=1, timeout=PATIENCE))
+            for name in names:
+                held.enter_context(client.lock(name, timeout=PATIENCE))
+            for begin in ("", "+", "+s", "+sem", "+sem:", "+49", "sem"):
+                found = {name for name in client.names(begin) if name.startswith(("+", "sem"))}
+                assert found == {name for name in names if name.startswith(begin)}
+        assert client.semaphore("x", limit=1).available() == 1
 
 
 def test_empty_prefix_excludes_in_the_async_api_too(server: RedisServer, theirs: redis.Redis) -> None:

@@ -410,6 +410,45 @@ def test_request_that_was_not_answered_is_overtaken(
     face.run(scenario)
 
 
+def test_lease_whose_entry_was_not_answered_leaves_the_session_too(
+    server: RedisServer, redis: Keyspace, clock: AheadClock
+) -> None:
+    """The server has it in the session, so the heartbeats for others would keep it for ten ttls."""
+
+    async def scenario(host: StubHost) -> None:
+        async with backend_at(server.url, host, leases="session") as backend:
+            network = Unreliable(backend)
+            wanted, dropped = await held(backend, host, "y"), granted(await backend.try_acquire(host.request()))
+            network.lose = "answer"
+            assert isinstance(await renewed(backend, dropped), Unknown)
+            network.lose = ""
+            assert redis("GET", LOCK) == f"lockkit:session 1 {dropped.owner} {sessions(redis)[0]}"
+
+            for _ in range(3):
+                clock.ahead += 10.0
+                assert await renewed(backend, wanted) == Renewed()
+
+            assert redis("GET", LOCK) == f"lockkit:session 2 {dropped.owner} "
+            assert 0 < redis("PTTL", LOCK) <= 10_000
+
+    Face("sync").run(lambda _: scenario(StubHost(clock)))
+
+
+def test_sessions_that_are_over_are_forgotten(server: RedisServer, clock: AheadClock) -> None:
+    """A client may use ever new ttls."""
+
+    async def scenario(host: StubHost) -> None:
+        async with backend_at(server.url, host, leases="session") as backend:
+            assert backend._sessions is not None
+            for ttl in (10.0, 11.0, 12.0):
+                await held(backend, host, f"n{ttl}", ttl=ttl)
+                clock.ahead += 11.0
+
+            assert list(backend._sessions._current) == [12_000]
+
+    Face("sync").run(lambda _: scenario(StubHost(clock)))
+
+
 def test_move_that_was_not_answered_is_made_again(server: RedisServer, redis: Keyspace, face: Face) -> None:
     """After a lost ``extend`` the lease may be in either session, so the next renewal does not rely on the former."""
 
@@ -496,6 +535,8 @@ def test_broken_lease_is_known_by_the_next_heartbeat(server: RedisServer, redis:
                 assert not await backend.release(grants[index])
             (session,) = sessions(redis)
             assert redis("GET", session) == f"{grants[0].owner} {grants[1].owner} "
+            assert backend._sessions is not None
+            assert backend._sessions._current[30_000].read == redis("STRLEN", session)
 
     face.run(scenario)
 

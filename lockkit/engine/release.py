@@ -113,7 +113,7 @@ class Releases:
         record.state = RELEASING
         record.release_done = None
         self._leases.drop(record)
-        if record.renewal.in_flight:
+        if record.renewal.in_flight is not None:
             record.renewal.wake_waiters()  # it may not be sent any more: an extend() must not wait for it
         if record.lost_event is not None:
             record.lost_event.set()

@@ -721,7 +721,7 @@ def test_extend_does_not_wait_for_a_renewal_that_release_made_pointless() -> Non
         except LockError as error:
             errors.append(error)
 
-    lease._record.renewal.in_flight = True  # whichever of the two batches it is in
+    lease._record.renewal.in_flight = client._engine.renewer  # whichever of the two batches it is in
     extending = threading.Thread(target=extend)
     extending.start()
     until(lambda: lease._record.renewal.answered is not None)

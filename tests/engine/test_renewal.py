@@ -1,0 +1,41 @@
+"""Ctrl-C while a lease is extended."""
+
+from __future__ import annotations
+
+import pytest
+
+import lockkit
+from lockkit.engine.lease_record import LeaseRecord, RenewalPlan
+from lockkit.engine.renewal import Renewer
+from tests.interrupts import CallStrike
+from tests.tries import until, until_renewed
+
+FUNCTIONS = [
+    Renewer.extend,
+    Renewer._wait_for_turn,
+    Renewer._apply_extension,
+    LeaseRecord.shorten_deadline,
+    LeaseRecord.renewed,
+    RenewalPlan.finish,
+    RenewalPlan.wake_waiters,
+]
+
+
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
+def test_interrupted_extend_leaves_the_lease_renewed() -> None:
+    """At each instant: a program that goes on after Ctrl-C would lose the lease at its deadline."""
+    number = 0
+    while True:
+        with lockkit.connect(f"memory://extend-{number}") as client:
+            lease = client.lock("x", ttl=3600).acquire()
+            strike = CallStrike(number, *(function.__code__ for function in FUNCTIONS))
+            strike.during(lease.extend)
+
+            until(lambda lease=lease: lease._record.renewal.in_flight is None)
+            client._engine.confirm_soon()
+            until_renewed(lease)
+            lease.release()
+        if not strike.struck:
+            break
+        number += 1
+    assert number > 1

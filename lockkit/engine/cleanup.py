@@ -86,17 +86,23 @@ class PendingCleanups:
             self.add(grant.ttl, lambda: backend.release(grant, self._client.answer_by(RELEASE_SECONDS)))
 
     async def flush(self, until: Instant) -> None:
-        """Try once more what is still to be undone, until the given time: the client is being closed."""
+        """
+        Try once more what is still to be undone, until the given time: the client is being closed.
+
+        What failed stays pending, and what this has not come to if it is cancelled: a further call tries that.
+        """
         with self._client.mutex:
             self._stopped = True
         await self._idle.wait(max(0.0, until - self._runtime.now()))
-        with self._client.mutex:
-            pending, self._pending = self._pending, []
+        pending = tuple(self._pending)
         for number, cleanup in enumerate(pending):
             if self._runtime.now() >= until:
                 log.warning("closing with %d requests not undone: no answer", len(pending) - number)
                 return
-            cleanup.until = -inf
+            with self._client.mutex:
+                if cleanup not in self._pending:
+                    continue  # another call of close() has it
+                self._pending.remove(cleanup)
             await self._try(cleanup)
 
     def close(self) -> None:
@@ -141,7 +147,7 @@ class PendingCleanups:
             await cleanup.function()
             done = True
         except Exception as error:  # noqa: BLE001 - tried again until the ttl has done the same
-            again = self._runtime.now() < cleanup.until
+            again = not self._stopped and self._runtime.now() < cleanup.until
             log.debug("cleanup at the backend failed, %s: %s", "lockkit retries" if again else "giving up", error)
         finally:
             # Also when cancelled: it is still to be undone.

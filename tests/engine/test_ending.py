@@ -22,7 +22,7 @@ from lockkit.runtime import AsyncioRuntime
 from lockkit.testing.servers import RedisServer, wait_until
 from lockkit.testing.timing import PATIENCE
 from tests.engine.scripted import fail, scripted
-from tests.tries import until, until_renewed_async
+from tests.tries import until, until_async, until_renewed_async
 
 LONG = 60.0
 
@@ -190,6 +190,45 @@ def test_close_that_is_cancelled_at_its_end_closes_the_connections_all_the_same(
         await asyncio.wait_for(closed.wait(), 20)
 
     asyncio.run(run())
+
+
+def test_close_that_is_cancelled_while_it_undoes_goes_on_with_that_when_called_again() -> None:
+    """Else the requests whose answers were lost would hold their locks for a ttl."""
+    client, backend = scripted(AsyncioRuntime())
+    space = backend.url.removeprefix("memory://")
+    abandon = backend.abandon
+    names = ("a", "b")
+
+    async def run() -> None:
+        undoing, go_on = asyncio.Event(), asyncio.Event()
+
+        async def slow_abandon(request: Any) -> None:  # noqa: ANN401 - a request
+            undoing.set()
+            await go_on.wait()
+            await abandon(request)
+
+        backend.after["try_acquire"] = backend.before["abandon"] = fail(BackendUnavailable("down"))
+        for name in names:
+            with pytest.raises(BackendUnavailable):
+                await client.lock(name, ttl=LONG).acquire(timeout=0)
+        cleanups, now = client._engine.cleanups, client._engine.runtime.now
+        # Not the background's turn: it has tried both, and pauses.
+        await until_async(lambda: len(cleanups._pending) == len(names) and min(c.at for c in cleanups._pending) > now())
+        backend.before.clear()
+        backend.abandon = slow_abandon  # type: ignore[method-assign]
+
+        closing = asyncio.create_task(client.close())
+        await undoing.wait()
+        closing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+        go_on.set()
+        await client.close()
+
+    asyncio.run(run())
+
+    with lockkit.connect(f"memory://{space}") as other:
+        assert [other.lock(name).locked() for name in names] == [False, False]
 
 
 def test_close_gives_the_backend_all_leases_and_one_deadline() -> None:

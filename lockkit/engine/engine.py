@@ -619,7 +619,7 @@ class Engine(Generic[L]):
         Returns:
             The event that is set when it is done; None if it is done already, or nothing was held.
         """
-        if not self.leases.records:
+        if not self.releases.outstanding:
             return None
         assert not self._ended, "a client that is closed holds nothing"
         work = partial(self.releases.end_all, until, notify=False)

@@ -38,11 +38,11 @@ class Releases:
         self._client = client
         self._leases = leases
         self._cleanups = cleanups
-        self._unreleased: list[Grant] = []
+        self._unreleased: dict[str, Grant] = {}  # by owner
 
     def forked(self) -> None:
         """Release nothing of the parent's."""
-        self._unreleased = []
+        self._unreleased = {}
 
     # -- one lease -------------------------------------------------------------------------------------------------
 
@@ -197,6 +197,11 @@ class Releases:
 
     # -- all leases ------------------------------------------------------------------------------------------------
 
+    @property
+    def outstanding(self) -> bool:
+        """Whether `end_all` has anything to do."""
+        return bool(self._leases.records or self._unreleased)
+
     async def end_all(self, answer_by: Instant, *, notify: bool = True) -> None:
         """
         End and free every lease: the client, its event loop or the interpreter ends.
@@ -207,13 +212,15 @@ class Releases:
             answer_by: When to be back, client monotonic time.
             notify: Call the holders' callbacks.
         """
-        # Kept until they have been sent: if this is cancelled, it is called again.
-        self._unreleased += [record.grant for record in self._leases.end_all(notify=notify)]
+        # Kept until they have been sent: if this is cancelled or interrupted, it is called again.
+        self._leases.end_all(self._unreleased, notify=notify)
         backend, url = self._client.backend, self._client.url
-        if backend is None or not self._unreleased:
+        grants = tuple(self._unreleased.values())
+        if backend is None or not grants:
             return
         try:
-            await backend.release_all(self._unreleased, answer_by)
+            await backend.release_all(grants, answer_by)
         except LockError as error:
             log.warning("could not release all locks at %s: %s", url, error)
-        self._unreleased = []
+        for grant in grants:
+            self._unreleased.pop(grant.owner, None)

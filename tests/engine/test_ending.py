@@ -8,7 +8,7 @@ import sys
 import textwrap
 import threading
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -17,12 +17,18 @@ import lockkit.aio
 from lockkit.backends.memory.backend import MemoryBackend
 from lockkit.engine import renewal
 from lockkit.engine.engine import EXIT_SECONDS
+from lockkit.engine.leases import Leases
+from lockkit.engine.release import Releases
 from lockkit.errors import BackendUnavailable, LockError, LockLost
-from lockkit.runtime import AsyncioRuntime
+from lockkit.runtime import AsyncioRuntime, drive, monotonic
 from lockkit.testing.servers import RedisServer, wait_until
 from lockkit.testing.timing import PATIENCE
 from tests.engine.scripted import fail, scripted
+from tests.interrupts import CallStrike
 from tests.tries import until, until_async, until_renewed_async
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 LONG = 60.0
 
@@ -121,6 +127,37 @@ def test_close_forgets_a_lease_whose_end_an_interrupt_cut_short(monkeypatch: pyt
 
     with lockkit.connect("memory://cut-short") as other:
         assert other.holders("x") == []
+
+
+def run_exit(client: lockkit.Client) -> None:
+    """Do what the interpreter's exit does."""
+    done = client._engine.exit(monotonic() + PATIENCE)
+    if done is not None:
+        drive(done.wait(PATIENCE))
+
+
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
+@pytest.mark.parametrize("finish", [lockkit.Client.close, run_exit])
+def test_interrupted_close_can_be_finished(finish: Callable[[lockkit.Client], None]) -> None:
+    """Wherever Ctrl-C strikes while it ends the leases: what it has ended is freed, too."""
+    functions = [Leases.end_all, Leases.all, Leases.drop, Leases._mark_lost, Leases.forget, Releases.end_all]
+    number = 0
+    while True:
+        url = f"memory://interrupted-close-{finish.__name__}-{number}"
+        client, other = lockkit.connect(url), lockkit.connect(url)
+        kept, body = client.lock("kept", ttl=LONG).acquire(), client.lock("body", ttl=LONG).acquire().__enter__()
+        strike = CallStrike(number, *(function.__code__ for function in functions))
+        strike.during(client.close)
+        finish(client)
+
+        assert [*other.names()] == [], f"instant {number}"
+        assert (kept.held, body.held, body.lost) == (False, False, True), f"instant {number}"
+        client.close()
+        other.close()
+        if not strike.struck:
+            break
+        number += 1
+    assert number > 1
 
 
 def test_close_that_was_cancelled_can_be_finished() -> None:

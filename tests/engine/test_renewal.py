@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 import lockkit
@@ -31,7 +33,7 @@ def test_interrupted_extend_leaves_the_lease_renewed() -> None:
             strike = CallStrike(number, *(function.__code__ for function in FUNCTIONS))
             strike.during(lease.extend)
 
-            until(lambda lease=lease: lease._record.renewal.in_flight is None)
+            until(partial(nothing_in_flight, lease))
             client._engine.confirm_soon()
             until_renewed(lease)
             lease.release()
@@ -39,3 +41,8 @@ def test_interrupted_extend_leaves_the_lease_renewed() -> None:
             break
         number += 1
     assert number > 1
+
+
+def nothing_in_flight(lease: lockkit.Lease) -> bool:
+    """Look at the plan."""
+    return lease._record.renewal.in_flight is None

@@ -581,9 +581,9 @@ class Engine(Generic[L]):
         self.cleanups.close()
         self._ended = True
         assert not self.leases.records, "a client that is closed holds nothing"
-        self.renewer.stop()
         _engines.discard(self)
         client.backend = None
+        self.renewer.end()
         if backend is not None:
             await self._disconnect(backend, max(CLOSE_SHARE, until - self.runtime.now()))
 

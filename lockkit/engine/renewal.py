@@ -93,7 +93,6 @@ class Renewer:
         self._due: list[LeaseRecord] = []
         self._in_flight: list[list[str]] = []  # what the agenda has of them
         self._last_work: tuple[Work, Event] | None = None
-        self._stopped = False
         self._watching.forked()
         self._renewing.forked()
 
@@ -154,10 +153,9 @@ class Renewer:
         if not self._watching.running:
             self._watching.start()
 
-    def stop(self) -> None:
-        """Let both coroutines end: the client is closed, and holds nothing."""
-        assert self._client.closed, "they end only when the client is closed or idle"
-        self._stopped = True
+    def end(self) -> None:
+        """Have both coroutines notice that the client is closed."""
+        assert self._is_over(), "they end only when the client is closed or idle"
         self._watching.wake()
         self._renewing.wake()
 
@@ -208,8 +206,8 @@ class Renewer:
             await self._watching.wait(at - self._runtime.now())
 
     def _is_over(self) -> bool:
-        """Tell whether there will be nothing to renew any more."""
-        return self._stopped or self._client.backend is None
+        """Tell whether there will be nothing to renew any more: the client is closed."""
+        return self._client.backend is None
 
     async def _do_last_work(self, work: Work, done: Event) -> None:
         self._last_work = None

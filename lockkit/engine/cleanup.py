@@ -48,7 +48,6 @@ class PendingCleanups:
         self._client = client
         self._runtime = client.runtime
         self._background = Background(client.runtime, "lockkit-cleanup", self._work, self._flush_at_end)
-        self._closed = False
         self.forked()
 
     def forked(self) -> None:
@@ -69,10 +68,10 @@ class PendingCleanups:
         """
         assert seconds > 0.0, "what a ttl has ended already needs no cleanup"
         with self._client.mutex:
-            if self._closed:
-                return
             now = self._runtime.now()
             self._pending.append(_Cleanup(function, now, now + seconds))
+            if self._stopped:
+                return  # `flush` tries it, if the connections are still open
         self._background.wake()
         try:
             self._background.start()
@@ -104,11 +103,6 @@ class PendingCleanups:
                     continue  # another call of close() has it
                 self._pending.remove(cleanup)
             await self._try(cleanup)
-
-    def close(self) -> None:
-        """Take nothing more: the connections are about to be closed."""
-        assert self._stopped, "what is pending is tried once more before"
-        self._closed = True
 
     async def _flush_at_end(self) -> None:
         self._idle.set()  # what was being undone has been cancelled

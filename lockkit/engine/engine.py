@@ -578,7 +578,6 @@ class Engine(Generic[L]):
         # Let the waiters leave the backend's queue before its connections are closed.
         await self.acquisitions.queues.close(until - self.runtime.now())
         await self.cleanups.flush(until)
-        self.cleanups.close()
         self._ended = True
         assert not self.leases.records, "a client that is closed holds nothing"
         _engines.discard(self)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import hypothesis.strategies as st
 import pytest
@@ -270,7 +271,7 @@ def test_interrupted_downgrade_leaves_a_writer_or_a_reader() -> None:
         ask(state, writer("w1"), 0.0)
         ask(state, writer("w2"), 0.1)
         strike = CallStrike(number, *(function.__code__ for function in functions))
-        strike.during(lambda state=state: state.downgrade("w1", 1.0))
+        strike.during(partial(state.downgrade, "w1", 1.0))
 
         assert state.release("w1", 1.1)[0]
         assert isinstance(ask(state, writer("w2"), 1.2), Grant), f"instant {number}"

@@ -8,6 +8,7 @@ import sys
 import textwrap
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -25,7 +26,7 @@ from lockkit.testing.servers import RedisServer, wait_until
 from lockkit.testing.timing import PATIENCE
 from tests.engine.scripted import fail, scripted
 from tests.interrupts import CallStrike
-from tests.tries import until, until_async, until_renewed_async
+from tests.tries import until, until_async, until_renewed, until_renewed_async
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -94,6 +95,71 @@ def test_watch_does_not_stay_until_a_released_lease_would_have_been_due(
 
     wait_until(left)
     client.close()
+
+
+def test_threads_end_with_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They do not linger, though they would for an hour without `close`."""
+    monkeypatch.setattr(renewal, "LINGER", 3600.0)
+    client = lockkit.connect("memory://threads-end")
+    lease = client.lock("x", ttl=LONG).acquire()
+    client._engine.confirm_soon()
+    until_renewed(lease)
+    renewer = client._engine.renewer
+    assert renewer._watching.running
+    assert renewer._renewing.running
+
+    client.close()
+
+    until(lambda: not renewer._watching.running and not renewer._renewing.running)
+
+
+def test_lease_that_comes_when_the_watch_ends_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The watch has found nothing to do and still counts as running: it is told, and goes on."""
+    monkeypatch.setattr(renewal, "LINGER", 0.0)
+    client = lockkit.connect("memory://watch-ends")
+    watching = client._engine.renewer._watching
+    watch = watching._work
+    leases: list[lockkit.Lease] = []
+    told: list[bool] = []
+
+    async def watch_until_idle() -> None:
+        await watch()
+        if not leases:
+            leases.append(client.lock("x", ttl=LONG).acquire())
+            told.append(watching._event.is_set())
+
+    watching._work = watch_until_idle
+    client.lock("first", ttl=0.1, renew=False).acquire().release()  # the watch begins, and looks again soon
+
+    until(lambda: bool(told))
+    assert told == [True]
+    leases[0].release()
+    client.close()
+
+
+def test_wait_for_the_loss_ends_with_the_client() -> None:
+    """False: the lease was released, nobody else had the lock."""
+    client = lockkit.connect("memory://wait-lost")
+    lease = client.lock("x", ttl=LONG).acquire()
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(lease.wait_lost)
+        until(lambda: lease._record.lost_event is not None)
+
+        client.close()
+
+        assert waiting.result(PATIENCE) is False
+
+
+def test_nothing_is_started_for_a_client_that_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A waiter that leaves late finds the connections closed: its request ends with its ttl."""
+    client, backend = scripted()
+    client.close()
+    started: list[str] = []
+    monkeypatch.setattr(client._engine.runtime, "spawn", lambda name, *_: started.append(name))
+
+    client._engine.cleanups.add(LONG, backend.ping)
+
+    assert started == []
 
 
 def test_lease_without_a_body_is_released_by_close() -> None:
@@ -238,8 +304,10 @@ def test_close_that_is_cancelled_while_it_undoes_goes_on_with_that_when_called_a
 
     async def run() -> None:
         undoing, go_on = asyncio.Event(), asyncio.Event()
+        begun: list[str] = []
 
         async def slow_abandon(request: Any) -> None:  # noqa: ANN401 - a request
+            begun.append(request.name)
             undoing.set()
             await go_on.wait()
             await abandon(request)
@@ -256,6 +324,11 @@ def test_close_that_is_cancelled_while_it_undoes_goes_on_with_that_when_called_a
 
         closing = asyncio.create_task(client.close())
         await undoing.wait()
+        for cleanup in cleanups._pending:
+            cleanup.at = 0.0
+        cleanups._background.wake()
+        await asyncio.sleep(0.05)  # the background would begin with another
+        assert len(begun) == 1
         closing.cancel()
         with pytest.raises(asyncio.CancelledError):
             await closing

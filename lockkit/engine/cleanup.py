@@ -116,6 +116,7 @@ class PendingCleanups:
                 if cleanup is None and at == inf:
                     return
             if cleanup is not None:
+                assert not self._idle.is_set(), "the end of the client waits for it"
                 try:
                     await self._try(cleanup)
                 finally:

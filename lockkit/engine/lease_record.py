@@ -342,6 +342,7 @@ class LeaseRecord:
     def shorten_deadline(self, anchor: Instant, ttl: Seconds) -> None:
         """Believe in `ttl` from `anchor` on, if that ends earlier. Under the client's mutex."""
         self.valid_until = min(self.valid_until, anchor + ttl - drift_margin(ttl))
+        assert self.valid_until < anchor + ttl, "never later than the server's own end of the lease"
 
     def renewed(self, outcome: Renewed, sent: Instant) -> bool:
         """

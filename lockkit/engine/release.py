@@ -128,6 +128,7 @@ class Releases:
         with self._client.mutex:
             if record.state is RELEASING:  # else an interrupt struck before it had begun, or this is the second call
                 record.state = RELEASED if answered else UNCONFIRMED
+            assert not answered or record.state is RELEASED, "the backend's answer ends a release"
             waited_for = record.release_done
         if waited_for is not None:
             waited_for.set()
@@ -190,6 +191,7 @@ class Releases:
                 raise
             # With raise_on_lost=False the loss has been logged when it was noticed.
         except LockError as failed:
+            assert record.state is not HELD, "its renewal has ended"
             if error is not None:
                 error.add_note(f"lockkit: {failed}")
             log.warning("%s; lockkit retries, and the backend frees the lock within %g s", failed, record.grant.ttl)

@@ -421,6 +421,7 @@ class Renewer:
         # that comes back do not all call in the same instant. At least 5 ms: a dead port answers at once and would be
         # asked in a busy loop.
         plan.schedule(now + max(0.005, min(record.grant.ttl / 10, until_stop / 3)) * spread)
+        assert plan.next_at > now, "a dead port is not asked in a busy loop"
         plan.in_jeopardy = True
         self.reschedule(record)
 

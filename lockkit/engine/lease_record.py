@@ -123,7 +123,7 @@ class RenewalPlan:
     def note_unanswered(self, ttl: Seconds, sent: Instant) -> None:
         """Remember that a renewal for `ttl`, sent at `sent`, was not answered."""
         self.unanswered_ttl = min(self.unanswered_ttl, ttl)
-        self.unanswered_until = sent + LATE_SECONDS
+        self.unanswered_until = max(self.unanswered_until, sent + LATE_SECONDS)  # an interrupted call may be older
 
     def finish(self) -> None:
         """Note that no renewal is in flight any more."""

@@ -1,4 +1,4 @@
-"""Ctrl-C while a lease is extended."""
+"""A lease is extended: Ctrl-C, and answers that do not come."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 import lockkit
-from lockkit.engine.lease_record import LeaseRecord, RenewalPlan
+from lockkit.engine.lease_record import LATE_SECONDS, LeaseRecord, RenewalPlan
 from lockkit.engine.renewal import Renewer
 from tests.interrupts import CallStrike
 from tests.tries import until, until_renewed
@@ -46,3 +46,12 @@ def test_interrupted_extend_leaves_the_lease_renewed() -> None:
 def nothing_in_flight(lease: lockkit.Lease) -> bool:
     """Look at the plan."""
     return lease._record.renewal.in_flight is None
+
+
+def test_older_renewal_without_answer_does_not_shorten_what_a_newer_one_needs() -> None:
+    """A call that is interrupted before its turn has looked at the clock before the renewal that it waited for."""
+    plan = RenewalPlan()
+    plan.note_unanswered(10.0, 200.0)
+    plan.note_unanswered(20.0, 100.0)
+
+    assert (plan.unanswered_ttl, plan.unanswered_until) == (10.0, 200.0 + LATE_SECONDS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import shutil
 import signal
@@ -165,6 +166,30 @@ def _own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         for name in ("LOCKKIT_URL", "LOCKKIT_ENV"):
             patch.delenv(name, raising=False)
         yield
+
+
+class FailedAssertions(logging.Handler):
+    """Collects the assertions whose failure is logged."""
+
+    def __init__(self) -> None:
+        """Start with none."""
+        super().__init__(logging.ERROR)
+        self.found: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """See `logging.Handler.emit`."""
+        if record.exc_info and isinstance(record.exc_info[1], AssertionError):
+            self.found.append(self.format(record))
+
+
+@pytest.fixture(autouse=True)
+def _no_assertion_fails_unseen() -> Iterator[None]:
+    """Background work logs whatever it raises and is run again: the test would pass."""
+    log, handler = logging.getLogger("lockkit"), FailedAssertions()
+    log.addHandler(handler)
+    yield
+    log.removeHandler(handler)
+    assert not handler.found, "\n".join(handler.found)
 
 
 @pytest.fixture(scope="session")

@@ -37,6 +37,7 @@ class _Strike:
         sys.settrace(self._look)
         try:
             function()
+            assert not self.struck, "the interrupt was swallowed"
         except KeyboardInterrupt:
             assert self.struck
         finally:

@@ -316,8 +316,9 @@ class LockState(Generic[C]):
             return now < self.shares[owner].until, ()  # asked again: the first answer was lost
         if holder is None or holder.owner != owner or now >= self.until:
             return False, ()
-        self.shares[owner] = Share(holder, self.until, self.token)
-        return True, self._free(now)
+        share = Share(holder, self.until, self.token)
+        self.holder, self.shares[owner] = None, share  # in one step also for Ctrl-C
+        return True, self._offer(now)
 
     def held(self, now: float, dead: Callable[[C], bool] = _never) -> bool:
         """Tell whether the lock is held."""

@@ -339,6 +339,8 @@ class Acquisition(Generic[L]):
             self._context.cleanups.add(seconds, lambda: self._abandon_again(request, idle))
             if not isinstance(error, Exception):
                 raise
+        else:
+            assert not request.uncertain, "what was withdrawn is not granted any more"
 
     async def _abandon(self, request: Request, idle: Event) -> None:
         """Undo a request; `idle` is not set meanwhile."""
@@ -505,6 +507,7 @@ class Acquisition(Generic[L]):
             log.warning("%s", warning)
 
     def _warn_in_queue(self) -> None:
+        assert self._warn_at != inf, "warned once"
         self._warn_at = inf
         log.warning(
             "waiting for lock %r at %s for more than %g s, behind other waiters of this same client",

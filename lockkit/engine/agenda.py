@@ -43,6 +43,7 @@ class Agenda:
 
         An interrupt may strike between any two steps: the time comes first, so that what has an owner has a time.
         """
+        assert at < inf, "what is never due is not planned"
         owners = self._owners.get(at)
         if owners is None:
             heappush(self._times, at)
@@ -59,6 +60,7 @@ class Agenda:
 
     def __len__(self) -> int:
         """Return for how many times something is planned."""
+        assert len(self._times) >= len(self._owners) + len(self._batches), "nothing is planned that would not be taken"
         return len(self._times)
 
     def next_at(self) -> Instant:

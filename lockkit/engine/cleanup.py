@@ -48,7 +48,6 @@ class PendingCleanups:
         self._client = client
         self._runtime = client.runtime
         self._background = Background(client.runtime, "lockkit-cleanup", self._work, self._flush_at_end)
-        self._closed = False
         self.forked()
 
     def forked(self) -> None:
@@ -69,10 +68,10 @@ class PendingCleanups:
         """
         assert seconds > 0.0, "what a ttl has ended already needs no cleanup"
         with self._client.mutex:
-            if self._closed:
-                return
             now = self._runtime.now()
             self._pending.append(_Cleanup(function, now, now + seconds))
+            if self._stopped:
+                return  # `flush` tries it, if the connections are still open
         self._background.wake()
         try:
             self._background.start()
@@ -86,23 +85,24 @@ class PendingCleanups:
             self.add(grant.ttl, lambda: backend.release(grant, self._client.answer_by(RELEASE_SECONDS)))
 
     async def flush(self, until: Instant) -> None:
-        """Try once more what is still to be undone, until the given time: the client is being closed."""
+        """
+        Try once more what is still to be undone, until the given time: the client is being closed.
+
+        What failed stays pending, and what this has not come to if it is cancelled: a further call tries that.
+        """
         with self._client.mutex:
             self._stopped = True
         await self._idle.wait(max(0.0, until - self._runtime.now()))
-        with self._client.mutex:
-            pending, self._pending = self._pending, []
+        pending = tuple(self._pending)
         for number, cleanup in enumerate(pending):
             if self._runtime.now() >= until:
                 log.warning("closing with %d requests not undone: no answer", len(pending) - number)
                 return
-            cleanup.until = -inf
+            with self._client.mutex:
+                if cleanup not in self._pending:
+                    continue  # another call of close() has it
+                self._pending.remove(cleanup)
             await self._try(cleanup)
-
-    def close(self) -> None:
-        """Take nothing more: the connections are about to be closed."""
-        assert self._stopped, "what is pending is tried once more before"
-        self._closed = True
 
     async def _flush_at_end(self) -> None:
         self._idle.set()  # what was being undone has been cancelled
@@ -116,6 +116,7 @@ class PendingCleanups:
                 if cleanup is None and at == inf:
                     return
             if cleanup is not None:
+                assert not self._idle.is_set(), "the end of the client waits for it"
                 try:
                     await self._try(cleanup)
                 finally:
@@ -141,7 +142,7 @@ class PendingCleanups:
             await cleanup.function()
             done = True
         except Exception as error:  # noqa: BLE001 - tried again until the ttl has done the same
-            again = self._runtime.now() < cleanup.until
+            again = not self._stopped and self._runtime.now() < cleanup.until
             log.debug("cleanup at the backend failed, %s: %s", "lockkit retries" if again else "giving up", error)
         finally:
             # Also when cancelled: it is still to be undone.

@@ -578,12 +578,11 @@ class Engine(Generic[L]):
         # Let the waiters leave the backend's queue before its connections are closed.
         await self.acquisitions.queues.close(until - self.runtime.now())
         await self.cleanups.flush(until)
-        self.cleanups.close()
         self._ended = True
         assert not self.leases.records, "a client that is closed holds nothing"
-        self.renewer.stop()
         _engines.discard(self)
         client.backend = None
+        self.renewer.end()
         if backend is not None:
             await self._disconnect(backend, max(CLOSE_SHARE, until - self.runtime.now()))
 
@@ -619,7 +618,7 @@ class Engine(Generic[L]):
         Returns:
             The event that is set when it is done; None if it is done already, or nothing was held.
         """
-        if not self.leases.records:
+        if not self.releases.outstanding:
             return None
         assert not self._ended, "a client that is closed holds nothing"
         work = partial(self.releases.end_all, until, notify=False)

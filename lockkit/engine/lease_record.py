@@ -86,7 +86,8 @@ class RenewalPlan:
         next_at: When to renew next; ``inf`` for never.
         until: No renewal is sent after this time (``max_hold``).
         grace: How long before the deadline the holder stops, seconds.
-        in_flight: A renewal is about to be sent, or has been sent and not been answered.
+        in_flight: Whose renewal is about to be sent, or has been sent and not been answered: the renewer's, or that of
+            a call of ``extend``. None if there is none.
         in_jeopardy: The last renewal failed.
         unanswered_ttl: The shortest ttl of a renewal that was not answered: the server may still run it.
         unanswered_until: Until when it may.
@@ -109,7 +110,7 @@ class RenewalPlan:
         self.next_at = inf
         self.until = inf
         self.grace = 0.0
-        self.in_flight = False
+        self.in_flight: object = None
         self.in_jeopardy = False
         self.unanswered_ttl = inf
         self.unanswered_until = 0.0
@@ -122,14 +123,13 @@ class RenewalPlan:
     def note_unanswered(self, ttl: Seconds, sent: Instant) -> None:
         """Remember that a renewal for `ttl`, sent at `sent`, was not answered."""
         self.unanswered_ttl = min(self.unanswered_ttl, ttl)
-        self.unanswered_until = sent + LATE_SECONDS
+        self.unanswered_until = max(self.unanswered_until, sent + LATE_SECONDS)  # an interrupted call may be older
 
     def finish(self) -> None:
         """Note that no renewal is in flight any more."""
-        assert self.in_flight, "each renewal ends once"
-        self.in_flight = False
-        if self.answered is not None:
-            self.answered.set()
+        assert self.in_flight is not None, "each renewal ends once"
+        self.wake_waiters()
+        self.in_flight = None  # last: an interrupt before it leaves the renewal unfinished, for another call
 
     def wake_waiters(self) -> None:
         """Wake the calls that wait for the renewal in flight: it has ended, or will not be sent."""
@@ -139,7 +139,7 @@ class RenewalPlan:
     @property
     def may_have_renewed(self) -> bool:
         """Whether the server may have renewed the lease without lockkit having received the answer."""
-        return self.next_at != inf or self.in_flight or self.unanswered_ttl != inf
+        return self.next_at != inf or self.in_flight is not None or self.unanswered_ttl != inf
 
 
 class LossHandler(Protocol):
@@ -342,6 +342,7 @@ class LeaseRecord:
     def shorten_deadline(self, anchor: Instant, ttl: Seconds) -> None:
         """Believe in `ttl` from `anchor` on, if that ends earlier. Under the client's mutex."""
         self.valid_until = min(self.valid_until, anchor + ttl - drift_margin(ttl))
+        assert self.valid_until < anchor + ttl, "never later than the server's own end of the lease"
 
     def renewed(self, outcome: Renewed, sent: Instant) -> bool:
         """

@@ -15,7 +15,7 @@ from lockkit.errors import LockError
 if TYPE_CHECKING:
     from datetime import timedelta
 
-    from lockkit.backend import LossReason
+    from lockkit.backend import Grant, LossReason
     from lockkit.engine.cleanup import PendingCleanups
     from lockkit.engine.client_state import ClientState
     from lockkit.engine.lease_record import LeaseRecord, LeaseState
@@ -262,19 +262,24 @@ class Leases:
 
     # -- the end of the client -------------------------------------------------------------------------------------
 
-    def end_all(self, *, notify: bool) -> list[LeaseRecord]:
+    def end_all(self, unreleased: dict[str, Grant], *, notify: bool) -> None:
         """
         End every lease: one under which a ``with`` block runs is lost, the others are released.
 
         Args:
+            unreleased: Gets the grants that have to be freed at the backend, by owner, before the first lease ends: an
+                interrupt halfway loses none, and this may be called again.
             notify: Call the holders' callbacks.
-
-        Returns:
-            The leases that have to be freed at the backend.
         """
         callbacks: list[tuple[LeaseRecord, LostCallback]] = []
         with self._client.mutex:
-            ended = [record for record in self.all() if record.state is HELD]
+            records = self.all()
+            ended = [record for record in records if record.state is HELD]
+            # An interrupt may have cut a release short before it was sent. The backend compares the owner: sending it
+            # twice does no harm.
+            cut_short = [record for record in records if record.state is not HELD]
+            for record in records:
+                unreleased[record.grant.owner] = record.grant
             for record in ended:
                 if record.body:
                     callbacks += [(record, callback) for callback in self._mark_lost(record, "session")]
@@ -282,15 +287,12 @@ class Leases:
                     record.state = RELEASED
                     self.drop(record)
                 record.renewal.wake_waiters()
-            # An interrupt may have cut a release short before it was sent. The backend compares the owner: sending it
-            # twice does no harm.
-            cut_short = [record for record in self.all() if record.released]
+                if record.lost_event is not None:
+                    record.lost_event.set()
             for record in cut_short:
                 self.drop(record)
         assert all(record.state is not HELD for record in ended), "each is either lost or released"
         for record in ended:
-            if record.lost_event is not None:
-                record.lost_event.set()
             lost = record.lost_reason is not None
             observation.post("lost" if lost else "released", record, record.lost_reason or "closed")
         if notify:
@@ -298,4 +300,3 @@ class Leases:
                 self._notify(record, callback, "session")
         if interrupted := sum(record.body for record in ended):
             log.warning("ending leases under which `with` blocks still run: %d at %s", interrupted, self._client.url)
-        return [*ended, *cut_short]

@@ -77,6 +77,7 @@ def of_lease(record: LeaseRecord, reason: str | None = None) -> LockEvent:
     grant, client = record.grant, record.client
     name, mode = public(client, grant.name, record.mode)
     held = client.runtime.now() - record.since
+    assert held >= 0.0, "counted from before the request"
     return LockEvent(name, record.label, client.url, mode, grant.token, grant.owner, None, held, reason, wall_clock())
 
 
@@ -98,5 +99,6 @@ def public(client: ClientState, name: str, mode: Mode) -> tuple[str, Mode]:
     """Return name and mode as the application knows them: where each slot is a lock, those of the semaphore."""
     space, plain = split_space(name)
     if space == "sem" and client.capabilities.permits == "slots":
+        assert "#" in plain, "each slot is a lock of its own, named by `slot_name`"
         return plain.rpartition("#")[0], "permit"
     return plain, mode

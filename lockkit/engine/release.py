@@ -38,11 +38,11 @@ class Releases:
         self._client = client
         self._leases = leases
         self._cleanups = cleanups
-        self._unreleased: list[Grant] = []
+        self._unreleased: dict[str, Grant] = {}  # by owner
 
     def forked(self) -> None:
         """Release nothing of the parent's."""
-        self._unreleased = []
+        self._unreleased = {}
 
     # -- one lease -------------------------------------------------------------------------------------------------
 
@@ -113,7 +113,7 @@ class Releases:
         record.state = RELEASING
         record.release_done = None
         self._leases.drop(record)
-        if record.renewal.in_flight:
+        if record.renewal.in_flight is not None:
             record.renewal.wake_waiters()  # it may not be sent any more: an extend() must not wait for it
         if record.lost_event is not None:
             record.lost_event.set()
@@ -128,6 +128,7 @@ class Releases:
         with self._client.mutex:
             if record.state is RELEASING:  # else an interrupt struck before it had begun, or this is the second call
                 record.state = RELEASED if answered else UNCONFIRMED
+            assert not answered or record.state is RELEASED, "the backend's answer ends a release"
             waited_for = record.release_done
         if waited_for is not None:
             waited_for.set()
@@ -190,12 +191,18 @@ class Releases:
                 raise
             # With raise_on_lost=False the loss has been logged when it was noticed.
         except LockError as failed:
+            assert record.state is not HELD, "its renewal has ended"
             if error is not None:
                 error.add_note(f"lockkit: {failed}")
             log.warning("%s; lockkit retries, and the backend frees the lock within %g s", failed, record.grant.ttl)
             self._cleanups.release_later(record.grant)
 
     # -- all leases ------------------------------------------------------------------------------------------------
+
+    @property
+    def outstanding(self) -> bool:
+        """Whether `end_all` has anything to do."""
+        return bool(self._leases.records or self._unreleased)
 
     async def end_all(self, answer_by: Instant, *, notify: bool = True) -> None:
         """
@@ -207,13 +214,15 @@ class Releases:
             answer_by: When to be back, client monotonic time.
             notify: Call the holders' callbacks.
         """
-        # Kept until they have been sent: if this is cancelled, it is called again.
-        self._unreleased += [record.grant for record in self._leases.end_all(notify=notify)]
+        # Kept until they have been sent: if this is cancelled or interrupted, it is called again.
+        self._leases.end_all(self._unreleased, notify=notify)
         backend, url = self._client.backend, self._client.url
-        if backend is None or not self._unreleased:
+        grants = tuple(self._unreleased.values())
+        if backend is None or not grants:
             return
         try:
-            await backend.release_all(self._unreleased, answer_by)
+            await backend.release_all(grants, answer_by)
         except LockError as error:
             log.warning("could not release all locks at %s: %s", url, error)
-        self._unreleased = []
+        for grant in grants:
+            self._unreleased.pop(grant.owner, None)

@@ -93,7 +93,6 @@ class Renewer:
         self._due: list[LeaseRecord] = []
         self._in_flight: list[list[str]] = []  # what the agenda has of them
         self._last_work: tuple[Work, Event] | None = None
-        self._stopped = False
         self._watching.forked()
         self._renewing.forked()
 
@@ -154,10 +153,9 @@ class Renewer:
         if not self._watching.running:
             self._watching.start()
 
-    def stop(self) -> None:
-        """Let both coroutines end: the client is closed, and holds nothing."""
-        assert self._client.closed, "they end only when the client is closed or idle"
-        self._stopped = True
+    def end(self) -> None:
+        """Have both coroutines notice that the client is closed."""
+        assert self._is_over(), "they end only when the client is closed or idle"
         self._watching.wake()
         self._renewing.wake()
 
@@ -208,8 +206,8 @@ class Renewer:
             await self._watching.wait(at - self._runtime.now())
 
     def _is_over(self) -> bool:
-        """Tell whether there will be nothing to renew any more."""
-        return self._stopped or self._client.backend is None
+        """Tell whether there will be nothing to renew any more: the client is closed."""
+        return self._client.backend is None
 
     async def _do_last_work(self, work: Work, done: Event) -> None:
         self._last_work = None
@@ -262,9 +260,9 @@ class Renewer:
                 expired.append(record)
                 record.look_at = inf
                 continue
-            if plan.next_at < at and not plan.in_flight:
+            if plan.next_at < at and plan.in_flight is None:
                 if plan.next_at <= now + record.grant.ttl * BATCH_SHARE:
-                    plan.in_flight = True
+                    plan.in_flight = self
                     record.look_at = inf
                     due.append(record)
                     continue
@@ -320,7 +318,7 @@ class Renewer:
     def _is_due(self, record: LeaseRecord, now: Instant) -> bool:
         """Tell whether a lease is still to be renewed: the batch before may have taken long."""
         plan = record.renewal
-        assert plan.in_flight, "the survey marks what is due"
+        assert plan.in_flight is self, "the survey marks what is due"
         if record.released:
             return False
         if now > plan.until:
@@ -397,7 +395,7 @@ class Renewer:
         self, record: LeaseRecord, outcome: Renewal, started: Instant, now: Instant
     ) -> LossReason | None:
         """Apply an answer that does not renew a lease; returns the reason if it is lost. Under the mutex."""
-        assert not record.renewal.in_flight, "it has been answered"
+        assert record.renewal.in_flight is None, "it has been answered"
         if isinstance(outcome, Unknown):
             record.renewal.note_unanswered(record.grant.ttl, started)
         if record.state is not HELD:
@@ -423,6 +421,7 @@ class Renewer:
         # that comes back do not all call in the same instant. At least 5 ms: a dead port answers at once and would be
         # asked in a busy loop.
         plan.schedule(now + max(0.005, min(record.grant.ttl / 10, until_stop / 3)) * spread)
+        assert plan.next_at > now, "a dead port is not asked in a busy loop"
         plan.in_jeopardy = True
         self.reschedule(record)
 
@@ -444,26 +443,31 @@ class Renewer:
             LockLost: The lease is not held.
             BackendUnavailable: No answer; the deadline stays, or is the earlier one that was asked for.
         """
-        await self._wait_for_turn(record)
-        assert record.renewal.in_flight, "one renewal of a lease at a time"
-        started = self._runtime.now()
-        with self._client.mutex:
-            # Before it is sent: the server counts a shorter ttl from its arrival on, however late the answer comes.
-            record.shorten_deadline(started, ttl)
-            self.reschedule(record)
         outcome: Renewal = Unknown(InterruptedError("cut short"))
+        call, started = object(), self._runtime.now()
         try:
+            await self._wait_for_turn(record, call)
+            assert record.renewal.in_flight is call, "one renewal of a lease at a time"
+            started = self._runtime.now()
+            with self._client.mutex:
+                # Before it is sent: the server counts a shorter ttl from its arrival on, however late the answer comes.
+                record.shorten_deadline(started, ttl)
+                self.reschedule(record)
             (outcome,) = await backend.renew([replace(record.grant, ttl=ttl)])
             _forget_frames([outcome])
         finally:
-            self._apply_extension(record, outcome, ttl, started)
+            try:
+                self._apply_extension(record, call, outcome, ttl, started)
+            except BaseException:
+                self._apply_extension(record, call, outcome, ttl, started)  # interrupted; twice does no harm
+                raise
         if isinstance(outcome, Gone):
             self._leases.lose(record, outcome.reason)
         return outcome
 
-    async def _wait_for_turn(self, record: LeaseRecord) -> None:
+    async def _wait_for_turn(self, record: LeaseRecord, call: object) -> None:
         """
-        Wait until no renewal of this lease is in flight, and mark one as being so.
+        Wait until no renewal of this lease is in flight, and mark that of this call as being so.
 
         Without it: A (the renewer) sends ttl=30, B (extend) sends ttl=60; the server runs B, then A;
         B's caller believes in 60 s, the server keeps 30.
@@ -472,8 +476,8 @@ class Renewer:
         while True:
             record.check()
             with self._client.mutex:
-                if not plan.in_flight:
-                    plan.in_flight = True
+                if plan.in_flight is None:
+                    plan.in_flight = call
                     return
                 if plan.answered is None:
                     plan.answered = self._runtime.event()
@@ -481,11 +485,15 @@ class Renewer:
                 answered = plan.answered
             await answered.wait(record.remaining())
 
-    def _apply_extension(self, record: LeaseRecord, outcome: Renewal, ttl: Seconds, started: Instant) -> None:
+    def _apply_extension(
+        self, record: LeaseRecord, call: object, outcome: Renewal, ttl: Seconds, started: Instant
+    ) -> None:
         """Change the deadline according to the answer, unless the lease has ended meanwhile."""
         plan = record.renewal
         extended = recovered = False
         with self._client.mutex:
+            if plan.in_flight is not call:
+                return  # the lease ended, or an interrupt struck, before it was this call's turn
             if isinstance(outcome, Unknown):
                 plan.note_unanswered(ttl, started)
             # The clock comes first: a "yes" that arrives past the deadline brings nothing back.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import hypothesis.strategies as st
 import pytest
@@ -11,6 +12,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 
 from lockkit.backend import Busy, Grant, Mode, Renewed
 from lockkit.backends.lock_state import LockState
+from tests.interrupts import CallStrike
 
 
 @dataclass(frozen=True)
@@ -258,6 +260,25 @@ def test_downgrade_lets_readers_in_and_no_writer() -> None:
     assert isinstance(ask(state, writer("w2"), 1.1), Busy)
     assert isinstance(ask(state, reader("r1"), 1.1), Grant)
     assert {holder.mode for holder in state.holders(1.2)} == {"shared"}
+
+
+def test_interrupted_downgrade_leaves_a_writer_or_a_reader() -> None:
+    """Never both, wherever Ctrl-C strikes: the release of one would leave the other."""
+    functions = [LockState.downgrade, LockState._free, LockState._offer]
+    number = 0
+    while True:
+        state: LockState[Asker] = LockState()
+        ask(state, writer("w1"), 0.0)
+        ask(state, writer("w2"), 0.1)
+        strike = CallStrike(number, *(function.__code__ for function in functions))
+        strike.during(partial(state.downgrade, "w1", 1.0))
+
+        assert state.release("w1", 1.1)[0]
+        assert isinstance(ask(state, writer("w2"), 1.2), Grant), f"instant {number}"
+        if not strike.struck:
+            break
+        number += 1
+    assert number > 1
 
 
 @pytest.mark.parametrize("order", [(2, 3), (3, 2)])

@@ -8,7 +8,8 @@ import sys
 import textwrap
 import threading
 import time
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -17,12 +18,18 @@ import lockkit.aio
 from lockkit.backends.memory.backend import MemoryBackend
 from lockkit.engine import renewal
 from lockkit.engine.engine import EXIT_SECONDS
+from lockkit.engine.leases import Leases
+from lockkit.engine.release import Releases
 from lockkit.errors import BackendUnavailable, LockError, LockLost
-from lockkit.runtime import AsyncioRuntime
+from lockkit.runtime import AsyncioRuntime, drive, monotonic
 from lockkit.testing.servers import RedisServer, wait_until
 from lockkit.testing.timing import PATIENCE
 from tests.engine.scripted import fail, scripted
-from tests.tries import until, until_renewed_async
+from tests.interrupts import CallStrike
+from tests.tries import until, until_async, until_renewed, until_renewed_async
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 LONG = 60.0
 
@@ -90,6 +97,71 @@ def test_watch_does_not_stay_until_a_released_lease_would_have_been_due(
     client.close()
 
 
+def test_threads_end_with_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They do not linger, though they would for an hour without `close`."""
+    monkeypatch.setattr(renewal, "LINGER", 3600.0)
+    client = lockkit.connect("memory://threads-end")
+    lease = client.lock("x", ttl=LONG).acquire()
+    client._engine.confirm_soon()
+    until_renewed(lease)
+    renewer = client._engine.renewer
+    assert renewer._watching.running
+    assert renewer._renewing.running
+
+    client.close()
+
+    until(lambda: not renewer._watching.running and not renewer._renewing.running)
+
+
+def test_lease_that_comes_when_the_watch_ends_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The watch has found nothing to do and still counts as running: it is told, and goes on."""
+    monkeypatch.setattr(renewal, "LINGER", 0.0)
+    client = lockkit.connect("memory://watch-ends")
+    watching = client._engine.renewer._watching
+    watch = watching._work
+    leases: list[lockkit.Lease] = []
+    told: list[bool] = []
+
+    async def watch_until_idle() -> None:
+        await watch()
+        if not leases:
+            leases.append(client.lock("x", ttl=LONG).acquire())
+            told.append(watching._event.is_set())
+
+    watching._work = watch_until_idle
+    client.lock("first", ttl=0.1, renew=False).acquire().release()  # the watch begins, and looks again soon
+
+    until(lambda: bool(told))
+    assert told == [True]
+    leases[0].release()
+    client.close()
+
+
+def test_wait_for_the_loss_ends_with_the_client() -> None:
+    """False: the lease was released, nobody else had the lock."""
+    client = lockkit.connect("memory://wait-lost")
+    lease = client.lock("x", ttl=LONG).acquire()
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(lease.wait_lost)
+        until(lambda: lease._record.lost_event is not None)
+
+        client.close()
+
+        assert waiting.result(PATIENCE) is False
+
+
+def test_nothing_is_started_for_a_client_that_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A waiter that leaves late finds the connections closed: its request ends with its ttl."""
+    client, backend = scripted()
+    client.close()
+    started: list[str] = []
+    monkeypatch.setattr(client._engine.runtime, "spawn", lambda name, *_: started.append(name))
+
+    client._engine.cleanups.add(LONG, backend.ping)
+
+    assert started == []
+
+
 def test_lease_without_a_body_is_released_by_close() -> None:
     """Nothing runs under it that could be unprotected."""
     client = lockkit.connect("memory://closed")
@@ -121,6 +193,37 @@ def test_close_forgets_a_lease_whose_end_an_interrupt_cut_short(monkeypatch: pyt
 
     with lockkit.connect("memory://cut-short") as other:
         assert other.holders("x") == []
+
+
+def run_exit(client: lockkit.Client) -> None:
+    """Do what the interpreter's exit does."""
+    done = client._engine.exit(monotonic() + PATIENCE)
+    if done is not None:
+        drive(done.wait(PATIENCE))
+
+
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
+@pytest.mark.parametrize("finish", [lockkit.Client.close, run_exit])
+def test_interrupted_close_can_be_finished(finish: Callable[[lockkit.Client], None]) -> None:
+    """Wherever Ctrl-C strikes while it ends the leases: what it has ended is freed, too."""
+    functions = [Leases.end_all, Leases.all, Leases.drop, Leases._mark_lost, Leases.forget, Releases.end_all]
+    number = 0
+    while True:
+        url = f"memory://interrupted-close-{finish.__name__}-{number}"
+        client, other = lockkit.connect(url), lockkit.connect(url)
+        kept, body = client.lock("kept", ttl=LONG).acquire(), client.lock("body", ttl=LONG).acquire().__enter__()
+        strike = CallStrike(number, *(function.__code__ for function in functions))
+        strike.during(client.close)
+        finish(client)
+
+        assert [*other.names()] == [], f"instant {number}"
+        assert (kept.held, body.held, body.lost) == (False, False, True), f"instant {number}"
+        client.close()
+        other.close()
+        if not strike.struck:
+            break
+        number += 1
+    assert number > 1
 
 
 def test_close_that_was_cancelled_can_be_finished() -> None:
@@ -190,6 +293,52 @@ def test_close_that_is_cancelled_at_its_end_closes_the_connections_all_the_same(
         await asyncio.wait_for(closed.wait(), 20)
 
     asyncio.run(run())
+
+
+def test_close_that_is_cancelled_while_it_undoes_goes_on_with_that_when_called_again() -> None:
+    """Else the requests whose answers were lost would hold their locks for a ttl."""
+    client, backend = scripted(AsyncioRuntime())
+    space = backend.url.removeprefix("memory://")
+    abandon = backend.abandon
+    names = ("a", "b")
+
+    async def run() -> None:
+        undoing, go_on = asyncio.Event(), asyncio.Event()
+        begun: list[str] = []
+
+        async def slow_abandon(request: Any) -> None:  # noqa: ANN401 - a request
+            begun.append(request.name)
+            undoing.set()
+            await go_on.wait()
+            await abandon(request)
+
+        backend.after["try_acquire"] = backend.before["abandon"] = fail(BackendUnavailable("down"))
+        for name in names:
+            with pytest.raises(BackendUnavailable):
+                await client.lock(name, ttl=LONG).acquire(timeout=0)
+        cleanups, now = client._engine.cleanups, client._engine.runtime.now
+        # Not the background's turn: it has tried both, and pauses.
+        await until_async(lambda: len(cleanups._pending) == len(names) and min(c.at for c in cleanups._pending) > now())
+        backend.before.clear()
+        backend.abandon = slow_abandon  # type: ignore[method-assign]
+
+        closing = asyncio.create_task(client.close())
+        await undoing.wait()
+        for cleanup in cleanups._pending:
+            cleanup.at = 0.0
+        cleanups._background.wake()
+        await asyncio.sleep(0.05)  # the background would begin with another
+        assert len(begun) == 1
+        closing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+        go_on.set()
+        await client.close()
+
+    asyncio.run(run())
+
+    with lockkit.connect(f"memory://{space}") as other:
+        assert [other.lock(name).locked() for name in names] == [False, False]
 
 
 def test_close_gives_the_backend_all_leases_and_one_deadline() -> None:

@@ -149,11 +149,15 @@ def test_undo_is_repeated_until_it_succeeds() -> None:
 
     until(lambda: not client.lock("x").locked())
     assert backend.calls.count("abandon") == 2
+    until(lambda: not client._engine.cleanups._background.running)  # its thread does not stay
 
 
 @pytest.mark.parametrize("first", ["works", "fails"])
-def test_caller_that_is_cancelled_again_is_undone_by_one_call_at_a_time(first: str) -> None:
+def test_caller_that_is_cancelled_again_is_undone_by_one_call_at_a_time(
+    first: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As anyio does until the task ends. A second call beside the first would find the request's connection in use."""
+    monkeypatch.setattr("lockkit.engine.acquisition.CALL_SECONDS", 0.01)  # so that the second call gives up meanwhile
     client, backend = scripted(AsyncioRuntime())
     abandon, running, most, calls = backend.abandon, 0, 0, 0
 
@@ -619,6 +623,21 @@ def test_release_of_a_broken_lease_raises_and_frees_nobody_else() -> None:
     assert lease.lost
 
 
+def test_release_whose_lease_runs_out_on_the_way_is_no_loss() -> None:
+    """The work had ended in time; nobody else can have held the lock before the deadline."""
+    clock = MovableClock()
+    client, backend = scripted(clock)
+
+    def pause() -> None:
+        clock.added += 61.0
+
+    backend.before["release"] = pause
+    lease = client.lock("x", ttl=60, renew=False).acquire()
+    lease.release()
+
+    assert not lease.lost
+
+
 def test_unreachable_at_the_end_of_a_good_body_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     """The work was protected: not raised."""
     client, backend = scripted()
@@ -721,7 +740,7 @@ def test_extend_does_not_wait_for_a_renewal_that_release_made_pointless() -> Non
         except LockError as error:
             errors.append(error)
 
-    lease._record.renewal.in_flight = True  # whichever of the two batches it is in
+    lease._record.renewal.in_flight = client._engine.renewer  # whichever of the two batches it is in
     extending = threading.Thread(target=extend)
     extending.start()
     until(lambda: lease._record.renewal.answered is not None)
@@ -748,6 +767,45 @@ def test_extend_without_answer_believes_the_earlier_end() -> None:
 
 
 # -- rule 8 and 9: the process ---------------------------------------------------------------------------------------
+
+
+def test_lease_that_a_renewal_does_not_find_is_lost_at_once() -> None:
+    """It does not stay until its deadline, and says what the backend said."""
+    client, backend = scripted()
+    lease = client.lock("x", ttl=600).acquire()
+    reasons: list[str] = []
+    lease.on_lost(lambda _, reason: reasons.append(reason))
+    backend._space.locks.clear()
+
+    client._engine.confirm_soon()
+
+    until(lambda: reasons == ["gone"])
+    assert lease.lost
+
+
+def test_extend_without_answer_does_not_begin_to_renew() -> None:
+    """A lease with `renew=False` ends when its holder says."""
+    client, backend = scripted()
+    lease = client.lock("x", ttl=600, renew=False).acquire()
+    backend.before["renew"] = once(fail(DOWN))
+
+    with pytest.raises(BackendUnavailable):
+        lease.extend()
+
+    assert lease._record.renewal.next_at == inf
+    lease.release()
+
+
+def test_extend_whose_answer_comes_after_the_loss_says_so() -> None:
+    """Lost is final."""
+    client, backend = scripted()
+    lease = client.lock("x", ttl=600).acquire()
+    backend.after["renew"] = once(lambda: client._engine.lost(lease.owner, "session"))
+
+    with pytest.raises(LockLost, match="has ended"):
+        lease.extend()
+
+    assert lease.lost
 
 
 def test_forked_child_owns_nothing() -> None:

@@ -12,7 +12,7 @@ from lockkit.engine.local_queue import LocalQueues, Ticket
 from lockkit.runtime import BlockingRuntime, _BlockingEvent, drive
 from lockkit.testing.servers import wait_until
 from lockkit.testing.timing import PATIENCE
-from tests.interrupts import CallStrike
+from tests.interrupts import CallStrike, elsewhere
 from tests.tries import until
 
 
@@ -104,6 +104,11 @@ def test_leaving_twice_takes_nobodys_turn(monkeypatch: pytest.MonkeyPatch) -> No
     assert wait(line, "x", second)
     assert not wait(line, "x", third, 0.0)
 
+    line.leave("x", second)
+    line.leave("x", second)  # `third` is alone now
+
+    assert not line.enter("x", Ticket(), wait=False)
+
 
 def test_head_that_is_gone_without_leaving_blocks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """An exception from a signal handler may strike before its call could note that it must leave."""
@@ -173,7 +178,7 @@ def test_close_sends_everybody_away(monkeypatch: pytest.MonkeyPatch) -> None:
 
     leaver = threading.Thread(target=leave)
     leaver.start()
-    drive(line.close(PATIENCE))
+    assert elsewhere(lambda: drive(line.close(inf))), "the last who leaves wakes it"
     waiter.join(PATIENCE)
     leaver.join(PATIENCE)
 

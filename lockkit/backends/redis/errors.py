@@ -50,6 +50,10 @@ _TABLE: dict[str, tuple[Callable[[str], LockError], str]] = {
     "NOAUTH": (ConfigurationError, f"{_NO_PASSWORD}, redis://user:password@host"),
     "WRONGPASS": (ConfigurationError, f"{_REFUSED}: user name or password is wrong, or the user is disabled"),
     "NOPERM": (ConfigurationError, _NO_RIGHT),
+    "NODATA": (
+        ConfigurationError,
+        "is a Sentinel, which knows the servers and has no locks: use redis+sentinel://, with the master's name",
+    ),
     "TOOOLD": (ConfigurationError, f"is too old: {_VERSION}"),
     "DENIED": (
         ConfigurationError,

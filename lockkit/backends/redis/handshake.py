@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from lockkit.backends.redis.connection import Connection
     from lockkit.units import Instant
 
-__all__ = ["VERSION_MIN", "Handshake", "can_shard", "info_fields", "refuse_old", "version_of"]
+__all__ = ["VERSION_MIN", "Handshake", "can_shard", "info_fields", "is_sentinel", "refuse_unfit", "version_of"]
 
 log = logging.getLogger("lockkit")
 
@@ -59,7 +59,7 @@ class Handshake:
             # A user without the right to INFO gets an error: then lockkit checks nothing.
             if isinstance(reply, bytes):
                 facts.update(info_fields(reply))
-        refuse_old(facts)
+        refuse_unfit(facts)
         connection.sharded = can_shard(facts)
         role, run_id = facts.get("role"), facts.get("run_id")
         if role == "slave" and self._masters_only:
@@ -92,16 +92,24 @@ def version_of(text: str) -> tuple[int, ...]:
     return tuple(numbers)
 
 
-def refuse_old(facts: Mapping[str, str]) -> None:
+def is_sentinel(facts: Mapping[str, str]) -> bool:
+    """Tell from ``INFO server`` whether it is a Sentinel, which has no data; Valkey names the field differently."""
+    return "sentinel" in {facts.get("redis_mode"), facts.get("server_mode")}
+
+
+def refuse_unfit(facts: Mapping[str, str]) -> None:
     """
-    Refuse a server whose version is too low; one that does not tell its version is not refused.
+    Refuse a Sentinel, and a server whose version is too low; one that does not tell its version is not refused.
 
     Args:
         facts: Of ``INFO server``. Valkey says there which version of Redis it is compatible with.
 
     Raises:
-        ServerSaid: It is too old.
+        ServerSaid: It cannot have locks.
     """
+    if is_sentinel(facts):
+        message = "NODATA it is a Sentinel"
+        raise ServerSaid(message)
     version = facts.get("redis_version", "")
     if version and version_of(version) < VERSION_MIN:
         message = f"TOOOLD it is Redis {version}"

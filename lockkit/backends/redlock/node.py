@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from lockkit.backends.redis.connection import AsyncConnection
 from lockkit.backends.redis.errors import DRIVER_ERRORS, translate
-from lockkit.backends.redis.handshake import info_fields, refuse_old
+from lockkit.backends.redis.handshake import info_fields, refuse_unfit
 from lockkit.backends.redis.node import BATCH, open_node
 from lockkit.backends.redis.resp import ServerSaid, bulk, pack
 from lockkit.backends.redlock.nodes import NodeDown
@@ -269,7 +269,7 @@ class RedlockNode:
         if isinstance(reply, ServerSaid) and reply.code not in {"NOPERM", "ERR"}:
             raise reply
         facts = info_fields(reply) if isinstance(reply, bytes) else {}
-        refuse_old(facts)
+        refuse_unfit(facts)
         run_id = facts.get("run_id", "")
         if not run_id and not self._client.durable:
             said = reply if isinstance(reply, ServerSaid) else "no run_id"

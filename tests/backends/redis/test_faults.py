@@ -526,6 +526,13 @@ class TestSentinel:
         with RedisSentinels(down_after_ms=60_000) as group:
             Face(face).run(scenario)
 
+    def test_sentinel_is_no_server_for_locks(self, connect: Connect) -> None:
+        """The URL has the wrong scheme, and the error says which is right."""
+        with RedisSentinels() as group:
+            client = connect(f"redis://{group.sentinels[0].address}")
+            with pytest.raises(lockkit.ConfigurationError, match=r"is a Sentinel.* use redis\+sentinel://"):
+                client.lock("x").acquire()
+
     def test_sentinels_that_are_down_are_passed_over(self, connect: Connect) -> None:
         """One that answers is enough; none is an outage, an unknown master a mistake."""
         with RedisSentinels() as group:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from lockkit.backends.redis.examine.rights import examine_rights
-from lockkit.backends.redis.handshake import VERSION_MIN, version_of
+from lockkit.backends.redis.handshake import VERSION_MIN, is_sentinel, version_of
 from lockkit.doctor import timing
 from lockkit.doctor.addresses import is_loopback
 from lockkit.doctor.findings import Check, Severity
@@ -149,7 +149,7 @@ async def examine_server(
     version = facts.get("valkey_version") or facts.get("redis_version")
     if version is not None:
         examination.note(f"version of {server.label}", f"{facts.get('server_name', 'redis')} {version}")
-    if "sentinel" in {facts.get("redis_mode"), facts.get("server_mode")}:  # the latter on Valkey
+    if is_sentinel(facts):
         examination.find(
             SENTINEL_GIVEN,
             server.label,

@@ -6,7 +6,7 @@ import http.client
 import math
 import ssl
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from lockkit.backends.etcd import rpc_pb2 as rpc
 from lockkit.backends.etcd.connection import GRANT, MEMBER_LIST, RANGE, REVOKE, STATUS, TXN
@@ -94,6 +94,12 @@ NO_TLS = Check(
     _PAGE,
 )
 NO_AUTH = Check("etcd-no-auth", Severity.WARNING, "Anyone who reaches the cluster can break any lock.", _PAGE)
+HIDDEN = Check(
+    "etcd-hidden",
+    Severity.INFO,
+    "The version, alarms and quota, and whether the cluster was restored from a backup, were not looked at.",
+    _PAGE,
+)
 RIGHTS = Check("etcd-rights", Severity.ERROR, "Locks cannot be acquired, renewed or released.", _PAGE)
 TTL_RAISED = Check(
     "etcd-ttl-raised",
@@ -125,18 +131,20 @@ async def examine(examination: Examination) -> None:
     url = examination.url
     cluster = open_cluster(url, examination.options, examination.host)
     try:
-        statuses = [(host, await _examine_member(examination, host)) for host in url.hosts]
-        answered = [(host, status) for host, status in statuses if status is not None]
-        if not answered:
-            message = f"no member answers at {url.safe_text}: start them, or check the URL"
+        answers = [(host, await _examine_member(examination, host)) for host in url.hosts]
+        if all(answer == "down" for _, answer in answers):
+            message = f"no member answers at {url.safe_text}: start a majority of them, or check the URL"
             raise BackendUnavailable(message, backend=url.safe_text)
-        leading = [host for host, status in answered if status.leader]
+        statuses = [answer for _, answer in answers if not isinstance(answer, str)]
+        # One that keeps its status to itself has checked a login, which takes a leader.
+        leading = [host for host, answer in answers if answer == "hidden" or (answer != "down" and answer.leader)]
         if not leading:
             seen = "No member knows a leader."
             fix = "Start members until a majority runs; their logs name the members that they cannot reach"
             examination.find(NO_LEADER, url.safe_text, seen, fix)
             return
-        _examine_log(examination, [status for _, status in answered])
+        if statuses:
+            _examine_log(examination, statuses)
         await _examine_membership(examination, leading[0])
         await _examine_locking(examination, cluster)
     finally:
@@ -146,8 +154,8 @@ async def examine(examination: Examination) -> None:
 # -- single members ----------------------------------------------------------------------------------------------------
 
 
-async def _examine_member(examination: Examination, host: HostPort) -> rpc.StatusResponse | None:
-    """Ask a member for its status, which it gives also without a leader. None if it doesn't answer."""
+async def _examine_member(examination: Examination, host: HostPort) -> rpc.StatusResponse | Literal["down", "hidden"]:
+    """Ask a member for its status, which most give also without a leader; some hide it from all but root."""
     label = f"{host.host}:{host.port or DEFAULT_PORT}"
     if examination.url.base != "etcds" and not is_loopback(host.host):
         seen = "The connection crosses a network without encryption."
@@ -158,7 +166,13 @@ async def _examine_member(examination: Examination, host: HostPort) -> rpc.Statu
         status = await _status(cluster)
     except BackendUnavailable as error:
         examination.find(MEMBER_DOWN, label, f"The member does not answer: {error}.", "Start it, or read its log.")
-        return None
+        return "down"
+    except ConfigurationError as error:
+        if not _is_permission(error):
+            raise
+        seen = "The user may not ask the member for its status."
+        examination.find(HIDDEN, label, seen, "Run the doctor as a user with the role root")
+        return "hidden"
     finally:
         await cluster.close()
     examination.note(f"version of {label}", f"etcd {status.version}")
@@ -302,10 +316,15 @@ async def _is_refused(cluster: Cluster, key: bytes) -> bool:
     try:
         await cluster.call(TXN, rpc.TxnRequest(compare=[never], success=[put, read]), resend=True)
     except ConfigurationError as error:
-        if "permission denied" in details_of(cast("Exception", error.__cause__)):
-            return True
-        raise
+        if not _is_permission(error):
+            raise
+        return True
     return False
+
+
+def _is_permission(error: ConfigurationError) -> bool:
+    """Tell whether a member refused a request for want of a right, rather than of a login."""
+    return "permission denied" in details_of(cast("Exception", error.__cause__))
 
 
 async def _examine_lease(examination: Examination, cluster: Cluster) -> None:

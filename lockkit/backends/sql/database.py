@@ -299,8 +299,10 @@ class Database:
             if connection is not None:
                 return connection
             if self._runtime.now() >= until:
-                count = self.dialect.connections_max
-                message = f"all {count} connections to {self.url} are busy: is it overloaded, or stopped?"
+                message = (
+                    f"no connection to {self.url} became free in time: is it overloaded, stopped, or locked by another "
+                    "transaction?"
+                )
                 raise BackendUnavailable(message)
             urgent = True  # it was woken as the first, and keeps its place
 

@@ -90,7 +90,7 @@ _ADVICE: dict[Kind, tuple[Callable[[str], LockError], str]] = {
     "no session": (BackendUnavailable, "has no such session"),
     "read-only": (
         ConfigurationError,
-        "is read-only here, and a lock must be written: give the address of the primary, and a user that may write",
+        "is read-only here, and a lock must be written: give the primary, and a user that may write there",
     ),
     "no engine": (ConfigurationError, "makes no tables with InnoDB, which locks need: see its storage engines"),
     "full": (BackendUnavailable, "has no space left on its disk: nothing can be locked until there is some"),

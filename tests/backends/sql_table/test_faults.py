@@ -571,6 +571,27 @@ class TestSqlite:
 
         asyncio.run(main())
 
+    @pytest.mark.parametrize("journal", ["DELETE", "MEMORY", "OFF", "WAL"])
+    def test_long_transaction_of_another_program(self, tmp_path: Path, connect: Connect, journal: str) -> None:
+        """Nothing is renewed meanwhile: a lease is held while its ttl lasts. All goes on afterwards."""
+        path = tmp_path / "locks.db"
+        make_file(path, journal)
+        client, other = connect(f"sqlite:///{path}"), connect(f"sqlite:///{path}")
+        short, long = client.lock("short", ttl=1.0).acquire(PATIENCE), client.lock("long", ttl=600).acquire(PATIENCE)
+        with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            for some in (client, other):
+                with pytest.raises(lockkit.BackendUnavailable, match="by another transaction"):
+                    some.lock("new").acquire(timeout=0.1)
+            assert short.wait_lost(PATIENCE)
+            connection.execute("COMMIT")
+
+        assert long.confirm()
+        assert busy(other.lock("long"))
+        with other.lock("short", timeout=PATIENCE) as after:
+            assert after.token > short.token
+        long.release()
+
     def test_thread_of_a_dropped_connection_ends_before_the_event_loop(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

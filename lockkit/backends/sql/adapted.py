@@ -13,7 +13,7 @@ from sqlalchemy.util import greenlet_spawn
 
 from lockkit.backends.sql import quirks
 from lockkit.backends.sql.blocking import server_pid
-from lockkit.backends.sql.connection import NO_ANSWER, SessionConnection, readable
+from lockkit.backends.sql.connection import NO_ANSWER, SessionConnection, in_transaction, readable
 from lockkit.backends.sql.errors import is_mysql_session_end
 from lockkit.backends.sql.statement import Result
 
@@ -113,6 +113,8 @@ class AdaptedConnection(SessionConnection):
     def _run_adapted(self, statement: Statement, parameters: Sequence[Parameter]) -> Result:
         if self.prepared is not None and statement.frequent:
             return self.prepared.run(statement, parameters, self._run_text)
+        if self.transactional:
+            return in_transaction(self.dbapi, lambda: self._run_text(statement, parameters))
         return self._run_text(statement, parameters)
 
     def _run_text(self, statement: Statement, parameters: Sequence[Parameter]) -> Result:

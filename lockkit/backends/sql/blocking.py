@@ -10,7 +10,14 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from lockkit.backends.sql import quirks
-from lockkit.backends.sql.connection import NO_ANSWER, Connection, SessionConnection, readable, until_readable
+from lockkit.backends.sql.connection import (
+    NO_ANSWER,
+    Connection,
+    SessionConnection,
+    in_transaction,
+    readable,
+    until_readable,
+)
 from lockkit.backends.sql.errors import is_mysql_session_end
 from lockkit.backends.sql.statement import Result
 
@@ -180,6 +187,8 @@ class ThreadConnection(DbapiConnection):
         def work() -> Result:
             self._running = True
             try:
+                if self.transactional:
+                    return in_transaction(dbapi, lambda: self._run(statement, parameters))
                 return self._run(statement, parameters)
             finally:
                 self._running = False

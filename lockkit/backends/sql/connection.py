@@ -29,8 +29,9 @@ from __future__ import annotations
 
 import select
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lockkit.backends.sql.file import SqliteFile
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from lockkit.runtime import Event, Runtime
     from lockkit.units import Instant
 
-__all__ = ["NO_ANSWER", "Connection", "SessionConnection", "readable", "until_readable"]
+__all__ = ["NO_ANSWER", "Connection", "SessionConnection", "in_transaction", "readable", "until_readable"]
 
 NO_ANSWER = "no answer within the time limit"
 
@@ -57,6 +58,7 @@ class Connection(ABC):
         pooled: Statements may each reach another session of the server (pgbouncer's transaction mode): lockkit must
             set nothing for the session, and LISTEN does not work.
         product: What the server calls itself, with its version; empty if lockkit did not ask.
+        transactional: Each statement is in a transaction that the driver begins, see `in_transaction`.
         file: The file of a SQLite database; None for others.
         prepared: What the session has prepared, where lockkit does that by SQL; None elsewhere.
     """
@@ -64,6 +66,7 @@ class Connection(ABC):
     used: float = 0.0
     pooled: bool = False
     product: str = ""
+    transactional: bool = False
     file: SqliteFile | None = None
     prepared: PreparedStatements | None = None
 
@@ -154,6 +157,23 @@ class SessionConnection(Connection):
     @abstractmethod
     def ended_by_server(self, error: BaseException) -> bool:
         """Whether this error is the server's announcement that it ended the session before the last statement."""
+
+
+def in_transaction(dbapi: Any, run: Callable[[], Result]) -> Result:  # noqa: ANN401 - any driver's
+    """
+    Run a statement in a transaction of its own, on a connection that is not in autocommit.
+
+    Some drivers send a statement and its values in two messages. Outside a transaction a pooler may bring the second to
+    another session, where it meets a statement of another client, which then gets these values.
+    """
+    try:
+        result = run()
+        dbapi.commit()
+    except BaseException:
+        with suppress(Exception):  # of a connection that has ended: the first error says so
+            dbapi.rollback()
+        raise
+    return result
 
 
 def readable(fd: int) -> bool:

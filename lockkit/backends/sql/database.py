@@ -43,6 +43,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.util import greenlet_spawn
 
 from lockkit.backend import seconds_left
+from lockkit.backends.sql import quirks
 from lockkit.backends.sql.adapted import AdaptedConnection, close_later, until_closed
 from lockkit.backends.sql.blocking import DbapiConnection, PyMysqlConnection, ThreadConnection, in_time
 from lockkit.backends.sql.connection import NO_ANSWER, Connection
@@ -93,6 +94,11 @@ _BLOCKING_DRIVERS: Mapping[str, str] = MappingProxyType(
         "aiosqlite": "pysqlite",
     }
 )
+
+
+_SENDS_APART = {"asyncpg", "pg8000"}
+"""Drivers for PostgreSQL that need `in_transaction` behind a pooler. lockkit sees it with asyncpg; pg8000 does not tell
+the server's process, so it has transactions everywhere."""
 
 
 class Database:
@@ -299,8 +305,10 @@ class Database:
             if connection is not None:
                 return connection
             if self._runtime.now() >= until:
-                count = self.dialect.connections_max
-                message = f"all {count} connections to {self.url} are busy: is it overloaded, or stopped?"
+                message = (
+                    f"no connection to {self.url} became free in time: is it overloaded, stopped, or locked by another "
+                    "transaction?"
+                )
                 raise BackendUnavailable(message)
             urgent = True  # it was woken as the first, and keeps its place
 
@@ -417,6 +425,12 @@ class Database:
             connection.terminate()
             raise
         self.pooled = connection.pooled
+        if isinstance(connection, AdaptedConnection) and connection.transactional:
+            if connection.pooled:
+                quirks.keep_nothing_prepared(connection.dbapi)
+            else:
+                self.engine.dialect.set_isolation_level(connection.dbapi, "AUTOCOMMIT")
+                connection.transactional = False
         self._connections.add(connection)
         return connection
 
@@ -488,6 +502,7 @@ class Database:
         else:
             connection = ThreadConnection(dbapi, dialect.paramstyle, keep)
         connection.file = file
+        connection.transactional = dialect.driver in _SENDS_APART
         return connection
 
     def _open_dbapi(self) -> tuple[Any, object, SqliteFile | None]:
@@ -530,7 +545,13 @@ class Database:
             positional, named = dialect.create_connect_args(self.engine.url)
             dbapi = dialect.connect(*positional, **{**named, **self._arguments})
         if self._adopted or not self._arguments.keys() & {"autocommit", "isolation_level"}:
-            dialect.set_isolation_level(dbapi, "AUTOCOMMIT")
+            # Only the server says whether there is a pooler; in these drivers neither of the two sends anything.
+            if dialect.driver == "asyncpg":
+                dialect.set_isolation_level(dbapi, "READ COMMITTED")
+            elif dialect.driver == "pg8000":
+                dbapi.autocommit = False
+            else:
+                dialect.set_isolation_level(dbapi, "AUTOCOMMIT")
             # psycopg2 must do this itself, or it would go on in the old encoding.
             set_encoding = getattr(dbapi, "set_client_encoding", None)
             if set_encoding is not None:

@@ -116,8 +116,9 @@ _MYSQL_LOOK = Statement(
 )
 # The mode says what a statement means: with SIMULTANEOUS_ASSIGNMENT, which ORACLE includes, assignments do not see
 # those to their left, and the lock table would grant a lock whose end it does not write. This one refuses what does not
-# fit; without one of its parts MySQL warns.
-_MYSQL_MODE = "STRICT_TRANS_TABLES,NO_ZERO_IN_DATE,NO_ZERO_DATE,ERROR_FOR_DIVISION_BY_ZERO"
+# fit; without one of its parts MySQL warns. And it makes no table with another engine than InnoDB, whose rows would not
+# be locked.
+_MYSQL_MODE = "STRICT_TRANS_TABLES,NO_ZERO_IN_DATE,NO_ZERO_DATE,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION"
 # The others end a session with its first ROLLBACK, cut off rows, or refuse statements, if the server's default says so.
 _MYSQL_SETTINGS = Statement(
     f"SET SESSION innodb_lock_wait_timeout = {max(1.0, LOCK_SECONDS):.0f},"

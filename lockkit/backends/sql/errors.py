@@ -31,11 +31,13 @@ Kind = Literal[
     "no table",
     "no column",
     "exists",
+    "unfit",
     "denied",
     "login",
     "no database",
     "no session",
     "read-only",
+    "no engine",
     "full",
     "crowded",
     "encoding",
@@ -48,7 +50,9 @@ What an error is about.
 - ``conflict``: the database gave this statement up for another one (deadlock, serialization): it did nothing, retry.
 - ``locked``: it waited for a lock of the database as long as it may.
 - ``timeout``: the server or lockkit ended it for taking too long; whether it took effect is unknown.
+- ``unfit``: what has the table's name cannot be written as a lock table is: a view, or a table made otherwise.
 - ``no session``: the session that was to be ended is not there.
+- ``no engine``: tables cannot be made with InnoDB.
 - ``encoding``: the database has no such character in its encoding.
 - ``connection``: there is none, or it ended; whether the statement took effect is unknown.
 - ``other``: not in the tables.
@@ -70,9 +74,13 @@ _ADVICE: dict[Kind, tuple[Callable[[str], LockError], str]] = {
     "no table": (MissingTable, "has no such table"),
     "no column": (
         ConfigurationError,
-        "has a table of this name that lacks a column: run lockkit migrate, or give another table=",
+        "has a table or a view of this name that lacks a column: run lockkit migrate, or give another table=",
     ),
     "exists": (AlreadyThere, "has something else of this name: give another table="),
+    "unfit": (
+        ConfigurationError,
+        "has something of this name that is no table of lockkit's, such as a view: rename that, or give another table=",
+    ),
     "denied": (
         ConfigurationError,
         "denies this user a right: SELECT, INSERT, UPDATE and DELETE are needed, and CREATE or lockkit migrate before",
@@ -85,8 +93,9 @@ _ADVICE: dict[Kind, tuple[Callable[[str], LockError], str]] = {
     "no session": (BackendUnavailable, "has no such session"),
     "read-only": (
         ConfigurationError,
-        "is read-only here, and a lock must be written: give the address of the primary, and a user that may write",
+        "is read-only here, and a lock must be written: give the primary, and a user that may write there",
     ),
+    "no engine": (ConfigurationError, "makes no tables with InnoDB, which locks need: see its storage engines"),
     "full": (BackendUnavailable, "has no space left on its disk: nothing can be locked until there is some"),
     "crowded": (BackendUnavailable, "has no room for another connection: see its max_connections"),
     "encoding": (
@@ -127,6 +136,10 @@ _SQLSTATES: dict[str, Kind] = {
     "42710": "exists",
     "42701": "exists",
     "23505": "exists",
+    "42804": "unfit",
+    "42809": "unfit",
+    "42P10": "unfit",
+    "55000": "unfit",
     "42501": "denied",
     "3D000": "no database",
     "25006": "read-only",
@@ -137,6 +150,7 @@ _SQLSTATES: dict[str, Kind] = {
     "42P05": "conflict",
     "22P05": "encoding",
     "22021": "encoding",
+    "23": "unfit",
     "28": "login",
     "08": "connection",
     "57": "connection",
@@ -147,14 +161,14 @@ connection forgets its own, so the next try works."""
 
 # psycopg has no code for a refused connection.
 _POSTGRESQL_TEXTS: tuple[tuple[str, Kind], ...] = (
+    ("too many ", "crowded"),
+    ("remaining connection slots", "crowded"),
     ("password authentication failed", "login"),
     ("no password supplied", "login"),
-    ("no pg_hba.conf entry", "login"),
+    ("pg_hba.conf", "login"),
     ("authentication failed", "login"),
     ("role ", "login"),
     ("does not exist", "no database"),
-    ("too many clients", "crowded"),
-    ("remaining connection slots", "crowded"),
     ("certificate verify failed", "login"),
     ("does not support SSL", "login"),
 )
@@ -175,6 +189,9 @@ def postgresql_kind(error: BaseException) -> Kind:
     return next((kind for part, kind in _POSTGRESQL_TEXTS if part in text), "connection")
 
 
+_OPTION_PREVENTS = 1290
+"""The error names the option: one that makes a server read-only, or enforces a storage engine on MariaDB."""
+
 # MariaDB: "MariaDB Error Code Reference"; MySQL: "Server Error Message Reference". 2000 and above are the client's.
 _ERRNOS: dict[int, Kind] = {
     1213: "conflict",
@@ -189,6 +206,13 @@ _ERRNOS: dict[int, Kind] = {
     1054: "no column",
     1050: "exists",
     1060: "exists",
+    1048: "unfit",
+    1288: "unfit",
+    1347: "unfit",
+    1356: "unfit",
+    1364: "unfit",
+    1471: "unfit",
+    1526: "unfit",
     1044: "denied",
     1142: "denied",
     1143: "denied",
@@ -203,7 +227,9 @@ _ERRNOS: dict[int, Kind] = {
     2059: "login",
     1049: "no database",
     1046: "no database",
-    1290: "read-only",
+    _OPTION_PREVENTS: "read-only",
+    1286: "no engine",
+    3161: "no engine",
     1792: "read-only",
     1836: "read-only",
     1021: "full",
@@ -247,6 +273,8 @@ def is_unpreparable(error: BaseException) -> bool:
 def mysql_kind(error: BaseException) -> Kind:
     """See `Kind`."""
     number = _mysql_number(error)
+    if number == _OPTION_PREVENTS and "NO_ENGINE_SUBSTITUTION" in str(error):
+        return "no engine"
     kind = _ERRNOS.get(number)
     if kind is not None:
         return kind
@@ -267,13 +295,17 @@ _SQLITE_CODES: tuple[tuple[str, Kind], ...] = (
     ("SQLITE_NOTADB", "no database"),
     ("SQLITE_CORRUPT", "no database"),
     ("SQLITE_IOERR", "connection"),
+    ("SQLITE_CONSTRAINT", "unfit"),
 )
 _SQLITE_TEXTS: tuple[tuple[str, Kind], ...] = (
     ("no such table", "no table"),
     ("no column named", "no column"),
     ("no such column", "no column"),
     ("already exists", "exists"),
+    ("there is already", "exists"),
     ("duplicate column name", "exists"),
+    (" a view", "unfit"),
+    ("does not match any PRIMARY KEY or UNIQUE constraint", "unfit"),
     ("unable to open database", "no database"),
 )
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = [
     "file_descriptor",
     "forget_asyncio_stream",
+    "keep_nothing_prepared",
     "pool_limit",
     "pymysql_answer",
     "pymysql_limit",
@@ -101,6 +102,19 @@ def forget_asyncio_stream(driver_connection: Any) -> None:  # noqa: ANN401 - any
     """
     if hasattr(driver_connection, "_writer"):
         driver_connection._writer = None  # noqa: SLF001 - see the docstring
+
+
+def keep_nothing_prepared(dbapi: Any) -> None:  # noqa: ANN401 - SQLAlchemy's form of an asyncpg connection
+    """
+    Keep SQLAlchemy from using again what it has prepared with asyncpg.
+
+    The public `prepared_statement_cache_size` is for the life of a connection, and lockkit knows only then whether a
+    pooler gives each transaction another session, which does not know what was prepared. Without it a statement fails
+    there again and again.
+
+    Test: `tests/backends/sql_table/test_faults.py`, `test_statement_and_its_values_reach_the_same_session`.
+    """
+    dbapi._prepared_statement_cache = None  # noqa: SLF001 - see the docstring
 
 
 def pool_limit(pool: Pool) -> int | None:

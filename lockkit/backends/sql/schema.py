@@ -6,7 +6,7 @@ schema with Alembic put the table into their own ``MetaData``. ``lockkit migrate
 ``tables`` and a ``database``.
 
 Several processes may start at once and all find no table: ``CREATE TABLE IF NOT EXISTS`` is not atomic on PostgreSQL
-(two of them can meet in ``pg_type``), so "it exists already" counts as success.
+(two of them can meet in ``pg_type``), so "it exists already" counts as success if the table is there then.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.dialects.postgresql import TEXT as PG_TEXT
 from sqlalchemy.schema import CreateColumn, CreateTable
 
-from lockkit.backends.sql.errors import AlreadyThere
+from lockkit.backends.sql.errors import AlreadyThere, MissingTable
 from lockkit.backends.sql.statement import Statement
 from lockkit.errors import ConfigurationError, LockError
 from lockkit.validation import METADATA_BYTES_MAX
@@ -143,15 +143,22 @@ async def create(database: Database, tables: Sequence[Table], answer_by: float =
     """
     for table in tables:
         try:
-            await _run_once(database, ddl(table, database.engine.dialect), answer_by)
+            await _create_one(database, table, answer_by)
         except LockError as error:
             raise _cannot_make(database, table, error) from error.__cause__
 
 
-async def _run_once(database: Database, text: str, answer_by: float = inf) -> None:
-    """Run a statement that makes something; others may make it at the same time."""
-    with suppress(AlreadyThere):
-        await database.run(Statement(text, once=True), answer_by=answer_by)
+async def _create_one(database: Database, table: Table, answer_by: float) -> None:
+    dialect = database.engine.dialect
+    try:
+        await database.run(Statement(ddl(table, dialect), once=True), answer_by=answer_by)
+    except AlreadyThere as error:
+        # Another client has made it just now; or it is something else that has the name: on PostgreSQL a type.
+        look = Statement(f"SELECT 1 FROM {quoted(table, dialect)} WHERE 1 = 0", once=True)
+        try:
+            await database.run(look, again=True, answer_by=answer_by)
+        except MissingTable:
+            raise error from error.__cause__
 
 
 def _cannot_make(database: Database, table: Table, failure: LockError) -> LockError:
@@ -180,12 +187,20 @@ async def migrate(database: Database, tables: Sequence[Table]) -> list[str]:
         before = _columns(database, table)
         if before is None:
             await create(database, [table])
+            if _columns(database, table) is None:
+                message = (
+                    f"{database.url} has something else named {table.fullname}, such as an index or a sequence: rename "
+                    "that, or give another table="
+                )
+                raise ConfigurationError(message, backend=database.url)
             changes.append(f"made table {table.fullname}")
             continue
         missing = [column for column in table.columns if column.name not in before]
         for column in missing:
             spec = CreateColumn(column).compile(dialect=database.engine.dialect)
-            await _run_once(database, f"ALTER TABLE {quoted(table, database.engine.dialect)} ADD COLUMN {spec}")
+            text = f"ALTER TABLE {quoted(table, database.engine.dialect)} ADD COLUMN {spec}"
+            with suppress(AlreadyThere):  # others may add it at the same time
+                await database.run(Statement(text, once=True))
         names = ", ".join(column.name for column in missing)
         changes.append(f"table {table.fullname} " + (f"lacked {names}: added" if missing else "is as it should be"))
     return changes

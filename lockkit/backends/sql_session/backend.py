@@ -72,7 +72,7 @@ from lockkit.backends.sql_session.cleanup import ClaimCleanup
 from lockkit.backends.sql_session.held import HeldLocks
 from lockkit.backends.sql_session.leases import LeaseTable
 from lockkit.backends.sql_session.pool import Sessions
-from lockkit.errors import BackendUnavailable, Unsupported
+from lockkit.errors import BackendUnavailable, LockError, Unsupported
 
 if TYPE_CHECKING:
     from sqlalchemy import Table
@@ -262,6 +262,9 @@ class SessionBackend(LockBackend):
                     return None
                 claim.key = key._replace(shared=True) if request.mode == "shared" else key
             return await self._locking.attempt(session, claim.key, limit, request)
+        except LockError:  # of a statement on another connection; some are an OSError, as errors of drivers are
+            await self._cleanup.give_up(claim, request.answer_by)
+            raise
         except self.database.driver_errors as error:
             kind = self.database.kind(error)
             if kind == "no table":

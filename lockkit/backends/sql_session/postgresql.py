@@ -41,10 +41,16 @@ _PG_NO_CLIENT = (
 """Has PostgreSQL 14 and later end a statement that waits for a lock, soon after its client has gone. Longer keeps such
 waiters for longer, shorter asks the server's kernel more often."""
 
+_PG_NO_END = (
+    "CASE WHEN current_setting('transaction_timeout', true) IS NOT NULL"
+    " THEN set_config('transaction_timeout', '0', {local}) END"
+)
+"""Has PostgreSQL 17 and later end no transaction, which is the lock or a waiter, because it has been open for long."""
+
 _PG_SESSION = Statement(
     "SET statement_timeout = 0; SET lock_timeout = 0; SET synchronous_commit = off; SELECT"
     " (SELECT CAST(extract(epoch FROM backend_start) * 1000000 AS bigint) FROM pg_stat_get_activity(pg_backend_pid())),"
-    f" {_PG_NO_CLIENT.format(local='false')}"
+    f" {_PG_NO_CLIENT.format(local='false')}, {_PG_NO_END.format(local='false')}"
 )
 _PG_PID = Statement("SELECT pg_backend_pid()")
 _PG_CANCEL = Statement("SELECT pg_cancel_backend(CAST($1 AS integer))")
@@ -136,9 +142,9 @@ class PostgresqlLocking(Locking):
             "lock_timeout": "'0'",
             "synchronous_commit": "'off'",
         }
-        noticed = _PG_NO_CLIENT.format(local="true")
+        newer = ", ".join(setting.format(local="true") for setting in (_PG_NO_CLIENT, _PG_NO_END))
         told = ", ".join(f"set_config('{name}', {value}, true)" for name, value in settings.items())
-        return Statement(f"BEGIN ISOLATION LEVEL READ COMMITTED;SELECT {told}, {noticed};{locking}")
+        return Statement(f"BEGIN ISOLATION LEVEL READ COMMITTED;SELECT {told}, {newer};{locking}")
 
     def _begin_with(self, pooled: str, plans: Sequence[str], text: str) -> BeginTexts:
         """

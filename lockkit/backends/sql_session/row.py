@@ -92,7 +92,7 @@ class _PostgresqlRowLocking(PostgresqlLocking):
         offer = "SET LOCAL idle_in_transaction_session_timeout = $2"
         self._wait = Statement(f"{offer};SELECT pg_advisory_xact_lock($3);{found} FOR UPDATE")
         self._wait_reading = Statement(f"{offer};SELECT pg_advisory_xact_lock_shared($3);{found} FOR SHARE")
-        self._insert = Statement(f"INSERT INTO {rows} (name) VALUES ($1) ON CONFLICT DO NOTHING")
+        self._insert = Statement(f"INSERT INTO {rows} (name) VALUES ($1) ON CONFLICT (name) DO NOTHING")
 
     def _make_writing(self, leases: str, now: str) -> None:
         """Make the statements that write leases."""

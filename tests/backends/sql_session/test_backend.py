@@ -781,6 +781,26 @@ class TestTables:
 class TestRights:
     """What another login may not do."""
 
+    def test_role_with_one_connection_is_told_so(self, on_postgresql: ModeServer, connect: Connect) -> None:
+        """A new name, or its lease, is written on a second connection; the first has not ended."""
+        server = on_postgresql.server
+        connect(on_postgresql.url).lock("first").acquire(PATIENCE).release()
+        server.execute(
+            "CREATE ROLE single LOGIN CONNECTION LIMIT 1; GRANT ALL ON ALL TABLES IN SCHEMA public TO single"
+        )
+        client = connect(on_postgresql.url.replace("postgres@", "single@"))
+        try:
+            if on_postgresql.mode == "advisory":  # which writes the lease where it locks
+                client.lock("second").acquire(PATIENCE).release()
+            else:
+                with pytest.raises(lockkit.BackendUnavailable) as caught:
+                    client.lock("second").acquire(timeout=0)
+                assert str(caught.value).count("has no room for another connection") == 1
+                assert "ended the connection" not in str(caught.value)
+        finally:
+            client.close()
+            server.execute("DROP OWNED BY single; DROP ROLE single")
+
     def test_breaking_without_the_right_says_which(self, place: ModeServer, connect: Connect) -> None:
         """The holder keeps its lock."""
         make_user(place)

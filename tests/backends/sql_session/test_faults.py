@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ from lockkit.backends.sql.postgresql import PsycopgConnection
 from lockkit.backends.sql.statement import Statement
 from lockkit.backends.sql_session.watch import DisconnectWatcher
 from lockkit.runtime import BlockingRuntime, drive
-from lockkit.testing.servers import MariaServer, PostgresServer, require, wait_until
+from lockkit.testing.servers import MariaServer, PgBouncer, PostgresServer, require, wait_until
 from lockkit.testing.stopwatch import Stopwatch
 from tests.backends.sql_session.support import (
     LONG,
@@ -39,7 +39,7 @@ from tests.backends.sql_session.support import (
 )
 from tests.backends.support import StubHost, granted
 from tests.interrupts import OpcodeStrike
-from tests.tries import busy
+from tests.tries import busy, until
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.timeout(180)
 
 SLACK = 1.0  # for a busy machine
+LIMITS = ("idle_in_transaction_session_timeout", "statement_timeout", "lock_timeout", "transaction_timeout")
+"""PostgreSQL's, by which an administrator ends transactions, sessions and waits; the last since PostgreSQL 17."""
 CRASHING = """
 import asyncio
 import builtins
@@ -290,6 +292,42 @@ class TestWaiters:
         assert drive(waiter.release(grant))
         lease.release()
         drive(waiter.close())
+
+
+class TestLimits:
+    """The server ends what takes long, unless a session asks it not to."""
+
+    @pytest.mark.parametrize("way", ["direct", "pooled"])
+    @pytest.mark.parametrize("mode", MODES)
+    def test_holder_and_waiter_outlive_the_limits_of_the_role(
+        self, postgresql: PostgresServer, connect: Connect, mode: str, way: str
+    ) -> None:
+        """Those that this version has: a transaction that is the lock, and one that waits, are open for longer."""
+        quoted = ", ".join(f"'{name}'" for name in LIMITS)
+        known = postgresql.execute(f"SELECT name FROM pg_settings WHERE name IN ({quoted})").split()  # noqa: S608 - ours
+        old = "SELECT count(*) FROM pg_stat_activity WHERE xact_start < clock_timestamp() - interval '1.5 s'"
+        place = ModeServer(postgresql, mode)
+        with ExitStack() as stack:
+            if way == "pooled":
+                require("pgbouncer", local=True)
+            for name in known:
+                postgresql.execute(f"ALTER ROLE postgres SET {name} = '1s'")
+                stack.callback(postgresql.execute, f"ALTER ROLE postgres RESET {name}")
+            address = stack.enter_context(PgBouncer(postgresql)).address if way == "pooled" else postgresql.address
+            client, other = (connect(place.url.replace(postgresql.address, address)) for _ in range(2))
+            lease = client.lock("long", ttl=LONG).acquire(PATIENCE)
+            with running(lambda: other.lock("long", ttl=LONG).acquire(PATIENCE)) as got:
+                until_waiting(other, "long")
+
+                def both_are_old() -> bool:
+                    lease.check()
+                    return postgresql.execute(f"{old} AND backend_type = 'client backend'") == "2"
+
+                until(both_are_old)
+                assert lease.confirm()
+                lease.release()
+            assert got[0].token > lease.token
+            got[0].release()
 
 
 class TestEndedConnections:

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from contextlib import ExitStack, closing, suppress
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import psycopg
 import pytest
@@ -20,6 +20,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 import lockkit
 import lockkit.aio
+from lockkit.backends.sql.database import Database
 from lockkit.testing.servers import FaultProxy, MariaServer, PooledPostgres, PostgresServer, require, wait_until
 from lockkit.testing.stopwatch import Stopwatch
 from tests.backends.sql_table.support import DRIVERS, Look, counted, waits, with_driver
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from lockkit.backends.sql.statement import Result
     from lockkit.sync import Client, Lease
     from tests.backends.sql_table.support import Connect
 
@@ -461,6 +463,72 @@ class TestPooler:
             for name in ("statement_timeout", "lock_timeout"):
                 assert next_one.execute(f"SHOW {name}".encode()).fetchone() == ("0",)
 
+    @pytest.mark.parametrize("driver", ["psycopg", "psycopg2", "pg8000", "asyncpg"])
+    def test_statement_and_its_values_reach_the_same_session(
+        self, driver: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Else the values meet what another client has prepared there, and may lock that instead."""
+        require("postgresql", "pgbouncer", local=True)
+        with PooledPostgres(pool_mode="transaction", pool_size=3) as pooled:
+            with lockkit.connect(pooled.server.url) as direct:
+                direct.lock("table").acquire(PATIENCE).release()
+            errors = errors_of_statements(monkeypatch)
+            url = pooled.url.replace("postgresql:", f"postgresql+{driver}:")
+            if driver == "asyncpg":
+                asyncio.run(lock_in_four_tasks(url))
+            else:
+                lock_in_four_threads(url)
+
+        assert errors == []
+
+
+def errors_of_statements(monkeypatch: pytest.MonkeyPatch) -> list[BaseException]:
+    """Note from now on what statements raise, also those that lockkit repeats."""
+    errors: list[BaseException] = []
+    run = Database._run_on
+
+    async def noting(self: Database, *arguments: Any) -> Result:
+        try:
+            return await run(self, *arguments)
+        except BaseException as error:
+            errors.append(error)
+            raise
+
+    monkeypatch.setattr(Database, "_run_on", noting)
+    return errors
+
+
+def lock_in_four_threads(url: str) -> None:
+    """Use several connections at once."""
+    engine = sqlalchemy.create_engine(url)
+    with lockkit.from_client(engine) as client:
+
+        def cycles(name: str) -> None:
+            for _ in range(10):
+                with client.lock(name, timeout=PATIENCE):
+                    client.holders(name)
+
+        threads = [threading.Thread(target=cycles, args=(f"n{number}",)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(PATIENCE)
+    engine.dispose()
+
+
+async def lock_in_four_tasks(url: str) -> None:
+    """The same."""
+    engine = create_async_engine(url)
+    async with lockkit.aio.from_client(engine) as client:
+
+        async def cycles(name: str) -> None:
+            for _ in range(10):
+                async with client.lock(name, timeout=PATIENCE):
+                    await client.holders(name)
+
+        await asyncio.gather(*[cycles(f"n{number}") for number in range(4)])
+    await engine.dispose()
+
 
 class TestSqlite:
     """A file."""
@@ -570,6 +638,27 @@ class TestSqlite:
             await engine.dispose()
 
         asyncio.run(main())
+
+    @pytest.mark.parametrize("journal", ["DELETE", "MEMORY", "OFF", "WAL"])
+    def test_long_transaction_of_another_program(self, tmp_path: Path, connect: Connect, journal: str) -> None:
+        """Nothing is renewed meanwhile: a lease is held while its ttl lasts. All goes on afterwards."""
+        path = tmp_path / "locks.db"
+        make_file(path, journal)
+        client, other = connect(f"sqlite:///{path}"), connect(f"sqlite:///{path}")
+        short, long = client.lock("short", ttl=1.0).acquire(PATIENCE), client.lock("long", ttl=600).acquire(PATIENCE)
+        with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            for some in (client, other):
+                with pytest.raises(lockkit.BackendUnavailable, match="by another transaction"):
+                    some.lock("new").acquire(timeout=0.1)
+            assert short.wait_lost(PATIENCE)
+            connection.execute("COMMIT")
+
+        assert long.confirm()
+        assert busy(other.lock("long"))
+        with other.lock("short", timeout=PATIENCE) as after:
+            assert after.token > short.token
+        long.release()
 
     def test_thread_of_a_dropped_connection_ends_before_the_event_loop(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

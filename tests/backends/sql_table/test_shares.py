@@ -278,6 +278,15 @@ class TestLeases:
         assert not client.break_lock("x")
         assert not lease.confirm()
 
+    def test_lease_that_expired_is_taken_while_a_writer_has_the_lock(self, url: str, connect: Connect) -> None:
+        """It was not broken, and is only gone once the writer has released."""
+        client = connect(url)
+        backend = backend_of(client)
+        short = connect(url).rwlock("x", ttl=0.2, timeout=PATIENCE, renew=False).read().acquire()
+        with client.lock("x", timeout=PATIENCE):
+            assert drive(backend.renew([short._record.grant])) == [Gone("taken")]
+        assert drive(backend.renew([short._record.grant])) == [Gone("gone")]
+
     def test_downgrade_whose_answer_was_lost(self, url: str, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
         """The lease goes on, renewed and released whichever it is; called again, it says what it is."""
         client = connect(url)

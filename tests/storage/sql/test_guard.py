@@ -309,6 +309,26 @@ def _touch_row(session: orm.Session, name: str, token: int, *, shared: bool) -> 
             raise lockkit.StaleToken(message)
 
 
+@pytest.mark.parametrize(("token", "shared", "newest"), [(7, False, 9), (4, True, 5)])
+def test_refusal_of_an_object_names_the_newest_token(base: Base, token: int, newest: int, *, shared: bool) -> None:
+    """Of a writer or reader for a writer, for a reader of a writer only."""
+    with base.engine() as engine:
+        with orm.Session(engine) as session, session.begin():
+            session.add(Price(name="p"))
+        assert _let(engine, _accept_price, "p", 5, False)  # noqa: FBT003 - as above
+        assert _let(engine, _accept_price, "p", 9, True)  # noqa: FBT003 - as above
+        with (
+            orm.Session(engine) as session,
+            session.begin(),
+            pytest.raises(lockkit.StaleToken, match=f"token {newest} was accepted before"),
+        ):
+            _accept_price(session, "p", token, shared=shared)
+
+
+def _accept_price(session: orm.Session, name: str, token: int, *, shared: bool) -> None:
+    SqlGuard(session).accept_object(session.get_one(Price, name), token=token, shared=shared)
+
+
 def test_object_without_a_column_for_readers(base: Base) -> None:
     """Named before anything is sent."""
     with base.engine() as engine, orm.Session(engine) as session:

@@ -1,0 +1,153 @@
+"""Something else has the name of a table of lockkit's, or its tables would not be what they should be."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+import lockkit
+from lockkit.backends.sql.options import open_database
+from lockkit.backends.sql.schema import lock_table, migrate
+from lockkit.runtime import drive
+from lockkit.testing.servers import PostgresServer, require
+from lockkit.url import parse
+from tests.backends.sql_table.support import Look
+from tests.backends.support import StubHost
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from lockkit.testing.servers import MariaServer
+
+pytestmark = pytest.mark.timeout(120)
+
+PATIENCE = 15.0
+COLUMNS = (
+    "'x' AS name, 'x' AS owner, 1 AS token, 0 AS expires_at_us, 'x' AS metadata, 'x' AS metadata_owner,"
+    " 'x' AS broken_owner, 1 AS wanted, 1 AS granted_at_us, 1 AS session"
+)
+TYPED = COLUMNS.replace("1 AS wanted", "true AS wanted").replace("1 AS token", "CAST(1 AS bigint) AS token")
+LACKS = "lacks a column: run lockkit migrate, or give another table="
+UNFIT = "is no table of lockkit's.*or give another table="
+OTHER = "has something else of this name: give another table="
+
+
+@pytest.fixture(scope="module")
+def postgresql() -> Iterator[PostgresServer]:
+    """One server for all tests of this module."""
+    require("postgresql", local=True)
+    with PostgresServer() as server:
+        yield server
+
+
+@contextmanager
+def made(server: PostgresServer | MariaServer, what: str, definition: str) -> Iterator[None]:
+    """Have something named ``thing`` meanwhile."""
+    server.execute(f"CREATE {what} thing {definition}")
+    try:
+        yield
+    finally:
+        server.execute(f"DROP {what} thing")
+        server.execute("DROP TABLE IF EXISTS thing_leases")
+
+
+@pytest.mark.parametrize(
+    ("what", "definition", "message"),
+    [
+        ("VIEW", "AS SELECT 1 AS n", LACKS),
+        ("VIEW", f"AS SELECT {TYPED}", f"{UNFIT}|{LACKS}"),
+        ("MATERIALIZED VIEW", f"AS SELECT {TYPED}", f"{UNFIT}|{LACKS}"),
+        ("SEQUENCE", "", LACKS),
+        ("TYPE", "AS ENUM ('a')", OTHER),
+        ("TYPE", "AS (n int)", UNFIT),
+        ("TABLE", "(name text PRIMARY KEY, n int NOT NULL) PARTITION BY HASH (name)", f"{UNFIT}|{LACKS}"),
+        ("TABLE", f"AS SELECT {TYPED}", f"{UNFIT}|{LACKS}"),
+        ("TABLE", f"AS SELECT {COLUMNS}", f"{UNFIT}|{LACKS}"),
+    ],
+)
+@pytest.mark.parametrize("mode", ["table", "row", "advisory"])
+def test_what_else_postgresql_has_is_an_error_of_configuration(
+    postgresql: PostgresServer, mode: str, what: str, definition: str, message: str
+) -> None:
+    """Said at once: it was a server that ended connections, or a lock that is busy for ever."""
+    with (
+        made(postgresql, what, definition),
+        lockkit.connect(postgresql.url, mode=mode, table="thing") as client,
+        pytest.raises(lockkit.ConfigurationError, match=message),
+    ):
+        client.lock("y").acquire(PATIENCE)
+
+
+@pytest.mark.parametrize(
+    ("what", "definition", "mode", "message"),
+    [
+        ("VIEW", f"AS SELECT {COLUMNS}", "table", UNFIT),
+        ("VIEW", f"AS SELECT {COLUMNS}", "row", UNFIT),
+        ("VIEW", f"AS SELECT {COLUMNS}", "advisory", UNFIT),
+        ("SEQUENCE", "", "table", LACKS),
+    ],
+)
+def test_what_else_mariadb_has_is_an_error_of_configuration(
+    mariadb: MariaServer, what: str, definition: str, mode: str, message: str
+) -> None:
+    """The same."""
+    with (
+        made(mariadb, what, definition),
+        lockkit.connect(mariadb.url, mode=mode, table="thing") as client,
+        pytest.raises(lockkit.ConfigurationError, match=message),
+    ):
+        client.lock("y").acquire(PATIENCE)
+
+
+@pytest.mark.parametrize(
+    ("definition", "message"),
+    [
+        ("VIEW lockkit_locks AS SELECT 1 AS n", LACKS),
+        (f"VIEW lockkit_locks AS SELECT {COLUMNS}", UNFIT),
+        (f"TABLE lockkit_locks AS SELECT {COLUMNS}", UNFIT),
+        ("TABLE lockkit_locks (name TEXT PRIMARY KEY)", LACKS),
+        ("INDEX lockkit_locks ON other (n)", OTHER),
+    ],
+)
+def test_what_else_sqlite_has_is_an_error_of_configuration(tmp_path: Path, definition: str, message: str) -> None:
+    """The same."""
+    url = f"sqlite:///{tmp_path}/locks.db"
+    Look(url).run("CREATE TABLE other (n)")
+    Look(url).run(f"CREATE {definition}")
+
+    with lockkit.connect(url) as client, pytest.raises(lockkit.ConfigurationError, match=message):
+        client.lock("y").acquire(PATIENCE)
+
+
+@pytest.mark.parametrize(
+    ("what", "definition", "message"),
+    [
+        ("VIEW", "AS SELECT 1 AS n", f"{UNFIT}.*not supported for views"),
+        ("SEQUENCE", "", "has something else named thing"),
+        ("TYPE", "AS ENUM ('a')", OTHER),
+    ],
+)
+def test_migration_says_what_is_there(postgresql: PostgresServer, what: str, definition: str, message: str) -> None:
+    """It does not say that it has made the table."""
+    database = open_database(parse(postgresql.url), {}, {}, StubHost())
+    with made(postgresql, what, definition), pytest.raises(lockkit.ConfigurationError, match=message):
+        drive(migrate(database, [lock_table(name="thing")]))
+    drive(database.close())
+
+
+@pytest.mark.parametrize("mode", ["table", "row", "advisory"])
+def test_no_table_is_made_with_an_engine_that_locks_no_rows(mariadb: MariaServer, mode: str) -> None:
+    """MariaDB would make one of the enforced engine, and a writer would get a row that readers have locked."""
+    table = f"engine_{mode}"
+    mariadb.execute("SET GLOBAL enforce_storage_engine = MyISAM; SET GLOBAL sql_mode = ''")
+    try:
+        with (
+            lockkit.connect(mariadb.url, mode=mode, table=table) as client,
+            pytest.raises(lockkit.ConfigurationError, match="makes no tables with InnoDB"),
+        ):
+            client.lock("y").acquire(PATIENCE)
+    finally:
+        mariadb.execute("SET GLOBAL enforce_storage_engine = NULL; SET GLOBAL sql_mode = DEFAULT")

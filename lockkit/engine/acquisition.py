@@ -438,6 +438,7 @@ class Acquisition(Generic[L]):
 
         A single try asks nobody: a second round trip would make it twice as long.
         """
+        assert error.holder is None, "named once"
         if not self._stayed_busy:
             return
         name, busy = self._settings.name, self._busy

@@ -45,6 +45,7 @@ class PermitAcquisition(Acquisition[L]):
             timeout: Seconds to wait, None without limit, 0 to try once.
             caps: What the client knows of caps.
         """
+        assert settings.mode == "permit", "anything else is one lock"
         super().__init__(context, backend, settings, timeout)
         self._caps = caps
         self._cap: int | None = None

@@ -364,6 +364,7 @@ class Renewer:
         spread = self._runtime.random.uniform(0.8, 1.2)
         with self._client.mutex:
             now = self._runtime.now()
+            assert started <= now, "deadlines are measured with a clock that never goes back"
             for record, outcome in zip(batch, outcomes, strict=True):
                 plan = record.renewal
                 in_jeopardy = plan.in_jeopardy

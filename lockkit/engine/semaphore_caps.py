@@ -164,6 +164,7 @@ class SemaphoreCaps:
 
     def _learn(self, caps: Mapping[str, int], asked_at: Instant) -> None:
         """Note the caps; not those of a question from before this client's own change."""
+        assert asked_at <= self._client.runtime.now(), "an answer comes after its question"
         if asked_at >= self._known_at:
             self._caps, self._known_at = caps, asked_at
 

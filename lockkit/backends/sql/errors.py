@@ -70,7 +70,10 @@ class AlreadyThere(ConfigurationError):
 _ADVICE: dict[Kind, tuple[Callable[[str], LockError], str]] = {
     "conflict": (BackendUnavailable, "gave the statement up for others repeatedly: is it overloaded?"),
     "locked": (BackendUnavailable, "is locked by another transaction for longer than a statement may wait"),
-    "timeout": (BackendUnavailable, "did not answer in time: is it overloaded, stopped or cut off?"),
+    "timeout": (
+        BackendUnavailable,
+        "did not answer in time: is it overloaded, stopped, cut off, or locked by another transaction?",
+    ),
     "no table": (MissingTable, "has no such table"),
     "no column": (
         ConfigurationError,

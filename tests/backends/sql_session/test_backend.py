@@ -307,6 +307,7 @@ class TestConnections:
         """In two where the server says that it is MySQL, which has no blocks; in either case nothing stays locked."""
         look = Statement(f"SELECT CONNECTION_ID(), {version}")
         monkeypatch.setattr(mysql, "_MYSQL_LOOK", look)
+        monkeypatch.setattr(mysql, "_MYSQL_NO_OTHER_LIMIT", mysql._MARIADB_NO_OTHER_LIMIT)
         client, other = connect(mariadb.url, mode="row"), connect(mariadb.url, mode="row")
         client.lock("freed", ttl=LONG).acquire().release()
         sent = sent_from_now_on(monkeypatch)

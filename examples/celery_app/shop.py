@@ -1,8 +1,9 @@
 """
 A shop on Celery: orders that arrive twice are paid once, and of two beats one sends the report.
 
-``python shop.py`` starts a worker and two beats, shows what they do, and ends. It needs no server: messages, results
-and locks are files in ``var/``, unless ``BROKER_URL``, ``RESULT_URL`` and ``LOCKKIT_URL`` name better places.
+``python shop.py`` starts a worker and two beats, shows what they do, and ends. It needs no server: messages (in SQLite,
+by SQLAlchemy), results and locks are files in ``var/``, unless ``BROKER_URL``, ``RESULT_URL`` and ``LOCKKIT_URL`` name
+better places.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from celery import Celery
 from lockkit.integrations.celery import LockedTask
 
 VAR = Path("var").absolute()
-for folder in ("messages", "control", "results"):
-    (VAR / folder).mkdir(parents=True, exist_ok=True)
+(VAR / "results").mkdir(parents=True, exist_ok=True)
 
 app = Celery(
     "shop",
-    broker=os.environ.get("BROKER_URL", "filesystem://"),
+    # Not "filesystem://", whose worker ends when it reads a message that is not written yet.
+    broker=os.environ.get("BROKER_URL", f"sqla+sqlite:///{VAR}/messages?timeout=60"),
     backend=os.environ.get("RESULT_URL", f"file://{VAR}/results"),
 )
 app.conf.update(
@@ -34,13 +35,6 @@ app.conf.update(
     beat_schedule={"report": {"task": "shop.report", "schedule": 1.0}},
     beat_max_loop_interval=1,
 )
-if app.conf.broker_url == "filesystem://":
-    app.conf.broker_transport_options = {
-        "data_folder_in": f"{VAR}/messages",
-        "data_folder_out": f"{VAR}/messages",
-        "control_folder": f"{VAR}/control",
-        "polling_interval": 0.1,
-    }
 
 REPORTS = 3
 PATIENCE = 120.0
@@ -81,6 +75,8 @@ def journal() -> list[dict[str, str]]:
 def main() -> int:
     """Start everything, send orders, and look at what was done."""
     (VAR / "journal").unlink(missing_ok=True)
+    # Before the others start: the first message makes the tables, which two cannot do at the same time.
+    results = [pay.delay(order, "ada") for order in (1, 2, 3) for _ in range(2)]
     path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
     with (VAR / "log").open("w") as log:
         processes = [
@@ -90,7 +86,6 @@ def main() -> int:
             for command in COMMANDS.strip().splitlines()
         ]
     try:
-        results = [pay.delay(order, "ada") for order in (1, 2, 3) for _ in range(2)]
         receipts = [result.get(timeout=PATIENCE) for result in results]
         deadline = time.monotonic() + PATIENCE
         while sum("report" in entry for entry in journal()) < REPORTS and time.monotonic() < deadline:
@@ -104,7 +99,8 @@ def main() -> int:
     payments = Counter(entry["paid"] for entry in journal() if "paid" in entry)
     reports = Counter(entry["report"] for entry in journal() if "report" in entry)
     print(f"{len(receipts)} messages, {len(set(receipts))} receipts, {payments.total()} payments")
-    print(f"{len(reports)} reports of two beats, {reports.total() - len(reports)} of them twice")
+    enough = "at least" if len(reports) >= REPORTS else "not even"
+    print(f"{enough} {REPORTS} reports of two beats, {reports.total() - len(reports)} of them twice")
     return 0 if payments.total() == len(payments) == 3 and reports.total() == len(reports) >= REPORTS else 1
 
 

@@ -22,7 +22,7 @@ EXAMPLES = ROOT / "examples"
 PATIENCE = 180.0
 
 PROJECTS = {
-    "celery_app/shop.py": "6 messages, 3 receipts, 3 payments\n3 reports of two beats, 0 of them twice\n",
+    "celery_app/shop.py": "6 messages, 3 receipts, 3 payments\nat least 3 reports of two beats, 0 of them twice\n",
     "apscheduler_app/poller.py": "another one polls: True\n",
     "dramatiq_app/payments.py": "12 messages, 4 payments, 0 at the same time\n",
     "rq_app/payments.py": "6 jobs, 3 receipts, 3 payments\n",

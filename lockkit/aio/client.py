@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
-from lockkit import validation
 from lockkit.aio.election import Election
 from lockkit.aio.lease import Lease
 from lockkit.aio.lock import Lock
@@ -143,9 +142,7 @@ class Client:
             raise_on_lost=raise_on_lost,
             label=label,
         )
-        return Lock(
-            self._engine, settings, cancel_on_lost=validation.flag(cancel_on_lost, "cancel_on_lost"), on_busy=on_busy
-        )
+        return Lock(self._engine, settings, cancel_on_lost=cancel_on_lost, on_busy=on_busy)
 
     def rwlock(
         self,
@@ -198,7 +195,7 @@ class Client:
             label=label,
             nests=True,
         )
-        return RWLock(self._engine, settings, cancel_on_lost=validation.flag(cancel_on_lost, "cancel_on_lost"))
+        return RWLock(self._engine, settings, cancel_on_lost=cancel_on_lost)
 
     def semaphore(
         self,
@@ -254,7 +251,7 @@ class Client:
             label=label,
         )
         permits = self._engine.permit_settings(settings, limit)
-        return Semaphore(self._engine, permits, cancel_on_lost=validation.flag(cancel_on_lost, "cancel_on_lost"))
+        return Semaphore(self._engine, permits, cancel_on_lost=cancel_on_lost)
 
     def locks(
         self,
@@ -313,9 +310,7 @@ class Client:
             )
             for name in names_of(names)
         ]
-        return LockSet(
-            LockSetCore(members, within, on_lost), cancel_on_lost=validation.flag(cancel_on_lost, "cancel_on_lost")
-        )
+        return LockSet(LockSetCore(members, within, on_lost), cancel_on_lost=cancel_on_lost)
 
     def election(
         self,

@@ -97,7 +97,7 @@ class Campaign:
         """Made by `Election.campaign`."""
         self._candidate = candidate
         self._timeout = timeout
-        self._cancel_on_stop = cancel_on_stop
+        self._cancel_on_stop = validation.flag(cancel_on_stop, "cancel_on_stop")
         self._term: Term | None = None
 
     def __await__(self) -> Generator[Any, None, Term]:
@@ -194,7 +194,7 @@ class Election:
             BackendUnavailable: See there.
             ConfigurationError: See there.
         """
-        return Campaign(self._candidate, timeout, cancel_on_stop=validation.flag(cancel_on_stop, "cancel_on_stop"))
+        return Campaign(self._candidate, timeout, cancel_on_stop=cancel_on_stop)
 
     async def run(self, work: Callable[[Term], Awaitable[R]], stop: asyncio.Event | None = None) -> R | None:
         """

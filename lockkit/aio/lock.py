@@ -52,7 +52,7 @@ class Lock:
         """Made by `Client.lock`."""
         self._engine = engine
         self._settings = settings
-        self._cancel_on_lost = cancel_on_lost
+        self._cancel_on_lost = validation.flag(cancel_on_lost, "cancel_on_lost")
         self._on_busy = on_busy
         self._blocks: WithStack[Block[Lease]] = WithStack()
 

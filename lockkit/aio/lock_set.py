@@ -49,9 +49,7 @@ def locks(
         ConfigurationError: One of them is wrong.
     """
     members = [SetMember(lock._engine, lock._settings) for lock in members_of(locks, Lock, "lockkit.aio")]  # noqa: SLF001 - of the same API
-    return LockSet(
-        LockSetCore(members, timeout, on_lost), cancel_on_lost=validation.flag(cancel_on_lost, "cancel_on_lost")
-    )
+    return LockSet(LockSetCore(members, timeout, on_lost), cancel_on_lost=cancel_on_lost)
 
 
 class LeaseSet(BaseLeaseSet[Lease]):
@@ -96,7 +94,7 @@ class LockSet:
     def __init__(self, core: LockSetCore[Lease], *, cancel_on_lost: bool) -> None:
         """Made by `Client.locks` and `locks`."""
         self._core = core
-        self._cancel_on_lost = cancel_on_lost
+        self._cancel_on_lost = validation.flag(cancel_on_lost, "cancel_on_lost")
         self._blocks: WithStack[Block[LeaseSetCore[Lease]]] = WithStack()
 
     @property

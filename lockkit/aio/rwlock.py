@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from lockkit import validation
 from lockkit.aio.lock import Lock
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ class RWLock:
         """Made by `Client.rwlock`."""
         self._engine = engine
         self._settings = settings
-        self._cancel_on_lost = cancel_on_lost
+        self._cancel_on_lost = validation.flag(cancel_on_lost, "cancel_on_lost")
 
     @property
     def name(self) -> str:

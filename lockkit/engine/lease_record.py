@@ -274,11 +274,12 @@ class LeaseRecord:
         state = self.state
         return state is not HELD and state is not LOST
 
-    def leave_once(self) -> bool:
-        """Count down one of several acquisitions, by re-entry. Under the client's mutex; gives True."""
-        assert self.count > 1, "the last one ends the lease"
-        self.count -= 1
-        return True
+    def leave(self) -> bool:
+        """Count one acquisition less. Under the client's mutex; gives whether the lease is to be ended with it."""
+        if self.state is HELD and self.count > 1:
+            self.count -= 1
+            return False
+        return self.state is not RELEASED
 
     def remaining(self) -> float:
         """Return the seconds to the deadline, 0.0 when not held."""

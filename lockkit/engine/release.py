@@ -65,7 +65,7 @@ class Releases:
             try:
                 with client.mutex:
                     before = record.state
-                    if before is RELEASED or (before is HELD and record.count > 1 and record.leave_once()):
+                    if not record.leave():
                         return
                     done = self._end_of_other_release(record) if before is RELEASING else None
                     begun = before is HELD or before is UNCONFIRMED

@@ -247,9 +247,10 @@ def is_at(status: os.stat_result, path: str) -> bool:
     The number of its names does not tell that: a process that was killed while it made a record leaves a second one.
     """
     try:
-        return os.path.samestat(status, os.lstat(path))
+        there = os.lstat(path)
     except FileNotFoundError:
         return False
+    return there.st_ino == status.st_ino and there.st_dev == status.st_dev
 
 
 def reserve(fd: int, size: int, wanted: int) -> None:

@@ -21,13 +21,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lockkit.errors import ConfigurationError
+from lockkit.file_systems import NETWORK_FILE_SYSTEMS, kind_of_file_system
 
 __all__ = [
-    "NETWORK_FILE_SYSTEMS",
     "Directory",
     "Flaw",
     "boot_id",
-    "file_system",
     "find_flaw",
     "is_at",
     "record_file_prefix",
@@ -42,11 +41,6 @@ _NAME_MAX = 180
 """Longest record name in bytes: NAME_MAX is 255 on all file systems in use, except for 143 on eCryptfs."""
 _HEAD_SIZE = _NAME_MAX - 65
 """What a longer one keeps of the lock's name, before ``~`` and its SHA-256."""
-
-NETWORK_FILE_SYSTEMS = frozenset({
-    *("nfs", "nfs4", "cifs", "smb3", "smbfs", "ncpfs", "afs", "ceph", "lustre", "gpfs", "beegfs", "glusterfs", "ocfs2"),
-    *("fuse.sshfs", "fuse.glusterfs", "fuse.ceph", "fuse.s3fs", "fuse.gcsfuse", "fuse.rclone"),
-})  # fmt: skip
 
 
 def record_name(name: str) -> tuple[str, str]:
@@ -281,30 +275,10 @@ def reserve(fd: int, size: int, wanted: int) -> None:
 
 def _check_file_system(path: str, device: int) -> None:
     """Refuse network file systems: the clock and the boot id of a record mean nothing on another machine."""
-    try:
-        mounts = Path("/proc/self/mountinfo").read_text("utf-8", "surrogateescape")
-    except OSError:
-        return  # macOS; the documentation says that the directory must be local
-    kind = file_system(mounts, device)
+    kind = kind_of_file_system(device)  # empty on macOS; the documentation says that the directory must be local
     if kind in NETWORK_FILE_SYSTEMS:
         message = (
             f"{path} is on a network file system ({kind}), where other machines would not see these locks: "
             "name a local directory, or use a backend for several machines, such as redis:// or postgresql://"
         )
         raise ConfigurationError(message)
-
-
-def file_system(mounts: str, device: int) -> str:
-    """
-    Find the type of a mounted file system; empty if it is not in the list.
-
-    Args:
-        mounts: As in proc_pid_mountinfo(5): ``id parent major:minor root mountpoint options [fields] - type source …``.
-        device: As in ``st_dev``.
-    """
-    wanted = f"{os.major(device)}:{os.minor(device)}"
-    for line in mounts.splitlines():
-        mount, _, rest = line.partition(" - ")
-        if mount.split(" ", 3)[2] == wanted:
-            return rest.partition(" ")[0]
-    return ""

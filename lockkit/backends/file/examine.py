@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lockkit.backends.file.backend import FileBackend
-from lockkit.backends.file.directory import NETWORK_FILE_SYSTEMS, find_flaw
+from lockkit.backends.file.directory import find_flaw
 from lockkit.backends.file.inotify import Inotify
-from lockkit.doctor.file_systems import kind_of_file_system
 from lockkit.doctor.findings import Check, Severity
+from lockkit.file_systems import NETWORK_FILE_SYSTEMS, kind_of_file_system
 
 if TYPE_CHECKING:
     from lockkit.doctor.examination import Examination

@@ -167,21 +167,9 @@ def test_directory_that_other_users_cannot_damage_is_accepted(
     assert mode(directory) == permissions
 
 
-def test_network_file_system_is_recognised() -> None:
-    """By its type in the list of mounts."""
-    mounts = (
-        "22 1 254:0 / / rw,relatime - ext4 /dev/root rw\n"
-        "30 22 0:45 / /home rw,relatime shared:7 - nfs4 server:/home rw,addr=10.0.0.1\n"
-    )
-
-    assert directory.file_system(mounts, os.makedev(0, 45)) == "nfs4"
-    assert directory.file_system(mounts, os.makedev(254, 0)) == "ext4"
-    assert directory.file_system(mounts, os.makedev(0, 99)) == ""
-
-
 def test_network_file_system_is_refused(connect: Connect, host: StubHost, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its other machines have another clock."""
-    monkeypatch.setattr(directory, "file_system", lambda *_: "nfs4")
+    monkeypatch.setattr(directory, "kind_of_file_system", lambda _: "nfs4")
 
     with pytest.raises(ConfigurationError, match=r"network file system \(nfs4\)"):
         drive(connect(host).ping())

@@ -11,7 +11,7 @@ import pytest
 import lockkit
 from lockkit.backends.file import examine as file_examine
 from lockkit.backends.file.inotify import Inotify
-from lockkit.doctor import Severity, examine, file_systems
+from lockkit.doctor import Severity, examine
 from tests.doctor.support import found
 
 
@@ -101,12 +101,6 @@ def test_network_file_system(directory: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(file_examine, "kind_of_file_system", lambda device: "nfs4")  # noqa: ARG005
 
     assert "nfs4" in found(f"file:{directory}")["file-network"].seen
-
-
-def test_kind_of_file_system_is_that_of_the_kernel(directory: Path) -> None:
-    """The type of the directory's file system is known."""
-    assert file_systems.kind_of_file_system(Path("/proc").stat().st_dev) == "proc"
-    assert file_systems.kind_of_file_system(directory.stat().st_dev) not in {"", "proc"}
 
 
 def test_no_inotify_left(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:

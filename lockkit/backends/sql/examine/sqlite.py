@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from lockkit.backends.sql.examine import common
-from lockkit.doctor.file_systems import NETWORK_FILE_SYSTEMS, kind_of_file_system
 from lockkit.doctor.findings import Check, Severity
+from lockkit.file_systems import NETWORK_FILE_SYSTEMS, kind_of_file_system
 
 if TYPE_CHECKING:
     from lockkit.backends.sql.examine.common import SqlBackend

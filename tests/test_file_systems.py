@@ -1,0 +1,29 @@
+"""Which file systems belong to other machines, too."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from lockkit import file_systems
+
+
+def test_kind_is_found_by_the_device() -> None:
+    """In the list of mounts."""
+    mounts = (
+        "22 1 254:0 / / rw,relatime - ext4 /dev/root rw\n"
+        "30 22 0:45 / /home rw,relatime shared:7 - nfs4 server:/home rw,addr=10.0.0.1\n"
+    )
+
+    assert file_systems.kind_in(mounts, os.makedev(0, 45)) == "nfs4"
+    assert file_systems.kind_in(mounts, os.makedev(254, 0)) == "ext4"
+    assert file_systems.kind_in(mounts, os.makedev(0, 99)) == ""
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs Linux")
+def test_kind_is_that_of_the_kernel(tmp_path: Path) -> None:
+    """The type of a directory's file system is known."""
+    assert file_systems.kind_of_file_system(Path("/proc").stat().st_dev) == "proc"
+    assert file_systems.kind_of_file_system(tmp_path.stat().st_dev) not in {"", "proc"}

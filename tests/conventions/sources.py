@@ -60,13 +60,19 @@ def imported(module: Module, *, also_later: bool = False, everything: bool = Fal
         everything: Those, and also those for type checkers only.
     """
     pending: list[ast.AST] = [*module.tree.body]
+    # Statements alone: an expression imports nothing, and most of a tree is expressions.
     while pending:
         node = pending.pop()
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
-        elif isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING" and not everything:
+        elif not everything and isinstance(node, ast.If) and _is_for_type_checkers(node):
             pending += node.orelse
-        elif also_later or everything or not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            pending += ast.iter_child_nodes(node)
+        elif also_later or everything or not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            for block in ("body", "handlers", "orelse", "finalbody", "cases"):
+                pending += getattr(node, block, [])
+
+
+def _is_for_type_checkers(node: ast.If) -> bool:
+    return isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"

@@ -67,7 +67,8 @@ def test_bare_import_loads_neither_asyncio_nor_a_backend() -> None:
 IMPORT_EACH = """
 import gc, importlib, json, os, sys
 
-for driver in ("kazoo.client", "psycopg", "pytest", "redis", "rich", "sqlalchemy.ext.asyncio", "typer"):
+drivers = ("grpc.aio", "kazoo.client", "psycopg", "pytest", "redis", "rich", "sqlalchemy.ext.asyncio", "typer")
+for driver in (*drivers, "multiprocessing", "secrets", "statistics"):
     importlib.import_module(driver)  # once, and not in each process; they say nothing of lockkit's order
 assert not any(name.partition(".")[0] == "lockkit" for name in sys.modules)
 gc.freeze()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import graphlib
+from functools import cache
 
 import pytest
 
@@ -84,6 +85,7 @@ def may_import(name: str, target: str) -> bool:
     return there in ROOMS_BELOW[wing] or there.partition(".")[0] in ROOMS_BELOW[wing]
 
 
+@cache
 def targets(name: str) -> set[str]:
     """Modules of lockkit that a module imports: at once, later inside a function, or for type checkers only."""
     found = {full if full in MODULES else full.rpartition(".")[0] for full in imported(MODULES[name], everything=True)}

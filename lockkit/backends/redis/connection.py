@@ -16,12 +16,12 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable
 from math import ceil, inf
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import redis.connection
 
 from lockkit.backends.redis import quirks
-from lockkit.backends.redis.resp import NOTHING, Parser, Push, Reply, ServerSaid
+from lockkit.backends.redis.resp import Parser, Push, Reply, ServerSaid
 from lockkit.runtime import monotonic
 
 if TYPE_CHECKING:
@@ -100,6 +100,7 @@ class SyncConnection(Connection):
         self._sendall = self._socket.sendall
         self._recv = self._socket.recv
         self._parser = Parser()
+        self._replies: list[Reply] = []  # that have arrived
         self.timeout = timeout
         self._set_timeout(timeout)
         poll = select.poll()
@@ -137,30 +138,24 @@ class SyncConnection(Connection):
 
     def receive(self, until: Instant = inf) -> Reply:
         """Return the reply to the oldest command sent. Error replies are values."""
-        parser = self._parser
         if until != inf:
             until = min(until, monotonic() + self.timeout)
+        while isinstance(reply := self._next(until), Push):
+            if self.on_push is not None:
+                self.on_push(reply)
+        return reply
+
+    def _next(self, until: Instant) -> Reply:
+        """Return the next reply or message."""
         try:
-            if parser.empty:
-                # Nearly always one number, which needs no parser.
+            while not self._replies:
                 data = self._recv(READ_BYTES) if until == inf else self._read(until)
-                if data[:1] == b":" and data[-1:] == b"\n":
-                    try:
-                        return int(data[1:])
-                    except ValueError:  # more than one number
-                        pass
-                self._fed(data)
-            while True:
-                reply = parser.take()
-                if reply is NOTHING:
-                    self._fed(self._recv(READ_BYTES) if until == inf else self._read(until))
-                elif isinstance(reply, Push):
-                    if self.on_push is not None:
-                        self.on_push(reply)
-                else:
-                    return cast("Reply", reply)
+                if not data:
+                    raise ConnectionResetError(_CLOSED)
+                self._replies = self._parser.feed(data)
         except BlockingIOError:
             raise TimeoutError(NO_ANSWER) from None
+        return self._replies.pop(0)
 
     def _read(self, until: Instant) -> bytes:
         """
@@ -191,21 +186,10 @@ class SyncConnection(Connection):
             ConnectionError: The connection ended.
             ServerSaid: The server replied with an error.
         """
-        while True:
-            message = self._parser.take()
-            if isinstance(message, ServerSaid):
-                raise message
-            if message is not NOTHING:
-                return cast("Reply", message)
-            try:
-                self._fed(self._read(until))
-            except BlockingIOError:
-                raise TimeoutError(NO_ANSWER) from None
-
-    def _fed(self, data: bytes) -> None:
-        if not data:
-            raise ConnectionResetError(_CLOSED)
-        self._parser.feed(data)
+        message = self._next(until)
+        if isinstance(message, ServerSaid):
+            raise message
+        return message
 
     def call(self, packed: bytes, until: Instant = inf) -> Reply:
         """See `Connection.call`."""
@@ -282,17 +266,8 @@ class AsyncConnection(asyncio.Protocol, Connection):
 
     def data_received(self, data: bytes) -> None:
         """See ``asyncio.Protocol``."""
-        if self._parser.empty and data[:1] == b":" and data[-1:] == b"\n":
-            try:
-                number = int(data[1:])
-            except ValueError:  # more than one number
-                pass
-            else:
-                self._take(number)
-                return
-        self._parser.feed(data)
         try:
-            for reply in self._parser.take_all():
+            for reply in self._parser.feed(data):
                 if not isinstance(reply, Push):
                     self._take(reply)
                 elif self.on_push is not None:

@@ -418,7 +418,7 @@ class AsyncNode(RedisNode):
     """All tasks share one connection."""
 
     _shares = True
-    _shared: Connection | None = None
+    _shared: AsyncConnection | None = None
     _connecting: asyncio.Task[Connection] | None = None
 
     async def _call(self, packed: bytes, *, resend: bool, until: Instant) -> Reply:
@@ -427,11 +427,12 @@ class AsyncNode(RedisNode):
             connection = await self._connect_shared(until)
             resend = False
         try:
-            reply = await cast("AsyncConnection", connection).call(packed, until)
+            (reply,) = await connection.call_many(packed, 1, until)
         except ConnectionError:
             if not resend:
                 raise
-            reply = await cast("AsyncConnection", await self._connect_shared(until)).call(packed, until)
+            connection = await self._connect_shared(until)
+            (reply,) = await connection.call_many(packed, 1, until)
         if isinstance(reply, ServerSaid):
             raise reply
         return reply

@@ -68,6 +68,7 @@ from lockkit.backends.redis.options import OPTIONS, adopt_topology, check_sessio
 from lockkit.backends.redis.resp import bulk
 from lockkit.backends.redis.script import Script
 from lockkit.backends.redis.sessions import SessionLease, Sessions
+from lockkit.backends.redis.topology import NotReplicatedError
 from lockkit.backends.redis.wakeup import gone_channel
 from lockkit.errors import BackendUnavailable, LockError
 
@@ -233,17 +234,28 @@ class RedisBackend(LockBackend):
 
     async def _acquire_replicated(self, request: Request, keys: LockKeys, body: bytes) -> Reply:
         """Acquire, and undo a grant that too few replicas have."""
-        topology, answer_by = self._topology, request.answer_by
-        reply, acknowledged = await topology.run_replicated(_ACQUIRE, keys.lock, body, self._replicas, answer_by)
-        if type(reply) is list or acknowledged >= self._replicas:
-            return reply
-        # A promoted replica might not know this grant. Busy, not unavailable: another client may hold the lock.
-        await self._abandon(request, keys)
-        log.warning(
-            "lock %r at %s: %d of %d replicas acknowledged the grant in time, so it was undone",
-            request.name, self._url, acknowledged, self._replicas,
-        )  # fmt: skip
+        try:
+            return await self._change(_ACQUIRE, keys, body, request.answer_by)
+        except NotReplicatedError as error:
+            # A promoted replica might not know this grant. Busy, not unavailable: another client may hold the lock.
+            await self._abandon(request, keys)
+            log.warning("lock %r at %s was granted, and that was undone: %s", request.name, self._url, error)
         return [-1, b"", 1]
+
+    async def _change(self, script: Script, keys: LockKeys, body: bytes, answer_by: float = inf) -> Reply:
+        """
+        Run a script that may be sent again; its change counts when the replicas have it.
+
+        Raises:
+            NotReplicatedError: Too few have.
+        """
+        if not self._replicas:
+            return await self._run(script, keys.lock, body, resend=True, answer_by=answer_by)
+        calls = [(keys.lock, body)]
+        (result,) = await self._topology.run_many(script, calls, replicas=self._replicas, answer_by=answer_by)
+        if isinstance(result, LockError):
+            raise result
+        return result
 
     def _queue_entry(self, request: Request, keys: LockKeys, terms: _Terms) -> bytes:
         """Return the queue entry for the script, packed; an empty one when no subscription is active."""
@@ -335,13 +347,7 @@ class RedisBackend(LockBackend):
         body = keys.release + bulk(grant.owner) + bulk(grant.token) + bulk(ttl_ms)
         if self._sessions is not None:
             self._sessions.becomes_reader(grant.state)
-        if not self._replicas:
-            return await self._run(_DOWNGRADE, keys.lock, body, resend=True) == 1
-        reply, acknowledged = await self._topology.run_replicated(_DOWNGRADE, keys.lock, body, self._replicas, inf)
-        if reply == 1 and acknowledged < self._replicas:
-            message = f"{acknowledged} of {self._replicas} replicas acknowledged the read lease in time"
-            raise BackendUnavailable(message)
-        return reply == 1
+        return await self._change(_DOWNGRADE, keys, body) == 1
 
     async def holders(self, name: str) -> Sequence[Holder]:
         """See `LockBackend.holders`."""
@@ -396,15 +402,7 @@ class RedisBackend(LockBackend):
         """See `LockBackend.write_note`."""
         keys: LockKeys = grant.state
         body = keys.write_note + bulk(grant.owner) + bulk(text) + bulk(ttl_milliseconds(keep))
-        if not self._replicas:
-            return await self._run(_WRITE_NOTE, keys.lock, body, resend=True, answer_by=answer_by) == 1
-        reply, acknowledged = await self._topology.run_replicated(
-            _WRITE_NOTE, keys.lock, body, self._replicas, answer_by
-        )
-        if reply == 1 and acknowledged < self._replicas:
-            message = f"{acknowledged} of {self._replicas} replicas acknowledged the note in time"
-            raise BackendUnavailable(message)
-        return reply == 1
+        return await self._change(_WRITE_NOTE, keys, body, answer_by) == 1
 
     async def clock(self) -> float:
         """See `LockBackend.clock`."""

@@ -185,42 +185,6 @@ class RedisNode(ABC):
                 replies[-1] = late[-1]
         return replies
 
-    async def run_replicated(
-        self, script: Command, body: bytes, replicas: int, *, answer_by: float = inf
-    ) -> tuple[Reply, int]:
-        """
-        Run a script that changes something unless it returns a list, and wait until replicas have the change.
-
-        Returns:
-            The reply, and how many replicas have acknowledged it: fewer than `replicas` if the time was up, 0 if
-            nothing was changed.
-        """
-        until = self.until(answer_by)
-        waiting = False
-
-        def follow(reply: Reply) -> bytes | None:
-            nonlocal waiting
-            if isinstance(reply, ServerSaid) and reply.code == "NOSCRIPT":
-                return script.loading_command(body)
-            # The reply to WAIT is an int, too.
-            if waiting or not isinstance(reply, (int, bytes)):
-                return None
-            waiting = True
-            return self.wait_command(replicas, until)
-
-        try:
-            first, *others = await self._call_chain(script.command(body), follow, until)
-        except DRIVER_ERRORS as error:
-            raise translate(error, self.label) from error
-        if isinstance(first, ServerSaid) and others:
-            first, *others = others
-        if isinstance(first, ServerSaid):
-            raise translate(first, self.label) from first
-        acknowledged = others[0] if others else 0
-        if isinstance(acknowledged, ServerSaid):
-            raise translate(acknowledged, self.label) from acknowledged
-        return first, cast("int", acknowledged)
-
     def wait_command(self, replicas: int, until: Instant) -> bytes:
         """Pack ``WAIT``: until so many replicas have what the connection wrote, or most of the time is up."""
         left_ms = int((until - self._runtime.now()) * 1000 * REPLICAS_SHARE)
@@ -280,22 +244,6 @@ class RedisNode(ABC):
             raise
         if alone or not self._shares:
             self.give_back(connection)
-        return replies
-
-    async def _call_chain(self, packed: bytes, follow: Callable[[Reply], bytes | None], until: Instant) -> list[Reply]:
-        """Send a command, and those that `follow` returns for each reply, on one connection, until it returns None."""
-        connection = await self.take_connection(until)
-        replies: list[Reply] = []
-        following: bytes | None = packed
-        try:
-            while following is not None:
-                reply = await self._runtime.io(connection.call(following, until))
-                replies.append(reply)
-                following = follow(reply)
-        except BaseException:
-            connection.close()
-            raise
-        self.give_back(connection)
         return replies
 
     async def _sharable(self, until: Instant) -> Connection:
@@ -440,7 +388,7 @@ class AsyncNode(RedisNode):
     async def _sharable(self, until: Instant) -> Connection:
         return await self._connect_shared(until)
 
-    async def _connect_shared(self, until: Instant) -> Connection:
+    async def _connect_shared(self, until: Instant) -> AsyncConnection:
         """Open the shared connection, once for all tasks that want it; a task that gives up does not stop that."""
         if self._shared is not None and not self._shared.stale:
             return self._shared
@@ -456,7 +404,7 @@ class AsyncNode(RedisNode):
         if task.cancelled():
             message = "the connecting was cancelled"
             raise ConnectionAbortedError(message)
-        return task.result()
+        return cast("AsyncConnection", task.result())
 
     def _connected(self, task: asyncio.Task[Connection]) -> None:
         self._connecting = None
@@ -465,7 +413,7 @@ class AsyncNode(RedisNode):
         if self._closed:
             task.result().close()
         else:
-            self._shared = task.result()
+            self._shared = cast("AsyncConnection", task.result())
 
     async def close(self) -> None:
         """See `RedisNode.close`."""

@@ -112,19 +112,6 @@ class SentinelTopology(Topology):
                 raise
         return await successor.run(script, key, body, resend=resend, answer_by=answer_by)
 
-    async def run_replicated(
-        self, script: Command, key: str, body: bytes, replicas: int, answer_by: float
-    ) -> tuple[Reply, int]:
-        """See `Topology.run_replicated`."""
-        now = self._host.runtime.now()
-        answer_by = now + seconds_left(answer_by, now)
-        master = await self.node_for(key, answer_by)
-        try:
-            return await master.run_replicated(script, body, replicas, answer_by=answer_by)
-        except BackendUnavailable as error:
-            self._suspect(master, error)
-            raise
-
     async def run_many(
         self, script: Command, calls: Sequence[tuple[str, bytes]], *, replicas: int = 0, answer_by: float = inf
     ) -> list[Reply | LockError]:

@@ -44,7 +44,7 @@ WAIT_SECONDS = 0.4
 _KEYS = {"acquire": 5, "release": 5, "abandon": 5, "renew": 5, "holders": 5, "read_note": 1}
 """How many of its words are keys, for each script."""
 
-_NAMES = {Script(name, keys=1, arguments=0).sha: name for name in _KEYS}
+_NAMES = {Script(name, keys=["lock"], arguments=0).sha: name for name in _KEYS}
 
 DEFAULTS: Mapping[str, Any] = {name: option.default for name, option in OPTIONS.items()}
 """Options of the backend."""

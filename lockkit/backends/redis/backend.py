@@ -97,17 +97,18 @@ RENEW_SECONDS_MIN = 0.3
 KNOWN_NAMES_MAX = 1024
 """Names whose packed keys are cached. More takes memory (half a kilobyte each), fewer packs them more often."""
 
-_ACQUIRE = Script("acquire", keys=5, arguments=6)
-_RELEASE = Script("release", keys=5, arguments=2, alone=True)
-_ABANDON = Script("abandon", keys=5, arguments=2, alone=True)
-_RENEW = Script("renew", keys=5, arguments=4, alone=True)
-_DOWNGRADE = Script("downgrade", keys=5, arguments=3)
-_BREAK = Script("break", keys=6, arguments=1)
-_UPDATE = Script("update", keys=4, arguments=2, alone=True)
-_HOLDERS = Script("holders", keys=5, arguments=0)
-_CLOCK = Script("clock", keys=1, arguments=0)
-_READ_NOTE = Script("read_note", keys=1, arguments=0)
-_WRITE_NOTE = Script("write_note", keys=5, arguments=3)
+_KEYS = "lock", "fence", "queue", "shares", "leases"
+_ACQUIRE = Script("acquire", keys=_KEYS, arguments=6)
+_RELEASE = Script("release", keys=_KEYS, arguments=2, alone=True)
+_ABANDON = Script("abandon", keys=_KEYS, arguments=2, alone=True)
+_RENEW = Script("renew", keys=["lock", "fence", "broken", "shares", "leases"], arguments=4, alone=True)
+_DOWNGRADE = Script("downgrade", keys=_KEYS, arguments=3)
+_BREAK = Script("break", keys=["lock", "fence", "broken", "queue", "shares", "leases"], arguments=1)
+_UPDATE = Script("update", keys=["lock", "fence", "shares", "leases"], arguments=2, alone=True)
+_HOLDERS = Script("holders", keys=_KEYS, arguments=0)
+_CLOCK = Script("clock", keys=["lock"], arguments=0)
+_READ_NOTE = Script("read_note", keys=["note"], arguments=0)
+_WRITE_NOTE = Script("write_note", keys=["lock", "note", "fence", "shares", "leases"], arguments=3)
 
 _RENEWALS: Mapping[object, Renewal] = {1: Renewed(), 0: Gone("gone"), -1: Gone("taken"), -2: Gone("broken")}
 
@@ -205,7 +206,8 @@ class RedisBackend(LockBackend):
             owner = request.owner
             mode = request.mode
             limit = _EXCLUSIVE if mode == "exclusive" else _READER if mode == "shared" else bulk(request.limit)
-            body = b"%b$%d\r\n%b\r\n%b%b%b" % (keys.acquire, len(owner), owner.encode(), terms.packed, entry, limit)
+            packed = keys.packed(_ACQUIRE)
+            body = b"%b$%d\r\n%b\r\n%b%b%b" % (packed, len(owner), owner.encode(), terms.packed, entry, limit)
             if self._replicas:
                 reply = await self._acquire_replicated(request, keys, body)
             else:
@@ -291,7 +293,7 @@ class RedisBackend(LockBackend):
 
     async def _abandon(self, request: Request, keys: LockKeys) -> None:
         text = "" if request.state is None else request.state.text
-        body = keys.release + bulk(request.owner) + bulk(text)
+        body = keys.body(_ABANDON, request.owner, text)
         await self._run(_ABANDON, keys.lock, body, resend=True, answer_by=request.answer_by)
 
     async def renew(self, grants: Sequence[Grant]) -> Sequence[Renewal]:
@@ -305,7 +307,7 @@ class RedisBackend(LockBackend):
         for grant in grants:
             keys: LockKeys = grant.state
             ttl_ms = ttl_milliseconds(grant.ttl)
-            body = keys.renew + bulk(grant.owner) + bulk(ttl_ms) + bulk(fence_milliseconds(ttl_ms)) + self._gone
+            body = keys.body(_RENEW, grant.owner, ttl_ms, fence_milliseconds(ttl_ms)) + self._gone
             calls.append((keys.lock, body))
         answer_by = inf
         if self._topology.several:
@@ -338,13 +340,13 @@ class RedisBackend(LockBackend):
     def _release_body(self, grant: Grant) -> bytes:
         keys: LockKeys = grant.state
         owner = grant.owner
-        return b"%b$%d\r\n%b\r\n%b" % (keys.release, len(owner), owner.encode(), self._gone)
+        return b"%b$%d\r\n%b\r\n%b" % (keys.packed(_RELEASE), len(owner), owner.encode(), self._gone)
 
     async def downgrade(self, grant: Grant) -> bool:
         """See `LockBackend.downgrade`."""
         keys: LockKeys = grant.state
         ttl_ms = ttl_milliseconds(grant.ttl)
-        body = keys.release + bulk(grant.owner) + bulk(grant.token) + bulk(ttl_ms)
+        body = keys.body(_DOWNGRADE, grant.owner, grant.token, ttl_ms)
         if self._sessions is not None:
             self._sessions.becomes_reader(grant.state)
         return await self._change(_DOWNGRADE, keys, body) == 1
@@ -352,7 +354,7 @@ class RedisBackend(LockBackend):
     async def holders(self, name: str) -> Sequence[Holder]:
         """See `LockBackend.holders`."""
         keys = self._keys(name)
-        reply = cast("list[Any]", await self._run(_HOLDERS, keys.lock, keys.acquire, resend=True))
+        reply = cast("list[Any]", await self._run(_HOLDERS, keys.lock, keys.packed(_HOLDERS), resend=True))
         if not reply:
             return []
         if type(reply[0]) is int:
@@ -371,13 +373,13 @@ class RedisBackend(LockBackend):
     async def update(self, grant: Grant, metadata: str) -> Gone | None:
         """See `LockBackend.update`."""
         keys: LockKeys = grant.state
-        reply = await self._run(_UPDATE, keys.lock, keys.update + bulk(grant.owner) + bulk(metadata), resend=True)
+        reply = await self._run(_UPDATE, keys.lock, keys.body(_UPDATE, grant.owner, metadata), resend=True)
         return None if reply == 1 else Gone("gone" if reply == 0 else "taken")
 
     async def break_lock(self, name: str) -> bool:
         """See `LockBackend.break_lock`."""
         keys = self._keys(name)
-        return await self._run(_BREAK, keys.lock, keys.breaking + bulk(FENCE_MS_MIN)) == 1
+        return await self._run(_BREAK, keys.lock, keys.body(_BREAK, FENCE_MS_MIN)) == 1
 
     async def names(self, prefix: str, after: NamesPage | None = None) -> NamesPage:
         """See `LockBackend.names`."""
@@ -392,7 +394,7 @@ class RedisBackend(LockBackend):
     async def read_note(self, name: str) -> Note | None:
         """See `LockBackend.read_note`."""
         keys = self._keys(name)
-        reply = cast("list[Any]", await self._run(_READ_NOTE, keys.lock, keys.note, resend=True))
+        reply = cast("list[Any]", await self._run(_READ_NOTE, keys.lock, keys.packed(_READ_NOTE), resend=True))
         if not reply:
             return None
         text, left_ms = reply
@@ -401,13 +403,14 @@ class RedisBackend(LockBackend):
     async def write_note(self, grant: Grant, text: str, keep: Seconds, answer_by: float = inf) -> bool:
         """See `LockBackend.write_note`."""
         keys: LockKeys = grant.state
-        body = keys.write_note + bulk(grant.owner) + bulk(text) + bulk(ttl_milliseconds(keep))
+        body = keys.body(_WRITE_NOTE, grant.owner, text, ttl_milliseconds(keep))
         return await self._change(_WRITE_NOTE, keys, body, answer_by) == 1
 
     async def clock(self) -> float:
         """See `LockBackend.clock`."""
         keys = self._keys("clock")
-        seconds, microseconds = cast("list[bytes]", await self._run(_CLOCK, keys.lock, bulk(keys.lock), resend=True))
+        reply = await self._run(_CLOCK, keys.lock, keys.packed(_CLOCK), resend=True)
+        seconds, microseconds = cast("list[bytes]", reply)
         return int(seconds) + int(microseconds) / 1e6
 
     async def erase(self) -> None:

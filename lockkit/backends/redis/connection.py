@@ -136,26 +136,24 @@ class SyncConnection(Connection):
         if limited:
             self._set_timeout(self.timeout)
 
-    def receive(self, until: Instant = inf) -> Reply:
-        """Return the reply to the oldest command sent. Error replies are values."""
-        if until != inf:
+    def receive(self, until: Instant = inf, *, messages: bool = False) -> Reply:
+        """Return the reply to the oldest command sent, or with `messages` what comes next. Error replies are values."""
+        if until != inf and not messages:
             until = min(until, monotonic() + self.timeout)
-        while isinstance(reply := self._next(until), Push):
-            if self.on_push is not None:
-                self.on_push(reply)
-        return reply
-
-    def _next(self, until: Instant) -> Reply:
-        """Return the next reply or message."""
         try:
-            while not self._replies:
-                data = self._recv(READ_BYTES) if until == inf else self._read(until)
-                if not data:
-                    raise ConnectionResetError(_CLOSED)
-                self._replies = self._parser.feed(data)
+            while True:
+                while not self._replies:
+                    data = self._recv(READ_BYTES) if until == inf else self._read(until)
+                    if not data:
+                        raise ConnectionResetError(_CLOSED)
+                    self._replies = self._parser.feed(data)
+                reply = self._replies.pop(0)
+                if messages or not isinstance(reply, Push):
+                    return reply
+                if self.on_push is not None:
+                    self.on_push(reply)
         except BlockingIOError:
             raise TimeoutError(NO_ANSWER) from None
-        return self._replies.pop(0)
 
     def _read(self, until: Instant) -> bytes:
         """
@@ -186,15 +184,25 @@ class SyncConnection(Connection):
             ConnectionError: The connection ended.
             ServerSaid: The server replied with an error.
         """
-        message = self._next(until)
+        message = self.receive(until, messages=True)
         if isinstance(message, ServerSaid):
             raise message
         return message
 
     def call(self, packed: bytes, until: Instant = inf) -> Reply:
         """See `Connection.call`."""
-        self.send(packed, until)
-        return self.receive(until)
+        if until != inf:
+            self.send(packed, until)
+            return self.receive(until)
+        # As above, without two calls: each lock comes here twice.
+        try:
+            self._sendall(packed)
+            self._replies = self._parser.feed(self._recv(READ_BYTES))
+        except BlockingIOError:
+            raise TimeoutError(NO_ANSWER) from None
+        if len(self._replies) == 1 and type(self._replies[0]) is int:
+            return self._replies.pop()
+        return self.receive()
 
     def call_many(self, packed: bytes, count: int, until: Instant = inf) -> list[Reply]:
         """See `Connection.call_many`."""

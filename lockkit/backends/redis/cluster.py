@@ -20,7 +20,7 @@ from lockkit.backend import seconds_left
 from lockkit.backends.redis.address import Target
 from lockkit.backends.redis.errors import code_of, nothing_done
 from lockkit.backends.redis.handshake import Handshake
-from lockkit.backends.redis.node import open_node
+from lockkit.backends.redis.node import end_of_call, open_node
 from lockkit.backends.redis.parallel import ask_all, ask_first, raise_configuration
 from lockkit.backends.redis.resp import ServerSaid, pack
 from lockkit.backends.redis.topology import Topology, results_of, run_group
@@ -93,17 +93,13 @@ class ClusterTopology(Topology):
         self, script: Command, key: str, body: bytes, /, *, resend: bool = False, answer_by: float = inf
     ) -> Reply:
         """See `Topology.run`."""
-        return await self._follow(script, key, body, 0, self._until(answer_by), resend=resend)
-
-    def _until(self, answer_by: float) -> float:
-        now = self._host.runtime.now()
-        return now + seconds_left(answer_by, now)
+        return await self._follow(script, key, body, 0, end_of_call(self._host.runtime, answer_by), resend=resend)
 
     async def run_many(
         self, script: Command, calls: Sequence[tuple[str, bytes]], *, replicas: int = 0, answer_by: float = inf
     ) -> list[Reply | LockError]:
         """See `Topology.run_many`. Asks all nodes at the same time, then follows moved slots one by one."""
-        answer_by = self._until(answer_by)
+        answer_by = end_of_call(self._host.runtime, answer_by)
         results: list[Reply | LockError] = [None] * len(calls)
         groups: dict[int, tuple[RedisNode, list[int]]] = {}
         for index, (key, _) in enumerate(calls):

@@ -197,7 +197,10 @@ class Renewer:
                 elif idle_since is None:
                     idle_since = now
                 if at == inf:
-                    at = now + LINGER
+                    at = (now if idle_since is None else idle_since) + LINGER
+                    if now < self._wake_at < at:
+                        # Planned for a lease that has been released: one of a row, of which each next is due later.
+                        at = self._wake_at
                 self._wake_at = at
             for record in expired:
                 self._leases.lose(record, "expired")

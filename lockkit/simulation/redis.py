@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from lockkit.backend import seconds_left
 from lockkit.backends.redis.options import OPTIONS
 from lockkit.backends.redis.script import Script
-from lockkit.backends.redis.topology import Topology
+from lockkit.backends.redis.topology import NotReplicatedError, Topology
 from lockkit.errors import BackendUnavailable, LockError, Unsupported
 from lockkit.simulation.network import NoAnswer, Node
 
@@ -44,7 +44,7 @@ WAIT_SECONDS = 0.4
 _KEYS = {"acquire": 5, "release": 5, "abandon": 5, "renew": 5, "holders": 5, "read_note": 1}
 """How many of its words are keys, for each script."""
 
-_NAMES = {Script(name, keys=1, arguments=0).sha: name for name in _KEYS}
+_NAMES = {Script(name, keys=["lock"], arguments=0).sha: name for name in _KEYS}
 
 DEFAULTS: Mapping[str, Any] = {name: option.default for name, option in OPTIONS.items()}
 """Options of the backend."""
@@ -319,28 +319,22 @@ class SimulatedTopology(Topology):
         replies: list[Reply | LockError] = []
         for key, body in calls:
             try:
-                reply, count = await self.run_replicated(script, key, body, replicas, answer_by)
+                replies.append(await self._run_replicated(script, key, body, replicas, answer_by))
             except BackendUnavailable as error:
                 replies.append(error)
-            else:
-                short = BackendUnavailable(f"{count} of {replicas} replicas acknowledged in time")
-                replies.append(short if count < replicas else reply)
         return replies
 
-    async def run_replicated(
-        self, script: Command, key: str, body: bytes, replicas: int, answer_by: Instant
-    ) -> tuple[Reply, int]:
-        """See `Topology.run_replicated`."""
+    async def _run_replicated(self, script: Command, key: str, body: bytes, replicas: int, answer_by: Instant) -> Reply:
         master = self._master()
         reply = await self.run(script, key, body, answer_by=answer_by)
         if isinstance(reply, list) or not replicas:
-            return reply, 0
+            return reply
         version, until = master.version, self._process.now() + WAIT_SECONDS
         while (count := sum(one.has >= version for one in master.replicas)) < replicas:
             if self._process.now() >= until:
-                break
+                raise NotReplicatedError(f"{count} of {replicas} replicas acknowledged in time")
             await self._process.waiter(0.01).park()
-        return reply, count
+        return reply
 
     async def listen(self, key: str, answer_by: Instant) -> None:
         """See `Topology.listen`."""

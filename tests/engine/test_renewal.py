@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
+from typing import TYPE_CHECKING
 
 import pytest
 
 import lockkit
+import lockkit.aio
 from lockkit.engine.lease_record import LATE_SECONDS, LeaseRecord, RenewalPlan
 from lockkit.engine.renewal import Renewer
 from tests.interrupts import CallStrike
 from tests.tries import until, until_renewed
+
+if TYPE_CHECKING:
+    from lockkit.units import Instant
 
 FUNCTIONS = [
     Renewer.extend,
@@ -55,3 +61,25 @@ def test_older_renewal_without_answer_does_not_shorten_what_a_newer_one_needs() 
     plan.note_unanswered(20.0, 100.0)
 
     assert (plan.unanswered_ttl, plan.unanswered_until) == (10.0, 200.0 + LATE_SECONDS)
+
+
+def test_row_of_short_leases_wakes_the_watch_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also with asyncio, where the watch runs only when the lease that woke it has been released already."""
+    surveys: list[Instant] = []
+    survey = Renewer._survey
+
+    def note(renewer: Renewer, now: Instant) -> tuple[list[LeaseRecord], list[LeaseRecord], float]:
+        surveys.append(now)
+        return survey(renewer, now)
+
+    monkeypatch.setattr(Renewer, "_survey", note)
+
+    async def run() -> None:
+        async with lockkit.aio.connect("memory://short-leases") as client:
+            for _ in range(100):
+                async with client.lock("x", ttl=20):
+                    pass
+                await asyncio.sleep(0)
+
+    asyncio.run(run())
+    assert 1 <= len(surveys) <= 3

@@ -109,7 +109,7 @@ def test_model_answers_as_the_scripts_do(real: redis.Redis, operations: Sequence
                 model.put(LOCK, name, int(TTL_MS) / 1000)
             continue
         keys, words = keys_of(name), words_of(name, owner, waits=waits)
-        script = Script(name, keys=len(keys), arguments=len(words))
+        script = Script(name, keys=keys, arguments=len(words))
         expected = real.eval(script.text, len(keys), *keys, *words)
         reply = model.execute(name, [*keys, *words])
         assert comparable(name, reply) == comparable(name, expected), (name, owner)

@@ -68,6 +68,7 @@ from lockkit.backends.redis.options import OPTIONS, adopt_topology, check_sessio
 from lockkit.backends.redis.resp import bulk
 from lockkit.backends.redis.script import Script
 from lockkit.backends.redis.sessions import SessionLease, Sessions
+from lockkit.backends.redis.topology import NotReplicatedError
 from lockkit.backends.redis.wakeup import gone_channel
 from lockkit.errors import BackendUnavailable, LockError
 
@@ -96,17 +97,18 @@ RENEW_SECONDS_MIN = 0.3
 KNOWN_NAMES_MAX = 1024
 """Names whose packed keys are cached. More takes memory (half a kilobyte each), fewer packs them more often."""
 
-_ACQUIRE = Script("acquire", keys=5, arguments=6)
-_RELEASE = Script("release", keys=5, arguments=2, alone=True)
-_ABANDON = Script("abandon", keys=5, arguments=2, alone=True)
-_RENEW = Script("renew", keys=5, arguments=4, alone=True)
-_DOWNGRADE = Script("downgrade", keys=5, arguments=3)
-_BREAK = Script("break", keys=6, arguments=1)
-_UPDATE = Script("update", keys=4, arguments=2, alone=True)
-_HOLDERS = Script("holders", keys=5, arguments=0)
-_CLOCK = Script("clock", keys=1, arguments=0)
-_READ_NOTE = Script("read_note", keys=1, arguments=0)
-_WRITE_NOTE = Script("write_note", keys=5, arguments=3)
+_KEYS = "lock", "fence", "queue", "shares", "leases"
+_ACQUIRE = Script("acquire", keys=_KEYS, arguments=6)
+_RELEASE = Script("release", keys=_KEYS, arguments=2, alone=True)
+_ABANDON = Script("abandon", keys=_KEYS, arguments=2, alone=True)
+_RENEW = Script("renew", keys=["lock", "fence", "broken", "shares", "leases"], arguments=4, alone=True)
+_DOWNGRADE = Script("downgrade", keys=_KEYS, arguments=3)
+_BREAK = Script("break", keys=["lock", "fence", "broken", "queue", "shares", "leases"], arguments=1)
+_UPDATE = Script("update", keys=["lock", "fence", "shares", "leases"], arguments=2, alone=True)
+_HOLDERS = Script("holders", keys=_KEYS, arguments=0)
+_CLOCK = Script("clock", keys=["lock"], arguments=0)
+_READ_NOTE = Script("read_note", keys=["note"], arguments=0)
+_WRITE_NOTE = Script("write_note", keys=["lock", "note", "fence", "shares", "leases"], arguments=3)
 
 _RENEWALS: Mapping[object, Renewal] = {1: Renewed(), 0: Gone("gone"), -1: Gone("taken"), -2: Gone("broken")}
 
@@ -204,7 +206,8 @@ class RedisBackend(LockBackend):
             owner = request.owner
             mode = request.mode
             limit = _EXCLUSIVE if mode == "exclusive" else _READER if mode == "shared" else bulk(request.limit)
-            body = b"%b$%d\r\n%b\r\n%b%b%b" % (keys.acquire, len(owner), owner.encode(), terms.packed, entry, limit)
+            packed = keys.packed(_ACQUIRE)
+            body = b"%b$%d\r\n%b\r\n%b%b%b" % (packed, len(owner), owner.encode(), terms.packed, entry, limit)
             if self._replicas:
                 reply = await self._acquire_replicated(request, keys, body)
             else:
@@ -233,17 +236,28 @@ class RedisBackend(LockBackend):
 
     async def _acquire_replicated(self, request: Request, keys: LockKeys, body: bytes) -> Reply:
         """Acquire, and undo a grant that too few replicas have."""
-        topology, answer_by = self._topology, request.answer_by
-        reply, acknowledged = await topology.run_replicated(_ACQUIRE, keys.lock, body, self._replicas, answer_by)
-        if type(reply) is list or acknowledged >= self._replicas:
-            return reply
-        # A promoted replica might not know this grant. Busy, not unavailable: another client may hold the lock.
-        await self._abandon(request, keys)
-        log.warning(
-            "lock %r at %s: %d of %d replicas acknowledged the grant in time, so it was undone",
-            request.name, self._url, acknowledged, self._replicas,
-        )  # fmt: skip
+        try:
+            return await self._change(_ACQUIRE, keys, body, request.answer_by)
+        except NotReplicatedError as error:
+            # A promoted replica might not know this grant. Busy, not unavailable: another client may hold the lock.
+            await self._abandon(request, keys)
+            log.warning("lock %r at %s was granted, and that was undone: %s", request.name, self._url, error)
         return [-1, b"", 1]
+
+    async def _change(self, script: Script, keys: LockKeys, body: bytes, answer_by: float = inf) -> Reply:
+        """
+        Run a script that may be sent again; its change counts when the replicas have it.
+
+        Raises:
+            NotReplicatedError: Too few have.
+        """
+        if not self._replicas:
+            return await self._run(script, keys.lock, body, resend=True, answer_by=answer_by)
+        calls = [(keys.lock, body)]
+        (result,) = await self._topology.run_many(script, calls, replicas=self._replicas, answer_by=answer_by)
+        if isinstance(result, LockError):
+            raise result
+        return result
 
     def _queue_entry(self, request: Request, keys: LockKeys, terms: _Terms) -> bytes:
         """Return the queue entry for the script, packed; an empty one when no subscription is active."""
@@ -279,7 +293,7 @@ class RedisBackend(LockBackend):
 
     async def _abandon(self, request: Request, keys: LockKeys) -> None:
         text = "" if request.state is None else request.state.text
-        body = keys.release + bulk(request.owner) + bulk(text)
+        body = keys.body(_ABANDON, request.owner, text)
         await self._run(_ABANDON, keys.lock, body, resend=True, answer_by=request.answer_by)
 
     async def renew(self, grants: Sequence[Grant]) -> Sequence[Renewal]:
@@ -293,7 +307,7 @@ class RedisBackend(LockBackend):
         for grant in grants:
             keys: LockKeys = grant.state
             ttl_ms = ttl_milliseconds(grant.ttl)
-            body = keys.renew + bulk(grant.owner) + bulk(ttl_ms) + bulk(fence_milliseconds(ttl_ms)) + self._gone
+            body = keys.body(_RENEW, grant.owner, ttl_ms, fence_milliseconds(ttl_ms)) + self._gone
             calls.append((keys.lock, body))
         answer_by = inf
         if self._topology.several:
@@ -326,27 +340,21 @@ class RedisBackend(LockBackend):
     def _release_body(self, grant: Grant) -> bytes:
         keys: LockKeys = grant.state
         owner = grant.owner
-        return b"%b$%d\r\n%b\r\n%b" % (keys.release, len(owner), owner.encode(), self._gone)
+        return b"%b$%d\r\n%b\r\n%b" % (keys.packed(_RELEASE), len(owner), owner.encode(), self._gone)
 
     async def downgrade(self, grant: Grant) -> bool:
         """See `LockBackend.downgrade`."""
         keys: LockKeys = grant.state
         ttl_ms = ttl_milliseconds(grant.ttl)
-        body = keys.release + bulk(grant.owner) + bulk(grant.token) + bulk(ttl_ms)
+        body = keys.body(_DOWNGRADE, grant.owner, grant.token, ttl_ms)
         if self._sessions is not None:
             self._sessions.becomes_reader(grant.state)
-        if not self._replicas:
-            return await self._run(_DOWNGRADE, keys.lock, body, resend=True) == 1
-        reply, acknowledged = await self._topology.run_replicated(_DOWNGRADE, keys.lock, body, self._replicas, inf)
-        if reply == 1 and acknowledged < self._replicas:
-            message = f"{acknowledged} of {self._replicas} replicas acknowledged the read lease in time"
-            raise BackendUnavailable(message)
-        return reply == 1
+        return await self._change(_DOWNGRADE, keys, body) == 1
 
     async def holders(self, name: str) -> Sequence[Holder]:
         """See `LockBackend.holders`."""
         keys = self._keys(name)
-        reply = cast("list[Any]", await self._run(_HOLDERS, keys.lock, keys.acquire, resend=True))
+        reply = cast("list[Any]", await self._run(_HOLDERS, keys.lock, keys.packed(_HOLDERS), resend=True))
         if not reply:
             return []
         if type(reply[0]) is int:
@@ -365,13 +373,13 @@ class RedisBackend(LockBackend):
     async def update(self, grant: Grant, metadata: str) -> Gone | None:
         """See `LockBackend.update`."""
         keys: LockKeys = grant.state
-        reply = await self._run(_UPDATE, keys.lock, keys.update + bulk(grant.owner) + bulk(metadata), resend=True)
+        reply = await self._run(_UPDATE, keys.lock, keys.body(_UPDATE, grant.owner, metadata), resend=True)
         return None if reply == 1 else Gone("gone" if reply == 0 else "taken")
 
     async def break_lock(self, name: str) -> bool:
         """See `LockBackend.break_lock`."""
         keys = self._keys(name)
-        return await self._run(_BREAK, keys.lock, keys.breaking + bulk(FENCE_MS_MIN)) == 1
+        return await self._run(_BREAK, keys.lock, keys.body(_BREAK, FENCE_MS_MIN)) == 1
 
     async def names(self, prefix: str, after: NamesPage | None = None) -> NamesPage:
         """See `LockBackend.names`."""
@@ -386,7 +394,7 @@ class RedisBackend(LockBackend):
     async def read_note(self, name: str) -> Note | None:
         """See `LockBackend.read_note`."""
         keys = self._keys(name)
-        reply = cast("list[Any]", await self._run(_READ_NOTE, keys.lock, keys.note, resend=True))
+        reply = cast("list[Any]", await self._run(_READ_NOTE, keys.lock, keys.packed(_READ_NOTE), resend=True))
         if not reply:
             return None
         text, left_ms = reply
@@ -395,21 +403,14 @@ class RedisBackend(LockBackend):
     async def write_note(self, grant: Grant, text: str, keep: Seconds, answer_by: float = inf) -> bool:
         """See `LockBackend.write_note`."""
         keys: LockKeys = grant.state
-        body = keys.write_note + bulk(grant.owner) + bulk(text) + bulk(ttl_milliseconds(keep))
-        if not self._replicas:
-            return await self._run(_WRITE_NOTE, keys.lock, body, resend=True, answer_by=answer_by) == 1
-        reply, acknowledged = await self._topology.run_replicated(
-            _WRITE_NOTE, keys.lock, body, self._replicas, answer_by
-        )
-        if reply == 1 and acknowledged < self._replicas:
-            message = f"{acknowledged} of {self._replicas} replicas acknowledged the note in time"
-            raise BackendUnavailable(message)
-        return reply == 1
+        body = keys.body(_WRITE_NOTE, grant.owner, text, ttl_milliseconds(keep))
+        return await self._change(_WRITE_NOTE, keys, body, answer_by) == 1
 
     async def clock(self) -> float:
         """See `LockBackend.clock`."""
         keys = self._keys("clock")
-        seconds, microseconds = cast("list[bytes]", await self._run(_CLOCK, keys.lock, bulk(keys.lock), resend=True))
+        reply = await self._run(_CLOCK, keys.lock, keys.packed(_CLOCK), resend=True)
+        seconds, microseconds = cast("list[bytes]", reply)
         return int(seconds) + int(microseconds) / 1e6
 
     async def erase(self) -> None:

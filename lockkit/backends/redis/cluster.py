@@ -14,20 +14,20 @@ import binascii
 import logging
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, cast
 
 from lockkit.backend import seconds_left
 from lockkit.backends.redis.address import Target
-from lockkit.backends.redis.errors import code_of, nothing_done, translate
+from lockkit.backends.redis.errors import code_of, nothing_done
 from lockkit.backends.redis.handshake import Handshake
-from lockkit.backends.redis.node import open_node
+from lockkit.backends.redis.node import end_of_call, open_node
 from lockkit.backends.redis.parallel import ask_all, ask_first, raise_configuration
 from lockkit.backends.redis.resp import ServerSaid, pack
-from lockkit.backends.redis.topology import Topology, run_group
+from lockkit.backends.redis.topology import Topology, results_of, run_group
 from lockkit.errors import BackendUnavailable, LockError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from typing import Any
 
     from lockkit.backend import Host
@@ -41,9 +41,6 @@ __all__ = ["ClusterTopology", "slot_of"]
 
 log = logging.getLogger("lockkit")
 
-T = TypeVar("T")
-T_co = TypeVar("T_co", covariant=True)
-
 SLOTS_COUNT = 16384
 
 REDIRECTS_MAX = 8
@@ -53,14 +50,6 @@ TRY_AGAIN_SECONDS = 0.05
 """Seconds between tries while a slot moves key by key."""
 
 Address = tuple[str, int]
-
-
-class NodeCall(Protocol[T_co]):
-    """A call to one node."""
-
-    def __call__(self, node: RedisNode, script: Command, *, asking: bool) -> Awaitable[T_co]:
-        """Run the script; `asking` (the command ASKING) is needed while the node takes over the slot."""
-        ...
 
 
 def slot_of(key: str) -> int:
@@ -104,41 +93,13 @@ class ClusterTopology(Topology):
         self, script: Command, key: str, body: bytes, /, *, resend: bool = False, answer_by: float = inf
     ) -> Reply:
         """See `Topology.run`."""
-        answer_by = self._until(answer_by)
-
-        async def call(node: RedisNode, script: Command, *, asking: bool) -> Reply:
-            if not asking:
-                return await node.run(script, key, body, resend=resend, answer_by=answer_by)
-            commands = [pack("ASKING"), script.loading_command(body)]
-            _, reply = await node.call_many(commands, alone=True, answer_by=answer_by)
-            return _checked(reply, node)
-
-        return await self._follow(script, key, call, answer_by, resend=resend)
-
-    async def run_replicated(
-        self, script: Command, key: str, body: bytes, replicas: int, answer_by: float
-    ) -> tuple[Reply, int]:
-        """See `Topology.run_replicated`."""
-        answer_by = self._until(answer_by)
-
-        async def call(node: RedisNode, script: Command, *, asking: bool) -> tuple[Reply, int]:
-            if not asking:
-                return await node.run_replicated(script, body, replicas, answer_by=answer_by)
-            commands = [pack("ASKING"), script.loading_command(body), node.wait_command(replicas, answer_by)]
-            _, reply, acknowledged = await node.call_many(commands, alone=True, answer_by=answer_by)
-            return _checked(reply, node), cast("int", _checked(acknowledged, node))
-
-        return await self._follow(script, key, call, answer_by)
-
-    def _until(self, answer_by: float) -> float:
-        now = self._host.runtime.now()
-        return now + seconds_left(answer_by, now)
+        return await self._follow(script, key, body, 0, end_of_call(self._host.runtime, answer_by), resend=resend)
 
     async def run_many(
         self, script: Command, calls: Sequence[tuple[str, bytes]], *, replicas: int = 0, answer_by: float = inf
     ) -> list[Reply | LockError]:
         """See `Topology.run_many`. Asks all nodes at the same time, then follows moved slots one by one."""
-        answer_by = self._until(answer_by)
+        answer_by = end_of_call(self._host.runtime, answer_by)
         results: list[Reply | LockError] = [None] * len(calls)
         groups: dict[int, tuple[RedisNode, list[int]]] = {}
         for index, (key, _) in enumerate(calls):
@@ -158,34 +119,24 @@ class ClusterTopology(Topology):
                 results[index] = replies if isinstance(replies, LockError) else replies[number]
         for index, result in enumerate(results):
             if isinstance(result, LockError) and _code(result) in {"MOVED", "ASK", "TRYAGAIN"}:
-                results[index] = await self._run_moved(script, *calls[index], replicas, answer_by)
+                try:
+                    results[index] = await self._follow(script, *calls[index], replicas, answer_by)
+                except LockError as error:
+                    results[index] = error
             elif isinstance(result, LockError) and not isinstance(result.__cause__, ServerSaid):
                 self._suspect(self._slots[slot_of(calls[index][0])])
         return results
 
-    async def _run_moved(
-        self, script: Command, key: str, body: bytes, replicas: int, answer_by: float
-    ) -> Reply | LockError:
-        try:
-            if not replicas:
-                return await self.run(script, key, body, answer_by=answer_by)
-            reply, acknowledged = await self.run_replicated(script, key, body, replicas, answer_by)
-        except LockError as error:
-            return error
-        if acknowledged < replicas:
-            return BackendUnavailable(f"{acknowledged} of {replicas} replicas acknowledged in time")
-        return reply
-
     async def _follow(
-        self, script: Command, key: str, call: NodeCall[T], answer_by: float, *, resend: bool = False
-    ) -> T:
+        self, script: Command, key: str, body: bytes, replicas: int, answer_by: float, *, resend: bool = False
+    ) -> Reply:
         """Call the node of a key, or the one that it redirects to."""
         now = self._host.runtime.now
         node, asking = await self.node_for(key, answer_by), False
         last: LockError | None = None
         for _ in range(REDIRECTS_MAX):
             try:
-                return await call(node, script, asking=asking)
+                return await _call(node, script, body, replicas, answer_by, asking=asking, resend=resend)
             except LockError as error:
                 code, last = _code(error), error
                 if code in {"MOVED", "ASK"}:
@@ -339,7 +290,20 @@ def _code(error: LockError) -> str:
     return "" if error.__cause__ is None else code_of(error.__cause__)
 
 
-def _checked(reply: Reply, node: RedisNode) -> Reply:
-    if isinstance(reply, ServerSaid):
-        raise translate(reply, node.label) from reply
-    return reply
+async def _call(
+    node: RedisNode, script: Command, body: bytes, replicas: int, answer_by: float, *, asking: bool, resend: bool
+) -> Reply:
+    """Run a script at one node; `asking` (the command ASKING) is needed while the node takes over the slot."""
+    if asking:
+        commands = [pack("ASKING"), script.loading_command(body)]
+        if replicas:
+            commands.append(node.wait_command(replicas, answer_by))
+        _, *replies = await node.call_many(commands, alone=True, answer_by=answer_by)
+        (result,) = results_of(replies, replicas, node.label)
+    elif replicas:
+        (result,) = await run_group(node, script, [body], replicas, answer_by)
+    else:
+        return await node.run(script, "", body, resend=resend, answer_by=answer_by)
+    if isinstance(result, LockError):
+        raise result
+    return result

@@ -16,12 +16,12 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable
 from math import ceil, inf
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import redis.connection
 
 from lockkit.backends.redis import quirks
-from lockkit.backends.redis.resp import NOTHING, Parser, Push, Reply, ServerSaid
+from lockkit.backends.redis.resp import Parser, Push, Reply, ServerSaid
 from lockkit.runtime import monotonic
 
 if TYPE_CHECKING:
@@ -100,6 +100,7 @@ class SyncConnection(Connection):
         self._sendall = self._socket.sendall
         self._recv = self._socket.recv
         self._parser = Parser()
+        self._replies: list[Reply] = []  # that have arrived
         self.timeout = timeout
         self._set_timeout(timeout)
         poll = select.poll()
@@ -135,30 +136,22 @@ class SyncConnection(Connection):
         if limited:
             self._set_timeout(self.timeout)
 
-    def receive(self, until: Instant = inf) -> Reply:
-        """Return the reply to the oldest command sent. Error replies are values."""
-        parser = self._parser
-        if until != inf:
+    def receive(self, until: Instant = inf, *, messages: bool = False) -> Reply:
+        """Return the reply to the oldest command sent, or with `messages` what comes next. Error replies are values."""
+        if until != inf and not messages:
             until = min(until, monotonic() + self.timeout)
         try:
-            if parser.empty:
-                # Nearly always one number, which needs no parser.
-                data = self._recv(READ_BYTES) if until == inf else self._read(until)
-                if data[:1] == b":" and data[-1:] == b"\n":
-                    try:
-                        return int(data[1:])
-                    except ValueError:  # more than one number
-                        pass
-                self._fed(data)
             while True:
-                reply = parser.take()
-                if reply is NOTHING:
-                    self._fed(self._recv(READ_BYTES) if until == inf else self._read(until))
-                elif isinstance(reply, Push):
-                    if self.on_push is not None:
-                        self.on_push(reply)
-                else:
-                    return cast("Reply", reply)
+                while not self._replies:
+                    data = self._recv(READ_BYTES) if until == inf else self._read(until)
+                    if not data:
+                        raise ConnectionResetError(_CLOSED)
+                    self._replies = self._parser.feed(data)
+                reply = self._replies.pop(0)
+                if messages or not isinstance(reply, Push):
+                    return reply
+                if self.on_push is not None:
+                    self.on_push(reply)
         except BlockingIOError:
             raise TimeoutError(NO_ANSWER) from None
 
@@ -191,26 +184,25 @@ class SyncConnection(Connection):
             ConnectionError: The connection ended.
             ServerSaid: The server replied with an error.
         """
-        while True:
-            message = self._parser.take()
-            if isinstance(message, ServerSaid):
-                raise message
-            if message is not NOTHING:
-                return cast("Reply", message)
-            try:
-                self._fed(self._read(until))
-            except BlockingIOError:
-                raise TimeoutError(NO_ANSWER) from None
-
-    def _fed(self, data: bytes) -> None:
-        if not data:
-            raise ConnectionResetError(_CLOSED)
-        self._parser.feed(data)
+        message = self.receive(until, messages=True)
+        if isinstance(message, ServerSaid):
+            raise message
+        return message
 
     def call(self, packed: bytes, until: Instant = inf) -> Reply:
         """See `Connection.call`."""
-        self.send(packed, until)
-        return self.receive(until)
+        if until != inf:
+            self.send(packed, until)
+            return self.receive(until)
+        # As above, without two calls: each lock comes here twice.
+        try:
+            self._sendall(packed)
+            self._replies = self._parser.feed(self._recv(READ_BYTES))
+        except BlockingIOError:
+            raise TimeoutError(NO_ANSWER) from None
+        if len(self._replies) == 1 and type(self._replies[0]) is int:
+            return self._replies.pop()
+        return self.receive()
 
     def call_many(self, packed: bytes, count: int, until: Instant = inf) -> list[Reply]:
         """See `Connection.call_many`."""
@@ -282,17 +274,8 @@ class AsyncConnection(asyncio.Protocol, Connection):
 
     def data_received(self, data: bytes) -> None:
         """See ``asyncio.Protocol``."""
-        if self._parser.empty and data[:1] == b":" and data[-1:] == b"\n":
-            try:
-                number = int(data[1:])
-            except ValueError:  # more than one number
-                pass
-            else:
-                self._take(number)
-                return
-        self._parser.feed(data)
         try:
-            for reply in self._parser.take_all():
+            for reply in self._parser.feed(data):
                 if not isinstance(reply, Push):
                     self._take(reply)
                 elif self.on_push is not None:

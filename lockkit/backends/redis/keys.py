@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import math
+import re
+from typing import TYPE_CHECKING
 
 from lockkit.backend import SPACES, split_space
 from lockkit.backends.redis.resp import bulk
 from lockkit.validation import escape
 
+if TYPE_CHECKING:
+    from lockkit.backends.redis.script import Script
+
 __all__ = [
     "FENCE_MS_MIN",
     "SESSION_SPACE",
     "LockKeys",
+    "escape_glob",
     "fence_milliseconds",
     "lock_key",
     "side_key",
@@ -47,6 +53,11 @@ def side_key(key: str, what: str) -> str:
     return f"{{{key}}}:{what}"
 
 
+def escape_glob(text: str) -> str:
+    """Take their meaning from the characters that have one in a pattern of ``SCAN``."""
+    return re.sub(r"([*?\[\]\\])", r"\\\1", text)
+
+
 def ttl_milliseconds(ttl: float) -> int:
     """Round a ttl (seconds) up to whole milliseconds."""
     # 0.1 * 3 is a little above 0.3: without the margin that would be a millisecond more.
@@ -64,51 +75,31 @@ def fence_milliseconds(ttl_ms: int) -> int:
 
 class LockKeys:
     """
-    The keys of one lock, packed as the scripts expect them.
+    The keys of one lock.
 
     Attributes:
-        lock: The lock's own key, not packed.
-        acquire: For ``acquire.lua``.
-        release: For ``release.lua`` and those with the same keys.
+        lock: The lock's own key.
     """
 
-    __slots__ = ("_parts", "acquire", "lock", "release")
+    __slots__ = ("_packed", "_prefix", "lock")
 
     def __init__(self, prefix: str, name: str) -> None:
-        """Name and pack them."""
+        """Name them."""
         space, name = split_space(name)
         self.lock = lock_key(f"{prefix}+{space}" if space else prefix, name)
-        lock = bulk(self.lock)
-        sides = ("fence", "queue", "broken", "shares", "leases")
-        fence, queue, broken, shares, leases = (bulk(side_key(self.lock, what)) for what in sides)
-        self._parts = lock, fence, queue, broken, shares, leases
-        self.acquire = self.release = lock + fence + queue + shares + leases
+        self._prefix = prefix
+        self._packed: dict[Script, bytes] = {}
 
-    @property
-    def renew(self) -> bytes:
-        """For ``renew.lua``."""
-        lock, fence, _, broken, shares, leases = self._parts
-        return lock + fence + broken + shares + leases
+    def packed(self, script: Script) -> bytes:
+        """Return the keys of a script as the server expects them, packed once."""
+        packed = self._packed.get(script)
+        if packed is None:
+            packed = self._packed[script] = b"".join(bulk(self._name(what)) for what in script.keys)
+        return packed
 
-    @property
-    def update(self) -> bytes:
-        """For ``update.lua``."""
-        lock, fence, _, _, shares, leases = self._parts
-        return lock + fence + shares + leases
+    def body(self, script: Script, *arguments: bytes | str | int) -> bytes:
+        """Return the keys and arguments of a script, packed."""
+        return self.packed(script) + b"".join(map(bulk, arguments))
 
-    @property
-    def note(self) -> bytes:
-        """For ``read_note.lua``."""
-        return bulk(side_key(self.lock, "note"))
-
-    @property
-    def write_note(self) -> bytes:
-        """For ``write_note.lua``."""
-        lock, fence, _, _, shares, leases = self._parts
-        return lock + self.note + fence + shares + leases
-
-    @property
-    def breaking(self) -> bytes:
-        """For ``break.lua``."""
-        lock, fence, queue, broken, shares, leases = self._parts
-        return lock + fence + broken + queue + shares + leases
+    def _name(self, what: str) -> str:
+        return self.lock if what == "lock" else side_key(self.lock, what)

@@ -7,11 +7,10 @@ once; one may be returned several times while the server resizes its table; keys
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any, cast
 
 from lockkit.backend import NamesPage
-from lockkit.backends.redis.keys import lock_key
+from lockkit.backends.redis.keys import escape_glob, lock_key
 from lockkit.backends.redis.resp import pack
 from lockkit.errors import ConfigurationError
 from lockkit.validation import lock_name, unescape
@@ -51,7 +50,7 @@ class Scan:
         self._name_prefix = name_prefix
         # With an empty prefix, some keys of names that begin with "+" do not.
         begin = lock_key(prefix, name_prefix) if prefix or name_prefix[:1] != "+" else ""
-        self._pattern = f"{_glob_escape(begin)}*"
+        self._pattern = f"{escape_glob(begin)}*"
         self._nodes = list(nodes)
         self._index = 0
         self._cursor: bytes | str = b"0"
@@ -110,8 +109,3 @@ async def held_names(node: RedisNode, names: Sequence[str], keys: Sequence[str])
     replies = await node.call_many([pack("EXISTS", session) for session in sessions])
     ended = {session for session, reply in zip(sessions, replies, strict=True) if reply == 0}
     return [name for name in names if of.get(name) not in ended]
-
-
-def _glob_escape(text: str) -> str:
-    """Take their meaning from the characters that have one in a pattern of ``SCAN``."""
-    return re.sub(r"([*?\[\]\\])", r"\\\1", text)

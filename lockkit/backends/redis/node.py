@@ -28,12 +28,11 @@ Whatever hangs (connecting, logging in, an answer), a call ends by its `answer_b
 from __future__ import annotations
 
 import asyncio
-import re
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from math import inf
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from lockkit.backend import seconds_left
 from lockkit.backends.redis.connection import (
@@ -45,6 +44,7 @@ from lockkit.backends.redis.connection import (
     open_connection,
 )
 from lockkit.backends.redis.errors import DRIVER_ERRORS, translate
+from lockkit.backends.redis.keys import escape_glob
 from lockkit.backends.redis.probe import TLS_SHARE, other_form
 from lockkit.backends.redis.resp import Reply, ServerSaid, pack
 from lockkit.backends.redis.wakeup import WakeupListener
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from lockkit.runtime import Runtime
     from lockkit.units import Instant
 
-__all__ = ["BATCH", "TRUSTED_SECONDS", "OnConnect", "RedisNode", "delete_keys", "open_node"]
+__all__ = ["BATCH", "TRUSTED_SECONDS", "OnConnect", "RedisNode", "delete_keys", "end_of_call", "open_node"]
 
 KEPT_MAX = 64
 """Idle connections kept. More keeps sockets open after a burst of threads, fewer reconnects in the next burst."""
@@ -91,8 +91,6 @@ class RedisNode(ABC):
         listener: The subscription there; opened by its first use.
     """
 
-    _shares: ClassVar[bool] = False
-
     def __init__(
         self, runtime: Runtime, target: Target, prefix: str = "lockkit", on_connect: OnConnect | None = None
     ) -> None:
@@ -105,11 +103,6 @@ class RedisNode(ABC):
         self._idle: deque[Connection] = deque()
         self._proven = False
         self._closed = False
-
-    def until(self, answer_by: float) -> float:
-        """Return the time by which a call that begins now must end."""
-        now = self._runtime.now()
-        return now + seconds_left(answer_by, now)
 
     async def call(self, packed: bytes, *, resend: bool = False, answer_by: float = inf) -> Reply:
         """
@@ -126,7 +119,7 @@ class RedisNode(ABC):
             ConfigurationError: Wrong credentials, missing rights and the like.
         """
         try:
-            return await self._call(packed, resend=resend, until=self.until(answer_by))
+            return await self._call(packed, resend=resend, until=end_of_call(self._runtime, answer_by))
         except DRIVER_ERRORS as error:
             raise translate(error, self.label) from error
 
@@ -144,7 +137,7 @@ class RedisNode(ABC):
             answer_by: As for `call`.
         """
         del key
-        until = self.until(answer_by)
+        until = end_of_call(self._runtime, answer_by)
         try:
             try:
                 return await self._call(script.command(body), resend=resend, until=until)
@@ -167,7 +160,7 @@ class RedisNode(ABC):
             replicas: If above 0, the result ends with the number of replicas that have acknowledged all of it.
             answer_by: As for `call`.
         """
-        until = self.until(answer_by)
+        until = end_of_call(self._runtime, answer_by)
         waiting = [self.wait_command(replicas, until)] if replicas else []
         commands = [script.command(body) for body in bodies]
         replies = await self.call_many([*commands, *waiting], alone=replicas > 0, answer_by=until)
@@ -185,42 +178,6 @@ class RedisNode(ABC):
                 replies[-1] = late[-1]
         return replies
 
-    async def run_replicated(
-        self, script: Command, body: bytes, replicas: int, *, answer_by: float = inf
-    ) -> tuple[Reply, int]:
-        """
-        Run a script that changes something unless it returns a list, and wait until replicas have the change.
-
-        Returns:
-            The reply, and how many replicas have acknowledged it: fewer than `replicas` if the time was up, 0 if
-            nothing was changed.
-        """
-        until = self.until(answer_by)
-        waiting = False
-
-        def follow(reply: Reply) -> bytes | None:
-            nonlocal waiting
-            if isinstance(reply, ServerSaid) and reply.code == "NOSCRIPT":
-                return script.loading_command(body)
-            # The reply to WAIT is an int, too.
-            if waiting or not isinstance(reply, (int, bytes)):
-                return None
-            waiting = True
-            return self.wait_command(replicas, until)
-
-        try:
-            first, *others = await self._call_chain(script.command(body), follow, until)
-        except DRIVER_ERRORS as error:
-            raise translate(error, self.label) from error
-        if isinstance(first, ServerSaid) and others:
-            first, *others = others
-        if isinstance(first, ServerSaid):
-            raise translate(first, self.label) from first
-        acknowledged = others[0] if others else 0
-        if isinstance(acknowledged, ServerSaid):
-            raise translate(acknowledged, self.label) from acknowledged
-        return first, cast("int", acknowledged)
-
     def wait_command(self, replicas: int, until: Instant) -> bytes:
         """Pack ``WAIT``: until so many replicas have what the connection wrote, or most of the time is up."""
         left_ms = int((until - self._runtime.now()) * 1000 * REPLICAS_SHARE)
@@ -235,12 +192,24 @@ class RedisNode(ABC):
             alone: Use an unshared connection, because a command may block it.
             answer_by: As for `call`.
         """
-        batches = [commands[start : start + BATCH] for start in range(0, len(commands), BATCH)]
-        packed = [(b"".join(batch), len(batch)) for batch in batches]
+        until = end_of_call(self._runtime, answer_by)
+        replies: list[Reply] = []
         try:
-            return await self._call_batches(packed, alone=alone, until=self.until(answer_by))
+            shared = None if alone else await self._sharable(until)
+            connection = shared or await self.take_connection(until)
+            try:
+                for start in range(0, len(commands), BATCH):
+                    batch = commands[start : start + BATCH]
+                    replies += await self._runtime.io(connection.call_many(b"".join(batch), len(batch), until))
+            except BaseException:
+                if shared is None:
+                    connection.close()
+                raise
         except DRIVER_ERRORS as error:
             raise translate(error, self.label) from error
+        if shared is None:
+            self.give_back(connection)
+        return replies
 
     @abstractmethod
     async def _call(self, packed: bytes, *, resend: bool, until: Instant) -> Reply:
@@ -267,45 +236,15 @@ class RedisNode(ABC):
         if self._closed:
             self._close_idle()
 
-    async def _call_batches(self, batches: Sequence[tuple[bytes, int]], *, alone: bool, until: Instant) -> list[Reply]:
-        """Send batches (several commands packed together, and their number) one after the other."""
-        connection = await (self.take_connection(until) if alone else self._sharable(until))
-        replies: list[Reply] = []
-        try:
-            for packed, count in batches:
-                replies += await self._runtime.io(connection.call_many(packed, count, until))
-        except BaseException:
-            if alone or not self._shares:
-                connection.close()
-            raise
-        if alone or not self._shares:
-            self.give_back(connection)
-        return replies
-
-    async def _call_chain(self, packed: bytes, follow: Callable[[Reply], bytes | None], until: Instant) -> list[Reply]:
-        """Send a command, and those that `follow` returns for each reply, on one connection, until it returns None."""
-        connection = await self.take_connection(until)
-        replies: list[Reply] = []
-        following: bytes | None = packed
-        try:
-            while following is not None:
-                reply = await self._runtime.io(connection.call(following, until))
-                replies.append(reply)
-                following = follow(reply)
-        except BaseException:
-            connection.close()
-            raise
-        self.give_back(connection)
-        return replies
-
-    async def _sharable(self, until: Instant) -> Connection:
-        """Return a connection for plain commands; with `_shares`, all tasks use it."""
-        return await self.take_connection(until)
+    async def _sharable(self, until: Instant) -> Connection | None:
+        """Return the connection that all tasks share; None if each call has one to itself."""
+        del until
+        return None
 
     async def connect(self, until: Instant = inf) -> Connection:
         """Open a new connection and have `on_connect` check it; the caller closes it."""
-        until = self.until(until)
-        connection = await (self._open(until) if self._proven else self._open_first(until))
+        until = end_of_call(self._runtime, until)
+        connection = await self._open(until)
         if self._on_connect is not None:
             try:
                 await self._on_connect(connection, until)
@@ -315,14 +254,13 @@ class RedisNode(ABC):
         return connection
 
     async def _open(self, until: Instant) -> Connection:
-        return await open_connection(self._runtime, self.target, until)
-
-    async def _open_first(self, until: Instant) -> Connection:
-        """Open a connection to a server that has never answered: the URL may be wrong about TLS."""
+        if self._proven:
+            return await open_connection(self._runtime, self.target, until)
+        # It has never answered: the URL may be wrong about TLS.
         share = TLS_SHARE if self.target.form == "tls" else 1.0
         now = self._runtime.now()
         try:
-            connection = await self._open(now + (until - now) * share)
+            connection = await open_connection(self._runtime, self.target, now + (until - now) * share)
         except DRIVER_ERRORS as error:
             found = await other_form(self._runtime, self.target, error, until)
             if found is None:
@@ -359,7 +297,7 @@ class SyncNode(RedisNode):
         """See `RedisNode.run`. The hot path first: a connection used just now, a loaded script, a number as reply."""
         idle = self._idle
         try:
-            connection = cast("SyncConnection", idle.pop())
+            connection: SyncConnection = idle.pop()  # type: ignore[assignment]  # cast() would be a call
         except IndexError:
             return await super().run(script, key, body, resend=resend, answer_by=answer_by)
         now = self._runtime.now()
@@ -417,8 +355,7 @@ class SyncNode(RedisNode):
 class AsyncNode(RedisNode):
     """All tasks share one connection."""
 
-    _shares = True
-    _shared: Connection | None = None
+    _shared: AsyncConnection | None = None
     _connecting: asyncio.Task[Connection] | None = None
 
     async def _call(self, packed: bytes, *, resend: bool, until: Instant) -> Reply:
@@ -427,11 +364,12 @@ class AsyncNode(RedisNode):
             connection = await self._connect_shared(until)
             resend = False
         try:
-            reply = await cast("AsyncConnection", connection).call(packed, until)
+            (reply,) = await connection.call_many(packed, 1, until)
         except ConnectionError:
             if not resend:
                 raise
-            reply = await cast("AsyncConnection", await self._connect_shared(until)).call(packed, until)
+            connection = await self._connect_shared(until)
+            (reply,) = await connection.call_many(packed, 1, until)
         if isinstance(reply, ServerSaid):
             raise reply
         return reply
@@ -439,7 +377,7 @@ class AsyncNode(RedisNode):
     async def _sharable(self, until: Instant) -> Connection:
         return await self._connect_shared(until)
 
-    async def _connect_shared(self, until: Instant) -> Connection:
+    async def _connect_shared(self, until: Instant) -> AsyncConnection:
         """Open the shared connection, once for all tasks that want it; a task that gives up does not stop that."""
         if self._shared is not None and not self._shared.stale:
             return self._shared
@@ -455,7 +393,7 @@ class AsyncNode(RedisNode):
         if task.cancelled():
             message = "the connecting was cancelled"
             raise ConnectionAbortedError(message)
-        return task.result()
+        return cast("AsyncConnection", task.result())
 
     def _connected(self, task: asyncio.Task[Connection]) -> None:
         self._connecting = None
@@ -464,7 +402,7 @@ class AsyncNode(RedisNode):
         if self._closed:
             task.result().close()
         else:
-            self._shared = task.result()
+            self._shared = cast("AsyncConnection", task.result())
 
     async def close(self) -> None:
         """See `RedisNode.close`."""
@@ -474,6 +412,12 @@ class AsyncNode(RedisNode):
             self._shared.close()
             self._shared = None
         await super().close()
+
+
+def end_of_call(runtime: Runtime, answer_by: Instant) -> Instant:
+    """Return the time by which a call that begins now must end."""
+    now = runtime.now()
+    return now + seconds_left(answer_by, now)
 
 
 def open_node(
@@ -501,7 +445,7 @@ async def delete_keys(node: RedisNode, prefix: str) -> None:
     if not prefix:
         message = "with an empty prefix= lockkit cannot tell its locks from other keys: delete them by hand"
         raise Unsupported(message)
-    escaped = re.sub(r"([*?\[\]\\])", r"\\\1", prefix)
+    escaped = escape_glob(prefix)
     for pattern in (f"{escaped}:*", f"{{{escaped}:*", f"{{{escaped}}}:*"):
         cursor: Any = b"0"
         while True:

@@ -11,9 +11,9 @@ Source: the page "Redis serialization protocol specification" of the Redis docum
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
-__all__ = ["NOTHING", "Parser", "Push", "Reply", "ServerSaid", "bulk", "pack"]
+__all__ = ["Parser", "Push", "Reply", "ServerSaid", "bulk", "pack"]
 
 
 class ServerSaid(Exception):
@@ -38,13 +38,6 @@ class Push(list["Reply"]):
 
 Reply: TypeAlias = "bytes | int | float | bool | ServerSaid | list[Reply] | None"
 """Status and bulk replies are bytes, maps are flat lists."""
-
-
-class _Nothing:
-    """Stands for "no complete reply yet"; None is a reply."""
-
-
-NOTHING: Final = _Nothing()
 
 
 class _IncompleteError(Exception):
@@ -75,34 +68,19 @@ class Parser:
         self._buffer = b""
         self._at = 0
 
-    @property
-    def empty(self) -> bool:
-        """Whether no byte of a reply is buffered."""
-        return not self._buffer
-
-    def feed(self, data: bytes) -> None:
-        """Add bytes from the server."""
-        self._buffer = self._buffer + data if self._buffer else data
-
-    def take(self) -> Reply | _Nothing:
+    def feed(self, data: bytes) -> list[Reply]:
         """
-        Return the next reply, or `NOTHING` if more bytes are needed.
+        Take bytes from the server, and return the replies that are complete with them.
 
         Raises:
             ConnectionError: The bytes are not of this protocol.
         """
-        if not self._buffer:
-            return NOTHING
-        self._at = 0
-        try:
-            reply = self._read()
-        except _IncompleteError:
-            return NOTHING
-        self._buffer = self._buffer[self._at :]
-        return reply
-
-    def take_all(self) -> list[Reply]:
-        """Return all complete replies; faster than a `take` for each when thousands arrive."""
+        if not self._buffer and data[:1] == b":" and data[-1:] == b"\n":
+            try:
+                return [int(data[1:])]  # nearly always
+            except ValueError:  # more than one number
+                pass
+        self._buffer += data
         replies: list[Reply] = []
         done = self._at = 0
         try:

@@ -5,11 +5,16 @@ from __future__ import annotations
 import hashlib
 import re
 from importlib.resources import files
+from typing import TYPE_CHECKING, TypeAlias
 
 from lockkit.backends.redis.resp import bulk
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
 __all__ = ["Command", "Script"]
 
+Pack: TypeAlias = "Callable[[bytes], bytes]"
 
 SHARED = "lockkit:shared"
 """Value of a lock that readers or permits hold."""
@@ -42,9 +47,11 @@ class Command:
         text: Its source.
         sha: Its SHA-1, by which the server identifies it.
         alone: A variant for a slot that moves between nodes of a Cluster; None if there is none.
+        command: Packs a call; takes its keys and arguments, each packed by `bulk`.
+        loading_command: The same for a call that also loads the script.
     """
 
-    __slots__ = ("_by_sha", "_by_text", "alone", "sha", "text")
+    __slots__ = ("alone", "command", "loading_command", "sha", "text")
 
     def __init__(self, text: str, *, keys: int, words: int, alone: Command | None = None) -> None:
         """Pack it. The first `keys` of the `words` that follow are keys."""
@@ -52,54 +59,46 @@ class Command:
         self.sha = hashlib.sha1(text.encode()).hexdigest()  # noqa: S324 - what Redis uses
         self.alone = alone
         count = b"*%d\r\n" % (3 + words)
-        self._by_sha = count + bulk("EVALSHA") + bulk(self.sha) + bulk(keys)
-        self._by_text = count + bulk("EVAL") + bulk(text) + bulk(keys)
-
-    def command(self, body: bytes) -> bytes:
-        """Pack a call; `body` is its keys and arguments, each packed by `bulk`."""
-        return self._by_sha + body
-
-    def loading_command(self, body: bytes) -> bytes:
-        """Pack a call that also loads the script."""
-        return self._by_text + body
+        # Methods of bytes, because each lock calls them twice.
+        self.command: Pack = (count + bulk("EVALSHA") + bulk(self.sha) + bulk(keys)).__add__
+        self.loading_command: Pack = (count + bulk("EVAL") + bulk(text) + bulk(keys)).__add__
 
 
 class Script(Command):
-    """A Lua file in the folder ``scripts`` of a backend."""
+    """
+    A Lua file in the folder ``scripts`` of a backend.
 
-    __slots__ = ()
+    Attributes:
+        name: Of the file, without ``.lua``.
+        keys: What each of its keys is for: the lock's own key is "lock", see `lockkit.backends.redis.keys.side_key`.
+    """
+
+    __slots__ = ("keys", "name")
 
     def __init__(
-        self,
-        name: str,
-        *,
-        keys: int,
-        arguments: int,
-        shared: str | None = None,
-        alone: bool = False,
-        package: str = __package__,
+        self, name: str, *, keys: Sequence[str], arguments: int, alone: bool = False, package: str = __package__
     ) -> None:
         """
         Read it.
 
         Args:
-            name: File name without ``.lua``.
-            keys: How many keys it takes.
+            name: See the class. It can name files of functions, in a line "-- With the functions of A.lua and B.lua:";
+                what precedes that line does without making them.
+            keys: See the class.
             arguments: How many further arguments it takes.
-            shared: A file of functions that it uses, put before it. A script can also name such files itself, in a line
-                "-- With the functions of A.lua and B.lua:": what precedes that line does without making them.
             alone: It can do its work with its first key alone, and calls commands on the others by ``side``, where an
                 error means that the key is not there. What it cannot do so, it refuses if ``alone`` is true.
             package: The backend's package, whose folder ``scripts`` has the file.
         """
+        self.name = name
+        self.keys = tuple(keys)
         folder = files(package).joinpath("scripts")
-        parts = [folder.joinpath(f"{part}.lua").read_text("utf-8") for part in (shared, name) if part is not None]
-        text, words = "\n".join(parts), keys + arguments
+        text, words = folder.joinpath(f"{name}.lua").read_text("utf-8"), len(keys) + arguments
         if (line := _FUNCTIONS.search(text)) is not None:
             used = [folder.joinpath(file).read_text("utf-8") for file in re.findall(r"\w+\.lua", line[0])]
             text = "\n".join([text[: line.start()], *used, text[line.end() :]])
         # While a slot moves, the server refuses a script (TRYAGAIN) if it has some of the declared keys and not all.
         # So this variant declares the first key only, and takes the others from the arguments. What follows the command
         # stays the same.
-        one = Command(f"{_LENIENT % (SHARED, keys - 1)}\n{text}", keys=1, words=words) if alone else None
-        super().__init__(f"{_STRICT}\n{text}", keys=keys, words=words, alone=one)
+        one = Command(f"{_LENIENT % (SHARED, len(keys) - 1)}\n{text}", keys=1, words=words) if alone else None
+        super().__init__(f"{_STRICT}\n{text}", keys=len(keys), words=words, alone=one)

@@ -17,7 +17,7 @@ from lockkit.backend import seconds_left
 from lockkit.backends.redis.address import Target
 from lockkit.backends.redis.errors import nothing_done
 from lockkit.backends.redis.handshake import Handshake
-from lockkit.backends.redis.node import open_node
+from lockkit.backends.redis.node import end_of_call, open_node
 from lockkit.backends.redis.parallel import ask_first, raise_configuration
 from lockkit.backends.redis.resp import ServerSaid, pack
 from lockkit.backends.redis.topology import Topology, run_group
@@ -49,7 +49,13 @@ class _UnknownMasterError(BackendUnavailable):
 
 
 class SentinelTopology(Topology):
-    """All locks are at the master, whichever node that is."""
+    """
+    All locks are at the master, whichever node that is.
+
+    Attributes:
+        sentinels: Those of the URL; the one that answered last comes first.
+        service_name: Their name for the master.
+    """
 
     def __init__(
         self,
@@ -72,8 +78,8 @@ class SentinelTopology(Topology):
             prefix: First part of the channels.
             tls: The master uses TLS.
         """
-        self._sentinels: list[RedisNode] = [open_node(host.runtime, target) for target in sentinels]
-        self._service_name = service_name
+        self.sentinels: list[RedisNode] = [open_node(host.runtime, target) for target in sentinels]
+        self.service_name = service_name
         self._arguments = arguments
         self._host = host
         self._prefix = prefix
@@ -84,22 +90,12 @@ class SentinelTopology(Topology):
         self._master: RedisNode | None = None
         self._last: RedisNode | None = None
 
-    @property
-    def sentinels(self) -> Sequence[RedisNode]:
-        """The Sentinels of the URL; the one that answered last comes first."""
-        return tuple(self._sentinels)
-
-    @property
-    def service_name(self) -> str:
-        """The Sentinels' name for the master."""
-        return self._service_name
-
     async def run(
         self, script: Command, key: str, body: bytes, /, *, resend: bool = False, answer_by: float = inf
     ) -> Reply:
         """See `Topology.run`."""
         now = self._host.runtime.now
-        answer_by = now() + seconds_left(answer_by, now())
+        answer_by = end_of_call(self._host.runtime, answer_by)
         master = await self.node_for(key, answer_by)
         try:
             return await master.run(script, key, body, resend=resend, answer_by=answer_by)
@@ -112,25 +108,11 @@ class SentinelTopology(Topology):
                 raise
         return await successor.run(script, key, body, resend=resend, answer_by=answer_by)
 
-    async def run_replicated(
-        self, script: Command, key: str, body: bytes, replicas: int, answer_by: float
-    ) -> tuple[Reply, int]:
-        """See `Topology.run_replicated`."""
-        now = self._host.runtime.now()
-        answer_by = now + seconds_left(answer_by, now)
-        master = await self.node_for(key, answer_by)
-        try:
-            return await master.run_replicated(script, body, replicas, answer_by=answer_by)
-        except BackendUnavailable as error:
-            self._suspect(master, error)
-            raise
-
     async def run_many(
         self, script: Command, calls: Sequence[tuple[str, bytes]], *, replicas: int = 0, answer_by: float = inf
     ) -> list[Reply | LockError]:
         """See `Topology.run_many`."""
-        now = self._host.runtime.now()
-        answer_by = now + seconds_left(answer_by, now)
+        answer_by = end_of_call(self._host.runtime, answer_by)
         try:
             master = await self.node_for("", answer_by)
         except LockError as error:
@@ -170,7 +152,7 @@ class SentinelTopology(Topology):
             if self._last is not None and self._last is not last:
                 master = self._last
             self._master = self._last = master
-        log.info("the master of %r is at %s", self._service_name, target.label)
+        log.info("the master of %r is at %s", self.service_name, target.label)
         if last is not None:
             await last.close()
         return master
@@ -180,32 +162,31 @@ class SentinelTopology(Topology):
         now = self._host.runtime.now()
         # Half of the time: the call to the master comes after that.
         until = now + seconds_left(answer_by, now) / 2
-        asks = [partial(self._ask_one, sentinel, until) for sentinel in self._sentinels]
+        asks = [partial(self._ask_one, sentinel, until) for sentinel in self.sentinels]
         found = await ask_first(self._host.runtime, asks, until)
         if isinstance(found, tuple):
             sentinel, address = found
             # In one step: another thread may do the same.
-            self._sentinels = [sentinel, *(other for other in self._sentinels if other is not sentinel)]
+            self.sentinels = [sentinel, *(other for other in self.sentinels if other is not sentinel)]
             return address
         raise_configuration(found)
-        message = f"no Sentinel names the master {self._service_name!r}: {'; '.join(map(str, found))}"
+        message = f"no Sentinel names the master {self.service_name!r}: {'; '.join(map(str, found))}"
         if all(isinstance(error, _UnknownMasterError) for error in found):
             raise ConfigurationError(f"{message}. Check the name in the path of the URL")
         raise BackendUnavailable(message)
 
     async def _ask_one(self, sentinel: RedisNode, until: Instant) -> tuple[RedisNode, tuple[str, int]]:
-        question = pack("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._service_name)
+        question = pack("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.service_name)
         reply = await sentinel.call(question, resend=True, answer_by=until)
         if reply is None:
-            message = f"{sentinel.label} knows no master {self._service_name!r}"
+            message = f"{sentinel.label} knows no master {self.service_name!r}"
             raise _UnknownMasterError(message)
         host, port = cast("list[bytes]", reply)
         return sentinel, (host.decode(), int(port))
 
     async def ping(self) -> None:
         """See `Topology.ping`."""
-        now = self._host.runtime.now()
-        answer_by = now + seconds_left(inf, now)
+        answer_by = end_of_call(self._host.runtime, inf)
         master = await self.node_for("", answer_by)
         try:
             await master.call(pack("PING"), resend=True, answer_by=answer_by)
@@ -217,5 +198,5 @@ class SentinelTopology(Topology):
         """See `Topology.close`."""
         if self._last is not None:
             await self._last.close()
-        for sentinel in self._sentinels:
+        for sentinel in self.sentinels:
             await sentinel.close()

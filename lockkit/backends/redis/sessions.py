@@ -69,7 +69,7 @@ fewer takes more round trips."""
 ROUNDS = 3
 """How often one renewal asks the server: for all; for those whose session or server is a new one; and once more."""
 
-_SESSION = Script("session", keys=1, arguments=8)
+_SESSION = Script("session", keys=["session"], arguments=8)
 
 _DONE, _SHARED = 1, 2
 _GONE: Mapping[object, Gone] = {0: Gone("gone"), -1: Gone("taken"), -2: Gone("broken"), -4: Gone("session")}
@@ -101,8 +101,7 @@ class SessionLease(LockKeys):
 
     def __init__(self, keys: LockKeys, owner: str) -> None:
         """Be in no session."""
-        self._parts = keys._parts  # noqa: SLF001 - of the same class
-        self.lock, self.acquire, self.release = keys.lock, keys.acquire, keys.release
+        self.lock, self._prefix, self._packed = keys.lock, keys._prefix, keys._packed  # noqa: SLF001 - of the same class
         self.owner = owner
         self.session: Session | None = None
         self.number = 0

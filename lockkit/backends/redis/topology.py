@@ -19,7 +19,11 @@ if TYPE_CHECKING:
     from lockkit.backends.redis.script import Command
     from lockkit.backends.redis.wakeup import WakeupListener
 
-__all__ = ["SingleTopology", "Topology", "run_group"]
+__all__ = ["NotReplicatedError", "SingleTopology", "Topology", "results_of", "run_group"]
+
+
+class NotReplicatedError(BackendUnavailable):
+    """Too few replicas have acknowledged a change in time."""
 
 
 class Runner(Protocol):
@@ -65,18 +69,23 @@ class Topology(ABC):
         await node.listener.open(answer_by)
         self.listening = True
 
-    async def run_replicated(
-        self, script: Command, key: str, body: bytes, replicas: int, answer_by: float
-    ) -> tuple[Reply, int]:
-        """As `RedisNode.run_replicated`, on the node of `key`."""
-        node = await self.node_for(key, answer_by)
-        return await node.run_replicated(script, body, replicas, answer_by=answer_by)
-
     @abstractmethod
     async def run_many(
         self, script: Command, calls: Sequence[tuple[str, bytes]], *, replicas: int = 0, answer_by: float = inf
     ) -> list[Reply | LockError]:
-        """Run a script for many keys, pipelined per node. The result of one that failed is its error."""
+        """
+        Run a script for many keys, pipelined per node.
+
+        Args:
+            script: The script.
+            calls: For each its lock's key, and its keys and arguments, packed.
+            replicas: How many replicas must acknowledge what it changes. It has changed nothing if it returns a list.
+            answer_by: As for `run`.
+
+        Returns:
+            For each its reply, or the error: `NotReplicatedError` if it has changed something and too few replicas have
+            that in time.
+        """
 
     @abstractmethod
     def listener_for(self, key: str) -> WakeupListener | None:
@@ -145,15 +154,31 @@ async def run_group(
         replies = await node.run_many(script, bodies, replicas=replicas, answer_by=answer_by)
     except LockError as error:
         return [error] * len(bodies)
+    return results_of(replies, replicas, node.label)
+
+
+def results_of(replies: Sequence[Reply], replicas: int, label: str) -> list[Reply | LockError]:
+    """
+    Turn replies to scripts into the results of `Topology.run_many`.
+
+    Args:
+        replies: Of one node; with `replicas` the last one is that to WAIT.
+        replicas: How many had to acknowledge.
+        label: The node, for messages.
+    """
+    results: list[Reply | LockError] = []
+    for reply in replies:
+        if isinstance(reply, ServerSaid):
+            error = translate(reply, label)
+            error.__cause__ = reply
+            results.append(error)
+        else:
+            results.append(reply)
     if replicas:
-        acknowledged = replies.pop()
-        if not isinstance(acknowledged, int) or acknowledged < replicas:
-            message = f"{acknowledged!r} of {replicas} replicas of {node.label} acknowledged in time"
-            return [BackendUnavailable(message)] * len(bodies)
-    return [_refused(reply, node.label) if isinstance(reply, ServerSaid) else reply for reply in replies]
-
-
-def _refused(reply: ServerSaid, label: str) -> LockError:
-    error = translate(reply, label)
-    error.__cause__ = reply
-    return error
+        short = results.pop()
+        if isinstance(short, int):
+            if short >= replicas:
+                return results
+            short = NotReplicatedError(f"{short} of {replicas} replicas of {label} acknowledged in time")
+        return [result if isinstance(result, (list, LockError)) else short for result in results]
+    return results

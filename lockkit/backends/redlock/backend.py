@@ -313,6 +313,18 @@ class RedlockBackend(LockBackend):
             attempts.unused(value)
         assert value not in attempts.values
 
+    def _majority(self, answers: list[Answer]) -> Count:
+        """
+        Count the answers to an operation.
+
+        Raises:
+            LockError: Fewer than a majority have answered.
+        """
+        count = Count(answers)
+        if count.answered_count < self._quorum:
+            raise self._no_quorum(count)
+        return count
+
     def _no_quorum(self, count: Count, found: str | None = None) -> LockError:
         """Say which nodes did not answer, and why; `found` is what is known without them."""
         if found is None:
@@ -406,9 +418,7 @@ class RedlockBackend(LockBackend):
         answers = await self._nodes.ask(
             RELEASE, held.keys, (held.value,), send_later_seconds=grant.ttl, until=answer_by
         )
-        count = Count(answers)
-        if count.answered_count < self._quorum:
-            raise self._no_quorum(count)
+        count = self._majority(answers)
         return len(count.yes) + held.unknown_count(count) >= self._quorum
 
     async def release_all(self, grants: Sequence[Grant], answer_by: float) -> None:
@@ -427,9 +437,7 @@ class RedlockBackend(LockBackend):
         return [] if found is None else [found.holder(self._quorum)]
 
     async def _find_holder(self, keys: LockKeys) -> Found | None:
-        count = Count(await self._nodes.ask(HOLDERS, keys, ()))
-        if count.answered_count < self._quorum:
-            raise self._no_quorum(count)
+        count = self._majority(await self._nodes.ask(HOLDERS, keys, ()))
         found = find_holder(count, self._quorum)
         assert found is None or len(found.replies) <= self._nodes_count, "a node that counts twice"
         return found
@@ -452,10 +460,7 @@ class RedlockBackend(LockBackend):
         if found is None:
             return False
         value = found.value.decode("utf-8", "surrogateescape")
-        count = Count(await self._nodes.ask(BREAK, keys, (value, FENCE_MS_MIN)))
-        if count.answered_count < self._quorum:
-            raise self._no_quorum(count)
-        return bool(count.yes)
+        return bool(self._majority(await self._nodes.ask(BREAK, keys, (value, FENCE_MS_MIN))).yes)
 
     async def names(self, prefix: str, after: NamesPage | None = None) -> NamesPage:
         """See `LockBackend.names`. Names from the keys of some nodes, each kept if a majority may have a holder."""
@@ -465,10 +470,7 @@ class RedlockBackend(LockBackend):
         answers = await self._nodes.ask_many(HOLDERS, calls) if calls else []
         names = []
         for name, *votes in zip(candidates, *answers, strict=True):
-            count = Count(votes)
-            if count.answered_count < self._quorum:
-                raise self._no_quorum(count)
-            if find_holder(count, self._quorum) is not None:
+            if find_holder(self._majority(votes), self._quorum) is not None:
                 names.append(name)
         listing.accept()
         return NamesPage(names, None if listing.ended else listing)
@@ -480,9 +482,7 @@ class RedlockBackend(LockBackend):
 
     async def ping(self) -> None:
         """See `LockBackend.ping`: a majority answers."""
-        count = Count(await self._nodes.ask(LOOK, self._mark_keys, ()))
-        if count.answered_count < self._quorum:
-            raise self._no_quorum(count)
+        self._majority(await self._nodes.ask(LOOK, self._mark_keys, ()))
 
     async def close(self) -> None:
         """See `LockBackend.close`."""

@@ -82,16 +82,16 @@ class NetworkNodes(Nodes):
         assert last_arguments is None or len(last_arguments) == len(self.all)
         assert only is None or len(set(only)) == len(only), "a node asked twice"
         until = min(until, self._runtime.now() + CALL_SECONDS)
-        body = keys.packed(op) + b"".join(map(bulk, arguments))
+        body = keys.body(op, *arguments)
         asked = self.all if only is None else [self.all[index] for index in only]
         if last_arguments is None or not any(last_arguments):
             # The same for all: packed once.
             body = body if last_arguments is None else body + _EMPTY
             bodies = [body] * len(asked)
-            messages = [(op.script.command(body), 1)] * len(asked)
+            messages = [(op.command(body), 1)] * len(asked)
         else:
             bodies = [body + bulk(last_arguments[node.index]) for node in asked]
-            messages = [(op.script.command(own), 1) for own in bodies]
+            messages = [(op.command(own), 1) for own in bodies]
         found = await self._ask_each(asked, messages, until, with_run_id=op.with_run_id)
         answers: list[Answer] = [None] * len(self.all)
         unknown = []
@@ -107,7 +107,7 @@ class NetworkNodes(Nodes):
         if send_later_seconds:
             for node, own in zip(asked, bodies, strict=True):
                 if isinstance(answers[node.index], LockError):
-                    node.send_later(send_later_seconds, op.script.loading_command(own))
+                    node.send_later(send_later_seconds, op.loading_command(own))
         return answers
 
     async def _load(
@@ -115,7 +115,7 @@ class NetworkNodes(Nodes):
     ) -> None:
         """Send the script's source to nodes that do not have it."""
         assert asked, "all nodes have the script"
-        messages = [(op.script.loading_command(body), 1) for _, body in asked]
+        messages = [(op.loading_command(body), 1) for _, body in asked]
         found = await self._ask_each([node for node, _ in asked], messages, until, with_run_id=op.with_run_id)
         for (node, _), replies in zip(asked, found, strict=True):
             answer = replies if isinstance(replies, LockError) else replies[0]
@@ -141,8 +141,8 @@ class NetworkNodes(Nodes):
                 return [[*replies, *[late] * (len(calls) - start)] for replies in answers]
             # A node that stops answering in the middle leaves the others half of the time.
             by = now() + (until - now()) / 2
-            bodies = [keys.packed(op) + b"".join(map(bulk, values)) for keys, values in calls[start : start + BATCH]]
-            packed = b"".join(map(op.script.command, bodies))
+            bodies = [keys.body(op, *values) for keys, values in calls[start : start + BATCH]]
+            packed = b"".join(map(op.command, bodies))
             found = await self._ask_each(self.all, [(packed, len(bodies))] * len(self.all), by, with_run_id=False)
             loaded = await self._load_many(op, bodies, found, until)
             for node, answered in zip(self.all, loaded, strict=True):
@@ -165,7 +165,7 @@ class NetworkNodes(Nodes):
         ]
         if not unknown:
             return found
-        packed = op.script.loading_command(bodies[0]) + b"".join(map(op.script.command, bodies[1:]))
+        packed = op.loading_command(bodies[0]) + b"".join(map(op.command, bodies[1:]))
         again = await self._ask_each(unknown, [(packed, len(bodies))] * len(unknown), until, with_run_id=False)
         for node, replies in zip(unknown, again, strict=True):
             found[node.index] = replies

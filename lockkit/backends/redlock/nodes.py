@@ -9,13 +9,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
-from lockkit.backend import split_space
-from lockkit.backends.redis.keys import lock_key, side_key
-from lockkit.backends.redis.resp import bulk
+from lockkit.backends.redis import keys as redis_keys
 from lockkit.backends.redis.script import Script
 from lockkit.errors import BackendUnavailable, LockError
 
@@ -45,7 +42,6 @@ __all__ = [
 ]  # fmt: skip
 
 Argument: TypeAlias = "str | int"
-KeyName = Literal["lock", "fence", "queue", "broken", "mark"]
 Answer: TypeAlias = "Reply | LockError"
 """Of one node: what its script returned, or why there is no answer; None if the node was not asked."""
 
@@ -64,73 +60,51 @@ class NodeDown(BackendUnavailable):
         self.reason = reason
 
 
-@dataclass(frozen=True, slots=True)
-class Op:
+class Op(Script):
     """
-    An operation that a node does in one atomic step.
+    An operation that a node does in one atomic step: a Lua file, whose first lines describe the result.
 
     Attributes:
-        name: Its name.
-        script: The Lua file, whose first lines describe the result.
-        keys: The keys of the script, in order.
         with_run_id: The last argument is the run id of the server, as told on the connection.
     """
 
-    name: str
-    script: Script
-    keys: tuple[KeyName, ...]
-    with_run_id: bool = False
+    __slots__ = ("with_run_id",)
+
+    def __init__(
+        self,
+        name: str,
+        keys: Sequence[str],
+        arguments: int,
+        *,
+        with_run_id: bool = False,
+        package: str = __package__,
+    ) -> None:
+        """See `Script`."""
+        assert len(set(keys)) == len(keys), "a key given twice"
+        super().__init__(name, keys=keys, arguments=arguments, package=package)
+        self.with_run_id = with_run_id
 
 
-def _op(name: str, keys: Sequence[KeyName], arguments: int, *, with_run_id: bool = False, notifies: bool = False) -> Op:
-    assert len(set(keys)) == len(keys), "a key given twice"
-    shared = "notify" if notifies else None
-    script = Script(name, keys=len(keys), arguments=arguments, shared=shared, package=__package__)
-    return Op(name, script, tuple(keys), with_run_id)
+ACQUIRE = Op("acquire", ["lock", "fence", "queue", "mark"], 6, with_run_id=True)
+FENCE = Op("fence", ["lock", "fence", "queue"], 4)
+RENEW = Op("renew", ["lock", "fence", "broken", "mark"], 3)
+RELEASE = Op("release", ["lock", "fence", "queue"], 1)
+UNDO = Op("undo", ["lock"], 1)
+ABANDON = Op("abandon", ["lock", "queue"], 1)
+BREAK = Op("break", ["lock", "fence", "broken", "queue"], 2)
+LOOK = Op("look", ["mark"], 1, with_run_id=True)
+ADMIT = Op("admit", ["mark"], 3, with_run_id=True)
+HOLDERS = Op("holders", ["lock", "fence", "queue"], 0, package="lockkit.backends.redis")
 
 
-ACQUIRE = _op("acquire", ["lock", "fence", "queue", "mark"], 6, with_run_id=True)
-FENCE = _op("fence", ["lock", "fence", "queue"], 4)
-RENEW = _op("renew", ["lock", "fence", "broken", "mark"], 3)
-RELEASE = _op("release", ["lock", "fence", "queue"], 1, notifies=True)
-UNDO = _op("undo", ["lock"], 1)
-ABANDON = _op("abandon", ["lock", "queue"], 1, notifies=True)
-BREAK = _op("break", ["lock", "fence", "broken", "queue"], 2, notifies=True)
-LOOK = _op("look", ["mark"], 1, with_run_id=True)
-ADMIT = _op("admit", ["mark"], 3, with_run_id=True)
-# The script of the single-node backend.
-HOLDERS = Op("holders", Script("holders", keys=3, arguments=0), ("lock", "fence", "queue"))
+class LockKeys(redis_keys.LockKeys):
+    """The keys of one lock, the same on every node, and the mark of a node."""
 
+    __slots__ = ()
 
-class LockKeys:
-    """
-    The keys of one lock, the same on every node.
-
-    Attributes:
-        lock: Name of the key that is the lock.
-    """
-
-    __slots__ = ("_packed", "_prefix", "lock")
-
-    def __init__(self, prefix: str, name: str) -> None:
-        """Name them."""
-        space, name = split_space(name)
-        self.lock = lock_key(f"{prefix}+{space}" if space else prefix, name)
-        self._prefix = prefix
-        self._packed: dict[str, bytes] = {}
-
-    def packed(self, op: Op) -> bytes:
-        """Return the keys of an operation as the server expects them, packed once."""
-        packed = self._packed.get(op.name)
-        if packed is None:
-            packed = self._packed[op.name] = b"".join(bulk(self._name(key)) for key in op.keys)
-        return packed
-
-    def _name(self, key: KeyName) -> str:
-        if key == "lock":
-            return self.lock
+    def _name(self, what: str) -> str:
         # Neither the key of a lock (those begin with PREFIX:) nor beside one (their braces contain PREFIX:NAME).
-        return f"{{{self._prefix}}}:redlock" if key == "mark" else side_key(self.lock, key)
+        return f"{{{self._prefix}}}:redlock" if what == "mark" else super()._name(what)
 
 
 class Nodes(ABC):

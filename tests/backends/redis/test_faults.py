@@ -8,6 +8,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
+from math import inf
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,6 +16,7 @@ import pytest
 import lockkit
 import lockkit.aio
 from lockkit.backend import Busy, Gone, Grant, Renewed
+from lockkit.backends.redis.connection import SyncConnection
 from lockkit.testing.servers import FaultProxy, RedisCluster, RedisSentinels, RedisServer, require, wait_until
 from lockkit.testing.stopwatch import Stopwatch
 from tests.backends.redis.support import Face, Nat, backend_at, token_in
@@ -437,6 +439,7 @@ class TestReplicas:
             wait_until(lambda: None if extended(lease) else "not acknowledged yet")
 
             replica.pause()
+            assert busy(client.lock("kept"))
             with pytest.raises(lockkit.LockTimeout):
                 client.lock("y").acquire(timeout=0)
             with pytest.raises(lockkit.BackendUnavailable, match="0 of 1 replicas"):
@@ -447,6 +450,28 @@ class TestReplicas:
             replica.resume()
             eventually_acquired(client, "y").release()
             wait_until(lambda: None if extended(lease) else "not acknowledged yet")
+            lease.release()
+
+    def test_grant_takes_one_round_trip(
+        self, server: RedisServer, connect: Connect, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The wait for replicas is sent with the script."""
+        sent: list[bytes] = []
+        send = SyncConnection.send
+
+        def note(connection: SyncConnection, packed: bytes, until: float = inf) -> None:
+            sent.append(packed)
+            send(connection, packed, until)
+
+        with RedisServer(replica_of=server):
+            client = connect(f"{server.url}?replicas=1")
+            client.lock("x").acquire(timeout=PATIENCE).release()
+            monkeypatch.setattr(SyncConnection, "send", note)
+
+            lease = client.lock("x").acquire(timeout=PATIENCE)
+
+            assert len(sent) == 1
+            assert b"\r\nWAIT\r\n" in sent[0]
             lease.release()
 
     def test_promoted_replica_knows_an_acknowledged_lock(self, connect: Connect) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockkit.backends.redis.resp import NOTHING, Parser, Push, ServerSaid, bulk, pack
+from lockkit.backends.redis.resp import Parser, Push, ServerSaid, bulk, pack
 
 if TYPE_CHECKING:
     from lockkit.backends.redis.resp import Reply
@@ -46,20 +46,16 @@ def test_reply_is_read_however_it_is_cut(data: bytes, expected: Reply) -> None:
     """Nothing comes out before the last byte, and then just the reply."""
     for cut in range(len(data)):
         parser = Parser()
-        parser.feed(data[:cut])
-        assert parser.take() is NOTHING
-        parser.feed(data[cut:])
-        assert same(parser.take(), expected)
-        assert parser.empty
+        assert parser.feed(data[:cut]) == []
+        (reply,) = parser.feed(data[cut:])
+        assert same(reply, expected)
+        assert parser.feed(b":7\r\n") == [7]
 
 
 @pytest.mark.parametrize("data", [b"-ERR bad\r\n", b"!7\r\nERR bad\r\n"])
 def test_error_is_a_value(data: bytes) -> None:
     """With its code."""
-    parser = Parser()
-    parser.feed(data)
-
-    reply = parser.take()
+    (reply,) = Parser().feed(data)
 
     assert isinstance(reply, ServerSaid)
     assert (reply.code, reply.text) == ("ERR", "ERR bad")
@@ -67,10 +63,7 @@ def test_error_is_a_value(data: bytes) -> None:
 
 def test_push_is_told_from_a_reply() -> None:
     """Messages out of turn have a type of their own."""
-    parser = Parser()
-    parser.feed(b">2\r\n+message\r\n:1\r\n:5\r\n")
-
-    push, reply = parser.take_all()
+    push, reply = Parser().feed(b">2\r\n+message\r\n:1\r\n:5\r\n")
 
     assert isinstance(push, Push)
     assert list(push) == [b"message", 1]
@@ -80,12 +73,10 @@ def test_push_is_told_from_a_reply() -> None:
 def test_many_replies_at_once_and_a_piece_of_the_next() -> None:
     """Complete ones come out, the rest waits."""
     parser = Parser()
-    parser.feed(b":1\r\n:2\r\n$5\r\nab")
 
-    assert parser.take_all() == [1, 2]
-    parser.feed(b"cde\r\n")
-    assert parser.take_all() == [b"abcde"]
-    assert parser.take() is NOTHING
+    assert parser.feed(b":1\r\n:2\r\n$5\r\nab") == [1, 2]
+    assert parser.feed(b"cde\r\n") == [b"abcde"]
+    assert parser.feed(b":3\r\n:4\r\n") == [3, 4]
 
 
 @pytest.mark.parametrize(
@@ -94,20 +85,16 @@ def test_many_replies_at_once_and_a_piece_of_the_next() -> None:
 )
 def test_another_protocol_is_refused(data: bytes) -> None:
     """A web server behind the port, say."""
-    parser = Parser()
-    parser.feed(data)
-
     with pytest.raises(ConnectionError, match="not the Redis protocol"):
-        parser.take()
+        Parser().feed(data)
 
 
 @given(st.lists(st.one_of(st.binary(max_size=50), st.text(max_size=20), st.integers()), min_size=1, max_size=5))
 def test_packed_commands_are_arrays_of_their_arguments(arguments: list[bytes | str | int]) -> None:
     """What is packed is read back as bytes."""
-    parser = Parser()
-    parser.feed(pack(*arguments))
+    (reply,) = Parser().feed(pack(*arguments))
 
     expected = [one if isinstance(one, bytes) else str(one).encode() for one in arguments]
 
-    assert parser.take() == expected
+    assert reply == expected
     assert pack(*arguments).endswith(b"".join(map(bulk, arguments)))

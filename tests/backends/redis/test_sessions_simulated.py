@@ -350,7 +350,7 @@ def test_model_answers_as_the_scripts_do(real: redis.Redis, operations: Sequence
             model.drop(session)
         elif name == "break":
             keys = [LOCK, *(side_key(LOCK, what) for what in ("fence", "broken", "queue", "shares", "leases"))]
-            broken = Script("break", keys=6, arguments=1)
+            broken = Script("break", keys=keys, arguments=1)
             expected = real.eval(broken.text, 6, *keys, TTL_MS)
             assert expected == (model.break_lock(LOCK) is not None)
         elif name in {"come", "go", "beat"}:
@@ -364,6 +364,6 @@ def test_model_answers_as_the_scripts_do(real: redis.Redis, operations: Sequence
             assert reply[:1] + reply[2:] == expected[:1] + expected[2:], (name, owner)
         else:
             keys, words = keys_of(name), words_of(name, owner, waits=False)
-            expected = real.eval(Script(name, keys=len(keys), arguments=len(words)).text, len(keys), *keys, *words)
+            expected = real.eval(Script(name, keys=keys, arguments=len(words)).text, len(keys), *keys, *words)
             assert comparable(name, model.execute(name, [*keys, *words])) == comparable(name, expected), (name, owner)
     world.end()

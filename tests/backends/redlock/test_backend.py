@@ -731,7 +731,7 @@ async def hold_on_last_three(backend: RedlockBackend, host: StubHost, nodes: Red
     grant = granted(await backend.try_acquire(host.request(ttl=ttl)))
     # What they were sent while stopped must not take effect when they resume.
     for stopped in nodes_of(backend).all[:2]:
-        stopped.send_later(60.0, UNDO.script.loading_command(grant.state.keys.packed(UNDO) + bulk(grant.owner)))
+        stopped.send_later(60.0, UNDO.loading_command(grant.state.keys.packed(UNDO) + bulk(grant.owner)))
     assert [has_lock(node) for node in nodes.nodes[2:]] == [True] * 3
     return grant
 

@@ -15,19 +15,18 @@ local lock, fence, queue, shares, leases = KEYS[1], KEYS[2], KEYS[3], KEYS[4], K
 local owner, ttl_ms, waiter, limit = ARGV[1], ARGV[2], ARGV[5], ARGV[6]
 
 -- Replaces the record, with a new token, `sign`, and the lease unless it is in `shares`.
--- Returns the token, the sign of the former record, and the server's time in ms.
+-- Returns the token and the sign of the former record.
 local function next_token(sign, is_share)
   local time = redis.call('TIME')
   -- A string: strings of equally many digits compare as numbers do, and Lua would write the number as 1.7e+15.
   local token = time[1] .. string.sub('00000' .. time[2], -6)
-  local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
   local lease = ''
   if is_share then
     sign = '+'
   elseif limit == '' then
     lease = owner .. ' ' .. ARGV[3]
   else
-    local ends = string.format('%.0f', now_ms + ttl_ms)
+    local ends = string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000) + ttl_ms)
     lease = table.concat({SHARED, owner, limit == '0' and '-' or '0', ends, ARGV[3]}, ' ')
   end
   -- The common case in one command. In the other, no client sees the lower token: a script runs alone.
@@ -37,7 +36,7 @@ local function next_token(sign, is_share)
     token = string.format('%.0f', tonumber(last) + 1)
     redis.call('SET', fence, token .. sign .. lease, 'PX', ARGV[4])
   end
-  return token, former_sign, now_ms
+  return token, former_sign
 end
 
 -- Returns the answer to a grant of a lock that nobody else has.
@@ -79,10 +78,10 @@ end
 
 -- Grants a place beside others.
 local function grant_share()
-  local token, _, now = next_token('+', true)
+  local token = next_token('+', true)
   local number = limit ~= '0' and free_number()
   redis.call('HSET', leases, owner, token .. ' ' .. ARGV[3])
-  redis.call('ZADD', shares, digits(now + ttl_ms), owner)
+  redis.call('ZADD', shares, digits(now_ms() + ttl_ms), owner)
   if number then
     redis.call('ZADD', shares, -1 - number, '#' .. owner)
   end

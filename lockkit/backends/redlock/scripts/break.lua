@@ -3,6 +3,7 @@
 -- KEYS  1 lock   2 fence (see fence.lua)   3 broken   4 queue
 -- ARGV  1 value of the holder  2 fence_ms
 -- Returns 1, or 0 if it has another value there.
+-- With the functions of notify.lua:
 local lock, fence = KEYS[1], KEYS[2]
 if redis.pcall('GET', lock) ~= ARGV[1] then
   return 0

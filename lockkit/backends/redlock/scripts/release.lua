@@ -10,6 +10,7 @@ if found[1] ~= ARGV[1] then
   return 0
 end
 redis.call('DEL', KEYS[1])
+-- With the functions of notify.lua:
 if not (found[2] and string.find(found[2], '^%d+ ')) then
   notify(KEYS[3])
 end

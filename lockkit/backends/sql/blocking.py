@@ -235,6 +235,8 @@ def in_time(function: Callable[[], T], seconds: float, late: Callable[[T | None]
         TimeoutError: There was none in time.
         BaseException: What `function` raised.
     """
+    # The traceback of an error holds these frames, and those of the driver with its socket. No frame keeps the error:
+    # only the garbage collector would free them.
     outcome: list[tuple[T | None, BaseException | None]] = []
     fate: dict[str, str] = {}  # dict.setdefault is atomic: the first of the two threads decides
     done = threading.Lock()
@@ -248,7 +250,7 @@ def in_time(function: Callable[[], T], seconds: float, late: Callable[[T | None]
         if fate.setdefault("end", "in time") == "in time":
             done.release()
         else:
-            late(outcome[0][0])
+            late(outcome.pop()[0])
 
     try:
         threading.Thread(target=work, name="lockkit-sql-call", daemon=True).start()
@@ -260,7 +262,10 @@ def in_time(function: Callable[[], T], seconds: float, late: Callable[[T | None]
         gave_up = fate.setdefault("end", "late") == "late"
     if gave_up:
         raise TimeoutError(NO_ANSWER)
-    result, error = outcome[0]
-    if error is not None:
-        raise error
-    return result  # type: ignore[return-value] # there was no error
+    result, error = outcome.pop()
+    try:
+        if error is not None:
+            raise error
+        return result  # type: ignore[return-value] # there was no error
+    finally:
+        del error

@@ -322,6 +322,7 @@ class PostgresqlAdvisory(SessionBackend):
 
     capabilities = replace(_CAPABILITIES, downgrade=True)
     options: ClassVar[Mapping[str, Option]] = _OPTIONS
+    _dialect = "postgresql"
     _locking_class = _PostgresqlAdvisoryLocking
 
 
@@ -332,4 +333,5 @@ class MysqlAdvisory(SessionBackend):
         _CAPABILITIES, min_ttl=1.0, ttl_granularity=1.0, waiters_visible=False, shared_mode=False, fair_shared=False
     )
     options: ClassVar[Mapping[str, Option]] = _OPTIONS
+    _dialect = "mysql"
     _locking_class = _MysqlAdvisoryLocking

@@ -48,7 +48,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import inf
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from lockkit import validation
 from lockkit.backend import (
@@ -56,7 +56,6 @@ from lockkit.backend import (
     Capabilities,
     Grant,
     Holder,
-    LockBackend,
     NamesPage,
     Option,
     Renewal,
@@ -64,9 +63,10 @@ from lockkit.backend import (
     decode_metadata,
 )
 from lockkit.backends.sql import quirks
-from lockkit.backends.sql.options import adopt_database, driver_options, examiner, mode_option, open_database
-from lockkit.backends.sql.schema import drop, parse_table
-from lockkit.backends.sql.statement import Statement
+from lockkit.backends.sql.backend import SqlBackend
+from lockkit.backends.sql.errors import CONFLICTS
+from lockkit.backends.sql.options import mode_option
+from lockkit.backends.sql.schema import parse_table
 from lockkit.backends.sql_session.claim import Claim, Taken
 from lockkit.backends.sql_session.cleanup import ClaimCleanup
 from lockkit.backends.sql_session.held import HeldLocks
@@ -75,14 +75,11 @@ from lockkit.backends.sql_session.pool import Sessions
 from lockkit.errors import BackendUnavailable, LockError, Unsupported
 
 if TYPE_CHECKING:
-    from sqlalchemy import Table
-
     from lockkit.backend import Host
     from lockkit.backends.sql.database import Database
     from lockkit.backends.sql_session.locking import Locking
     from lockkit.backends.sql_session.session import Session
     from lockkit.units import Instant
-    from lockkit.url import Url
 
 __all__ = ["SessionBackend", "capabilities_of", "options_of"]
 
@@ -102,7 +99,7 @@ BREAK_PAUSE = 0.005
 NAME_CHARS_MAX = 56
 """Of a table, so that the name of the one beside it, which is longer by seven, is short enough for PostgreSQL."""
 
-_PING = Statement("SELECT 1")
+_NOT_GRANTED = CONFLICTS | {"locked"}
 
 
 def capabilities_of(*, fair: bool, caveat: str) -> Capabilities:
@@ -151,56 +148,24 @@ def _parse_table(value: object) -> str:
     return table
 
 
-class SessionBackend(LockBackend):
+class SessionBackend(SqlBackend):
     """What the modes share. Each subclass is one mode of one database."""
 
     _locking_class: ClassVar[type[Locking]]
 
-    def __init__(self, database: Database, options: Mapping[str, Any], host: Host, size: int | None) -> None:
+    def __init__(self, database: Database, options: Mapping[str, Any], host: Host) -> None:
         """Use a database; nothing is sent."""
-        self.database = database
+        super().__init__(database, options, host)
         self._host = host
-        self._runtime = host.runtime
         self._locking = locking = self._locking_class(database, options["table"])
+        self.tables = locking.tables
         self._leases = LeaseTable(database, locking, auto_create=options["auto_create"])
+        size = options["pool_size"] or quirks.pool_limit(database.engine.pool)
         self._sessions = Sessions(database, host.runtime, size, locking, ended=self._session_ended)
         self._cleanup = ClaimCleanup(database, host.runtime, locking, self._sessions)
         self._held = HeldLocks(
             database, host.runtime, locking, leases=self._leases, sessions=self._sessions, cleanup=self._cleanup
         )
-
-    @classmethod
-    def driver_options(cls) -> Mapping[str, Option]:
-        """See `LockBackend.driver_options`."""
-        return driver_options()
-
-    @classmethod
-    def examiner(cls, url: Url) -> str | None:
-        """See `LockBackend.examiner`."""
-        return examiner(url)
-
-    @classmethod
-    def open(cls, url: Url, options: Mapping[str, Any], host: Host) -> Self:
-        """See `LockBackend.open`."""
-        return cls(open_database(url, options, cls.options, host), options, host, options["pool_size"])
-
-    @classmethod
-    def adopt(cls, client: object, options: Mapping[str, Any], host: Host) -> Self | None:
-        """See `LockBackend.adopt`: a SQLAlchemy `Engine`, for async clients an `AsyncEngine`."""
-        database = adopt_database(client, host)
-        if database is None or database.dialect.name != cls._locking_class.dialect:
-            return None
-        return cls(database, options, host, options["pool_size"] or quirks.pool_limit(database.engine.pool))
-
-    @property
-    def url(self) -> str:
-        """See `LockBackend.url`."""
-        return self.database.url
-
-    @property
-    def tables(self) -> Sequence[Table]:
-        """What there must be in the database; ``lockkit migrate`` makes it."""
-        return self._locking.tables
 
     # -- acquire ---------------------------------------------------------------------------------------------------
 
@@ -271,9 +236,9 @@ class SessionBackend(LockBackend):
                 await self._cleanup.give_up(claim, request.answer_by)
                 await self._leases.make_tables(error, request.answer_by)
                 return None
-            if kind in {"conflict", "locked"}:
+            if kind in _NOT_GRANTED:
                 await self._cleanup.give_up(claim, request.answer_by)
-                if kind == "conflict":
+                if kind != "locked":
                     return None
             else:
                 kept = session.connection.used > 0
@@ -321,7 +286,7 @@ class SessionBackend(LockBackend):
         except self.database.driver_errors as error:
             claim.queued = False
             kind = self.database.kind(error)
-            if kind not in {"conflict", "locked", "timeout", "no table"} or session.unanswered:
+            if kind not in _NOT_GRANTED | {"timeout", "no table"} or session.unanswered:
                 self._cleanup.lose(claim)
                 raise self.database.translate(error) from error
             if kind == "no table":
@@ -343,7 +308,7 @@ class SessionBackend(LockBackend):
         try:
             await session.answer()
         except self.database.driver_errors as error:
-            if session.unanswered or self.database.kind(error) not in {"conflict", "locked", "timeout"}:
+            if session.unanswered or self.database.kind(error) not in _NOT_GRANTED | {"timeout"}:
                 self._cleanup.lose(claim)
                 raise self.database.translate(error) from error
             # Cancelled by an administrator: that may have ended the transaction that was the lock.
@@ -430,14 +395,6 @@ class SessionBackend(LockBackend):
             "Ask for the holders of each name, or use mode=table, which lists its locks"
         )
         raise Unsupported(message, backend=self.url)
-
-    async def erase(self) -> None:
-        """See `LockBackend.erase`."""
-        await drop(self.database, self.tables)
-
-    async def ping(self) -> None:
-        """See `LockBackend.ping`."""
-        await self.database.run(_PING, again=True)
 
     async def close(self) -> None:
         """See `LockBackend.close`."""

@@ -36,9 +36,6 @@ class Locking(ABC):
     A *limit* is how long the server lets a session idle before it ends the session, in the server's unit.
     """
 
-    dialect: ClassVar[str]
-    """The name of `lockkit.backends.sql.dialect.Dialect` that this is for."""
-
     right_to_end: ClassVar[str]
     """What to do so that this login may end other sessions."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import inf
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from lockkit.backends.sql.statement import Statement
 from lockkit.backends.sql_session.locking import Locking, whole_units
@@ -47,7 +47,6 @@ class MysqlLocking(Locking):
         mariadb: The server is MariaDB, as the newest session found.
     """
 
-    dialect: ClassVar[str] = "mysql"
     right_to_end = "KILL of another user's needs CONNECTION ADMIN (SUPER on older MariaDB) or CONNECTION_ADMIN"
     cancel = _MYSQL_CANCEL
     end_session = _MYSQL_END

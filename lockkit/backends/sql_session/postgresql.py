@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import inf
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from lockkit.backends.sql.schema import quoted
 from lockkit.backends.sql.statement import Statement
@@ -110,7 +110,6 @@ class BeginTexts(NamedTuple):
 class PostgresqlLocking(Locking):
     """PostgreSQL: the lock belongs to an open transaction, ``idle_in_transaction_session_timeout`` ends it."""
 
-    dialect: ClassVar[str] = "postgresql"
     right_to_end = "have your role granted pg_signal_backend"
     cancel = _PG_CANCEL
     end_session = _PG_END

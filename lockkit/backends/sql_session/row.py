@@ -293,6 +293,7 @@ class PostgresqlRow(SessionBackend):
 
     capabilities = _CAPABILITIES
     options: ClassVar[Mapping[str, Option]] = _OPTIONS
+    _dialect = "postgresql"
     _locking_class = _PostgresqlRowLocking
 
 
@@ -301,4 +302,5 @@ class MysqlRow(SessionBackend):
 
     capabilities = replace(_CAPABILITIES, min_ttl=1.0, ttl_granularity=1.0, waiters_visible=False)
     options: ClassVar[Mapping[str, Option]] = _OPTIONS
+    _dialect = "mysql"
     _locking_class = _MysqlRowLocking

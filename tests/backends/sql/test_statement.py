@@ -61,9 +61,9 @@ def failure(**attributes: object) -> Any:  # noqa: ANN401 - an exception with at
 @pytest.mark.parametrize(
     ("error", "kind"),
     [
-        (failure(sqlstate="40001"), "conflict"),
-        (failure(pgcode="40P01"), "conflict"),
-        (failure(sqlstate="0A000", text="cached plan must not change result type"), "conflict"),
+        (failure(sqlstate="40001"), "stale"),
+        (failure(pgcode="40P01"), "deadlock"),
+        (failure(sqlstate="0A000", text="cached plan must not change result type"), "unprepared"),
         (failure(sqlstate="0A000", text="not supported by this server"), "other"),
         (failure(sqlstate="28P01"), "login"),
         (failure(sqlstate="57P01"), "connection"),
@@ -85,7 +85,7 @@ def test_postgresql_errors_are_read(error: BaseException, kind: str) -> None:
 @pytest.mark.parametrize(
     ("error", "kind"),
     [
-        (Exception(1213, "Deadlock found"), "conflict"),
+        (Exception(1213, "Deadlock found"), "deadlock"),
         (Exception(1146, "no table"), "no table"),
         (Exception(1290, "--read-only"), "read-only"),
         (Exception(2006, "server has gone away"), "connection"),

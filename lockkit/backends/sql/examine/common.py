@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from sqlalchemy import inspect
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Table
 
+    from lockkit.backends.sql.backend import SqlBackend
     from lockkit.backends.sql.connection import Connection
     from lockkit.backends.sql.database import Database
     from lockkit.backends.sql.statement import Parameter
@@ -25,7 +26,6 @@ __all__ = [
     "FULL",
     "NO_PASSWORD",
     "READ_ONLY",
-    "SqlBackend",
     "SqlServer",
     "examine_connections",
     "examine_network",
@@ -62,13 +62,6 @@ CONNECTIONS = Check(
     "advisory every lock that is held or waited for takes one.",
     _PAGE,
 )
-
-
-class SqlBackend(Protocol):
-    """What the SQL backends have in common."""
-
-    database: Database
-    tables: Sequence[Table]
 
 
 class SqlServer:

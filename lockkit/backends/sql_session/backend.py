@@ -39,16 +39,15 @@ The modes of the SQL backends in which an open session of the database is the lo
   release deletes it later.
 - A session that ends frees the lock, so a lease that lost its connection is lost: no other connection can confirm it.
 
-`SessionBackend` acquires. Beside it: `Locking` (what the modes and databases differ in), `LeaseTable`, `ClaimCleanup`
-(leaves the queue), `HeldLocks` (renews and releases), `Sessions` (the pool).
+`SessionBackend` acquires, and its base `HoldingBackend` renews and releases. Beside them: `Locking` (what the modes and
+databases differ in), `LeaseTable`, `ClaimCleanup` (leaves the queue), `Sessions` (the pool).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import inf
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING
 
 from lockkit import validation
 from lockkit.backend import (
@@ -58,26 +57,17 @@ from lockkit.backend import (
     Holder,
     NamesPage,
     Option,
-    Renewal,
     Request,
     decode_metadata,
 )
-from lockkit.backends.sql import quirks
-from lockkit.backends.sql.backend import SqlBackend
 from lockkit.backends.sql.errors import CONFLICTS
 from lockkit.backends.sql.options import mode_option
 from lockkit.backends.sql.schema import parse_table
 from lockkit.backends.sql_session.claim import Claim, Taken
-from lockkit.backends.sql_session.cleanup import ClaimCleanup
-from lockkit.backends.sql_session.held import HeldLocks
-from lockkit.backends.sql_session.leases import LeaseTable
-from lockkit.backends.sql_session.pool import Sessions
+from lockkit.backends.sql_session.held import HoldingBackend
 from lockkit.errors import BackendUnavailable, LockError, Unsupported
 
 if TYPE_CHECKING:
-    from lockkit.backend import Host
-    from lockkit.backends.sql.database import Database
-    from lockkit.backends.sql_session.locking import Locking
     from lockkit.backends.sql_session.session import Session
     from lockkit.units import Instant
 
@@ -148,24 +138,8 @@ def _parse_table(value: object) -> str:
     return table
 
 
-class SessionBackend(SqlBackend):
+class SessionBackend(HoldingBackend):
     """What the modes share. Each subclass is one mode of one database."""
-
-    _locking_class: ClassVar[type[Locking]]
-
-    def __init__(self, database: Database, options: Mapping[str, Any], host: Host) -> None:
-        """Use a database; nothing is sent."""
-        super().__init__(database, options, host)
-        self._host = host
-        self._locking = locking = self._locking_class(database, options["table"])
-        self.tables = locking.tables
-        self._leases = LeaseTable(database, locking, auto_create=options["auto_create"])
-        size = options["pool_size"] or quirks.pool_limit(database.engine.pool)
-        self._sessions = Sessions(database, host.runtime, size, locking, ended=self._session_ended)
-        self._cleanup = ClaimCleanup(database, host.runtime, locking, self._sessions)
-        self._held = HeldLocks(
-            database, host.runtime, locking, leases=self._leases, sessions=self._sessions, cleanup=self._cleanup
-        )
 
     # -- acquire ---------------------------------------------------------------------------------------------------
 
@@ -329,30 +303,6 @@ class SessionBackend(SqlBackend):
         if claim is not None:
             await self._cleanup.give_up(claim, request.answer_by)
         request.state = None
-
-    # -- while it is held ------------------------------------------------------------------------------------------
-
-    def _session_ended(self, owner: str) -> None:
-        """The server has closed the connection that is the lock of this owner's lease."""
-        self._host.lost(owner, "session")
-
-    async def renew(self, grants: Sequence[Grant]) -> Sequence[Renewal]:
-        """See `LockBackend.renew`."""
-        return await self._held.renew(grants)
-
-    async def release(self, grant: Grant, answer_by: float = inf) -> bool:
-        """See `LockBackend.release`."""
-        return await self._held.release(grant, answer_by)
-
-    async def downgrade(self, grant: Grant) -> bool:
-        """See `LockBackend.downgrade`."""
-        if not self.capabilities.downgrade:
-            return await super().downgrade(grant)
-        return await self._held.downgrade(grant)
-
-    async def release_all(self, grants: Sequence[Grant], answer_by: float) -> None:
-        """See `LockBackend.release_all`."""
-        await self._held.release_all(grants, answer_by)
 
     # -- about a lock ----------------------------------------------------------------------------------------------
 

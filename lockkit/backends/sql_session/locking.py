@@ -77,8 +77,7 @@ class Locking(ABC):
         """Make the key of a lock; `table` is what `find_table` said: clients with different tables share no locks."""
         digest = hashlib.sha256(f"{table}\0{name}".encode()).digest()
         text = f"lockkit:{digest[:24].hex()}"  # 56 characters: GET_LOCK takes 64
-        dialect = self.database.dialect
-        return Key(dialect.name_parameter(row_key(name, dialect.name)), int.from_bytes(digest[:8], signed=True), text)
+        return Key(row_key(name, self.database.dialect.name), int.from_bytes(digest[:8], signed=True), text)
 
     @abstractmethod
     async def set_up(self, session: Session) -> None:

@@ -147,15 +147,13 @@ class _PostgresqlRowLocking(PostgresqlLocking):
         return (key.name, *self.shares_range(key), *halves(key.number))
 
     async def attempt(self, session: Session, key: Key, limit: int, request: Request) -> Taken | None:
-        name = key.name
-        assert isinstance(name, str)
         turnstile = (key.number,) if key.shared else ()
-        result = await self._begin(session, key, name, limit, *turnstile)
+        result = await self._begin(session, key, key.name, limit, *turnstile)
         # Nothing was found: is the row locked, or is there none?
         if not result.rows:
-            inserted = await self.database.run(self._insert, (name,), again=True, answer_by=request.answer_by)
+            inserted = await self.database.run(self._insert, (key.name,), again=True, answer_by=request.answer_by)
             if inserted.changed:
-                result = await session.run(self._try_reading if key.shared else self._try, (name, *turnstile))
+                result = await session.run(self._try_reading if key.shared else self._try, (key.name, *turnstile))
         identity = self.granted(session, result)
         if identity is None:
             await self._know_pid(session)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
-from sqlalchemy import inspect
-
-from lockkit.backends.sql.schema import quoted
+from lockkit.backends.sql.schema import columns_of, quoted
 from lockkit.backends.sql.statement import Statement
 from lockkit.doctor import timing
 from lockkit.doctor.findings import Check, Severity
+from lockkit.errors import LockError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -121,15 +120,11 @@ class SqlServer:
     def columns(self, table: Table) -> set[str] | None:
         """Name the columns that a table has; None if it is not there, or not to be seen."""
         try:
-            with self.database.engine.connect() as connection:
-                found = inspect(connection)
-                if not found.has_table(table.name, schema=table.schema):
-                    return None
-                return {column["name"] for column in found.get_columns(table.name, schema=table.schema)}
-        except self.database.driver_errors as error:
-            if self.database.kind(error) == "denied":
+            return columns_of(self.database, table)
+        except LockError as error:
+            if error.__cause__ is not None and self.database.kind(error.__cause__) == "denied":
                 return None
-            raise self.database.translate(error) from error
+            raise
 
     async def close(self) -> None:
         """Close the connections."""

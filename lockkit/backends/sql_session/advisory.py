@@ -35,7 +35,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
-from lockkit.backends.sql.schema import quoted
 from lockkit.backends.sql.statement import Statement
 from lockkit.backends.sql_session.backend import SessionBackend, capabilities_of, options_of
 from lockkit.backends.sql_session.claim import Key, Taken
@@ -50,7 +49,7 @@ from lockkit.backends.sql_session.postgresql import (
     PostgresqlLocking,
     halves,
 )
-from lockkit.backends.sql_session.schema import ADVISORY, leases_table
+from lockkit.backends.sql_session.schema import ADVISORY, advisory_tables
 
 if TYPE_CHECKING:
     from lockkit.backend import Option, Request
@@ -78,12 +77,12 @@ _PG_UNLOCK_ALL = Statement("SELECT pg_advisory_unlock_all()")
 
 
 class _PostgresqlAdvisoryLocking(PostgresqlLocking):
-    def _make_statements(self) -> None:
+    describe = staticmethod(advisory_tables)
+
+    def _make_statements(self, *tables: str) -> None:
         self.database.advisory = True
-        leases_of = leases_table(name=self._table_name)
-        self.tables = [leases_of]
-        super()._make_statements()
-        leases = quoted(leases_of, self.database.engine.dialect)
+        super()._make_statements(*tables)
+        (leases,) = tables
         self._make_locking(leases, self.database.dialect.now_us)
         self._make_waiting(leases, self.database.dialect.now_us)
         self._make_leases(leases, self.database.dialect.now_us)
@@ -262,11 +261,11 @@ _MYSQL_UNLOCK = Statement("SELECT RELEASE_ALL_LOCKS()")
 
 
 class _MysqlAdvisoryLocking(MysqlLocking):
-    def _make_statements(self) -> None:
-        leases_of = leases_table(name=self._table_name)
-        self.tables = [leases_of]
-        super()._make_statements()
-        leases = quoted(leases_of, self.database.engine.dialect)
+    describe = staticmethod(advisory_tables)
+
+    def _make_statements(self, *tables: str) -> None:
+        super()._make_statements(*tables)
+        (leases,) = tables
         now = self.database.dialect.now_us
         # The lease is committed in the statement that locks: one round trip.
         self._take = Statement(

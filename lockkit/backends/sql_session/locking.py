@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, ClassVar
 
 from lockkit.backends.sql.names import row_key
+from lockkit.backends.sql.schema import quoted
 from lockkit.backends.sql_session.claim import Key, Taken
 from lockkit.errors import ConfigurationError, LockError, Unsupported
 
@@ -66,12 +67,17 @@ class Locking(ABC):
             table: As in ``table=``.
         """
         self.database = database
-        self._table_name = table
-        self._make_statements()
+        self.tables = self.describe(table)
+        self._make_statements(*[quoted(each, database.engine.dialect) for each in self.tables])
+
+    @staticmethod
+    @abstractmethod
+    def describe(name: str) -> list[Table]:
+        """Describe the tables; `name` as in ``table=``."""
 
     @abstractmethod
-    def _make_statements(self) -> None:
-        """Set `tables` and the statements."""
+    def _make_statements(self, *tables: str) -> None:
+        """Set the statements; the tables are as they stand in SQL."""
 
     def key(self, table: str, name: str) -> Key:
         """Make the key of a lock; `table` is what `find_table` said: clients with different tables share no locks."""

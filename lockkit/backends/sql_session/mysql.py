@@ -53,10 +53,11 @@ class MysqlLocking(Locking):
 
     mariadb = False
 
-    def _make_statements(self) -> None:
-        schema, _, name = self._table_name.rpartition(".")
-        database = f"'{schema}'" if schema else "DATABASE()"
-        table = f"CONCAT({database}, '.{name}')"
+    def _make_statements(self, *tables: str) -> None:
+        del tables
+        first = self.tables[0]
+        database = f"'{first.schema}'" if first.schema else "DATABASE()"
+        table = f"CONCAT({database}, '.{first.name}')"
         # Where the names of tables are files of a file system that knows no case, T and t are one table.
         self.find_table = Statement(f"SELECT IF(@@lower_case_table_names = 0, {table}, LOWER({table}))")
 

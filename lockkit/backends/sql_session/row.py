@@ -33,7 +33,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
-from lockkit.backends.sql.schema import quoted
 from lockkit.backends.sql.statement import Statement
 from lockkit.backends.sql_session.backend import SessionBackend, capabilities_of, options_of
 from lockkit.backends.sql_session.claim import Key, Taken
@@ -48,7 +47,7 @@ from lockkit.backends.sql_session.postgresql import (
     PostgresqlLocking,
     halves,
 )
-from lockkit.backends.sql_session.schema import ROWS, leases_name, leases_table, rows_table
+from lockkit.backends.sql_session.schema import ROWS, row_tables
 
 if TYPE_CHECKING:
     from lockkit.backend import Option, Request
@@ -67,12 +66,11 @@ _CAPABILITIES = capabilities_of(
 
 
 class _PostgresqlRowLocking(PostgresqlLocking):
-    def _make_statements(self) -> None:
-        dialect = self.database.engine.dialect
-        rows_of, leases_of = rows_table(name=self._table_name), leases_table(name=leases_name(self._table_name))
-        self.tables = [rows_of, leases_of]
-        super()._make_statements()
-        rows, leases = quoted(rows_of, dialect), quoted(leases_of, dialect)
+    describe = staticmethod(row_tables)
+
+    def _make_statements(self, *tables: str) -> None:
+        super()._make_statements(*tables)
+        rows, leases = tables
         self._make_locking(rows)
         self._make_writing(leases, self.database.dialect.now_us)
         self._make_seeing(rows, leases, self.database.dialect.now_us)
@@ -184,12 +182,11 @@ first."""
 
 
 class _MysqlRowLocking(MysqlLocking):
-    def _make_statements(self) -> None:
-        dialect = self.database.engine.dialect
-        rows_of, leases_of = rows_table(name=self._table_name), leases_table(name=leases_name(self._table_name))
-        self.tables = [rows_of, leases_of]
-        super()._make_statements()
-        rows, leases = quoted(rows_of, dialect), quoted(leases_of, dialect)
+    describe = staticmethod(row_tables)
+
+    def _make_statements(self, *tables: str) -> None:
+        super()._make_statements(*tables)
+        rows, leases = tables
         locking = f"SELECT GET_LOCK($2, {_MARK_SECONDS}) FROM {rows} WHERE name = $1 FOR UPDATE"
         self._try = Statement(f"{locking} NOWAIT")
         self._wait = Statement(locking)

@@ -42,6 +42,21 @@ def test_more_than_nine_parameters_are_told_apart() -> None:
     assert list(order(range(1, 13))) == list(range(12, 0, -1))
 
 
+def test_text_takes_the_parameters_that_it_has() -> None:
+    """One of several texts for the same values may need fewer of them."""
+    text, order = Statement("EXECUTE p ($1)").spelled("format")
+
+    assert text % order(("a", "b")) == "EXECUTE p (a)"
+
+
+def test_parameter_of_a_statement_that_is_prepared_stays() -> None:
+    """``$$1`` is the other statement's ``$1``."""
+    text, order = Statement("PREPARE p AS SELECT $$1, $$2;SET x = $2;EXECUTE p ($1, $2)").spelled("format")
+
+    assert text == "PREPARE p AS SELECT $1, $2;SET x = %s;EXECUTE p (%s, %s)"
+    assert list(order("ab")) == ["b", "a", "b"]
+
+
 def test_parameters_are_packed_for_postgresql() -> None:
     """Arrays keep quotes, backslashes, commas, braces and empty text apart; subclasses of str are text."""
 

@@ -92,7 +92,7 @@ def test_columns_that_somebody_adds_meanwhile(
     with sqlite3.connect(path) as connection:
         connection.execute(lacking.replace('COLLATE "C"', ""))
     connection.close()
-    look = sql_schema._columns
+    look = sql_schema.columns_of
 
     for url in (f"{server.url}?table=raced", f"sqlite:///{path}?table=raced"):
         first: list[str] = []
@@ -104,7 +104,7 @@ def test_columns_that_somebody_adds_meanwhile(
                 migrate(url, None, sql_only=False)
             return found
 
-        monkeypatch.setattr(sql_schema, "_columns", looking)
+        monkeypatch.setattr(sql_schema, "columns_of", looking)
         migrate(url, None, sql_only=False)
         assert first
         with lockkit.connect(url) as client:

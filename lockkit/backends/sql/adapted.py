@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import socket
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy.util import greenlet_spawn
 
 from lockkit.backends.sql import quirks
-from lockkit.backends.sql.blocking import server_pid
-from lockkit.backends.sql.connection import NO_ANSWER, SessionConnection, in_transaction, readable
-from lockkit.backends.sql.errors import is_mysql_session_end
-from lockkit.backends.sql.statement import Result
+from lockkit.backends.sql.blocking import DbapiConnection
+from lockkit.backends.sql.connection import NO_ANSWER, SessionConnection, cut
 
 if TYPE_CHECKING:
-    from lockkit.backends.sql.statement import Parameter, Statement
+    from lockkit.backends.sql.statement import Parameter, Result, Statement
     from lockkit.runtime import Event, Runtime
     from lockkit.units import Instant
 
@@ -33,7 +28,7 @@ THREAD_SECONDS = 3.0
 its log into the file. A thread that ends after its event loop prints a traceback."""
 
 
-class AdaptedConnection(SessionConnection):
+class AdaptedConnection(DbapiConnection, SessionConnection):
     """Any asyncio driver, as SQLAlchemy presents it: a greenlet makes it look like a blocking one."""
 
     def __init__(
@@ -54,17 +49,10 @@ class AdaptedConnection(SessionConnection):
             runtime: The client's.
             keep: What must live as long as the connection.
         """
-        self.dbapi = dbapi
-        self._paramstyle = paramstyle
+        super().__init__(dbapi, paramstyle, keep)
         self._terminate = terminate
         self._runtime = runtime
-        self._keep = keep
         self._task: asyncio.Task[Result] | None = None
-        self._fd = quirks.file_descriptor(self._driver_connection)
-
-    @property
-    def _driver_connection(self) -> Any:  # noqa: ANN401 - any driver's
-        return getattr(self.dbapi, "driver_connection", self.dbapi)
 
     async def run(self, statement: Statement, parameters: Sequence[Parameter] = (), seconds: float = 3.0) -> Result:
         """See `Connection.run`. In a task of its own: drivers differ in what a cancellation leaves of a connection."""
@@ -73,7 +61,7 @@ class AdaptedConnection(SessionConnection):
 
     def send(self, statement: Statement, parameters: Sequence[Parameter] = ()) -> None:
         """See `SessionConnection.send`."""
-        self._task = asyncio.create_task(self._run(statement, parameters))
+        self._task = asyncio.create_task(self._in_greenlet(statement, parameters))
 
     async def answer(self, seconds: float) -> Result:
         """See `SessionConnection.answer`."""
@@ -107,48 +95,21 @@ class AdaptedConnection(SessionConnection):
             task.remove_done_callback(notify)
         wake.clear()
 
-    async def _run(self, statement: Statement, parameters: Sequence[Parameter]) -> Result:
-        return await greenlet_spawn(self._run_adapted, statement, parameters)
-
-    def _run_adapted(self, statement: Statement, parameters: Sequence[Parameter]) -> Result:
-        if self.prepared is not None and statement.frequent:
-            return self.prepared.run(statement, parameters, self._run_text)
-        if self.transactional:
-            return in_transaction(self.dbapi, lambda: self._run_text(statement, parameters))
-        return self._run_text(statement, parameters)
+    async def _in_greenlet(self, statement: Statement, parameters: Sequence[Parameter]) -> Result:
+        return await greenlet_spawn(self._run, statement, parameters)
 
     def _run_text(self, statement: Statement, parameters: Sequence[Parameter]) -> Result:
-        text, order = statement.spelled(self._paramstyle)
-        cursor = self.dbapi.cursor()
+        self._cursor = self.dbapi.cursor()
         try:
-            cursor.execute(text, order(parameters))
-            rows = list(cursor.fetchall()) if cursor.description else ()
-            return Result(rows, cursor.rowcount, getattr(cursor, "lastrowid", 0) or 0)
+            return super()._run_text(statement, parameters)
         finally:
-            cursor.close()
+            self._cursor.close()
+            self._cursor = None
 
     async def finish(self, seconds: float) -> None:
         """See `Connection.finish`."""
         if self._task is not None:
             await self.answer(seconds)
-
-    @property
-    def stale(self) -> bool:
-        """See `Connection.stale`."""
-        return self._fd >= 0 and readable(self._fd)
-
-    @property
-    def server_pid(self) -> int:
-        """See `Connection.server_pid`."""
-        return server_pid(self._driver_connection)
-
-    def fileno(self) -> int:
-        """See `SessionConnection.fileno`."""
-        return self._fd
-
-    def ended_by_server(self, error: BaseException) -> bool:
-        """See `SessionConnection.ended_by_server`."""
-        return is_mysql_session_end(error)
 
     def terminate(self) -> None:
         """See `Connection.terminate`."""
@@ -158,8 +119,7 @@ class AdaptedConnection(SessionConnection):
         if fd >= 0 and self._runtime.loop_has_ended():
             # As when the interpreter exits: the driver could only ask the event loop.
             if dbapi is not None:
-                with suppress(OSError), socket.socket(fileno=os.dup(fd)) as copy:  # OSError: it has ended
-                    copy.shutdown(socket.SHUT_RDWR)
+                cut(fd)
                 quirks.forget_asyncio_stream(getattr(dbapi, "driver_connection", dbapi))
             return
         if task is not None:

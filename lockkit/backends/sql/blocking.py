@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -14,6 +12,7 @@ from lockkit.backends.sql.connection import (
     NO_ANSWER,
     Connection,
     SessionConnection,
+    cut,
     in_transaction,
     readable,
     until_readable,
@@ -32,7 +31,11 @@ T = TypeVar("T")
 
 
 class DbapiConnection(Connection):
-    """A blocking driver for SQLite, which waits for nothing but other writers: see `lockkit.backends.sql.dialect`."""
+    """
+    A driver in the form of PEP 249.
+
+    As it is for SQLite, which waits for nothing but other writers: see `lockkit.backends.sql.dialect`.
+    """
 
     def __init__(self, dbapi: Any, paramstyle: str, keep: object = None) -> None:  # noqa: ANN401 - any driver's
         """
@@ -46,9 +49,13 @@ class DbapiConnection(Connection):
         self.dbapi = dbapi
         self._paramstyle = paramstyle
         self._keep = keep
-        self._cursor = dbapi.cursor()
-        self._execute = self._cursor.execute
-        self._fd = quirks.file_descriptor(dbapi)
+        self._cursor: Any = None
+        self._fd = quirks.file_descriptor(self._driver_connection)
+
+    @property
+    def _driver_connection(self) -> Any:  # noqa: ANN401 - any driver's
+        """The driver's own; SQLAlchemy's form of one for asyncio has it."""
+        return getattr(self.dbapi, "driver_connection", self.dbapi)
 
     async def run(self, statement: Statement, parameters: Sequence[Parameter] = (), seconds: float = 3.0) -> Result:
         """See `Connection.run`."""
@@ -58,12 +65,16 @@ class DbapiConnection(Connection):
     def _run(self, statement: Statement, parameters: Sequence[Parameter]) -> Result:
         if self.prepared is not None and statement.frequent:
             return self.prepared.run(statement, parameters, self._run_text)
+        if self.transactional:
+            return in_transaction(self.dbapi, lambda: self._run_text(statement, parameters))
         return self._run_text(statement, parameters)
 
     def _run_text(self, statement: Statement, parameters: Sequence[Parameter]) -> Result:
         text, order = statement.spelled(self._paramstyle)
         cursor = self._cursor
-        self._execute(text, order(parameters))
+        if cursor is None:
+            cursor = self._cursor = self.dbapi.cursor()
+        cursor.execute(text, order(parameters))
         rows = cursor.fetchall() if cursor.description else ()
         return Result(rows, cursor.rowcount, getattr(cursor, "lastrowid", 0) or 0)
 
@@ -81,11 +92,19 @@ class DbapiConnection(Connection):
     @property
     def server_pid(self) -> int:
         """See `Connection.server_pid`."""
-        return server_pid(self.dbapi)
+        return server_pid(self._driver_connection)
+
+    def fileno(self) -> int:
+        """See `SessionConnection.fileno`."""
+        return self._fd
+
+    def ended_by_server(self, error: BaseException) -> bool:
+        """See `SessionConnection.ended_by_server`."""
+        return is_mysql_session_end(error)
 
     def terminate(self) -> None:
         """See `Connection.terminate`."""
-        dbapi, self.dbapi = self.dbapi, None
+        dbapi, self.dbapi, self._cursor = self.dbapi, None, None
         if dbapi is not None:
             self._fd = -1
             _close_cut(dbapi)
@@ -112,8 +131,19 @@ class PyMysqlConnection(DbapiConnection, SessionConnection):
             self._set_limit(self._limit)
 
     def _run_text(self, statement: Statement, parameters: Sequence[Parameter]) -> Result:
-        self._send_text(statement, parameters)
-        return quirks.pymysql_answer(self.dbapi)
+        try:
+            self.send(statement, parameters)
+        except BaseException:
+            self.broken = True
+            raise
+        return self._read()
+
+    def _read(self) -> Result:
+        try:
+            return quirks.pymysql_answer(self.dbapi)
+        except BaseException as error:
+            self.broken = not isinstance(error, Exception)  # Ctrl-C: how much of the answer was read is unknown
+            raise
 
     def _set_limit(self, seconds: float) -> None:
         if self.dbapi is not None:
@@ -121,25 +151,10 @@ class PyMysqlConnection(DbapiConnection, SessionConnection):
 
     def send(self, statement: Statement, parameters: Sequence[Parameter] = ()) -> None:
         """See `SessionConnection.send`."""
-        self._send_text(statement if self.prepared is None else self.prepared.form(statement), parameters)
-
-    def _send_text(self, statement: Statement, parameters: Sequence[Parameter]) -> None:
         text, order = statement.spelled("format")
         escape = self.dbapi.escape
         text %= tuple([escape(value) for value in order(parameters)])
         quirks.pymysql_send(self.dbapi, text.encode())
-
-    def preparing(self, statement: Statement) -> Statement | None:
-        """See `SessionConnection.preparing`."""
-        return None if self.prepared is None else self.prepared.preparing(statement)
-
-    def prepared_by(self, statement: Statement, error: Exception | None) -> None:
-        """See `SessionConnection.prepared_by`."""
-        assert self.prepared is not None
-        if error is None:
-            self.prepared.prepared(statement)
-        elif not self.prepared.failed(statement, error):
-            raise error
 
     async def answer(self, seconds: float) -> Result:
         """See `SessionConnection.answer`."""
@@ -148,12 +163,7 @@ class PyMysqlConnection(DbapiConnection, SessionConnection):
         # The server has begun to answer: the rest must come in the same time.
         self._set_limit(seconds)
         try:
-            return quirks.pymysql_answer(self.dbapi)
-        except BaseException as error:
-            self.broken = not isinstance(error, Exception)  # Ctrl-C: how much of the answer was read is unknown
-            if self.prepared is not None:
-                self.prepared.forget(error)
-            raise
+            return self._read()
         finally:
             self._set_limit(self._limit)
 
@@ -165,14 +175,6 @@ class PyMysqlConnection(DbapiConnection, SessionConnection):
     async def until_answer(self, wake: Event, until: Instant) -> None:
         """See `SessionConnection.until_answer`."""
         await until_readable(self._runtime, self._fd, wake, until)
-
-    def fileno(self) -> int:
-        """See `SessionConnection.fileno`."""
-        return self._fd
-
-    def ended_by_server(self, error: BaseException) -> bool:
-        """See `SessionConnection.ended_by_server`."""
-        return is_mysql_session_end(error)
 
 
 class ThreadConnection(DbapiConnection):
@@ -187,8 +189,6 @@ class ThreadConnection(DbapiConnection):
         def work() -> Result:
             self._running = True
             try:
-                if self.transactional:
-                    return in_transaction(dbapi, lambda: self._run(statement, parameters))
                 return self._run(statement, parameters)
             finally:
                 self._running = False
@@ -204,8 +204,7 @@ class ThreadConnection(DbapiConnection):
         if not self._running:
             _close_cut(dbapi)
         elif fd >= 0:
-            with suppress(OSError), socket.socket(fileno=os.dup(fd)) as copy:  # OSError: the server closed it first
-                copy.shutdown(socket.SHUT_RDWR)
+            cut(fd)
 
 
 def _close_cut(dbapi: Any) -> None:  # noqa: ANN401 - any driver's
@@ -235,6 +234,8 @@ def in_time(function: Callable[[], T], seconds: float, late: Callable[[T | None]
         TimeoutError: There was none in time.
         BaseException: What `function` raised.
     """
+    # The traceback of an error holds these frames, and those of the driver with its socket. No frame keeps the error:
+    # only the garbage collector would free them.
     outcome: list[tuple[T | None, BaseException | None]] = []
     fate: dict[str, str] = {}  # dict.setdefault is atomic: the first of the two threads decides
     done = threading.Lock()
@@ -248,7 +249,7 @@ def in_time(function: Callable[[], T], seconds: float, late: Callable[[T | None]
         if fate.setdefault("end", "in time") == "in time":
             done.release()
         else:
-            late(outcome[0][0])
+            late(outcome.pop()[0])
 
     try:
         threading.Thread(target=work, name="lockkit-sql-call", daemon=True).start()
@@ -260,7 +261,10 @@ def in_time(function: Callable[[], T], seconds: float, late: Callable[[T | None]
         gave_up = fate.setdefault("end", "late") == "late"
     if gave_up:
         raise TimeoutError(NO_ANSWER)
-    result, error = outcome[0]
-    if error is not None:
-        raise error
-    return result  # type: ignore[return-value] # there was no error
+    result, error = outcome.pop()
+    try:
+        if error is not None:
+            raise error
+        return result  # type: ignore[return-value] # there was no error
+    finally:
+        del error

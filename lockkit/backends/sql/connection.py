@@ -9,8 +9,8 @@ One connection to a database: logged in, and in autocommit.
     await connection.close() / connection.terminate()
 
 - `PsycopgConnection` (`lockkit.backends.sql.postgresql`): psycopg 3, sync and async, through its libpq wrapper.
-- `DbapiConnection` (`lockkit.backends.sql.blocking`): SQLite's blocking driver, through PEP 249; `PyMysqlConnection`
-  and `ThreadConnection`: other blocking drivers.
+- `DbapiConnection` (`lockkit.backends.sql.blocking`): any driver through PEP 249; as it is, for SQLite.
+  `PyMysqlConnection` and `ThreadConnection`: other blocking drivers.
 - `AdaptedConnection` (`lockkit.backends.sql.adapted`): any asyncio driver that SQLAlchemy knows, through SQLAlchemy's
   PEP 249 form of it.
 
@@ -27,7 +27,9 @@ now and read its answer later::
 
 from __future__ import annotations
 
+import os
 import select
+import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
     from lockkit.runtime import Event, Runtime
     from lockkit.units import Instant
 
-__all__ = ["NO_ANSWER", "Connection", "SessionConnection", "in_transaction", "readable", "until_readable"]
+__all__ = ["NO_ANSWER", "Connection", "SessionConnection", "cut", "in_transaction", "readable", "until_readable"]
 
 NO_ANSWER = "no answer within the time limit"
 
@@ -119,14 +121,6 @@ class SessionConnection(Connection):
 
     broken: bool = False
 
-    def preparing(self, statement: Statement) -> Statement | None:
-        """Return what is to be sent before a statement that is to be prepared now; then call `prepared_by`."""
-        del statement
-        return None
-
-    def prepared_by(self, statement: Statement, error: Exception | None) -> None:
-        """Take note of the answer to `preparing`. Raises the error unless the statement can be sent all the same."""
-
     @abstractmethod
     def send(self, statement: Statement, parameters: Sequence[Parameter] = ()) -> None:
         """Send a statement without waiting. Every earlier one must be answered."""
@@ -174,6 +168,12 @@ def in_transaction(dbapi: Any, run: Callable[[], Result]) -> Result:  # noqa: AN
             dbapi.rollback()
         raise
     return result
+
+
+def cut(fd: int) -> None:
+    """End the stream of a socket that another thread reads, or that only a driver may close."""
+    with suppress(OSError), socket.socket(fileno=os.dup(fd)) as copy:  # the server closed it first
+        copy.shutdown(socket.SHUT_RDWR)
 
 
 def readable(fd: int) -> bool:

@@ -48,7 +48,7 @@ from lockkit.backends.sql.adapted import AdaptedConnection, close_later, until_c
 from lockkit.backends.sql.blocking import DbapiConnection, PyMysqlConnection, ThreadConnection, in_time
 from lockkit.backends.sql.connection import NO_ANSWER, Connection
 from lockkit.backends.sql.dialect import STATEMENT_SECONDS, Dialect, dialect_named
-from lockkit.backends.sql.errors import Kind, translate
+from lockkit.backends.sql.errors import CONFLICTS, Kind, translate
 from lockkit.backends.sql.file import SqliteFile, identity
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockError
 from lockkit.runtime import BlockingRuntime
@@ -201,11 +201,11 @@ class Database:
             except self.driver_errors as error:
                 kind = self.kind(error)
                 attempt += 1
-                yielded = kind in {"conflict", "locked"}
+                yielded = kind in CONFLICTS or kind == "locked"
                 repeat = yielded or (kind == "connection" and again and not fresh)
                 again = again and yielded
                 if yielded:
-                    longest = min(CONFLICT_PAUSE_MAX, 0.002 * 2.0**attempt) if kind == "conflict" else LOCKED_PAUSE_MAX
+                    longest = LOCKED_PAUSE_MAX if kind == "locked" else min(CONFLICT_PAUSE_MAX, 0.002 * 2.0**attempt)
                     pause = longest * self._runtime.random.uniform(0.5, 1.0) * (0.1 if urgent else 1.0)
                     await self._runtime.sleep(max(0.0, min(pause, until - self._runtime.now())))
                 if not repeat or self._runtime.now() >= until:

@@ -67,10 +67,6 @@ class Dialect:
     connections_max: int = 4
     arguments: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
-    def name_parameter(self, text: str) -> str:
-        """Return a name or owner as a parameter: text, also for columns of bytes (aiomysql 0.3 cannot write bytes)."""
-        return text
-
 
 # clock_timestamp(), not now(): that is the time at which the transaction began, and it may have waited since.
 _POSTGRESQL_NOW = "CAST(extract(epoch FROM clock_timestamp()) * 1000000 AS bigint)"

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from lockkit.errors import LockError
 
 __all__ = [
+    "CONFLICTS",
     "AlreadyThere",
     "Kind",
     "MissingTable",
@@ -19,13 +20,18 @@ __all__ = [
     "is_unknown_prepared",
     "is_unpreparable",
     "mysql_kind",
+    "mysql_number",
     "postgresql_kind",
     "sqlite_kind",
+    "sqlstate",
     "translate",
 ]
 
 Kind = Literal[
-    "conflict",
+    "deadlock",
+    "stale",
+    "new table",
+    "unprepared",
     "locked",
     "timeout",
     "no table",
@@ -47,7 +53,13 @@ Kind = Literal[
 """
 What an error is about.
 
-- ``conflict``: the database gave this statement up for another one (deadlock, serialization): it did nothing, retry.
+- `CONFLICTS`: the database gave the statement, and its transaction, up for others: it did nothing, retry.
+
+  - ``deadlock``: others waited for what it had locked.
+  - ``stale``: its transaction began before others wrote what it would overwrite.
+  - ``new table``: its transaction began before a table was made or altered.
+  - ``unprepared``: others dropped what the connection had prepared, or made its table anew. The connection forgets it.
+
 - ``locked``: it waited for a lock of the database as long as it may.
 - ``timeout``: the server or lockkit ended it for taking too long; whether it took effect is unknown.
 - ``unfit``: what has the table's name cannot be written as a lock table is: a view, or a table made otherwise.
@@ -67,8 +79,12 @@ class AlreadyThere(ConfigurationError):
     """The table or column to be made is there already: nothing is left to do."""
 
 
+CONFLICTS: frozenset[Kind] = frozenset({"deadlock", "stale", "new table", "unprepared"})
+"""See `Kind`."""
+
+_CONFLICT = "gave the statement up for others repeatedly: is it overloaded?"
 _ADVICE: dict[Kind, tuple[Callable[[str], LockError], str]] = {
-    "conflict": (BackendUnavailable, "gave the statement up for others repeatedly: is it overloaded?"),
+    **dict.fromkeys(CONFLICTS, (BackendUnavailable, _CONFLICT)),
     "locked": (BackendUnavailable, "is locked by another transaction for longer than a statement may wait"),
     "timeout": (
         BackendUnavailable,
@@ -128,8 +144,8 @@ def translate(kind: Kind, text: str, label: str) -> LockError:
 
 # "Appendix A. PostgreSQL Error Codes": whole codes first, then classes.
 _SQLSTATES: dict[str, Kind] = {
-    "40001": "conflict",
-    "40P01": "conflict",
+    "40001": "stale",
+    "40P01": "deadlock",
     "55P03": "locked",
     "57014": "timeout",
     "42P01": "no table",
@@ -148,9 +164,9 @@ _SQLSTATES: dict[str, Kind] = {
     "25006": "read-only",
     "53100": "full",
     "53300": "crowded",
-    "26000": "conflict",
-    "0A000": "conflict",
-    "42P05": "conflict",
+    "26000": "unprepared",
+    "0A000": "unprepared",
+    "42P05": "unprepared",
     "22P05": "encoding",
     "22021": "encoding",
     "23": "unfit",
@@ -159,8 +175,6 @@ _SQLSTATES: dict[str, Kind] = {
     "57": "connection",
     "25": "connection",
 }
-"""26000, 0A000 and 42P05 are about prepared statements that others dropped, or whose table was made anew: the
-connection forgets its own, so the next try works."""
 
 # psycopg has no code for a refused connection.
 _POSTGRESQL_TEXTS: tuple[tuple[str, Kind], ...] = (
@@ -177,11 +191,17 @@ _POSTGRESQL_TEXTS: tuple[tuple[str, Kind], ...] = (
 )
 
 
-def postgresql_kind(error: BaseException) -> Kind:
-    """See `Kind`. For any driver: the code is called ``sqlstate`` or ``pgcode``, or is the field C of pg8000's."""
+def sqlstate(error: BaseException) -> str:
+    """Return PostgreSQL's code, of any driver: ``sqlstate``, ``pgcode`` or the field C of pg8000's; "" if none."""
     code = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
     if not code and error.args and isinstance(error.args[0], dict):
         code = error.args[0].get("C")
+    return code or ""
+
+
+def postgresql_kind(error: BaseException) -> Kind:
+    """See `Kind`."""
+    code = sqlstate(error)
     if code == "0A000" and "cached plan" not in str(error):
         return "other"
     if code:
@@ -197,10 +217,11 @@ _OPTION_PREVENTS = 1290
 
 # MariaDB: "MariaDB Error Code Reference"; MySQL: "Server Error Message Reference". 2000 and above are the client's.
 _ERRNOS: dict[int, Kind] = {
-    1213: "conflict",
-    1020: "conflict",
-    1243: "conflict",
-    1615: "conflict",
+    1213: "deadlock",
+    1020: "stale",
+    1412: "new table",
+    1243: "unprepared",
+    1615: "unprepared",
     1205: "locked",
     3572: "locked",
     3024: "timeout",
@@ -253,29 +274,30 @@ _MYSQL_UNKNOWN_PREPARED = frozenset({1243, 1615})
 _MYSQL_UNPREPARABLE = frozenset({1295, 1461})
 
 
-def _mysql_number(error: BaseException) -> int:
-    """Return the number of a driver's error, 0 if it has none: the first argument in all drivers."""
-    return error.args[0] if error.args and isinstance(error.args[0], int) else 0
+def mysql_number(error: BaseException) -> int:
+    """Return the number of a driver's error, 0 if it has none: its first argument in most drivers, or ``errno``."""
+    numbers = (getattr(error, "errno", None), *error.args[:1])
+    return next((number for number in numbers if isinstance(number, int)), 0)
 
 
 def is_mysql_session_end(error: BaseException) -> bool:
     """Tell whether an error is what MariaDB or MySQL say when they end a session."""
-    return _mysql_number(error) in _MYSQL_SESSION_ENDS
+    return mysql_number(error) in _MYSQL_SESSION_ENDS
 
 
 def is_unknown_prepared(error: BaseException) -> bool:
     """Tell whether MariaDB does not know a prepared statement (any more): it has done nothing."""
-    return _mysql_number(error) in _MYSQL_UNKNOWN_PREPARED
+    return mysql_number(error) in _MYSQL_UNKNOWN_PREPARED
 
 
 def is_unpreparable(error: BaseException) -> bool:
     """Tell whether MariaDB takes a statement as text only: it is of such a kind, or too many are prepared."""
-    return _mysql_number(error) in _MYSQL_UNPREPARABLE
+    return mysql_number(error) in _MYSQL_UNPREPARABLE
 
 
 def mysql_kind(error: BaseException) -> Kind:
     """See `Kind`."""
-    number = _mysql_number(error)
+    number = mysql_number(error)
     if number == _OPTION_PREVENTS and "NO_ENGINE_SUBSTITUTION" in str(error):
         return "no engine"
     kind = _ERRNOS.get(number)
@@ -288,6 +310,7 @@ def mysql_kind(error: BaseException) -> Kind:
 
 # "Result and Error Codes" of SQLite; extended codes begin with the plain one.
 _SQLITE_CODES: tuple[tuple[str, Kind], ...] = (
+    ("SQLITE_BUSY_SNAPSHOT", "stale"),
     ("SQLITE_BUSY", "locked"),
     ("SQLITE_LOCKED", "locked"),
     ("SQLITE_READONLY", "read-only"),

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from lockkit.backend import Host
     from lockkit.url import Url
 
-__all__ = ["adopt_database", "driver_options", "examiner", "mode_option", "open_database"]
+__all__ = ["adopt_database", "driver_options", "mode_option", "open_database"]
 
 # lockkit uses the first that is installed. The page on URLs promises this order.
 _DRIVERS: Mapping[tuple[str, str], tuple[str, ...]] = MappingProxyType(
@@ -120,13 +120,6 @@ _PARSERS: Mapping[str, Callable[[Any], Any]] = {
     "ssl_verify_cert": validation.parse_bool,
     "ssl_verify_identity": validation.parse_bool,
 }
-
-
-def examiner(url: Url) -> str | None:
-    """See `lockkit.backend.LockBackend.examiner`: the kind of database decides, and not the mode."""
-    kinds = {"postgresql": "postgresql", "mariadb": "mariadb", "mysql": "mariadb", "sqlite": "sqlite"}
-    kind = kinds.get(url.base)
-    return None if kind is None else f"lockkit.backends.sql.examine.{kind}"
 
 
 def open_database(url: Url, options: Mapping[str, Any], given: Mapping[str, Option], host: Host) -> Database:

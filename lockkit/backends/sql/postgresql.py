@@ -157,17 +157,15 @@ class PsycopgConnection(SessionConnection):
         By the simple protocol ("53.2.2. Simple Query"), which takes several statements in one text: BEGIN and what
         locks are one round trip. It has no parameters, so they are written into the text as libpq escapes them.
         """
-        text = statement.packed
-        if parameters:
-            parts = statement.parts
-            text = b"".join([self._literal_of(parameters[part]) if isinstance(part, int) else part for part in parts])
-        self.pgconn.send_query(text)
+        text, order = statement.spelled("format")
+        text %= tuple([self._literal_of(value) for value in order(parameters)])
+        self.pgconn.send_query(text.encode())
 
-    def _literal_of(self, value: Parameter) -> bytes:
+    def _literal_of(self, value: Parameter) -> str:
         if isinstance(value, int):
-            return b"%d" % value
+            return f"{value}"
         assert isinstance(value, str)
-        return bytes(self._literal(value.encode()))
+        return bytes(self._literal(value.encode())).decode()
 
     @property
     def answered(self) -> bool:

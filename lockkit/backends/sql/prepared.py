@@ -37,37 +37,6 @@ class PreparedStatements:
         self._uses: dict[Statement, int] = {}
         self._forms: dict[Statement, Statement] = {}
 
-    def form(self, statement: Statement) -> Statement:
-        """Return what is to be sent for a statement."""
-        return self._forms.get(statement, statement)
-
-    def preparing(self, statement: Statement) -> Statement | None:
-        """Count a use of a statement, and return what prepares it, if it is to be prepared now."""
-        if not statement.frequent or statement in self._forms:
-            return None
-        uses = self._uses[statement] = self._uses.get(statement, 0) + 1
-        if uses <= PREPARE_AFTER:
-            return None
-        return Statement(f"PREPARE {self._name(statement)} FROM '{_quoted(statement)}'", once=True)
-
-    def prepared(self, statement: Statement) -> None:
-        """Execute it from now on."""
-        places = ", ".join(f"${number}" for number in statement.places)
-        self._forms[statement] = Statement(f"EXECUTE {self._name(statement)} USING {places}")
-
-    def failed(self, statement: Statement, error: BaseException) -> bool:
-        """Take note of an error of `preparing`; return whether the statement can be sent as text."""
-        self._forms[statement] = statement
-        return is_unpreparable(error)
-
-    def forget(self, error: BaseException) -> bool:
-        """Prepare anew if this error says that the session has forgotten what it prepared; return whether it does."""
-        if not is_unknown_prepared(error):
-            return False
-        self._uses.clear()
-        self._forms.clear()
-        return True
-
     def run(
         self,
         statement: Statement,
@@ -75,21 +44,30 @@ class PreparedStatements:
         send: Callable[[Statement, Sequence[Parameter]], Result],
     ) -> Result:
         """Run a statement by `send`, which raises the driver's errors."""
-        preparing = self.preparing(statement)
-        if preparing is not None:
-            try:
-                send(preparing, ())
-            except Exception as error:
-                if not self.failed(statement, error):
-                    raise
-            else:
-                self.prepared(statement)
+        if statement not in self._forms:
+            self._uses[statement] = self._uses.get(statement, 0) + 1
+            if self._uses[statement] > PREPARE_AFTER:
+                self._prepare(statement, send)
         try:
-            return send(self.form(statement), parameters)
+            return send(self._forms.get(statement, statement), parameters)
         except Exception as error:
-            if not self.forget(error):
+            if not is_unknown_prepared(error):
                 raise
+            self._uses.clear()
+            self._forms.clear()
         return send(statement, parameters)
+
+    def _prepare(self, statement: Statement, send: Callable[[Statement, Sequence[Parameter]], Result]) -> None:
+        name = self._name(statement)
+        self._forms[statement] = statement
+        try:
+            send(Statement(f"PREPARE {name} FROM '{_quoted(statement)}'", once=True), ())
+        except Exception as error:
+            if not is_unpreparable(error):
+                raise
+        else:
+            places = ", ".join(f"${number}" for number in statement.places)
+            self._forms[statement] = Statement(f"EXECUTE {name} USING {places}")
 
     def _name(self, statement: Statement) -> str:
         return f"lockkit_{list(self._uses).index(statement) + 1}"

@@ -35,7 +35,18 @@ if TYPE_CHECKING:
 
     from lockkit.backends.sql.database import Database
 
-__all__ = ["TABLE", "create", "ddl", "drop", "lock_table", "migrate", "parse_table", "quoted", "with_fillfactor"]
+__all__ = [
+    "TABLE",
+    "columns_of",
+    "create",
+    "ddl",
+    "drop",
+    "lock_table",
+    "migrate",
+    "parse_table",
+    "quoted",
+    "with_fillfactor",
+]
 
 TABLE = "lockkit_locks"
 """Name of the lock table unless ``table=`` says otherwise."""
@@ -184,10 +195,10 @@ async def migrate(database: Database, tables: Sequence[Table]) -> list[str]:
     """
     changes = []
     for table in tables:
-        before = _columns(database, table)
+        before = columns_of(database, table)
         if before is None:
             await create(database, [table])
-            if _columns(database, table) is None:
+            if columns_of(database, table) is None:
                 message = (
                     f"{database.url} has something else named {table.fullname}, such as an index or a sequence: rename "
                     "that, or give another table="
@@ -206,8 +217,13 @@ async def migrate(database: Database, tables: Sequence[Table]) -> list[str]:
     return changes
 
 
-def _columns(database: Database, table: Table) -> set[str] | None:
-    """Name the columns that a table has; None if it is not there."""
+def columns_of(database: Database, table: Table) -> set[str] | None:
+    """
+    Name the columns that a table has; None if it is not there.
+
+    Raises:
+        LockError: The database does not say.
+    """
     try:
         with database.engine.connect() as connection:
             found = inspect(connection)

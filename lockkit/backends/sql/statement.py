@@ -10,8 +10,7 @@ __all__ = ["Parameter", "Result", "Statement"]
 
 Parameter: TypeAlias = "str | bytes | int | list[str] | None"
 
-_PARAMETER = re.compile(r"\$([1-9][0-9]*)")
-_PACKED_PARAMETER = re.compile(rb"\$(\$?)([1-9])")
+_PARAMETER = re.compile(r"(?<!\$)\$([1-9][0-9]*)")
 _SPELLINGS = {"format": "%s", "pyformat": "%s", "qmark": "?"}
 
 
@@ -40,33 +39,21 @@ class Statement:
         frequent: It is worth preparing where each session does that by itself: long, and part of each lock.
 
     Attributes:
-        text: With parameters ``$1``, ``$2``, … in any number and order. It has no other ``$``.
+        text: With parameters ``$1``, ``$2``, … in any number and order. ``$$1`` is sent as ``$1``: a parameter of
+            what PREPARE prepares. It has no other ``$``.
         packed: The same as bytes.
         once: See the argument.
         frequent: See the argument.
     """
 
-    __slots__ = ("_compiled", "_parts", "frequent", "once", "packed", "text")
+    __slots__ = ("_compiled", "frequent", "once", "packed", "text")
 
     def __init__(self, text: str, *, once: bool = False, frequent: bool = False) -> None:
         self.text = text
         self.once = once
         self.frequent = frequent
         self.packed = text.encode()
-        self._parts: list[bytes | int] | None = None
         self._compiled: dict[str, tuple[str, Callable[[Sequence[Any]], Sequence[Any]]]] = {}
-
-    @property
-    def parts(self) -> list[bytes | int]:
-        """`packed`, split at its parameters: bytes, and positions. ``$$1`` is a parameter of PREPARE, and stays."""
-        if self._parts is None:
-            parts: list[bytes | int] = []
-            end = 0
-            for match in _PACKED_PARAMETER.finditer(self.packed):
-                parts += self.packed[end : match.start()], b"$" + match[2] if match[1] else int(match[2]) - 1
-                end = match.end()
-            self._parts = [*parts, self.packed[end:]]
-        return self._parts
 
     @property
     def places(self) -> list[int]:
@@ -75,7 +62,7 @@ class Statement:
 
     def spelled(self, paramstyle: str) -> tuple[str, Callable[[Sequence[Any]], Sequence[Any]]]:
         """
-        Return the text as a driver wants it, and a function that puts the parameters into its order.
+        Return the text as a driver wants it, and a function that puts the parameters that it has into its order.
 
         Args:
             paramstyle: As in PEP 249, or SQLAlchemy's ``numeric_dollar``.
@@ -91,7 +78,8 @@ class Statement:
         places = [number - 1 for number in self.places]
         spelling = _SPELLINGS[paramstyle]
         text = self.text if spelling == "?" else self.text.replace("%", "%%")
-        text = _PARAMETER.sub(spelling, text)
-        if places == list(range(len(places))):
-            return text, tuple
+        text = _PARAMETER.sub(spelling, text).replace("$$", "$")
+        count = len(places)
+        if places == list(range(count)):
+            return text, lambda parameters: tuple(parameters[:count])
         return text, lambda parameters: tuple([parameters[place] for place in places])

@@ -13,12 +13,10 @@ Behind a pooler that lends out sessions LISTEN does not work, because it belongs
 from __future__ import annotations
 
 import logging
-import os
-import socket
-from contextlib import suppress
 from typing import TYPE_CHECKING, cast
 
 from lockkit.backend import seconds_left
+from lockkit.backends.sql.connection import cut
 from lockkit.backends.sql.statement import Statement
 
 if TYPE_CHECKING:
@@ -175,10 +173,6 @@ class WakeupListener:
             ended = self._ended
             if connection is not None:
                 # Not closed here: another thread may be reading. The end of the stream wakes it, and it closes.
-                with (
-                    socket.socket(fileno=os.dup(connection.fileno())) as copy,
-                    suppress(OSError),
-                ):  # ended by the server
-                    copy.shutdown(socket.SHUT_RDWR)
+                cut(connection.fileno())
         if connection is not None and ended is not None:
             await ended.wait(CLOSE_SECONDS)

@@ -35,7 +35,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
-from lockkit.backends.sql.schema import quoted
 from lockkit.backends.sql.statement import Statement
 from lockkit.backends.sql_session.backend import SessionBackend, capabilities_of, options_of
 from lockkit.backends.sql_session.claim import Key, Taken
@@ -50,7 +49,7 @@ from lockkit.backends.sql_session.postgresql import (
     PostgresqlLocking,
     halves,
 )
-from lockkit.backends.sql_session.schema import ADVISORY, leases_table
+from lockkit.backends.sql_session.schema import ADVISORY, advisory_tables
 
 if TYPE_CHECKING:
     from lockkit.backend import Option, Request
@@ -78,12 +77,12 @@ _PG_UNLOCK_ALL = Statement("SELECT pg_advisory_unlock_all()")
 
 
 class _PostgresqlAdvisoryLocking(PostgresqlLocking):
-    def _make_statements(self) -> None:
+    describe = staticmethod(advisory_tables)
+
+    def _make_statements(self, *tables: str) -> None:
         self.database.advisory = True
-        leases_of = leases_table(name=self._table_name)
-        self.tables = [leases_of]
-        super()._make_statements()
-        leases = quoted(leases_of, self.database.engine.dialect)
+        super()._make_statements(*tables)
+        (leases,) = tables
         self._make_locking(leases, self.database.dialect.now_us)
         self._make_waiting(leases, self.database.dialect.now_us)
         self._make_leases(leases, self.database.dialect.now_us)
@@ -107,7 +106,9 @@ class _PostgresqlAdvisoryLocking(PostgresqlLocking):
             " SELECT $5 || pg_backend_pid(), $3, token, granted_at_us, pg_backend_pid(), $4 FROM counted"
             f"{UPDATE_SHARE} RETURNING token"
         )
-        # What idles afterwards is a transaction: that is what PostgreSQL before 14 has a limit for.
+        # What idles afterwards is a transaction: that is what PostgreSQL before 14 has a limit for. The limit for
+        # sessions of later versions needs neither BEGIN nor COMMIT, a tenth of the pair's time. But it would also end a
+        # session that is kept for the next lock, which would then have to connect.
         taking = "BEGIN;EXECUTE lockkit_try ($1, $3, $4, $5);COMMIT AND CHAIN"
         sharing = "BEGIN;EXECUTE lockkit_read ($1, $3, $4, $5, $6);COMMIT AND CHAIN"
         self._begin_writing = self._begin_with(pooled.format("", now), [writing], taking)
@@ -260,11 +261,11 @@ _MYSQL_UNLOCK = Statement("SELECT RELEASE_ALL_LOCKS()")
 
 
 class _MysqlAdvisoryLocking(MysqlLocking):
-    def _make_statements(self) -> None:
-        leases_of = leases_table(name=self._table_name)
-        self.tables = [leases_of]
-        super()._make_statements()
-        leases = quoted(leases_of, self.database.engine.dialect)
+    describe = staticmethod(advisory_tables)
+
+    def _make_statements(self, *tables: str) -> None:
+        super()._make_statements(*tables)
+        (leases,) = tables
         now = self.database.dialect.now_us
         # The lease is committed in the statement that locks: one round trip.
         self._take = Statement(
@@ -285,8 +286,7 @@ class _MysqlAdvisoryLocking(MysqlLocking):
         return await self._taken(session, key, request)
 
     async def _taken(self, session: Session, key: Key, request: Request) -> Taken | None:
-        owner = self.database.dialect.name_parameter(request.owner)
-        result = await session.run(self._take, (key.name, owner, request.metadata, key.text))
+        result = await session.run(self._take, (key.name, request.owner, request.metadata, key.text))
         # NULL of GET_LOCK (out of memory, or this connection is being ended) counts as busy: the queue decides.
         return Taken(session.pid, result.last_id) if result.changed else None
 
@@ -322,6 +322,7 @@ class PostgresqlAdvisory(SessionBackend):
 
     capabilities = replace(_CAPABILITIES, downgrade=True)
     options: ClassVar[Mapping[str, Option]] = _OPTIONS
+    _dialect = "postgresql"
     _locking_class = _PostgresqlAdvisoryLocking
 
 
@@ -332,4 +333,5 @@ class MysqlAdvisory(SessionBackend):
         _CAPABILITIES, min_ttl=1.0, ttl_granularity=1.0, waiters_visible=False, shared_mode=False, fair_shared=False
     )
     options: ClassVar[Mapping[str, Option]] = _OPTIONS
+    _dialect = "mysql"
     _locking_class = _MysqlAdvisoryLocking

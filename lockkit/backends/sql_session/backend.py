@@ -39,16 +39,15 @@ The modes of the SQL backends in which an open session of the database is the lo
   release deletes it later.
 - A session that ends frees the lock, so a lease that lost its connection is lost: no other connection can confirm it.
 
-`SessionBackend` acquires. Beside it: `Locking` (what the modes and databases differ in), `LeaseTable`, `ClaimCleanup`
-(leaves the queue), `HeldLocks` (renews and releases), `Sessions` (the pool).
+`SessionBackend` acquires, and its base `HoldingBackend` renews and releases. Beside them: `Locking` (what the modes and
+databases differ in), `LeaseTable`, `ClaimCleanup` (leaves the queue), `Sessions` (the pool).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import inf
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING
 
 from lockkit import validation
 from lockkit.backend import (
@@ -56,33 +55,21 @@ from lockkit.backend import (
     Capabilities,
     Grant,
     Holder,
-    LockBackend,
     NamesPage,
     Option,
-    Renewal,
     Request,
     decode_metadata,
 )
-from lockkit.backends.sql import quirks
-from lockkit.backends.sql.options import adopt_database, driver_options, examiner, mode_option, open_database
-from lockkit.backends.sql.schema import drop, parse_table
-from lockkit.backends.sql.statement import Statement
+from lockkit.backends.sql.errors import CONFLICTS
+from lockkit.backends.sql.options import mode_option
+from lockkit.backends.sql.schema import parse_table
 from lockkit.backends.sql_session.claim import Claim, Taken
-from lockkit.backends.sql_session.cleanup import ClaimCleanup
-from lockkit.backends.sql_session.held import HeldLocks
-from lockkit.backends.sql_session.leases import LeaseTable
-from lockkit.backends.sql_session.pool import Sessions
+from lockkit.backends.sql_session.held import HoldingBackend
 from lockkit.errors import BackendUnavailable, LockError, Unsupported
 
 if TYPE_CHECKING:
-    from sqlalchemy import Table
-
-    from lockkit.backend import Host
-    from lockkit.backends.sql.database import Database
-    from lockkit.backends.sql_session.locking import Locking
     from lockkit.backends.sql_session.session import Session
     from lockkit.units import Instant
-    from lockkit.url import Url
 
 __all__ = ["SessionBackend", "capabilities_of", "options_of"]
 
@@ -102,7 +89,7 @@ BREAK_PAUSE = 0.005
 NAME_CHARS_MAX = 56
 """Of a table, so that the name of the one beside it, which is longer by seven, is short enough for PostgreSQL."""
 
-_PING = Statement("SELECT 1")
+_NOT_GRANTED = CONFLICTS | {"locked"}
 
 
 def capabilities_of(*, fair: bool, caveat: str) -> Capabilities:
@@ -151,56 +138,8 @@ def _parse_table(value: object) -> str:
     return table
 
 
-class SessionBackend(LockBackend):
+class SessionBackend(HoldingBackend):
     """What the modes share. Each subclass is one mode of one database."""
-
-    _locking_class: ClassVar[type[Locking]]
-
-    def __init__(self, database: Database, options: Mapping[str, Any], host: Host, size: int | None) -> None:
-        """Use a database; nothing is sent."""
-        self.database = database
-        self._host = host
-        self._runtime = host.runtime
-        self._locking = locking = self._locking_class(database, options["table"])
-        self._leases = LeaseTable(database, locking, auto_create=options["auto_create"])
-        self._sessions = Sessions(database, host.runtime, size, locking, ended=self._session_ended)
-        self._cleanup = ClaimCleanup(database, host.runtime, locking, self._sessions)
-        self._held = HeldLocks(
-            database, host.runtime, locking, leases=self._leases, sessions=self._sessions, cleanup=self._cleanup
-        )
-
-    @classmethod
-    def driver_options(cls) -> Mapping[str, Option]:
-        """See `LockBackend.driver_options`."""
-        return driver_options()
-
-    @classmethod
-    def examiner(cls, url: Url) -> str | None:
-        """See `LockBackend.examiner`."""
-        return examiner(url)
-
-    @classmethod
-    def open(cls, url: Url, options: Mapping[str, Any], host: Host) -> Self:
-        """See `LockBackend.open`."""
-        return cls(open_database(url, options, cls.options, host), options, host, options["pool_size"])
-
-    @classmethod
-    def adopt(cls, client: object, options: Mapping[str, Any], host: Host) -> Self | None:
-        """See `LockBackend.adopt`: a SQLAlchemy `Engine`, for async clients an `AsyncEngine`."""
-        database = adopt_database(client, host)
-        if database is None or database.dialect.name != cls._locking_class.dialect:
-            return None
-        return cls(database, options, host, options["pool_size"] or quirks.pool_limit(database.engine.pool))
-
-    @property
-    def url(self) -> str:
-        """See `LockBackend.url`."""
-        return self.database.url
-
-    @property
-    def tables(self) -> Sequence[Table]:
-        """What there must be in the database; ``lockkit migrate`` makes it."""
-        return self._locking.tables
 
     # -- acquire ---------------------------------------------------------------------------------------------------
 
@@ -271,9 +210,9 @@ class SessionBackend(LockBackend):
                 await self._cleanup.give_up(claim, request.answer_by)
                 await self._leases.make_tables(error, request.answer_by)
                 return None
-            if kind in {"conflict", "locked"}:
+            if kind in _NOT_GRANTED:
                 await self._cleanup.give_up(claim, request.answer_by)
-                if kind == "conflict":
+                if kind != "locked":
                     return None
             else:
                 kept = session.connection.used > 0
@@ -321,7 +260,7 @@ class SessionBackend(LockBackend):
         except self.database.driver_errors as error:
             claim.queued = False
             kind = self.database.kind(error)
-            if kind not in {"conflict", "locked", "timeout", "no table"} or session.unanswered:
+            if kind not in _NOT_GRANTED | {"timeout", "no table"} or session.unanswered:
                 self._cleanup.lose(claim)
                 raise self.database.translate(error) from error
             if kind == "no table":
@@ -343,7 +282,7 @@ class SessionBackend(LockBackend):
         try:
             await session.answer()
         except self.database.driver_errors as error:
-            if session.unanswered or self.database.kind(error) not in {"conflict", "locked", "timeout"}:
+            if session.unanswered or self.database.kind(error) not in _NOT_GRANTED | {"timeout"}:
                 self._cleanup.lose(claim)
                 raise self.database.translate(error) from error
             # Cancelled by an administrator: that may have ended the transaction that was the lock.
@@ -364,30 +303,6 @@ class SessionBackend(LockBackend):
         if claim is not None:
             await self._cleanup.give_up(claim, request.answer_by)
         request.state = None
-
-    # -- while it is held ------------------------------------------------------------------------------------------
-
-    def _session_ended(self, owner: str) -> None:
-        """The server has closed the connection that is the lock of this owner's lease."""
-        self._host.lost(owner, "session")
-
-    async def renew(self, grants: Sequence[Grant]) -> Sequence[Renewal]:
-        """See `LockBackend.renew`."""
-        return await self._held.renew(grants)
-
-    async def release(self, grant: Grant, answer_by: float = inf) -> bool:
-        """See `LockBackend.release`."""
-        return await self._held.release(grant, answer_by)
-
-    async def downgrade(self, grant: Grant) -> bool:
-        """See `LockBackend.downgrade`."""
-        if not self.capabilities.downgrade:
-            return await super().downgrade(grant)
-        return await self._held.downgrade(grant)
-
-    async def release_all(self, grants: Sequence[Grant], answer_by: float) -> None:
-        """See `LockBackend.release_all`."""
-        await self._held.release_all(grants, answer_by)
 
     # -- about a lock ----------------------------------------------------------------------------------------------
 
@@ -430,14 +345,6 @@ class SessionBackend(LockBackend):
             "Ask for the holders of each name, or use mode=table, which lists its locks"
         )
         raise Unsupported(message, backend=self.url)
-
-    async def erase(self) -> None:
-        """See `LockBackend.erase`."""
-        await drop(self.database, self.tables)
-
-    async def ping(self) -> None:
-        """See `LockBackend.ping`."""
-        await self.database.run(_PING, again=True)
 
     async def close(self) -> None:
         """See `LockBackend.close`."""

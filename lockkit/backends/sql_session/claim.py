@@ -21,7 +21,7 @@ class Key(NamedTuple):
         shared: The read side of the lock is meant.
     """
 
-    name: str | bytes
+    name: str
     number: int
     text: str
     shared: bool = False

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from math import inf
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from lockkit.backend import CALL_SECONDS, Gone, Grant, Renewal, Renewed, Unknown
+from lockkit.backends.sql import quirks
+from lockkit.backends.sql.backend import SqlBackend
 from lockkit.backends.sql.dialect import STATEMENT_SECONDS
+from lockkit.backends.sql_session.cleanup import ClaimCleanup
+from lockkit.backends.sql_session.leases import LeaseTable
+from lockkit.backends.sql_session.pool import Sessions
 from lockkit.errors import BackendUnavailable, Unsupported
 
 if TYPE_CHECKING:
+    from lockkit.backend import Host
     from lockkit.backends.sql.database import Database
     from lockkit.backends.sql_session.claim import Claim, Key
-    from lockkit.backends.sql_session.cleanup import ClaimCleanup
-    from lockkit.backends.sql_session.leases import LeaseTable
     from lockkit.backends.sql_session.locking import Locking
-    from lockkit.backends.sql_session.pool import Sessions
     from lockkit.backends.sql_session.session import Session
-    from lockkit.runtime import Runtime
     from lockkit.units import Instant
 
-__all__ = ["HeldLocks"]
+__all__ = ["HoldingBackend"]
 
 RELEASE_ALL_SECONDS = 1.0
 """How long all sessions together have to answer that they have released when a client is closed. Longer delays the end
@@ -33,26 +36,24 @@ DELETE_CHANCE = 1 / 32
 time, less often leaves more rows."""
 
 
-class HeldLocks:
-    """Renews and releases the locks that a client holds: each is a session of its own."""
+class HoldingBackend(SqlBackend):
+    """What a backend does with the locks that a client holds: each is a session of its own."""
 
-    def __init__(
-        self,
-        database: Database,
-        runtime: Runtime,
-        locking: Locking,
-        *,
-        leases: LeaseTable,
-        sessions: Sessions,
-        cleanup: ClaimCleanup,
-    ) -> None:
-        """Hold nothing yet."""
-        self._database = database
-        self._runtime = runtime
-        self._locking = locking
-        self._leases = leases
-        self._sessions = sessions
-        self._cleanup = cleanup
+    _locking_class: ClassVar[type[Locking]]
+
+    def __init__(self, database: Database, options: Mapping[str, Any], host: Host) -> None:
+        """Use a database; nothing is sent."""
+        super().__init__(database, options, host)
+        self._locking = locking = self._locking_class(database, options["table"])
+        self.tables = locking.tables
+        self._leases = LeaseTable(database, locking, auto_create=options["auto_create"])
+        size = options["pool_size"] or quirks.pool_limit(database.engine.pool)
+
+        def ended(owner: str) -> None:
+            host.lost(owner, "session")
+
+        self._sessions = Sessions(database, host.runtime, size, locking, ended=ended)
+        self._cleanup = ClaimCleanup(database, host.runtime, locking, self._sessions)
 
     # -- renew -----------------------------------------------------------------------------------------------------
 
@@ -96,14 +97,14 @@ class HeldLocks:
                     return Unknown(BackendUnavailable("the last renewal is not answered yet"))
                 await self._cleanup.discard_answer(session)
             self._locking.keep(session, limit)
-        except self._database.driver_errors as error:
+        except self.database.driver_errors as error:
             return self._failed(claim, error)
         return None
 
     async def _read_renewal(self, claim: Claim, session: Session, grant: Grant, started: float) -> Renewal:
         try:
             await session.answer()
-        except self._database.driver_errors as error:
+        except self.database.driver_errors as error:
             return self._failed(claim, error)
         ttl = self._locking.seconds(self._locking.limit(grant.ttl), grant.ttl)
         session.valid_until = started + ttl
@@ -112,7 +113,7 @@ class HeldLocks:
     def _failed(self, claim: Claim, error: BaseException) -> Renewal:
         session = claim.session
         if session is not None and session.unanswered:
-            return Unknown(self._database.translate(error))
+            return Unknown(self.database.translate(error))
         # The connection was the lock.
         self._cleanup.lose(claim)
         return Gone("session")
@@ -121,6 +122,8 @@ class HeldLocks:
 
     async def downgrade(self, grant: Grant) -> bool:
         """See `LockBackend.downgrade`."""
+        if not self.capabilities.downgrade:
+            return await super().downgrade(grant)
         answer_by = self._runtime.now() + CALL_SECONDS
         claim: Claim = grant.state
         session = claim.session
@@ -128,10 +131,10 @@ class HeldLocks:
             return False
         if session.pooled:
             message = (
-                f"{self._database.url} is behind a pooler, where a write lease of {grant.name!r} cannot become a read "
+                f"{self.database.url} is behind a pooler, where a write lease of {grant.name!r} cannot become a read "
                 "lease: release it, and acquire a read lease"
             )
-            raise Unsupported(message, name=grant.name, backend=self._database.url)
+            raise Unsupported(message, name=grant.name, backend=self.database.url)
         if not await session.turn.take(answer_by):
             raise BackendUnavailable("a renewal of this lease is not answered")
         try:
@@ -143,9 +146,9 @@ class HeldLocks:
             # Before the answer, which may be lost: from here on the session has the shared lock, the other, or both.
             claim.key = claim.key._replace(shared=True)
             await self._locking.downgrade(session, claim.key, self._locking.limit(grant.ttl), grant.owner)
-        except self._database.driver_errors as error:
+        except self.database.driver_errors as error:
             if session.unanswered:
-                raise self._database.translate(error) from error
+                raise self.database.translate(error) from error
             self._cleanup.lose(claim)
             return False
         finally:
@@ -154,7 +157,7 @@ class HeldLocks:
 
     # -- release ---------------------------------------------------------------------------------------------------
 
-    async def release(self, grant: Grant, answer_by: float) -> bool:
+    async def release(self, grant: Grant, answer_by: float = inf) -> bool:
         """See `LockBackend.release`."""
         answer_by = min(answer_by, self._runtime.now() + CALL_SECONDS)
         claim: Claim = grant.state
@@ -172,7 +175,7 @@ class HeldLocks:
             held = await self._locking.free(session, claim.key)
             # Before the turn is given: a renewal that waits for it must see that the session is not this lock's.
             claim.session = None
-        except self._database.driver_errors as error:
+        except self.database.driver_errors as error:
             return await self._not_released(claim, session, grant.owner, error)
         finally:
             session.turn.give()
@@ -191,7 +194,7 @@ class HeldLocks:
         if not isinstance(error, TimeoutError) and await self._end_own_session(claim, owner, session.answer_by):
             return True
         # It is not held any more, but nobody can tell whether the release did that.
-        raise self._database.translate(error) from error
+        raise self.database.translate(error) from error
 
     async def _end_own_session(self, claim: Claim, owner: str, answer_by: float) -> bool:
         """End the session of a lease whose connection is gone, if the server still has it."""
@@ -208,7 +211,7 @@ class HeldLocks:
             # As when the interpreter exits: no answer can be read any more.
             for claim, _ in held:
                 self._cleanup.lose(claim)
-            self._database.drop_idle()
+            self.database.drop_idle()
             return
         until = min(answer_by, self._runtime.now() + RELEASE_ALL_SECONDS)
         taken: list[tuple[Claim, Session]] = []
@@ -229,14 +232,14 @@ class HeldLocks:
             for claim, session in taken:
                 self._cleanup.lose(claim)
                 session.turn.give()
-            self._database.drop_idle()
+            self.database.drop_idle()
         if answers < len(held):
             message = f"{len(held) - answers} of {len(held)} locks were not answered for: their connections are closed"
             raise BackendUnavailable(message)
 
     def _send_release(self, key: Key, session: Session, until: Instant) -> None:
         session.answer_by = until
-        with suppress(*self._database.driver_errors):  # reading the answer fails, too
+        with suppress(*self.database.driver_errors):  # reading the answer fails, too
             if not session.unanswered:
                 self._locking.send_free(session, key)
 
@@ -246,6 +249,6 @@ class HeldLocks:
             return True
         try:
             await session.answer()
-        except self._database.driver_errors as error:
+        except self.database.driver_errors as error:
             return not isinstance(error, TimeoutError)
         return True

@@ -101,8 +101,7 @@ class LeaseTable:
         """Write the lease; return its token, or None: the session does not hold the lock any more."""
         locking = self._locking
         statement = locking.write_share if key.shared else locking.write_lease
-        owner = self._database.dialect.name_parameter(request.owner)
-        parameters = (key.name, owner, identity, request.metadata, *locking.lease_parameters(session, key))
+        parameters = (key.name, request.owner, identity, request.metadata, *locking.lease_parameters(session, key))
         try:
             result = await self._database.run(statement, parameters, again=True, answer_by=request.answer_by)
         except MissingTable as error:

@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, ClassVar
 
 from lockkit.backends.sql.names import row_key
+from lockkit.backends.sql.schema import quoted
 from lockkit.backends.sql_session.claim import Key, Taken
 from lockkit.errors import ConfigurationError, LockError, Unsupported
 
@@ -35,9 +36,6 @@ class Locking(ABC):
 
     A *limit* is how long the server lets a session idle before it ends the session, in the server's unit.
     """
-
-    dialect: ClassVar[str]
-    """The name of `lockkit.backends.sql.dialect.Dialect` that this is for."""
 
     right_to_end: ClassVar[str]
     """What to do so that this login may end other sessions."""
@@ -69,19 +67,23 @@ class Locking(ABC):
             table: As in ``table=``.
         """
         self.database = database
-        self._table_name = table
-        self._make_statements()
+        self.tables = self.describe(table)
+        self._make_statements(*[quoted(each, database.engine.dialect) for each in self.tables])
+
+    @staticmethod
+    @abstractmethod
+    def describe(name: str) -> list[Table]:
+        """Describe the tables; `name` as in ``table=``."""
 
     @abstractmethod
-    def _make_statements(self) -> None:
-        """Set `tables` and the statements."""
+    def _make_statements(self, *tables: str) -> None:
+        """Set the statements; the tables are as they stand in SQL."""
 
     def key(self, table: str, name: str) -> Key:
         """Make the key of a lock; `table` is what `find_table` said: clients with different tables share no locks."""
         digest = hashlib.sha256(f"{table}\0{name}".encode()).digest()
         text = f"lockkit:{digest[:24].hex()}"  # 56 characters: GET_LOCK takes 64
-        dialect = self.database.dialect
-        return Key(dialect.name_parameter(row_key(name, dialect.name)), int.from_bytes(digest[:8], signed=True), text)
+        return Key(row_key(name, self.database.dialect.name), int.from_bytes(digest[:8], signed=True), text)
 
     @abstractmethod
     async def set_up(self, session: Session) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import inf
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from lockkit.backends.sql.statement import Statement
 from lockkit.backends.sql_session.locking import Locking, whole_units
@@ -47,17 +47,17 @@ class MysqlLocking(Locking):
         mariadb: The server is MariaDB, as the newest session found.
     """
 
-    dialect: ClassVar[str] = "mysql"
     right_to_end = "KILL of another user's needs CONNECTION ADMIN (SUPER on older MariaDB) or CONNECTION_ADMIN"
     cancel = _MYSQL_CANCEL
     end_session = _MYSQL_END
 
     mariadb = False
 
-    def _make_statements(self) -> None:
-        schema, _, name = self._table_name.rpartition(".")
-        database = f"'{schema}'" if schema else "DATABASE()"
-        table = f"CONCAT({database}, '.{name}')"
+    def _make_statements(self, *tables: str) -> None:
+        del tables
+        first = self.tables[0]
+        database = f"'{first.schema}'" if first.schema else "DATABASE()"
+        table = f"CONCAT({database}, '.{first.name}')"
         # Where the names of tables are files of a file system that knows no case, T and t are one table.
         self.find_table = Statement(f"SELECT IF(@@lower_case_table_names = 0, {table}, LOWER({table}))")
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from math import inf
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
-from lockkit.backends.sql.schema import quoted
 from lockkit.backends.sql.statement import Statement
 from lockkit.backends.sql_session.locking import Locking, whole_units
 from lockkit.validation import NAME_BYTES_MAX
@@ -110,7 +109,6 @@ class BeginTexts(NamedTuple):
 class PostgresqlLocking(Locking):
     """PostgreSQL: the lock belongs to an open transaction, ``idle_in_transaction_session_timeout`` ends it."""
 
-    dialect: ClassVar[str] = "postgresql"
     right_to_end = "have your role granted pg_signal_backend"
     cancel = _PG_CANCEL
     end_session = _PG_END
@@ -118,12 +116,11 @@ class PostgresqlLocking(Locking):
     _begin_writing: BeginTexts
     _begin_reading: BeginTexts
 
-    def _make_statements(self) -> None:
+    def _make_statements(self, *tables: str) -> None:
         # Schema and name, as PostgreSQL finds the table. Of what is in "public", as most is, the name alone.
-        table = quoted(self.tables[0], self.database.engine.dialect)
         self.find_table = Statement(
             "SELECT CASE n.nspname WHEN 'public' THEN '' ELSE n.nspname || '.' END || c.relname FROM pg_class c"
-            f" JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = to_regclass('{table}')"
+            f" JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = to_regclass('{tables[0]}')"
         )
 
     def _begin_pooled(self, locking: str) -> Statement:

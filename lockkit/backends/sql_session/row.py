@@ -33,7 +33,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
-from lockkit.backends.sql.schema import quoted
 from lockkit.backends.sql.statement import Statement
 from lockkit.backends.sql_session.backend import SessionBackend, capabilities_of, options_of
 from lockkit.backends.sql_session.claim import Key, Taken
@@ -48,7 +47,7 @@ from lockkit.backends.sql_session.postgresql import (
     PostgresqlLocking,
     halves,
 )
-from lockkit.backends.sql_session.schema import ROWS, leases_name, leases_table, rows_table
+from lockkit.backends.sql_session.schema import ROWS, row_tables
 
 if TYPE_CHECKING:
     from lockkit.backend import Option, Request
@@ -67,12 +66,11 @@ _CAPABILITIES = capabilities_of(
 
 
 class _PostgresqlRowLocking(PostgresqlLocking):
-    def _make_statements(self) -> None:
-        dialect = self.database.engine.dialect
-        rows_of, leases_of = rows_table(name=self._table_name), leases_table(name=leases_name(self._table_name))
-        self.tables = [rows_of, leases_of]
-        super()._make_statements()
-        rows, leases = quoted(rows_of, dialect), quoted(leases_of, dialect)
+    describe = staticmethod(row_tables)
+
+    def _make_statements(self, *tables: str) -> None:
+        super()._make_statements(*tables)
+        rows, leases = tables
         self._make_locking(rows)
         self._make_writing(leases, self.database.dialect.now_us)
         self._make_seeing(rows, leases, self.database.dialect.now_us)
@@ -147,15 +145,13 @@ class _PostgresqlRowLocking(PostgresqlLocking):
         return (key.name, *self.shares_range(key), *halves(key.number))
 
     async def attempt(self, session: Session, key: Key, limit: int, request: Request) -> Taken | None:
-        name = key.name
-        assert isinstance(name, str)
         turnstile = (key.number,) if key.shared else ()
-        result = await self._begin(session, key, name, limit, *turnstile)
+        result = await self._begin(session, key, key.name, limit, *turnstile)
         # Nothing was found: is the row locked, or is there none?
         if not result.rows:
-            inserted = await self.database.run(self._insert, (name,), again=True, answer_by=request.answer_by)
+            inserted = await self.database.run(self._insert, (key.name,), again=True, answer_by=request.answer_by)
             if inserted.changed:
-                result = await session.run(self._try_reading if key.shared else self._try, (name, *turnstile))
+                result = await session.run(self._try_reading if key.shared else self._try, (key.name, *turnstile))
         identity = self.granted(session, result)
         if identity is None:
             await self._know_pid(session)
@@ -186,12 +182,11 @@ first."""
 
 
 class _MysqlRowLocking(MysqlLocking):
-    def _make_statements(self) -> None:
-        dialect = self.database.engine.dialect
-        rows_of, leases_of = rows_table(name=self._table_name), leases_table(name=leases_name(self._table_name))
-        self.tables = [rows_of, leases_of]
-        super()._make_statements()
-        rows, leases = quoted(rows_of, dialect), quoted(leases_of, dialect)
+    describe = staticmethod(row_tables)
+
+    def _make_statements(self, *tables: str) -> None:
+        super()._make_statements(*tables)
+        rows, leases = tables
         locking = f"SELECT GET_LOCK($2, {_MARK_SECONDS}) FROM {rows} WHERE name = $1 FOR UPDATE"
         self._try = Statement(f"{locking} NOWAIT")
         self._wait = Statement(locking)
@@ -293,6 +288,7 @@ class PostgresqlRow(SessionBackend):
 
     capabilities = _CAPABILITIES
     options: ClassVar[Mapping[str, Option]] = _OPTIONS
+    _dialect = "postgresql"
     _locking_class = _PostgresqlRowLocking
 
 
@@ -301,4 +297,5 @@ class MysqlRow(SessionBackend):
 
     capabilities = replace(_CAPABILITIES, min_ttl=1.0, ttl_granularity=1.0, waiters_visible=False)
     options: ClassVar[Mapping[str, Option]] = _OPTIONS
+    _dialect = "mysql"
     _locking_class = _MysqlRowLocking

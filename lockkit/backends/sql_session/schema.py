@@ -1,8 +1,8 @@
 """
 The tables of the modes in which a session is the lock.
 
-`rows_table`: what is locked in mode=row, one row for each name. `leases_table`: who holds what, written by the holder
-once it has the lock: its token, and its session, by which others see whether it still holds.
+Of rows, in mode=row: what is locked, one row for each name. Of leases: who holds what, written by the holder once it
+has the lock: its token, and its session, by which others see whether it still holds.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from lockkit.backends.sql.schema import with_fillfactor
 if TYPE_CHECKING:
     from sqlalchemy.types import TypeEngine
 
-__all__ = ["ADVISORY", "ROWS", "leases_name", "leases_table", "rows_table"]
+__all__ = ["ADVISORY", "ROWS", "advisory_tables", "row_tables"]
 
 ROWS = "lockkit_rows"
 """Name of the table of rows unless ``table=`` says otherwise; its leases are in ``lockkit_rows_leases``."""
@@ -27,24 +27,20 @@ ADVISORY = "lockkit_advisory"
 """Name of the table of leases of mode=advisory unless ``table=`` says otherwise."""
 
 
-def rows_table(metadata: MetaData | None = None, name: str = ROWS) -> Table:
-    """Describe the rows that are locked. Names are compared as bytes."""
+def row_tables(name: str) -> list[Table]:
+    """Describe the rows that are locked, and their leases. Names are compared as bytes."""
     schema, _, plain = name.rpartition(".")
     key = Column("name", _key(), primary_key=True)
-    return Table(plain, metadata or MetaData(), key, schema=schema or None, mysql_engine="InnoDB")
+    rows = Table(plain, MetaData(), key, schema=schema or None, mysql_engine="InnoDB")
+    return [rows, *advisory_tables(f"{name}_leases")]
 
 
-def leases_name(rows: str) -> str:
-    """Name the table of leases that belongs to a table of rows."""
-    return f"{rows}_leases"
-
-
-def leases_table(metadata: MetaData | None = None, name: str = ADVISORY) -> Table:
+def advisory_tables(name: str) -> list[Table]:
     """Describe the table that says who holds what, or held it last. Times are µs since 1970, database clock."""
     schema, _, plain = name.rpartition(".")
     table = Table(
         plain,
-        metadata or MetaData(),
+        MetaData(),
         Column("name", _key(), primary_key=True),
         Column("owner", _key(), nullable=False),
         Column("token", BigInteger, nullable=False),
@@ -55,7 +51,7 @@ def leases_table(metadata: MetaData | None = None, name: str = ADVISORY) -> Tabl
         schema=schema or None,
         mysql_engine="InnoDB",
     )
-    return with_fillfactor(table)
+    return [with_fillfactor(table)]
 
 
 def _key() -> TypeEngine[str]:

@@ -14,7 +14,7 @@ A renewal whose answer is late is no reason to give up the connection that is th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -113,29 +113,21 @@ class Session:
             TimeoutError: None came in time. It is still `unanswered`: call `answer`, or `drop` the session.
             Exception: The driver's.
         """
-        preparing = self.connection.preparing(statement) if statement.frequent else None
-        if preparing is not None:
-            await self._prepare(statement, preparing)
+        if statement.frequent:  # the connection may prepare it first
+            self._begin()
+            return await self._answered(self.connection.run(statement, parameters, self._seconds()))
         self.send(statement, parameters)
         return await self.answer()
 
-    async def _prepare(self, statement: Statement, preparing: Statement) -> None:
-        self.send(preparing)
-        try:
-            await self.answer()
-        except Exception as error:
-            if self.unanswered:
-                raise
-            self.connection.prepared_by(statement, error)
-        else:
-            self.connection.prepared_by(statement, None)
-
-    def send(self, statement: Statement, parameters: Sequence[Parameter] = ()) -> None:
-        """Send a statement. Nothing may be `unanswered`."""
+    def _begin(self) -> None:
         assert not self.unanswered
         if self.dropped:
             raise ConnectionAbortedError(_CLOSED)
         self.unanswered = True
+
+    def send(self, statement: Statement, parameters: Sequence[Parameter] = ()) -> None:
+        """Send a statement. Nothing may be `unanswered`."""
+        self._begin()
         try:
             self.connection.send(statement, parameters)
         except BaseException:
@@ -146,9 +138,14 @@ class Session:
         """Read the answer to what was sent, by `answer_by`. Raises like `run`."""
         if self.dropped:
             raise ConnectionAbortedError(_CLOSED)
-        seconds = max(0.0, min(STATEMENT_SECONDS, self.answer_by - self._runtime.now()))
+        return await self._answered(self.connection.answer(self._seconds()))
+
+    def _seconds(self) -> float:
+        return max(0.0, min(STATEMENT_SECONDS, self.answer_by - self._runtime.now()))
+
+    async def _answered(self, reading: Awaitable[Result]) -> Result:
         try:
-            result = await self.connection.answer(seconds)
+            result = await reading
         except BaseException as error:
             # A caller that was cancelled or interrupted leaves it unanswered, too.
             self.unanswered = isinstance(error, TimeoutError) or not isinstance(error, Exception)

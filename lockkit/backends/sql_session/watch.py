@@ -16,9 +16,8 @@ from __future__ import annotations
 
 import logging
 import select
-import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import asyncio
@@ -28,6 +27,8 @@ if TYPE_CHECKING:
     from lockkit.runtime import Runtime
 
 __all__ = ["DisconnectWatcher"]
+
+_select: Any = select  # epoll is there on Linux only, and not with gevent
 
 log = logging.getLogger("lockkit")
 
@@ -56,12 +57,11 @@ class DisconnectWatcher:
         self._closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._idle: asyncio.TimerHandle | None = None
-        if sys.platform == "linux":
-            self._epoll: select.epoll | None = None
+        self._epoll: Any = None
 
     def add(self, session: Session, owner: str) -> None:
         """Watch the connection of a session, which is the lock of a lease, until `forget`."""
-        if sys.platform != "linux" or not hasattr(select, "epoll"):
+        if not hasattr(_select, "epoll"):
             return
         try:
             fd = session.connection.fileno()
@@ -69,13 +69,11 @@ class DisconnectWatcher:
                 if self._closed:
                     return
                 if self._epoll is None:
-                    self._epoll = select.epoll()
+                    self._epoll = _select.epoll()
                 if self._registered.get(fd) is not session:
-                    if fd in self._registered:
-                        self._unregister(
-                            fd
-                        )  # of a socket that a driver closed by itself, and whose number is used again
-                    self._epoll.register(fd, select.EPOLLRDHUP)
+                    if fd in self._registered:  # a driver closed that socket by itself, and its number is used again
+                        self._unregister(fd)
+                    self._epoll.register(fd, _select.EPOLLRDHUP)
                     self._registered[fd] = session
                     session.watched = fd
                 self._watched[fd] = (session, owner)
@@ -84,7 +82,7 @@ class DisconnectWatcher:
             log.debug("the end of a connection will be noticed by the next renewal only: %s", error)
             return
         if start:
-            self._start(self._epoll)
+            self._start()
 
     def forget(self, session: Session) -> None:
         """Stop watching: the session is no lock any more, and is kept."""
@@ -113,14 +111,13 @@ class DisconnectWatcher:
 
     def _unregister(self, fd: int) -> None:
         del self._registered[fd]
-        if sys.platform == "linux" and self._epoll is not None:
-            with suppress(OSError):  # the driver has closed it by itself
-                self._epoll.unregister(fd)
+        with suppress(OSError):  # the driver has closed it by itself
+            self._epoll.unregister(fd)
 
     def _stop_reading(self) -> None:
         """Have the event loop drop its reference, so that a client that was not closed can be garbage-collected."""
         self._idle = None
-        if sys.platform == "linux" and self._loop is not None and self._epoll is not None and not self._watched:
+        if self._loop is not None and not self._watched:
             self._loop.remove_reader(self._epoll.fileno())
             self._loop = None
             self._running = False
@@ -139,72 +136,68 @@ class DisconnectWatcher:
                 self._close_epoll()
 
     def _close_epoll(self) -> None:
-        if sys.platform == "linux" and self._epoll is not None:
+        if self._epoll is not None:
             self._epoll.close()
             self._epoll = None
 
-    if sys.platform == "linux":
+    def _start(self) -> None:
+        try:
+            if self._runtime.kind == "asyncio":
+                self._read_in_loop()
+            else:
+                self._runtime.spawn("lockkit-sql-hang-ups", self._run)
+        except RuntimeError as error:  # no more threads, or the event loop has ended
+            self._running = False
+            log.warning("ended connections will be noticed by the next renewal only: %s", error)
 
-        def _start(self, epoll: select.epoll) -> None:
-            try:
-                if self._runtime.kind == "asyncio":
-                    self._read_in_loop(epoll)
-                else:
-                    self._runtime.spawn("lockkit-sql-hang-ups", self._run)
-            except RuntimeError as error:  # no more threads, or the event loop has ended
-                self._running = False
-                log.warning("ended connections will be noticed by the next renewal only: %s", error)
+    def _read_in_loop(self) -> None:
+        import asyncio  # noqa: PLC0415 - a blocking client does without
 
-        def _read_in_loop(self, epoll: select.epoll) -> None:
-            import asyncio  # noqa: PLC0415 - a blocking client does without
+        loop = asyncio.get_running_loop()
+        loop.add_reader(self._epoll.fileno(), self._look, 0.0)
+        self._loop = loop
 
-            loop = asyncio.get_running_loop()
-            loop.add_reader(epoll.fileno(), self._look, epoll, 0.0)
-            self._loop = loop
+    def _look(self, seconds: float) -> None:
+        for fd, _ in self._epoll.poll(seconds):
+            self._perhaps_ended(fd)
 
-        def _look(self, epoll: select.epoll, seconds: float) -> None:
-            for fd, _ in epoll.poll(seconds):
-                self._perhaps_ended(epoll, fd)
+    async def _run(self) -> None:
+        try:
+            while True:
+                self._look(LINGER)
+                with self._mutex:
+                    if not self._watched:
+                        self._running = False
+                        if self._closed:
+                            self._close_epoll()
+                        return
+        except BaseException:
+            # The next grant starts it anew; until then renewals notice.
+            self._running = False
+            log.exception("watching for ended connections failed")
+            raise
 
-        async def _run(self) -> None:
-            epoll = self._epoll
-            assert epoll is not None
-            try:
-                while True:
-                    self._look(epoll, LINGER)
-                    with self._mutex:
-                        if not self._watched:
-                            self._running = False
-                            if self._closed:
-                                self._close_epoll()
-                            return
-            except BaseException:
-                # The next grant starts it anew; until then renewals notice.
-                self._running = False
-                log.exception("watching for ended connections failed")
-                raise
-
-        def _perhaps_ended(self, epoll: select.epoll, fd: int) -> None:
-            with self._mutex:
-                session = self._registered.get(fd)
-                if session is None:
-                    with suppress(OSError):
-                        epoll.unregister(fd)
-                    return
-                # The event may be of the former user of this number.
-                poll = select.poll()
-                poll.register(fd, select.POLLRDHUP)
-                if not poll.poll(0):
-                    return
-                # Once: else it would be reported without end. Where it becomes a lock all the same, `add` registers it.
-                session.watched = -1
-                self._unregister(fd)
-                held = self._watched.get(fd)
-                if held is None or held[0] is not session:
-                    return
-                self._forget(fd, session)
-            session, owner = held
-            try:
-                self._tell(session, owner)
-            except Exception:
-                log.exception("telling that the connection of a lock has ended failed")
+    def _perhaps_ended(self, fd: int) -> None:
+        with self._mutex:
+            session = self._registered.get(fd)
+            if session is None:
+                with suppress(OSError):
+                    self._epoll.unregister(fd)
+                return
+            # The event may be of the former user of this number.
+            poll = select.poll()
+            poll.register(fd, _select.POLLRDHUP)
+            if not poll.poll(0):
+                return
+            # Once: else it would be reported without end. Where it becomes a lock all the same, `add` registers it.
+            session.watched = -1
+            self._unregister(fd)
+            held = self._watched.get(fd)
+            if held is None or held[0] is not session:
+                return
+            self._forget(fd, session)
+        session, owner = held
+        try:
+            self._tell(session, owner)
+        except Exception:
+            log.exception("telling that the connection of a lock has ended failed")

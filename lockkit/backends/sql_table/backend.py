@@ -36,7 +36,6 @@ from lockkit.backend import (
     Grant,
     Holder,
     Host,
-    LockBackend,
     NamesPage,
     Note,
     Option,
@@ -45,11 +44,12 @@ from lockkit.backend import (
     Request,
     decode_metadata,
 )
+from lockkit.backends.sql.backend import SqlBackend
 from lockkit.backends.sql.errors import MissingTable
 from lockkit.backends.sql.names import row_key
-from lockkit.backends.sql.options import adopt_database, driver_options, examiner, mode_option, open_database
-from lockkit.backends.sql.schema import TABLE, create, drop, lock_table, parse_table, quoted
-from lockkit.backends.sql.statement import Result, Statement
+from lockkit.backends.sql.options import mode_option
+from lockkit.backends.sql.schema import TABLE, create, lock_table, parse_table, quoted
+from lockkit.backends.sql.statement import Result
 from lockkit.backends.sql_table.share_statements import SHARED, ShareStatements
 from lockkit.backends.sql_table.shares import REMARK_SECONDS, Shares, Waiting, waiting_of
 from lockkit.backends.sql_table.shares import text as _text
@@ -58,10 +58,9 @@ from lockkit.errors import BackendUnavailable, ConfigurationError, LockError
 
 if TYPE_CHECKING:
     from lockkit.backends.sql.database import Database
-    from lockkit.backends.sql.statement import Parameter
+    from lockkit.backends.sql.statement import Parameter, Statement
     from lockkit.backends.sql_table.statements import Statements
     from lockkit.units import Seconds
-    from lockkit.url import Url
 
 __all__ = ["CAPABILITIES", "SqlTableBackend", "lock_table"]
 
@@ -115,63 +114,26 @@ CAPABILITIES = Capabilities(
 )
 
 
-class SqlTableBackend(LockBackend):
-    """
-    Processes that reach the same table. One subclass for each kind of database.
-
-    Attributes:
-        database: Where it is.
-        tables: What ``lockkit migrate`` makes.
-    """
+class SqlTableBackend(SqlBackend):
+    """Processes that reach the same table. One subclass for each kind of database."""
 
     capabilities = CAPABILITIES
     options: ClassVar[Mapping[str, Option]] = OPTIONS
-    _dialect: ClassVar[str]
     _statements_class: ClassVar[type[Statements]]
     _share_statements_class: ClassVar[type[ShareStatements]]
-    _channel: str | None = None
 
     def __init__(self, database: Database, options: Mapping[str, Any], host: Host) -> None:
         """Use a database; nothing is sent."""
-        self._runtime = host.runtime
-        self.database = database
+        super().__init__(database, options, host)
         self.tables = [lock_table(name=options["table"])]
         self._auto_create: bool = options["auto_create"]
         table, now_us = quoted(self.tables[0], database.engine.dialect), database.dialect.now_us
         self._statements = self._statements_class(table, now_us)
         self._share_statements = self._share_statements_class(table, now_us)
-        self._shares = Shares(self._run, self._share_statements, self._channel)
+        self._shares = Shares(self._run, self._share_statements)
         self._reap_at = 0.0
         self._reaping = SingleRun(host.runtime, "lockkit-sql-reap", self.reap)
         self._ttl_us = (0.0, 0)
-
-    @classmethod
-    def driver_options(cls) -> Mapping[str, Option]:
-        """See `LockBackend.driver_options`."""
-        return driver_options()
-
-    @classmethod
-    def examiner(cls, url: Url) -> str | None:
-        """See `LockBackend.examiner`."""
-        return examiner(url)
-
-    @classmethod
-    def open(cls, url: Url, options: Mapping[str, Any], host: Host) -> SqlTableBackend:
-        """See `LockBackend.open`."""
-        return cls(open_database(url, options, OPTIONS, host), options, host)
-
-    @classmethod
-    def adopt(cls, client: object, options: Mapping[str, Any], host: Host) -> SqlTableBackend | None:
-        """See `LockBackend.adopt`: a SQLAlchemy `Engine`, for async clients an `AsyncEngine`."""
-        database = adopt_database(client, host)
-        if database is None or database.dialect.name != cls._dialect:
-            return None
-        return cls(database, options, host)
-
-    @property
-    def url(self) -> str:
-        """See `LockBackend.url`."""
-        return self.database.url
 
     async def try_acquire(self, request: Request) -> Grant | Busy:
         """See `LockBackend.try_acquire`."""
@@ -284,7 +246,7 @@ class SqlTableBackend(LockBackend):
             try:
                 if each is alone:
                     statement = self._statements.free(len(some))
-                    await self._run(statement, self._free_parameters(some), again=True, answer_by=answer_by)
+                    await self._run(statement, self._for_many(some), again=True, answer_by=answer_by)
                 else:
                     owners = [grant.owner for grant in some]
                     await self._shares.release(self._keys(some), owners, answer_by, again=True)
@@ -293,8 +255,8 @@ class SqlTableBackend(LockBackend):
         if failed is not None:
             raise failed
 
-    def _free_parameters(self, grants: Sequence[Grant]) -> Sequence[Parameter]:
-        return (*self._keys(grants), *[grant.owner for grant in grants])
+    def _for_many(self, grants: Sequence[Grant]) -> list[Parameter]:
+        return self._statements.many(self._keys(grants), [grant.owner for grant in grants])
 
     async def renew(self, grants: Sequence[Grant]) -> Sequence[Renewal]:
         """See `LockBackend.renew`. One statement for each ttl and thousand."""
@@ -328,15 +290,16 @@ class SqlTableBackend(LockBackend):
 
     async def _renew(self, ttl_us: int, grants: Sequence[Grant]) -> Iterable[str]:
         """Renew, and return the owners whose leases were renewed."""
-        names = self._keys(grants)
-        owners = [grant.owner for grant in grants]
+        return [_text(owner) for (owner,) in (await self._run_renewal(ttl_us, grants)).rows]
+
+    async def _run_renewal(self, ttl_us: int, grants: Sequence[Grant]) -> Result:
         statement = self._statements.renew(len(grants))
-        result = await self._run(statement, (ttl_us, *names, *owners), again=True, urgent=True)
-        return [_text(owner) for (owner,) in result.rows]
+        return await self._run(statement, (ttl_us, *self._for_many(grants)), again=True, urgent=True)
 
     async def _states(self, names: Sequence[str]) -> dict[str, _State]:
         found = {name: _State() for name in names}
-        result = await self._run(self._statements.state(len(names)), names, again=True, urgent=True)
+        statement = self._statements.state(len(names))
+        result = await self._run(statement, self._statements.many(names), again=True, urgent=True)
         for name, owner, expired, broken in result.rows:
             found[_text(name)] = _State(_text(owner), _text(broken), expired=bool(expired))
         return found
@@ -391,8 +354,8 @@ class SqlTableBackend(LockBackend):
         """See `LockBackend.names`: the held rows in the order of their names, by the database's clock."""
         begin = prefix if after is None else after.next
         end = _end_of_range(prefix)
-        statement = self._statements.names(BATCH, bounded=end is not None)
-        rows = (await self._run(statement, (begin,) if end is None else (begin, end), again=True)).rows
+        statement = self._statements.names if end is None else self._statements.names_below
+        rows = (await self._run(statement, (begin, BATCH) if end is None else (begin, BATCH, end), again=True)).rows
         found = [name for row in rows if (name := _lock_name(row[0])) is not None]
         # The last name of one page is the first of the next, if it is still held.
         names = [name for name in found if name.startswith(prefix) and (after is None or name != begin)]
@@ -425,14 +388,6 @@ class SqlTableBackend(LockBackend):
     def _keys(self, grants: Sequence[Grant]) -> list[str]:
         return [self._key(grant.name) for grant in grants]
 
-    async def erase(self) -> None:
-        """See `LockBackend.erase`."""
-        await drop(self.database, self.tables)
-
-    async def ping(self) -> None:
-        """See `LockBackend.ping`."""
-        await self._run(_PING, (), again=True)
-
     async def close(self) -> None:
         """See `LockBackend.close`. It waits for the reaper: a driver with threads answers to an event loop."""
         if self._reaping.under_way:
@@ -454,9 +409,10 @@ class SqlTableBackend(LockBackend):
             log.debug("could not remove idle rows at %s: %s", self.url, error)
 
     async def _reap(self) -> None:
-        while idle := (await self._run(self._statements.idle(BATCH), (IDLE_US_MIN,), again=True)).rows:
+        while idle := (await self._run(self._statements.idle, (IDLE_US_MIN, BATCH), again=True)).rows:
             names = [name for (name,) in idle]
-            await self._run(self._statements.reap(len(names)), (IDLE_US_MIN, *names), again=True)
+            parameters = (IDLE_US_MIN, *self._statements.many(names))
+            await self._run(self._statements.reap(len(names)), parameters, again=True)
 
     async def _run_for(self, request: Request, statement: Statement, parameters: Sequence[Parameter]) -> Result:
         """Run a statement of an acquisition, which may find that the table is not there."""
@@ -497,7 +453,6 @@ class _State:
         return Gone("taken" if self._owner not in {"", owner} and not self._expired else "gone")
 
 
-_PING = Statement("SELECT 1")
 _NO_ROWS = Result([], 0, 0)
 
 

@@ -21,14 +21,15 @@ statement           parameters                                  returns
 ``look``            name, owner (, limit)                       if it cannot be had: µs left, own token, own slot
 ``mark``            name, owner, µs                             one row changed, if readers hold the lock and no other
                                                                 writer has marked it
-``unmark``          name, owner (and the channel)               removes it
-``free_alone``      name, owner (and the channel)               one row, if nobody else has one; where it is cheaper
-``free``            names, owners (and the channel)             one row for each lock, or rows changed
+``unmark``          name, owner                                 removes it
+``free_alone``      name, owner                                 one row changed, if nobody else has one; where it is
+                                                                cheaper
+``free``            names, owners                               one row changed for each lock
 ``renew``           ttl in µs, names, owners                    rows changed
 ``state``           names                                       name, owner, expired, last broken owner, shares, clock
-``downgrade``       name, owner (and the channel)               one row, if the owner held the lock exclusively
+``downgrade``       name, owner                                 one row changed, if the owner held the lock exclusively
 ``update``          metadata, name, owner                       one row changed, if that owner holds it and it differs
-``write_note``      text, life in µs, name, owner               one row, if that owner holds it
+``write_note``      text, life in µs, name, owner               one row changed, if that owner holds it
 ==================  ==========================================  =======================================================
 """
 
@@ -37,7 +38,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Literal
 
-from lockkit.backends.sql_table.statements import StatementMaker, places
+from lockkit.backends.sql_table.statements import PostgresqlArrays, StatementMaker, notifying
 
 if TYPE_CHECKING:
     from lockkit.backends.sql.statement import Statement
@@ -76,7 +77,7 @@ class ShareStatements(StatementMaker, ABC):
         }
         self.look = {side: self._written(self._look_text(side)) for side in _SIDES}
         self.mark = self._written(
-            "UPDATE {table} SET writer = $2, writer_until_us = {now} + " + self._number("$3") + " WHERE name = $1"
+            "UPDATE {table} SET writer = $2, writer_until_us = {now} + $3 WHERE name = $1"
             " AND owner = '+shared' AND expires_at_us > {now} AND (writer = $2 OR writer_until_us <= {now})"
         )
         self.unmark = self._written(self._unmark_text())
@@ -87,13 +88,12 @@ class ShareStatements(StatementMaker, ABC):
             f"UPDATE {{table}} AS l SET shares = {self._metadata_set} WHERE name = $2 AND {holds}"
         )
         self.write_note = self._written(
-            f"UPDATE {{table}} AS l SET note = $1, note_until_us = {{now}} + {self._number('$2')}"
-            f" WHERE name = $3 AND {_HELD} AND {self._end_of('$4')} > {{now}}{self._returning}"
+            "UPDATE {table} AS l SET note = $1, note_until_us = {now} + $2"
+            f" WHERE name = $3 AND {_HELD} AND {self._end_of('$4')} > {{now}}"
         )
 
     _cheaper_alone: tuple[Side, ...] = ()
     _only_mine = ""
-    _returning = ""
     _metadata_set: str
 
     # -- JSON ------------------------------------------------------------------------------------------------------
@@ -118,13 +118,6 @@ class ShareStatements(StatementMaker, ABC):
     def _end_of(self, owner: str, field: str = "e", row: str = "l.") -> str:
         """Read the end (or another number) of an owner's share; NULL if it has none."""
 
-    def _number(self, parameter: str) -> str:
-        return parameter
-
-    def _one_of(self, column: str, first: int, count: int, array: int) -> str:  # noqa: ARG002 - PostgreSQL's
-        """Compare with several parameters, from a number on; where there are arrays, with that one."""
-        return f"{column} IN ({places(first, count)})"
-
     # -- granting --------------------------------------------------------------------------------------------------
 
     @abstractmethod
@@ -143,7 +136,7 @@ class ShareStatements(StatementMaker, ABC):
         if side == "shared":
             return f"(({free} OR {beside}) AND {row}writer_until_us <= {now} OR {self._mine(now, row)})"
         count = f"(SELECT count(*) FROM {self._each(f'{row}shares', 's')} WHERE s.e > {now})"
-        return f"({free} OR ({beside} AND {count} < {self._number(limit)}) OR {self._mine(now, row)})"
+        return f"({free} OR ({beside} AND {count} < {limit}) OR {self._mine(now, row)})"
 
     def _beside(self, side: Side, now: str, row: str = "l.") -> str:
         """Give what the lease is put beside."""
@@ -199,10 +192,10 @@ class ShareStatements(StatementMaker, ABC):
 
     def free(self, count: int) -> Statement:
         """See the module."""
-        return self._for_many("free", count, self._free_text(count))
+        return self._for_many(self._free_text, count)
 
     def _free_text(self, count: int) -> str:
-        return self._freeing(self._one_of("l.name", 1, count, 1), self._one_of("s.o", 1 + count, count, 2))
+        return self._freeing(self._among("l.name", 0, count), self._among("s.o", 1, count))
 
     def _free_alone_text(self) -> str:
         return (
@@ -222,27 +215,30 @@ class ShareStatements(StatementMaker, ABC):
 
     def renew(self, count: int) -> Statement:
         """See the module."""
-        named, owned = self._one_of("l.name", 2, count, 2), self._one_of("s.o", 2 + count, count, 3)
-        each = self._each("l.shares", "s")
-        end = f"CASE WHEN {owned} THEN {{now}} + {self._number('$1')} ELSE s.e END"
-        rest = f"FROM {each} WHERE s.e > {{now}}"
-        text = (
+        return self._for_many(self._renew_text, count)
+
+    def _renew_text(self, count: int) -> str:
+        named, owned = self._among("l.name", 0, count, 1), self._among("s.o", 1, count, 1)
+        end = f"CASE WHEN {owned} THEN {{now}} + $1 ELSE s.e END"
+        rest = f"FROM {self._each('l.shares', 's')} WHERE s.e > {{now}}"
+        return (
             f"UPDATE {{table}} AS l SET expires_at_us = COALESCE((SELECT max({end}) {rest}), 0),"
             f" shares = (SELECT {self._gathered(end)} {rest})"
             f" WHERE {named} AND {_HELD} AND EXISTS (SELECT 1 {rest} AND {owned})"
         )
-        return self._for_many("renew", count, text)
 
     def state(self, count: int) -> Statement:
         """See the module."""
-        text = (
+        return self._for_many(self._state_text, count)
+
+    def _state_text(self, count: int) -> str:
+        return (
             "SELECT name, owner, expires_at_us <= {now}, broken_owner, shares, {now} FROM {table} AS l WHERE "
-            + self._one_of("l.name", 1, count, 1)
+            + self._among("l.name", 0, count)
         )
-        return self._for_many("state", count, text)
 
 
-class PostgresqlShareStatements(ShareStatements):
+class PostgresqlShareStatements(PostgresqlArrays, ShareStatements):
     """
     PostgreSQL.
 
@@ -261,15 +257,7 @@ class PostgresqlShareStatements(ShareStatements):
 
     _cheaper_alone = ("permit",)
     _only_mine = "l.shares - CAST($2 AS text) = CAST('{}' AS jsonb)"
-    _returning = " RETURNING 1"
     _metadata_set = "jsonb_set(l.shares, ARRAY[CAST($3 AS text), 'm'], to_jsonb(CAST($1 AS text)))"
-
-    def _number(self, parameter: str) -> str:
-        return f"CAST({parameter} AS bigint)"
-
-    def _one_of(self, column: str, first: int, count: int, array: int) -> str:
-        del first, count
-        return f"{column} = ANY (CAST(${array} AS text[]))"
 
     def _each(self, shares: str, alias: str) -> str:
         fields = ", ".join(f"CAST(value ->> '{field}' AS bigint) AS {field}" for field in "tep")
@@ -291,7 +279,7 @@ class PostgresqlShareStatements(ShareStatements):
     def _acquire_text(self, side: Side, *, alone: bool = False, wait: bool = False) -> str:
         now = "excluded.token"
         token = "greatest(l.token + 1, excluded.token)"  # noqa: S105 - SQL
-        first = self._share("c.now_us", "c.now_us + CAST($3 AS bigint)", _first_slot(side), "CAST($4 AS text)")
+        first = self._share("c.now_us", "c.now_us + $3", _first_slot(side), "CAST($4 AS text)")
         share = self._share(token, "excluded.expires_at_us", self._slot(side, now, alone=alone), "CAST($4 AS text)")
         if alone:
             return self._acquire_alone_text(token, first, share)
@@ -302,7 +290,7 @@ class PostgresqlShareStatements(ShareStatements):
         )
         granted = (
             "granted AS (INSERT INTO {table} AS l (name, owner, token, expires_at_us, metadata_owner, shares)"
-            f" SELECT $1, '+shared', c.now_us, c.now_us + CAST($3 AS bigint), '+shared', {self._put(_EMPTY, first)}"
+            f" SELECT $1, '+shared', c.now_us, c.now_us + $3, '+shared', {self._put(_EMPTY, first)}"
             " FROM (SELECT {now} AS now_us) AS c WHERE NOT EXISTS (SELECT FROM held)"
             f" ON CONFLICT (name) DO UPDATE SET owner = '+shared', token = {token},"
             f" expires_at_us = {self._until(now, 'excluded.expires_at_us', 'greatest')}, metadata = NULL,"
@@ -327,7 +315,7 @@ class PostgresqlShareStatements(ShareStatements):
         """Without a look before: the index tells that the row is there, and the row whether it is free."""
         return (
             "INSERT INTO {table} AS l (name, owner, token, expires_at_us, metadata_owner, shares)"
-            f" SELECT $1, '+shared', c.now_us, c.now_us + CAST($3 AS bigint), '+shared', {self._put(_EMPTY, first)}"
+            f" SELECT $1, '+shared', c.now_us, c.now_us + $3, '+shared', {self._put(_EMPTY, first)}"
             " FROM (SELECT {now} AS now_us) AS c"
             f" ON CONFLICT (name) DO UPDATE SET owner = '+shared', token = {token},"
             " expires_at_us = excluded.expires_at_us, metadata = NULL, metadata_owner = '+shared',"
@@ -336,19 +324,19 @@ class PostgresqlShareStatements(ShareStatements):
         )
 
     def _unmark_text(self) -> str:
-        return _notifying(f"{super()._unmark_text()} RETURNING name, wanted", "$3")
+        return notifying(f"{super()._unmark_text()} RETURNING name, wanted")
 
     def _free_alone_text(self) -> str:
-        return _notifying(f"{super()._free_alone_text()} RETURNING name, wanted", "$3")
+        return notifying(f"{super()._free_alone_text()} RETURNING name, wanted")
 
     def _downgrade_text(self) -> str:
-        return _notifying(f"{super()._downgrade_text()} RETURNING name, wanted", "$3")
+        return notifying(f"{super()._downgrade_text()} RETURNING name, wanted")
 
     def _freeing(self, named: str, owned: str) -> str:
         # A waiter may have what one of several readers leaves only if none is left; a permit in any case.
         permits = f"EXISTS (SELECT FROM {self._each('l.shares', 's')} WHERE s.p IS NOT NULL)"
         freed = super()._freeing(named, owned)
-        return _notifying(f"{freed} RETURNING name, wanted AND (owner IS NULL OR {permits}) AS wanted", "$3")
+        return notifying(f"{freed} RETURNING name, wanted AND (owner IS NULL OR {permits}) AS wanted")
 
 
 class MysqlShareStatements(ShareStatements):
@@ -466,7 +454,3 @@ class SqliteShareStatements(ShareStatements):
 
 def _first_slot(side: Side) -> str:
     return "NULL" if side == "shared" else "0"
-
-
-def _notifying(change: str, channel: str) -> str:
-    return f"WITH freed AS ({change}) SELECT CASE WHEN wanted THEN pg_notify({channel}, name) END FROM freed"

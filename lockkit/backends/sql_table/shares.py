@@ -75,18 +75,16 @@ def waiting_of(request: Request) -> Waiting:
 class Shares:
     """The readers and permits in one table."""
 
-    def __init__(self, run: Callable[..., Awaitable[Result]], statements: ShareStatements, channel: str | None) -> None:
+    def __init__(self, run: Callable[..., Awaitable[Result]], statements: ShareStatements) -> None:
         """
         Use a table.
 
         Args:
             run: Runs a statement there, as `Database.run`; a table that is missing has no rows.
             statements: On the table.
-            channel: Where PostgreSQL notifies waiters, and then names and owners are arrays; None elsewhere.
         """
         self._run = run
         self._statements = statements
-        self._channel = channel
         self._crowded: dict[str, float] = {}
 
     def alone(self, side: Mode, name: str, now: Instant) -> Statement | None:
@@ -107,33 +105,23 @@ class Shares:
         """Release a lease, once; return whether it was held."""
         statement = self._statements.free_alone
         if statement is not None and now >= self._crowded.get(name, 0.0):
-            parameters = (name, owner, *self._notifying())
-            result = await self._run(statement, parameters, answer_by=answer_by)
-            if result.rows if self._channel else result.changed:
+            if (await self._run(statement, (name, owner), answer_by=answer_by)).changed:
                 return True
             self.found_crowded(name, now)
         return bool(await self.release([name], [owner], answer_by, again=False))
 
     async def release(self, names: Sequence[str], owners: Sequence[str], answer_by: float, *, again: bool) -> int:
         """Release leases; return how many rows were changed."""
-        statement = self._statements.free(1 if self._channel else len(names))
-        result = await self._run(statement, self._notifying(names, owners), again=again, answer_by=answer_by)
-        return len(result.rows) if self._channel else result.changed
-
-    def _many(self, *lists: Sequence[str]) -> list[Parameter]:
-        if self._channel:
-            return [list(values) for values in lists]
-        return [value for values in lists for value in values]
-
-    def _notifying(self, *lists: Sequence[str]) -> list[Parameter]:
-        return [*self._many(*lists), *([self._channel] if self._channel else [])]
+        statement = self._statements.free(len(names))
+        parameters = self._statements.many(names, owners)
+        return (await self._run(statement, parameters, again=again, answer_by=answer_by)).changed
 
     async def renew(self, ttl_us: int, grants: Sequence[Grant], key: Callable[[str], str]) -> dict[str, Renewal]:
         """Renew leases of one ttl."""
         names = [key(grant.name) for grant in grants]
-        statement = self._statements.renew(1 if self._channel else len(grants))
+        statement = self._statements.renew(len(grants))
         owners = [grant.owner for grant in grants]
-        await self._run(statement, (ttl_us, *self._many(names, owners)), again=True, urgent=True)
+        await self._run(statement, (ttl_us, *self._statements.many(names, owners)), again=True, urgent=True)
         # Which of them were renewed: the leases that the rows still have.
         rows = await self._rows(names)
         return {grant.owner: rows[name].outcome(grant.owner) for name, grant in zip(names, grants, strict=True)}
@@ -143,8 +131,8 @@ class Shares:
         return (await self._rows([name]))[name].outcome(owner)
 
     async def _rows(self, names: Sequence[str]) -> dict[str, _Row]:
-        statement = self._statements.state(1 if self._channel else len(names))
-        result = await self._run(statement, self._many(names), again=True, urgent=True)
+        statement = self._statements.state(len(names))
+        result = await self._run(statement, self._statements.many(names), again=True, urgent=True)
         found = {text(row[0]): _Row(*row[1:]) for row in result.rows}
         return {name: found.get(name) or _Row(None, 1, None, None, 0) for name in names}
 
@@ -166,8 +154,7 @@ class Shares:
 
     async def downgrade(self, name: str, owner: str) -> bool:
         """Make a share of an exclusive lease, once or again; return whether it is one."""
-        result = await self._run(self._statements.downgrade, (name, owner, *self._notifying()), again=True)
-        if result.rows if self._channel else result.changed:
+        if (await self._run(self._statements.downgrade, (name, owner), again=True)).changed:
             return True
         return isinstance(await self.outcome(name, owner), Renewed)
 
@@ -178,7 +165,7 @@ class Shares:
 
     async def unmark(self, name: str, owner: str, answer_by: float) -> None:
         """Have it no longer do so."""
-        await self._run(self._statements.unmark, (name, owner, *self._notifying()), again=True, answer_by=answer_by)
+        await self._run(self._statements.unmark, (name, owner), again=True, answer_by=answer_by)
 
 
 class _Row:

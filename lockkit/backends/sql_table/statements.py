@@ -10,17 +10,17 @@ statement       parameters                                  returns
 ``acquire``     name, owner, ttl in µs, metadata            by database, see there
 ``…_of_writer`` the same                                    the same, for a writer that has marked readers' lock
 ``look``        name                                        of a held lock: owner, µs left, token, metadata, its owner
-``release``     name, owner (and the channel)               one row, or one row changed, if that owner held it
-``free``        names, owners (and the channel)             releases many, returns the same
-``break_lock``  name (and the channel)                      the same, if it was held
+``release``     name, owner                                 one row changed, if that owner held it
+``free``        names, owners                               releases many, one row changed for each
+``break_lock``  name                                        one row changed, if it was held
 ``renew``       ttl in µs, names, owners                    the owners that held theirs; MariaDB and MySQL: how many
 ``update``      metadata, name, owner                       one row changed, if that owner holds it and it differs
 ``read_note``   name                                        of a note whose life is not over: the text, µs left
-``write_note``  text, life in µs, name, owner               one row, if that owner held the lock
+``write_note``  text, life in µs, name, owner               one row changed, if that owner held the lock
 ``clock``       none                                        the clock in µs
 ``state``       names                                       name, owner, expired, last broken owner
-``names``       first name (and one behind the last)        names of locks that are held
-``idle``        least age in µs                             names of rows that were not used for so long
+``names``       first name, limit (, one behind the last)   names of locks that are held, in the order of their bytes
+``idle``        least age in µs, limit                      names of rows that were not used for so long
 ``reap``        least age in µs, names                      removes those rows unless they were used meanwhile
 ==============  ==========================================  ===========================================================
 
@@ -31,16 +31,22 @@ token, and a table that was lost starts above all tokens that it ever granted.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from lockkit.backends.sql.statement import Statement
 
+if TYPE_CHECKING:
+    from lockkit.backends.sql.statement import Parameter
+
 __all__ = [
     "MysqlStatements",
+    "PostgresqlArrays",
     "PostgresqlStatements",
     "SqliteStatements",
     "StatementMaker",
     "Statements",
-    "places",
+    "notifying",
 ]
 
 
@@ -49,28 +55,55 @@ class StatementMaker:
 
     def __init__(self, table: str, now_us: str) -> None:
         """
-        Keep what stands for ``{table}`` and ``{now}``.
+        Keep what stands for ``{table}``, ``{now}`` and ``{channel}``.
 
         Args:
-            table: As it stands in SQL.
+            table: As it stands in SQL. PostgreSQL notifies waiters on a channel of that name, without the schema.
             now_us: The database's clock.
         """
-        self._table = table
-        self._now = now_us
+        self._words = {"{table}": table, "{now}": now_us, "{channel}": table.rpartition(".")[2].strip('"')}
         self._made: dict[tuple[str, int], Statement] = {}
 
     def _written(self, text: str, *, once: bool = False, frequent: bool = False) -> Statement:
-        return Statement(text.replace("{table}", self._table).replace("{now}", self._now), once=once, frequent=frequent)
+        for word, meaning in self._words.items():
+            text = text.replace(word, meaning)
+        return Statement(text, once=once, frequent=frequent)
 
-    def _for_many(self, what: str, count: int, text: str) -> Statement:
-        """Write a statement whose length depends on how many it is for; those for few are kept."""
-        made = self._made.get((what, count))
+    def many(self, *lists: Sequence[str]) -> list[Parameter]:
+        """Return the parameters of a statement for many: lists of equal length."""
+        return [value for values in lists for value in values]
+
+    def _for_many(self, text_of: Callable[[int], str], count: int) -> Statement:
+        """Return a statement whose length depends on how many it is for; those for few are kept."""
+        made = self._made.get((text_of.__name__, count))
         if made is None:
             keep = count <= KEPT_MAX
-            made = self._written(text, once=not keep)
+            made = self._written(text_of(count), once=not keep)
             if keep:
-                self._made[what, count] = made
+                self._made[text_of.__name__, count] = made
         return made
+
+    def _among(self, column: str, number: int, count: int, behind: int = 0) -> str:
+        """Compare a column with the values of the list of this number (0, 1, …), behind so many other parameters."""
+        first = behind + number * count + 1
+        values = ", ".join(f"${place}" for place in range(first, first + count))
+        return f"{column} IN ({values})"
+
+
+class PostgresqlArrays(StatementMaker):
+    """PostgreSQL: a list of any length is one parameter, so one statement serves for all."""
+
+    def many(self, *lists: Sequence[str]) -> list[Parameter]:
+        """See `StatementMaker.many`."""
+        return [list(values) for values in lists]
+
+    def _for_many(self, text_of: Callable[[int], str], count: int) -> Statement:
+        del count
+        return super()._for_many(text_of, 1)
+
+    def _among(self, column: str, number: int, count: int, behind: int = 0) -> str:
+        del count
+        return f"{column} = ANY (CAST(${behind + number + 1} AS text[]))"
 
 
 class Statements(StatementMaker, ABC):
@@ -78,8 +111,6 @@ class Statements(StatementMaker, ABC):
 
     acquire: Statement
     acquire_of_writer: Statement
-    release: Statement
-    break_lock: Statement
 
     def __init__(self, table: str, now_us: str) -> None:
         """See `StatementMaker`."""
@@ -88,6 +119,12 @@ class Statements(StatementMaker, ABC):
             "SELECT owner, expires_at_us - {now}, token, metadata, metadata_owner FROM {table}"
             " WHERE name = $1 AND owner IS NOT NULL AND expires_at_us > {now}"
         )
+        self.release = self._written(self._freeing("owner = NULL", "name = $1 AND owner = $2"))
+        self.break_lock = self._written(
+            self._freeing(
+                "broken_owner = owner, owner = NULL", "name = $1 AND owner IS NOT NULL AND expires_at_us > {now}"
+            )
+        )
         self.update = self._written(
             "UPDATE {table} SET metadata = $1 WHERE name = $2 AND owner = $3 AND expires_at_us > {now}"
         )
@@ -95,66 +132,58 @@ class Statements(StatementMaker, ABC):
         self.read_note = self._written(
             "SELECT note, note_until_us - {now} FROM {table} WHERE name = $1 AND note_until_us > {now}"
         )
-        self.write_note = self._written(self._write_note_text())
-        self._write()
-
-    def _write_note_text(self) -> str:
-        return (
+        self.write_note = self._written(
             "UPDATE {table} SET note = $1, note_until_us = {now} + $2"
             " WHERE name = $3 AND owner = $4 AND expires_at_us > {now}"
         )
+        self.idle = self._written(f"SELECT name FROM {{table}} WHERE {_IDLE} LIMIT $2")
+        held = "SELECT name FROM {table} WHERE owner IS NOT NULL AND expires_at_us > {now} AND name >= $1"
+        self.names = self._written(f"{held} ORDER BY name LIMIT $2")
+        self.names_below = self._written(f"{held} AND name < $3 ORDER BY name LIMIT $2")
+        self._write_acquire()
 
     @abstractmethod
-    def _write(self) -> None:
-        """Write what differs."""
+    def _write_acquire(self) -> None:
+        """Write what takes the lock."""
+
+    def _freeing(self, owners: str, which: str) -> str:
+        """Give what frees locks; where waiters can be notified, it does that, too."""
+        return f"UPDATE {{table}} SET {owners}, expires_at_us = 0 WHERE {which}"
 
     def renew(self, count: int) -> Statement:
-        """Renew so many leases at once; one parameter for each name, then one for each owner."""
-        return self._for_many("renew", count, self._renew_text(count))
+        """See the module."""
+        return self._for_many(self._renew_text, count)
 
     def _renew_text(self, count: int) -> str:
         return (
             "UPDATE {table} SET expires_at_us = {now} + $1"
-            f" WHERE name IN ({places(2, count)}) AND owner IN ({places(2 + count, count)})"
+            f" WHERE {self._among('name', 0, count, 1)} AND {self._among('owner', 1, count, 1)}"
             " AND expires_at_us > {now}"
         )
 
     def free(self, count: int) -> Statement:
-        """Release so many leases at once; one parameter for each name, then one for each owner."""
-        return self._for_many("free", count, self._free_text(count))
+        """See the module."""
+        return self._for_many(self._free_text, count)
 
     def _free_text(self, count: int) -> str:
-        return (
-            "UPDATE {table} SET owner = NULL, expires_at_us = 0"
-            f" WHERE name IN ({places(1, count)}) AND owner IN ({places(1 + count, count)})"
-        )
+        return self._freeing("owner = NULL", f"{self._among('name', 0, count)} AND {self._among('owner', 1, count)}")
 
     def state(self, count: int) -> Statement:
         """See the module."""
-        return self._for_many(
-            "state",
-            count,
+        return self._for_many(self._state_text, count)
+
+    def _state_text(self, count: int) -> str:
+        return (
             "SELECT name, owner, expires_at_us <= {now}, broken_owner FROM {table}"
-            f" WHERE name IN ({places(1, count)})",
+            f" WHERE {self._among('name', 0, count)}"
         )
 
     def reap(self, count: int) -> Statement:
         """See the module."""
-        return self._for_many("reap", count, f"DELETE FROM {{table}} WHERE {_IDLE} AND name IN ({places(2, count)})")
+        return self._for_many(self._reap_text, count)
 
-    def idle(self, count: int) -> Statement:
-        """See the module; at most so many."""
-        return self._for_many("idle", count, f"SELECT name FROM {{table}} WHERE {_IDLE} LIMIT {count}")
-
-    def names(self, count: int, *, bounded: bool) -> Statement:
-        """See the module; at most so many, in the order of their bytes."""
-        below = " AND name < $2" if bounded else ""
-        return self._for_many(
-            f"names{below}",
-            count,
-            "SELECT name FROM {table} WHERE owner IS NOT NULL AND expires_at_us > {now}"
-            f" AND name >= $1{below} ORDER BY name LIMIT {count}",
-        )
+    def _reap_text(self, count: int) -> str:
+        return f"DELETE FROM {{table}} WHERE {_IDLE} AND {self._among('name', 0, count, 1)}"
 
 
 KEPT_MAX = 8
@@ -164,12 +193,7 @@ KEPT_MAX = 8
 _IDLE = "token < {now} - $1 AND expires_at_us < {now} - $1 AND note_until_us < {now}"
 
 
-def places(first: int, count: int) -> str:
-    """Write so many parameters, from a number on."""
-    return ", ".join(f"${number}" for number in range(first, first + count))
-
-
-class PostgresqlStatements(Statements):
+class PostgresqlStatements(PostgresqlArrays, Statements):
     """
     PostgreSQL.
 
@@ -191,20 +215,11 @@ class PostgresqlStatements(Statements):
     acquire_or_wait: Statement
     acquire_of_writer_or_wait: Statement
 
-    def _write(self) -> None:
+    def _write_acquire(self) -> None:
         self.acquire, self.acquire_or_wait = self._acquiring("wanted = false")
         # Readers whom its mark has stopped still wait: its release notifies them.
         ends = "writer_until_us = CASE WHEN l.writer = excluded.owner THEN 0 ELSE l.writer_until_us END"
         self.acquire_of_writer, self.acquire_of_writer_or_wait = self._acquiring(ends)
-        notify = " SELECT CASE WHEN wanted THEN pg_notify($2, $1) END FROM freed"
-        self.release = self._written(
-            "WITH freed AS (UPDATE {table} SET owner = NULL, expires_at_us = 0 WHERE name = $1 AND owner = $3"
-            f" RETURNING wanted){notify}"
-        )
-        self.break_lock = self._written(
-            "WITH freed AS (UPDATE {table} SET broken_owner = owner, owner = NULL, expires_at_us = 0"
-            f" WHERE name = $1 AND owner IS NOT NULL AND expires_at_us > {{now}} RETURNING wanted){notify}"
-        )
 
     def _acquiring(self, also: str) -> tuple[Statement, Statement]:
         """Write ``acquire`` and ``acquire_or_wait``, and what else a grant sets."""
@@ -215,7 +230,7 @@ class PostgresqlStatements(Statements):
         )
         granted = (
             "granted AS (INSERT INTO {table} AS l (name, owner, token, expires_at_us, metadata, metadata_owner)"
-            " SELECT $1, $2, {now}, {now} + CAST($3 AS bigint), $4, $2 WHERE NOT EXISTS (SELECT FROM held)"
+            " SELECT $1, $2, {now}, {now} + $3, $4, $2 WHERE NOT EXISTS (SELECT FROM held)"
             " ON CONFLICT (name) DO UPDATE SET owner = excluded.owner,"
             " token = greatest(l.token + 1, excluded.token), expires_at_us = excluded.expires_at_us,"
             f" metadata = excluded.metadata, metadata_owner = excluded.owner, {also}"
@@ -236,43 +251,19 @@ class PostgresqlStatements(Statements):
         )
         return acquire, acquire_or_wait
 
-    def _write_note_text(self) -> str:
-        return (
-            "UPDATE {table} SET note = $1, note_until_us = {now} + CAST($2 AS bigint)"
-            " WHERE name = $3 AND owner = $4 AND expires_at_us > {now} RETURNING 1"
-        )
+    def _freeing(self, owners: str, which: str) -> str:
+        return notifying(f"{super()._freeing(owners, which)} RETURNING name, wanted")
 
     def _renew_text(self, count: int) -> str:
-        del count
-        return (
-            "UPDATE {table} SET expires_at_us = {now} + CAST($1 AS bigint)"
-            " WHERE name = ANY (CAST($2 AS text[])) AND owner = ANY (CAST($3 AS text[])) AND expires_at_us > {now}"
-            " RETURNING owner"
-        )
-
-    def _free_text(self, count: int) -> str:
-        del count
-        return (
-            "WITH freed AS (UPDATE {table} SET owner = NULL, expires_at_us = 0"
-            " WHERE name = ANY (CAST($1 AS text[])) AND owner = ANY (CAST($2 AS text[])) RETURNING name, wanted)"
-            " SELECT CASE WHEN wanted THEN pg_notify($3, name) END FROM freed"
-        )
+        return f"{super()._renew_text(count)} RETURNING owner"
 
 
-class _PollingStatements(Statements):
-    """A database that cannot notify waiters: a release only writes the row."""
-
-    def _write(self) -> None:
-        self.release = self._written(
-            "UPDATE {table} SET owner = NULL, expires_at_us = 0 WHERE name = $1 AND owner = $2"
-        )
-        self.break_lock = self._written(
-            "UPDATE {table} SET broken_owner = owner, owner = NULL, expires_at_us = 0"
-            " WHERE name = $1 AND owner IS NOT NULL AND expires_at_us > {now}"
-        )
+def notifying(change: str) -> str:
+    """Have PostgreSQL notify those that wait for the locks that `change` returns as ``name``, where ``wanted``."""
+    return f"WITH freed AS ({change}) SELECT CASE WHEN wanted THEN pg_notify('{{channel}}', name) END FROM freed"
 
 
-class MysqlStatements(_PollingStatements):
+class MysqlStatements(Statements):
     """
     MariaDB and MySQL.
 
@@ -290,8 +281,7 @@ class MysqlStatements(_PollingStatements):
     expired lock for held, and what it grants ends earlier; both are harmless.
     """
 
-    def _write(self) -> None:
-        super()._write()
+    def _write_acquire(self) -> None:
         ours = "owner IS NULL OR owner = VALUES(owner) OR expires_at_us <= VALUES(token)"
         acquire = (
             "INSERT INTO {table} (name, owner, token, expires_at_us, metadata, metadata_owner)"
@@ -308,15 +298,14 @@ class MysqlStatements(_PollingStatements):
         )
 
 
-class SqliteStatements(_PollingStatements):
+class SqliteStatements(Statements):
     """
     SQLite.
 
     ``acquire`` returns the token, or no row if the lock is busy. One writer at a time: others wait in the driver.
     """
 
-    def _write(self) -> None:
-        super()._write()
+    def _write_acquire(self) -> None:
         ends = ", writer_until_us = CASE WHEN l.writer = excluded.owner THEN 0 ELSE l.writer_until_us END"
         self.acquire, self.acquire_of_writer = (self._written(self._acquire_text(also)) for also in ("", ends))
 

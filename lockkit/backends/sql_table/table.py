@@ -51,15 +51,13 @@ class PostgresqlTable(SqlTableBackend):
     _statements: PostgresqlStatements
     _share_statements_class = PostgresqlShareStatements
     _share_statements: PostgresqlShareStatements
-    _channel: str
 
     def __init__(self, database: Database, options: Mapping[str, Any], host: Host) -> None:
         """Use a database; nothing is sent."""
-        self._channel = options["table"].rpartition(".")[2]
         super().__init__(database, options, host)
         self._listener: WakeupListener | None = None
         if database.engine.dialect.driver in {"psycopg", "psycopg_async"}:
-            self._listener = WakeupListener(host.runtime, database, self._channel)
+            self._listener = WakeupListener(host.runtime, database, self.tables[0].name)
         else:
             self.capabilities = CAPABILITIES
 
@@ -122,22 +120,6 @@ class PostgresqlTable(SqlTableBackend):
         connection = None if waiting is None else waiting.connection
         if connection is not None and connection is cast("WakeupListener", self._listener).connection:
             await super().wait(request, busy, until)
-
-    async def _release(self, name: str, owner: str, answer_by: float, *, again: bool) -> bool:
-        parameters = (name, self._channel, owner)
-        return bool((await self._run(self._statements.release, parameters, again=again, answer_by=answer_by)).rows)
-
-    def _free_parameters(self, grants: Sequence[Grant]) -> Sequence[Parameter]:
-        return (self._keys(grants), [grant.owner for grant in grants], self._channel)
-
-    async def break_lock(self, name: str) -> bool:
-        """See `LockBackend.break_lock`."""
-        return bool((await self._run(self._statements.break_lock, (self._key(name), self._channel))).rows)
-
-    async def _renew(self, ttl_us: int, grants: Sequence[Grant]) -> Iterable[str]:
-        names, owners = self._keys(grants), [grant.owner for grant in grants]
-        result = await self._run(self._statements.renew(1), (ttl_us, names, owners), again=True, urgent=True)
-        return [owner for (owner,) in result.rows]
 
     async def close(self) -> None:
         """See `LockBackend.close`."""
@@ -244,15 +226,11 @@ class MysqlTable(_PollingTable):
         return self._granted(request, token, slot if request.mode == "permit" else None)
 
     async def _renew(self, ttl_us: int, grants: Sequence[Grant]) -> Iterable[str]:
-        names = self._keys(grants)
-        owners = [grant.owner for grant in grants]
-        statement = self._statements.renew(len(grants))
-        result = await self._run(statement, (ttl_us, *names, *owners), again=True, urgent=True)
-        if result.changed == len(grants):
+        if (await self._run_renewal(ttl_us, grants)).changed == len(grants):
             return [grant.owner for grant in grants]
         # The answer says how many, but not which: those with the same owner that have not expired.
-        states = await self._states(names)
-        return [grant.owner for name, grant in zip(names, grants, strict=True) if states[name].holds(grant.owner)]
+        states = await self._states(self._keys(grants))
+        return [grant.owner for grant in grants if states[self._key(grant.name)].holds(grant.owner)]
 
 
 class SqliteTable(_PollingTable):

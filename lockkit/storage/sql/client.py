@@ -10,10 +10,10 @@ directly for a `Session` or `Connection`, and in SQLAlchemy's own greenlet (``ru
 
 from __future__ import annotations
 
+import sqlite3
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import contextmanager
-from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 from sqlalchemy import Connection, Delete, Engine, Update, exc
@@ -36,14 +36,12 @@ __all__ = [
     "ApplicationTransaction",
     "Asynchronous",
     "Blocking",
-    "Problem",
     "StartAgain",
-    "code_of",
     "column_of",
     "data_error",
+    "kind_of",
     "label_of",
     "no_column",
-    "problem_of",
     "refuse_autocommit",
     "spare",
     "transaction_of",
@@ -237,56 +235,18 @@ def label_of(source: Connection | Engine | None) -> str:
     return url.set(query={}).render_as_string(hide_password=True)
 
 
-class Problem(Enum):
-    """Errors of a database that an application or a retry can handle."""
-
-    BUSY = auto()
-    DEADLOCK = auto()
-    STALE = auto()
-    NEW_TABLE = auto()
-    MISSING = auto()
-
-
-_PROBLEMS = {
-    # PostgreSQL: SQLSTATE (appendix A of its manual).
-    "55P03": Problem.BUSY,
-    "40P01": Problem.DEADLOCK,
-    "40001": Problem.STALE,
-    "42P01": Problem.MISSING,
-    # MariaDB and MySQL: error numbers. SQLSTATE 40001 is their deadlock.
-    "1205": Problem.BUSY,
-    "3572": Problem.BUSY,
-    "1213": Problem.DEADLOCK,
-    "1020": Problem.STALE,
-    "1412": Problem.NEW_TABLE,
-    "1146": Problem.MISSING,
-    # SQLite.
-    "SQLITE_BUSY": Problem.BUSY,
-    "SQLITE_BUSY_RECOVERY": Problem.BUSY,
-    "SQLITE_BUSY_SNAPSHOT": Problem.STALE,
-}
+def kind_of(error: BaseException) -> sql_errors.Kind:
+    """Return what an error of a database is about. The driver's error shows which database that is."""
+    said = _said(error)
+    if isinstance(said, sqlite3.Error):
+        return sql_errors.sqlite_kind(said)
+    # The number first: some drivers for MySQL also have an SQLSTATE, which says less.
+    return sql_errors.mysql_kind(said) if sql_errors.mysql_number(said) else sql_errors.postgresql_kind(said)
 
 
-def code_of(error: BaseException) -> str:
-    """Return the database's error code: SQLSTATE, error number, or SQLite's name; empty if there is none."""
-    said = error.orig if isinstance(error, exc.DBAPIError) else error
-    arguments = getattr(said, "args", ())
-    # Drivers for MySQL give the number first; some also have its SQLSTATE, which says less.
-    for number in (getattr(said, "errno", None), arguments[0] if arguments else None):
-        if isinstance(number, int):
-            return str(number)
-    for attribute in ("sqlstate", "pgcode", "sqlite_errorname"):
-        code = getattr(said, attribute, None)
-        if isinstance(code, str):
-            return code
-    return ""
-
-
-def problem_of(error: BaseException) -> Problem | None:
-    """Return which of the known problems an error is; None if it is another one."""
-    if isinstance(error, exc.DBAPIError) and "no such table" in str(error.orig):
-        return Problem.MISSING  # SQLite has no code for it
-    return _PROBLEMS.get(code_of(error))
+def _said(error: BaseException) -> BaseException:
+    """Return the driver's own error."""
+    return (error.orig if isinstance(error, exc.DBAPIError) else None) or error
 
 
 def data_error(error: BaseException, source: Connection | Engine | None, *, name: str | None = None) -> LockError:
@@ -299,7 +259,7 @@ def data_error(error: BaseException, source: Connection | Engine | None, *, name
         name: The lock, scope or row of the statement.
     """
     label = label_of(source)
-    said = error.orig if isinstance(error, exc.DBAPIError) else error
+    said = _said(error)
     text = _without_password(" ".join(str(said).split()) or type(error).__name__, source)
     make, message = _reading(error, label, name, text)
     if make is BackendUnavailable and source is not None and isinstance(said, Exception):
@@ -316,16 +276,16 @@ def _without_password(text: str, source: Connection | Engine | None) -> str:
 
 def _reading(error: BaseException, label: str, name: str | None, text: str) -> tuple[Callable[..., LockError], str]:
     """Choose lockkit's error class and its message."""
-    problem = problem_of(error)
-    if problem is not None:
-        return _of_problem(problem, label, name, text)
+    known = _of_kind(kind_of(error), label, name, text)
+    if known is not None:
+        return known
     if isinstance(error, exc.TimeoutError):
         message = (
             f"the connection pool for {label} is exhausted: each open transaction uses one connection. Raise "
             f"pool_size, or end transactions sooner ({text})"
         )
         return BackendUnavailable, message
-    if code_of(error) == "25P02":  # in_failed_sql_transaction
+    if sql_errors.sqlstate(_said(error)) == "25P02":  # in_failed_sql_transaction
         message = f"{label} has aborted this transaction after an earlier error: roll it back first ({text})"
         return ConfigurationError, message
     if isinstance(error, exc.DBAPIError) and error.connection_invalidated:
@@ -334,27 +294,32 @@ def _reading(error: BaseException, label: str, name: str | None, text: str) -> t
     return BackendUnavailable, f"{label} gave no usable answer: {text}"
 
 
-def _of_problem(problem: Problem, label: str, name: str | None, text: str) -> tuple[Callable[..., LockError], str]:
+def _of_kind(
+    kind: sql_errors.Kind, label: str, name: str | None, text: str
+) -> tuple[Callable[..., LockError], str] | None:
+    """Do it for what an application or a retry can handle; None for the rest."""
     what = repr(name) if name else "what this one needs"
-    if problem is Problem.DEADLOCK:
+    if kind == "deadlock":
         message = (
             f"a deadlock at {label}: another transaction holds {what} and waits for what this one holds. "
             f"Roll back and run the transaction again; take locks in the same order everywhere ({text})"
         )
         return StartAgain, message
-    if problem is Problem.STALE:
+    if kind == "stale":
         return StartAgain, stale_snapshot(label, name, text)
-    if problem is Problem.NEW_TABLE:
+    if kind == "new table":
         message = (
             f"this transaction reads {label} as it was before a table was created or altered: roll back and run it "
             f"again ({text})"
         )
         return StartAgain, message
-    if problem is Problem.MISSING:
+    if kind == "no table":
         message = f"a table of lockkit is missing at {label}: run lockkit.sql.create_tables(engine) ({text})"
         return ConfigurationError, message
-    message = f"another transaction at {label} held {what} for longer than the connection's own limit: {text}"
-    return LockTimeout, message
+    if kind == "locked":
+        message = f"another transaction at {label} held {what} for longer than the connection's own limit: {text}"
+        return LockTimeout, message
+    return None
 
 
 def stale_snapshot(label: str, name: str | None, text: str) -> str:

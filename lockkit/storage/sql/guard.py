@@ -44,11 +44,10 @@ from lockkit.storage.sql.client import (
     ApplicationTransaction,
     Asynchronous,
     Blocking,
-    Problem,
     column_of,
     data_error,
+    kind_of,
     label_of,
-    problem_of,
     translating,
 )
 from lockkit.storage.sql.schema import KEYS, Family, ensure, family_of, forget_if_missing, key_of, make_here, quoted
@@ -253,7 +252,7 @@ class _Guard:
                 return ask(sql)
             except exc.DBAPIError as error:
                 forget_if_missing(connection, self._table, error)
-                if family != "sqlite" or problem_of(error) is not Problem.MISSING or not self._auto_create:
+                if family != "sqlite" or kind_of(error) != "no table" or not self._auto_create:
                     raise
             make_here(connection, "fences", self._table)
             return ask(sql)

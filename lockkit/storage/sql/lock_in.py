@@ -45,10 +45,9 @@ from lockkit.runtime import wall_clock
 from lockkit.storage.retry import pause_until
 from lockkit.storage.sql.client import (
     ApplicationTransaction,
-    Problem,
     StartAgain,
+    kind_of,
     label_of,
-    problem_of,
     spare,
     stale_snapshot,
     transaction_of,
@@ -207,7 +206,7 @@ class _Postgres(_Locker):
             connection.execute(sql["limit"], {"limit": f"{max(1, int(-(wait * 1000) // -1))}ms"})
             row = connection.execute(sql["lock"], given).one()
         except exc.DBAPIError as error:
-            if problem_of(error) is not Problem.BUSY:
+            if kind_of(error) != "locked":
                 raise
             _roll_back_to_savepoint(connection)
             return None
@@ -284,11 +283,11 @@ class _InnoDB(_Locker):
             return self._attempt(connection, wait)
         except exc.DBAPIError as error:
             transaction = connection.get_transaction()
-            if problem_of(error) is Problem.DEADLOCK and transaction is not None:
+            if kind_of(error) == "deadlock" and transaction is not None:
                 # The server has undone the application's work. PostgreSQL would refuse the next statement; InnoDB
                 # silently begins another transaction.
                 _rolled_back.add(transaction)
-            if problem_of(error) is Problem.MISSING:
+            if kind_of(error) == "no table":
                 _known_rows.get(connection.engine, {}).pop(self._table, None)
             raise
 
@@ -340,7 +339,7 @@ class _InnoDB(_Locker):
                 return self._found(connection, sql["lock"], given)
             return self._found(connection, sql["try"], given)
         except exc.DBAPIError as error:
-            if problem_of(error) is not Problem.BUSY:
+            if kind_of(error) != "locked":
                 raise
             self._refuse_rollback_on_timeout(connection, error)
         if wait is None or wait < 1:
@@ -351,7 +350,7 @@ class _InnoDB(_Locker):
                 connection.execute(sql["limit"], {"limit": int(wait)})
                 return self._found(connection, sql["lock"], given)
         except exc.DBAPIError as error:
-            if problem_of(error) is not Problem.BUSY:
+            if kind_of(error) != "locked":
                 raise
             return None
 
@@ -439,7 +438,7 @@ class _SQLite(_Locker):
         try:
             token = self._limited(connection, limit)
         except exc.DBAPIError as error:
-            if problem_of(error) is not Problem.BUSY:
+            if kind_of(error) != "locked":
                 raise
             if was_idle and _in_transaction(connection):
                 connection.exec_driver_sql("ROLLBACK")  # undoes only the driver's BEGIN before this statement
@@ -464,7 +463,7 @@ class _SQLite(_Locker):
         try:
             row = connection.execute(sql["lock"], given).one()
         except exc.DBAPIError as error:
-            if problem_of(error) is not Problem.MISSING or not self._auto_create:
+            if kind_of(error) != "no table" or not self._auto_create:
                 raise
             make_here(connection, "locks", self._table)
             row = connection.execute(sql["lock"], given).one()

@@ -27,7 +27,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from lockkit.backends.sql.schema import parse_table
 from lockkit.errors import ConfigurationError, Unsupported
 from lockkit.storage.sql import FENCES, LOCKS
-from lockkit.storage.sql.client import Problem, data_error, problem_of, spare
+from lockkit.storage.sql.client import data_error, kind_of, spare
 from lockkit.validation import shown
 
 if TYPE_CHECKING:
@@ -209,7 +209,7 @@ def ensure(connection: Connection, kind: Kind, table: str) -> None:
 
 def forget_if_missing(connection: Connection, table: str, error: BaseException) -> None:
     """Forget that a table exists if this error says that it is missing, so that the next `ensure` looks again."""
-    if problem_of(error) is Problem.MISSING:
+    if kind_of(error) == "no table":
         _ready.get(connection.engine, set()).discard(table)
 
 
@@ -227,7 +227,7 @@ def _there(connection: Connection, table: str) -> bool:
     try:
         connection.execute(text(f"SELECT token FROM {quoted(family_of(connection.dialect), table)} LIMIT 0"))
     except exc.DBAPIError as error:
-        if problem_of(error) is not Problem.MISSING:
+        if kind_of(error) != "no table":
             raise
         connection.rollback()
         return False

@@ -22,13 +22,12 @@ from lockkit import validation
 from lockkit.errors import BackendUnavailable, ConfigurationError
 from lockkit.storage.retry import DELETE, Conflict, OptimisticUpdate
 from lockkit.storage.sql.client import (
-    Problem,
     StartAgain,
     column_of,
     data_error,
+    kind_of,
     label_of,
     no_column,
-    problem_of,
     refuse_autocommit,
 )
 
@@ -44,7 +43,7 @@ S = TypeVar("S", bound="Update | Delete")
 VERSION = "version"
 """Default name of the version column."""
 
-_CAUSED_BY_OTHERS = {Problem.BUSY, Problem.DEADLOCK, Problem.STALE, Problem.NEW_TABLE}
+_CAUSED_BY_OTHERS = {"locked", "deadlock", "stale", "new table"}
 
 _KINDS: dict[type, str] = {
     Engine: "blocking",
@@ -107,7 +106,7 @@ class TransactionRetry(OptimisticUpdate):
         except exc.TimeoutError as error:
             raise data_error(error, self._engine(), name=self.name) from error
         except exc.DBAPIError as error:
-            if problem_of(error) in _CAUSED_BY_OTHERS or error.connection_invalidated:
+            if kind_of(error) in _CAUSED_BY_OTHERS or error.connection_invalidated:
                 raise Conflict from error
             if error.statement is None and not self._committing:  # SQLAlchemy could not connect
                 raise data_error(error, self._engine(), name=self.name) from error

@@ -54,49 +54,37 @@ def made(server: PostgresServer | MariaServer, what: str, definition: str) -> It
         server.execute("DROP TABLE IF EXISTS thing_leases")
 
 
+ALL_MODES = ("table", "row", "advisory")
+UNFIT_OR_LACKS = f"{UNFIT}|{LACKS}"
+IN_POSTGRESQL = [
+    ("VIEW", "AS SELECT 1 AS n", LACKS),
+    ("VIEW", f"AS SELECT {TYPED}", UNFIT_OR_LACKS),
+    ("MATERIALIZED VIEW", f"AS SELECT {TYPED}", UNFIT_OR_LACKS),
+    ("SEQUENCE", "", LACKS),
+    ("TYPE", "AS ENUM ('a')", OTHER),
+    ("TYPE", "AS (n int)", UNFIT),
+    ("TABLE", "(name text PRIMARY KEY, n int NOT NULL) PARTITION BY HASH (name)", UNFIT_OR_LACKS),
+    ("TABLE", f"AS SELECT {TYPED}", UNFIT_OR_LACKS),
+    ("TABLE", f"AS SELECT {COLUMNS}", UNFIT_OR_LACKS),
+]
+
+
 @pytest.mark.parametrize(
-    ("what", "definition", "message"),
+    ("kind", "mode", "what", "definition", "message"),
     [
-        ("VIEW", "AS SELECT 1 AS n", LACKS),
-        ("VIEW", f"AS SELECT {TYPED}", f"{UNFIT}|{LACKS}"),
-        ("MATERIALIZED VIEW", f"AS SELECT {TYPED}", f"{UNFIT}|{LACKS}"),
-        ("SEQUENCE", "", LACKS),
-        ("TYPE", "AS ENUM ('a')", OTHER),
-        ("TYPE", "AS (n int)", UNFIT),
-        ("TABLE", "(name text PRIMARY KEY, n int NOT NULL) PARTITION BY HASH (name)", f"{UNFIT}|{LACKS}"),
-        ("TABLE", f"AS SELECT {TYPED}", f"{UNFIT}|{LACKS}"),
-        ("TABLE", f"AS SELECT {COLUMNS}", f"{UNFIT}|{LACKS}"),
+        *[("postgresql", mode, *other) for mode in ALL_MODES for other in IN_POSTGRESQL],
+        *[("mariadb", mode, "VIEW", f"AS SELECT {COLUMNS}", UNFIT) for mode in ALL_MODES],
+        ("mariadb", "table", "SEQUENCE", "", LACKS),
     ],
 )
-@pytest.mark.parametrize("mode", ["table", "row", "advisory"])
-def test_what_else_postgresql_has_is_an_error_of_configuration(
-    postgresql: PostgresServer, mode: str, what: str, definition: str, message: str
+def test_what_else_a_server_has_is_an_error_of_configuration(
+    request: pytest.FixtureRequest, *, kind: str, mode: str, what: str, definition: str, message: str
 ) -> None:
     """Said at once: it was a server that ended connections, or a lock that is busy for ever."""
+    server: PostgresServer | MariaServer = request.getfixturevalue(kind)
     with (
-        made(postgresql, what, definition),
-        lockkit.connect(postgresql.url, mode=mode, table="thing") as client,
-        pytest.raises(lockkit.ConfigurationError, match=message),
-    ):
-        client.lock("y").acquire(PATIENCE)
-
-
-@pytest.mark.parametrize(
-    ("what", "definition", "mode", "message"),
-    [
-        ("VIEW", f"AS SELECT {COLUMNS}", "table", UNFIT),
-        ("VIEW", f"AS SELECT {COLUMNS}", "row", UNFIT),
-        ("VIEW", f"AS SELECT {COLUMNS}", "advisory", UNFIT),
-        ("SEQUENCE", "", "table", LACKS),
-    ],
-)
-def test_what_else_mariadb_has_is_an_error_of_configuration(
-    mariadb: MariaServer, what: str, definition: str, mode: str, message: str
-) -> None:
-    """The same."""
-    with (
-        made(mariadb, what, definition),
-        lockkit.connect(mariadb.url, mode=mode, table="thing") as client,
+        made(server, what, definition),
+        lockkit.connect(server.url, mode=mode, table="thing") as client,
         pytest.raises(lockkit.ConfigurationError, match=message),
     ):
         client.lock("y").acquire(PATIENCE)

@@ -42,6 +42,21 @@ def test_more_than_nine_parameters_are_told_apart() -> None:
     assert list(order(range(1, 13))) == list(range(12, 0, -1))
 
 
+def test_text_takes_the_parameters_that_it_has() -> None:
+    """One of several texts for the same values may need fewer of them."""
+    text, order = Statement("EXECUTE p ($1)").spelled("format")
+
+    assert text % order(("a", "b")) == "EXECUTE p (a)"
+
+
+def test_parameter_of_a_statement_that_is_prepared_stays() -> None:
+    """``$$1`` is the other statement's ``$1``."""
+    text, order = Statement("PREPARE p AS SELECT $$1, $$2;SET x = $2;EXECUTE p ($1, $2)").spelled("format")
+
+    assert text == "PREPARE p AS SELECT $1, $2;SET x = %s;EXECUTE p (%s, %s)"
+    assert list(order("ab")) == ["b", "a", "b"]
+
+
 def test_parameters_are_packed_for_postgresql() -> None:
     """Arrays keep quotes, backslashes, commas, braces and empty text apart; subclasses of str are text."""
 
@@ -61,9 +76,9 @@ def failure(**attributes: object) -> Any:  # noqa: ANN401 - an exception with at
 @pytest.mark.parametrize(
     ("error", "kind"),
     [
-        (failure(sqlstate="40001"), "conflict"),
-        (failure(pgcode="40P01"), "conflict"),
-        (failure(sqlstate="0A000", text="cached plan must not change result type"), "conflict"),
+        (failure(sqlstate="40001"), "stale"),
+        (failure(pgcode="40P01"), "deadlock"),
+        (failure(sqlstate="0A000", text="cached plan must not change result type"), "unprepared"),
         (failure(sqlstate="0A000", text="not supported by this server"), "other"),
         (failure(sqlstate="28P01"), "login"),
         (failure(sqlstate="57P01"), "connection"),
@@ -85,7 +100,7 @@ def test_postgresql_errors_are_read(error: BaseException, kind: str) -> None:
 @pytest.mark.parametrize(
     ("error", "kind"),
     [
-        (Exception(1213, "Deadlock found"), "conflict"),
+        (Exception(1213, "Deadlock found"), "deadlock"),
         (Exception(1146, "no table"), "no table"),
         (Exception(1290, "--read-only"), "read-only"),
         (Exception(2006, "server has gone away"), "connection"),

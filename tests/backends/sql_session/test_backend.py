@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from lockkit.backend import Request
-    from lockkit.backends.sql.statement import Parameter
+    from lockkit.backends.sql.statement import Parameter, Result
     from lockkit.backends.sql_session.backend import SessionBackend
     from lockkit.backends.sql_session.claim import Claim, Key
     from lockkit.sync import Client, Lease
@@ -79,13 +79,19 @@ def mariadb() -> Iterator[MariaServer]:
 def sent_from_now_on(monkeypatch: pytest.MonkeyPatch) -> list[Statement]:
     """Collect what is sent in the sessions of locks."""
     sent: list[Statement] = []
-    send = Session.send
+    send, run = Session.send, Session.run
 
     def collecting(self: Session, statement: Statement, parameters: Sequence[Parameter] = ()) -> None:
         sent.append(statement)
         send(self, statement, parameters)
 
+    async def collecting_too(self: Session, statement: Statement, parameters: Sequence[Parameter] = ()) -> Result:
+        if statement.frequent:  # the connection sends it
+            sent.append(statement)
+        return await run(self, statement, parameters)
+
     monkeypatch.setattr(Session, "send", collecting)
+    monkeypatch.setattr(Session, "run", collecting_too)
     return sent
 
 

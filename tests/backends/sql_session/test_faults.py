@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import select
 import socket
 import subprocess
 import sys
@@ -388,9 +387,9 @@ class TestEndedConnections:
         look = DisconnectWatcher._look
         failed = threading.Event()
 
-        def fail(self: DisconnectWatcher, epoll: select.epoll, seconds: float) -> None:
+        def fail(self: DisconnectWatcher, seconds: float) -> None:
             if failed.is_set():
-                look(self, epoll, seconds)
+                look(self, seconds)
             else:
                 failed.set()
                 raise MemoryError

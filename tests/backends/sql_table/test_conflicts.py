@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from math import inf
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -24,7 +23,7 @@ from lockkit.testing.servers import MariaServer, PostgresServer, require, wait_u
 from tests.backends.sql_table.support import DRIVERS, with_driver
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Awaitable, Callable, Iterator, Sequence
 
     from sqlalchemy import Connection as SqlConnection
 
@@ -138,7 +137,7 @@ class Place:
 def said(monkeypatch: pytest.MonkeyPatch) -> list[str | int]:
     """Take down what databases say, and have lockkit wait for them for longer than it does."""
     heard: list[str | int] = []
-    run, answer = Database._run_on, Session.answer
+    run, answered = Database._run_on, Session._answered
 
     async def listening(
         self: Database, connection: Connection, statement: Statement, parameters: Sequence[Parameter], until: float
@@ -146,13 +145,13 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[str | int]:
         with hearing(heard):
             return await run(self, connection, statement, parameters, until)
 
-    async def listening_too(self: Session) -> Result:
-        self.answer_by = inf
+    async def listening_too(self: Session, reading: Awaitable[Result]) -> Result:
         with hearing(heard):
-            return await answer(self)
+            return await answered(self, reading)
 
     monkeypatch.setattr(Database, "_run_on", listening)
-    monkeypatch.setattr(Session, "answer", listening_too)
+    monkeypatch.setattr(Session, "_answered", listening_too)
+    monkeypatch.setattr(Session, "_seconds", lambda _: PATIENCE)
     for module in (dialect, database, sqlsession_session):
         monkeypatch.setattr(module, "STATEMENT_SECONDS", PATIENCE)
     monkeypatch.setattr(dialect, "LOCK_SECONDS", PATIENCE)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import psycopg
 import pytest
 import sqlalchemy
-from sqlalchemy import event
+from sqlalchemy import NullPool, event
 from sqlalchemy.ext.asyncio import create_async_engine
 
 import lockkit
@@ -548,7 +548,7 @@ class TestSqlite:
     def test_read_only_file(self, tmp_path: Path) -> None:
         """Said to be so, whether the table is there or not."""
         path = tmp_path / "locks.db"
-        sqlalchemy.create_engine(f"sqlite:///{path}").connect().close()
+        path.touch()
         engine = self.engine(path, query="&mode=ro")
         with (
             lockkit.from_client(engine) as client,
@@ -588,7 +588,8 @@ class TestSqlite:
         """While another writer holds the file nothing is granted, and a wait goes on until it is over."""
         client = connect(f"sqlite:///{tmp_path}/locks.db")
         client.lock("x").acquire().release()
-        with sqlalchemy.create_engine(f"sqlite:///{tmp_path}/locks.db").connect() as connection:
+        engine = sqlalchemy.create_engine(f"sqlite:///{tmp_path}/locks.db", poolclass=NullPool)
+        with engine.connect() as connection:
             connection.exec_driver_sql("BEGIN IMMEDIATE")
             with pytest.raises(lockkit.BackendUnavailable, match="is locked by another transaction"):
                 client.lock("x").acquire(timeout=0)

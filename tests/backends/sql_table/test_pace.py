@@ -100,7 +100,7 @@ def test_names_are_forgotten() -> None:
 def crowded() -> Callable[[str], object]:
     """What a client remembers of readers and permits."""
     database = SimpleNamespace(run=None)
-    shares = Shares(cast("Any", database), cast("Any", None), None)
+    shares = Shares(cast("Any", database), cast("Any", None))
     return lambda name: shares.found_crowded(name, 0.0)
 
 

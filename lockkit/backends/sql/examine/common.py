@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from sqlalchemy import inspect
-
-from lockkit.backends.sql.schema import quoted
+from lockkit.backends.sql.schema import columns_of, quoted
 from lockkit.backends.sql.statement import Statement
 from lockkit.doctor import timing
 from lockkit.doctor.findings import Check, Severity
+from lockkit.errors import LockError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sqlalchemy import Table
 
+    from lockkit.backends.sql.backend import SqlBackend
     from lockkit.backends.sql.connection import Connection
     from lockkit.backends.sql.database import Database
     from lockkit.backends.sql.statement import Parameter
@@ -25,7 +25,6 @@ __all__ = [
     "FULL",
     "NO_PASSWORD",
     "READ_ONLY",
-    "SqlBackend",
     "SqlServer",
     "examine_connections",
     "examine_network",
@@ -62,13 +61,6 @@ CONNECTIONS = Check(
     "advisory every lock that is held or waited for takes one.",
     _PAGE,
 )
-
-
-class SqlBackend(Protocol):
-    """What the SQL backends have in common."""
-
-    database: Database
-    tables: Sequence[Table]
 
 
 class SqlServer:
@@ -128,15 +120,11 @@ class SqlServer:
     def columns(self, table: Table) -> set[str] | None:
         """Name the columns that a table has; None if it is not there, or not to be seen."""
         try:
-            with self.database.engine.connect() as connection:
-                found = inspect(connection)
-                if not found.has_table(table.name, schema=table.schema):
-                    return None
-                return {column["name"] for column in found.get_columns(table.name, schema=table.schema)}
-        except self.database.driver_errors as error:
-            if self.database.kind(error) == "denied":
+            return columns_of(self.database, table)
+        except LockError as error:
+            if error.__cause__ is not None and self.database.kind(error.__cause__) == "denied":
                 return None
-            raise self.database.translate(error) from error
+            raise
 
     async def close(self) -> None:
         """Close the connections."""

@@ -12,7 +12,7 @@ from lockkit.doctor.findings import Check, Severity
 from lockkit.file_systems import NETWORK_FILE_SYSTEMS, kind_of_file_system
 
 if TYPE_CHECKING:
-    from lockkit.backends.sql.examine.common import SqlBackend
+    from lockkit.backends.sql.backend import SqlBackend
     from lockkit.doctor.examination import Examination
 
 __all__ = ["examine"]

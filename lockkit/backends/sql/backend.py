@@ -1,0 +1,80 @@
+"""What the lock backends of all modes share: how they get their database, and what they do with its tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from lockkit.backend import LockBackend
+from lockkit.backends.sql.options import adopt_database, driver_options, open_database
+from lockkit.backends.sql.schema import drop
+from lockkit.backends.sql.statement import Statement
+
+if TYPE_CHECKING:
+    from sqlalchemy import Table
+
+    from lockkit.backend import Host, Option
+    from lockkit.backends.sql.database import Database
+    from lockkit.url import Url
+
+__all__ = ["SqlBackend"]
+
+_PING = Statement("SELECT 1")
+_EXAMINERS = {"postgresql": "postgresql", "mariadb": "mariadb", "mysql": "mariadb", "sqlite": "sqlite"}
+
+
+class SqlBackend(LockBackend):
+    """
+    One mode of locks in one kind of database.
+
+    Attributes:
+        database: Where it is.
+        tables: What there must be in it; ``lockkit migrate`` makes them.
+    """
+
+    tables: Sequence[Table]
+    _dialect: ClassVar[str]
+    """The name of `lockkit.backends.sql.dialect.Dialect`."""
+
+    def __init__(self, database: Database, options: Mapping[str, Any], host: Host) -> None:
+        """Use a database; nothing is sent."""
+        del options
+        self.database = database
+        self._runtime = host.runtime
+
+    @classmethod
+    def driver_options(cls) -> Mapping[str, Option]:
+        """See `LockBackend.driver_options`."""
+        return driver_options()
+
+    @classmethod
+    def examiner(cls, url: Url) -> str | None:
+        """See `LockBackend.examiner`: the kind of database decides, and not the mode."""
+        kind = _EXAMINERS.get(url.base)
+        return None if kind is None else f"lockkit.backends.sql.examine.{kind}"
+
+    @classmethod
+    def open(cls, url: Url, options: Mapping[str, Any], host: Host) -> Self:
+        """See `LockBackend.open`."""
+        return cls(open_database(url, options, cls.options, host), options, host)
+
+    @classmethod
+    def adopt(cls, client: object, options: Mapping[str, Any], host: Host) -> Self | None:
+        """See `LockBackend.adopt`: a SQLAlchemy `Engine`, for async clients an `AsyncEngine`."""
+        database = adopt_database(client, host)
+        if database is None or database.dialect.name != cls._dialect:
+            return None
+        return cls(database, options, host)
+
+    @property
+    def url(self) -> str:
+        """See `LockBackend.url`."""
+        return self.database.url
+
+    async def erase(self) -> None:
+        """See `LockBackend.erase`."""
+        await drop(self.database, self.tables)
+
+    async def ping(self) -> None:
+        """See `LockBackend.ping`."""
+        await self.database.run(_PING, again=True)

@@ -1,0 +1,55 @@
+"""Drivers that block their thread, without a database."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Callable
+
+import pytest
+
+from lockkit.backends.sql.blocking import in_time
+
+PATIENCE = 60.0
+
+
+class DriverSocket:
+    """What a frame of the driver holds."""
+
+
+def failing(held: list[weakref.ref[DriverSocket]], answered: threading.Event) -> Callable[[], None]:
+    """Make a call that fails once it is answered."""
+
+    def call() -> None:
+        sock = DriverSocket()
+        held.append(weakref.ref(sock))
+        assert answered.wait(PATIENCE)
+        raise ConnectionResetError
+
+    return call
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_error_leaves_nothing_to_the_garbage_collector(*, late: bool) -> None:
+    """It would find the driver's socket before what closes it, and warn of that (pg8000 on Python 3.13)."""
+    held: list[weakref.ref[DriverSocket]] = []
+    answered, closed = threading.Event(), threading.Event()
+    gc.disable()
+    try:
+        if late:
+            with pytest.raises(TimeoutError):
+                in_time(failing(held, answered), 0.0, lambda _: closed.set())
+            answered.set()
+            assert closed.wait(PATIENCE)
+        else:
+            answered.set()
+            with pytest.raises(ConnectionResetError):
+                in_time(failing(held, answered), PATIENCE, lambda _: None)
+        for thread in threading.enumerate():
+            if thread.name == "lockkit-sql-call":
+                thread.join(PATIENCE)
+
+        assert held[0]() is None
+    finally:
+        gc.enable()

@@ -242,13 +242,9 @@ class Answer:
         if self.done:  # looked at again: kazoo's thread may have missed the callback
             self._finish()
 
-    def rawlink(self, callback: Callable[[Answer], None]) -> None:
-        """As `when_done`, with the result: kazoo's own methods that send several requests call this."""
-        self.when_done(partial(callback, self))
-
     def get_nowait(self) -> Any:  # noqa: ANN401 - kazoo's
         """
-        Give the answer.
+        Give the answer, as kazoo's result does.
 
         Raises:
             KazooTimeoutError: There is none yet.
@@ -259,14 +255,6 @@ class Answer:
         if self._error is not None:
             raise self._error
         return self._value
-
-    def get(self, block: bool = True, timeout: Seconds | None = None) -> Any:  # noqa: ANN401, FBT001, FBT002 - kazoo's
-        """Wait for the answer, as kazoo's own methods do that wait; raises as `get_nowait`."""
-        if block and not self.done:
-            done = threading.Event()
-            self.when_done(done.set)
-            done.wait(timeout)
-        return self.get_nowait()
 
 
 class InterruptibleClient(KazooClient):  # type: ignore[misc]  # kazoo has no types
@@ -384,7 +372,7 @@ class BoundedConnectionHandler(ConnectionHandler):  # type: ignore[misc]  # kazo
     - It reads all answers that have come with one system call, where kazoo needs ten for each.
       Test: ``test_answers_that_come_in_pieces``.
 
-    It reports to its handler, `lockkit.backends.zookeeper.connection.Handler`.
+    It reports to its handler, `lockkit.backends.zookeeper.connection.Connection`.
     """
 
     _socket: Any

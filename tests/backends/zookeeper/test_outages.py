@@ -37,6 +37,7 @@ from tests.backends.support import StubHost, granted
 from tests.backends.zookeeper.support import (
     PATIENCE,
     Tree,
+    answer,
     end_session,
     holding,
     kazoo_client,
@@ -488,7 +489,7 @@ class TestKazoosThreads:
             assert not asking.is_alive()
             go_on.set()
             for result in results:
-                result.get(timeout=PATIENCE)
+                answer(result)
             client.close()
 
     def test_unknown_host_is_an_error_that_says_so(self) -> None:
@@ -682,7 +683,7 @@ class TestFollowerWithoutLeader:
         assert drive(holder.backend.release(grant))
         session = request.state.session
         wait_until(lambda: None if request in session.watches._listings else "not woken", timeout=PATIENCE)
-        session.watches._listings.pop(request)[1].get(timeout=PATIENCE)  # the waiter was woken, and asks again only now
+        answer(session.watches._listings.pop(request)[1])  # the waiter was woken, and asks again only now
         stop_others()
         assert follower.mode() == "follower"
 

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from lockkit.backend import Request
-    from lockkit.backends.zookeeper.session import LockNode
     from lockkit.sync import Client
     from lockkit.testing.servers import ZooKeeperServer
     from tests.backends.zookeeper.support import Connect, Tree
@@ -137,13 +136,13 @@ def test_mark_of_the_one_before_between_listing_and_watching(
     tree.until_waiting(f"{ROOT}/between", 6)
     watch, came = Watches.watch_predecessor, threading.Event()
 
-    def release_before(watches: Watches[LockNode], node: LockNode, path: str, request: Request) -> object:
+    def release_before(watches: Watches, path: str, request: Request) -> object:
         if not came.is_set():
             came.set()
             held[1].release()
             held[2].release()
             first.result()
-        return watch(watches, node, path, request)
+        return watch(watches, path, request)
 
     monkeypatch.setattr(Watches, "watch_predecessor", release_before)
     second = Background(clients[1].semaphore("between", limit=3, **WAIT).acquire).result()
@@ -161,10 +160,10 @@ def test_holder_leaves_between_listing_and_watching(
     held = [ours.semaphore("leaves", limit=2, ttl=LONG).acquire(PATIENCE) for _ in range(2)]
     watch = Watches.watch_directory
 
-    def release_before(watches: Watches[LockNode], node: LockNode, path: str, request: Request) -> object:
+    def release_before(watches: Watches, path: str, request: Request) -> object:
         if held[1].held:
             held[1].release()
-        return watch(watches, node, path, request)
+        return watch(watches, path, request)
 
     monkeypatch.setattr(Watches, "watch_directory", release_before)
     lease = Background(connect(ours.url).semaphore("leaves", limit=2, **WAIT).acquire).result()

@@ -21,7 +21,7 @@ from lockkit.errors import LockError
 
 if TYPE_CHECKING:
     from lockkit.backends.etcd.cluster import Cluster
-    from lockkit.backends.etcd.session import Contender
+    from lockkit.backends.etcd.contender import Contender
     from lockkit.runtime import Runtime
     from lockkit.units import Instant
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 import lockkit
-from lockkit.backends.etcd.session import Contender, Session, Sessions
+from lockkit.backends.etcd.contender import Contender, Session
+from lockkit.backends.etcd.session import Sessions
 from lockkit.runtime import BlockingRuntime, drive
 from lockkit.testing.servers import EtcdCluster, EtcdServer, FaultProxy, http2_call_ended, require, wait_until
 from lockkit.testing.stopwatch import Stopwatch

@@ -198,6 +198,10 @@ class Renewer:
                     idle_since = now
                 if at == inf:
                     at = now + LINGER
+                    if now < self._wake_at < at:
+                        # It was woken for a lease that has been released meanwhile, as others will be: the next one of
+                        # this ttl is due later, and need not wake it again.
+                        at = self._wake_at
                 self._wake_at = at
             for record in expired:
                 self._leases.lose(record, "expired")

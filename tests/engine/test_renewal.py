@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
+from typing import TYPE_CHECKING
 
 import pytest
 
 import lockkit
+import lockkit.aio
 from lockkit.engine.lease_record import LATE_SECONDS, LeaseRecord, RenewalPlan
 from lockkit.engine.renewal import Renewer
 from tests.interrupts import CallStrike
 from tests.tries import until, until_renewed
+
+if TYPE_CHECKING:
+    from lockkit.units import Instant
 
 FUNCTIONS = [
     Renewer.extend,
@@ -55,3 +61,24 @@ def test_older_renewal_without_answer_does_not_shorten_what_a_newer_one_needs() 
     plan.note_unanswered(20.0, 100.0)
 
     assert (plan.unanswered_ttl, plan.unanswered_until) == (10.0, 200.0 + LATE_SECONDS)
+
+
+def test_watch_wakes_up_once_for_leases_that_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under asyncio each has been released when the watch runs, which cost a twelfth of a pair on ZooKeeper."""
+    looks: list[Instant] = []
+    survey = Renewer._survey
+
+    def note_and_survey(renewer: Renewer, now: Instant) -> object:
+        looks.append(now)
+        return survey(renewer, now)
+
+    async def scenario() -> None:
+        async with lockkit.aio.connect("memory://come-and-go") as client:
+            for _ in range(10):
+                await (await client.lock("x", ttl=15).acquire()).release()
+                for _ in range(3):
+                    await asyncio.sleep(0)  # the watch runs, if it was woken
+            assert len(looks) == 1
+
+    monkeypatch.setattr(Renewer, "_survey", note_and_survey)
+    asyncio.run(scenario())

@@ -153,6 +153,8 @@ class TestKeys:
 
             assert lease.ttl == 3
             client.lock("y", ttl=1).acquire().release()
+            lease.extend()
+            assert len(leases_of(member)) == 1  # of either ttl
             lease.release()
         assert [record.levelname for record in caplog.records if "keeps locks for 3 s" in record.getMessage()] == [
             "WARNING"

@@ -6,11 +6,13 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
 import lockkit
+from lockkit.backends.etcd.backend import EtcdBackend
+from lockkit.backends.etcd.connection import TXN
 from lockkit.backends.etcd.contender import Contender, Session
 from lockkit.backends.etcd.session import Sessions
 from lockkit.runtime import BlockingRuntime, drive
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
     from lockkit.backend import Host
     from lockkit.backends.etcd.cluster import Cluster
+    from lockkit.backends.etcd.connection import Method
     from lockkit.sync import Lease
     from tests.backends.etcd.support import Connect
 
@@ -150,6 +153,47 @@ class TestLoss:
 
         lease.release()
         waiting.lease().release()
+
+    @pytest.mark.parametrize("waits", [False, True], ids=["free", "waited for"])
+    def test_session_that_has_just_ended_grants_nothing(
+        self, server: EtcdServer, connect: Connect, monkeypatch: pytest.MonkeyPatch, *, waits: bool
+    ) -> None:
+        """
+        The member answers that the lock is ours; the session ends; another thread notices that first.
+
+        It finds no holder to notify, and the lock would count as held up to the next renewal.
+        """
+        client = connect(server.url)
+        backend = client._engine.client.ready()
+        assert isinstance(backend, EtcdBackend)
+        call = backend.cluster.call
+        ended: list[int] = []
+
+        async def call_and_end(method: Method, *arguments: Any, **keywords: Any) -> object:
+            answer: object = await call(method, *arguments, **keywords)
+            if method is TXN and not (ended or queue_of(server, "lockkit/blocking/")):
+                (session,) = backend._sessions._all
+                ended.append(session.id)
+                server.etcdctl("lease", "revoke", f"{session.id:x}")
+                backend._sessions.end(session)
+            return answer
+
+        monkeypatch.setattr(backend.cluster, "call", call_and_end)
+        if waits:
+            holder = connect(server.url)
+            blocking, lease = holder.lock("blocking", ttl=60).acquire(), holder.lock("just ended", ttl=60).acquire()
+            waiting = Waiting(client.lock("just ended", ttl=60))
+            until_waiting(holder, "just ended")
+            blocking.release()
+            lease.release()
+            granted = waiting.lease()
+        else:
+            granted = client.lock("just ended", ttl=60).acquire(PATIENCE)
+
+        (key,) = queue_of(server, "lockkit/just ended/")
+        assert ended not in ([], [session_of(server, key)])
+        assert granted.confirm()
+        granted.release()
 
     def test_deleted_key_notifies_the_holder(self, server: EtcdServer, connect: Connect) -> None:
         """The next renewal reports that nobody holds the lock; other locks of the session stay."""
@@ -386,6 +430,7 @@ class TestUnknownOutcomes:
         given_up.set_may_come_late()
         sessions.detach(given_up)
         assert session.contenders == {held, given_up}
+        assert [one for one in session.contenders if one.wanted_until > 0.0] == [held]
 
         sessions.end(session)
 

@@ -265,7 +265,6 @@ class ZooKeeperBackend(LockBackend):
         except LockError as error:
             log.debug("removing the place in the queue for lock %r: %s", request.name, error)
             self._short_leases.remove_now(node)
-        node.session.held.pop(request.owner, None)  # an interrupt may have come between the grant and its lease
         request.state = None
 
     async def _remove(self, node: LockNode) -> bool:

@@ -368,7 +368,6 @@ class ZooKeeperBackend(LockBackend):
         session = node.session
         session.forget_lease(node)
         if session.id != node.session_id:
-            self._short_leases.forget(node)
             return False  # the server has removed it with its session
         assert node.name is not None
         try:
@@ -378,7 +377,7 @@ class ZooKeeperBackend(LockBackend):
             self._short_leases.remove_now(node)
             raise
         self._short_leases.forget(node)
-        return existed and session.id == node.session_id
+        return existed
 
     async def release_all(self, grants: Sequence[Grant], answer_by: float) -> None:
         """See `LockBackend.release_all`. The end of a session frees all that it holds, in one transaction."""

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
 import lockkit
+from lockkit.backend import Renewed
 from lockkit.backends.etcd.backend import EtcdBackend
 from lockkit.backends.etcd.connection import TXN
 from lockkit.backends.etcd.contender import Contender, Session
 from lockkit.backends.etcd.session import Sessions
-from lockkit.runtime import BlockingRuntime, drive
+from lockkit.configuration.registry import split_options
+from lockkit.runtime import AsyncioRuntime, BlockingRuntime, drive
 from lockkit.testing.servers import EtcdCluster, EtcdServer, FaultProxy, http2_call_ended, require, wait_until
 from lockkit.testing.stopwatch import Stopwatch
+from lockkit.url import parse
 from tests.backends.etcd.support import Waiting, interrupted, leases_of, queue_of, session_of, until_waiting, value_of
+from tests.backends.support import StubHost, granted
 from tests.tries import busy
 
 if TYPE_CHECKING:
@@ -415,6 +421,53 @@ class TestUnknownOutcomes:
         assert queue_of(server, "lockkit/unanswered/") == []
         assert session_of(server, key) == session
         held.release()
+
+    @pytest.mark.parametrize("is_alone", [False, True], ids=["beside a lease", "alone"])
+    def test_request_that_a_cancelled_task_left_under_way_leaves_no_key(
+        self, server: EtcdServer, monkeypatch: pytest.MonkeyPatch, *, is_alone: bool
+    ) -> None:
+        """The member executes it after the key was deleted: it finds no session, or a heartbeat deletes the key."""
+        monkeypatch.setattr("lockkit.backends.etcd.backend.ABANDON_WAIT_SECONDS", 0.01)
+        host = StubHost(AsyncioRuntime())
+        url = parse(server.url)
+        before = leases_of(server)
+
+        async def scenario() -> None:
+            backend = EtcdBackend.open(url, split_options(EtcdBackend, url, {})[1], host)
+            held = None if is_alone else granted(await backend.try_acquire(host.request("beside")))
+            call, sent, go_on, answered = backend.cluster.call, asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+            async def call_late(method: Method, *arguments: Any, **keywords: Any) -> object:
+                if method is not TXN or sent.is_set():
+                    return await call(method, *arguments, **keywords)
+                sent.set()
+                await go_on.wait()
+                try:
+                    return await call(method, *arguments, **keywords)
+                finally:
+                    answered.set()
+
+            monkeypatch.setattr(backend.cluster, "call", call_late)
+            request = host.request("late")
+            task = asyncio.create_task(backend.try_acquire(request))
+            await sent.wait()
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+
+            await backend.abandon(request)
+            go_on.set()
+            await answered.wait()
+
+            if held is not None:
+                assert queue_of(server, "lockkit/late/")
+                assert [type(one) for one in await backend.renew([held])] == [Renewed]
+            else:
+                assert leases_of(server) == before
+            assert queue_of(server, "lockkit/late/") == []
+            await backend.close()
+
+        asyncio.run(scenario())
 
     def test_end_of_a_session_is_no_loss_for_a_request_that_was_given_up(self) -> None:
         """Its key may still come late, while another key of the same owner holds the lock in another session."""

@@ -188,6 +188,26 @@ class TestLeftBehind:
 
         play(face, fresh.url, body)
 
+    def test_lease_in_an_application_s_session_goes_though_closing_failed(
+        self, server: ZooKeeperServer, tree: Tree
+    ) -> None:
+        """The application's session lives on, and would keep it."""
+        host = StubHost()
+        options = split_options(ZooKeeperBackend, parse(server.url), {})[1]
+        with FaultProxy(server.host, server.port) as proxy, kazoo_client(proxy.address) as theirs:
+            backend = ZooKeeperBackend.adopt(theirs, options, host)
+            assert backend is not None
+            grant = granted(drive(backend.try_acquire(host.request("closing failed", ttl=LONG))))
+            proxy.blackhole()
+
+            with pytest.raises(lockkit.BackendUnavailable):
+                drive(backend.release_all([grant], host.runtime.now() + 0.1))
+            assert tree.nodes("/lockkit/closing failed")
+            heal(proxy)
+
+            tree.until_empty("/lockkit/closing failed", within=PATIENCE / 4)
+            drive(backend.close())
+
     def test_place_in_an_application_s_session_goes_though_the_client_is_closed(self, fresh: ZooKeeperServer) -> None:
         """The session lives on after `close()`, and would keep the node."""
         with kazoo_client(fresh.address, timeout=LONG) as theirs, lockkit.connect(fresh.url) as other:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 import lockkit
-from lockkit.backend import Renewed
+from lockkit.backend import Gone, Renewed
 from lockkit.backends.etcd.backend import EtcdBackend
 from lockkit.backends.etcd.connection import TXN
 from lockkit.backends.etcd.contender import Contender, Session
@@ -57,6 +57,12 @@ def cluster() -> Iterator[EtcdCluster]:
     """Three members, for tests that leave all of them running."""
     with EtcdCluster() as members:
         yield members
+
+
+def backend_at(server: EtcdServer, host: StubHost) -> EtcdBackend:
+    """Open a backend without an engine."""
+    url = parse(server.url)
+    return EtcdBackend.open(url, split_options(EtcdBackend, url, {})[1], host)
 
 
 def confirmed(lease: Lease) -> bool:
@@ -422,6 +428,50 @@ class TestUnknownOutcomes:
         assert session_of(server, key) == session
         held.release()
 
+    def test_key_whose_release_was_not_answered_goes_with_the_next_heartbeat(
+        self, server: EtcdServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The session lives on with another lock, and would keep it up to a ttl."""
+        host = StubHost()
+        backend = backend_at(server, host)
+        kept, released = (granted(drive(backend.try_acquire(host.request(name)))) for name in ("kept", "released"))
+
+        async def unanswered(*_: object, **__: object) -> object:
+            raise lockkit.BackendUnavailable("no answer")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(backend.cluster, "call", unanswered)
+            with pytest.raises(lockkit.BackendUnavailable):
+                drive(backend.release(released))
+        assert queue_of(server, "lockkit/released/")
+
+        drive(backend.renew([kept]))
+
+        assert queue_of(server, "lockkit/released/") == []
+        drive(backend.close())
+
+    def test_session_that_ends_during_a_renewal_renews_nothing(
+        self, server: EtcdServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Another thread has seen it end, after the keys were seen."""
+        host = StubHost()
+        backend = backend_at(server, host)
+        grant = granted(drive(backend.try_acquire(host.request("ends"))))
+        call = backend.cluster.call
+
+        async def call_and_end(method: Method, *arguments: Any, **keywords: Any) -> object:
+            answer: object = await call(method, *arguments, **keywords)
+            if method is TXN:
+                backend._sessions.end(grant.state.session)
+            return answer
+
+        monkeypatch.setattr(backend.cluster, "call", call_and_end)
+
+        assert list(drive(backend.renew([grant]))) == [Gone("session")]
+        assert host.losses == [(grant.owner, "session")]
+        server.etcdctl("lease", "revoke", f"{grant.state.session.id:x}")
+        drive(backend.close())
+
     @pytest.mark.parametrize("is_alone", [False, True], ids=["beside a lease", "alone"])
     def test_request_that_a_cancelled_task_left_under_way_leaves_no_key(
         self, server: EtcdServer, monkeypatch: pytest.MonkeyPatch, *, is_alone: bool
@@ -429,11 +479,10 @@ class TestUnknownOutcomes:
         """The member executes it after the key was deleted: it finds no session, or a heartbeat deletes the key."""
         monkeypatch.setattr("lockkit.backends.etcd.backend.ABANDON_WAIT_SECONDS", 0.01)
         host = StubHost(AsyncioRuntime())
-        url = parse(server.url)
         before = leases_of(server)
 
         async def scenario() -> None:
-            backend = EtcdBackend.open(url, split_options(EtcdBackend, url, {})[1], host)
+            backend = backend_at(server, host)
             held = None if is_alone else granted(await backend.try_acquire(host.request("beside")))
             call, sent, go_on, answered = backend.cluster.call, asyncio.Event(), asyncio.Event(), asyncio.Event()
 

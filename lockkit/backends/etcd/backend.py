@@ -553,7 +553,7 @@ class EtcdBackend(LockBackend):
         """See `LockBackend.confirm`. A lease that was granted holds the lock as long as its key is there."""
         contender: Contender = grant.state
         request = rpc.RangeRequest(key=contender.key, keys_only=True)
-        answer = await self._cluster.call(RANGE, request, resend=True, answer_by=self._runtime.now() + CALL_SECONDS)
+        answer = await self._cluster.call(RANGE, request, resend=True)
         if contender.was_found(answer.kvs):
             return None
         return Gone("taken" if await self.holders(grant.name) else "gone")

@@ -55,23 +55,23 @@ def create_key(contender: Contender, lease_id: int, *, queue: bool) -> rpc.TxnRe
     """
     is_reader = contender.mode == "shared"
     put = rpc.PutRequest(key=contender.key, value=contender.value, lease=lease_id)
-    is_new = rpc.Compare(target=rpc.Compare.CREATE, key=contender.key, create_revision=0)
-    request = rpc.TxnRequest(compare=[none_in(_excluding(contender))])
+    first, behind_last = _excluding(contender)
+    request = rpc.TxnRequest()
+    request.compare.add(target=rpc.Compare.CREATE, key=first, range_end=behind_last, create_revision=0)
     if is_reader:
-        request.compare.append(is_new)
+        request.compare.add(target=rpc.Compare.CREATE, key=contender.key, create_revision=0)
     request.success.add(request_put=put)
     request.failure.add(request_range=first_key(contender.prefix))
     if not (queue or is_reader):
         return request
     request.failure.add(request_range=_newest_excluding(contender))
     behind = request.failure.add().request_txn
-    behind.compare.append(is_new)
+    behind.compare.add(target=rpc.Compare.CREATE, key=contender.key, create_revision=0)
     if not queue:
-        writers, behind_writers = _excluding(contender)
         value = rpc.Compare.VALUE
         greater, less = rpc.Compare.GREATER, rpc.Compare.LESS
-        behind.compare.add(target=value, result=greater, key=writers, range_end=behind_writers, value=values.SHARED)
-        behind.compare.add(target=value, result=less, key=writers, range_end=behind_writers, value=values.BEHIND_SHARED)
+        behind.compare.add(target=value, result=greater, key=first, range_end=behind_last, value=values.SHARED)
+        behind.compare.add(target=value, result=less, key=first, range_end=behind_last, value=values.BEHIND_SHARED)
     behind.success.add(request_put=put)
     behind.failure.add(request_range=rpc.RangeRequest(key=contender.key))
     return request

@@ -64,12 +64,13 @@ from lockkit.backends.etcd import rpc_pb2 as rpc
 from lockkit.backends.etcd import transactions, values
 from lockkit.backends.etcd.cluster import settle_by
 from lockkit.backends.etcd.connection import RANGE, TXN
+from lockkit.backends.etcd.contender import Contender, Session
 from lockkit.backends.etcd.errors import LeaseEnded
 from lockkit.backends.etcd.inspection import Inspection
 from lockkit.backends.etcd.notes import LockNotes
 from lockkit.backends.etcd.options import OPTIONS, adopt_cluster, open_cluster
 from lockkit.backends.etcd.permits import PermitQueue, create_permit
-from lockkit.backends.etcd.session import Contender, Session, Sessions, round_up
+from lockkit.backends.etcd.session import Sessions, round_up
 from lockkit.backends.etcd.wakeup import WakeupListener
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockError
 
@@ -216,55 +217,37 @@ class EtcdBackend(LockBackend):
             contender.created.set()
         if answer.succeeded:
             contender.set_revision(answer.header.revision)
-            return self._grant(contender)
-        read = self._read_reader_answer if contender.mode == "shared" else self._read_busy_answer
-        return await read(request, contender, answer, answer_by)
+            return self._grant(request, contender)
+        return await self._read_busy_answer(request, contender, answer, answer_by)
 
     async def _read_busy_answer(
         self, request: Request, contender: Contender, answer: rpc.TxnResponse, answer_by: float
     ) -> Grant | Busy | None:
-        """Read the answer of a transaction that found other keys below the prefix."""
+        """Read the answer of a transaction that found a key that excludes the contender's, or its own."""
         oldest = answer.responses[0].response_range.kvs[0]
-        if oldest.key == contender.key and oldest.value == contender.value:
+        if oldest.value == contender.value:
             # The first of two equal requests was executed, and its answer was lost.
             contender.set_revision(oldest.create_revision)
-            return self._grant(contender)
+            return self._grant(request, contender)
         busy = Busy(owner=_owner_of(oldest))
-        if not request.queue:
+        if len(answer.responses) == 1:
             return self._give_up(request, contender, busy)
-        nested = answer.responses[1].response_txn
+        nested = answer.responses[2].response_txn
         if nested.succeeded:
             contender.set_revision(answer.header.revision)
-            contender.waits_for(answer.header.revision, nested.responses[0].response_range.kvs[0].key)
-            return busy
-        ours = nested.responses[0].response_range.kvs[0]
-        if ours.value == contender.value:
-            contender.set_revision(ours.create_revision)
+            return self._behind(contender, answer) or self._grant(request, contender)
+        ours = nested.responses[0].response_range.kvs
+        if not ours:
+            return self._give_up(request, contender, busy)
+        if ours[0].value == contender.value:
+            # As above, behind another one.
+            contender.set_revision(ours[0].create_revision)
             return await self._check_queue(request, contender, answer_by)
         # A key of this client that should be gone. Its session keeps it no longer than a ttl.
         contender.set_may_come_late()
         self._sessions.detach(contender)
         request.state = None
         return None
-
-    async def _read_reader_answer(
-        self, request: Request, contender: Contender, answer: rpc.TxnResponse, answer_by: float
-    ) -> Grant | Busy | None:
-        """Read the answer of a reader's transaction that found a writer's key, or this reader's own."""
-        oldest, newest_writer = (one.response_range.kvs for one in answer.responses[:2])
-        nested = answer.responses[2].response_txn
-        if nested.succeeded:
-            contender.set_revision(answer.header.revision)
-            if values.is_downgraded(newest_writer[0].value):
-                return self._grant(contender)
-            contender.waits_for(answer.header.revision, newest_writer[0].key)
-            return Busy(owner=_owner_of(oldest[0]))
-        ours = nested.responses[0].response_range.kvs
-        if ours:
-            # The first of two equal requests was executed, and its answer was lost.
-            contender.set_revision(ours[0].create_revision)
-            return await self._check_queue(request, contender, answer_by)
-        return self._give_up(request, contender, Busy(owner=_owner_of(oldest[0])))
 
     def _give_up(self, request: Request, contender: Contender, busy: Busy) -> Busy:
         """Forget a contender that does not wait: it has no key."""
@@ -288,18 +271,16 @@ class EtcdBackend(LockBackend):
         else:
             check = transactions.check_queue(contender)
             answer = await self._cluster.call(TXN, check, resend=True, answer_by=answer_by)
-            busy, held = self._read_check(contender, answer), answer.succeeded
-        session = contender.session
-        assert session is not None
-        if busy is not None and not session.is_over:
+            held = answer.succeeded
+            busy = self._behind(contender, answer) if held else None
+        if busy is not None:
             return busy
-        return await self._grant_from_queue(request, contender, held=held and busy is None, answer_by=answer_by)
+        return await self._grant_from_queue(request, contender, held=held, answer_by=answer_by)
 
-    def _read_check(self, contender: Contender, answer: rpc.TxnResponse) -> Busy | None:
-        """Read what is in front of a contender; None if nothing is, or its key is gone."""
-        if not answer.succeeded:
-            return None
-        in_front, oldest = (one.response_range.kvs for one in answer.responses)
+    @staticmethod
+    def _behind(contender: Contender, answer: rpc.TxnResponse) -> Busy | None:
+        """Read what is in front of a contender; None if nothing there excludes it."""
+        oldest, in_front = (one.response_range.kvs for one in answer.responses[:2])
         if not in_front or (contender.mode == "shared" and values.is_downgraded(in_front[0].value)):
             return None
         contender.waits_for(answer.header.revision, in_front[0].key)
@@ -312,23 +293,30 @@ class EtcdBackend(LockBackend):
         session = contender.session
         assert session is not None
         # After a long wait, little may be left of the session's ttl.
-        if (
-            held
-            and not session.is_over
-            and (not session.is_stale(self._runtime.now()) or await self._sessions.keep_alive(session, answer_by))
-        ):
-            return self._grant(contender)
-        self._detach(contender)
-        request.state = None
+        if held and session.is_stale(self._runtime.now()):
+            held = await self._sessions.keep_alive(session, answer_by)
+        if held:
+            return self._grant(request, contender)
+        self._start_again(request, contender)
         return None
 
-    def _grant(self, contender: Contender) -> Grant:
+    def _start_again(self, request: Request, contender: Contender) -> None:
+        """Forget a contender whose key has gone."""
+        self._detach(contender)
+        request.state = None
+
+    def _grant(self, request: Request, contender: Contender) -> Grant | None:
+        """Grant what a contender holds; None if its session has just ended: start again."""
         session = contender.session
         assert session is not None
         assert contender.create_revision > 0
         self._listener.unwatch(contender)
         if contender.wanted_until > -inf:
             contender.wanted_until = session.ends_at
+        if session.is_over:
+            # Before `wanted_until` was set, so nobody would notify the holder.
+            self._start_again(request, contender)
+            return None
         return Grant(
             contender.name, contender.owner, contender.create_revision, session.ttl, session.anchor, contender,
             slot=contender.slot,
@@ -388,7 +376,7 @@ class EtcdBackend(LockBackend):
         """See `LockBackend.renew`."""
         outcomes: dict[str, Renewal] = {}
         staying: dict[Session, list[Contender]] = {}
-        moving: dict[int, list[Contender]] = {}
+        moving: dict[Contender, int] = {}
         now = self._runtime.now()
         answer_by = now + CALL_SECONDS
         for grant in grants:
@@ -402,68 +390,86 @@ class EtcdBackend(LockBackend):
             elif contender.moving_to is None and session.has_ttl(ttl):
                 staying.setdefault(session, []).append(contender)
             else:
-                moving.setdefault(ttl, []).append(contender)
+                moving[contender] = ttl
         for session, contenders in staying.items():
             await self._renew_in(session, contenders, answer_by, outcomes)
-        for ttl, contenders in moving.items():
-            await self._renew_in(ttl, contenders, answer_by, outcomes)
+        for contender, ttl in moving.items():
+            outcomes[contender.owner] = await self._move(contender, ttl, answer_by)
         return [outcomes[grant.owner] for grant in grants]
 
     async def _renew_in(
-        self, where: Session | int, contenders: list[Contender], answer_by: float, outcomes: dict[str, Renewal]
+        self, session: Session, contenders: Sequence[Contender], answer_by: float, outcomes: dict[str, Renewal]
     ) -> None:
-        """
-        Keep a session alive, and check that the keys are still there.
-
-        If `where` is a ttl, move them to a session with that: they were extended to it, or a move was not answered.
-        """
+        """Keep a session alive, and check that the keys in it are still there."""
         try:
-            if isinstance(where, Session):
-                # Before it ends: that leaves time to ask another member when the first one hangs.
-                if await self._sessions.keep_alive(where, min(answer_by, where.ends_at)):
-                    await self._check_keys(where, contenders, answer_by, outcomes, move=False)
-                else:
-                    outcomes.update((contender.owner, Gone("session")) for contender in contenders)
+            # Before it ends: that leaves time to ask another member when the first one hangs.
+            if not await self._sessions.keep_alive(session, min(answer_by, session.ends_at)):
+                outcomes.update((contender.owner, Gone("session")) for contender in contenders)
                 return
-            session = await self._sessions.prepare_move(contenders, where, answer_by)
-            if not await self._sessions.keep_alive(session, answer_by):
-                session = await self._sessions.prepare_move(contenders, where, answer_by)
-            await self._check_keys(session, contenders, answer_by, outcomes, move=True)
+            anchor = session.anchor
+            for batch in transactions.batches(contenders):
+                request = transactions.check_keys(batch)
+                answer = await self._cluster.call(TXN, request, resend=True, answer_by=answer_by)
+                for contender, found in zip(batch, answer.responses, strict=True):
+                    is_there = contender.was_found(found.response_range.kvs)
+                    outcomes[contender.owner] = self._renewed(contender, anchor) if is_there else self._gone(contender)
         except LockError as error:
             for contender in contenders:
                 outcomes.setdefault(contender.owner, Unknown(error))
 
-    async def _check_keys(
+    async def _move(self, contender: Contender, ttl: int, answer_by: float) -> Renewal:
+        """Move a key to a session with another ttl: it was extended to that, or a move was not answered."""
+        try:
+            session = await self._sessions.prepare_move(contender, ttl, answer_by)
+            while not await self._sessions.keep_alive(session, answer_by):
+                session = await self._sessions.prepare_move(contender, ttl, answer_by)
+            anchor, lease_id = session.anchor, session.id
+            put = rpc.PutRequest(key=contender.key, ignore_value=True, lease=lease_id)
+            if not await self._change(contender, lambda _: put, lambda kv: kv.lease == lease_id, answer_by):
+                return self._gone(contender)
+        except LockError as error:
+            return Unknown(error)
+        self._sessions.finish_move(contender)
+        return self._renewed(contender, anchor)
+
+    async def _change(
         self,
-        session: Session,
-        contenders: Sequence[Contender],
+        contender: Contender,
+        put: Callable[[bytes], rpc.PutRequest],
+        is_done: Callable[[rpc.KeyValue], bool],
         answer_by: float,
-        outcomes: dict[str, Renewal],
-        *,
-        move: bool,
-    ) -> None:
-        """Check that keys are still there, and move them to a session if so asked."""
-        anchor = session.anchor
-        again: list[Contender] = []
-        for batch in transactions.batches(contenders, operations=2 if move else 1):
-            request = transactions.check_keys(batch, session.id if move else None)
+    ) -> bool:
+        """
+        Change a key; return False if it is gone.
+
+        Each attempt compares the last known revision, so none can be executed after a later one, nor twice.
+
+        Args:
+            contender: Whose key it is.
+            put: Gives the change, from the present value.
+            is_done: Tells whether the key is already as it is to be.
+            answer_by: When the caller must have an answer.
+        """
+        while True:
+            change = put(contender.value_now)
+            request = transactions.change_key(contender, change)
             answer = await self._cluster.call(TXN, request, resend=True, answer_by=answer_by)
-            checks = [one.response_range.kvs for one in answer.responses if one.HasField("response_range")]
-            for contender, kvs in zip(batch, checks, strict=True):
-                if [kv.create_revision for kv in kvs] != [contender.create_revision]:
-                    self._detach(contender)
-                    outcomes[contender.owner] = Gone("gone")
-                    continue
-                if move and kvs[0].lease != session.id:
-                    # An earlier move was executed late. Now that its revision is known, none can be again.
-                    contender.mod_revision = kvs[0].mod_revision
-                    again.append(contender)
-                    continue
-                if move:
-                    self._sessions.finish_move(contender, kvs[0].mod_revision)
-                outcomes[contender.owner] = self._renewed(contender, anchor)
-        if again:
-            await self._check_keys(session, again, answer_by, outcomes, move=True)
+            if answer.succeeded:
+                contender.mod_revision = answer.header.revision
+                contender.value_now = contender.value_now if change.ignore_value else change.value
+                return True
+            kvs = answer.responses[0].response_range.kvs
+            if not contender.was_found(kvs):
+                return False
+            # Another change meanwhile, or an earlier one that was not answered.
+            contender.mod_revision, contender.value_now = kvs[0].mod_revision, kvs[0].value
+            if is_done(kvs[0]):
+                return True
+
+    def _gone(self, contender: Contender) -> Gone:
+        """Forget a contender whose key has gone."""
+        self._detach(contender)
+        return Gone("gone")
 
     def _renewed(self, contender: Contender, anchor: Instant) -> Renewal:
         session = contender.session
@@ -511,27 +517,14 @@ class EtcdBackend(LockBackend):
         return True
 
     async def _rewrite(self, contender: Contender, change: Callable[[bytes], bytes]) -> bool:
-        """
-        Change the value of a key; return False if the key is gone.
+        """Change the value of a key; return False if the key is gone."""
 
-        Each attempt compares the last known revision, so none can be executed after a later one, nor twice.
-        """
-        answer_by = self._runtime.now() + CALL_SECONDS
+        def put(value: bytes) -> rpc.PutRequest:
+            return rpc.PutRequest(key=contender.key, value=change(value), ignore_lease=True)
+
         contender.is_rewritten = True
-        while True:
-            value = change(contender.value_now)
-            request = transactions.replace_value(contender, value)
-            answer = await self._cluster.call(TXN, request, resend=True, answer_by=answer_by)
-            if answer.succeeded:
-                contender.mod_revision, contender.value_now = answer.header.revision, value
-                return True
-            kvs = answer.responses[0].response_range.kvs
-            if [kv.create_revision for kv in kvs] != [contender.create_revision]:
-                return False
-            # Moved meanwhile, or an earlier change was not answered.
-            contender.mod_revision, contender.value_now = kvs[0].mod_revision, kvs[0].value
-            if change(contender.value_now) == contender.value_now:
-                return True
+        answer_by = self._runtime.now() + CALL_SECONDS
+        return await self._change(contender, put, lambda kv: change(kv.value) == kv.value, answer_by)
 
     async def release_all(self, grants: Sequence[Grant], answer_by: float) -> None:
         """See `LockBackend.release_all`. Revokes a session that has nothing else, with all its keys."""
@@ -560,8 +553,8 @@ class EtcdBackend(LockBackend):
         """See `LockBackend.confirm`. A lease that was granted holds the lock as long as its key is there."""
         contender: Contender = grant.state
         request = rpc.RangeRequest(key=contender.key, keys_only=True)
-        answer = await self._cluster.call(RANGE, request, resend=True, answer_by=self._runtime.now() + CALL_SECONDS)
-        if [kv.create_revision for kv in answer.kvs] == [contender.create_revision]:
+        answer = await self._cluster.call(RANGE, request, resend=True)
+        if contender.was_found(answer.kvs):
             return None
         return Gone("taken" if await self.holders(grant.name) else "gone")
 
@@ -642,8 +635,7 @@ def _creation(request: Request, contender: Contender, lease_id: int) -> rpc.TxnR
     """Return the transaction with which a contender begins."""
     if contender.mode == "permit":
         return create_permit(contender, lease_id, request.limit, queue=request.queue)
-    create = transactions.create_reader_key if contender.mode == "shared" else transactions.create_key
-    return create(contender, lease_id, queue=request.queue)
+    return transactions.create_key(contender, lease_id, queue=request.queue)
 
 
 def _owner_of(kv: rpc.KeyValue) -> str:

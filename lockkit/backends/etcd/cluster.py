@@ -30,9 +30,8 @@ from lockkit.errors import BackendUnavailable
 
 if TYPE_CHECKING:
     from lockkit.runtime import Event, Runtime
-    from lockkit.units import Seconds
 
-__all__ = ["CALL_SECONDS", "BorrowedLogin", "Cluster", "Login", "settle_by"]
+__all__ = ["CALL_SECONDS", "BorrowedLogin", "Cluster", "Login", "SharedAttempts", "settle_by"]
 
 T = TypeVar("T")
 
@@ -53,6 +52,47 @@ RETRY_PAUSE_SECONDS = 0.03
 """Before asking a member a second time. Longer delays a failure; shorter finds the connection still broken."""
 
 
+class SharedAttempts:
+    """What one caller does while the others wait for it: log in, or open a session. Threads may share it."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        """Begin without any."""
+        self._runtime = runtime
+        self._mutex = runtime.mutex()
+        self._pending: dict[int, Event] = {}
+
+    async def make(self, key: int, work: Callable[[], Coroutine[Any, Any, None]], until: float) -> bool:
+        """
+        Do some work, unless another caller does: then wait until that has succeeded or failed.
+
+        Args:
+            key: The callers with the same key wait for one another.
+            work: To do; raises what this raises.
+            until: When to stop waiting for another caller, client monotonic clock.
+
+        Returns:
+            False if the other caller took too long.
+        """
+        done = self._runtime.event()
+        try:
+            with self._mutex:
+                pending = self._pending.setdefault(key, done)
+            if pending is done:
+                await work()
+            elif not await pending.wait(max(0.0, until - self._runtime.now())):
+                self._finish(key, pending)  # in case an interrupt kept the other caller from doing so
+                return False
+            return True
+        finally:
+            self._finish(key, done)
+
+    def _finish(self, key: int, pending: Event) -> None:
+        with self._mutex:
+            if self._pending.get(key) is pending:
+                del self._pending[key]
+        pending.set()
+
+
 class Login:
     """
     The login of a client: the metadata that goes with each call. Threads may share it.
@@ -67,7 +107,7 @@ class Login:
         self._mutex = runtime.mutex()
         self._username = username
         self._password = password or ""
-        self._pending: Event | None = None
+        self._attempts = SharedAttempts(runtime)
         self.metadata: Metadata = None
 
     @property
@@ -92,32 +132,15 @@ class Login:
             BackendUnavailable: Another caller's login took too long.
             Exception: One of `DRIVER_ERRORS`.
         """
-        while True:
-            first: Event | None = None
-            try:
-                with self._mutex:
-                    if self.metadata is not None or not self.has_user:
-                        return self.metadata
-                    pending = self._pending
-                    if pending is None:
-                        self._pending = first = pending = self._runtime.event()
-                timeout = max(0.0, until - self._runtime.now())
-                if first is not None:
-                    await self._log_in(connection, timeout)
-                elif not await pending.wait(timeout):
-                    self._finish(pending)  # in case an interrupt kept the first caller from doing so
-                    raise BackendUnavailable(f"etcd at {connection.label} did not answer a login in time")
-            finally:
-                if first is not None:
-                    self._finish(first)
+        while (metadata := self.metadata) is None and self.has_user:
+            if not await self._attempts.make(0, lambda: self._log_in(connection, until), until):
+                raise BackendUnavailable(f"etcd at {connection.label} did not answer a login in time")
+        return metadata
 
-    def _finish(self, pending: Event) -> None:
-        with self._mutex:
-            if self._pending is pending:
-                self._pending = None
-        pending.set()
-
-    async def _log_in(self, connection: MemberConnection, timeout: Seconds) -> None:
+    async def _log_in(self, connection: MemberConnection, until: float) -> None:
+        if self.metadata is not None:
+            return  # another caller has just done so
+        timeout = max(0.0, until - self._runtime.now())
         request = rpc.AuthenticateRequest(name=self._username, password=self._password)
         try:
             answer = await connection.call(AUTHENTICATE, request, timeout, None)

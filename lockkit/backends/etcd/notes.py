@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from lockkit.backend import CALL_SECONDS, Note
+from lockkit.backend import Note
 from lockkit.backends.etcd import rpc_pb2 as rpc
 from lockkit.backends.etcd.connection import GRANT, KEEP_ALIVE, RANGE, REVOKE, TXN
 from lockkit.backends.etcd.errors import LeaseExists
@@ -21,7 +21,7 @@ from lockkit.errors import LockError
 
 if TYPE_CHECKING:
     from lockkit.backends.etcd.cluster import Cluster
-    from lockkit.backends.etcd.session import Contender
+    from lockkit.backends.etcd.contender import Contender
     from lockkit.runtime import Runtime
     from lockkit.units import Instant
 
@@ -40,8 +40,7 @@ class LockNotes:
 
     async def read(self, key: bytes) -> Note | None:
         """See `LockBackend.read_note`."""
-        request = rpc.RangeRequest(key=key)
-        answer = await self._cluster.call(RANGE, request, resend=True, answer_by=self._runtime.now() + CALL_SECONDS)
+        answer = await self._cluster.call(RANGE, rpc.RangeRequest(key=key), resend=True)
         return Note(answer.kvs[0].value.decode("utf-8", "replace"), None) if answer.kvs else None
 
     async def write(self, contender: Contender, key: bytes, text: str, ttl: int, answer_by: Instant) -> bool:

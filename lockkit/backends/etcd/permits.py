@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from lockkit.backends.etcd.cluster import Cluster
-    from lockkit.backends.etcd.session import Contender
+    from lockkit.backends.etcd.contender import Contender
 
 __all__ = ["PermitQueue", "create_permit", "lowest_free"]
 

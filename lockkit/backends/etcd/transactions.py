@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING
 
 from lockkit.backends.etcd import rpc_pb2 as rpc
 from lockkit.backends.etcd import values
@@ -10,15 +10,15 @@ from lockkit.backends.etcd import values
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from lockkit.backend import Mode
+    from lockkit.backends.etcd.contender import Contender
 
 __all__ = [
     "all_keys",
     "batches",
+    "change_key",
     "check_keys",
     "check_queue",
     "create_key",
-    "create_reader_key",
     "delete_below",
     "delete_key",
     "delete_keys",
@@ -28,7 +28,6 @@ __all__ = [
     "newest_in",
     "none_in",
     "oldest_in",
-    "replace_value",
 ]
 
 KEYS_PAGE = 1000
@@ -39,126 +38,88 @@ BATCH = 100
 have as many as are left. Fewer takes more round trips."""
 
 
-class Contender(Protocol):
-    """What a transaction says of one key of this client: see `lockkit.backends.etcd.session.Contender`."""
-
-    prefix: bytes
-    value: bytes
-    mode: Mode
-    key: bytes
-    slot_keys: tuple[bytes, ...]
-    is_rewritten: bool
-    create_revision: int
-
-    @property
-    def compare_revision(self) -> rpc.Compare:
-        """True while the key is the one that was created."""
-        ...
-
-    @property
-    def compare_modification(self) -> rpc.Compare:
-        """True until the key is moved."""
-        ...
-
-    @property
-    def compare_value(self) -> rpc.Compare:
-        """True while the key is this contender's, whenever it was created."""
-        ...
-
-
-C = TypeVar("C", bound=Contender)
-
-
 def create_key(contender: Contender, lease_id: int, *, queue: bool) -> rpc.TxnRequest:
     """
     Acquire the lock, or take a place in its queue.
 
     ::
 
-        if no key below the prefix:  put ours                                    -> held
-        else:                        read the oldest
-                                     if ours is not there: read the newest, put  -> in the queue, behind the newest
-                                     else:                 read ours                (both only with `queue`)
+        if no key that excludes ours, nor ours:  put ours                       -> held
+        else:                                    read the oldest, and the newest that excludes ours
+                                                 if ours is not there:  put     -> in the queue, behind that newest
+                                                 else:                  read ours
+
+    A writer is excluded by every key, a reader by those of writers. A writer that reads only has no other in front of
+    it: else it could not have held the lock for writing. So if the newest one does, it is the only one, and the reader
+    behind it holds the lock, too. Without `queue` a reader's key is put only then, and a writer's not at all.
     """
+    is_reader = contender.mode == "shared"
     put = rpc.PutRequest(key=contender.key, value=contender.value, lease=lease_id)
+    first, behind_last = _excluding(contender)
     request = rpc.TxnRequest()
-    request.compare.add(
-        target=rpc.Compare.CREATE, key=contender.prefix, range_end=end(contender.prefix), create_revision=0
-    )
+    request.compare.add(target=rpc.Compare.CREATE, key=first, range_end=behind_last, create_revision=0)
+    if is_reader:
+        request.compare.add(target=rpc.Compare.CREATE, key=contender.key, create_revision=0)
     request.success.add(request_put=put)
     request.failure.add(request_range=first_key(contender.prefix))
-    if queue:
-        behind = request.failure.add().request_txn
-        behind.compare.add(target=rpc.Compare.CREATE, key=contender.key, create_revision=0)
-        behind.success.add(request_range=_newest_key(contender.prefix))
-        behind.success.add(request_put=put)
-        behind.failure.add(request_range=rpc.RangeRequest(key=contender.key))
-    return request
-
-
-def create_reader_key(contender: Contender, lease_id: int, *, queue: bool) -> rpc.TxnRequest:
-    """
-    Acquire the lock for reading, or take a place in its queue.
-
-    ::
-
-        if no writer's key, and not ours:  put ours                                 -> held
-        else:                              read the oldest, and the newest writer's
-                                           if ours is not there:  put               -> held if that writer reads only
-                                           else:                  read ours
-
-    A writer that reads only has no other in front of it: else it could not have held the lock for writing. So if the
-    newest one does, it is the only one. Without `queue` ours is put only then.
-    """
-    put = rpc.PutRequest(key=contender.key, value=contender.value, lease=lease_id)
-    is_new = rpc.Compare(target=rpc.Compare.CREATE, key=contender.key, create_revision=0)
-    writers, behind_writers = contender.prefix, contender.prefix + values.READER
-    request = rpc.TxnRequest(compare=[none_in((writers, behind_writers)), is_new])
-    request.success.add(request_put=put)
-    request.failure.add(request_range=first_key(contender.prefix))
-    request.failure.add(request_range=_newest_writer(contender.prefix))
+    if not (queue or is_reader):
+        return request
+    request.failure.add(request_range=_newest_excluding(contender))
     behind = request.failure.add().request_txn
-    behind.compare.append(is_new)
+    behind.compare.add(target=rpc.Compare.CREATE, key=contender.key, create_revision=0)
     if not queue:
         value = rpc.Compare.VALUE
         greater, less = rpc.Compare.GREATER, rpc.Compare.LESS
-        behind.compare.add(target=value, result=greater, key=writers, range_end=behind_writers, value=values.SHARED)
-        behind.compare.add(target=value, result=less, key=writers, range_end=behind_writers, value=values.BEHIND_SHARED)
+        behind.compare.add(target=value, result=greater, key=first, range_end=behind_last, value=values.SHARED)
+        behind.compare.add(target=value, result=less, key=first, range_end=behind_last, value=values.BEHIND_SHARED)
     behind.success.add(request_put=put)
     behind.failure.add(request_range=rpc.RangeRequest(key=contender.key))
     return request
 
 
+def _excluding(contender: Contender) -> tuple[bytes, bytes]:
+    """Return the range of the keys that exclude a contender for a lock while they are in front of its own."""
+    behind = contender.prefix + values.READER if contender.mode == "shared" else end(contender.prefix)
+    return contender.prefix, behind
+
+
+def _newest_excluding(contender: Contender) -> rpc.RangeRequest:
+    # A reader needs the value, too: has that writer been downgraded?
+    return newest_in(_excluding(contender), keys_only=contender.mode != "shared")
+
+
 def check_queue(contender: Contender) -> rpc.TxnRequest:
-    """Read the key that a contender waits for, and the oldest; fail if the contender's is gone."""
-    is_reader = contender.mode == "shared"
-    in_front = _newest_writer(contender.prefix) if is_reader else _newest_key(contender.prefix)
+    """Read the oldest key, and the one that a contender waits for; fail if the contender's is gone."""
+    in_front = _newest_excluding(contender)
     in_front.max_create_revision = contender.create_revision - 1
     request = rpc.TxnRequest(compare=[contender.compare_revision])
-    request.success.add(request_range=in_front)
     request.success.add(request_range=first_key(contender.prefix))
+    request.success.add(request_range=in_front)
     return request
 
 
-def check_keys(contenders: Sequence[Contender], move_to: int | None) -> rpc.TxnRequest:
-    """
-    Read keys, without their values; before that, move them to another etcd lease if its id is given.
-
-    A move attaches the key to that lease. The ``create_revision`` stays, and so does the token. It
-    happens only if nothing has changed the key since its last known revision: a move that was not answered cannot be
-    executed after a later one.
-    """
+def check_keys(contenders: Sequence[Contender]) -> rpc.TxnRequest:
+    """Read keys, without their values."""
     request = rpc.TxnRequest()
     for contender in contenders:
-        if move_to is not None:
-            put = rpc.PutRequest(key=contender.key, ignore_value=True, lease=move_to)
-            compare = [contender.compare_revision, contender.compare_modification]
-            request.success.add(request_txn=rpc.TxnRequest(compare=compare, success=[rpc.RequestOp(request_put=put)]))
         request.success.add(request_range=rpc.RangeRequest(key=contender.key, keys_only=True))
     return request
 
 
-def delete_keys(contenders: Sequence[C]) -> Iterator[tuple[rpc.TxnRequest, Sequence[C]]]:
+def change_key(contender: Contender, put: rpc.PutRequest) -> rpc.TxnRequest:
+    """
+    Change the value of a key or its etcd lease; else read it. The ``create_revision`` stays, and so does the token.
+
+    It happens only if nothing has changed the key since its last known revision: a change that was not answered cannot
+    be executed after a later one.
+    """
+    request = rpc.TxnRequest(compare=[contender.compare_modification])
+    request.success.add(request_put=put)
+    request.failure.add(request_range=rpc.RangeRequest(key=contender.key))
+    return request
+
+
+def delete_keys(contenders: Sequence[Contender]) -> Iterator[tuple[rpc.TxnRequest, Sequence[Contender]]]:
     """
     Delete keys that were created with these contenders' values, whenever that was.
 
@@ -167,7 +128,8 @@ def delete_keys(contenders: Sequence[C]) -> Iterator[tuple[rpc.TxnRequest, Seque
     Returns:
         Transactions, each with the contenders that it deletes.
     """
-    request, batch = rpc.TxnRequest(), list[C]()
+    request = rpc.TxnRequest()
+    batch: list[Contender] = []
     for contender in contenders:
         deletions = _deletions(contender)
         if len(request.success) + len(deletions) > BATCH:
@@ -187,19 +149,6 @@ def _deletions(contender: Contender) -> list[rpc.TxnRequest]:
         is_ours = rpc.Compare(target=rpc.Compare.VALUE, key=key, value=contender.value)
         deletions.append(delete_key(key, is_ours))
     return deletions
-
-
-def replace_value(contender: Contender, value: bytes) -> rpc.TxnRequest:
-    """
-    Replace the value of a key, which stays attached to its etcd lease; else read the key.
-
-    It happens only if nothing has changed the key since its last known revision, as a move (`check_keys`).
-    """
-    put = rpc.PutRequest(key=contender.key, value=value, ignore_lease=True)
-    request = rpc.TxnRequest(compare=[contender.compare_revision, contender.compare_modification])
-    request.success.add(request_put=put)
-    request.failure.add(request_range=rpc.RangeRequest(key=contender.key))
-    return request
 
 
 def delete_key(key: bytes, condition: rpc.Compare) -> rpc.TxnRequest:
@@ -227,14 +176,6 @@ def all_keys(prefix: bytes) -> rpc.RangeRequest:
 def none_in(keys: tuple[bytes, bytes]) -> rpc.Compare:
     """Return a comparison that is true if there is no key in a range."""
     return rpc.Compare(target=rpc.Compare.CREATE, key=keys[0], range_end=keys[1], create_revision=0)
-
-
-def _newest_key(prefix: bytes) -> rpc.RangeRequest:
-    return newest_in((prefix, end(prefix)), keys_only=True)
-
-
-def _newest_writer(prefix: bytes) -> rpc.RangeRequest:
-    return newest_in((prefix, prefix + values.READER), keys_only=False)
 
 
 def newest_in(keys: tuple[bytes, bytes], *, keys_only: bool) -> rpc.RangeRequest:
@@ -279,7 +220,6 @@ def end(prefix: bytes) -> bytes:
     return prefix[:-1] + b"0"
 
 
-def batches(contenders: Sequence[C], operations: int = 1) -> Iterator[Sequence[C]]:
-    """Split contenders into as many as fit into a transaction with so many operations for each."""
-    size = BATCH // operations
-    return (contenders[start : start + size] for start in range(0, len(contenders), size))
+def batches(contenders: Sequence[Contender]) -> Iterator[Sequence[Contender]]:
+    """Split contenders into as many as fit into a transaction with one operation for each."""
+    return (contenders[start : start + BATCH] for start in range(0, len(contenders), BATCH))

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from lockkit.backends.etcd.cluster import Cluster
     from lockkit.backends.etcd.connection import Metadata
-    from lockkit.backends.etcd.session import Contender
+    from lockkit.backends.etcd.contender import Contender
     from lockkit.runtime import Runtime
 
 __all__ = ["WakeupListener"]

@@ -226,7 +226,7 @@ class ZooKeeperBackend(LockBackend):
 
     def _granted(self, request: Request, node: LockNode) -> Grant:
         session = node.session
-        session.watches.stop_waking(node, request)
+        session.watches.stop_waking(request)
         node.ttl = self._sessions.granted_ttl(session, request.ttl)
         node.remove_at = self._runtime.now() + node.ttl
         session.held[request.owner] = node
@@ -258,14 +258,13 @@ class ZooKeeperBackend(LockBackend):
             if granted is not None:
                 await self._release(granted, self._until(request.answer_by))
             return
-        node.session.watches.stop_waking(node, request)
+        node.session.watches.stop_waking(request)
         try:
             if not await self._directories.remove(node, self._until(request.answer_by)):
                 self._short_leases.add(node)
         except LockError as error:
             log.debug("removing the place in the queue for lock %r: %s", request.name, error)
             self._short_leases.remove_now(node)
-        node.session.held.pop(request.owner, None)  # an interrupt may have come between the grant and its lease
         request.state = None
 
     async def _remove(self, node: LockNode) -> bool:
@@ -288,8 +287,8 @@ class ZooKeeperBackend(LockBackend):
             if session.usable and session not in heartbeats:
                 # The leader answers it: the member that answers for the nodes is not cut off from its leader.
                 heartbeats[session] = sync(session.client)
-            unchecked = session in heartbeats and not session.watches.watches_lease(node)
-            checks.append(session.watches.watch_lease(node) if unchecked else None)
+            unchecked = session in heartbeats and not session.watches.watches_lease(node.path, node.owner)
+            checks.append(session.watches.watch_lease(node.path, node.owner) if unchecked else None)
         # A member that hangs must not delay the answers of the others for leases that end sooner.
         patience_seconds = min(ANSWER_SECONDS, *(grant.ttl / 3 for grant in grants))
         until = min(started + CALL_SECONDS, self._runtime.now() + patience_seconds)
@@ -369,7 +368,6 @@ class ZooKeeperBackend(LockBackend):
         session = node.session
         session.forget_lease(node)
         if session.id != node.session_id:
-            self._short_leases.forget(node)
             return False  # the server has removed it with its session
         assert node.name is not None
         try:
@@ -379,7 +377,7 @@ class ZooKeeperBackend(LockBackend):
             self._short_leases.remove_now(node)
             raise
         self._short_leases.forget(node)
-        return existed and session.id == node.session_id
+        return existed
 
     async def release_all(self, grants: Sequence[Grant], answer_by: float) -> None:
         """See `LockBackend.release_all`. The end of a session frees all that it holds, in one transaction."""

@@ -125,13 +125,19 @@ def can_wait(runtime: Runtime) -> bool:
     return not isinstance(runtime, AsyncioRuntime) or (runtime.loop is not None and runtime.loop.is_running())
 
 
-class Connection:
+class Connection(OneThreadHandler):
     """
-    A kazoo client that lockkit starts and stops.
+    A kazoo client that lockkit starts and stops, and its thread, with shorter timeouts.
 
     Attributes:
         client: kazoo's.
+        answer_seconds: Longest wait for each answer during the login.
+        ended: To be called in kazoo's connection thread when that ends.
+        last_error: Why the last attempt to connect failed; None after one that succeeded.
+        session_seconds: Session timeout that the server granted; 0 before the first connection.
     """
+
+    answer_seconds = ANSWER_SECONDS
 
     def __init__(
         self,
@@ -153,71 +159,6 @@ class Connection:
             TypeError: kazoo does not take one of the arguments.
             ValueError: As before.
         """
-        handler = self._handler = Handler(round_failed, ended)
-        retry = {
-            "delay": 0.05,
-            "backoff": 2,
-            "max_delay": RECONNECT_PAUSE_SECONDS_MAX,
-            "sleep_func": handler.sleep_func,
-        }
-        self.client: Any = InterruptibleClient(
-            timeout=session_seconds,
-            handler=handler,
-            connection_retry=KazooRetry(max_tries=-1, **retry),
-            command_retry=KazooRetry(max_tries=1, **retry),
-            logger=log,
-            **arguments,
-        )
-
-    @property
-    def last_error(self) -> BaseException | None:
-        """Why the last attempt to connect failed; None after one that succeeded."""
-        return self._handler.last_error
-
-    @property
-    def session_seconds(self) -> float:
-        """Session timeout that the server granted; 0 before the first connection."""
-        return self._handler.session_seconds
-
-    def hang_up(self) -> None:
-        """Break the connection, so that kazoo connects to another member. The session stays."""
-        self._handler.hang_up()
-
-    def stop(self) -> None:
-        """
-        Have kazoo's threads end; returns at once.
-
-        The server does not know: it ends the session after its timeout, unless it was asked to end it before.
-        """
-        self.expect_end()
-        self._handler.end_pause()
-        self.hang_up()
-
-    def drop(self, process: int) -> None:
-        """Do the same as `stop` for a client that was not closed; nothing in a child of the process that made it."""
-        if os.getpid() == process:
-            self.stop()
-
-    def expect_end(self) -> None:
-        """Have kazoo's threads end with the connection, instead of making another one."""
-        end_with_connection(self.client)
-
-
-class Handler(OneThreadHandler):
-    """
-    kazoo's thread, with shorter timeouts, and what the connection reports.
-
-    Attributes:
-        answer_seconds: Longest wait for each answer during the login.
-        ended: To be called in kazoo's connection thread when that ends.
-        last_error: See `Connection.last_error`.
-        session_seconds: See `Connection.session_seconds`.
-    """
-
-    answer_seconds = ANSWER_SECONDS
-
-    def __init__(self, round_failed: Callable[[], None], ended: Callable[[], None]) -> None:
-        """Start nothing yet; see `Connection`."""
         super().__init__()
         self._round_failed = round_failed
         self.ended = ended
@@ -226,16 +167,50 @@ class Handler(OneThreadHandler):
         self._connect_again: Callable[[], socket.socket] | None = None
         self.last_error: BaseException | None = None
         self.session_seconds = 0.0
+        retry = {"delay": 0.05, "backoff": 2, "max_delay": RECONNECT_PAUSE_SECONDS_MAX, "sleep_func": self.sleep_func}
+        self.client: Any = InterruptibleClient(
+            timeout=session_seconds,
+            handler=self,
+            connection_retry=KazooRetry(max_tries=-1, **retry),
+            command_retry=KazooRetry(max_tries=1, **retry),
+            logger=log,
+            **arguments,
+        )
+
+    # -- ending ----------------------------------------------------------------------------------------------------
+
+    def hang_up(self) -> None:
+        """Break the connection, so that kazoo connects to another member. The session stays."""
+        if self._socket is not None:
+            with suppress(OSError):  # it has ended already
+                self._socket.shutdown(socket.SHUT_RDWR)  # kazoo's thread closes it
+
+    def expect_end(self) -> None:
+        """Have kazoo's thread end with the connection, instead of making another one."""
+        end_with_connection(self.client)
+
+    def end(self) -> None:
+        """
+        Have kazoo's thread end; returns at once.
+
+        The server does not know: it ends the session after its timeout, unless it was asked to end it before.
+        """
+        self.expect_end()
+        self._pause.set()
+        self.hang_up()
+
+    def drop(self, process: int) -> None:
+        """Do the same as `end` for a client that was not closed; nothing in a child of the process that made it."""
+        if os.getpid() == process:
+            self.end()
+
+    # -- connecting, in kazoo's thread -----------------------------------------------------------------------------
 
     def sleep_func(self, seconds: float) -> None:
         """Pause between two rounds over the members: kazoo calls it when a connection broke, or none could be made."""
         if self.last_error is not None:
             self._round_failed()
         self._pause.wait(seconds)
-
-    def end_pause(self) -> None:
-        """Do not pause any more."""
-        self._pause.set()
 
     def create_connection(
         self, address: tuple[str, int], hostname: str = "", timeout: float = CONNECT_SECONDS, **tls: Any
@@ -259,12 +234,6 @@ class Handler(OneThreadHandler):
         """Make another connection to the member that was last connected to."""
         assert self._connect_again is not None
         return self._connect_again()
-
-    def hang_up(self) -> None:
-        """See `Connection.hang_up`. kazoo closes the socket itself, in its own thread."""
-        if self._socket is not None:
-            with suppress(OSError):  # it has ended already
-                self._socket.shutdown(socket.SHUT_RDWR)
 
 
 def _encrypted(plain: socket.socket, hostname: str, tls: Mapping[str, Any]) -> socket.socket:

@@ -64,22 +64,19 @@ class LockDirectories:
         self._cleanup = cleanup
         self.containers = cleanup
 
-    def path(self, name: str) -> str:
-        """Give the path of a lock's directory."""
-        return self._path(name)
+    def path(self, name: str, what: str = "") -> str:
+        """Give the path of a lock's directory, or of what is kept beside those."""
+        space, name = split_space(name)
+        return f"{self._root}{f'+{space}' if space else ''}{what}/{escape_name(name)}"
 
     def note_path(self, name: str) -> str:
         """Give the path of the note on a lock."""
-        return self._path(name, _NOTES)
+        return self.path(name, _NOTES)
 
     @property
     def clock_path(self) -> str:
         """Path of a node that may be changed to learn the leader's clock: the directory of the notes of once."""
         return self.note_path(apart("once", "x")).rpartition("/")[0]
-
-    def _path(self, name: str, what: str = "") -> str:
-        space, name = split_space(name)
-        return f"{self._root}{f'+{space}' if space else ''}{what}/{escape_name(name)}"
 
     async def names(self, session: Session, prefix: str, until: Instant) -> list[str]:
         """Name the locks that have a directory, held or not; what lockkit cannot have made is left out."""

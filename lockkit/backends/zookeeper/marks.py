@@ -47,8 +47,6 @@ async def mark(node: LockNode, end: str, until: Instant, *, behind: str | None =
     """
     session = node.session
     await session.connected(until, patient=True)
-    if node.session_id != session.id:
-        return False
     node.mark = end
     transaction = session.client.transaction()
     checks = 0 if behind is None else 1

@@ -105,7 +105,7 @@ class LockQueue:
         if position == len(holders):  # the first that waits
             if position >= self._request.limit:
                 return await self._wait_for_holders(node, queue, position)
-            node.session.watches.stop_waking(node, self._request)  # its own mark is no news
+            node.session.watches.stop_waking(self._request)  # its own mark is no news
             node.slot = lowest_free_slot(holders)
             behind = f"{self._directory}/{queue[position - 1].node}"
             return node if await mark(node, slot_mark(node.slot), self._until, behind=behind) else None
@@ -122,8 +122,8 @@ class LockQueue:
     async def _wait_for_holders(self, node: LockNode, queue: Sequence[Contender], position: int) -> Busy | None:
         """Have the request woken when any of those that hold a permit leaves."""
         request, watches, directory = self._request, node.session.watches, self._directory
-        if request.queue and not watches.wakes(node, directory, request):
-            children = await self._session.read(partial(watches.watch_directory, node, directory, request), self._until)
+        if request.queue and not watches.wakes(directory, request):
+            children = await self._session.read(partial(watches.watch_directory, directory, request), self._until)
             now = contenders(children)
             if position >= len(now) or now[position].node != node.name:
                 return None
@@ -133,7 +133,7 @@ class LockQueue:
         """Give up a node that the server has removed, or that it removes with its session."""
         node: LockNode | None = self._request.state
         if node is not None:
-            node.session.watches.stop_waking(node, self._request)
+            node.session.watches.stop_waking(self._request)
             self._request.state = None
 
     async def _join(self) -> tuple[LockNode, Sequence[str]]:
@@ -197,10 +197,10 @@ class LockQueue:
     async def _watch(self, node: LockNode, predecessor: Contender) -> bool:
         """Have the request woken when the node that it waits for changes or goes; False to look again."""
         path, watches = f"{self._directory}/{predecessor.node}", node.session.watches
-        if watches.wakes(node, path, self._request):
+        if watches.wakes(path, self._request):
             return True
         try:
-            send = partial(watches.watch_predecessor, node, path, self._request)
+            send = partial(watches.watch_predecessor, path, self._request)
             _, stat = await self._session.read(send, self._until)
         except NoNodeError:
             return False

@@ -98,26 +98,19 @@ class _EndSession(Close):  # type: ignore[misc]  # kazoo has no types
         return True
 
 
-def _submit(client: Any, request: Any) -> Any:  # noqa: ANN401 - kazoo has no types
+def _submit(client: Any, *requests: Any) -> list[Any]:  # noqa: ANN401 - kazoo has no types
     """
-    Send a request through ``KazooClient._call``, which every method of the client uses.
+    Send requests, in one message where lockkit made the client, else as every method of the client does; give results.
 
     Some requests have no method in kazoo (containers, closing with an answer). The methods for others take a detour
     through another of its threads, which costs a waiter time. Tests: all of ``test_backend.py``.
     """
-    result = client.handler.async_result()
-    client._call(request, result)  # noqa: SLF001 - see above
-    return result
-
-
-def _submit_together(client: Any, requests: Sequence[Any]) -> list[Any]:  # noqa: ANN401 - kazoo has no types
-    """Send requests as `_submit` does, in one message where lockkit made the client; give their results."""
     entries = [(request, client.handler.async_result()) for request in requests]
     if isinstance(client, InterruptibleClient):
         client.hand_over(entries)
     else:
         for entry in entries:
-            client._call(*entry)  # noqa: SLF001 - see `_submit`
+            client._call(*entry)  # noqa: SLF001 - see above
     return [result for _, result in entries]
 
 
@@ -130,19 +123,18 @@ def create_and_list(client: Any, path: str, data: bytes) -> list[Any]:  # noqa: 
     """
     path = client.chroot + path
     create = Create2(path, data, _acl(client), EPHEMERAL | SEQUENCE)
-    return _submit_together(client, [create, GetChildren(path.rpartition("/")[0], None)])
+    return _submit(client, create, GetChildren(path.rpartition("/")[0], None))
 
 
 def sync_and_list(client: Any, path: str, watch: Callable[[Any], None] | None) -> Any:  # noqa: ANN401 - kazoo's
     """Have the member catch up, as `sync` does, and list a directory; give the result of the second."""
-    return _submit_together(client, [Sync("/"), GetChildren(client.chroot + path, watch)])[1]
+    return _submit(client, Sync("/"), GetChildren(client.chroot + path, watch))[1]
 
 
 def create_directory(client: Any, path: str, *, container: bool) -> Any:  # noqa: ANN401 - kazoo has no types
     """Create an empty persistent node, or a container node; the path begins with the client's chroot."""
-    if container:
-        return _submit(client, _CreateContainer(path, b"", _acl(client), CONTAINER))
-    return _submit(client, Create2(path, b"", _acl(client), 0))
+    kind, flags = (_CreateContainer, CONTAINER) if container else (Create2, 0)
+    return _submit(client, kind(path, b"", _acl(client), flags))[0]
 
 
 def _acl(client: Any) -> Any:  # noqa: ANN401 - kazoo has no types
@@ -151,7 +143,7 @@ def _acl(client: Any) -> Any:  # noqa: ANN401 - kazoo has no types
 
 def sync(client: Any) -> Any:  # noqa: ANN401 - kazoo has no types
     """Have the member that the client is connected to catch up with its leader. Only the leader answers."""
-    return _submit(client, Sync("/"))  # ZooKeeper ignores the path
+    return _submit(client, Sync("/"))[0]  # ZooKeeper ignores the path
 
 
 def end_session(client: Any) -> Any:  # noqa: ANN401 - kazoo has no types
@@ -160,7 +152,7 @@ def end_session(client: Any) -> Any:  # noqa: ANN401 - kazoo has no types
 
     Test: ``test_end_of_a_session_is_answered``.
     """
-    return _submit(client, _EndSession())
+    return _submit(client, _EndSession())[0]
 
 
 # -- the client --------------------------------------------------------------------------------------------------------
@@ -242,13 +234,9 @@ class Answer:
         if self.done:  # looked at again: kazoo's thread may have missed the callback
             self._finish()
 
-    def rawlink(self, callback: Callable[[Answer], None]) -> None:
-        """As `when_done`, with the result: kazoo's own methods that send several requests call this."""
-        self.when_done(partial(callback, self))
-
     def get_nowait(self) -> Any:  # noqa: ANN401 - kazoo's
         """
-        Give the answer.
+        Give the answer, as kazoo's result does.
 
         Raises:
             KazooTimeoutError: There is none yet.
@@ -259,14 +247,6 @@ class Answer:
         if self._error is not None:
             raise self._error
         return self._value
-
-    def get(self, block: bool = True, timeout: Seconds | None = None) -> Any:  # noqa: ANN401, FBT001, FBT002 - kazoo's
-        """Wait for the answer, as kazoo's own methods do that wait; raises as `get_nowait`."""
-        if block and not self.done:
-            done = threading.Event()
-            self.when_done(done.set)
-            done.wait(timeout)
-        return self.get_nowait()
 
 
 class InterruptibleClient(KazooClient):  # type: ignore[misc]  # kazoo has no types
@@ -384,7 +364,7 @@ class BoundedConnectionHandler(ConnectionHandler):  # type: ignore[misc]  # kazo
     - It reads all answers that have come with one system call, where kazoo needs ten for each.
       Test: ``test_answers_that_come_in_pieces``.
 
-    It reports to its handler, `lockkit.backends.zookeeper.connection.Handler`.
+    It reports to its handler, `lockkit.backends.zookeeper.connection.Connection`.
     """
 
     _socket: Any

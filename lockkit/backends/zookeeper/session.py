@@ -97,7 +97,7 @@ class Session:
         self._connection: Connection | None = None
         self._if_dropped: Any = None
         self.client: Any = None
-        self.watches: Watches[LockNode]
+        self.watches: Watches
         self._listener: Callable[[str], None]
         self.requested_seconds = 0.0
         self.id = 0
@@ -270,7 +270,7 @@ class Session:
                 raise self._failure from error
             raise
         if self.ended:
-            self._connection.stop()  # it was stopped meanwhile, before there was a thread
+            self._connection.end()  # it was stopped meanwhile, before there was a thread
 
     # -- requests --------------------------------------------------------------------------------------------------
 
@@ -445,12 +445,12 @@ class Session:
 
     def forget_lease(self, node: LockNode) -> None:
         """Expect that the node of a lease goes away: lockkit is about to delete it."""
-        self.watches.forget_lease(node)
+        self.watches.forget_lease(node.path)
         self.held.pop(node.owner, None)
 
-    def _lease_gone(self, node: LockNode) -> None:
-        self.forget_lease(node)
-        self._engine_calls.call_soon(partial(self._host.lost, node.owner, "gone"))
+    def _lease_gone(self, owner: str) -> None:
+        self.held.pop(owner, None)
+        self._engine_calls.call_soon(partial(self._host.lost, owner, "gone"))
 
     def _state_changed(self, state: str) -> None:
         """Listen to kazoo. In its thread, which must not be delayed."""
@@ -526,7 +526,7 @@ class Session:
         self.ended = True
         if self._connection is not None and self._started:
             self._if_dropped.detach()
-            self._connection.stop()
+            self._connection.end()
 
 
 @dataclass(slots=True, eq=False)
@@ -547,14 +547,12 @@ class LockNode:
         mark: End of the name of its mark (see `lockkit.backends.zookeeper.path`), once that may exist.
         slot: Of a permit that was granted; None for a lock.
         token: Its ``czxid``; 0 before.
-        watched_path: Path of the node that it waits for, if the server was asked to tell when that changes.
         asked_at: Client monotonic time at which the session was alive for certain, if that was before the attempt that
             found this node to be first.
         ttl: Of the lease, as granted, seconds.
         remove_at: When `lockkit.backends.zookeeper.short_leases` removes it, unless it is renewed, client monotonic
             clock.
         missed_at: When it was first looked for by its owner and not found, client monotonic clock; None before.
-        watched_over: Number of the connection over which the server was asked to tell when it goes away.
     """
 
     session: Session
@@ -566,12 +564,10 @@ class LockNode:
     mark: str | None = None
     slot: int | None = None
     token: int = 0
-    watched_path: str | None = None
     asked_at: float | None = None
     ttl: float = 0.0
     remove_at: float = inf
     missed_at: float | None = None
-    watched_over: int = -1
 
     def __post_init__(self) -> None:
         """Begin in the session as it is now."""

@@ -6,7 +6,7 @@ One function is called for all nodes, so that kazoo keeps it once for each path:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from kazoo.protocol.states import EventType
 
@@ -21,22 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["Watches"]
 
 
-class WatchedNode(Protocol):
-    """What the watches say of a node: see `lockkit.backends.zookeeper.session.LockNode`."""
-
-    watched_path: str | None
-    watched_over: int
-
-    @property
-    def path(self) -> str:
-        """Its path."""
-        ...
-
-
-N = TypeVar("N", bound=WatchedNode)
-
-
-class Watches(Generic[N]):
+class Watches:
     """
     The watches of one session.
 
@@ -48,7 +33,7 @@ class Watches(Generic[N]):
         self,
         client: Any,  # noqa: ANN401 - kazoo has no types
         request_children: Callable[[str, Callable[[Any], None] | None, float], tuple[float, Any]],
-        lease_gone: Callable[[N], None],
+        lease_gone: Callable[[str], None],
         mutex: AbstractContextManager[Any],
     ) -> None:
         """
@@ -59,7 +44,7 @@ class Watches(Generic[N]):
             request_children: Requests the children of a directory for a waiter, with a watch on them if there is a
                 second argument; the third is the ttl that the waiter wants. Gives a time at which the session was alive
                 for certain, and kazoo's result.
-            lease_gone: Called in kazoo's thread when the node of a lease was deleted.
+            lease_gone: Called in kazoo's thread, with the owner of a lease whose node was deleted.
             mutex: For short sections. Readers of one client wait for the same node, in several threads.
         """
         self._client = client
@@ -68,7 +53,9 @@ class Watches(Generic[N]):
         self._mutex = mutex
         self._on_event = weakly(self._node_changed)
         self._waiters: dict[str, set[Request]] = {}
-        self._leases: dict[str, N] = {}
+        self._watched: dict[Request, str] = {}
+        # By path of the node: the owner, and the number of the connection over which the server was asked.
+        self._leases: dict[str, tuple[str, int]] = {}
         self._listings: dict[Request, tuple[float, Any]] = {}
         self.connections_count = 0
 
@@ -79,29 +66,29 @@ class Watches(Generic[N]):
 
     # -- waiters ---------------------------------------------------------------------------------------------------
 
-    def watch_predecessor(self, node: N, path: str, request: Request) -> Any:  # noqa: ANN401 - kazoo has no types
+    def watch_predecessor(self, path: str, request: Request) -> Any:  # noqa: ANN401 - kazoo has no types
         """Have a request woken when the node that it waits for changes or goes away; give kazoo's result."""
-        self._add_waiter(node, path, request)
+        self._add_waiter(path, request)
         return self._client.get_async(path, watch=self._on_event)
 
-    def watch_directory(self, node: N, path: str, request: Request) -> Any:  # noqa: ANN401 - kazoo has no types
+    def watch_directory(self, path: str, request: Request) -> Any:  # noqa: ANN401 - kazoo has no types
         """Have a request woken whenever a node in a directory comes or goes; give kazoo's result, the children."""
-        self._add_waiter(node, path, request)
+        self._add_waiter(path, request)
         return self._client.get_children_async(path, watch=self._on_event)
 
-    def _add_waiter(self, node: N, path: str, request: Request) -> None:
-        self.stop_waking(node, request)
+    def _add_waiter(self, path: str, request: Request) -> None:
+        self.stop_waking(request)
         with self._mutex:
-            node.watched_path = path
+            self._watched[request] = path
             self._waiters.setdefault(path, set()).add(request)
 
-    def wakes(self, node: N, path: str, request: Request) -> bool:
+    def wakes(self, path: str, request: Request) -> bool:
         """Tell whether a request will be woken when that node, or what is in that directory, changes."""
-        return node.watched_path == path and request in self._waiters.get(path, ())
+        return request in self._waiters.get(path, ())
 
-    def stop_waking(self, node: N, request: Request) -> None:
+    def stop_waking(self, request: Request) -> None:
         """Wake a request no more. The server keeps its watch, one for each node, until that changes."""
-        path = node.watched_path
+        path = self._watched.get(request)
         if path is None:
             return
         with self._mutex:
@@ -111,7 +98,7 @@ class Watches(Generic[N]):
                 requests.discard(request)
                 if not requests:
                     del self._waiters[path]
-            node.watched_path = None  # last: after an interrupt this is called again
+            self._watched.pop(request, None)  # last: after an interrupt this is called again
 
     def take_listing(self, request: Request) -> tuple[float, Any] | None:
         """Give what was requested for a waiter when it was woken, as ``request_children`` gave it."""
@@ -119,24 +106,23 @@ class Watches(Generic[N]):
 
     # -- leases ----------------------------------------------------------------------------------------------------
 
-    def watch_lease(self, node: N) -> Any:  # noqa: ANN401 - kazoo has no types
+    def watch_lease(self, path: str, owner: str) -> Any:  # noqa: ANN401 - kazoo has no types
         """Ask for the node of a lease, and watch it; give kazoo's result."""
-        self._leases[node.path] = node
         # Before it is sent: should it go over the next connection, it is asked for once more, and not once less.
-        node.watched_over = self.connections_count
-        return self._client.exists_async(node.path, watch=self._on_event)
+        self._leases[path] = owner, self.connections_count
+        return self._client.exists_async(path, watch=self._on_event)
 
-    def watches_lease(self, node: N) -> bool:
+    def watches_lease(self, path: str, owner: str) -> bool:
         """
         Tell whether the server would have reported that the node of a lease has gone.
 
         It reports that before it answers any later request. So one heartbeat serves all leases of the session.
         """
-        return node.watched_over == self.connections_count and node.path in self._leases
+        return self._leases.get(path) == (owner, self.connections_count)
 
-    def forget_lease(self, node: N) -> None:
+    def forget_lease(self, path: str) -> None:
         """Expect that a node goes away."""
-        self._leases.pop(node.path, None)
+        self._leases.pop(path, None)
 
     # -- what kazoo tells, in its threads --------------------------------------------------------------------------
 
@@ -152,7 +138,7 @@ class Watches(Generic[N]):
             return
         lease = self._leases.pop(event.path, None)
         if lease is not None and event.type == EventType.DELETED:
-            self._lease_gone(lease)
+            self._lease_gone(lease[0])
         for request in self._request_listing(event.path, of_directory=event.type == EventType.CHILD):
             request.wake.set()
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from lockkit.backends.etcd import rpc_pb2 as rpc
 from lockkit.backends.etcd import transactions, values
-from lockkit.backends.etcd.session import Contender
+from lockkit.backends.etcd.contender import Contender
 from lockkit.errors import ConfigurationError, StaleToken
 from lockkit.runtime import AsyncioRuntime, BlockingRuntime, drive
 from lockkit.storage.etcd.client import Key, Lease, Store, Value, as_bytes, text_of

@@ -20,7 +20,7 @@ import pytest
 
 import lockkit
 import lockkit.aio
-from lockkit.backends.etcd.cluster import Login, settle_by
+from lockkit.backends.etcd.cluster import Login, SharedAttempts, settle_by
 from lockkit.backends.etcd.session import Sessions
 from lockkit.engine.settings import drift_margin
 from lockkit.runtime import AsyncioRuntime, BlockingRuntime, monotonic
@@ -153,6 +153,8 @@ class TestKeys:
 
             assert lease.ttl == 3
             client.lock("y", ttl=1).acquire().release()
+            lease.extend()
+            assert len(leases_of(member)) == 1  # of either ttl
             lease.release()
         assert [record.levelname for record in caplog.records if "keeps locks for 3 s" in record.getMessage()] == [
             "WARNING"
@@ -618,7 +620,7 @@ class TestLogin:
         def take(client: Client, name: str) -> None:
             client.lock(name, ttl=9).acquire(PATIENCE).release()
 
-        functions = (Login.obtain, Sessions._find_or_open, Sessions._open, settle_by)
+        functions = (Login.obtain, SharedAttempts.make, Sessions._find_or_open, Sessions._open, settle_by)
         number = 0
         while True:
             with lockkit.connect(f"etcd://root:se%20cret@{guarded.address}") as client:

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
 import lockkit
-from lockkit.backends.etcd.session import Contender, Session, Sessions
-from lockkit.runtime import BlockingRuntime, drive
+from lockkit.backend import Gone, Renewed
+from lockkit.backends.etcd.backend import EtcdBackend
+from lockkit.backends.etcd.connection import TXN
+from lockkit.backends.etcd.contender import Contender, Session
+from lockkit.backends.etcd.session import Sessions
+from lockkit.configuration.registry import split_options
+from lockkit.runtime import AsyncioRuntime, BlockingRuntime, drive
 from lockkit.testing.servers import EtcdCluster, EtcdServer, FaultProxy, http2_call_ended, require, wait_until
 from lockkit.testing.stopwatch import Stopwatch
+from lockkit.url import parse
 from tests.backends.etcd.support import Waiting, interrupted, leases_of, queue_of, session_of, until_waiting, value_of
+from tests.backends.support import StubHost, granted
 from tests.tries import busy
 
 if TYPE_CHECKING:
@@ -23,6 +32,7 @@ if TYPE_CHECKING:
 
     from lockkit.backend import Host
     from lockkit.backends.etcd.cluster import Cluster
+    from lockkit.backends.etcd.connection import Method
     from lockkit.sync import Lease
     from tests.backends.etcd.support import Connect
 
@@ -47,6 +57,12 @@ def cluster() -> Iterator[EtcdCluster]:
     """Three members, for tests that leave all of them running."""
     with EtcdCluster() as members:
         yield members
+
+
+def backend_at(server: EtcdServer, host: StubHost) -> EtcdBackend:
+    """Open a backend without an engine."""
+    url = parse(server.url)
+    return EtcdBackend.open(url, split_options(EtcdBackend, url, {})[1], host)
 
 
 def confirmed(lease: Lease) -> bool:
@@ -149,6 +165,47 @@ class TestLoss:
 
         lease.release()
         waiting.lease().release()
+
+    @pytest.mark.parametrize("waits", [False, True], ids=["free", "waited for"])
+    def test_session_that_has_just_ended_grants_nothing(
+        self, server: EtcdServer, connect: Connect, monkeypatch: pytest.MonkeyPatch, *, waits: bool
+    ) -> None:
+        """
+        The member answers that the lock is ours; the session ends; another thread notices that first.
+
+        It finds no holder to notify, and the lock would count as held up to the next renewal.
+        """
+        client = connect(server.url)
+        backend = client._engine.client.ready()
+        assert isinstance(backend, EtcdBackend)
+        call = backend.cluster.call
+        ended: list[int] = []
+
+        async def call_and_end(method: Method, *arguments: Any, **keywords: Any) -> object:
+            answer: object = await call(method, *arguments, **keywords)
+            if method is TXN and not (ended or queue_of(server, "lockkit/blocking/")):
+                (session,) = backend._sessions._all
+                ended.append(session.id)
+                server.etcdctl("lease", "revoke", f"{session.id:x}")
+                backend._sessions.end(session)
+            return answer
+
+        monkeypatch.setattr(backend.cluster, "call", call_and_end)
+        if waits:
+            holder = connect(server.url)
+            blocking, lease = holder.lock("blocking", ttl=60).acquire(), holder.lock("just ended", ttl=60).acquire()
+            waiting = Waiting(client.lock("just ended", ttl=60))
+            until_waiting(holder, "just ended")
+            blocking.release()
+            lease.release()
+            granted = waiting.lease()
+        else:
+            granted = client.lock("just ended", ttl=60).acquire(PATIENCE)
+
+        (key,) = queue_of(server, "lockkit/just ended/")
+        assert ended not in ([], [session_of(server, key)])
+        assert granted.confirm()
+        granted.release()
 
     def test_deleted_key_notifies_the_holder(self, server: EtcdServer, connect: Connect) -> None:
         """The next renewal reports that nobody holds the lock; other locks of the session stay."""
@@ -371,6 +428,96 @@ class TestUnknownOutcomes:
         assert session_of(server, key) == session
         held.release()
 
+    def test_key_whose_release_was_not_answered_goes_with_the_next_heartbeat(
+        self, server: EtcdServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The session lives on with another lock, and would keep it up to a ttl."""
+        host = StubHost()
+        backend = backend_at(server, host)
+        kept, released = (granted(drive(backend.try_acquire(host.request(name)))) for name in ("kept", "released"))
+
+        async def unanswered(*_: object, **__: object) -> object:
+            raise lockkit.BackendUnavailable("no answer")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(backend.cluster, "call", unanswered)
+            with pytest.raises(lockkit.BackendUnavailable):
+                drive(backend.release(released))
+        assert queue_of(server, "lockkit/released/")
+
+        drive(backend.renew([kept]))
+
+        assert queue_of(server, "lockkit/released/") == []
+        drive(backend.close())
+
+    def test_session_that_ends_during_a_renewal_renews_nothing(
+        self, server: EtcdServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Another thread has seen it end, after the keys were seen."""
+        host = StubHost()
+        backend = backend_at(server, host)
+        grant = granted(drive(backend.try_acquire(host.request("ends"))))
+        call = backend.cluster.call
+
+        async def call_and_end(method: Method, *arguments: Any, **keywords: Any) -> object:
+            answer: object = await call(method, *arguments, **keywords)
+            if method is TXN:
+                backend._sessions.end(grant.state.session)
+            return answer
+
+        monkeypatch.setattr(backend.cluster, "call", call_and_end)
+
+        assert list(drive(backend.renew([grant]))) == [Gone("session")]
+        assert host.losses == [(grant.owner, "session")]
+        server.etcdctl("lease", "revoke", f"{grant.state.session.id:x}")
+        drive(backend.close())
+
+    @pytest.mark.parametrize("is_alone", [False, True], ids=["beside a lease", "alone"])
+    def test_request_that_a_cancelled_task_left_under_way_leaves_no_key(
+        self, server: EtcdServer, monkeypatch: pytest.MonkeyPatch, *, is_alone: bool
+    ) -> None:
+        """The member executes it after the key was deleted: it finds no session, or a heartbeat deletes the key."""
+        monkeypatch.setattr("lockkit.backends.etcd.backend.ABANDON_WAIT_SECONDS", 0.01)
+        host = StubHost(AsyncioRuntime())
+        before = leases_of(server)
+
+        async def scenario() -> None:
+            backend = backend_at(server, host)
+            held = None if is_alone else granted(await backend.try_acquire(host.request("beside")))
+            call, sent, go_on, answered = backend.cluster.call, asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+            async def call_late(method: Method, *arguments: Any, **keywords: Any) -> object:
+                if method is not TXN or sent.is_set():
+                    return await call(method, *arguments, **keywords)
+                sent.set()
+                await go_on.wait()
+                try:
+                    return await call(method, *arguments, **keywords)
+                finally:
+                    answered.set()
+
+            monkeypatch.setattr(backend.cluster, "call", call_late)
+            request = host.request("late")
+            task = asyncio.create_task(backend.try_acquire(request))
+            await sent.wait()
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+
+            await backend.abandon(request)
+            go_on.set()
+            await answered.wait()
+
+            if held is not None:
+                assert queue_of(server, "lockkit/late/")
+                assert [type(one) for one in await backend.renew([held])] == [Renewed]
+            else:
+                assert leases_of(server) == before
+            assert queue_of(server, "lockkit/late/") == []
+            await backend.close()
+
+        asyncio.run(scenario())
+
     def test_end_of_a_session_is_no_loss_for_a_request_that_was_given_up(self) -> None:
         """Its key may still come late, while another key of the same owner holds the lock in another session."""
         lost: list[str] = []
@@ -385,6 +532,7 @@ class TestUnknownOutcomes:
         given_up.set_may_come_late()
         sessions.detach(given_up)
         assert session.contenders == {held, given_up}
+        assert [one for one in session.contenders if one.wanted_until > 0.0] == [held]
 
         sessions.end(session)
 

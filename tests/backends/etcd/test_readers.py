@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 import lockkit
+from lockkit.backends.etcd import rpc_pb2 as rpc
 from lockkit.backends.etcd import transactions
 from lockkit.backends.etcd.connection import TXN
 from lockkit.engine import semaphore_caps
@@ -33,7 +34,7 @@ from tests.tries import busy
 
 if TYPE_CHECKING:
     from lockkit.backends.etcd.backend import EtcdBackend
-    from lockkit.backends.etcd.session import Contender
+    from lockkit.backends.etcd.contender import Contender
     from tests.backends.etcd.support import Connect
 
 
@@ -303,7 +304,8 @@ class TestUpdate:
         lease = client.lock("late update", ttl=LONG).acquire(PATIENCE)
         (key,) = queue_of(server, "lockkit/late update/")
         backend = cast("EtcdBackend", client._engine.client.ready())
-        late = transactions.replace_value(cast("Contender", lease._record.grant.state), b"late")
+        contender = cast("Contender", lease._record.grant.state)
+        late = transactions.change_key(contender, rpc.PutRequest(key=contender.key, value=b"late", ignore_lease=True))
         lease.downgrade()
 
         answer = drive(backend.cluster.call(TXN, late, resend=False))

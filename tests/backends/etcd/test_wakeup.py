@@ -10,7 +10,7 @@ import pytest
 from lockkit.backends.etcd import rpc_pb2 as rpc
 from lockkit.backends.etcd.backend import EtcdBackend
 from lockkit.backends.etcd.connection import TXN
-from lockkit.backends.etcd.session import Contender
+from lockkit.backends.etcd.contender import Contender
 from lockkit.backends.etcd.wakeup import IDLE_MAX
 from lockkit.runtime import drive
 from lockkit.testing.servers import wait_until

@@ -11,6 +11,8 @@ from kazoo.exceptions import NoNodeError
 
 import lockkit
 from lockkit.backends.zookeeper.backend import ZooKeeperBackend
+from lockkit.backends.zookeeper.connection import outcome
+from lockkit.runtime import BlockingRuntime, drive
 from lockkit.testing.servers import ZooKeeperServer, wait_until
 
 if TYPE_CHECKING:
@@ -60,6 +62,11 @@ def backend_of(client: Client | aio.Client) -> ZooKeeperBackend:
 def sessions_of(client: Client | aio.Client) -> list[Session]:
     """The sessions of a client."""
     return [session for session in backend_of(client)._sessions.all() if not session.failed]
+
+
+def answer(result: object, seconds: float = PATIENCE) -> object:
+    """Wait for the answer to a request that was sent over a session of lockkit's."""
+    return drive(outcome(BlockingRuntime(), result, seconds))
 
 
 class Tree:

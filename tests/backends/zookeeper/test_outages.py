@@ -19,13 +19,15 @@ from kazoo.handlers.threading import SequentialThreadingHandler
 
 import lockkit
 import lockkit.aio
-from lockkit.backend import Gone, Grant
+from lockkit.backend import Gone, Grant, Renewed
 from lockkit.backends.zookeeper.backend import ZooKeeperBackend
 from lockkit.backends.zookeeper.connection import outcome
+from lockkit.backends.zookeeper.queue import LockQueue
 from lockkit.backends.zookeeper.quirks import sync
 from lockkit.backends.zookeeper.session import LockNode
 from lockkit.backends.zookeeper.sessions import SESSIONS_MAX, session_timeout
 from lockkit.backends.zookeeper.short_leases import ShortLeases
+from lockkit.backends.zookeeper.wakeup import Watches
 from lockkit.configuration.registry import split_options
 from lockkit.runtime import BlockingRuntime, drive, monotonic
 from lockkit.testing.face_driver import FACES, AsyncDriver, SyncDriver
@@ -37,6 +39,7 @@ from tests.backends.support import StubHost, granted
 from tests.backends.zookeeper.support import (
     PATIENCE,
     Tree,
+    answer,
     end_session,
     holding,
     kazoo_client,
@@ -50,6 +53,7 @@ if TYPE_CHECKING:
 
     from lockkit import aio
     from lockkit.backend import Request
+    from lockkit.backends.zookeeper.session import Session
     from lockkit.testing.face_driver import FaceDriver
     from lockkit.testing.target import Face
 
@@ -183,6 +187,26 @@ class TestLeftBehind:
                 pass
 
         play(face, fresh.url, body)
+
+    def test_lease_in_an_application_s_session_goes_though_closing_failed(
+        self, server: ZooKeeperServer, tree: Tree
+    ) -> None:
+        """The application's session lives on, and would keep it."""
+        host = StubHost()
+        options = split_options(ZooKeeperBackend, parse(server.url), {})[1]
+        with FaultProxy(server.host, server.port) as proxy, kazoo_client(proxy.address) as theirs:
+            backend = ZooKeeperBackend.adopt(theirs, options, host)
+            assert backend is not None
+            grant = granted(drive(backend.try_acquire(host.request("closing failed", ttl=LONG))))
+            proxy.blackhole()
+
+            with pytest.raises(lockkit.BackendUnavailable):
+                drive(backend.release_all([grant], host.runtime.now() + 0.1))
+            assert tree.nodes("/lockkit/closing failed")
+            heal(proxy)
+
+            tree.until_empty("/lockkit/closing failed", within=PATIENCE / 4)
+            drive(backend.close())
 
     def test_place_in_an_application_s_session_goes_though_the_client_is_closed(self, fresh: ZooKeeperServer) -> None:
         """The session lives on after `close()`, and would keep the node."""
@@ -488,7 +512,7 @@ class TestKazoosThreads:
             assert not asking.is_alive()
             go_on.set()
             for result in results:
-                result.get(timeout=PATIENCE)
+                answer(result)
             client.close()
 
     def test_unknown_host_is_an_error_that_says_so(self) -> None:
@@ -587,6 +611,74 @@ class TestWhatAnswersProve:
 
         assert list(drive(ours.backend.renew([grant]))) == [Gone("taken")]
 
+    def test_session_that_has_ended_grants_and_renews_nothing(
+        self, server: ZooKeeperServer, opened: Callable[[str], Backend], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Not even if it ends between the answer and the grant, when there is no holder to notify yet."""
+        ours = opened(server.url)
+        grant = ours.acquire("held")
+        request = ours.request("just ended")
+        session: Session = grant.state.session
+        attempt = LockQueue.attempt
+
+        async def attempt_and_end(queue: LockQueue) -> object:
+            found = await attempt(queue)
+            end_at_server(server, session)
+            return found
+
+        monkeypatch.setattr(LockQueue, "attempt", attempt_and_end)
+        with pytest.raises(lockkit.BackendUnavailable, match="just ended"):
+            ours.ask(request)
+
+        assert session.held == {}
+        assert list(drive(ours.backend.renew([grant]))) == [Gone("session")]
+        wait_until(lambda: None if ours.host.losses else "not told", timeout=PATIENCE)
+        assert ours.host.losses == [(grant.owner, "session")]
+        drive(ours.backend.abandon(request))
+
+    def test_interrupt_between_grant_and_lease_leaves_nothing(
+        self, tree: Tree, server: ZooKeeperServer, opened: Callable[[str], Backend]
+    ) -> None:
+        """The request still has the node when it is given up, and the session counts the node as held."""
+        ours = opened(server.url)
+        request = ours.request("interrupted")
+        grant = granted(ours.ask(request))
+        request.state = grant.state
+
+        drive(ours.backend.abandon(request))
+
+        assert grant.state.session.held == {}
+        tree.until_empty("/lockkit/interrupted")
+
+    def test_member_with_a_shorter_session_timeout_shortens_a_lease(
+        self, server: ZooKeeperServer, opened: Callable[[str], Backend]
+    ) -> None:
+        """The session has moved there with its connection."""
+        ours = opened(server.url)
+        grant = ours.acquire("shortened", ttl=30)
+        grant.state.session._connection.session_seconds = 20.0
+
+        assert list(drive(ours.backend.renew([grant]))) == [Renewed(ttl=20.0)]
+
+    def test_node_that_goes_during_a_heartbeat_is_no_renewal(
+        self, tree: Tree, server: ZooKeeperServer, opened: Callable[[str], Backend], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The member reports that before it answers the heartbeat, so no other question is needed."""
+        ours = opened(server.url)
+        grant = ours.acquire("goes")
+        session: Session = grant.state.session
+        assert list(drive(ours.backend.renew([grant]))) == [Renewed(ttl=grant.ttl)]
+        watches_lease = Watches.watches_lease
+
+        def ask_and_delete(watches: Watches, path: str, owner: str) -> bool:
+            found = watches_lease(watches, path, owner)
+            tree.client.delete(path)
+            wait_until(lambda: "not reported" if session.held else None, timeout=PATIENCE)
+            return found
+
+        monkeypatch.setattr(Watches, "watches_lease", ask_and_delete)
+        assert list(drive(ours.backend.renew([grant]))) == [Gone("gone")]
+
     def test_lease_is_asked_for_when_the_connection_broke_and_when_it_is_back(
         self, server: ZooKeeperServer, opened: Callable[[str], Backend]
     ) -> None:
@@ -682,7 +774,7 @@ class TestFollowerWithoutLeader:
         assert drive(holder.backend.release(grant))
         session = request.state.session
         wait_until(lambda: None if request in session.watches._listings else "not woken", timeout=PATIENCE)
-        session.watches._listings.pop(request)[1].get(timeout=PATIENCE)  # the waiter was woken, and asks again only now
+        answer(session.watches._listings.pop(request)[1])  # the waiter was woken, and asks again only now
         stop_others()
         assert follower.mode() == "follower"
 
@@ -707,6 +799,34 @@ def test_deadline_of_a_grant_counts_from_before_the_question(
 
     assert after.anchor is not None
     assert after.anchor <= asked_by
+
+
+def test_deadline_after_a_short_wait_counts_from_the_leaders_last_answer(
+    server: ZooKeeperServer, opened: Callable[[str], Backend], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The member that answers may be cut off, and the leader may have ended the session a timeout after that."""
+    monkeypatch.setattr("lockkit.backends.zookeeper.session.RECENT_SHARE", 1.0)
+    holder, waiter = opened(server.url), opened(server.url)
+    grant = holder.acquire("recent")
+    request = waiter.request("recent")
+    waiter.ask(request)
+    answered_by = monotonic()
+    assert drive(holder.backend.release(grant))
+    session = request.state.session
+    wait_until(lambda: None if request in session.watches._listings else "not woken", timeout=PATIENCE)
+
+    after = granted(waiter.ask(request))
+
+    assert after.anchor is not None
+    assert after.anchor <= answered_by
+
+
+def end_at_server(server: ZooKeeperServer, session: Session) -> None:
+    """Have the server end a session, and wait until the client is in the next one."""
+    before = session.id
+    with kazoo_client(server.address, client_id=session.client.client_id):
+        pass
+    wait_until(lambda: None if session.id not in {0, before} else "not noticed", timeout=PATIENCE)
 
 
 def heal(proxy: FaultProxy) -> None:

@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import lockkit
+from lockkit.backends.zookeeper.marks import mark
+from lockkit.backends.zookeeper.path import slot_mark
 from lockkit.backends.zookeeper.wakeup import Watches
+from lockkit.runtime import drive, monotonic
 from lockkit.testing.servers import FaultProxy
 from tests.backends.zookeeper.support import PATIENCE, kazoo_client, packets_count
 from tests.backends.zookeeper.test_readers import Background
@@ -18,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from lockkit.backend import Request
-    from lockkit.backends.zookeeper.session import LockNode
     from lockkit.sync import Client
     from lockkit.testing.servers import ZooKeeperServer
     from tests.backends.zookeeper.support import Connect, Tree
@@ -137,13 +139,13 @@ def test_mark_of_the_one_before_between_listing_and_watching(
     tree.until_waiting(f"{ROOT}/between", 6)
     watch, came = Watches.watch_predecessor, threading.Event()
 
-    def release_before(watches: Watches[LockNode], node: LockNode, path: str, request: Request) -> object:
+    def release_before(watches: Watches, path: str, request: Request) -> object:
         if not came.is_set():
             came.set()
             held[1].release()
             held[2].release()
             first.result()
-        return watch(watches, node, path, request)
+        return watch(watches, path, request)
 
     monkeypatch.setattr(Watches, "watch_predecessor", release_before)
     second = Background(clients[1].semaphore("between", limit=3, **WAIT).acquire).result()
@@ -161,10 +163,10 @@ def test_holder_leaves_between_listing_and_watching(
     held = [ours.semaphore("leaves", limit=2, ttl=LONG).acquire(PATIENCE) for _ in range(2)]
     watch = Watches.watch_directory
 
-    def release_before(watches: Watches[LockNode], node: LockNode, path: str, request: Request) -> object:
+    def release_before(watches: Watches, path: str, request: Request) -> object:
         if held[1].held:
             held[1].release()
-        return watch(watches, node, path, request)
+        return watch(watches, path, request)
 
     monkeypatch.setattr(Watches, "watch_directory", release_before)
     lease = Background(connect(ours.url).semaphore("leaves", limit=2, **WAIT).acquire).result()
@@ -172,6 +174,23 @@ def test_holder_leaves_between_listing_and_watching(
     assert lease.slot == 1
     lease.release()
     held[0].release()
+
+
+@pytest.mark.filterwarnings("ignore:lease of .* was dropped:ResourceWarning")
+def test_mark_needs_its_node_and_the_one_before(ours: Client, tree: Tree) -> None:
+    """Created again, it is there; without either of the nodes there is none, and no permit."""
+    first, second = (ours.semaphore("marks", limit=2, ttl=LONG).acquire(PATIENCE) for _ in range(2))
+    before, node = (lease._record.grant.state for lease in (first, second))
+
+    def is_marked(end: str) -> bool:
+        return drive(mark(node, end, monotonic() + PATIENCE, behind=before.path))
+
+    assert is_marked(slot_mark(1))
+    tree.client.delete(before.path)
+    assert not is_marked(slot_mark(2))
+    tree.client.create(before.path)
+    tree.client.delete(node.path)
+    assert not is_marked(slot_mark(2))
 
 
 def test_lost_answer_to_a_mark_leaves_nothing(server: ZooKeeperServer, tree: Tree, connect: Connect) -> None:

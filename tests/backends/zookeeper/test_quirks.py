@@ -26,7 +26,7 @@ from lockkit.backends.zookeeper.quirks import (
 )
 from lockkit.runtime import BlockingRuntime, drive, monotonic
 from lockkit.testing.servers import wait_until
-from tests.backends.zookeeper.support import PATIENCE, sessions_of
+from tests.backends.zookeeper.support import PATIENCE, answer, sessions_of
 from tests.interrupts import CallStrike, elsewhere
 
 if TYPE_CHECKING:
@@ -133,8 +133,8 @@ def test_requests_are_sent_by_the_thread_that_makes_them(
     client.lock("small").acquire(timeout=PATIENCE).release()
     assert woken == []
 
-    session.client.set_async("/lockkit", b"x" * DIRECT_BYTES_MAX).get(timeout=PATIENCE)
-    session.client.set_async("/lockkit", b"").get(timeout=PATIENCE)
+    answer(session.client.set_async("/lockkit", b"x" * DIRECT_BYTES_MAX))
+    answer(session.client.set_async("/lockkit", b""))
     assert woken == [1]
     connection._socket = PiecewiseSocket(connection._socket, room=False)
     client.lock("small").acquire(timeout=PATIENCE).release()
@@ -170,7 +170,7 @@ def test_end_of_a_session_is_answered(server: ZooKeeperServer, connect: Connect)
     client.ping()
     (session,) = sessions_of(client)
 
-    assert end_session(session.client).get(timeout=PATIENCE / 4) is True
+    assert answer(end_session(session.client), PATIENCE / 4) is True
 
 
 def test_interrupted_wait_leaves_no_lock_taken() -> None:

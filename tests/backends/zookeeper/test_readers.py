@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from kazoo.client import KazooClient
 
     from lockkit.backend import Request
-    from lockkit.backends.zookeeper.session import LockNode
     from lockkit.sync import Client
     from lockkit.testing.servers import ZooKeeperServer
     from tests.backends.zookeeper.support import Connect
@@ -260,10 +259,10 @@ class TestDowngrade:
         lease = ours.lock("between", ttl=LONG).acquire(PATIENCE)
         watch = Watches.watch_predecessor
 
-        def downgrade_before(watches: Watches[LockNode], node: LockNode, path: str, request: Request) -> object:
+        def downgrade_before(watches: Watches, path: str, request: Request) -> object:
             if lease.mode == "exclusive":
                 lease.downgrade()
-            return watch(watches, node, path, request)
+            return watch(watches, path, request)
 
         monkeypatch.setattr(Watches, "watch_predecessor", downgrade_before)
         Background(other.rwlock("between", **WAIT).read().acquire).result().release()

@@ -86,6 +86,24 @@ def test_who_was_slower_tries_again(update: Any, data: KazooClient, rival: str) 
     assert data.get("/data/x")[0] == b"new"
 
 
+def test_deletion_that_was_slower_looks_again(update: Any, data: KazooClient) -> None:  # noqa: ANN401
+    """It deletes no value that the function has not seen."""
+    data.create("/data/x", b"old")
+    seen: list[bytes | None] = []
+
+    def delete_old(now: bytes | None) -> object:
+        seen.append(now)
+        if now == b"old":
+            data.set("/data/x", b"rival")
+            return DELETE
+        return None
+
+    update(data, "/data/x", delete_old)
+
+    assert seen == [b"old", b"rival"]
+    assert data.get("/data/x")[0] == b"rival"
+
+
 def test_concurrent_changes_are_all_counted(server: ZooKeeperServer, data: KazooClient) -> None:
     """Four clients add 25 each."""
 

@@ -1,0 +1,197 @@
+"""What a client remembers of its sessions and of its keys: see `lockkit.backends.etcd.session`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import inf
+from typing import TYPE_CHECKING
+
+from lockkit.backends.etcd import rpc_pb2 as rpc
+from lockkit.backends.etcd import values
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from lockkit.backend import Mode
+    from lockkit.runtime import Event
+    from lockkit.units import Instant
+
+__all__ = ["Contender", "Session"]
+
+STALE_SHARE = 0.1
+"""Share of a session's ttl since its last heartbeat from which on it gets another one before it grants a lock. A new
+lease has at least the rest; larger gives it less time, smaller costs more round trips (without a write)."""
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """
+    One etcd lease. Times are the client's monotonic clock.
+
+    Attributes:
+        id: Of the lease.
+        requested_ttl: Seconds.
+        ttl: Seconds; the cluster may have raised it.
+        anchor: Just before the last request that started its ttl anew, of those that were answered.
+        keep_alive_at: When a waiter should send a heartbeat.
+        retired: It takes no new key: one may be created late in it.
+        closing: Nothing in it is wanted; it is being revoked.
+        ended: It is gone, and all its keys with it.
+        by_name: The writer whose key has this session's id in it, by lock name.
+        contenders: Those whose key is attached to it, or may be, or may still be created.
+    """
+
+    id: int
+    requested_ttl: int
+    ttl: float
+    anchor: float
+    keep_alive_at: float = field(init=False)
+    retired: bool = False
+    closing: bool = False
+    ended: bool = False
+    by_name: dict[str, Contender] = field(default_factory=dict)
+    contenders: set[Contender] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        """Plan the first heartbeat."""
+        self.keep_alive_at = self.anchor + self.ttl / 3
+
+    def was_kept_alive(self, anchor: Instant) -> None:
+        """Count its ttl from `anchor` on."""
+        self.anchor = max(self.anchor, anchor)
+        self.keep_alive_at = self.anchor + self.ttl / 3
+
+    def delay_heartbeat(self, now: float) -> None:
+        """Have no other waiter send a heartbeat meanwhile, nor at once if this one fails."""
+        self.keep_alive_at = now + self.ttl / 10
+
+    @property
+    def ends_at(self) -> float:
+        """When the cluster may end it, unless it gets a heartbeat before."""
+        return self.anchor + self.ttl
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing may rely on it any more."""
+        return self.closing or self.ended
+
+    def takes_keys(self, ttl: int, now: float) -> bool:
+        """Tell whether keys of this ttl may be attached to it."""
+        return self.has_ttl(ttl) and not self.retired and not self.is_over and now < self.ends_at
+
+    def has_ttl(self, ttl: int) -> bool:
+        """Tell whether it is one for this ttl."""
+        return ttl in {self.requested_ttl, int(self.ttl)}
+
+    def is_stale(self, now: float) -> bool:
+        """Tell whether it needs a heartbeat before it grants a lock."""
+        return now >= self.anchor + self.ttl * STALE_SHARE
+
+    def is_wanted(self, now: float) -> bool:
+        """Tell whether anything in it is held or waited for."""
+        return any(one.wanted_until > now for one in self.contenders)
+
+
+@dataclass(slots=True, eq=False)
+class Contender:
+    """
+    One key of this client: a place in the queue of a lock, or the lock itself.
+
+    Attributes:
+        name: Of the lock.
+        owner: Of the acquisition.
+        prefix: Of the keys of all contenders for the lock.
+        value: With which the key is created: owner and metadata.
+        wake: Event of the request that waits with it, if it does.
+        mode: Beside whom it is to hold the lock.
+        key: Its name, known once it has a session. A permit's is another one than that with which it has waited.
+        slot_keys: Of a permit that is not granted yet: the keys of which a request that was sent may create one.
+        slot: Of a permit that is granted; else None.
+        value_now: Of the key, as far as known: `value` until it is updated or downgraded.
+        is_rewritten: A request was sent that changes the value.
+        home: The session whose id is in the key.
+        session: The session that the key is attached to.
+        moving_to: The session that the key is being moved to. Not None after a move that was not answered: the key is
+            attached to the one or to the other.
+        create_revision: The token; 0 until it is known.
+        mod_revision: Changes with each move and each change of the value.
+        wanted_until: When the key is not wanted any more, client monotonic clock; ``-inf`` once it was given up.
+        may_come_late: The request that creates the key was not answered, and may be executed late.
+        created: Set when the request that creates the key has been answered or has failed; None before it is sent.
+        key_in_front: The one that it waits for; the first of them if there are several.
+        behind_front: With several, the first key behind them; else empty.
+        seen_at: The revision at which they were there.
+        watch_id: Of the watch on that; 0 if there is none.
+        watched_key: What is watched.
+        note_leases: Ids of the etcd leases, by ttl, of an attempt to write a note that was not answered: the next one
+            uses them again.
+    """
+
+    name: str
+    owner: str
+    prefix: bytes
+    value: bytes
+    wake: Event | None
+    mode: Mode = "exclusive"
+    key: bytes = b""
+    slot_keys: tuple[bytes, ...] = ()
+    slot: int | None = None
+    value_now: bytes = field(init=False)
+    is_rewritten: bool = False
+    home: Session | None = None
+    session: Session | None = None
+    moving_to: Session | None = None
+    create_revision: int = 0
+    mod_revision: int = 0
+    wanted_until: float = inf
+    may_come_late: bool = False
+    created: Event | None = None
+    key_in_front: bytes = b""
+    behind_front: bytes = b""
+    seen_at: int = 0
+    watch_id: int = 0
+    watched_key: bytes = b""
+    note_leases: dict[int, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Begin with the value of the creation."""
+        self.value_now = self.value
+
+    def set_may_come_late(self) -> None:
+        """Note that the request that creates the key may be executed late."""
+        self.may_come_late = True
+        if self.home is not None:
+            self.home.retired = True
+
+    def waits_for(self, seen_at: int, key: bytes, behind: bytes = b"") -> None:
+        """Note the key that it waits for, or the range of keys, and a revision at which they were there."""
+        self.key_in_front, self.behind_front, self.seen_at = key, behind, seen_at
+
+    def takes_slot(self, slot: int, revision: int) -> None:
+        """Note that a permit was granted, with the revision at which its key was created."""
+        self.key, self.slot_keys, self.slot = values.slot_key(self.prefix, slot), (), slot
+        self.set_revision(revision)
+
+    def set_revision(self, revision: int) -> None:
+        """Note the revision at which the key was created."""
+        assert revision > 0
+        self.create_revision = self.mod_revision = revision
+
+    def was_found(self, kvs: Sequence[rpc.KeyValue]) -> bool:
+        """Tell from what was read at its key whether that is still the one that was created."""
+        return [kv.create_revision for kv in kvs] == [self.create_revision]
+
+    @property
+    def compare_revision(self) -> rpc.Compare:
+        """True while the key is the one that was created."""
+        return rpc.Compare(target=rpc.Compare.CREATE, key=self.key, create_revision=self.create_revision)
+
+    @property
+    def compare_modification(self) -> rpc.Compare:
+        """True until the key is moved or its value is changed."""
+        return rpc.Compare(target=rpc.Compare.MOD, key=self.key, mod_revision=self.mod_revision)
+
+    @property
+    def compare_value(self) -> rpc.Compare:
+        """True while the key is this contender's, whenever it was created."""
+        return rpc.Compare(target=rpc.Compare.VALUE, key=self.key, value=self.value)

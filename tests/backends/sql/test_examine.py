@@ -252,6 +252,16 @@ def test_mariadb_connections_nearly_used_up(maria: MariaServer) -> None:
         maria.execute("SET GLOBAL max_connections = 200")
 
 
+def test_mariadb_table_without_row_locks(maria: MariaServer) -> None:
+    """One that somebody else made, or a dump: `SELECT … FOR UPDATE` locks nothing there."""
+    maria.execute("ALTER TABLE lockkit.lockkit_locks ENGINE = MyISAM")
+    try:
+        finding = found(maria.url)["mysql-not-innodb"]
+        assert "MyISAM" in finding.seen
+    finally:
+        maria.execute("ALTER TABLE lockkit.lockkit_locks ENGINE = InnoDB")
+
+
 def test_mariadb_rights_missing(maria: MariaServer) -> None:
     """Names what is missing, and the command that gives it."""
     maria.execute(f"CREATE USER few IDENTIFIED BY '{SECRET}'; GRANT SELECT, INSERT ON lockkit.lockkit_locks TO few")

@@ -26,12 +26,21 @@ NOT_FLUSHED = Check(
     "A crash of the machine (at 0, of the server too) undoes the locks of the last second, though they were granted.",
     _PAGE,
 )
+NOT_INNODB = Check(
+    "mysql-not-innodb",
+    Severity.ERROR,
+    "Its rows cannot be locked, and a failed statement is not undone: two clients can hold one lock.",
+    _PAGE,
+)
 
 _LOOK = """
 SELECT VERSION(), @@global.read_only, @@global.innodb_flush_log_at_trx_commit, @@global.max_connections,
  CURRENT_USER(), DATABASE()
 """
 _NAMES = ("version", "read_only", "flush", "connections_max", "user", "database")
+_STORAGE_ENGINE = (
+    "SELECT engine FROM information_schema.tables WHERE table_schema = COALESCE($1, DATABASE()) AND table_name = $2"
+)
 _GRANT = re.compile(r"GRANT (.+?) ON (\S+) TO ", re.DOTALL)
 _RIGHTS = {
     "SELECT": "EXPLAIN SELECT * FROM {table} WHERE name = ''",
@@ -102,6 +111,16 @@ async def _examine_tables(examination: Examination, server: SqlServer, facts: di
         missing = [right for right, text in _RIGHTS.items() if await _lacks(server, table, text)]
         user, _, host = str(facts["user"]).partition("@")
         common.find_rights(examination, server, table, missing, f"GRANT {{rights}} ON {{table}} TO '{user}'@'{host}'")
+        await _examine_storage_engine(examination, server, table)
+
+
+async def _examine_storage_engine(examination: Examination, server: SqlServer, table: Table) -> None:
+    """Look at what a dump that was loaded, or an administrator, may have made: lockkit makes tables of InnoDB."""
+    name = quoted(table, server.database.engine.dialect)
+    for (engine,) in await server.ask(_STORAGE_ENGINE, table.schema, table.name):
+        if str(engine).lower() != "innodb":
+            fix = f"While no client runs: ALTER TABLE {name} ENGINE = InnoDB"
+            examination.find(NOT_INNODB, name, f"The table's storage engine is {engine}.", fix)
 
 
 async def _lacks(server: SqlServer, table: Table, text: str) -> bool:

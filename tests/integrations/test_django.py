@@ -14,6 +14,7 @@ import time
 import unittest
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import django
@@ -31,6 +32,7 @@ from django.test import Client, TestCase, override_settings
 import lockkit
 from lockkit.integrations.django import aio_client, client, from_connection
 from lockkit.integrations.django.checks import SERVERS
+from lockkit.integrations.django.clients import _aio_clients, _connected
 from lockkit.integrations.django.management.commands import locked, migrate_locked
 from lockkit.integrations.django.services import service
 from lockkit.integrations.migrations import LOCK_NAME
@@ -158,8 +160,10 @@ def test_client_works_after_a_fork() -> None:
 
 
 def test_changed_settings_make_another_client() -> None:
-    """A test's settings count at once, and its clients are closed after it."""
+    """A test's settings count at once, and its clients are closed after it. Other settings are none of its business."""
     before = client()
+    with override_settings(DEBUG=True):
+        assert client() is before
     with override_settings(LOCKKIT={"default": {"URL": "memory://x", "OPTIONS": {"ttl": 7}}}):
         changed = client()
         with changed.lock("a") as lease:
@@ -188,12 +192,17 @@ def test_without_the_setting_lockkit_decides(tmp_path: Path, monkeypatch: pytest
     [
         ([], "must be a dict"),
         ({"x": "memory://"}, "no alias 'default', only 'x'"),
+        ({}, "no alias 'default', it is empty"),
         ({"default": 3}, "must be a URL, or a dict"),
         ({"default": {"LOCATION": f"redis://:{SECRET}@h"}}, "unknown key 'LOCATION'"),
         ({"default": {"URL": "memory://", "DATABASE": "default"}}, "only one of"),
         ({"default": {"URL": 3}}, "must be strings"),
         ({"default": {"URL": "memory://", "OPTIONS": 3}}, "OPTIONS a dict"),
         ({"default": {"DATABASE": "absent"}}, "no alias 'absent'"),
+        ({"default": {"URL": "memory://", "OPTIONS": {"profile": "p"}}}, "not 'profile'"),
+        ({"default": {"URL": "memory://", "OPTIONS": {1: 2}}}, "not 1"),
+        ({"default": {"DATABASE": "default", "OPTIONS": {"connection": 1}}}, "not 'connection'"),
+        ({"default": {"DATABASE": "default", "OPTIONS": {"mode": "row"}}}, "not of mode='row'"),
         ({"default": {"URL": f"redis://:{SECRET}@h", "OPTIONS": {"ttl": -1}}}, "ttl"),
         ({"default": f"nothing://:{SECRET}@h"}, "nothing"),
     ],
@@ -207,7 +216,7 @@ def test_wrong_setting_is_an_error_and_a_finding(setting: object, says: str) -> 
 
     assert says in str(caught.value)
     assert SECRET not in str(caught.value)
-    if setting != {"x": "memory://"}:  # a site may use other aliases only
+    if setting not in ({"x": "memory://"}, {}):  # a site may use other aliases only, or none
         assert [(one.id, says in one.msg) for one in findings] == [("lockkit.E001", True)]
 
 
@@ -226,6 +235,19 @@ def test_event_loop_has_clients_of_its_own() -> None:
     first, second = asyncio.run(use()), asyncio.run(use())
 
     assert first is not second
+    assert all(not loop.is_closed() or clients["default"] is second for loop, clients in _aio_clients.items())
+
+
+def test_changed_settings_count_for_a_loop_that_still_runs() -> None:
+    """As for threads."""
+
+    async def use() -> None:
+        before = aio_client()
+        with override_settings(LOCKKIT={"default": "memory://other"}):
+            assert aio_client().url == "memory://other"
+        assert aio_client().url == before.url
+
+    asyncio.run(use())
 
 
 # -- transactions ---------------------------------------------------------------------------------------------------
@@ -400,6 +422,17 @@ def test_loss_before_the_commit_rolls_back(table: None) -> None:
     assert execute("SELECT count(*) FROM made") == [(0,)]
 
 
+def test_loss_after_the_block_and_before_the_commit_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """It cannot stop the commit any more, and must not look like a failure of what Django calls after it."""
+    with transaction.atomic():
+        with client().lock("seat", ttl=0.3, timeout=PATIENCE, until_commit=True) as lease:
+            execute("SELECT 1")
+        client().break_lock("seat")
+        assert lease.wait_lost(PATIENCE)
+
+    assert [one.levelname for one in caplog.records if "a transaction ended after the lock" in one.message] == ["ERROR"]
+
+
 def test_body_s_error_goes_on() -> None:
     """The refusal hides nothing."""
     lease = client().lock("seat", timeout=PATIENCE).acquire()
@@ -448,6 +481,25 @@ def test_database_s_locks_are_rows_outside_of_its_transactions(empty: PostgresSe
         assert SECRET not in one.url
         lease.release()
         assert not other.lock("seat").locked()
+
+
+def test_connections_of_the_locks_are_as_the_database_s_options_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    """But rows come as the driver gives them, and a connection is closed with its client, not kept in a pool."""
+    parameters = {"connect_timeout": 3, "cursor_factory": 1, "context": 2, "sslmode": "prefer"}
+    fake = SimpleNamespace(get_connection_params=lambda: dict(parameters), Database=SimpleNamespace(connect=dict))
+    assert _connected(fake) == {"connect_timeout": 3, "sslmode": "prefer"}
+
+    made: list[Any] = []
+    connect = connection.Database.connect
+
+    def noted(**given: object) -> object:
+        made.append(connect(**given))
+        return made[-1]
+
+    monkeypatch.setattr(connection.Database, "connect", noted)
+    with from_connection(connection) as one, one.lock("seat", timeout=PATIENCE):
+        assert made
+    assert all(one.closed for one in made)
 
 
 def test_locks_in_mariadb(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from lockkit.bench.run import Run
 from lockkit.bench.settings import Settings
 from lockkit.bench.worker_pool import WorkerPool
 from lockkit.bench.workloads import WORKLOADS
+from lockkit.testing.fork_servers import close_all
 from lockkit.testing.servers._process import process_table
 from tests.bench.fakes import subject
 from tests.tries import until
@@ -131,7 +132,7 @@ def test_subject_that_fails_does_not_end_the_run(tmp_path: Path, workload: str, 
         subject("Good", tmp_path, renews=True, number=2),
     ]
 
-    outcome = measure(subjects, workload)
+    outcome = measure(subjects, workload, settings=replace(SHORT, seconds=0.05))
 
     good, failing, other = outcome.cells
     assert good.status == other.status == "ok"
@@ -142,6 +143,7 @@ def test_subject_that_fails_does_not_end_the_run(tmp_path: Path, workload: str, 
 @pytest.mark.parametrize("workload", ["pair", "contention"])
 def test_subject_that_ends_the_process_it_was_forked_from_harms_nobody_else(tmp_path: Path, workload: str) -> None:
     """Others of its kind are forked from a new one, and nothing is left of the old one's."""
+    close_all()
     before = children()
     one, other = subject("Good", tmp_path), subject("Good", tmp_path, number=2)
 
@@ -149,6 +151,7 @@ def test_subject_that_ends_the_process_it_was_forked_from_harms_nobody_else(tmp_
 
     assert [cell.status for cell in outcome.cells if cell.subject.label == "Good"] == ["ok", "ok"]
     assert [len(cell.rounds) for cell in outcome.cells if cell.subject.label == "Good"] == [3, 3]
+    close_all()
     assert children() <= before
 
 
@@ -279,15 +282,19 @@ def test_worker_of_a_turn_that_ends_early_is_gone_before_the_next(tmp_path: Path
 
 
 def test_nothing_is_left_running(tmp_path: Path) -> None:
-    """Whatever the subjects did, their processes are gone and reaped. Other tests may have servers running."""
+    """Whatever the subjects did, their processes are gone and reaped; what those came from ends with the command."""
+    close_all()
     before = children()
     measure(
         [subject("Hanging", tmp_path), subject("Raising", tmp_path)], "handoff", settings=replace(SHORT, patience=1)
     )
 
+    (fork_server,) = children() - before
+    assert children(fork_server) == set()
+    close_all()
     assert children() <= before
 
 
-def children() -> set[int]:
-    """The children of this process, those too that have ended and were not reaped."""
-    return {entry.pid for entry in process_table() if entry.parent == os.getpid()}
+def children(parent: int | None = None) -> set[int]:
+    """The children of a process, by default this one, those too that have ended and were not reaped."""
+    return {entry.pid for entry in process_table() if entry.parent == (parent or os.getpid())}

@@ -583,6 +583,8 @@ def test_server_check_is_asked_for_by_its_tag() -> None:
 
     assert [one.id for one in found] == ["lockkit.E002"]
     assert SECRET not in found[0].msg
+    with override_settings(LOCKKIT=[]):  # which lockkit.E001 says
+        assert checks.run_checks(tags=[SERVERS], include_deployment_checks=True, databases=["default"]) == []
 
 
 # -- manage.py locked -----------------------------------------------------------------------------------------------
@@ -601,7 +603,7 @@ def test_locked_passes_on_the_service_and_the_status(tmp_path: Path) -> None:
     assert caught.value.returncode == 3
 
 
-def test_locked_refuses_what_it_cannot_pass_on() -> None:
+def test_locked_refuses_what_it_cannot_pass_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a message, and the exit status of a usage or configuration error."""
     cases: list[tuple[dict[str, Any], str]] = [
         ({"DATABASE": "default"}, "needs an alias with a URL"),
@@ -612,8 +614,10 @@ def test_locked_refuses_what_it_cannot_pass_on() -> None:
         with override_settings(LOCKKIT={"default": entry}), pytest.raises(CommandError, match=says) as caught:
             call_command("locked", "NAME", command=["true"])
         assert caught.value.returncode == 78
+    monkeypatch.setenv("LOCKKIT_URL", "memory://")  # which would win
     with override_settings(LOCKKIT={"default": {"PROFILE": "p"}}):
-        assert locked._environment(service("default"))["LOCKKIT_ENV"] == "p"
+        found = locked._environment(service("default"))
+    assert (found["LOCKKIT_ENV"], found.get("LOCKKIT_URL")) == ("p", None)
     with pytest.raises(CommandError, match="after --") as caught:
         call_command("locked", "NAME")
     assert caught.value.returncode == 2
@@ -687,6 +691,113 @@ def test_nothing_to_migrate_needs_no_lock(empty: PostgresServer) -> None:
         assert not index_is_valid()
 
 
+@pytest.mark.parametrize(
+    ("changes", "options", "up_to_date"),
+    [
+        ({}, {}, True),
+        ({}, {"always": True}, False),
+        ({}, {"app_label": "shop"}, False),
+        ({}, {"run_syncdb": True}, False),
+        ({}, {"prune": True}, False),
+        ({"plan": ["sale"]}, {}, False),
+        ({"conflicts": {"shop": {"a", "b"}}}, {}, False),
+        ({"replaces": ["one", "two"]}, {}, False),  # all applied, and the squashed one is not recorded
+        ({"replaces": ["one", "three"]}, {}, True),
+        ({"replaces": ["one", "two"], "squashed": "one"}, {}, True),
+    ],
+)
+def test_there_is_something_to_migrate(
+    monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], options: dict[str, Any], *, up_to_date: bool
+) -> None:
+    """Whenever ``migrate`` with the same options would do something, or refuse to."""
+    squashed = SimpleNamespace(replaces=changes.get("replaces", ["three"]))
+    loader = SimpleNamespace(
+        graph=SimpleNamespace(leaf_nodes=list),
+        detect_conflicts=lambda: changes.get("conflicts", {}),
+        replacements={changes.get("squashed", "squashed"): squashed},
+    )
+    executor = SimpleNamespace(
+        loader=loader,
+        migration_plan=lambda _: changes.get("plan", []),
+        recorder=SimpleNamespace(applied_migrations=lambda: {"one": 1, "two": 2}),
+    )
+    monkeypatch.setattr(migrate_locked, "MigrationExecutor", lambda _: executor)
+    command = migrate_locked.Command(stdout=io.StringIO())
+    given = {"database": "default", "always": False, "app_label": None, "run_syncdb": False, "prune": False}
+
+    for verbosity in (0, 1):
+        assert command._up_to_date({**given, **options, "verbosity": verbosity}) == up_to_date
+    assert command.stdout.getvalue() == ("No migrations to apply.\n" if up_to_date else "")
+
+
+def test_command_that_only_looks_waits_for_nobody(empty: PostgresServer) -> None:
+    """``--check`` ends with 1, as in ``migrate``."""
+    del empty
+    other = from_connection(connection)
+    with other, other.lock(LOCK_NAME, timeout=PATIENCE), pytest.raises(SystemExit) as caught:
+        call_command("migrate_locked", check_unapplied=True, timeout=0, verbosity=0)
+    assert caught.value.code == 1
+
+
+def test_process_that_waited_does_not_migrate_again(empty: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does it keep a connection open while it waits; one of the caller's transaction stays."""
+    del empty
+    call_command("migrate", verbosity=0)
+    ran: list[object] = []
+
+    def note(**given: object) -> None:
+        ran.append(given)
+
+    pre_migrate.connect(note)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(migrate_locked.Command, "_found_up_to_date", lambda *_: False)
+            call_command("migrate_locked", verbosity=0)
+    finally:
+        pre_migrate.disconnect(note)
+    assert ran == []
+
+    call_command("migrate_locked", verbosity=0)
+    assert connection.connection is None
+    with transaction.atomic():
+        call_command("migrate_locked", verbosity=0)
+        execute("SELECT 1")
+
+
+def test_database_in_memory_needs_no_lock() -> None:
+    """Unless an alias is named: then another process is kept out all the same."""
+    connections.databases["lite"] = connections.databases["default"] | {
+        "ENGINE": "django.db.backends.sqlite3",
+        "NAME": ":memory:",
+    }
+    try:
+        with client().lock(f"{LOCK_NAME}::memory:", timeout=PATIENCE):
+            assert status_without_waiting(database="lite", lock_alias="default") == 75
+        call_command("migrate_locked", database="lite", verbosity=0)
+        assert execute("SELECT count(*) FROM shop_sale", "lite") == [(0,)]
+    finally:
+        connections["lite"].close()
+        del connections["lite"]
+        del connections.databases["lite"]
+
+
+def test_sigterm_is_the_command_s_only_while_it_migrates() -> None:
+    """A handler of the program stays, and a thread has none."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        with pytest.raises(migrate_locked._Terminated), migrate_locked._terminable():
+            signal.raise_signal(signal.SIGTERM)
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(lambda: migrate_locked._terminable().__enter__()).result()
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        with migrate_locked._terminable():
+            signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def test_database_that_does_not_answer_has_a_status_of_its_own() -> None:
     """The same as on the command line of lockkit."""
     connections.databases["gone"] = connections.databases["default"] | {"PORT": 1}
@@ -736,6 +847,8 @@ def test_no_further_migration_once_the_lock_is_lost(empty: PostgresServer) -> No
 
     assert caught.value.returncode == 79
     assert execute("SELECT to_regclass('shop_sale')") == [(None,)]
+    with pytest.raises(lockkit.LockLost):
+        command.migration_progress_callback("unapply_start")
 
 
 @pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, {-2, 1, 130}), (signal.SIGTERM, {143})])

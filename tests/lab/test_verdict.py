@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from lockkit.lab import run
-from lockkit.lab.record import Grant, Overlap, Record, Wait, Write
+from lockkit.lab import Result, run
+from lockkit.lab.record import Grant, Mark, Message, Overlap, Record, Wait, Write
 from lockkit.lab.scenario import Scene, parse_backend, read_scenario
+from lockkit.lab.stage import Storage
 from lockkit.lab.verdict import Promise, Verdict, judge
 
 SCENE = Scene(
@@ -88,6 +89,75 @@ def test_scene_that_ends_before_the_ttl_of_a_dead_holder_is_not_broken(backend: 
 
     assert result.verdict.word == "kept"
     assert "the scene ends before it could come free" in [one.why for one in result.verdict.promises]
+
+
+def played(steps: str, **scene: object) -> Result:
+    """The one scene of a file with these steps."""
+    keys = "".join(f"{key} = {value!r}\n" for key, value in scene.items())
+    (result,) = run(read_scenario(f"{keys}step = [{steps}]", "file")).results
+    return result
+
+
+def test_nobody_waits_where_all_are_dead() -> None:
+    """A lock without an end stays, and harms nobody."""
+    steps = """
+        {at = 0, client = "A", do = "acquire"}, {at = 1, client = "B", do = "acquire"},
+        {at = 2, client = "A", do = "kill"}, {at = 3, client = "B", do = "kill"},
+    """
+    assert played(steps, backend="by-hand?recipe=setnx", until=30).verdict.word == "kept"
+
+
+def test_client_that_has_released_writes_no_more() -> None:
+    """It knows that it has no lock. Steps are done in the order of their times, not of the file."""
+    steps = """
+        {at = 3, client = "A", do = "write"}, {at = 2, client = "A", do = "release"},
+        {at = 1, client = "A", do = "write"}, {at = 0, client = "A", do = "acquire"},
+    """
+    result = played(steps)
+
+    (one,) = result.record.writes
+    assert one.at == pytest.approx(1, abs=0.1)
+    assert "A has no lock, and does not write." in [mark.text for mark in result.record.marks]
+
+
+class Setting:
+    """A scene whose time stands where the test puts it."""
+
+    def __init__(self, *, fenced: bool = False) -> None:
+        self.scene = replace(SCENE, fenced=fenced)
+        self.record = Record(10.0)
+        self.world = self
+        self.now = 0.0
+
+    def mark(self, lane: str, text: str, tone: Any = "plain") -> Mark:  # noqa: ANN401 - a literal
+        """Write a line of the story."""
+        return Mark(self.now, lane, text, tone)
+
+
+def test_storage_knows_whose_write_is_late_and_whose_is_old() -> None:
+    """Late is after the lease ended, also by a release; old is after a newer holder's, and only the last one counts."""
+    setting = Setting()
+    storage = Storage(setting)
+    a, b = grant("A", 0.0, noticed=4.0, how="released"), grant("B", 4.0)
+    setting.record.grants += [a, b]
+
+    for setting.now, by in ((3.0, a), (5.0, a), (6.0, b), (6.5, b), (7.0, a), (8.0, a), (9.0, b)):
+        assert storage.receive(by, Message(by.client, "storage", setting.now, None, "write"))
+
+    assert [one.late for one in setting.record.writes] == [False, True, False, False, True, True, False]
+    assert [one.overwrote for one in setting.record.writes] == [False, False, False, False, True, True, False]
+
+
+def test_storage_with_a_guard_refuses_lower_tokens_for_good() -> None:
+    """The same token is that of the same holder."""
+    setting = Setting(fenced=True)
+    storage = Storage(setting)
+    a, b = grant("A", 0.0), grant("B", 4.0)
+    setting.record.grants += [a, b]
+
+    taken = [storage.receive(by, Message(by.client, "storage", 0.0, None, "write")) for by in (a, b, b, a, a, b)]
+
+    assert taken == [True, True, True, False, False, True]
 
 
 def test_hand_over_is_between_two_clients() -> None:

@@ -115,33 +115,30 @@ _TOOZ: tuple[tuple[tuple[str, ...], Scope, float, bool, str | None], ...] = (
     (("mysql", "mariadb"), "network", 1.0, False, "advisory"),
 )
 
+# Schemes, the driver, what the classes of its baselines are called, and the scope.
+_SQL: tuple[tuple[tuple[str, ...], str, str, Scope], ...] = (
+    (("postgresql",), "psycopg", "Postgresql", "network"),
+    (("mariadb", "mysql"), "PyMySQL", "Mysql", "network"),
+)
+
+# Of the standard library: what is in both modules, and the module of each API.
+_STANDARD: tuple[tuple[str, Kind], ...] = (("Lock", "lock"), ("Semaphore", "permit"))
+_MODULES: tuple[tuple[Face, str], ...] = (("blocking", "threading"), ("asyncio", "asyncio"))
+
 # Ratios are taken to the first baseline of an API.
 ENTRIES: tuple[Entry, ...] = (
-    Entry(schemes=("memory",), label="threading.Lock", target="memory:ThreadingLock", role="baseline", scope="process"),
-    Entry(
-        schemes=("memory",),
-        label="asyncio.Lock",
-        target="memory:AsyncioLock",
-        role="baseline",
-        scope="process",
-        face="asyncio",
-    ),
-    Entry(
-        schemes=("memory",),
-        label="threading.Semaphore",
-        target="memory:ThreadingSemaphore",
-        role="baseline",
-        scope="process",
-        kinds=("permit",),
-    ),
-    Entry(
-        schemes=("memory",),
-        label="asyncio.Semaphore",
-        target="memory:AsyncioSemaphore",
-        role="baseline",
-        scope="process",
-        face="asyncio",
-        kinds=("permit",),
+    *(
+        Entry(
+            schemes=("memory",),
+            label=f"{module}.{name}",
+            target=f"memory:{module.capitalize()}{name}",
+            role="baseline",
+            scope="process",
+            face=face,
+            kinds=(kind,),
+        )
+        for name, kind in _STANDARD
+        for face, module in _MODULES
     ),
     Entry(
         schemes=("file",),
@@ -315,104 +312,33 @@ ENTRIES: tuple[Entry, ...] = (
         renews=True,
         kinds=("lock", "read", "write", "permit", "locks", "election"),
     ),
-    Entry(
-        schemes=("postgresql",),
-        label="psycopg, by hand",
-        target="sql:RawPostgresqlTable",
-        kinds=("lock", "locks"),
-        role="baseline",
-        poll=0.002,
-        workloads=("pair", "contention"),
-        mode="table",
+    *(
+        Entry(
+            schemes=schemes,
+            label=f"{library}, by hand",
+            target=f"sql:Raw{database}Table",
+            kinds=("lock", "locks"),
+            role="baseline",
+            scope=scope,
+            poll=0.002,
+            workloads=("pair", "contention"),
+            mode="table",
+        )
+        for schemes, library, database, scope in (*_SQL, (("sqlite",), "sqlite3", "Sqlite", "machine"))
     ),
-    Entry(
-        schemes=("mariadb", "mysql"),
-        label="PyMySQL, by hand",
-        target="sql:RawMysqlTable",
-        kinds=("lock", "locks"),
-        role="baseline",
-        poll=0.002,
-        workloads=("pair", "contention"),
-        mode="table",
-    ),
-    Entry(
-        schemes=("sqlite",),
-        label="sqlite3, by hand",
-        target="sql:RawSqliteTable",
-        kinds=("lock", "locks"),
-        role="baseline",
-        scope="machine",
-        poll=0.002,
-        workloads=("pair", "contention"),
-        mode="table",
-    ),
-    Entry(
-        schemes=("postgresql",),
-        label="psycopg, by hand",
-        target="sql_session:RawPostgresqlRow",
-        role="baseline",
-        workloads=("pair", "contention", "handoff"),
-        mode="row",
-    ),
-    Entry(
-        schemes=("postgresql",),
-        label="psycopg, no token",
-        quick=False,
-        target="sql_session:RawPostgresqlRowUnfenced",
-        role="baseline",
-        workloads=("pair", "contention", "handoff"),
-        mode="row",
-    ),
-    Entry(
-        schemes=("mariadb", "mysql"),
-        label="PyMySQL, by hand",
-        target="sql_session:RawMysqlRow",
-        role="baseline",
-        workloads=("pair", "contention", "handoff"),
-        mode="row",
-    ),
-    Entry(
-        schemes=("mariadb", "mysql"),
-        label="PyMySQL, no token",
-        quick=False,
-        target="sql_session:RawMysqlRowUnfenced",
-        role="baseline",
-        workloads=("pair", "contention", "handoff"),
-        mode="row",
-    ),
-    Entry(
-        schemes=("postgresql",),
-        label="psycopg, by hand",
-        target="sql_session:RawPostgresqlAdvisory",
-        role="baseline",
-        workloads=("pair", "contention", "handoff"),
-        mode="advisory",
-    ),
-    Entry(
-        schemes=("postgresql",),
-        label="psycopg, no token",
-        quick=False,
-        target="sql_session:RawPostgresqlAdvisoryUnfenced",
-        role="baseline",
-        workloads=("pair", "contention", "handoff"),
-        mode="advisory",
-    ),
-    Entry(
-        schemes=("mariadb", "mysql"),
-        label="PyMySQL, by hand",
-        target="sql_session:RawMysqlAdvisory",
-        role="baseline",
-        workloads=("pair", "contention", "handoff"),
-        mode="advisory",
-    ),
-    Entry(
-        schemes=("mariadb", "mysql"),
-        label="PyMySQL, no token",
-        quick=False,
-        target="sql_session:RawMysqlAdvisoryUnfenced",
-        role="baseline",
-        workloads=("pair", "contention", "handoff"),
-        mode="advisory",
+    *(
+        Entry(
+            schemes=schemes,
+            label=f"{library}, {what}",
+            quick=not unfenced,
+            target=f"sql_session:Raw{database}{mode.capitalize()}{unfenced}",
+            role="baseline",
+            workloads=("pair", "contention", "handoff"),
+            mode=mode,
+        )
+        for mode in ("row", "advisory")
+        for schemes, library, database, _ in _SQL
+        for what, unfenced in (("by hand", ""), ("no token", "Unfenced"))
     ),
     *(
         Entry(

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from lockkit.bench.worker_pool import WorkerFailed
-from lockkit.testing.fork_servers import close_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -124,6 +123,8 @@ class Run:
         """
         Measure everything; after Ctrl-C, what there was time for.
 
+        The processes that workers are forked from stay for the next run of this process, and end with it.
+
         Args:
             progress: Called before each turn, with its cell and how many turns are over.
         """
@@ -143,8 +144,6 @@ class Run:
             self.outcome.out_of_time = sum(self.over.values()) < self.turns
         except KeyboardInterrupt:
             self.outcome.interrupted = True
-        finally:
-            close_all()
         return self.outcome
 
     def _round(self, workload: Workload, number: int, until: Instant, progress: Callable[[Cell, int], None]) -> None:

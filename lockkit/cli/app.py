@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -139,9 +140,23 @@ def _interval(value: float) -> float:
     return value
 
 
+def _time(text: str, check: Callable[..., object] | None = _seconds) -> Any:  # noqa: ANN401 - as typer
+    """
+    Make an option that is a time.
+
+    Args:
+        text: Its help.
+        check: Of the range; None: where the value is used, with a message of its own.
+    """
+    return typer.Option(metavar="TIME", parser=_duration, callback=check, help=text)
+
+
 Name = Annotated[
     str, typer.Argument(metavar="NAME", help="Name of the lock.", show_default=False, autocompletion=_names)
 ]
+
+KillAfter = Annotated[float, _time("Time between forwarding a SIGTERM to COMMAND and sending SIGKILL.")]
+Metadata = Annotated[str | None, typer.Option(metavar="TEXT", help="Text that lockkit holders shows. Never a secret.")]
 
 
 @app.callback()
@@ -204,11 +219,10 @@ def _run(
     profile: Profile = None,
     ttl: Annotated[
         float | None,
-        typer.Option(
-            metavar="TIME",
-            parser=_duration,
-            help="How long the backend keeps the lock without renewal, and so how long others wait after a machine "
+        _time(
+            "How long the backend keeps the lock without renewal, and so how long others wait after a machine "
             "dies. Default: that of the profile or the URL, else 30.",
+            None,
         ),
     ] = None,
     on_busy: Annotated[
@@ -219,44 +233,24 @@ def _run(
     ] = OnBusy.WAIT,
     timeout: Annotated[
         float | None,
-        typer.Option(
-            metavar="TIME",
-            parser=_duration,
-            help="How long to wait for the lock. Default: without limit; with fail and skip, try once.",
-        ),
+        _time("How long to wait for the lock. Default: without limit; with fail and skip, try once.", None),
     ] = None,
     signal_grace: Annotated[
         float | None,
-        typer.Option(
-            metavar="TIME",
-            parser=_duration,
-            callback=_seconds,
-            help="Time between SIGTERM and SIGKILL when the lease is lost; at most half of the ttl. "
-            "Default: a sixth of the ttl, at most 10.",
+        _time(
+            "Time between SIGTERM and SIGKILL when the lease is lost; at most half of the ttl. "
+            "Default: a sixth of the ttl, at most 10."
         ),
     ] = None,
-    kill_after: Annotated[
-        float,
-        typer.Option(
-            metavar="TIME",
-            parser=_duration,
-            callback=_seconds,
-            help="Time between forwarding a SIGTERM to COMMAND and sending SIGKILL.",
-        ),
-    ] = 60,
+    kill_after: KillAfter = 60,
     min_hold: Annotated[
         float,
-        typer.Option(
-            metavar="TIME",
-            parser=_duration,
-            callback=_seconds,
-            help="Keep the lock at least this long, even if COMMAND ends earlier: for short jobs on machines whose "
-            "clocks differ.",
+        _time(
+            "Keep the lock at least this long, even if COMMAND ends earlier: for short jobs on machines whose "
+            "clocks differ."
         ),
     ] = 0,
-    metadata: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Text that lockkit holders shows. Never a secret.")
-    ] = None,
+    metadata: Metadata = None,
     once_per: Annotated[
         str | None,
         typer.Option(
@@ -335,32 +329,16 @@ def _elect(
     profile: Profile = None,
     ttl: Annotated[
         float | None,
-        typer.Option(
-            metavar="TIME",
-            parser=_duration,
-            callback=_seconds,
-            help="How long others wait for the next term after a machine dies. Default: that of the profile or the "
-            "URL, else 30.",
+        _time(
+            "How long others wait for the next term after a machine dies. Default: that of the profile or the "
+            "URL, else 30."
         ),
     ] = None,
     grace: Annotated[
         float | None,
-        typer.Option(
-            metavar="TIME",
-            parser=_duration,
-            callback=_seconds,
-            help="Time between SIGTERM and the deadline; below half of the ttl. Default: a third of the ttl.",
-        ),
+        _time("Time between SIGTERM and the deadline; below half of the ttl. Default: a third of the ttl."),
     ] = None,
-    kill_after: Annotated[
-        float,
-        typer.Option(
-            metavar="TIME",
-            parser=_duration,
-            callback=_seconds,
-            help="Time between forwarding a SIGTERM to COMMAND and sending SIGKILL.",
-        ),
-    ] = 60,
+    kill_after: KillAfter = 60,
     value: Annotated[
         str | None,
         typer.Option(metavar="TEXT", help="Text that others see as the leader's, such as an address. Never a secret."),
@@ -397,26 +375,16 @@ def _hold(
     profile: Profile = None,
     ttl: Annotated[
         float | None,
-        typer.Option(
-            metavar="TIME",
-            parser=_duration,
-            callback=_seconds,
-            help="How long the backend keeps the lock without renewal, and so how long others wait after a machine "
-            "dies. Default: that of the profile or the URL, else 30.",
+        _time(
+            "How long the backend keeps the lock without renewal, and so how long others wait after a machine "
+            "dies. Default: that of the profile or the URL, else 30."
         ),
     ] = None,
     timeout: Annotated[
         float | None,
-        typer.Option(
-            metavar="TIME",
-            parser=_duration,
-            callback=_seconds,
-            help="How long to wait for the lock; 0 tries once. Default: without limit.",
-        ),
+        _time("How long to wait for the lock; 0 tries once. Default: without limit."),
     ] = None,
-    metadata: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Text that lockkit holders shows. Never a secret.")
-    ] = None,
+    metadata: Metadata = None,
     renewals: Annotated[
         bool, typer.Option("--renewals", help="Write a line renewed, with the new deadline, after each renewal.")
     ] = False,
@@ -525,7 +493,7 @@ def _watch(
     profile: Profile = None,
     interval: Annotated[
         float,
-        typer.Option(metavar="TIME", parser=_duration, callback=_interval, help="Time between two looks."),
+        _time("Time between two looks.", _interval),
     ] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Look once.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print each event as one line of JSON.")] = False,
@@ -557,12 +525,7 @@ def _wait(
     profile: Profile = None,
     timeout: Annotated[
         float | None,
-        typer.Option(
-            metavar="TIME",
-            parser=_duration,
-            callback=_seconds,
-            help="How long to wait; 0 looks once. Default: without limit.",
-        ),
+        _time("How long to wait; 0 looks once. Default: without limit."),
     ] = None,
 ) -> None:
     """
@@ -665,12 +628,7 @@ def _doctor(
     profile: Profile = None,
     ttl: Annotated[
         float | None,
-        typer.Option(
-            metavar="TIME",
-            parser=_duration,
-            callback=_seconds,
-            help="ttl to check the servers for. Default: the backend's, else 30.",
-        ),
+        _time("ttl to check the servers for. Default: the backend's, else 30."),
     ] = None,
     fail_on: Annotated[FailOn, typer.Option(help="Lowest severity that gives exit status 1.")] = FailOn.ERROR,
     as_json: Json = False,
@@ -745,7 +703,7 @@ def _lab(
     ] = None,
     ttl: Annotated[
         float | None,
-        typer.Option(metavar="TIME", parser=_duration, help="ttl of the leases. Default: as the scenario says."),
+        _time("ttl of the leases. Default: as the scenario says.", None),
     ] = None,
     seed: Annotated[
         int | None, typer.Option(metavar="N", min=0, help="Draws the latencies. Default: as the scenario says.")

@@ -52,7 +52,7 @@ def locked_actor(
     lock: str | None = None,
     *,
     on_busy: OnBusy = "retry",
-    busy_countdown: Seconds = RETRY_SECONDS,
+    busy_countdown: Seconds | timedelta = RETRY_SECONDS,
     ttl: Seconds | timedelta | None = None,
     timeout: Seconds | timedelta | None = None,
     once: str | None = None,
@@ -84,7 +84,16 @@ def locked_actor(
     """
 
     def decorate(function: Callable[P, R]) -> dramatiq.Actor[P, R | None]:
-        job = JobLock(function, lock, on_busy=on_busy, ttl=ttl, timeout=timeout, once=once, keep=keep)
+        job = JobLock(
+            function,
+            lock,
+            on_busy=on_busy,
+            ttl=ttl,
+            timeout=timeout,
+            once=once,
+            keep=keep,
+            busy_countdown=busy_countdown,
+        )
 
         def busy(error: JobBusy) -> None:
             if on_busy == "wait":
@@ -92,7 +101,7 @@ def locked_actor(
             if on_busy == "retry":
                 timeout = error.timeout
                 details = {"name": timeout.name, "backend": timeout.backend, "holder": timeout.holder}
-                raise ActorBusy(str(timeout), delay=round(busy_countdown * 1000), **details) from None
+                raise ActorBusy(str(timeout), delay=round(job.busy_countdown * 1000), **details) from None
             log.info("message of actor %s skipped: %s", function.__qualname__, error)
 
         actor: dramatiq.Actor[P, R | None] = dramatiq.actor(locked_function(function, job, url, busy), **options)

@@ -18,7 +18,7 @@ from starlette.requests import HTTPConnection  # noqa: TC002 - FastAPI reads ann
 from lockkit.aio import Client, Lease
 from lockkit.errors import ConfigurationError
 from lockkit.integrations.idempotency import IdempotencyMiddleware
-from lockkit.integrations.starlette import NameFields, client_of, hold, lead, lifespan
+from lockkit.integrations.starlette import NameFields, check_times, client_of, hold, lead, lifespan
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -71,8 +71,9 @@ def locked(
         backend is unavailable, and 500 if the lease was lost before the endpoint returned.
 
     Raises:
-        ConfigurationError: The name is no template.
+        ConfigurationError: The name is no template, or a time is wrong.
     """
+    check_times(timeout, options)
     template = name if isinstance(name, str) else None
     naming = _naming(NameFields(name)) if isinstance(name, str) else name
 

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, ExitStack
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, get_args
 
+from lockkit import validation
 from lockkit.configuration.name_template import NameTemplate
 from lockkit.errors import ConfigurationError, LockError, LockTimeout
 from lockkit.sync.client import Client, connect
@@ -99,7 +100,13 @@ class JobBusy(Exception):
 
 
 class JobLock:
-    """The lock of one kind of job, and the key by which it runs once."""
+    """
+    The lock of one kind of job, and the key by which it runs once.
+
+    Attributes:
+        on_busy: What happens to a job whose lock is busy.
+        busy_countdown: After how many seconds a ``"retry"`` is to run.
+    """
 
     def __init__(
         self,
@@ -111,6 +118,7 @@ class JobLock:
         timeout: Seconds | timedelta | None = None,
         once: str | None = None,
         keep: float | timedelta = KEEP_SECONDS,
+        busy_countdown: Seconds | timedelta = RETRY_SECONDS,
     ) -> None:
         """
         Check what can be checked without a client.
@@ -124,10 +132,11 @@ class JobLock:
             once: Key such as ``charge:{order_id}``: a job with it runs until it has succeeded once, and its repeats
                 return the stored result.
             keep: How long that result is kept, seconds.
+            busy_countdown: After how many seconds a ``"retry"`` is to run.
 
         Raises:
-            ConfigurationError: Neither a lock nor a key is given, ``on_busy`` is unknown, the function is a generator
-                or coroutine function, or a field is no parameter of the function.
+            ConfigurationError: Neither a lock nor a key is given, an option is wrong, the function is a generator or
+                coroutine function, or a field is no parameter of the function.
         """
         if lock is None and once is None:
             message = "give the job a lock, such as lock='acct:{n}', or a key, such as once='charge:{order_id}'"
@@ -136,16 +145,19 @@ class JobLock:
             message = f"on_busy must be 'retry', 'skip' or 'wait', not {on_busy!r}"
             raise ConfigurationError(message, name=lock)
         self.on_busy = on_busy
-        self._lock = None if lock is None else NameTemplate(lock, function)
-        self._once = None if once is None else NameTemplate(once, function)
+        # Checked here although not every job uses it: a wrong one would be found when the first lock is busy, and
+        # Celery drops a message that it cannot send again.
+        self.busy_countdown = validation.seconds(busy_countdown, "busy_countdown")
+        self._lock, self._once = _template("lock", lock, function), _template("once", once, function)
         template = self._lock or self._once
         if template is not None and template.is_coroutine:
             message = f"{template.label!r} is a coroutine function: use `async with client.lock(...)` in it instead"
             raise ConfigurationError(message, name=lock or once)
         self._lock_label, self._once_label = lock, once
-        self._ttl = ttl
-        self._timeout = timeout if on_busy == "wait" else 0
-        self._keep = keep
+        self._ttl = None if ttl is None else validation.ttl(ttl, 0.0, name=lock or once)
+        waits = validation.timeout(timeout, name=lock or once)
+        self._timeout = waits if on_busy == "wait" else 0
+        self._keep = validation.seconds(keep, "keep", exclusive=True)
 
     def run(
         self, client: Client, work: Callable[[Lease | None], R], arguments: tuple[Any, ...], keywords: Mapping[str, Any]
@@ -190,6 +202,16 @@ class JobLock:
                 return self._lock.finished(work(lease))
             finally:
                 _lease.reset(before)
+
+
+def _template(option: str, text: object, function: Callable[..., Any]) -> NameTemplate | None:
+    if text is None:
+        return None
+    if not isinstance(text, str) or not 0 < len(text) <= validation.NAME_BYTES_MAX:
+        longest = validation.NAME_BYTES_MAX
+        message = f"{option} must be a str of 1 to {longest} characters, not {validation.shown(text)}"
+        raise ConfigurationError(message)
+    return NameTemplate(text, function)
 
 
 def locked_function(

@@ -38,7 +38,7 @@ def locked_job(
     lock: str | None = None,
     *,
     on_busy: OnBusy = "retry",
-    busy_countdown: Seconds = RETRY_SECONDS,
+    busy_countdown: Seconds | timedelta = RETRY_SECONDS,
     ttl: Seconds | timedelta | None = None,
     timeout: Seconds | timedelta | None = None,
     once: str | None = None,
@@ -70,14 +70,23 @@ def locked_job(
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R | None]:
-        job = JobLock(function, lock, on_busy=on_busy, ttl=ttl, timeout=timeout, once=once, keep=keep)
+        job = JobLock(
+            function,
+            lock,
+            on_busy=on_busy,
+            ttl=ttl,
+            timeout=timeout,
+            once=once,
+            keep=keep,
+            busy_countdown=busy_countdown,
+        )
 
         def busy(error: JobBusy) -> R | None:
             if on_busy == "wait" or (on_busy == "retry" and not _is_job_of(function)):
                 raise error.timeout from None
             if on_busy == "retry":
                 # RQ takes it for no result, and counts these apart from the retries of failures.
-                return cast("R", Retry(max=sys.maxsize, interval=max(1, ceil(busy_countdown))))
+                return cast("R", Retry(max=sys.maxsize, interval=max(1, ceil(job.busy_countdown))))
             log.info("job of %s skipped: %s", function.__qualname__, error)
             return None
 

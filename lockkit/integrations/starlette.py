@@ -19,9 +19,8 @@ from urllib.parse import quote
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 
-from lockkit import aio
+from lockkit import aio, validation
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockLost, LockTimeout
-from lockkit.validation import NAME_BYTES_MAX
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 
     Work = Callable[[aio.Term], Awaitable[object]]
 
-__all__ = ["NameFields", "client_of", "hold", "lead", "lifespan", "locked", "unavailable"]
+__all__ = ["NameFields", "check_times", "client_of", "hold", "lead", "lifespan", "locked", "unavailable"]
 
 T = TypeVar("T")
 
@@ -183,9 +182,21 @@ class NameFields:
         """
         fields = ((text, "" if field is None else quote(str(values[field]), safe="")) for text, field in self._parts)
         name = "".join(text + value for text, value in fields)
-        if len(name.encode()) > NAME_BYTES_MAX:
+        if len(name.encode()) > validation.NAME_BYTES_MAX:
             raise HTTPException(422, "a parameter is too long")
         return name
+
+
+def check_times(timeout: object, options: Mapping[str, object]) -> None:
+    """
+    Check the times of a lock when an endpoint is declared, not at its first request.
+
+    Raises:
+        ConfigurationError: One of them is wrong.
+    """
+    validation.timeout(timeout)
+    if options.get("ttl") is not None:
+        validation.ttl(options["ttl"], 0.0)
 
 
 def unavailable(retry_after: int) -> HTTPException:
@@ -293,9 +304,10 @@ def locked(
         **options: See `hold`.
 
     Raises:
-        ConfigurationError: The name is no template, or the function no coroutine function.
+        ConfigurationError: The name is no template, a time is wrong, or the function is no coroutine function.
     """
     fields = NameFields(name)
+    check_times(timeout, options)
 
     def decorate(endpoint: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
         if not inspect.iscoroutinefunction(endpoint):

@@ -600,6 +600,7 @@ class _Theatre:
             watcher.join(PATIENCE)
         with self._changed:
             record, end = self.record, self.now
+            record.played = end
             for grant in record.grants:
                 self._draw_grant(grant, end)
             for wait in record.waits:

@@ -148,7 +148,13 @@ class Overlap:
 
 @dataclass(slots=True)
 class Record:
-    """Everything that a scene came to."""
+    """
+    Everything that a scene came to.
+
+    Attributes:
+        end: Of the drawing.
+        played: How long the scene was played, also after the end of the drawing.
+    """
 
     ttl: Seconds
     lanes: list[Lane] = field(default_factory=list)
@@ -162,3 +168,4 @@ class Record:
     overlaps: list[Overlap] = field(default_factory=list)
     faults: set[str] = field(default_factory=set)
     end: float = 0.0
+    played: float = 0.0

@@ -417,8 +417,9 @@ class _Reader:
         if not on_node and who not in clients:
             self._wrong(f"{path}client", f"there is no client {who!r}; clients are {', '.join(clients)}")
         if on_node and not any(who in backend.nodes for backend in backends):
-            known = dict.fromkeys(node for backend in backends for node in backend.nodes)
-            self._wrong(f"{path}node", f"there is no node {who!r}; nodes are {', '.join(known)}")
+            known = ", ".join(dict.fromkeys(node for backend in backends for node in backend.nodes))
+            there_are = f"nodes are {known}" if known else "the step is for none of the scene's backends"
+            self._wrong(f"{path}node", f"there is no node {who!r}; {there_are}")
 
     # -- values --------------------------------------------------------------------------------------------------------
 

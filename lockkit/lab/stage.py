@@ -271,6 +271,7 @@ class Stage:
         for actor in self.actors.values():
             actor.finish()
         self.service.finish()
+        record.played = self.world.now
         last = max([mark.at for mark in record.marks], default=0.0)
         if self.scene.until is None:
             record.end = min(self.world.now, last + max(0.06 * last, 2 * self.scene.latency[1]))

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from lockkit.lab.record import Grant, Record
     from lockkit.lab.scenario import Scene
+    from lockkit.units import Instant
 
 __all__ = ["Promise", "Verdict", "Word", "judge"]
 
@@ -26,6 +27,14 @@ HEADLINES: Final[dict[Word, str]] = {
     "contained": "CONTAINED: the lock did not hold, but storage refused the late write.",
     "broken": "BROKEN: the lock did not protect.",
 }
+
+
+WAIT_SHARE = 0.03
+"""A wait says something about the promise if it is longer than this share of the ttl. Shorter ones are the network."""
+
+HAND_OVER_SHARE = 0.1
+"""How long a free lock may take to reach its next holder, as a share of the ttl. A scene that ends sooner has not shown
+that it never does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +87,7 @@ def judge(scene: Scene, record: Record) -> Verdict:
     refused = any(not write.accepted for write in record.writes)
     if not broken:
         word: Word = "kept"
-    elif scene.fenced and refused and broken <= {"one", "late"}:
+    elif refused and broken <= {"one", "late"}:
         word = "contained"
     else:
         word = "broken"
@@ -152,16 +161,26 @@ def _tokens(record: Record) -> Promise:
 def _free(record: Record) -> Promise:
     text = "The lock comes free when its holder is gone"
     open_waits = [wait for wait in record.waits if wait.end is None and wait.client not in record.dead]
-    holding = [grant for grant in record.grants if grant.noticed is None and grant.valid_until > record.end]
-    if open_waits and not holding:
-        wait = open_waits[0]
-        why = f"{wait.client} still waits at the end, after {_span(record.end - wait.start)}, and no client holds it"
-        return Promise("free", text, "broken", why)
+    free_since = max((_kept_until(grant) for grant in record.grants), default=0.0)
+    for wait in open_waits:
+        if record.played - max(free_since, wait.start) > HAND_OVER_SHARE * record.ttl:
+            lasted = _span(record.played - wait.start)
+            why = f"{wait.client} still waits at the end, after {lasted}, and no client holds it"
+            return Promise("free", text, "broken", why)
     waited = [wait.end - wait.start for wait in record.waits if wait.end is not None and wait.granted]
     longest = max(waited, default=0.0)
-    if len(record.grants) < 2 or longest < 0.03 * record.ttl:
-        return Promise("free", text, "none", "nobody had to wait")
-    return Promise("free", text, "held", f"the longest wait was {_span(longest)}, with a ttl of {record.ttl:g} s")
+    if len(record.grants) > 1 and longest >= WAIT_SHARE * record.ttl:
+        return Promise("free", text, "held", f"the longest wait was {_span(longest)}, with a ttl of {record.ttl:g} s")
+    if open_waits:
+        return Promise("free", text, "none", "the scene ends before it could come free")
+    return Promise("free", text, "none", "nobody had to wait")
+
+
+def _kept_until(grant: Grant) -> Instant:
+    """Tell until when the lock is rightly kept for a client: one that died cannot give it back before its deadline."""
+    if grant.noticed is None or (grant.how == "died" and grant.valid_until < inf):
+        return grant.valid_until
+    return grant.noticed
 
 
 def _advice(scene: Scene, record: Record, broken: set[str], word: Word) -> list[str]:

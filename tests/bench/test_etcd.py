@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from lockkit.bench.catalog import Entry
 
-SETTINGS = replace(SHORT, seconds=0.5, lease_ttl=20.0, settle=0.5)
+SETTINGS = replace(SHORT, lease_ttl=20.0, settle=0.5)
 ON_ETCD = [entry for entry in ENTRIES if entry.target.startswith("etcd:")]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,12 +17,13 @@ from lockkit.bench.run import Run
 from lockkit.bench.settings import Settings
 from lockkit.bench.worker_pool import WorkerPool
 from lockkit.bench.workloads import WORKLOADS
+from lockkit.testing.fork_servers import close_all
 from lockkit.testing.servers._process import process_table
 from tests.bench.fakes import subject
 from tests.tries import until
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from lockkit.bench.report import Row
     from lockkit.bench.run import Outcome
@@ -131,7 +132,7 @@ def test_subject_that_fails_does_not_end_the_run(tmp_path: Path, workload: str, 
         subject("Good", tmp_path, renews=True, number=2),
     ]
 
-    outcome = measure(subjects, workload)
+    outcome = measure(subjects, workload, settings=replace(SHORT, seconds=0.05))
 
     good, failing, other = outcome.cells
     assert good.status == other.status == "ok"
@@ -142,14 +143,13 @@ def test_subject_that_fails_does_not_end_the_run(tmp_path: Path, workload: str, 
 @pytest.mark.parametrize("workload", ["pair", "contention"])
 def test_subject_that_ends_the_process_it_was_forked_from_harms_nobody_else(tmp_path: Path, workload: str) -> None:
     """Others of its kind are forked from a new one, and nothing is left of the old one's."""
-    before = children()
     one, other = subject("Good", tmp_path), subject("Good", tmp_path, number=2)
 
-    outcome = measure([one, subject("Orphaning", tmp_path), other], workload, settings=replace(SHORT, rounds=3))
+    with nothing_left():
+        outcome = measure([one, subject("Orphaning", tmp_path), other], workload, settings=replace(SHORT, rounds=3))
 
     assert [cell.status for cell in outcome.cells if cell.subject.label == "Good"] == ["ok", "ok"]
     assert [len(cell.rounds) for cell in outcome.cells if cell.subject.label == "Good"] == [3, 3]
-    assert children() <= before
 
 
 def test_one_process_that_fails_is_noticed_while_the_other_waits_for_it(tmp_path: Path) -> None:
@@ -279,15 +279,24 @@ def test_worker_of_a_turn_that_ends_early_is_gone_before_the_next(tmp_path: Path
 
 
 def test_nothing_is_left_running(tmp_path: Path) -> None:
-    """Whatever the subjects did, their processes are gone and reaped. Other tests may have servers running."""
-    before = children()
-    measure(
-        [subject("Hanging", tmp_path), subject("Raising", tmp_path)], "handoff", settings=replace(SHORT, patience=1)
-    )
+    """Whatever the subjects did, their processes are gone and reaped; what those came from ends with the command."""
+    settings = replace(SHORT, patience=1)
 
+    with nothing_left():
+        measure([subject("Hanging", tmp_path), subject("Raising", tmp_path)], "handoff", settings=settings)
+
+
+@contextmanager
+def nothing_left() -> Iterator[None]:
+    """Check that what is measured leaves no worker, and that what those were forked from ends as with the command."""
+    close_all()
+    before = children()
+    yield
+    assert {worker for fork_server in children() - before for worker in children(fork_server)} == set()
+    close_all()
     assert children() <= before
 
 
-def children() -> set[int]:
-    """The children of this process, those too that have ended and were not reaped."""
-    return {entry.pid for entry in process_table() if entry.parent == os.getpid()}
+def children(parent: int | None = None) -> set[int]:
+    """The children of a process, by default this one, those too that have ended and were not reaped."""
+    return {entry.pid for entry in process_table() if entry.parent == (parent or os.getpid())}

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from lockkit.bench.run import Outcome
     from lockkit.bench.settings import Settings
 
-SETTINGS = replace(SHORT, seconds=0.5, lease_ttl=2.0, settle=0.5)
+SETTINGS = replace(SHORT, lease_ttl=2.0, settle=0.5)
 ON_NODE = [entry for entry in ENTRIES if "redis" in entry.schemes]
 ON_REDLOCK = [entry for entry in ENTRIES if "redlock" in entry.schemes]
 

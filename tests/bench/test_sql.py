@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from lockkit.bench.catalog import Entry
 
-SETTINGS = replace(SHORT, seconds=0.5)
 DATABASES = ("postgresql", "mariadb", "sqlite")
 CASES = [
     pytest.param(scheme, entry, id=f"{scheme}-{entry.target}")
@@ -45,7 +44,7 @@ def test_subject_locks_and_excludes(servers: dict[str, str], tmp_path: Path, sch
     subject = entry.subject(url, "here")
     assert not subject.missing
 
-    outcome = Run([subject], [WORKLOADS["pair"], WORKLOADS["contention"]], SETTINGS, seed=1).go(lambda *_: None)
+    outcome = Run([subject], [WORKLOADS["pair"], WORKLOADS["contention"]], SHORT, seed=1).go(lambda *_: None)
 
     assert [problem for cell in outcome.cells if (problem := cell.failed or cell.broken)] == []
     assert {cell.workload.name for cell in outcome.cells if cell.rounds} == {"pair", "contention"}
@@ -54,7 +53,7 @@ def test_subject_locks_and_excludes(servers: dict[str, str], tmp_path: Path, sch
 def test_leases_that_take_a_connection_each_are_no_more_than_a_server_lets_in(servers: dict[str, str]) -> None:
     """And the report says so."""
     (one,) = subjects([f"{servers['postgresql']}?mode=advisory"], faces=["blocking"], peers=False)
-    settings = replace(SETTINGS, leases=SESSIONS_MAX + 1, lease_ttl=2.0, patience=120)
+    settings = replace(SHORT, leases=SESSIONS_MAX + 1, lease_ttl=2.0, patience=120)
 
     outcome = Run([one], [WORKLOADS["held"]], settings, seed=1).go(lambda *_: None)
 

@@ -9,7 +9,7 @@ import pytest
 
 from lockkit.bench import catalog
 from tests.bench.fakes import subject
-from tests.bench.test_honesty import BLOCKING, SHORT, children, measure
+from tests.bench.test_honesty import BLOCKING, SHORT, measure, nothing_left
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -56,11 +56,8 @@ def test_waiter_that_is_let_in_before_the_crash_breaks_exclusion(tmp_path: Path)
 
 def test_neither_killed_nor_frozen_processes_are_left(tmp_path: Path) -> None:
     """A frozen process would stay for ever."""
-    before = children()
-
-    measure([subject("Good", tmp_path)], "crash", "freeze", settings=replace(SHORT, crash_ttl=0.2))
-
-    assert children() <= before
+    with nothing_left():
+        measure([subject("Good", tmp_path)], "crash", "freeze", settings=replace(SHORT, crash_ttl=0.2))
 
 
 def test_lock_within_a_process_cannot_be_taken_over() -> None:

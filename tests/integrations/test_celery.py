@@ -7,13 +7,15 @@ import os
 import signal
 import sys
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
+from datetime import datetime, timedelta
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 import redis
 from celery import Celery, current_task
+from celery.exceptions import Reject, Retry
 from celery.signals import task_retry
 from celery_once import AlreadyQueued, QueueOnce
 
@@ -246,6 +248,99 @@ def test_task_that_calls_itself_keeps_its_own_token() -> None:
         pay.apply((1, 2), throw=True)
 
 
+def test_task_that_calls_its_own_run_keeps_its_own_token() -> None:
+    """Celery makes no request for that call: the token of the inner lock must not stay."""
+    app = local_app()
+
+    @app.task(shared=False, base=LockedTask, bind=True, lock="acct:{n}")
+    def pay(self: LockedTask, n: int, inner: int | None = None) -> list[Any]:  # noqa: ARG001
+        request = self.request
+        before = request.lockkit_token, request.lockkit_lease
+        if inner is not None:
+            assert self.run(inner) == [True, f"acct:{inner}"]
+        return [(request.lockkit_token, request.lockkit_lease) == before, request.lockkit_lease.name]
+
+    assert pay(1, 2) == [True, "acct:1"]
+
+
+def received(app: Celery) -> dict[str, Any] | None:
+    """Headers of the next message in the app's queue."""
+    with app.connection_for_read() as connection:
+        message = connection.default_channel.basic_get(app.conf.task_default_queue)
+        return None if message is None else message.headers
+
+
+@contextmanager
+def busy_in_worker(task: LockedTask) -> Iterator[None]:
+    """The lock of ``acct:1`` is another client's, and the task runs as a worker runs it."""
+    task.push_request(id="one", args=(1,), kwargs={}, retries=2, called_directly=False, is_eager=False)
+    try:
+        with lockkit.connect("memory://celery").lock("acct:1"):
+            yield
+    finally:
+        task.pop_request()
+
+
+def test_busy_task_is_sent_again_as_it_was() -> None:
+    """After the countdown, and without a retry being counted; Celery notes it as a retry."""
+    app = local_app(task_default_queue="again")
+
+    @app.task(shared=False, base=LockedTask, lock="acct:{n}", busy_countdown=timedelta(hours=1))
+    def pay(n: int) -> None: ...
+
+    with busy_in_worker(pay), pytest.raises(Retry) as caught:
+        pay.run(1)
+
+    assert (caught.value.when, type(caught.value.exc)) == (3600.0, LockTimeout)
+    sent = received(app)
+    assert sent is not None
+    assert (sent["id"], sent["retries"], sent["argsrepr"]) == ("one", 2, "(1,)")
+    assert datetime.fromisoformat(sent["eta"]) - datetime.now().astimezone() > timedelta(minutes=50)
+    assert received(app) is None
+
+
+def test_busy_task_that_cannot_be_sent_again_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by ``Task.retry()``: it must not count as done, nor come again at once."""
+    app = local_app()
+
+    @app.task(shared=False, base=LockedTask, lock="acct:{n}")
+    def pay(n: int) -> None: ...
+
+    def fail(*_: object, **__: object) -> None:
+        raise ConnectionError("no broker")
+
+    monkeypatch.setattr(pay, "apply_async", fail)
+    with busy_in_worker(pay), pytest.raises(Reject, match="no broker") as caught:
+        pay.run(1)
+    assert caught.value.requeue is False
+
+
+def test_wait_that_ends_in_a_worker_fails_the_task() -> None:
+    """It is not sent again."""
+    app = local_app(task_default_queue="waited")
+
+    @app.task(shared=False, base=LockedTask, lock="acct:{n}", on_busy="wait", lock_timeout=0)
+    def pay(n: int) -> None: ...
+
+    with busy_in_worker(pay), pytest.raises(LockTimeout):
+        pay.run(1)
+    assert received(app) is None
+
+
+def test_times_of_the_lock_and_of_the_key_are_those_of_the_task() -> None:
+    """The ttl of the lease, and how long a result is kept."""
+    app = local_app()
+
+    @app.task(shared=False, base=LockedTask, bind=True, lock="ttl", once="kept", lock_ttl=7, once_keep=0.05)
+    def pay(self: LockedTask) -> list[float]:
+        return [self.request.lockkit_lease.ttl, self.request.lockkit_token]
+
+    ttl, token = pay()
+
+    assert ttl == 7
+    until(lambda: pay()[1] > token)
+
+
 @pytest.mark.parametrize("retries", [0, 2])
 def test_autoretry_counts_errors_of_the_lock(retries: int) -> None:
     """As any error of the task."""
@@ -275,7 +370,7 @@ def test_task_class_without_the_init_of_its_base_runs_under_its_lock() -> None:
 
     class Pay(LockedTask):
         name = "pay"
-        lock = "acct:{n}"
+        lock: ClassVar[str | None] = "acct:{n}"
 
         def __init__(self) -> None:
             self.paid = 0
@@ -290,12 +385,22 @@ def test_task_class_without_the_init_of_its_base_runs_under_its_lock() -> None:
         def run(self, n: int) -> int:
             return super().run(n)
 
+    class Look(Pay):
+        name = "look"
+        lock = None
+
+        def run(self, n: int) -> int:
+            return n
+
     app = local_app()
     for kind in (Pay, PayTwice):
         pay = app.register_task(kind())
         assert pay(1) > 0
         with lockkit.connect("memory://celery").lock("acct:1"), pytest.raises(LockTimeout):
             pay(1)
+    look = app.register_task(Look())
+    with lockkit.connect("memory://celery").lock("acct:1"):
+        assert look(1) == 1
 
 
 def test_timeout_that_the_task_itself_raises_does_not_count_as_busy() -> None:
@@ -343,6 +448,13 @@ def test_task_without_lock_runs_as_any_other() -> None:
         ({"lock": "acct:{self}"}, "no parameter 'self'"),
         ({"once": "charge:{m}"}, "no parameter 'm'"),
         ({"lock": "a", "on_busy": "reject"}, "on_busy must be"),
+        ({"lock": 3}, "lock must be a str"),
+        ({"lock": ""}, "lock must be a str of 1 to 255 characters, not ''"),
+        ({"lock": "a", "once": b"a"}, "once must be a str"),
+        ({"lock": "a", "lock_ttl": 0}, "ttl must be more than 0"),
+        ({"lock": "a", "lock_timeout": -1}, "timeout must be 0 or more"),
+        ({"lock": "a", "once_keep": 0}, "keep must be more than 0"),
+        ({"lock": "a", "busy_countdown": None}, "busy_countdown must be seconds"),
     ],
 )
 def test_wrong_option_is_an_error_when_the_task_is_registered(options: dict[str, Any], message: str) -> None:

@@ -17,12 +17,12 @@ from uuid import uuid4
 import pytest
 import redis
 from celery import Celery, schedules
-from celery.beat import Scheduler
+from celery.beat import ScheduleEntry, Scheduler
 
 import lockkit
-from lockkit.errors import ConfigurationError
+from lockkit.errors import ConfigurationError, LockError
 from lockkit.integrations.celery import LeaderOnly
-from lockkit.integrations.celery.beat import STANDBY_SECONDS
+from lockkit.integrations.celery.beat import KEEP_SECONDS, STANDBY_SECONDS
 from lockkit.testing.timing import PATIENCE
 from tests.integrations.processes import START_SECONDS, celery
 from tests.tries import until
@@ -42,6 +42,8 @@ class Sent:
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.sent: list[str] = []
+        self.headers: list[dict[str, Any]] = []
+        self.synced = 0
         self.before_sending: Callable[[], None] | None = None
         super().__init__(*args, **kwargs)
 
@@ -59,8 +61,13 @@ class Sent:
 
     def send_task(self, name: str, *_: object, headers: dict[str, Any] | None = None, **__: object) -> SimpleNamespace:
         """Remember it, with its due time. Celery 5.3 logs the id of the result."""
+        self.headers.append(headers or {})
         self.sent.append(f"{name} {(headers or {}).get('lockkit_due', '')}".strip())
         return SimpleNamespace(id="sent")
+
+    def sync(self) -> None:
+        """Count what a scheduler does when it is closed, and now and then."""
+        self.synced += 1
 
 
 class Plain(Sent, Scheduler):  # type: ignore[misc] # celery has no types
@@ -142,6 +149,154 @@ def test_only_the_leader_sends(beats: Beats) -> None:
     assert b.tick() == STANDBY_SECONDS
     assert a.sent == ["report 2026-03-01T10:00:00+00:00"]
     assert b.sent == []
+    b.max_interval = 0.25
+    assert b.tick() == 0.25
+
+
+def test_leader_looks_at_its_term_in_time(beats: Beats) -> None:
+    """However far the next due time is; the term has the ttl of the settings."""
+    beats.schedule(report=schedules.crontab(minute="0"))
+    a = beats.led()
+
+    pause = a.tick()
+
+    assert a._term is not None
+    assert a._term.ttl == 60
+    assert pause <= a._term.grace < 60
+
+
+def test_closed_beat_lets_another_one_lead_and_keeps_its_state(beats: Beats) -> None:
+    """As Celery's own scheduler does, whose file has the last runs."""
+    a, b = beats.led(), beats.led()
+    beats.run(a)
+    before = a.synced
+
+    a.close()
+
+    assert a.synced == before + 1
+    b.tick()
+    assert b._term is not None
+
+
+def test_what_is_due_first_on_the_grid_is_looked_at_first(beats: Beats) -> None:
+    """Celery orders by the time since the start, where seven minutes are before an hour."""
+    beats.now = datetime(2026, 3, 1, 9, 59, tzinfo=UTC)
+    beats.schedule(often=schedules.schedule(timedelta(minutes=7)), hourly=schedules.schedule(timedelta(hours=1)))
+    a = beats.led()
+    a.max_interval = 3600
+    a.tick()
+    assert [event.entry.name for event in a._heap or []] == ["hourly", "often"]
+
+    beats.advance(seconds=61)
+    resign(a)
+    a.tick()  # what is due is before what comes sooner than its next time
+    assert a.sent == ["hourly 2026-03-01T10:00:00+00:00"]
+
+
+def test_tick_at_the_very_due_time_is_sent_once(beats: Beats) -> None:
+    """And is the last one that is due, not the one before."""
+    beats.schedule(poll=schedules.schedule(timedelta(minutes=10)), report=schedules.crontab(minute="*"))
+    a = beats.led()
+    beats.run(a)
+    beats.now = datetime(2026, 3, 1, 9, 10, tzinfo=UTC)
+
+    beats.run(a)
+
+    assert sorted(a.sent) == ["poll 2026-03-01T09:10:00+00:00", "report 2026-03-01T09:10:00+00:00"]
+    assert a.tick() > 0
+
+
+def test_ticks_of_one_second_are_two(beats: Beats) -> None:
+    """Their marks have milliseconds."""
+    beats.schedule(poll=schedules.schedule(timedelta(milliseconds=500)))
+    a = beats.led()
+    for _ in range(4):
+        beats.run(a)
+        beats.advance(milliseconds=500)
+
+    assert len(a.sent) == len(set(a.sent)) == 3
+
+
+def test_interval_of_nothing_is_left_to_celery(beats: Beats) -> None:
+    """It has no due times that beats could agree on."""
+    beats.schedule(poll=schedules.schedule(timedelta(0)))
+
+    assert beats.led().tick() == 0
+
+
+def test_schedule_of_another_package_tells_itself_what_is_due(beats: Beats) -> None:
+    """As django-celery-beat's, whose entries can be switched off."""
+
+    class SwitchedOff(ScheduleEntry):  # type: ignore[misc] # celery has no types
+        def is_due(self) -> schedules.schedstate:
+            return schedules.schedstate(is_due=False, next=5.0)
+
+    class Database(Led):
+        Entry = SwitchedOff
+
+    beats.schedule(poll=schedules.schedule(timedelta(minutes=10)))
+    beats.made.append(a := Database(beats.app))
+    beats.run(a)
+    beats.advance(hours=1)
+    beats.run(a)
+
+    assert a.sent == []
+
+
+def test_mark_outlives_the_next_due_time(beats: Beats, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A beat that was away for a month must find what the others have sent of a monthly schedule."""
+    asked: list[dict[str, Any]] = []
+    once = lockkit.Client.once
+
+    def noted(client: lockkit.Client, key: str, **options: Any) -> Any:  # noqa: ANN401 - as lockkit's
+        asked.append(options)
+        return once(client, key, **options)
+
+    monkeypatch.setattr(lockkit.Client, "once", noted)
+    beats.schedule(poll=schedules.schedule(timedelta(days=30)))
+    a = beats.led()
+    beats.run(a)
+    beats.advance(days=30)
+    beats.run(a)
+
+    (options,) = asked
+    assert options["keep"] > KEEP_SECONDS + 5 * 86400  # the grid's next time
+    assert (options["ttl"], options["timeout"]) == (60, 0)
+
+
+def test_headers_of_an_entry_stay_as_they_are(beats: Beats) -> None:
+    """The due time comes along; the entry is the application's."""
+    beats.app.conf.beat_schedule = {
+        "report": {"task": "report", "schedule": timedelta(minutes=10), "options": {"headers": {"trace": "on"}}}
+    }
+    a = beats.led()
+    beats.run(a)
+    entry = a.schedule["report"]
+    beats.advance(minutes=10)
+    beats.run(a)
+
+    (headers,) = a.headers
+    assert headers | {"trace": "on", "lockkit_due": "2026-03-01T09:10:00+00:00"} == headers
+    assert entry.options == {"headers": {"trace": "on"}}
+
+
+def test_tick_whose_mark_is_not_known_is_sent_later(beats: Beats, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the beat that still leads: after a pause, and not only at the next due time."""
+    beats.schedule(report=schedules.crontab(minute="0"))
+    a = beats.led()
+    beats.run(a)
+    beats.advance(hours=1)
+
+    def fail(*_: object) -> bool:
+        raise LockError("no answer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(a, "_mark", fail)
+        assert a.tick() == STANDBY_SECONDS
+    assert a.sent == []
+
+    assert a.tick() == 0
+    assert a.sent == ["report 2026-03-01T10:00:00+00:00"]
 
 
 def test_new_leader_sends_nothing_that_the_old_one_has_sent(beats: Beats) -> None:
@@ -210,8 +365,19 @@ def test_beat_that_cannot_reach_the_lock_server_sends_nothing(beats: Beats, capl
         beats.advance(hours=1)
         beats.run(a)
 
-    assert a.sent == []
-    assert len([record for record in caplog.records if "cannot lead" in record.message]) == 1
+        assert a.sent == []
+        assert caplog.text.count("cannot lead") == 1
+
+        b, url = beats.led(), f"memory://{uuid4().hex}"
+        for leads in (a, b):  # once more after it led, and once more after another one led
+            beats.app.conf.lockkit_url = url
+            leads.tick()
+            a.tick()
+            if leads is a:
+                resign(a)
+            beats.app.conf.lockkit_url = "redis://127.0.0.1:1/0"
+            a.tick()
+    assert caplog.text.count("cannot lead") == 3
 
 
 def test_many_missed_ticks_are_one(beats: Beats) -> None:
@@ -256,9 +422,10 @@ def test_lock_server_without_notes_is_refused(beats: Beats) -> None:
         beats.led().tick()
 
 
-def test_long_names_of_entries_fit_into_a_key(beats: Beats) -> None:
-    """Celery has no limit for them."""
-    beats.schedule(**{"é" * 300: schedules.crontab(minute="0")})
+@pytest.mark.parametrize("length", [120, 300])
+def test_long_names_of_entries_fit_into_a_key(beats: Beats, length: int) -> None:
+    """Celery has no limit for them; a key has one for its bytes."""
+    beats.schedule(**{"é" * length: schedules.crontab(minute="0")})
     a = beats.led()
     beats.run(a)
     beats.advance(hours=1)

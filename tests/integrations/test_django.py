@@ -14,6 +14,7 @@ import time
 import unittest
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import django
@@ -31,6 +32,7 @@ from django.test import Client, TestCase, override_settings
 import lockkit
 from lockkit.integrations.django import aio_client, client, from_connection
 from lockkit.integrations.django.checks import SERVERS
+from lockkit.integrations.django.clients import _aio_clients, _connected
 from lockkit.integrations.django.management.commands import locked, migrate_locked
 from lockkit.integrations.django.services import service
 from lockkit.integrations.migrations import LOCK_NAME
@@ -158,8 +160,10 @@ def test_client_works_after_a_fork() -> None:
 
 
 def test_changed_settings_make_another_client() -> None:
-    """A test's settings count at once, and its clients are closed after it."""
+    """A test's settings count at once, and its clients are closed after it. Other settings are none of its business."""
     before = client()
+    with override_settings(DEBUG=True):
+        assert client() is before
     with override_settings(LOCKKIT={"default": {"URL": "memory://x", "OPTIONS": {"ttl": 7}}}):
         changed = client()
         with changed.lock("a") as lease:
@@ -188,12 +192,17 @@ def test_without_the_setting_lockkit_decides(tmp_path: Path, monkeypatch: pytest
     [
         ([], "must be a dict"),
         ({"x": "memory://"}, "no alias 'default', only 'x'"),
+        ({}, "no alias 'default', it is empty"),
         ({"default": 3}, "must be a URL, or a dict"),
         ({"default": {"LOCATION": f"redis://:{SECRET}@h"}}, "unknown key 'LOCATION'"),
         ({"default": {"URL": "memory://", "DATABASE": "default"}}, "only one of"),
         ({"default": {"URL": 3}}, "must be strings"),
         ({"default": {"URL": "memory://", "OPTIONS": 3}}, "OPTIONS a dict"),
         ({"default": {"DATABASE": "absent"}}, "no alias 'absent'"),
+        ({"default": {"URL": "memory://", "OPTIONS": {"profile": "p"}}}, "not 'profile'"),
+        ({"default": {"URL": "memory://", "OPTIONS": {1: 2}}}, "not 1"),
+        ({"default": {"DATABASE": "default", "OPTIONS": {"connection": 1}}}, "not 'connection'"),
+        ({"default": {"DATABASE": "default", "OPTIONS": {"mode": "row"}}}, "not of mode='row'"),
         ({"default": {"URL": f"redis://:{SECRET}@h", "OPTIONS": {"ttl": -1}}}, "ttl"),
         ({"default": f"nothing://:{SECRET}@h"}, "nothing"),
     ],
@@ -207,7 +216,7 @@ def test_wrong_setting_is_an_error_and_a_finding(setting: object, says: str) -> 
 
     assert says in str(caught.value)
     assert SECRET not in str(caught.value)
-    if setting != {"x": "memory://"}:  # a site may use other aliases only
+    if setting not in ({"x": "memory://"}, {}):  # a site may use other aliases only, or none
         assert [(one.id, says in one.msg) for one in findings] == [("lockkit.E001", True)]
 
 
@@ -223,9 +232,25 @@ def test_event_loop_has_clients_of_its_own() -> None:
             aio_client("sql")
         return aio_client()
 
-    first, second = asyncio.run(use()), asyncio.run(use())
+    async def look() -> object:
+        return aio_client()
+
+    first, second = asyncio.run(use()), asyncio.run(look())
 
     assert first is not second
+    assert [clients["default"] for clients in _aio_clients.values()] == [second]
+
+
+def test_changed_settings_count_for_a_loop_that_still_runs() -> None:
+    """As for threads."""
+
+    async def use() -> None:
+        before = aio_client()
+        with override_settings(LOCKKIT={"default": "memory://other"}):
+            assert aio_client().url == "memory://other"
+        assert aio_client().url == before.url
+
+    asyncio.run(use())
 
 
 # -- transactions ---------------------------------------------------------------------------------------------------
@@ -400,6 +425,17 @@ def test_loss_before_the_commit_rolls_back(table: None) -> None:
     assert execute("SELECT count(*) FROM made") == [(0,)]
 
 
+def test_loss_after_the_block_and_before_the_commit_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """It cannot stop the commit any more, and must not look like a failure of what Django calls after it."""
+    with transaction.atomic():
+        with client().lock("seat", ttl=0.3, timeout=PATIENCE, until_commit=True) as lease:
+            execute("SELECT 1")
+        client().break_lock("seat")
+        assert lease.wait_lost(PATIENCE)
+
+    assert [one.levelname for one in caplog.records if "a transaction ended after the lock" in one.message] == ["ERROR"]
+
+
 def test_body_s_error_goes_on() -> None:
     """The refusal hides nothing."""
     lease = client().lock("seat", timeout=PATIENCE).acquire()
@@ -448,6 +484,25 @@ def test_database_s_locks_are_rows_outside_of_its_transactions(empty: PostgresSe
         assert SECRET not in one.url
         lease.release()
         assert not other.lock("seat").locked()
+
+
+def test_connections_of_the_locks_are_as_the_database_s_options_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    """But rows come as the driver gives them, and a connection is closed with its client, not kept in a pool."""
+    parameters = {"connect_timeout": 3, "cursor_factory": 1, "context": 2, "sslmode": "prefer"}
+    fake = SimpleNamespace(get_connection_params=lambda: dict(parameters), Database=SimpleNamespace(connect=dict))
+    assert _connected(fake) == {"connect_timeout": 3, "sslmode": "prefer"}
+
+    made: list[Any] = []
+    connect = connection.Database.connect
+
+    def noted(**given: object) -> object:
+        made.append(connect(**given))
+        return made[-1]
+
+    monkeypatch.setattr(connection.Database, "connect", noted)
+    with from_connection(connection) as one, one.lock("seat", timeout=PATIENCE):
+        assert made
+    assert all(one.closed for one in made)
 
 
 def test_locks_in_mariadb(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -531,6 +586,8 @@ def test_server_check_is_asked_for_by_its_tag() -> None:
 
     assert [one.id for one in found] == ["lockkit.E002"]
     assert SECRET not in found[0].msg
+    with override_settings(LOCKKIT=[]):  # which lockkit.E001 says
+        assert checks.run_checks(tags=[SERVERS], include_deployment_checks=True, databases=["default"]) == []
 
 
 # -- manage.py locked -----------------------------------------------------------------------------------------------
@@ -549,7 +606,7 @@ def test_locked_passes_on_the_service_and_the_status(tmp_path: Path) -> None:
     assert caught.value.returncode == 3
 
 
-def test_locked_refuses_what_it_cannot_pass_on() -> None:
+def test_locked_refuses_what_it_cannot_pass_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a message, and the exit status of a usage or configuration error."""
     cases: list[tuple[dict[str, Any], str]] = [
         ({"DATABASE": "default"}, "needs an alias with a URL"),
@@ -560,8 +617,10 @@ def test_locked_refuses_what_it_cannot_pass_on() -> None:
         with override_settings(LOCKKIT={"default": entry}), pytest.raises(CommandError, match=says) as caught:
             call_command("locked", "NAME", command=["true"])
         assert caught.value.returncode == 78
+    monkeypatch.setenv("LOCKKIT_URL", "memory://")  # which would win
     with override_settings(LOCKKIT={"default": {"PROFILE": "p"}}):
-        assert locked._environment(service("default"))["LOCKKIT_ENV"] == "p"
+        found = locked._environment(service("default"))
+    assert (found["LOCKKIT_ENV"], found.get("LOCKKIT_URL")) == ("p", None)
     with pytest.raises(CommandError, match="after --") as caught:
         call_command("locked", "NAME")
     assert caught.value.returncode == 2
@@ -635,6 +694,113 @@ def test_nothing_to_migrate_needs_no_lock(empty: PostgresServer) -> None:
         assert not index_is_valid()
 
 
+@pytest.mark.parametrize(
+    ("changes", "options", "up_to_date"),
+    [
+        ({}, {}, True),
+        ({}, {"always": True}, False),
+        ({}, {"app_label": "shop"}, False),
+        ({}, {"run_syncdb": True}, False),
+        ({}, {"prune": True}, False),
+        ({"plan": ["sale"]}, {}, False),
+        ({"conflicts": {"shop": {"a", "b"}}}, {}, False),
+        ({"replaces": ["one", "two"]}, {}, False),  # all applied, and the squashed one is not recorded
+        ({"replaces": ["one", "three"]}, {}, True),
+        ({"replaces": ["one", "two"], "squashed": "one"}, {}, True),
+    ],
+)
+def test_there_is_something_to_migrate(
+    monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], options: dict[str, Any], *, up_to_date: bool
+) -> None:
+    """Whenever ``migrate`` with the same options would do something, or refuse to."""
+    squashed = SimpleNamespace(replaces=changes.get("replaces", ["three"]))
+    loader = SimpleNamespace(
+        graph=SimpleNamespace(leaf_nodes=list),
+        detect_conflicts=lambda: changes.get("conflicts", {}),
+        replacements={changes.get("squashed", "squashed"): squashed},
+    )
+    executor = SimpleNamespace(
+        loader=loader,
+        migration_plan=lambda _: changes.get("plan", []),
+        recorder=SimpleNamespace(applied_migrations=lambda: {"one": 1, "two": 2}),
+    )
+    monkeypatch.setattr(migrate_locked, "MigrationExecutor", lambda _: executor)
+    command = migrate_locked.Command(stdout=io.StringIO())
+    given = {"database": "default", "always": False, "app_label": None, "run_syncdb": False, "prune": False}
+
+    for verbosity in (0, 1):
+        assert command._up_to_date({**given, **options, "verbosity": verbosity}) == up_to_date
+    assert command.stdout.getvalue() == ("No migrations to apply.\n" if up_to_date else "")
+
+
+def test_command_that_only_looks_waits_for_nobody(empty: PostgresServer) -> None:
+    """``--check`` ends with 1, as in ``migrate``."""
+    del empty
+    other = from_connection(connection)
+    with other, other.lock(LOCK_NAME, timeout=PATIENCE), pytest.raises(SystemExit) as caught:
+        call_command("migrate_locked", check_unapplied=True, timeout=0, verbosity=0)
+    assert caught.value.code == 1
+
+
+def test_process_that_waited_does_not_migrate_again(empty: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does it keep a connection open while it waits; one of the caller's transaction stays."""
+    del empty
+    call_command("migrate", verbosity=0)
+    ran: list[object] = []
+
+    def note(**given: object) -> None:
+        ran.append(given)
+
+    pre_migrate.connect(note)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(migrate_locked.Command, "_found_up_to_date", lambda *_: False)
+            call_command("migrate_locked", verbosity=0)
+    finally:
+        pre_migrate.disconnect(note)
+    assert ran == []
+
+    call_command("migrate_locked", verbosity=0)
+    assert connection.connection is None
+    with transaction.atomic():
+        call_command("migrate_locked", verbosity=0)
+        execute("SELECT 1")
+
+
+def test_database_in_memory_needs_no_lock() -> None:
+    """Unless an alias is named: then another process is kept out all the same."""
+    connections.databases["lite"] = connections.databases["default"] | {
+        "ENGINE": "django.db.backends.sqlite3",
+        "NAME": ":memory:",
+    }
+    try:
+        with client().lock(f"{LOCK_NAME}::memory:", timeout=PATIENCE):
+            assert status_without_waiting(database="lite", lock_alias="default") == 75
+        call_command("migrate_locked", database="lite", verbosity=0)
+        assert execute("SELECT count(*) FROM shop_sale", "lite") == [(0,)]
+    finally:
+        connections["lite"].close()
+        del connections["lite"]
+        del connections.databases["lite"]
+
+
+def test_sigterm_is_the_command_s_only_while_it_migrates() -> None:
+    """A handler of the program stays, and a thread has none."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        with pytest.raises(migrate_locked._Terminated), migrate_locked._terminable():
+            signal.raise_signal(signal.SIGTERM)
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(lambda: migrate_locked._terminable().__enter__()).result()
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        with migrate_locked._terminable():
+            signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def test_database_that_does_not_answer_has_a_status_of_its_own() -> None:
     """The same as on the command line of lockkit."""
     connections.databases["gone"] = connections.databases["default"] | {"PORT": 1}
@@ -684,6 +850,8 @@ def test_no_further_migration_once_the_lock_is_lost(empty: PostgresServer) -> No
 
     assert caught.value.returncode == 79
     assert execute("SELECT to_regclass('shop_sale')") == [(None,)]
+    with pytest.raises(lockkit.LockLost):
+        command.migration_progress_callback("unapply_start")
 
 
 @pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, {-2, 1, 130}), (signal.SIGTERM, {143})])

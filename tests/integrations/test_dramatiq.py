@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import threading
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import dramatiq
@@ -15,7 +16,7 @@ from dramatiq.results import Results
 from dramatiq.results.backends import StubBackend
 
 import lockkit
-from lockkit.errors import LockLost, LockTimeout
+from lockkit.errors import ConfigurationError, LockLost, LockTimeout
 from lockkit.integrations.dramatiq import ActorBusy, current_lease, locked_actor
 from lockkit.testing.timing import PATIENCE
 from tests.tries import until
@@ -146,3 +147,17 @@ def test_called_directly_busy_is_a_timeout(broker: StubBroker, client: lockkit.C
     assert isinstance(busy, ActorBusy)
     assert vars(busy) == vars(caught.value)
     assert (str(busy), busy.delay) == (str(caught.value), 5000)
+
+
+def test_times_may_be_timedeltas_and_are_checked_at_the_decoration(broker: StubBroker, client: lockkit.Client) -> None:
+    """Not when the first lock is busy."""
+
+    @locked_actor("acct:{n}", busy_countdown=timedelta(seconds=2), url=URL, broker=broker)
+    def pay(n: int) -> int:
+        return n
+
+    with client.lock("acct:5"), pytest.raises(ActorBusy) as caught:
+        pay(5)
+    assert caught.value.delay == 2000
+    with pytest.raises(ConfigurationError, match="busy_countdown must be 0 or more seconds"):
+        locked_actor("acct:{n}", busy_countdown=-1, url=URL, broker=broker)(lambda n: n)

@@ -8,11 +8,13 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
+from datetime import timedelta
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import redis
-from rq import Queue
+from rq import Queue, Retry
 from rq.job import JobStatus
 
 import lockkit
@@ -162,6 +164,21 @@ def test_outside_of_a_job_busy_is_an_error() -> None:
     assert pay(1)
     with lockkit.connect("memory://rq") as client, client.lock("acct:1"), pytest.raises(LockTimeout):
         pay(1)
+
+
+def test_times_may_be_timedeltas_and_are_checked_at_the_decoration(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not when the first lock is busy. RQ counts whole seconds."""
+
+    @locked_job("acct", busy_countdown=timedelta(milliseconds=2500), url="memory://rq")
+    def pay() -> None: ...
+
+    monkeypatch.setattr("lockkit.integrations.rq.get_current_job", lambda: SimpleNamespace(func=pay))
+    with lockkit.connect("memory://rq").lock("acct"):
+        again: object = pay()
+    assert isinstance(again, Retry)
+    assert again.intervals == [3]
+    with pytest.raises(ConfigurationError, match="busy_countdown must be 0 or more seconds"):
+        locked_job("acct", busy_countdown=-1)(pay)
 
 
 @pytest.mark.parametrize("options", [{"lock": "acct"}, {"once": "charge"}])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import logging
 import re
 import secrets
@@ -588,3 +589,15 @@ def test_page_names_tests_that_are_there() -> None:
 
     assert named
     assert [name for name in sorted(named) if not any(f"def {name}(" in source for source in sources)] == []
+
+
+@pytest.mark.parametrize("module", ["starlette", "fastapi"])
+@pytest.mark.parametrize(
+    ("times", "says"), [({"timeout": -1}, "timeout must be 0 or more"), ({"ttl": 0}, "ttl must be")]
+)
+def test_wrong_time_is_an_error_where_the_endpoint_is_declared(module: str, times: dict[str, int], says: str) -> None:
+    """Not a 500 for each request."""
+    locked = importlib.import_module(f"lockkit.integrations.{module}").locked
+
+    with pytest.raises(lockkit.ConfigurationError, match=says):
+        locked("seat:{seat}", **times)

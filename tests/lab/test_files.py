@@ -106,6 +106,13 @@ def test_other_verdict_than_expected_is_noticed() -> None:
         ('do = "stop"', 'do = "explode"', r"line 15: step\[1\].do: must be one of pause, stop, clock, failover, lag"),
         ('do = "acquire"\n\n', 'do = "acquire"\nby = 3\n\n', r"line 11: step\[0\].by: 'acquire' takes no 'by'"),
         ("lose_data = true", "lose_data = 1", r"line 16: step\[1\].lose_data: must be true or false, not 1"),
+        ("ttl = 5", 'clients = ["A", "server"]', "line 3: clients: server is the name of a node here"),
+        ("ttl = 5", "clients = []", "line 3: clients: must be 1 to 6 different names"),
+        (
+            'node = "server"',
+            'node = "server"\nbackends = ["redlock"]',
+            r"line 14: step\[1\].node: there is no node 'server'; the step is for none of the scene's",
+        ),
         ('node = "server"', 'node = "node1"', r"line 14: step\[1\].node: there is no node 'node1'; nodes are server"),
     ],
 )

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import lockkit
+import lockkit.aio
 from lockkit.fencing import TokenGuard
 from lockkit.testing.kit import assert_fenced
 from lockkit.testing.kit import clock as kit_clock
@@ -237,6 +238,23 @@ def test_clock_refuses_to_go_back(lockkit_time: Clock) -> None:
     lockkit_time.advance(0)
 
 
+def test_advance_that_fails_is_over(lockkit_time: Clock) -> None:
+    """The next one can begin."""
+
+    class Broken:
+        def wake(self) -> None:
+            raise ValueError("broken")
+
+        async def park(self) -> None: ...
+
+    lockkit_time.call_at(lockkit_time.now() + 1, Broken())
+    with pytest.raises(ValueError, match="broken"):
+        lockkit_time.advance(1)
+
+    lockkit_time.advance(1)
+    assert lockkit_time.elapsed == 2
+
+
 def test_wait_that_nothing_will_end_says_so(
     lockkit_client: KitClient, lockkit_time: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -301,6 +319,38 @@ def test_fail_counts_acquisitions(lockkit_client: KitClient) -> None:
     lockkit_client.lock("a").acquire().release()
 
     assert [grant.name for grant in lockkit_client.grants] == ["a"]
+
+
+def test_failure_names_its_lock_unless_it_names_one(lockkit_client: KitClient) -> None:
+    """An error that a test made for another lock stays as it is; and no times end what an earlier call began."""
+    lockkit_client.fail(lockkit.BackendUnavailable("down", name="other", backend="redis://h"), times=2)
+    with pytest.raises(lockkit.BackendUnavailable) as caught:
+        lockkit_client.lock("a").acquire()
+    assert (caught.value.name, caught.value.backend) == ("other", "redis://h")
+
+    lockkit_client.fail(lockkit.BackendUnavailable, times=0)
+    lockkit_client.lock("a").acquire().release()
+    lockkit_client.fail(lockkit.BackendUnavailable("down"))
+    with pytest.raises(lockkit.BackendUnavailable) as caught:
+        lockkit_client.lock("a").acquire()
+    assert (caught.value.name, caught.value.backend) == ("a", lockkit_client.url)
+
+
+def test_other_clients_are_closed_with_the_first(lockkit_client: KitClient, lockkit_aio_client: AioKitClient) -> None:
+    """In both APIs: what they hold is free."""
+    other, aio_other = lockkit_client.other(), lockkit_aio_client.other()
+    lease = other.lock("a").acquire()
+
+    async def use() -> lockkit.aio.Lease:
+        aio_lease = await aio_other.lock("b").acquire()
+        await lockkit_aio_client.close()
+        return aio_lease
+
+    lockkit_client.close()
+    assert not lease.held
+    assert not asyncio.run(use()).held
+    with pytest.raises(lockkit.LockError, match="closed"):
+        other.lock("a").acquire()
 
 
 def test_fail_does_not_touch_leases_and_other_clients(lockkit_client: KitClient, lockkit_time: Clock) -> None:

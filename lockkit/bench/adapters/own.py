@@ -10,7 +10,6 @@ from lockkit.bench.adapters.base import AsyncAdapter, BlockingAdapter, several_n
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from contextlib import AbstractAsyncContextManager, AbstractContextManager
     from types import TracebackType
 
     from lockkit.aio.once import Once as AsyncOnce
@@ -23,29 +22,30 @@ _KEEP_SECONDS = 600
 """How long the record of a key is kept: longer than any turn."""
 
 
-class Blocking(BlockingAdapter):
-    """``lockkit.connect``."""
+class _Own:
+    """What both APIs have in common: their names."""
 
-    async def open(self) -> None:
-        """See `Adapter.open`."""
-        self._client = lockkit.connect(self.url)
+    ttl: float
+    _client: Any
+    _office: Callable[[Any], Any]
+    _done: Callable[[Any], Any]
 
-    def lock(self, name: str, *, renew: bool = False) -> AbstractContextManager[Any]:
+    def lock(self, name: str, *, renew: bool = False) -> Any:  # noqa: ANN401 - a lock of either API
         """Renewed always: that is what users get."""
         del renew
         return self._client.lock(name, ttl=self.ttl)
 
-    def primitive(self, kind: Kind, name: str, count: int = 1) -> AbstractContextManager[Any]:
+    def primitive(self, kind: Kind, name: str, count: int = 1) -> Any:  # noqa: ANN401 - as above
         """See `BlockingAdapter.primitive`."""
         client, ttl = self._client, self.ttl
-        kinds: dict[Kind, Callable[[], AbstractContextManager[Any]]] = {
+        kinds: dict[Kind, Callable[[], Any]] = {
             "lock": lambda: client.lock(name, ttl=ttl),
             "read": lambda: client.rwlock(name, ttl=ttl).read(),
             "write": lambda: client.rwlock(name, ttl=ttl).write(),
             "permit": lambda: client.semaphore(name, limit=count, ttl=ttl),
             "locks": lambda: client.locks(several_names(name, count), ttl=ttl),
-            "election": lambda: _Office(client.election(name, ttl=ttl)),
-            "once": lambda: _Done(client.once(name, keep=_KEEP_SECONDS, ttl=ttl)),
+            "election": lambda: self._office(client.election(name, ttl=ttl)),
+            "once": lambda: self._done(client.once(name, keep=_KEEP_SECONDS, ttl=ttl)),
         }
         return kinds[kind]()
 
@@ -57,10 +57,6 @@ class Blocking(BlockingAdapter):
         """By its own deadline."""
         del lock
         return bool(entered.held)
-
-    async def close(self) -> None:
-        """See `Adapter.close`."""
-        self._client.close()
 
 
 class _Office:
@@ -97,44 +93,19 @@ class _Done:
         self._once.__exit__(kind, error, trace)
 
 
-class Asyncio(AsyncAdapter):
-    """``lockkit.aio.connect``."""
+class Blocking(_Own, BlockingAdapter):
+    """``lockkit.connect``."""
+
+    _office = _Office
+    _done = _Done
 
     async def open(self) -> None:
         """See `Adapter.open`."""
-        self._client = await lockkit.aio.connect(self.url)
-
-    def lock(self, name: str, *, renew: bool = False) -> AbstractAsyncContextManager[Any]:
-        """Renewed always: that is what users get."""
-        del renew
-        return self._client.lock(name, ttl=self.ttl)
-
-    def primitive(self, kind: Kind, name: str, count: int = 1) -> AbstractAsyncContextManager[Any]:
-        """See `BlockingAdapter.primitive`."""
-        client, ttl = self._client, self.ttl
-        kinds: dict[Kind, Callable[[], AbstractAsyncContextManager[Any]]] = {
-            "lock": lambda: client.lock(name, ttl=ttl),
-            "read": lambda: client.rwlock(name, ttl=ttl).read(),
-            "write": lambda: client.rwlock(name, ttl=ttl).write(),
-            "permit": lambda: client.semaphore(name, limit=count, ttl=ttl),
-            "locks": lambda: client.locks(several_names(name, count), ttl=ttl),
-            "election": lambda: _AsyncOffice(client.election(name, ttl=ttl)),
-            "once": lambda: _AsyncDone(client.once(name, keep=_KEEP_SECONDS, ttl=ttl)),
-        }
-        return kinds[kind]()
-
-    def token(self, entered: Any) -> int | None:  # noqa: ANN401 - see Adapter
-        """See `Adapter.token`."""
-        return int(entered.token)
-
-    def still_held(self, lock: Any, entered: Any) -> bool | None:  # noqa: ANN401 - see Adapter
-        """By its own deadline."""
-        del lock
-        return bool(entered.held)
+        self._client = lockkit.connect(self.url)
 
     async def close(self) -> None:
         """See `Adapter.close`."""
-        await self._client.close()
+        self._client.close()
 
 
 class _AsyncOffice:
@@ -169,3 +140,18 @@ class _AsyncDone:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._once.__aexit__(kind, error, trace)
+
+
+class Asyncio(_Own, AsyncAdapter):
+    """``lockkit.aio.connect``."""
+
+    _office = _AsyncOffice
+    _done = _AsyncDone
+
+    async def open(self) -> None:
+        """See `Adapter.open`."""
+        self._client = await lockkit.aio.connect(self.url)
+
+    async def close(self) -> None:
+        """See `Adapter.close`."""
+        await self._client.close()

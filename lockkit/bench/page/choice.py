@@ -64,28 +64,29 @@ class Plot:
         return f"{HOW[self.kind].format(things=self.things)} {self.hint}".rstrip()
 
 
+_CROWDS = ", ".join(map(str, CONTENDERS))
+
+
+def _rate(key: str, title: str) -> Plot:
+    return Plot("bar", key, title, "per_s", "More is faster.", better="more", ratio=True)
+
+
+_FAIRNESS = Plot(
+    "bar",
+    "share",
+    "Fairness: least served \N{DIVISION SIGN} most served",
+    "share",
+    "1 is fair; near 0 a contender starved.",
+    better="fair",
+    line=1.0,
+)
+
 PLOTS: Mapping[str, tuple[Plot, ...]] = MappingProxyType(
     {
         "pair": (Plot("box", "us", "Time of a pair", "us", things="pairs", ratio=True),),
         "contention": (
-            Plot(
-                "bar",
-                "pairs_per_second",
-                "Pairs per second, all together",
-                "per_s",
-                "More is faster.",
-                better="more",
-                ratio=True,
-            ),
-            Plot(
-                "bar",
-                "share",
-                "Fairness: least served \N{DIVISION SIGN} most served",
-                "share",
-                "1 is fair; near 0 a contender starved.",
-                better="fair",
-                line=1.0,
-            ),
+            _rate("pairs_per_second", "Pairs per second, all together"),
+            _FAIRNESS,
         ),
         "handoff": (Plot("box", "ms", "Time of a hand-off", "ms", things="hand-offs", ratio=True),),
         "crash": (Plot("bar", "fraction", "Takeover, in ttl", "share", "The line marks one ttl.", line=1.0),),
@@ -107,25 +108,9 @@ PLOTS: Mapping[str, tuple[Plot, ...]] = MappingProxyType(
                 "None for polling locks.",
             ),
         ),
-        "sweep": (
-            Plot(
-                "columns",
-                "pairs",
-                f"Pairs per second by {', '.join(map(str, CONTENDERS))} processes",
-                "per_s",
-                better="more",
-            ),
-        ),
+        "sweep": (Plot("columns", "pairs", f"Pairs per second by {_CROWDS} processes", "per_s", better="more"),),
         "throughput": (
-            Plot(
-                "bar",
-                f"pairs_{CONTENDERS[-1]}",
-                f"Pairs per second by {CONTENDERS[-1]} processes, all together",
-                "per_s",
-                "More is faster.",
-                better="more",
-                ratio=True,
-            ),
+            _rate(f"pairs_{CONTENDERS[-1]}", f"Pairs per second by {CONTENDERS[-1]} processes, all together"),
         ),
         "idle": (
             Plot("bar", "commands_per_second", "Commands per second at the server", "per_s", "0 is ideal."),
@@ -136,36 +121,12 @@ PLOTS: Mapping[str, tuple[Plot, ...]] = MappingProxyType(
         "read": (Plot("box", "us", "Time of a read lock", "us", things="pairs", ratio=True),),
         "write": (Plot("box", "us", "Time of a write lock", "us", things="pairs", ratio=True),),
         "readers": (
-            Plot(
-                "bar",
-                "turns_per_second",
-                "Turns per second, all together",
-                "per_s",
-                "More is faster.",
-                better="more",
-                ratio=True,
-            ),
+            _rate("turns_per_second", "Turns per second, all together"),
             Plot("bar", "longest_wait_ms", "Longest wait", "ms", "Less is fairer."),
         ),
         "permits": (
-            Plot(
-                "bar",
-                "permits_per_second",
-                "Permits per second, all together",
-                "per_s",
-                "More is faster.",
-                better="more",
-                ratio=True,
-            ),
-            Plot(
-                "bar",
-                "share",
-                "Fairness: least served \N{DIVISION SIGN} most served",
-                "share",
-                "1 is fair; near 0 a contender starved.",
-                better="fair",
-                line=1.0,
-            ),
+            _rate("permits_per_second", "Permits per second, all together"),
+            _FAIRNESS,
         ),
         "locks": (
             Plot("bar", "min_us_2", "Time of two locks", "us", "Less is better.", ratio=True),

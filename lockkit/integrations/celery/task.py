@@ -56,7 +56,7 @@ class LockedTask(Task):  # type: ignore[misc] # celery has no types
 
     lock: ClassVar[str | None] = None
     on_busy: ClassVar[OnBusy] = "retry"
-    busy_countdown: ClassVar[Seconds] = RETRY_SECONDS
+    busy_countdown: ClassVar[Seconds | timedelta] = RETRY_SECONDS
     lock_ttl: ClassVar[Seconds | timedelta | None] = None
     lock_timeout: ClassVar[Seconds | timedelta | None] = None
     once: ClassVar[str | None] = None
@@ -85,6 +85,7 @@ class LockedTask(Task):  # type: ignore[misc] # celery has no types
             timeout=cls.lock_timeout,
             once=cls.once,
             keep=cls.once_keep,
+            busy_countdown=cls.busy_countdown,
         )
 
     def __new__(cls, *_args: Any, **_kwargs: Any) -> Self:
@@ -106,34 +107,38 @@ class LockedTask(Task):  # type: ignore[misc] # celery has no types
         return task
 
     def _run_locked(self, run: Callable[..., R], args: tuple[Any, ...], kwargs: dict[str, Any]) -> R | None:
-        if self._job_lock is None:
+        job = self._job_lock
+        if job is None:
             return run(*args, **kwargs)
         request = self.request
 
         def work(lease: Lease | None) -> R:
+            outer: Lease | None = request.get("lockkit_lease")
             request.lockkit_lease, request.lockkit_token = lease, lease and lease.token
             try:
                 return run(*args, **kwargs)
             finally:
-                request.lockkit_lease = None
+                request.lockkit_lease = outer
+                if outer is not None:  # the task called its own run(), and both have one request
+                    request.lockkit_token = outer.token
 
         try:
-            return self._job_lock.run(client_of_process(self.app.conf.get("lockkit_url")), work, args, kwargs)
+            return job.run(client_of_process(self.app.conf.get("lockkit_url")), work, args, kwargs)
         except JobBusy as busy:
-            self._busy(busy.timeout)
+            self._busy(job, busy.timeout)
             return None
 
-    def _busy(self, error: LockTimeout) -> None:
+    def _busy(self, job: JobLock, error: LockTimeout) -> None:
         request = self.request
-        if self.on_busy == "skip":
+        if job.on_busy == "skip":
             log.info("task %s[%s] skipped: %s", self.name, request.id, error)
             return
-        if self.on_busy == "wait" or request.called_directly or request.is_eager:
+        if job.on_busy == "wait" or request.called_directly or request.is_eager:
             raise error
         # Not Task.retry(): it counts for max_retries, and a busy lock is no failure of the task.
-        signature = self.signature_from_request(request, countdown=self.busy_countdown, retries=request.retries)
+        signature = self.signature_from_request(request, countdown=job.busy_countdown, retries=request.retries)
         try:
             signature.apply_async()
         except Exception as failed:  # as Task.retry() does: the broker keeps the message, or drops it by its own rules
             raise Reject(failed, requeue=False) from failed
-        raise Retry(exc=error, when=self.busy_countdown, sig=signature) from error
+        raise Retry(exc=error, when=job.busy_countdown, sig=signature) from error

@@ -49,10 +49,8 @@ def client(alias: str = DEFAULT) -> DjangoClient:
     """
     found = _clients.get(alias)
     if found is None:
-        made = new_client(alias)
-        found = _clients.setdefault(alias, made)
-        if found is not made:  # another thread was faster
-            made.close()
+        # Two threads may make one each. The one that comes second uses the first's; neither has connected yet.
+        found = _clients.setdefault(alias, new_client(alias))
     return found
 
 
@@ -109,12 +107,18 @@ def from_connection(connection: Any, **options: Any) -> DjangoClient:  # noqa: A
         **options: As for ``lockkit.connect``.
 
     Raises:
-        ConfigurationError: Not such a connection, the database is in memory or of an unknown kind, or SQLAlchemy is
-            missing.
+        ConfigurationError: Not such a connection, the database is in memory or of an unknown kind, an option is wrong,
+            or SQLAlchemy is missing.
     """
     settings = getattr(connection, "settings_dict", None)
     if settings is None:
         message = f"from_connection needs a connection of django.db.connections, not {type(connection).__name__}"
+        raise ConfigurationError(message)
+    if options.get("mode", "table") != "table":
+        message = (
+            f"locks in a Django database are rows of a lock table, not of mode={options['mode']!r}: "
+            "give the URL of the database with that mode instead"
+        )
         raise ConfigurationError(message)
     if connection.vendor == "sqlite":
         name = str(settings["NAME"])
@@ -136,7 +140,7 @@ def from_connection(connection: Any, **options: Any) -> DjangoClient:  # noqa: A
         message = f"locks in a Django database need SQLAlchemy: pip install 'lockkit[{extra}]'"
         raise ConfigurationError(message) from error
     engine = create_engine(_url(driver, settings), creator=lambda: _connected(connection), poolclass=NullPool)
-    return DjangoClient(from_client(engine, mode="table", **options))
+    return DjangoClient(from_client(engine, **options))
 
 
 def _url(driver: str, settings: dict[str, Any]) -> URL:

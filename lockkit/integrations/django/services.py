@@ -17,6 +17,9 @@ DEFAULT = "default"
 
 _KEYS = ("URL", "PROFILE", "DATABASE")
 
+_NOT_OPTIONS = frozenset({"url", "profile", "client", "connection"})
+"""What the functions that make a client get from the entry itself."""
+
 
 @dataclass(frozen=True, slots=True)
 class Service:
@@ -57,8 +60,8 @@ def service(alias: str) -> Service:
     """
     table = _table()
     if alias not in table:
-        known = ", ".join(map(repr, table))
-        message = f"settings.LOCKKIT has no alias {alias!r}, only {known}"
+        known = f"only {', '.join(map(repr, table))}" if table else "it is empty"
+        message = f"settings.LOCKKIT has no alias {alias!r}, {known}"
         raise ConfigurationError(message)
     entry, where = table[alias], f"settings.LOCKKIT[{alias!r}]"
     if isinstance(entry, str):
@@ -74,6 +77,10 @@ def service(alias: str) -> Service:
     options = entry.get("OPTIONS", {})
     if not all(isinstance(value, str) for value in given.values()) or not isinstance(options, Mapping):
         message = f"{where}: {', '.join(_KEYS)} must be strings, and OPTIONS a dict"
+        raise ConfigurationError(message)
+    wrong = [name for name in options if not isinstance(name, str) or name in _NOT_OPTIONS]
+    if wrong:
+        message = f"{where}: OPTIONS takes options of lockkit.connect() such as 'ttl', not {wrong[0]!r}"
         raise ConfigurationError(message)
     if len(given) > 1:
         message = f"{where} must have only one of {', '.join(_KEYS)}"

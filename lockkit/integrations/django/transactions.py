@@ -128,7 +128,7 @@ class TransactionLease(Lease):
             return False
         end = _End(self, len(transactions))
         for connection in transactions:
-            connection.on_commit(end.committed, robust=True)
+            connection.on_commit(end.committed)
         return True
 
     def _refusal(self) -> LockError:

@@ -16,7 +16,6 @@ from collections import deque
 from contextlib import suppress
 from heapq import heappop, heappush
 from itertools import count
-from math import inf
 from typing import TYPE_CHECKING, Any, Protocol
 
 from lockkit import validation
@@ -436,7 +435,7 @@ class _Event:
         runtime = self._runtime
         waiter = runtime.waiter()
         self._waiters.append(waiter)
-        if timeout is not None and timeout != inf:
+        if timeout is not None:
             runtime.clock.call_at(runtime.now() + timeout, waiter)
         try:
             if not self.is_set():  # another thread may have set it meanwhile

@@ -1,0 +1,62 @@
+"""What tasks, actors and jobs share, without any of their frameworks."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import lockkit
+from lockkit.errors import ConfigurationError
+from lockkit.integrations.jobs import JobLock
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def pay(n: int) -> int:
+    """A job."""
+    return n
+
+
+@pytest.mark.parametrize(("on_busy", "timeout"), [("wait", 3.0), ("retry", 0)])
+def test_lock_and_key_are_asked_for_as_the_job_says(on_busy: Any, timeout: float) -> None:  # noqa: ANN401 - a literal
+    """Only ``"wait"`` waits; metrics count both under their templates."""
+    asked: list[tuple[str, dict[str, Any]]] = []
+
+    def noted(make: Callable[..., object]) -> Callable[..., object]:
+        def ask(name: str, **options: object) -> object:
+            asked.append((name, options))
+            return make(name, **options)
+
+        return ask
+
+    job = JobLock(pay, "acct:{n}", once="pay:{n}", on_busy=on_busy, ttl=7, timeout=3, keep=60)
+    with lockkit.connect(f"memory://jobs-{on_busy}") as client:
+        noting: Any = SimpleNamespace(lock=noted(client.lock), once=noted(client.once))
+        assert job.run(noting, lambda _: 5, (1,), {}) == job.run(noting, lambda _: 6, (1,), {}) == 5
+
+    once = ("pay:1", {"keep": 60.0, "ttl": 7.0, "timeout": timeout, "label": "pay:{n}"})
+    assert asked == [once, ("acct:1", {"ttl": 7.0, "timeout": timeout, "label": "acct:{n}"}), once]
+
+
+def test_job_whose_work_would_go_on_after_its_end_is_refused() -> None:
+    """A plain function around a coroutine function: what it returns would run without the lock."""
+
+    async def later(n: int) -> int:
+        return n
+
+    @functools.wraps(later)
+    def started(n: int) -> Any:  # noqa: ANN401 - a coroutine
+        return later(n)
+
+    def ran(n: int) -> int:
+        return asyncio.run(later(n))
+
+    with lockkit.connect("memory://jobs") as client:
+        with pytest.raises(ConfigurationError, match="would run after the lock is released"):
+            JobLock(started, "acct:{n}").run(client, lambda _: started(1), (1,), {})
+        assert JobLock(ran, "acct:{n}").run(client, lambda _: ran(1), (1,), {}) == 1

@@ -31,13 +31,13 @@ from lockkit.errors import BackendUnavailable
 if TYPE_CHECKING:
     from lockkit.runtime import Event, Runtime
 
-__all__ = ["CALL_SECONDS", "BorrowedLogin", "Cluster", "Login", "SharedAttempts", "settle_by"]
+__all__ = ["CLUSTER_SECONDS", "BorrowedLogin", "Cluster", "Login", "SharedAttempts", "settle_by"]
 
 T = TypeVar("T")
 
 log = logging.getLogger("lockkit")
 
-CALL_SECONDS = 4.5
+CLUSTER_SECONDS = 4.5
 """Longest time for one call, whatever the number of members asked. Longer holds up callers in an outage; shorter
 mistakes an election, which takes two or three seconds, for one."""
 
@@ -215,14 +215,14 @@ class Cluster:
             resend: Sending it twice does no harm.
             on_unknown: Called when an attempt ended without an answer: that request may or may not have been executed,
                 and may still be.
-            answer_by: When the caller must have an answer, client monotonic time; at the latest after `CALL_SECONDS`.
+            answer_by: When the caller must have an answer, client monotonic time; after `CLUSTER_SECONDS` at most.
 
         Raises:
             BackendUnavailable: No usable answer.
             ConfigurationError: Wrong credentials, missing rights and the like.
             LeaseEnded: The etcd lease in the request has ended.
         """
-        until = min(answer_by, self._runtime.now() + CALL_SECONDS)
+        until = min(answer_by, self._runtime.now() + CLUSTER_SECONDS)
         # Each member once, and two times more: a connection may have been closed while it was idle, and grpc may need a
         # moment to notice. While the interpreter exits, sleeping is impossible, and all connections are new.
         spare = 0 if self._runtime.loop_has_ended() else 2

@@ -122,7 +122,9 @@ class MemoryBackend(LockBackend):
                 request.state = request.wake
             # Read under the mutex: an earlier time may be before a lease that was granted meanwhile.
             now = self._runtime.now()
-            token_min = max(space.token + 1, wall_clock_us())
+            token_min = wall_clock_us()
+            if token_min <= space.token:
+                token_min = space.token + 1
             outcome, notify = lock.acquire(request.name, request, now, token_min, queue=request.queue)
             if isinstance(outcome, Grant):
                 space.token = outcome.token

@@ -39,11 +39,10 @@ if TYPE_CHECKING:
 __all__ = ["ANSWER_SECONDS", "CONNECT_SECONDS", "Connection", "can_wait", "outcome", "weakly"]
 
 CONNECT_SECONDS = 2.0
-"""For a TCP connection, and for waiting until there is one. Longer delays callers and the change to another member."""
+"""For a TCP connection. Longer delays callers and the change to another member."""
 
 ANSWER_SECONDS = 2.5
-"""For an answer. Longer delays callers while a member hangs; shorter gives up on a member that is only busy. With
-`CONNECT_SECONDS` a call stays below five seconds."""
+"""For an answer. Longer delays callers while a member hangs; shorter gives up on a member that is only busy."""
 
 RECONNECT_PAUSE_SECONDS_MAX = 1.0
 """Longest pause between two rounds over all members. Longer notices later that they are back; kazoo's own goes up to an

@@ -34,7 +34,7 @@ from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.protocol.states import KazooState, KeeperState
 
 from lockkit.backend import CALL_SECONDS
-from lockkit.backends.zookeeper.connection import ANSWER_SECONDS, CONNECT_SECONDS, Connection, outcome, weakly
+from lockkit.backends.zookeeper.connection import ANSWER_SECONDS, Connection, outcome, weakly
 from lockkit.backends.zookeeper.engine_calls import EngineCalls
 from lockkit.backends.zookeeper.errors import DRIVER_ERRORS, connection_failed, translate, was_unanswered
 from lockkit.backends.zookeeper.quirks import end_session, sync, sync_and_list
@@ -63,9 +63,10 @@ RECENT_SHARE = 0.05
 """Of the ttl: for so long after an answer of the leader a woken waiter does not ask the leader again. The lease then
 counts from before that answer. More makes such leases shorter; less has more waiters ask."""
 
-RETRY_READS_SECONDS = 4.0
-"""How long a read is retried over connections that break. Longer delays callers; shorter gives up places in the queue
-when connections break again and again."""
+RETRY_SECONDS = 4.0
+"""How long a call waits for a connection, and a read is retried over connections that break. Longer delays callers;
+shorter gives up places in the queue when connections break again and again. Must be more than `ANSWER_SECONDS`, or a
+call of a client whose first member hangs ends before the second one is tried."""
 
 
 class Session:
@@ -200,7 +201,7 @@ class Session:
 
         Args:
             until: See the class.
-            patient: Wait although no member can be reached, and longer: a place in the queue is at stake.
+            patient: Wait although no member can be reached: a place in the queue is at stake.
 
         Raises:
             BackendUnavailable: There is none.
@@ -213,7 +214,7 @@ class Session:
         try:
             self._start()
             rounds_count = self._failed_rounds_count
-            until = self._until(until, RETRY_READS_SECONDS if patient else CONNECT_SECONDS)
+            until = self._until(until, RETRY_SECONDS)
             while self._closed or not self.usable:
                 if self._failure is not None:
                     raise self._failure
@@ -341,7 +342,7 @@ class Session:
     async def read(self, send: Callable[[], Any], until: Instant = inf) -> Any:  # noqa: ANN401 - kazoo has no types
         """Send a request that changes nothing, and again if no answer came. Raises as `answer`."""
         until = self._until(until)
-        retry_until = self._until(until, RETRY_READS_SECONDS)
+        retry_until = self._until(until, RETRY_SECONDS)
         while True:
             await self.connected(until, patient=True)
             try:

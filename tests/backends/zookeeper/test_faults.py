@@ -518,6 +518,18 @@ class TestEnsemble:
         finally:
             follower.resume()
 
+    def test_first_call_gets_past_a_member_that_hangs(self, ensemble: ZooKeeperEnsemble, connect: Connect) -> None:
+        """A new client may try that member first; it does not answer the login."""
+        follower, *_ = ensemble.followers
+        hosts = sorted((member.address for member in ensemble.members), key=lambda address: address != follower.address)
+        client = connect(f"zookeeper://{','.join(hosts)}", randomize_hosts=False)
+
+        follower.pause()
+        try:
+            client.ping()
+        finally:
+            follower.resume()
+
     def test_readers_and_permits_outlive_a_member_that_is_restarted(
         self, ensemble: ZooKeeperEnsemble, connect: Connect
     ) -> None:

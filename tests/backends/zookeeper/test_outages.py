@@ -707,9 +707,9 @@ class TestWhatAnswersProve:
 
 @pytest.fixture(scope="module")
 def ensemble() -> Iterator[ZooKeeperEnsemble]:
-    """Three servers with a long syncLimit: a follower serves for ten more seconds without its leader."""
+    """Three servers: a follower serves for ten more seconds (syncLimit) without its leader."""
     require("zookeeper-ensemble", local=True)
-    with ZooKeeperEnsemble(settings={"syncLimit": "50"}) as running:
+    with ZooKeeperEnsemble() as running:
         yield running
 
 

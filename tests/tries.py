@@ -25,6 +25,7 @@ __all__ = [
     "begin_to_wait",
     "busy",
     "busy_async",
+    "tried",
     "until",
     "until_async",
     "until_renewed",
@@ -82,19 +83,24 @@ def begin_to_wait(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Acquisition, "_out_of_time", property(over))
 
 
-def busy(lock: lockkit.Lock | lockkit.Semaphore, timeout: float = 0) -> bool:
+def tried(lock: lockkit.Lock | lockkit.Semaphore, timeout: float = 0) -> lockkit.Lease | None:
     """
-    Tell whether a single try, or a short wait, finds a lock held, or no free permit.
+    Give the outcome of a single try, or of a short wait.
 
     Such a try leaves the server half a second. One that stalls for longer has broken no promise, and is asked again.
     """
     deadline = time.monotonic() + PATIENCE
     while True:
         try:
-            return lock.try_acquire(timeout) is None
+            return lock.try_acquire(timeout)
         except BackendUnavailable:
             if time.monotonic() > deadline:
                 raise
+
+
+def busy(lock: lockkit.Lock | lockkit.Semaphore, timeout: float = 0) -> bool:
+    """Tell whether a single try, or a short wait, finds a lock held, or no free permit; see `tried`."""
+    return tried(lock, timeout) is None
 
 
 async def busy_async(lock: lockkit.aio.Lock) -> bool:

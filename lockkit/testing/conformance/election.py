@@ -71,7 +71,8 @@ class Elections(Cases):
             if len(terms) == 1:
                 assert await other.break_lock(name)
                 assert await term.must_stop(driver.timing.beyond(ttl))
-                assert term.lost
+                # By its deadline at the latest, and it must stop before that.
+                await driver.eventually(lambda: term.lost, "the leader is notified of the loss")
             return "done"
 
         assert await client.election(name, ttl=ttl).run(work) == "done"

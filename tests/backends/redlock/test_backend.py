@@ -7,6 +7,7 @@ import dataclasses
 import gc
 import logging
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -1351,6 +1352,14 @@ async def queue_up(backend: RedlockBackend, request: Request) -> None:
     assert any(request.state.entries)
 
 
+async def until_queued(backend: RedlockBackend, request: Request, nodes: RedisNodes, count: int) -> None:
+    """Look until so many stand in the queue of each node: one that stalls may miss a look, as the others are enough."""
+    deadline = time.monotonic() + PATIENCE
+    while any(on(node)("LLEN", f"{{{LOCK}}}:queue") < count for node in nodes.nodes):
+        assert time.monotonic() < deadline
+        assert isinstance(await backend.try_acquire(request), Busy)
+
+
 def test_release_notifies_the_first_waiter(nodes: RedisNodes, face: Face) -> None:
     """One waiter is told, and only one."""
 
@@ -1416,6 +1425,7 @@ def test_queue_outlives_the_wait_of_each_waiter(nodes: RedisNodes, face: Face) -
             for count, (ttl, at_least) in enumerate(((5.0, 40_000), (60.0, 60_000), (5.0, 60_000)), start=1):
                 request = host.request(ttl=ttl)
                 await queue_up(backend, request)
+                await until_queued(backend, request, nodes, count)
                 assert isinstance(await backend.try_acquire(request), Busy)  # it is in the queue already
                 for node in nodes.nodes:
                     assert on(node)("LLEN", f"{{{LOCK}}}:queue") == count

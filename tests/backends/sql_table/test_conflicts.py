@@ -117,7 +117,8 @@ class Place:
 
     def until_waiting(self, count: int) -> None:
         """Return when so many sessions wait for a row."""
-        waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted"
+        # Others, such as autovacuum's, wait for locks of other types.
+        waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted AND locktype IN ('transactionid', 'tuple')"
         if not self.is_postgresql:
             waiting = (
                 "SELECT variable_value FROM information_schema.global_status"

@@ -17,6 +17,7 @@ import lockkit
 import lockkit.aio
 from lockkit import fencing, optimistic
 from lockkit.testing.servers import EtcdServer, FaultProxy, http2_call_ended, require
+from tests.tries import tried
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -250,7 +251,7 @@ class History:
         if who in self.leases:
             return
         rwlock = self.clients[who].rwlock(self.name, ttl=TTL, renew=False)
-        lease = (rwlock.read() if shared else rwlock.write()).try_acquire()
+        lease = tried(rwlock.read() if shared else rwlock.write())
         assert (lease is not None) == all(shared and one.mode == "shared" for one in self.holding.values())
         if lease is not None:
             self.leases[who] = self.holding[lease.token] = lease

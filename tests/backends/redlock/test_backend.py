@@ -589,19 +589,21 @@ def test_hanging_nodes_leave_the_caller_its_time(nodes: RedisNodes, face: Face, 
 
     async def scenario(host: StubHost) -> None:
         now = host.runtime.now
+        # A majority must answer within it. Without one, all of it passes.
+        wanted = 3.0 if hanging < 3 else 1.0
 
         def by() -> float:
-            return now() + 1.0
+            return now() + wanted
 
         async with redlock(nodes, host) as first:
             await first.release(granted(await first.try_acquire(host.request())))
-        async with redlock(nodes, host, node_timeout=15.0) as backend:
+        async with redlock(nodes, host, node_timeout=60.0) as backend:
             held = []
             if warm:
                 held = [granted(await backend.try_acquire(host.request(f"{number}"))) for number in range(3)]
             for node in nodes.nodes[:hanging]:
                 node.pause()
-            started, request = now(), host.request()
+            watch, request = Stopwatch(), host.request()
             request.answer_by = by()
             if hanging < 3:
                 grant = granted(await backend.try_acquire(request))
@@ -613,7 +615,7 @@ def test_hanging_nodes_leave_the_caller_its_time(nodes: RedisNodes, face: Face, 
             await backend.abandon(request)
             if held:
                 await release_in_time(backend, held, by, hanging)
-            assert now() < started + 10.0  # three or four calls of a second each
+            assert watch.stop() < 30.0  # three or four calls, each at most as long as wanted
             for node in nodes.nodes:
                 node.resume()
             await until(host, lambda: not any(has_lock(node) for node in nodes.nodes))

@@ -513,6 +513,10 @@ class Database:
             if self.dialect.name == "sqlite":
                 return self._open_file()
             return *self._open_once(), None
+        except BaseException as error:
+            if self.engine.dialect.driver == "pg8000":
+                quirks.close_pg8000_socket(error)
+            raise
         finally:
             del self._tries[mark]
 

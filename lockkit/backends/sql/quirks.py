@@ -7,6 +7,10 @@ Each function says what it reaches into and why, what happens without it, and wh
 
 from __future__ import annotations
 
+import io
+import socket
+import traceback
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from lockkit.backends.sql.statement import Result
@@ -15,6 +19,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Pool
 
 __all__ = [
+    "close_pg8000_socket",
     "file_descriptor",
     "forget_asyncio_stream",
     "keep_nothing_prepared",
@@ -52,6 +57,30 @@ def file_descriptor(driver_connection: Any) -> int:  # noqa: ANN401 - any driver
         return int(sock.fileno()) if sock is not None else -1
     except OSError:  # closed
         return -1
+
+
+def close_pg8000_socket(error: BaseException) -> None:
+    """
+    Close the socket of a connection that pg8000 has failed to open.
+
+    pg8000 leaves it open: in a variable of ``_make_socket``, as `_usock`, or in the file it writes to. Without this,
+    Python closes it whenever nothing refers to the error any more, mostly with a ResourceWarning.
+
+    Test: `test_quirks.py::test_pg8000_that_cannot_connect_leaves_no_socket_open`.
+
+    Args:
+        error: What connecting raised.
+    """
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if frame.f_globals.get("__name__", "").startswith("pg8000."):
+            for value in list(frame.f_locals.values()):
+                found = getattr(value, "_usock", value)
+                if isinstance(found, socket.socket):
+                    # Not its own close(), which waits for pg8000's file of it to be closed.
+                    super(socket.socket, found).close()
+                elif isinstance(found, io.BufferedRWPair):
+                    with suppress(OSError):  # it cannot write what is left in it, and closes the socket all the same
+                        found.close()
 
 
 def pymysql_limit(dbapi: Any) -> float | None:  # noqa: ANN401 - PyMySQL's

@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import socketserver
+import struct
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -13,11 +16,13 @@ import sqlalchemy
 from sqlalchemy import NullPool
 from sqlalchemy.ext.asyncio import create_async_engine
 
+import lockkit
 from lockkit.backends.sql import quirks
 from lockkit.backends.sql.blocking import PyMysqlConnection
 from lockkit.backends.sql.statement import Statement
 from lockkit.runtime import BlockingRuntime, drive
 from lockkit.testing.servers import MariaServer, PostgresServer, require
+from tests.tries import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -112,3 +117,42 @@ def test_pymysql_answer_is_read_later(connection: PyMysqlConnection) -> None:
     assert not connection.answered
 
     assert drive(connection.answer(PATIENCE)).rows == ((0, "it's \N{SNOWMAN}", None),)
+
+
+class _ResetsAll(socketserver.BaseRequestHandler):
+    def handle(self) -> None:
+        self.request.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.request.close()
+
+
+class _EndsAll(socketserver.BaseRequestHandler):
+    def handle(self) -> None:
+        self.request.recv(1000)
+
+
+@pytest.mark.parametrize("handler", [_ResetsAll, _EndsAll], ids=["reset", "ended"])
+@pytest.mark.parametrize("adopted", [True, False], ids=["engine", "url"])
+def test_pg8000_that_cannot_connect_leaves_no_socket_open(
+    monkeypatch: pytest.MonkeyPatch, handler: type[socketserver.BaseRequestHandler], *, adopted: bool
+) -> None:
+    """The server resets each connection before it has answered, or ends it."""
+    opened: list[socket.socket] = []
+    create = socket.create_connection
+
+    def noting(*arguments: Any) -> socket.socket:
+        opened.append(create(*arguments))
+        return opened[-1]
+
+    monkeypatch.setattr("pg8000.core.socket.create_connection", noting)
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever).start()
+        url = f"postgresql+pg8000://user:word@127.0.0.1:{server.server_address[1]}/x"
+        with (
+            lockkit.from_client(sqlalchemy.create_engine(url)) if adopted else lockkit.connect(url) as client,
+            pytest.raises(lockkit.BackendUnavailable),
+        ):
+            client.lock("x").acquire(timeout=0)
+        server.shutdown()
+
+    assert opened
+    until(lambda: [sock for sock in opened if sock.fileno() != -1] == [])

@@ -79,7 +79,8 @@ class Topology(ABC):
         Args:
             script: The script.
             calls: For each its lock's key, and its keys and arguments, packed.
-            replicas: How many replicas must acknowledge what it changes. It has changed nothing if it returns a list.
+            replicas: How many replicas must acknowledge what it changes. It has changed nothing if it returns a list or
+                a number that is not above 0.
             answer_by: As for `run`.
 
         Returns:
@@ -180,5 +181,10 @@ def results_of(replies: Sequence[Reply], replicas: int, label: str) -> list[Repl
             if short >= replicas:
                 return results
             short = NotReplicatedError(f"{short} of {replicas} replicas of {label} acknowledged in time")
-        return [result if isinstance(result, (list, LockError)) else short for result in results]
+        return [result if _changed_nothing(result) else short for result in results]
     return results
+
+
+def _changed_nothing(result: Reply | LockError) -> bool:
+    """Tell whether there is nothing to acknowledge: a refusal counts at once, as that of a lease that was ended."""
+    return isinstance(result, (list, LockError)) or (isinstance(result, int) and result <= 0)

@@ -452,6 +452,28 @@ class TestReplicas:
             wait_until(lambda: None if extended(lease) else "not acknowledged yet")
             lease.release()
 
+    def test_lease_that_was_ended_needs_no_acknowledgement(self, server: RedisServer, connect: Connect) -> None:
+        """Its holder is told at once, also while no replica answers."""
+        with RedisServer(replica_of=server) as replica:
+            client = connect(f"{server.url}?replicas=1")
+            broken, taken, kept = (client.lock(name, ttl=600).acquire(timeout=PATIENCE) for name in "bcd")
+            replica.pause()
+            told: list[str] = []
+            for lease in (broken, taken):
+                lease.on_lost(lambda _, reason: told.append(reason))
+
+            assert client.break_lock("b")
+            with server.connect() as connection:
+                connection.call("SET", "lockkit:c", "somebody else")
+            for lease in (broken, taken):
+                with pytest.raises(lockkit.LockLost):
+                    lease.extend()
+
+            assert told == ["broken", "taken"]
+            with pytest.raises(lockkit.BackendUnavailable, match="0 of 1 replicas"):
+                kept.extend()
+            kept.release()
+
     def test_grant_takes_one_round_trip(
         self, server: RedisServer, connect: Connect, monkeypatch: pytest.MonkeyPatch
     ) -> None:

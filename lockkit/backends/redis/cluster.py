@@ -170,7 +170,7 @@ class ClusterTopology(Topology):
     def _named(self, text: str, asked: RedisNode, key: str, *, moved: bool) -> RedisNode:
         """Return the node that ``MOVED slot host:port`` names; an empty host is that of the node that replied."""
         host, _, port = text.split()[2].rpartition(":")
-        node = self._node_at((host or asked.label.rpartition(":")[0], int(port)))
+        node = self._node_at((host or asked.target.arguments["host"], int(port)))
         if moved:
             log.info("slot %d is served by %s now", slot_of(key), node.label)
             self._slots[slot_of(key)] = node
@@ -249,7 +249,7 @@ class ClusterTopology(Topology):
         # Another thread may have another map. Under the mutex, so that neither uses a node that the other closes.
         with self._mutex:
             for first, last, (host, port, *_), *_ in ranges:
-                name = host.decode() if host else asked.label.rpartition(":")[0]
+                name = host.decode() if host else asked.target.arguments["host"]
                 slots[first : last + 1] = [self._node_at((name, port))] * (last + 1 - first)
             changed = any(old is not None and old is not new for old, new in zip(self._slots, slots, strict=True))
             self._slots = slots

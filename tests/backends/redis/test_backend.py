@@ -14,7 +14,7 @@ from lockkit.backend import Busy, Gone, Grant, Renewed, Unknown
 from lockkit.backends.redis import handshake
 from lockkit.backends.redis.address import Target
 from lockkit.backends.redis.backend import _ACQUIRE, _BREAK, _WRITE_NOTE, KNOWN_NAMES_MAX
-from lockkit.backends.redis.cluster import ClusterTopology
+from lockkit.backends.redis.cluster import ClusterTopology, slot_of
 from lockkit.backends.redis.keys import lock_key
 from lockkit.backends.redis.listing import Scan
 from lockkit.backends.redis.node import open_node
@@ -851,6 +851,17 @@ def test_cancelled_caller_that_finds_slots_elsewhere_has_the_leases_confirmed() 
         await topology.close()
 
     Face("asyncio").run(scenario)
+
+
+@pytest.mark.parametrize("named", [b"", None])
+def test_node_that_does_not_know_its_address_is_where_it_was_asked(named: bytes | None) -> None:
+    """Without the brackets, in which messages and URLs show an IPv6 address."""
+    topology = ClusterTopology([("::1", 7000)], {}, StubHost(BlockingRuntime()), "lockkit", tls=False)
+    asked = topology._node_at(("::1", 7000))
+    drive(topology._use_map([[0, 16383, [named, 7000]]], asked))
+
+    assert drive(topology.node_for("lockkit:x")) is asked
+    assert topology._named(f"MOVED {slot_of('lockkit:x')} :7001", asked, "lockkit:x", moved=True).label == "[::1]:7001"
 
 
 def test_map_of_slots_that_is_older_closes_no_node_of_a_newer_one() -> None:

@@ -52,9 +52,14 @@ def parse_prefix(value: object) -> str:
     Parse the option ``prefix``. An empty one makes the name of a lock its key, as in redis-py.
 
     Raises:
-        ValueError: It is no string or has a brace, which would decide the Cluster slot.
+        ValueError: It is no string, cannot be encoded, or has a brace, which would decide the Cluster slot.
     """
     text = "" if value == "" else validation.parse_text(value)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        message = "it cannot be encoded as UTF-8 (it has a lone surrogate): remove that character"
+        raise ValueError(message) from None
     if "{" in text or "}" in text:
         message = "it must have no braces: they would decide the Cluster slot of all locks"
         raise ValueError(message)

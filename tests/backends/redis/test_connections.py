@@ -180,6 +180,13 @@ def test_wrong_url_is_refused_at_once(url: str, part: str) -> None:
         lockkit.connect(url)
 
 
+@pytest.mark.parametrize("url", ["redis://h", "redlock://h,i,j"])
+def test_prefix_that_cannot_be_encoded_is_refused_at_once(url: str) -> None:
+    """Like a name of that kind: it could never be sent."""
+    with pytest.raises(lockkit.ConfigurationError, match=r"prefix.*lone surrogate"):
+        lockkit.connect(url, prefix="a\ud800")
+
+
 def test_connect_does_no_io() -> None:
     """A client of a server that does not exist can be made and closed."""
     for url in ("redis://192.0.2.1", "unix:///nowhere", "redis+sentinel://192.0.2.1/m", "redis+cluster://192.0.2.1"):

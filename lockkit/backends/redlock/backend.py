@@ -459,8 +459,7 @@ class RedlockBackend(LockBackend):
         found = await self._find_holder(keys)
         if found is None:
             return False
-        value = found.value.decode("utf-8", "surrogateescape")
-        return bool(self._majority(await self._nodes.ask(BREAK, keys, (value, FENCE_MS_MIN))).yes)
+        return bool(self._majority(await self._nodes.ask(BREAK, keys, (found.value, FENCE_MS_MIN))).yes)
 
     async def names(self, prefix: str, after: NamesPage | None = None) -> NamesPage:
         """See `LockBackend.names`. Names from the keys of some nodes, each kept if a majority may have a holder."""

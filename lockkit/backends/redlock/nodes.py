@@ -41,7 +41,7 @@ __all__ = [
     "Op",
 ]  # fmt: skip
 
-Argument: TypeAlias = "str | int"
+Argument: TypeAlias = "bytes | str | int"
 Answer: TypeAlias = "Reply | LockError"
 """Of one node: what its script returned, or why there is no answer; None if the node was not asked."""
 

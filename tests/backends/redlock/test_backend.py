@@ -1156,6 +1156,19 @@ def test_renewal_tells_who_took_it(nodes: RedisNodes, face: Face) -> None:
     face.run(scenario)
 
 
+def test_value_of_a_client_of_another_kind_that_is_no_text_can_be_broken(nodes: RedisNodes, face: Face) -> None:
+    """Some write random bytes, which are not UTF-8."""
+
+    async def scenario(host: StubHost) -> None:
+        async with redlock(nodes, host) as backend:
+            for node in nodes.nodes:
+                redis.Redis(host=node.host, port=node.port).set(LOCK, b"\xff\xfe\x80", px=120_000)
+            assert await backend.break_lock("x")
+            assert not any(has_lock(node) for node in nodes.nodes)
+
+    face.run(scenario)
+
+
 def test_confirmation_needs_the_votes_of_a_majority(nodes: RedisNodes, face: Face) -> None:
     """Who does not answer is counted for nobody: neither is the lease confirmed then, nor is it lost."""
 

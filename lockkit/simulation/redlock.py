@@ -123,7 +123,8 @@ class VotingNode:
             return [0, self._left_ms(lock), holder.encode(), 0]
         mark["ttl_ms"] = max(mark["ttl_ms"], ttl_ms)
         self._set("lock", lock, value, ttl_ms)
-        token = max(self._fences.get(lock, 0), self.node.wall_us())
+        last = self._fences.get(lock, 0)
+        token = max(last + 1 if metadata else last, self.node.wall_us())
         if metadata:
             self._fences[lock] = token
         return token

@@ -276,8 +276,9 @@ class RedlockBackend(LockBackend):
         if len(votes.yes) < self._quorum:
             await self._take_back(attempts, value, votes, by)
             return votes if votes.answered_count < self._quorum else busy(attempts, votes, self._quorum, self._runtime)
-        token = max(votes.yes.values()) + 1
-        assert token > max(votes.yes.values()) > 0
+        # Without a second round, the one that its node has written.
+        token = max(votes.yes.values()) + self._fencing
+        assert token > 0
         refused = await self._write_token(request, value, token, votes, by)
         if refused is None:
             self._nodes.forget(request)

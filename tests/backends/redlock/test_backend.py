@@ -313,6 +313,22 @@ def test_one_round_without_fencing(nodes: RedisNodes, face: Face, monkeypatch: p
     face.run(scenario)
 
 
+def test_holder_without_fencing_has_the_token_of_its_lease(nodes: RedisNodes, face: Face) -> None:
+    """It grows with each lease also at nodes whose clocks are behind the last one."""
+    last = 9 * 10**15
+
+    async def scenario(host: StubHost) -> None:
+        for node in nodes.nodes:
+            on(node)("SET", "{lockkit:x}:fence", f"{last} ")
+        async with redlock(nodes, host, fencing="off") as backend:
+            for token in (last + 1, last + 2):
+                grant = granted(await backend.try_acquire(host.request()))
+                assert [holder.token for holder in await backend.holders("x")] == [grant.token] == [token]
+                assert await backend.release(grant)
+
+    face.run(scenario)
+
+
 def test_late_release_of_an_earlier_attempt_frees_nothing(nodes: RedisNodes, face: Face) -> None:
     """Each attempt has a value of its own: what is still under way of a former one finds nothing."""
 

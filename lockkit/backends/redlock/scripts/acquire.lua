@@ -5,7 +5,8 @@
 --       4 metadata (JSON), or "" if round two writes it
 --       5 entry for the queue: "OWNER 0 CHANNEL", or "" not to wait
 --       6 run id of the server as told on this connection, "" if unknown
--- Returns max(last token, server time in µs) when taken, otherwise
+-- Returns max(last token, server time in µs) when taken (if round two does not write it, max(last token + 1, time), the
+-- token that it has written); otherwise
 --   {0, ttl_ms left (-1: for ever), value of the holder, 0 if its client is lockkit, 1 if not, 2 if that is not sure}
 --   {-1}           no vote: the server lost its data or was restarted, and no client has decided when it votes again
 --   {-2, wait_ms}  no vote for that time, for the same reason
@@ -37,6 +38,7 @@ if redis.call('SET', lock, value, 'NX', 'PX', ttl_ms) then
   end
   local token = math.max(tonumber(last or 0), now_us)
   if metadata ~= '' then
+    token = math.max(tonumber(last or 0) + 1, now_us)
     if sign ~= ' ' then
       sign = redis.call('EXISTS', queue) == 0 and ' ' or '+'
     end

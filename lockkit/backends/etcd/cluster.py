@@ -19,6 +19,7 @@ from lockkit.backends.etcd import rpc_pb2 as rpc
 from lockkit.backends.etcd.connection import AUTHENTICATE, AsyncioConnection, MemberConnection, Metadata, Method
 from lockkit.backends.etcd.errors import (
     DRIVER_ERRORS,
+    NO_ANSWER,
     code_of,
     details_of,
     is_member_failure,
@@ -331,4 +332,4 @@ async def settle_by(runtime: Runtime, coroutine: Coroutine[Any, Any, T], answer_
     try:
         return await runtime.settle(coroutine, max(0.0, answer_by - runtime.now()))
     except TimeoutError as error:
-        raise BackendUnavailable("etcd did not answer in time") from error
+        raise BackendUnavailable(f"etcd {NO_ANSWER}") from error

@@ -8,6 +8,7 @@ from lockkit.errors import BackendUnavailable, ConfigurationError, LockError
 
 __all__ = [
     "DRIVER_ERRORS",
+    "NO_ANSWER",
     "LeaseEnded",
     "LeaseExists",
     "code_of",
@@ -29,6 +30,8 @@ class LeaseEnded(BackendUnavailable):
 class LeaseExists(BackendUnavailable):
     """An etcd lease with the id in the request was granted before. The backend handles it."""
 
+
+NO_ANSWER = "did not answer in time: is it overloaded, stopped or cut off?"
 
 _NO_SPACE = (
     "its database is full (alarm NOSPACE), so it grants no lock; held ones can be renewed and released. Compact and "
@@ -60,7 +63,7 @@ _STALE_TOKEN = ("invalid auth token", "auth store is old")
 _NEVER_SENT = ("failed to connect to all addresses", "no leader", "DNS resolution failed")
 
 _CODES: dict[grpc.StatusCode, tuple[type[LockError], str]] = {
-    grpc.StatusCode.DEADLINE_EXCEEDED: (BackendUnavailable, "did not answer in time"),
+    grpc.StatusCode.DEADLINE_EXCEEDED: (BackendUnavailable, NO_ANSWER),
     grpc.StatusCode.UNAVAILABLE: (BackendUnavailable, "cannot be reached: is it running, and reachable from here?"),
     grpc.StatusCode.CANCELLED: (BackendUnavailable, "did not finish the call: the connection was closed"),
     grpc.StatusCode.INTERNAL: (BackendUnavailable, "broke the connection"),

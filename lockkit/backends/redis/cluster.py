@@ -110,7 +110,7 @@ class ClusterTopology(Topology):
             else:
                 groups.setdefault(id(node), (node, []))[1].append(index)
         asks = [
-            partial(run_group, node, script, [calls[index][1] for index in indexes], replicas, answer_by)
+            (node.label, partial(run_group, node, script, [calls[index][1] for index in indexes], replicas, answer_by))
             for node, indexes in groups.values()
         ]
         answers = await ask_all(self._host.runtime, asks, answer_by)
@@ -221,7 +221,7 @@ class ClusterTopology(Topology):
         until = now + seconds_left(answer_by, now) / 2
         # Nodes of the last map first, because seeds may be long gone; nodes that have failed last.
         addresses = sorted(dict.fromkeys([*self._nodes, *self._seeds]), key=self._failed.__contains__)
-        asks = [partial(self._ask, address, until) for address in addresses]
+        asks = [(self._target(address).label, partial(self._ask, address, until)) for address in addresses]
         found = await ask_first(self._host.runtime, asks, until)
         if isinstance(found, list):
             raise_configuration(found)
@@ -264,11 +264,13 @@ class ClusterTopology(Topology):
                 self._failed.discard(address)
             await node.close()
 
+    def _target(self, address: Address) -> Target:
+        return Target.at({**self._arguments, "host": address[0], "port": address[1]}, tls=self._tls)
+
     def _node_at(self, address: Address) -> RedisNode:
         node = self._nodes.get(address)
         if node is None:
-            target = Target.at({**self._arguments, "host": address[0], "port": address[1]}, tls=self._tls)
-            node = open_node(self._host.runtime, target, self._prefix, Handshake(self._host))
+            node = open_node(self._host.runtime, self._target(address), self._prefix, Handshake(self._host))
             # Another thread may have opened one meanwhile. Nothing is connected yet.
             node = self._nodes.setdefault(address, node)
         return node

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockError
 
@@ -17,18 +17,21 @@ if TYPE_CHECKING:
 
     from lockkit.runtime import Runtime
 
-__all__ = ["ask_all", "ask_first", "raise_configuration"]
+__all__ = ["Ask", "ask_all", "ask_first", "raise_configuration"]
 
 log = logging.getLogger("lockkit")
 
 T = TypeVar("T")
+
+Ask: TypeAlias = "tuple[str, Callable[[], Awaitable[T]]]"
+"""The node's address, and what calls it."""
 
 HEDGE_SECONDS = 0.1
 """Seconds until the next node is asked as well. Longer delays finding the servers while one hangs; shorter asks a
 second one although the first is only slow."""
 
 
-async def ask_all(runtime: Runtime, asks: Sequence[Callable[[], Awaitable[T]]], until: float) -> list[T | LockError]:
+async def ask_all(runtime: Runtime, asks: Sequence[Ask[T]], until: float) -> list[T | LockError]:
     """
     Make several calls at the same time.
 
@@ -40,7 +43,7 @@ async def ask_all(runtime: Runtime, asks: Sequence[Callable[[], Awaitable[T]]], 
     Returns:
         For each call its answer, or why there is none.
     """
-    answers: list[T | LockError] = [BackendUnavailable("it did not answer in time")] * len(asks)
+    answers: list[T | LockError] = [*_unanswered(asks)]
     if len(asks) == 1:
         await _note(answers, 0, asks[0])
         return answers
@@ -59,7 +62,7 @@ async def ask_all(runtime: Runtime, asks: Sequence[Callable[[], Awaitable[T]]], 
     return list(answers)  # a late answer must not change it
 
 
-async def ask_first(runtime: Runtime, asks: Sequence[Callable[[], Awaitable[T]]], until: float) -> T | list[LockError]:
+async def ask_first(runtime: Runtime, asks: Sequence[Ask[T]], until: float) -> T | list[LockError]:
     """
     Make one call after the other, the next one when the last has failed or is slow, until one has an answer.
 
@@ -71,8 +74,8 @@ async def ask_first(runtime: Runtime, asks: Sequence[Callable[[], Awaitable[T]]]
     Returns:
         The first answer, or why each call has none.
     """
-    unanswered: LockError = BackendUnavailable("it did not answer in time")
-    answers: list[T | LockError] = [unanswered] * len(asks)
+    unanswered = _unanswered(asks)
+    answers: list[T | LockError] = [*unanswered]
     news = runtime.event()
 
     async def run(index: int) -> None:
@@ -90,7 +93,7 @@ async def ask_first(runtime: Runtime, asks: Sequence[Callable[[], Awaitable[T]]]
             for answer in answers:
                 if not isinstance(answer, LockError):
                     return answer
-            if not ended or all(answer is not unanswered for answer in answers[:count]):
+            if not ended or all(answers[index] is not unanswered[index] for index in range(count)):
                 break
     return [answer for answer in answers if isinstance(answer, LockError)]
 
@@ -107,9 +110,15 @@ def raise_configuration(failures: Sequence[LockError]) -> None:
             raise failure
 
 
-async def _note(answers: list[T | LockError], index: int, ask: Callable[[], Awaitable[T]]) -> None:
+def _unanswered(asks: Sequence[Ask[T]]) -> list[LockError]:
+    """Return for each call the error to raise when the wait is over before its own."""
+    advice = "did not answer in time: is it overloaded, stopped or cut off?"
+    return [BackendUnavailable(f"{label} {advice}") for label, _ in asks]
+
+
+async def _note(answers: list[T | LockError], index: int, ask: Ask[T]) -> None:
     try:
-        answers[index] = await ask()
+        answers[index] = await ask[1]()
     except LockError as error:
         answers[index] = error
 

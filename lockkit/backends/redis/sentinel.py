@@ -162,7 +162,7 @@ class SentinelTopology(Topology):
         now = self._host.runtime.now()
         # Half of the time: the call to the master comes after that.
         until = now + seconds_left(answer_by, now) / 2
-        asks = [partial(self._ask_one, sentinel, until) for sentinel in self.sentinels]
+        asks = [(sentinel.label, partial(self._ask_one, sentinel, until)) for sentinel in self.sentinels]
         found = await ask_first(self._host.runtime, asks, until)
         if isinstance(found, tuple):
             sentinel, address = found

@@ -361,17 +361,8 @@ class Engine(Generic[L]):
         """
         client, leases = self.client, self.leases
         record = LeaseRecord(client, grant, settings, started, leases)
-        if settings.renew:
-            plan = record.renewal
-            plan.next_at, plan.grace = 0.0, settings.grace
-            if settings.max_hold is not None:
-                plan.until = started + settings.max_hold
-        record.set_deadline(started if grant.anchor is None else grant.anchor, grant.ttl)
         if record.valid_until <= self.runtime.now():
             return None
-        if settings.on_lost is not None:
-            record.callbacks = [settings.on_lost]
-        record.acquired_by = self.runtime.current()
         # The lease first: should an interrupt strike from here on, dropping the lease ends the renewal.
         lease: L = (settings.make_lease or self._make_lease)(self, record)
         with client.mutex:

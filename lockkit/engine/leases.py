@@ -97,7 +97,7 @@ class Leases:
     def handed_over(self, record: LeaseRecord) -> None:
         """Let a lease no longer count as one of the thread or task that acquired it: another one enters its block."""
         own = record.acquired_by is self._client.runtime.current()
-        if not (own or record.reentrant):
+        if not (own or record.settings.reentrant):
             self._end_reentry(record)
 
     def _end_reentry(self, record: LeaseRecord) -> None:
@@ -126,7 +126,7 @@ class Leases:
             return None
         if settings.mode == "exclusive" and record.mode == "shared" and record.held:
             raise self._write_inside_read(settings.name)
-        if settings.mode != "shared" and not (settings.reentrant and record.reentrant):
+        if settings.mode != "shared" and not (settings.reentrant and record.settings.reentrant):
             return None
         record.check()
         lease = None if record.lease_ref is None else record.lease_ref()

@@ -222,7 +222,8 @@ class Leases:
 
     def on_lost(self, record: LeaseRecord, callback: LostCallback) -> None:
         """Register a callback, or call it at once if the lease is lost already."""
-        validation.on_lost(callback, awaits=self._client.runtime.kind != "blocking")
+        with validation.about(record.grant.name, self._client.url):
+            validation.on_lost(callback, awaits=self._client.runtime.kind != "blocking")
         with self._client.mutex:
             if record.lost_reason is None:
                 record.callbacks = [*(record.callbacks or ()), callback]
@@ -248,7 +249,7 @@ class Leases:
 
     async def wait_lost(self, record: LeaseRecord, timeout: Seconds | timedelta | None) -> bool:
         """Wait until the lease is lost (True) or released, or the time is over (False)."""
-        seconds = validation.timeout(timeout)
+        seconds = validation.timeout(timeout, name=record.grant.name, backend=self._client.url)
         if record.lost:
             return True
         with self._client.mutex:

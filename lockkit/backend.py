@@ -185,14 +185,13 @@ class Request:
         "uncertain",
     )
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 - faster than by their names, and each acquisition makes one
         self,
         name: str,
         owner: str,
         ttl: Seconds,
         metadata: str,
-        *,
-        queue: bool,
+        queue: bool,  # noqa: FBT001 - as above
         runtime: Runtime,
         mode: Mode = "exclusive",
         limit: int = 1,

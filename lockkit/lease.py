@@ -144,8 +144,11 @@ class BaseLease:
 
     def __del__(self) -> None:
         """Stop renewing a lease that was dropped without release; the lock goes at its ttl. No I/O."""
-        record: LeaseRecord | None = getattr(self, "_record", None)
-        if record is None or record.state is RELEASED:
+        try:
+            record = self._record
+        except AttributeError:  # its constructor was interrupted
+            return
+        if record.state is RELEASED:
             return
         if self._engine.leases.dropped(record):
             warnings.warn(

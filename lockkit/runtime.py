@@ -271,9 +271,11 @@ def _current_task() -> asyncio.Task[Any] | None:
     A program that has not imported asyncio runs no event loop, so lockkit does not import it to find out.
     """
     module = sys.modules.get("asyncio")
+    if module is None:
+        return None
     # Another thread may be in the middle of importing it.
     running_loop = getattr(module, "_get_running_loop", None)
-    if module is None or running_loop is None or running_loop() is None:
+    if running_loop is None or running_loop() is None:
         return None
     return cast("asyncio.Task[Any] | None", module.current_task())
 
@@ -299,7 +301,7 @@ class _OperatingSystem:
             return owners.pop()
         except IndexError:
             digits = secrets.token_hex(16 * 64)
-            owners.extend(digits[start : start + 32] for start in range(32, len(digits), 32))
+            owners.extend([digits[start : start + 32] for start in range(32, len(digits), 32)])
             return digits[:32]
 
     def forked(self) -> None:
@@ -553,6 +555,9 @@ class AsyncioRuntime(_OperatingSystem):
     def __init__(self) -> None:
         """Belong to no loop yet."""
         super().__init__()
+        import asyncio  # noqa: PLC0415 - `import lockkit` stays light
+
+        self._asyncio = asyncio  # once: an import in each call would take as long as the call
         self.loop: asyncio.AbstractEventLoop | None = None
         self.thread_id = 0
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -567,9 +572,7 @@ class AsyncioRuntime(_OperatingSystem):
 
     def current(self) -> object:
         """See `Runtime.current`."""
-        import asyncio  # noqa: PLC0415 - `import lockkit` stays light
-
-        return asyncio.current_task()
+        return self._asyncio.current_task()
 
     def relation(self, holder: object) -> str:
         """See `Runtime.relation`."""
@@ -578,9 +581,7 @@ class AsyncioRuntime(_OperatingSystem):
     def bound_loop(self) -> asyncio.AbstractEventLoop:
         """Return the loop that this belongs to; the running one becomes it at the first use."""
         if self.loop is None:
-            import asyncio  # noqa: PLC0415 - `import lockkit` stays light
-
-            self.loop = asyncio.get_running_loop()
+            self.loop = self._asyncio.get_running_loop()
             self.thread_id = threading.get_ident()
         return self.loop
 
@@ -591,9 +592,7 @@ class AsyncioRuntime(_OperatingSystem):
         Raises:
             RuntimeError: Called from another event loop, or from no loop at all.
         """
-        import asyncio  # noqa: PLC0415 - `import lockkit` stays light
-
-        running = asyncio.get_running_loop()
+        running = self._asyncio.get_running_loop()
         if running is not self.loop:
             if self.loop is not None:
                 message = "it belongs to the event loop in which it was first used"
@@ -611,10 +610,8 @@ class AsyncioRuntime(_OperatingSystem):
 
     def loop_has_ended(self) -> bool:
         """See `Runtime.loop_has_ended`."""
-        import asyncio  # noqa: PLC0415 - `import lockkit` stays light
-
         try:
-            asyncio.get_running_loop()
+            self._asyncio.get_running_loop()
         except RuntimeError:
             return True
         return False
@@ -649,9 +646,7 @@ class AsyncioRuntime(_OperatingSystem):
 
     async def sleep(self, seconds: float) -> None:
         """See `Runtime.sleep`."""
-        import asyncio  # noqa: PLC0415 - `import lockkit` stays light
-
-        await asyncio.sleep(seconds)
+        await self._asyncio.sleep(seconds)
 
     async def io(self, value: T | Awaitable[T]) -> T:
         """See `Runtime.io`."""
@@ -661,13 +656,11 @@ class AsyncioRuntime(_OperatingSystem):
 
     async def settle(self, coroutine: Coroutine[Any, Any, T], seconds: float) -> T:
         """See `Runtime.settle`."""
-        import asyncio  # noqa: PLC0415 - `import lockkit` stays light
-
         task = self._task(coroutine, "lockkit-settle")
         task.add_done_callback(_retrieve)
         # Not wait_for: before Python 3.12 it swallows a cancellation that comes in the instant in which the task ends
         # (bpo-37658), and the caller would go on acquiring although it was cancelled.
-        await asyncio.wait([task], timeout=seconds)
+        await self._asyncio.wait([task], timeout=seconds)
         if not task.done():
             message = f"not settled within {seconds:g} s"
             raise TimeoutError(message)

@@ -11,8 +11,8 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
@@ -25,6 +25,7 @@ __all__ = [
     "METADATA_BYTES_MAX",
     "NAME_BYTES_MAX",
     "TTL_MAX",
+    "about",
     "escape",
     "flag",
     "lock_name",
@@ -68,6 +69,23 @@ _DURATION = re.compile(rf"(?:{_DURATION_PART.pattern})+")
 
 _encode = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
 _encode_unicode = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode
+
+
+@contextmanager
+def about(name: object, backend: str | None) -> Iterator[None]:
+    """
+    Have the `ConfigurationError` of a check say which call it was.
+
+    Args:
+        name: The lock; of any type, since it may be what is wrong.
+        backend: URL of its backend without the password.
+    """
+    try:
+        yield
+    except ConfigurationError as error:
+        error.name = name if isinstance(name, str) else None
+        error.backend = backend
+        raise
 
 
 def lock_name(value: object) -> str:
@@ -272,14 +290,13 @@ def timeout(value: object, *, name: str | None = None, backend: str | None = Non
     return number
 
 
-def metadata(value: object, base: Mapping[str, object], *, name: str | None = None) -> str:
+def metadata(value: object, base: Mapping[str, object]) -> str:
     """
     Encode the metadata that is stored with a lock, so that people see who holds it.
 
     Args:
         value: What the application adds: a mapping that JSON can hold, or a str, which becomes ``{"text": …}``.
         base: What lockkit says about the holder (``host``, ``pid``, ``started``); its keys cannot be replaced.
-        name: The lock, for the error.
 
     Returns:
         A JSON object in ASCII, at most `METADATA_BYTES_MAX` long.
@@ -293,11 +310,11 @@ def metadata(value: object, base: Mapping[str, object], *, name: str | None = No
         value = {"text": value}
     elif not isinstance(value, Mapping):
         message = f"metadata must be a str, a mapping or None, not {_kind(value)}"
-        raise ConfigurationError(message, name=name)
+        raise ConfigurationError(message)
     taken = [key for key in value if key in base]
     if taken:
         message = f"metadata must not have the keys {', '.join(map(repr, taken))}: lockkit sets them. Use other keys"
-        raise ConfigurationError(message, name=name)
+        raise ConfigurationError(message)
     merged = {**base, **value}
     try:
         text = _encode(merged)
@@ -306,23 +323,22 @@ def metadata(value: object, base: Mapping[str, object], *, name: str | None = No
         _check_keys(merged)
     except (TypeError, ValueError, RecursionError) as error:
         message = f"metadata cannot be stored as JSON: {error}. Use str keys, and str, finite numbers, bool, None, list"
-        raise ConfigurationError(message, name=name) from error
+        raise ConfigurationError(message) from error
     if len(text) > METADATA_BYTES_MAX:
         message = (
             f"metadata must have at most {METADATA_BYTES_MAX} bytes as JSON, not {len(text)}: "
             "store the data elsewhere and put a reference here"
         )
-        raise ConfigurationError(message, name=name)
+        raise ConfigurationError(message)
     return text
 
 
-def on_lost(value: object, *, name: str | None = None, awaits: bool = True) -> Callable[..., object]:
+def on_lost(value: object, *, awaits: bool = True) -> Callable[..., object]:
     """
     Check the callback for a lost lease.
 
     Args:
         value: A callable that takes a lease and a reason.
-        name: The lock, for the error.
         awaits: It may be a coroutine function.
 
     Raises:
@@ -334,10 +350,10 @@ def on_lost(value: object, *, name: str | None = None, awaits: bool = True) -> C
                 f"on_lost of a sync client must not be a coroutine function ({shown(value)}): nothing would await it. "
                 "Give a plain function, or use lockkit.aio"
             )
-            raise ConfigurationError(message, name=name)
+            raise ConfigurationError(message)
         return value
     message = f"on_lost must be callable as on_lost(lease, reason), not {_kind(value)}"
-    raise ConfigurationError(message, name=name)
+    raise ConfigurationError(message)
 
 
 def makes_coroutines(function: Callable[..., object]) -> bool:

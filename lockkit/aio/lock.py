@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, cast
 
 from lockkit import validation
@@ -125,7 +124,7 @@ class Lock:
             ConfigurationError: Not a coroutine function, or a field that is no parameter of the function.
                 From a call: the coroutine returned another one, or a generator, which would run without the lock.
         """
-        template = NameTemplate(self._settings.name, function, backend=self._engine.url)
+        template = NameTemplate(self.name, function, backend=self._engine.url)
         if not template.is_coroutine and not template.wraps_coroutine:
             message = (
                 f"an asyncio lock cannot decorate {template.label!r}, which is not a coroutine function: it could "
@@ -149,11 +148,7 @@ class Lock:
         return validation.timeout(timeout, name=self._settings.name, backend=self._engine.url)
 
     def _named(self, name: str) -> Lock:
-        return Lock(self._engine, self._named_settings(name), cancel_on_lost=self._cancel_on_lost)
-
-    def _named_settings(self, name: str) -> LockSettings:
-        settings = self._settings
-        return replace(settings, name=validation.lock_name(name), label=settings.label or settings.name)
+        return Lock(self._engine, self._engine.named(self._settings, name), cancel_on_lost=self._cancel_on_lost)
 
     def __repr__(self) -> str:
         """Show name and backend."""

@@ -145,8 +145,14 @@ class LockState(Generic[C]):
         self.broken: tuple[str, ...] = ()
         self.note: tuple[str, int] | None = None
 
-    def acquire(
-        self, name: str, claim: C, now: float, token_min: int, *, queue: bool, dead: Callable[[C], bool] = _never
+    def acquire(  # noqa: PLR0917 - faster than by their names
+        self,
+        name: str,
+        claim: C,
+        now: float,
+        token_min: int,
+        queue: bool,  # noqa: FBT001 - as above
+        dead: Callable[[C], bool] = _never,
     ) -> tuple[Grant | Busy, Sequence[C]]:
         """
         Take the lock if it is this claim's turn. Otherwise, with `queue`, add the claim to the queue.

@@ -201,12 +201,15 @@ class Acquisition(Generic[L]):
             name = f"{name}\0{self._request.owner}"
         try:
             started = self._began
-            if not queues.enter(name, ticket, wait=self._request.queue):
+            if not queues.enter(name, ticket, self._request.queue):
                 if not self._request.queue or not await self._wait_in_queue(ticket):
                     self._check_open()
                     raise self._timed_out(None)
                 started = self._runtime.now()
-            return await self._contend(started)
+            # From here on this is the only contender of this client for that name.
+            while (lease := await self._ask(started)) is None:
+                started = self._runtime.now()
+            return lease
         finally:
             try:
                 queues.leave(name, ticket)
@@ -231,57 +234,43 @@ class Acquisition(Generic[L]):
                 return True
         return False
 
-    async def _contend(self, started: Instant) -> L:
-        """Ask the backend until it grants, as the only contender of this client for that name."""
-        while True:
-            self._attempts += 1
-            try:
-                lease = await self._ask(started)
-            except BackendUnavailable as error:
-                await self._undo()
-                await self._back_off(error)
-                failed, self._request = self._request, self._new_request()
-                assert self._request.owner != failed.owner, "the lease of a lost answer is never handed out"
-            except BaseException:
-                await self._undo()
-                raise
-            else:
-                if lease is not None:
-                    return lease
-            started = self._runtime.now()
-
     async def _ask(self, started: Instant) -> L | None:
-        """Ask once, and wait if the answer is "busy". None: ask again."""
+        """Ask the backend once, and wait if it is worth asking again. None: ask again."""
         request = self._request
         assert not request.uncertain, "a request that was not answered is not sent again"
         # Every acquisition comes here, and min() takes three times as long.
         answer_by = started + CALL_SECONDS
         request.answer_by = answer_by if answer_by < self._answer_by else self._answer_by  # noqa: FURB136
-        # Until the answer is here: an interrupt or a cancellation from here on leaves a request that must be undone.
-        request.uncertain = True
-        outcome = await self._backend.try_acquire(request)
-        self._context.answered_at = started
-        self._context.last_error = None
-        if isinstance(outcome, Grant):
-            lease = self._context.admit(self._settings, outcome, started)
-            if lease is None:
-                # The answer took longer than the lease is worth. Never return it.
-                await self._undo()
-                if self._out_of_time:
-                    raise self._too_late()
-                self._request = self._new_request()
-            return lease
-        request.uncertain = False
-        if self._out_of_time:
-            raise self._timed_out(outcome)
-        if not self._waiting:
-            self._waiting = True
-            if self._settings.on_wait is not None:
-                self._settings.on_wait()
-            self._record_order()
-            self._before_waiting(outcome)
-        await self._wait(outcome)
+        self._attempts += 1
+        try:
+            # Until the answer is here: what is interrupted or cancelled from here on must be undone.
+            request.uncertain = True
+            outcome = await self._backend.try_acquire(request)
+            self._context.answered_at = started
+            self._context.last_error = None
+            if isinstance(outcome, Grant):
+                lease = self._context.admit(self._settings, outcome, started)
+                if lease is None:
+                    await self._give_back()
+                return lease
+            request.uncertain = False
+            await self._wait(outcome)
+        except BackendUnavailable as error:
+            await self._undo()
+            await self._back_off(error)
+            self._request = self._new_request()
+            assert self._request.owner != request.owner, "the lease of a lost answer is never handed out"
+        except BaseException:
+            await self._undo()
+            raise
         return None
+
+    async def _give_back(self) -> None:
+        """Release a lease that had ended when its grant arrived: the answer took longer than it is worth."""
+        await self._undo()
+        if self._out_of_time:
+            raise self._too_late()
+        self._request = self._new_request()
 
     def _new_request(self) -> Request:
         # A fresh owner for each. Never a host, process or thread id: two workers of one host would own each other's
@@ -290,12 +279,20 @@ class Acquisition(Generic[L]):
         queue = self._deadline != self._began
         return Request(
             settings.name, runtime.owner(), settings.ttl, settings.metadata,
-            queue=queue, runtime=runtime, mode=settings.mode, limit=settings.limit,
+            queue, runtime, settings.mode, settings.limit,
         )  # fmt: skip
 
     async def _wait(self, busy: Busy) -> None:
-        """Sleep until it is worth asking again."""
+        """Sleep until it is worth asking again, or raise `LockTimeout` if that is too late."""
         context, request = self._context, self._request
+        if self._out_of_time:
+            raise self._timed_out(busy)
+        if not self._waiting:
+            self._waiting = True
+            if self._settings.on_wait is not None:
+                self._settings.on_wait()
+            self._record_order()
+            self._before_waiting(busy)
         assert request.queue, "a single try does not wait"
         now = self._runtime.now()
         if now >= self._warn_at:

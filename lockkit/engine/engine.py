@@ -33,7 +33,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, cast
 
 from lockkit import observers, validation
-from lockkit.backend import CALL_SECONDS, Unknown, apart
+from lockkit.backend import CALL_SECONDS, Unknown, apart, split_space
 from lockkit.engine.acquisition import Acquisition, AcquisitionContext
 from lockkit.engine.cleanup import PendingCleanups
 from lockkit.engine.client_state import ClientState
@@ -223,6 +223,26 @@ class Engine(Generic[L]):
             error.backend = self.url
             raise
 
+    def named(self, settings: LockSettings, name: str) -> LockSettings:
+        """
+        Return the settings for one call of a decorated function, whose arguments have completed the name.
+
+        Args:
+            settings: Of the lock, of a semaphore's permits, or of a record of once. Their name is the template, which
+                is the label unless there is one.
+            name: As the user would give it.
+
+        Raises:
+            ConfigurationError: The name is not valid.
+        """
+        space, template = split_space(settings.name)
+        try:
+            checked = validation.lock_name(name)
+        except ConfigurationError as error:
+            error.backend = self.url
+            raise
+        return replace(settings, name=apart(space, checked) if space else checked, label=settings.label or template)
+
     def check_readers(self, name: str) -> None:
         """
         Check that the backend has read locks.
@@ -361,17 +381,8 @@ class Engine(Generic[L]):
         """
         client, leases = self.client, self.leases
         record = LeaseRecord(client, grant, settings, started, leases)
-        if settings.renew:
-            plan = record.renewal
-            plan.next_at, plan.grace = 0.0, settings.grace
-            if settings.max_hold is not None:
-                plan.until = started + settings.max_hold
-        record.set_deadline(started if grant.anchor is None else grant.anchor, grant.ttl)
         if record.valid_until <= self.runtime.now():
             return None
-        if settings.on_lost is not None:
-            record.callbacks = [settings.on_lost]
-        record.acquired_by = self.runtime.current()
         # The lease first: should an interrupt strike from here on, dropping the lease ends the renewal.
         lease: L = (settings.make_lease or self._make_lease)(self, record)
         with client.mutex:
@@ -405,7 +416,8 @@ class Engine(Generic[L]):
             ConfigurationError: The ttl is wrong.
         """
         grant, client = record.grant, self.client
-        wanted = grant.ttl if ttl is None else validation.ttl(ttl, client.capabilities.min_ttl)
+        with validation.about(grant.name, self.url):
+            wanted = grant.ttl if ttl is None else validation.ttl(ttl, client.capabilities.min_ttl)
         action = f"extend lock {grant.name!r}"
         try:
             outcome = await self.renewer.extend(record, client.ready(), wanted)
@@ -435,11 +447,8 @@ class Engine(Generic[L]):
                 "acquired (capabilities.metadata_update). Give it to lock(metadata=...), or store it elsewhere"
             )
             raise Unsupported(message, name=name, backend=url)
-        try:
-            text = validation.metadata(metadata, self._about, name=name)
-        except ConfigurationError as error:
-            error.backend = url
-            raise
+        with validation.about(name, url):
+            text = validation.metadata(metadata, self._about)
         try:
             gone = await client.ready().update(grant, text)
         except BackendUnavailable as error:
@@ -509,7 +518,9 @@ class Engine(Generic[L]):
 
     async def holders(self, name: str) -> list[Holder]:
         """Who holds the lock now."""
-        return await self._holders(validation.lock_name(name))
+        with validation.about(name, self.url):
+            checked = validation.lock_name(name)
+        return await self._holders(checked)
 
     async def _holders(self, name: str) -> list[Holder]:
         backend = self.client.ready()
@@ -528,16 +539,14 @@ class Engine(Generic[L]):
         """
         if self.client.closed:
             raise self.client.closed_error()
-        try:
+        with validation.about(None, self.url):
             return Listing(self.client, validation.name_prefix(prefix))
-        except ConfigurationError as error:
-            error.backend = self.url
-            raise
 
     async def break_lock(self, name: str) -> bool:
         """Free the lock by force."""
         backend = self.client.ready()
-        name = validation.lock_name(name)
+        with validation.about(name, self.url):
+            name = validation.lock_name(name)
         try:
             broken = await backend.break_lock(name)
         except BackendUnavailable as error:

@@ -105,11 +105,17 @@ class RenewalPlan:
         "until",
     )
 
-    def __init__(self) -> None:
-        """Plan no renewal."""
-        self.next_at = inf
-        self.until = inf
-        self.grace = 0.0
+    def __init__(self, settings: LockSettings, since: Instant) -> None:
+        """
+        Begin without a renewal; `LeaseRecord.set_deadline` says when the first is due.
+
+        Args:
+            settings: Of the lock.
+            since: Before the request was sent that was granted.
+        """
+        self.next_at = 0.0 if settings.renew else inf
+        self.until = inf if settings.max_hold is None else since + settings.max_hold
+        self.grace = settings.grace
         self.in_flight: object = None
         self.in_jeopardy = False
         self.unanswered_ttl = inf
@@ -163,10 +169,9 @@ class LeaseRecord:
     Attributes:
         client: The client's state.
         grant: The backend's answer.
+        settings: What was asked for. Metadata and mode may have changed since.
         metadata: As stored beside the lock.
         mode: Beside whom it is held.
-        reentrant: Its thread or task may acquire it again for writing too.
-        raise_on_lost: Leaving a ``with`` block after the loss raises.
         renewal: When it is renewed.
         state: What has become of it.
         lost_reason: Why it was lost, if it was.
@@ -177,7 +182,6 @@ class LeaseRecord:
         lost_event: Set when it ends. Made by a call that waits for the loss.
         release_done: Set when the backend has answered the release. Made by a thread that waits for that.
         since: Before the request was sent that was granted.
-        label: Template of the name, for observers.
         acquired_by: The thread or task. Kept, so that its id is not used again.
         reentry_key: By which that thread or task enters it again; None if it is not reentrant.
         lease_ref: The user's lease.
@@ -192,18 +196,16 @@ class LeaseRecord:
         "client",
         "count",
         "grant",
-        "label",
         "lease_ref",
         "look_at",
         "lost_event",
         "lost_reason",
         "metadata",
         "mode",
-        "raise_on_lost",
-        "reentrant",
         "reentry_key",
         "release_done",
         "renewal",
+        "settings",
         "since",
         "state",
         "valid_until",
@@ -218,7 +220,7 @@ class LeaseRecord:
         losses: LossHandler,
     ) -> None:
         """
-        Start as held once, without renewal and without deadline.
+        Start as held once, by the thread or task that calls this.
 
         Args:
             client: The client's state.
@@ -231,24 +233,22 @@ class LeaseRecord:
         self.grant = grant
         self.metadata = settings.metadata
         self.mode: Mode = settings.mode  # declared: others assign another one later
-        self.reentrant = settings.reentrant
-        self.raise_on_lost = settings.raise_on_lost
-        self.renewal = RenewalPlan()
+        self.settings = settings
+        self.renewal = RenewalPlan(settings, since)
         self.state: LeaseState = HELD
         self.lost_reason: LossReason | None = None
-        self.valid_until = 0.0
         self.since = since
-        self.label = settings.label
         self.count = 1
         self.body = False
-        self.callbacks: list[LostCallback] | None = None
+        self.callbacks: list[LostCallback] | None = None if settings.on_lost is None else [settings.on_lost]
         self.lost_event: Event | None = None
         self.release_done: Event | None = None
-        self.acquired_by: object = None
+        self.acquired_by = client.runtime.current()
         self.reentry_key: tuple[int, str] | None = None
         self.lease_ref: weakref.ref[Any] | None = None
         self.look_at: Instant | None = None
         self._losses = losses
+        self.set_deadline(since if grant.anchor is None else grant.anchor, grant.ttl)
 
     # -- local, for the holder -------------------------------------------------------------------------------------
 

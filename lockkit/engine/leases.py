@@ -97,7 +97,7 @@ class Leases:
     def handed_over(self, record: LeaseRecord) -> None:
         """Let a lease no longer count as one of the thread or task that acquired it: another one enters its block."""
         own = record.acquired_by is self._client.runtime.current()
-        if not (own or record.reentrant):
+        if not (own or record.settings.reentrant):
             self._end_reentry(record)
 
     def _end_reentry(self, record: LeaseRecord) -> None:
@@ -126,7 +126,7 @@ class Leases:
             return None
         if settings.mode == "exclusive" and record.mode == "shared" and record.held:
             raise self._write_inside_read(settings.name)
-        if settings.mode != "shared" and not (settings.reentrant and record.reentrant):
+        if settings.mode != "shared" and not (settings.reentrant and record.settings.reentrant):
             return None
         record.check()
         lease = None if record.lease_ref is None else record.lease_ref()
@@ -222,7 +222,8 @@ class Leases:
 
     def on_lost(self, record: LeaseRecord, callback: LostCallback) -> None:
         """Register a callback, or call it at once if the lease is lost already."""
-        validation.on_lost(callback, awaits=self._client.runtime.kind != "blocking")
+        with validation.about(record.grant.name, self._client.url):
+            validation.on_lost(callback, awaits=self._client.runtime.kind != "blocking")
         with self._client.mutex:
             if record.lost_reason is None:
                 record.callbacks = [*(record.callbacks or ()), callback]
@@ -248,7 +249,7 @@ class Leases:
 
     async def wait_lost(self, record: LeaseRecord, timeout: Seconds | timedelta | None) -> bool:
         """Wait until the lease is lost (True) or released, or the time is over (False)."""
-        seconds = validation.timeout(timeout)
+        seconds = validation.timeout(timeout, name=record.grant.name, backend=self._client.url)
         if record.lost:
             return True
         with self._client.mutex:

@@ -52,7 +52,7 @@ class LocalQueues:
         self._queues: dict[str, list[ref[Ticket]]] = {}
         self._drained: Event | None = None
 
-    def enter(self, name: str, ticket: Ticket, *, wait: bool) -> bool:
+    def enter(self, name: str, ticket: Ticket, wait: bool) -> bool:  # noqa: FBT001 - faster than by its name
         """
         Join the queue.
 

@@ -78,7 +78,9 @@ def of_lease(record: LeaseRecord, reason: str | None = None) -> LockEvent:
     name, mode = public(client, grant.name, record.mode)
     held = client.runtime.now() - record.since
     assert held >= 0.0, "counted from before the request"
-    return LockEvent(name, record.label, client.url, mode, grant.token, grant.owner, None, held, reason, wall_clock())
+    return LockEvent(
+        name, record.settings.label, client.url, mode, grant.token, grant.owner, None, held, reason, wall_clock()
+    )
 
 
 def post(call: Call, record: LeaseRecord, reason: str | None = None) -> None:

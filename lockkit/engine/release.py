@@ -58,7 +58,7 @@ class Releases:
             LockLost: It was lost before.
             BackendUnavailable: No answer; renewal has stopped, call again or leave it to the ttl.
         """
-        client = self._client
+        client, grant = self._client, record.grant
         while True:
             self._refuse_lost(record)
             ours, begun, before = None, False, record.state
@@ -72,17 +72,17 @@ class Releases:
                     if begun:
                         self._begin(record)
                 if begun:
-                    ours = await self._send(record, answer_by)
+                    ours = await client.ready().release(grant, client.answer_by(RELEASE_SECONDS, answer_by))
                     break
             except BaseException as error:
-                await self._failed(record, error, begun=begun)
+                await self._failed(record, error, begun=begun, first=before is HELD)
                 raise
             finally:
                 if begun:
                     try:
-                        self._end(record, answered=ours is not None, first=before is HELD)
+                        self._end(record, ours is not None)
                     except BaseException:
-                        self._note_end(record, answered=ours is not None)  # interrupted; twice does no harm
+                        self._end(record, ours is not None)  # interrupted; twice does no harm
                         raise
             if done is not None:  # else it was lost after the look at the clock
                 await done.wait(None)
@@ -118,13 +118,8 @@ class Releases:
         if record.lost_event is not None:
             record.lost_event.set()
 
-    def _end(self, record: LeaseRecord, *, answered: bool, first: bool) -> None:
-        """Note how the release that `_begin` began has ended; `first`: no other one was sent for this lease before."""
-        self._note_end(record, answered=answered)
-        if first and not answered:
-            observation.post("released", record, "unconfirmed")
-
-    def _note_end(self, record: LeaseRecord, *, answered: bool) -> None:
+    def _end(self, record: LeaseRecord, answered: bool) -> None:  # noqa: FBT001 - faster than by its name
+        """Note how the release that `_begin` began has ended. Allowed to be called again."""
         with self._client.mutex:
             if record.state is RELEASING:  # else an interrupt struck before it had begun, or this is the second call
                 record.state = RELEASED if answered else UNCONFIRMED
@@ -144,19 +139,27 @@ class Releases:
             record.release_done = self._client.runtime.event()
         return record.release_done
 
-    async def _send(self, record: LeaseRecord, answer_by: Instant) -> bool:
-        """Release at the backend; returns whether the lease still held the lock."""
-        grant = record.grant
-        try:
-            return await self._client.ready().release(grant, self._client.answer_by(RELEASE_SECONDS, answer_by))
-        except BackendUnavailable as error:
-            raise self._client.unavailable(error, f"release lock {grant.name!r}", grant.name) from error
+    async def _failed(self, record: LeaseRecord, error: BaseException, *, begun: bool, first: bool) -> None:
+        """
+        Say what failed, and send a release again that was cancelled or interrupted: it may not have been sent.
 
-    async def _failed(self, record: LeaseRecord, error: BaseException, *, begun: bool) -> None:
-        """Send a release again that was cancelled or interrupted: it may not have been sent."""
-        # If it was, the backend compares the owner.
+        Args:
+            record: The lease.
+            error: What was raised.
+            begun: By a release that has begun; else nothing was sent.
+            first: No other release was sent for this lease before.
+
+        Raises:
+            BackendUnavailable: `error`, with the lock and the backend.
+        """
+        client, grant = self._client, record.grant
+        if begun and first:
+            observation.post("released", record, "unconfirmed")
+        if isinstance(error, BackendUnavailable):
+            raise client.unavailable(error, f"release lock {grant.name!r}", grant.name) from error
+        # If it was sent, the backend compares the owner.
         if begun and record.state is RELEASING and not isinstance(error, Exception):
-            await self._send_again(record.grant)
+            await self._send_again(grant)
 
     async def _send_again(self, grant: Grant) -> None:
         """Release as well as possible: now, else in the background until the ttl has passed."""
@@ -187,7 +190,7 @@ class Releases:
         except LockLost as lost:
             if error is not None:
                 error.add_note(f"lockkit: {lost}")
-            elif record.raise_on_lost:
+            elif record.settings.raise_on_lost:
                 raise
             # With raise_on_lost=False the loss has been logged when it was noticed.
         except LockError as failed:

@@ -298,11 +298,8 @@ class Candidate(Generic[T]):
 
     def _checked_grace(self, grace: Seconds | timedelta, settings: LockSettings) -> Seconds:
         name, url = settings.name, self._engine.url
-        try:
+        with validation.about(name, url):
             seconds = validation.seconds(grace, "grace")
-        except ConfigurationError as error:
-            error.name, error.backend = name, url
-            raise
         if seconds >= settings.ttl / GRACE_SHARE_MIN:
             message = (
                 f"grace of election {name!r} must be below half of the ttl of {settings.ttl:g} s, not {seconds:g} s: "

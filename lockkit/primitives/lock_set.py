@@ -16,12 +16,11 @@ queue of one lock and keeps what it has, so it is served in the end.
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, NoReturn, TypeVar
 
 from lockkit import validation
-from lockkit.backend import apart, split_space
+from lockkit.backend import split_space
 from lockkit.configuration.name_template import NameTemplate
 from lockkit.engine.acquisition import UNDO_SECONDS, UNDO_SECONDS_MIN
 from lockkit.engine.cleanup import RELEASE_SECONDS
@@ -134,10 +133,7 @@ class SetMember(Generic[L]):
 
     def named(self, name: str) -> SetMember[L]:
         """Return the same lock or semaphore under another name."""
-        settings, checked = self.settings, validation.lock_name(name)
-        space = split_space(settings.name)[0]
-        named = apart(space, checked) if space else checked
-        return SetMember(self.engine, replace(settings, name=named, label=settings.label or self.template))
+        return SetMember(self.engine, self.engine.named(self.settings, name))
 
     @property
     def order(self) -> tuple[bytes, str]:
@@ -399,7 +395,8 @@ class LeaseSetCore(Generic[L]):
             raise self._released_error()
         for member in self.locks.members:
             if ttl is not None:
-                validation.ttl(ttl, member.engine.capabilities.min_ttl, name=member.name)
+                with validation.about(member.name, member.engine.url):
+                    validation.ttl(ttl, member.engine.capabilities.min_ttl)
         for member, record in zip(self.locks.members, self.records, strict=True):
             await member.engine.extend(record, ttl)
         self.check()

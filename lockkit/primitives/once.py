@@ -102,7 +102,8 @@ def check_settings(
     """
     kinds: tuple[Any, ...] = store_errors if isinstance(store_errors, tuple) else (store_errors,)
     problem = ""
-    seconds = validation.seconds(keep, "keep", exclusive=True)
+    with validation.about(lock.name, url):
+        seconds = validation.seconds(keep, "keep", exclusive=True)
     if seconds > validation.TTL_MAX:
         problem = f"keep must be at most {validation.TTL_MAX:g} seconds, not {seconds:g}"
     elif not (match is None or isinstance(match, str)):
@@ -166,7 +167,7 @@ class Once:
             ConfigurationError: The key is no valid name.
         """
         settings = self.settings
-        lock = replace(settings.lock, name=validation.lock_name(key), label=settings.lock.label or settings.lock.name)
+        lock = self.engine.named(settings.lock, key)
         return Once(self.engine, replace(settings, lock=lock, match=match))
 
     async def begin(self) -> Attempt:

@@ -6,7 +6,6 @@ import functools
 import inspect
 import threading
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from lockkit import validation
@@ -155,7 +154,7 @@ class Lock:
             ConfigurationError: A generator function, or a field that is no parameter of the function.
                 From a call: the function returned an awaitable or a generator, which would run without the lock.
         """
-        template = NameTemplate(self._settings.name, function, backend=self._engine.url)
+        template = NameTemplate(self.name, function, backend=self._engine.url)
         if template.is_coroutine:
 
             @functools.wraps(function)
@@ -181,7 +180,7 @@ class Lock:
             @functools.wraps(function)
             def hold_until_result_is_done(*arguments: P.args, **keywords: P.kwargs) -> Any:  # noqa: ANN401 - as above
                 with ExitStack() as block:
-                    settings = self._named_settings(template.name(arguments, keywords))
+                    settings = self._engine.named(self._settings, template.name(arguments, keywords))
                     block.enter_context(drive(self._engine.acquire(settings, settings.timeout)))
                     result = function(*arguments, **keywords)
                     if not inspect.iscoroutine(result):
@@ -202,7 +201,8 @@ class Lock:
 
     def _acquire_for(self, name: str) -> Lease | None:
         """Acquire for a call of a decorated function; None if ``on_busy`` skips it."""
-        engine, settings = self._engine, self._named_settings(name)
+        engine = self._engine
+        settings = engine.named(self._settings, name)
         if self._on_busy == "skip":
             return drive(engine.try_acquire(settings, settings.timeout))
         return drive(engine.acquire(settings, settings.timeout))
@@ -212,10 +212,6 @@ class Lock:
 
     def _seconds(self, timeout: Seconds | timedelta | None) -> float | None:
         return validation.timeout(timeout, name=self._settings.name, backend=self._engine.url)
-
-    def _named_settings(self, name: str) -> LockSettings:
-        settings = self._settings
-        return replace(settings, name=validation.lock_name(name), label=settings.label or settings.name)
 
     def __repr__(self) -> str:
         """Show name and backend."""

@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING
-
-from lockkit import validation
-from lockkit.backend import apart, split_space
+from lockkit.backend import split_space
 from lockkit.primitives.semaphore_cap import read_cap, set_cap
 from lockkit.runtime import drive
 from lockkit.sync.lock import Lock
-
-if TYPE_CHECKING:
-    from lockkit.engine.settings import LockSettings
 
 __all__ = ["Semaphore"]
 
@@ -84,11 +77,6 @@ class Semaphore(Lock):
             BackendUnavailable: It cannot be asked.
         """
         return self.available() == 0
-
-    def _named_settings(self, name: str) -> LockSettings:
-        settings = self._settings
-        named = apart("sem", validation.lock_name(split_space(name)[1]))
-        return replace(settings, name=named, label=settings.label or self.name)
 
     def __repr__(self) -> str:
         """Show name, limit and backend."""

@@ -79,15 +79,12 @@ class Watched:
         self.renewer = Renewer(self.client, self.leases, _nothing)
         self.count = 0
 
-    def acquire(self, ttl: float, *, renew: bool = True, max_hold: float = inf) -> LeaseRecord:
+    def acquire(self, ttl: float, *, renew: bool = True, max_hold: float | None = None) -> LeaseRecord:
         """Add a lease, as `Engine.admit` does."""
         self.count += 1
         owner = f"{self.count:032x}"
-        settings = LockSettings("x", ttl, None, renew, False, None, "{}", None, True)  # noqa: FBT003 - as Engine.settings
+        settings = LockSettings("x", ttl, None, renew, False, max_hold, "{}", None, True)  # noqa: FBT003 - as Engine.settings
         record = LeaseRecord(self.client, Grant("x", owner, self.count, ttl), settings, self.runtime.time, self.leases)
-        if renew:
-            record.renewal.next_at, record.renewal.until = 0.0, self.runtime.time + max_hold
-        record.set_deadline(self.runtime.time, ttl)
         self.leases.add(record, settings)
         self.renewer.reschedule(record)
         return record

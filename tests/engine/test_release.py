@@ -12,7 +12,7 @@ from lockkit.engine.release import Releases
 from tests.interrupts import CallStrike, elsewhere
 from tests.tries import until
 
-FUNCTIONS = [Releases.release, Releases._begin, Releases._end, Releases._note_end]
+FUNCTIONS = [Releases.release, Releases._begin, Releases._end]
 
 
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
@@ -39,7 +39,7 @@ def test_interrupted_release_can_be_called_again(count: int) -> None:
 @pytest.mark.filterwarnings("ignore:lease of lock:ResourceWarning")
 def test_interrupted_end_of_a_block_frees_the_lock() -> None:
     """Nobody calls it again; where the release has begun, nobody would wait for the ttl either."""
-    functions = [*FUNCTIONS, Releases.leave, Releases._send]
+    functions = [*FUNCTIONS, Releases.leave]
     number = begun = 0
     while True:
         with lockkit.connect(f"memory://leave-{number}") as client:

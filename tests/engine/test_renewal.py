@@ -12,6 +12,7 @@ import lockkit
 import lockkit.aio
 from lockkit.engine.lease_record import LATE_SECONDS, LeaseRecord, RenewalPlan
 from lockkit.engine.renewal import Renewer
+from lockkit.engine.settings import LockSettings
 from tests.interrupts import CallStrike
 from tests.tries import until, until_renewed
 
@@ -56,7 +57,8 @@ def nothing_in_flight(lease: lockkit.Lease) -> bool:
 
 def test_older_renewal_without_answer_does_not_shorten_what_a_newer_one_needs() -> None:
     """A call that is interrupted before its turn has looked at the clock before the renewal that it waited for."""
-    plan = RenewalPlan()
+    settings = LockSettings("x", 30.0, None, True, False, None, "{}", None, True)  # noqa: FBT003 - as Engine.settings
+    plan = RenewalPlan(settings, 0.0)
     plan.note_unanswered(10.0, 200.0)
     plan.note_unanswered(20.0, 100.0)
 

@@ -254,3 +254,44 @@ def _waits_until_released(client: lockkit.Client, acquire: Callable[[], lockkit.
     thread.join(PATIENCE)
     (lease,) = leases
     lease.release()
+
+
+# -- wrong arguments ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("call", [
+    lambda _, lease: lease.extend(-1),
+    lambda _, lease: lease.wait_lost(-1),
+    lambda _, lease: lease.on_lost(3),
+    lambda _, lease: lease.update(3),
+    lambda client, _: client.holders("a" * 300),
+    lambda client, _: client.break_lock("a" * 300),
+    lambda client, _: client.once("a", keep=-1),
+    lambda client, _: client.election("a", grace=-1),
+    lambda client, _: client.lock("{name}")(identity)("a" * 300),
+    lambda client, _: client.semaphore("{name}", 3)(identity)("a" * 300),
+    lambda client, _: client.once("{name}", keep=1)(identity)("a" * 300),
+    lambda client, _: client.locks(["{name}"])(identity)("a" * 300),
+])  # fmt: skip
+def test_error_names_lock_and_backend(
+    client: lockkit.Client, call: Callable[[lockkit.Client, lockkit.Lease], object]
+) -> None:
+    """Whichever argument is wrong."""
+    with client.lock("a") as lease, pytest.raises(lockkit.ConfigurationError) as caught:
+        call(client, lease)
+
+    assert caught.value.name is not None
+    assert caught.value.name.startswith("a")
+    assert caught.value.backend == client.url
+
+
+def test_nul_in_the_name_of_a_decorated_call_is_refused(client: lockkit.Client) -> None:
+    """Also of a semaphore, whose name lockkit keeps behind NUL characters."""
+    for decorate in (client.lock("{name}"), client.semaphore("{name}", 3), client.locks(["{name}"])):
+        with pytest.raises(lockkit.ConfigurationError, match="NUL"):
+            decorate(identity)("a\0b")
+
+
+def identity(name: str) -> str:
+    """Return the name."""
+    return name

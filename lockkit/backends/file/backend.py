@@ -174,7 +174,7 @@ class FileBackend(LockBackend):
         attempt = partial(self._acquire, request)
         while True:
             outcome, predecessor, waiters = await self._store.update(
-                request.name, attempt, create=True, answer_by=request.answer_by
+                request.name, attempt, request.answer_by, taking=True
             )
             if waiters:
                 self._notify(waiters)
@@ -200,7 +200,7 @@ class FileBackend(LockBackend):
         if request.queue and request.state is None and state.holder is not None and self._listener is not None:
             self._add_waiter(request)
         queue = request.state is not None
-        outcome, waiters = state.acquire(request.name, claim, now, wall_clock_us(), queue=queue, dead=client.dead)
+        outcome, waiters = state.acquire(request.name, claim, now, wall_clock_us(), queue, client.dead)
         if isinstance(outcome, Grant):
             until = state.until if request.mode == "exclusive" else state.shares[request.owner].until
             self._store.held[request.owner] = request.name, until
@@ -224,8 +224,7 @@ class FileBackend(LockBackend):
         waiters = await self._store.update(
             request.name,
             lambda state, now: state.abandon(request.owner, now),
-            create=False,
-            answer_by=request.answer_by,
+            request.answer_by,
         )
         self._stop_waiting(request)
         self._store.held.pop(request.owner, None)
@@ -240,9 +239,7 @@ class FileBackend(LockBackend):
                 await self._runtime.sleep(0)  # thousands of leases must not block an event loop
             started = self._runtime.now()
             try:
-                renewal = await self._store.update(
-                    grant.name, partial(self._renew, grant), create=False, answer_by=started + patience
-                )
+                renewal = await self._store.update(grant.name, partial(self._renew, grant), started + patience)
             except (BackendUnavailable, ConfigurationError) as error:
                 renewal = Unknown(error)
                 patience = max(0.0, patience - (self._runtime.now() - started))
@@ -272,7 +269,7 @@ class FileBackend(LockBackend):
     async def release(self, grant: Grant, answer_by: float = inf) -> bool:
         """See `LockBackend.release`."""
         in_time, waiters = await self._store.update(
-            grant.name, lambda state, now: state.release(grant.owner, now), create=False, answer_by=answer_by
+            grant.name, lambda state, now: state.release(grant.owner, now), answer_by
         )
         self._store.held.pop(grant.owner, None)
         if waiters:
@@ -281,9 +278,7 @@ class FileBackend(LockBackend):
 
     async def downgrade(self, grant: Grant) -> bool:
         """See `LockBackend.downgrade`."""
-        held, waiters = await self._store.update(
-            grant.name, lambda state, now: state.downgrade(grant.owner, now), create=False
-        )
+        held, waiters = await self._store.update(grant.name, lambda state, now: state.downgrade(grant.owner, now))
         self._notify(waiters)
         return held
 
@@ -300,7 +295,7 @@ class FileBackend(LockBackend):
     async def holders(self, name: str) -> Sequence[Holder]:
         """See `LockBackend.holders`."""
         dead = self._client_file.dead
-        return await self._store.update(name, lambda state, now: state.holders(now, dead), create=False)
+        return await self._store.update(name, lambda state, now: state.holders(now, dead))
 
     async def update(self, grant: Grant, metadata: str) -> Gone | None:
         """See `LockBackend.update`."""
@@ -308,16 +303,12 @@ class FileBackend(LockBackend):
         def change(claim: FileClaim) -> FileClaim:
             return claim._replace(metadata=metadata)
 
-        return await self._store.update(
-            grant.name, lambda state, now: state.update(grant.owner, change, now), create=False
-        )
+        return await self._store.update(grant.name, lambda state, now: state.update(grant.owner, change, now))
 
     async def break_lock(self, name: str) -> bool:
         """See `LockBackend.break_lock`. Repairs a damaged record too, which counts as a lock that was held."""
         dead = self._client_file.dead
-        broken, waiters = await self._store.update(
-            name, lambda state, now: state.break_lock(now, dead), create=False, forced=True
-        )
+        broken, waiters = await self._store.update(name, lambda state, now: state.break_lock(now, dead), forced=True)
         self._notify(waiters)
         return broken
 
@@ -340,7 +331,7 @@ class FileBackend(LockBackend):
                 state.note = None
             return Note(text, left_us / 1e6) if left_us > 0 else None
 
-        return await self._store.update(name, read, create=False)
+        return await self._store.update(name, read)
 
     async def write_note(self, grant: Grant, text: str, keep: Seconds, answer_by: float = inf) -> bool:
         """See `LockBackend.write_note`."""
@@ -351,7 +342,7 @@ class FileBackend(LockBackend):
             state.note = text, wall_clock_us() + math.ceil(keep * 1e6)
             return True
 
-        return await self._store.update(grant.name, write, create=False, answer_by=answer_by)
+        return await self._store.update(grant.name, write, answer_by)
 
     async def erase(self) -> None:
         """See `LockBackend.erase`."""

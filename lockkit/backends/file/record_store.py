@@ -127,10 +127,9 @@ class RecordStore:
         self,
         name: str,
         change: Callable[[LockState[FileClaim], float], T],
-        *,
-        create: bool,
-        forced: bool = False,
         answer_by: float = inf,
+        taking: bool = False,  # noqa: FBT001, FBT002 - faster than those that are only given by name
+        forced: bool = False,  # noqa: FBT001, FBT002 - as above
     ) -> T:
         """
         Call `change` with the state of a lock, and keep the state that it leaves, under the flock of the record.
@@ -138,10 +137,10 @@ class RecordStore:
         Args:
             name: The lock.
             change: Called with the state and the time. Must not wait.
-            create: `change` may take the lock: make the record if it is missing. Otherwise `change` gets a free lock,
+            answer_by: When to give up if another process has the record flocked.
+            taking: `change` may take the lock: make the record if it is missing. Otherwise `change` gets a free lock,
                 which is not kept.
             forced: Also while nobody may take the lock because its record was damaged.
-            answer_by: When to give up if another process has the record flocked.
 
         Raises:
             BackendUnavailable: The disk is full, the record is damaged, or another process has it flocked.
@@ -156,8 +155,8 @@ class RecordStore:
                     self._check_client_file(now)
                 file = self._files.get(name)
                 if file is not None:
-                    return file.update(change, now, self._load, forced, create)
-                if not self._open(name, create=create):
+                    return file.update(change, now, self._load, forced, taking)
+                if not self._open(name, create=taking):
                     return change(LockState(), now)
             except RemovedError:
                 self._drop(name)

@@ -125,7 +125,7 @@ class MemoryBackend(LockBackend):
             token_min = wall_clock_us()
             if token_min <= space.token:
                 token_min = space.token + 1
-            outcome, notify = lock.acquire(request.name, request, now, token_min, queue=request.queue)
+            outcome, notify = lock.acquire(request.name, request, now, token_min, request.queue)
             if isinstance(outcome, Grant):
                 space.token = outcome.token
                 request.state = None

@@ -17,8 +17,6 @@ __all__ = [
     "Kind",
     "MissingTable",
     "is_mysql_session_end",
-    "is_unknown_prepared",
-    "is_unpreparable",
     "mysql_kind",
     "mysql_number",
     "postgresql_kind",
@@ -270,9 +268,6 @@ _ERRNOS: dict[int, Kind] = {
 _MYSQL_SESSION_ENDS = frozenset({1053, 1927, 4031})
 """What the server says when it ends a session: it stops, by KILL, after ``wait_timeout``."""
 
-_MYSQL_UNKNOWN_PREPARED = frozenset({1243, 1615})
-_MYSQL_UNPREPARABLE = frozenset({1295, 1461})
-
 
 def mysql_number(error: BaseException) -> int:
     """Return the number of a driver's error, 0 if it has none: its first argument in most drivers, or ``errno``."""
@@ -283,16 +278,6 @@ def mysql_number(error: BaseException) -> int:
 def is_mysql_session_end(error: BaseException) -> bool:
     """Tell whether an error is what MariaDB or MySQL say when they end a session."""
     return mysql_number(error) in _MYSQL_SESSION_ENDS
-
-
-def is_unknown_prepared(error: BaseException) -> bool:
-    """Tell whether MariaDB does not know a prepared statement (any more): it has done nothing."""
-    return mysql_number(error) in _MYSQL_UNKNOWN_PREPARED
-
-
-def is_unpreparable(error: BaseException) -> bool:
-    """Tell whether MariaDB takes a statement as text only: it is of such a kind, or too many are prepared."""
-    return mysql_number(error) in _MYSQL_UNPREPARABLE
 
 
 def mysql_kind(error: BaseException) -> Kind:

@@ -425,7 +425,7 @@ class Database:
             connection.terminate()
             raise
         self.pooled = connection.pooled
-        if isinstance(connection, AdaptedConnection) and connection.transactional:
+        if isinstance(connection, AdaptedConnection) and self.engine.dialect.driver == "asyncpg":
             if connection.pooled:
                 quirks.keep_nothing_prepared(connection.dbapi)
             else:
@@ -501,8 +501,13 @@ class Database:
         else:
             connection = ThreadConnection(dbapi, dialect.paramstyle, keep)
         connection.file = file
-        connection.transactional = dialect.driver in _SENDS_APART
+        connection.transactional = dialect.driver in _SENDS_APART or self._begins_by_itself(dbapi)
         return connection
+
+    def _begins_by_itself(self, dbapi: Any) -> bool:  # noqa: ANN401 - any driver's
+        """Tell whether SQLite is in a transaction already: with ``autocommit=False``, sqlite3 then always is."""
+        driver = getattr(dbapi, "driver_connection", dbapi)
+        return self.dialect.name == "sqlite" and bool(getattr(driver, "in_transaction", False))
 
     def _open_dbapi(self) -> tuple[Any, object, SqliteFile | None]:
         """Connect, in autocommit; return the connection, what must live as long as it, and the file of SQLite."""

@@ -147,7 +147,6 @@ class Database:
         errors: type[BaseException] = self.engine.dialect.loaded_dbapi.Error
         self.driver_errors: tuple[type[BaseException], ...] = (errors, SQLAlchemyError, OSError, EOFError)
         self._arguments = arguments
-        self._pool: Any = None
         self._mutex = runtime.mutex()
         self._idle: list[Connection] = []
         self._waiting: deque[_Waiter] = deque()
@@ -543,10 +542,9 @@ class Database:
         dialect = self.engine.dialect
         keep: Any = None
         if self._adopted:
-            if self._pool is None:
-                # As the application's pool makes them, but its size is for the application alone.
-                self._pool = self.engine.pool.recreate()
-            keep = self._pool.connect()
+            # As the application's pool makes them, but its size is for the application alone. By a pool for each: some
+            # are for one user at a time, and two threads that connect at once would have one connection.
+            keep = self.engine.pool.recreate().connect()
             keep.detach()
             dbapi: Any = keep.dbapi_connection
         else:
@@ -620,12 +618,10 @@ class Database:
                 connection.terminate()
         if self._is_asyncio and self.dialect.name == "sqlite" and not self._runtime.loop_has_ended():
             await until_closed()
-        if self._pool is not None:
-            self._pool.dispose()
 
     def connections(self) -> list[object]:
         """Return everything that must not be garbage-collected in a forked child: see the module."""
-        return [*self._connections, self._pool]
+        return list(self._connections)
 
 
 class _Waiter:

@@ -227,7 +227,7 @@ class Database:
         except self.driver_errors as error:
             # Read-only: perhaps a primary that was demoted, and a new connection finds the one that took over.
             kind = self.kind(error)
-            if kind not in {"connection", "timeout", "read-only", "other"}:
+            if kind not in {"connection", "timeout", "read-only", "no transaction", "other"}:
                 self._give_back(connection)
                 raise
             self._drop(connection)

@@ -45,6 +45,7 @@ Kind = Literal[
     "full",
     "crowded",
     "encoding",
+    "no transaction",
     "connection",
     "other",
 ]
@@ -64,6 +65,7 @@ What an error is about.
 - ``no session``: the session that was to be ended is not there.
 - ``no engine``: tables cannot be made with InnoDB.
 - ``encoding``: the database has no such character in its encoding.
+- ``no transaction``: a pooler lends its sessions for one statement only.
 - ``connection``: there is none, or it ended; whether the statement took effect is unknown.
 - ``other``: not in the tables.
 """
@@ -118,6 +120,10 @@ _ADVICE: dict[Kind, tuple[Callable[[str], LockError], str]] = {
     "encoding": (
         ConfigurationError,
         "cannot store a character of this name in the database's encoding: use other names, or a database in UTF-8",
+    ),
+    "no transaction": (
+        ConfigurationError,
+        "is a pooler that takes no transactions: set its pool mode to transaction or session, or use mode=table",
     ),
     "connection": (
         BackendUnavailable,
@@ -174,7 +180,7 @@ _SQLSTATES: dict[str, Kind] = {
     "25": "connection",
 }
 
-# psycopg has no code for a refused connection.
+# psycopg has no code for a connection that was refused, or ended by a pooler.
 _POSTGRESQL_TEXTS: tuple[tuple[str, Kind], ...] = (
     ("too many ", "crowded"),
     ("remaining connection slots", "crowded"),
@@ -186,6 +192,7 @@ _POSTGRESQL_TEXTS: tuple[tuple[str, Kind], ...] = (
     ("does not exist", "no database"),
     ("certificate verify failed", "login"),
     ("does not support SSL", "login"),
+    ("statement pooling mode", "no transaction"),
 )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from lockkit.backends.sql import quirks
@@ -13,7 +12,7 @@ from lockkit.backends.sql.connection import (
     Connection,
     SessionConnection,
     cut,
-    in_transaction,
+    let_go,
     readable,
     until_readable,
 )
@@ -66,8 +65,24 @@ class DbapiConnection(Connection):
         if self.prepared is not None and statement.frequent:
             return self.prepared.run(statement, parameters, self._run_text)
         if self.transactional:
-            return in_transaction(self.dbapi, lambda: self._run_text(statement, parameters))
+            return self._run_in_transaction(statement, parameters)
         return self._run_text(statement, parameters)
+
+    def _run_in_transaction(self, statement: Statement, parameters: Sequence[Parameter]) -> Result:
+        """
+        Run a statement in a transaction of its own, on a connection that is not in autocommit.
+
+        Some drivers send a statement and its values in two messages. Outside a transaction a pooler may bring the
+        second to another session, where it meets a statement of another client, which then gets these values.
+        """
+        dbapi = self.dbapi  # `terminate` forgets it, perhaps meanwhile
+        try:
+            result = self._run_text(statement, parameters)
+            dbapi.commit()
+        except BaseException:
+            let_go(dbapi.rollback)
+            raise
+        return result
 
     def _run_text(self, statement: Statement, parameters: Sequence[Parameter]) -> Result:
         text, order = statement.spelled(self._paramstyle)
@@ -107,7 +122,7 @@ class DbapiConnection(Connection):
         dbapi, self.dbapi, self._cursor = self.dbapi, None, None
         if dbapi is not None:
             self._fd = -1
-            _close_cut(dbapi)
+            let_go(dbapi.close)
 
 
 class PyMysqlConnection(DbapiConnection, SessionConnection):
@@ -193,7 +208,7 @@ class ThreadConnection(DbapiConnection):
             finally:
                 self._running = False
 
-        return in_time(work, seconds, lambda _: _close_cut(dbapi))
+        return in_time(work, seconds, lambda _: let_go(dbapi.close))
 
     def terminate(self) -> None:
         """See `Connection.terminate`. A driver's close() waits for the statement under way: its thread closes then."""
@@ -202,14 +217,9 @@ class ThreadConnection(DbapiConnection):
             return
         fd, self._fd = self._fd, -1
         if not self._running:
-            _close_cut(dbapi)
+            let_go(dbapi.close)
         elif fd >= 0:
             cut(fd)
-
-
-def _close_cut(dbapi: Any) -> None:  # noqa: ANN401 - any driver's
-    with suppress(Exception):  # any driver's complaint that the connection is cut, or closed already
-        dbapi.close()
 
 
 def server_pid(driver_connection: Any) -> int:  # noqa: ANN401 - any driver's

@@ -33,7 +33,7 @@ import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from lockkit.backends.sql.file import SqliteFile
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from lockkit.runtime import Event, Runtime
     from lockkit.units import Instant
 
-__all__ = ["NO_ANSWER", "Connection", "SessionConnection", "cut", "in_transaction", "readable", "until_readable"]
+__all__ = ["NO_ANSWER", "Connection", "SessionConnection", "cut", "let_go", "readable", "until_readable"]
 
 NO_ANSWER = "no answer within the time limit"
 
@@ -60,7 +60,7 @@ class Connection(ABC):
         pooled: Statements may each reach another session of the server (pgbouncer's transaction mode): lockkit must
             set nothing for the session, and LISTEN does not work.
         product: What the server calls itself, with its version; empty if lockkit did not ask.
-        transactional: Each statement is in a transaction that the driver begins, see `in_transaction`.
+        transactional: Each statement is in a transaction that the driver begins, see `DbapiConnection`.
         file: The file of a SQLite database; None for others.
         prepared: What the session has prepared, where lockkit does that by SQL; None elsewhere.
     """
@@ -153,21 +153,10 @@ class SessionConnection(Connection):
         """Whether this error is the server's announcement that it ended the session before the last statement."""
 
 
-def in_transaction(dbapi: Any, run: Callable[[], Result]) -> Result:  # noqa: ANN401 - any driver's
-    """
-    Run a statement in a transaction of its own, on a connection that is not in autocommit.
-
-    Some drivers send a statement and its values in two messages. Outside a transaction a pooler may bring the second to
-    another session, where it meets a statement of another client, which then gets these values.
-    """
-    try:
-        result = run()
-        dbapi.commit()
-    except BaseException:
-        with suppress(Exception):  # of a connection that has ended: the first error says so
-            dbapi.rollback()
-        raise
-    return result
+def let_go(end: Callable[[], object]) -> None:
+    """Have a driver roll back or close a connection that is given up, and may be cut or closed already."""
+    with suppress(Exception):  # whatever a driver says of that, the error that gave the connection up is the caller's
+        end()
 
 
 def cut(fd: int) -> None:

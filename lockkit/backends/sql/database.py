@@ -46,7 +46,7 @@ from lockkit.backend import seconds_left
 from lockkit.backends.sql import quirks
 from lockkit.backends.sql.adapted import AdaptedConnection, close_later, until_closed
 from lockkit.backends.sql.blocking import DbapiConnection, PyMysqlConnection, ThreadConnection, in_time
-from lockkit.backends.sql.connection import NO_ANSWER, Connection
+from lockkit.backends.sql.connection import NO_ANSWER, Connection, let_go
 from lockkit.backends.sql.dialect import STATEMENT_SECONDS, Dialect, dialect_named
 from lockkit.backends.sql.errors import CONFLICTS, Kind, translate
 from lockkit.backends.sql.file import SqliteFile, identity
@@ -97,8 +97,8 @@ _BLOCKING_DRIVERS: Mapping[str, str] = MappingProxyType(
 
 
 _SENDS_APART = {"asyncpg", "pg8000"}
-"""Drivers for PostgreSQL that need `in_transaction` behind a pooler. lockkit sees it with asyncpg; pg8000 does not tell
-the server's process, so it has transactions everywhere."""
+"""Drivers for PostgreSQL that need transactions behind a pooler, see `DbapiConnection`. lockkit sees it with asyncpg;
+pg8000 does not tell the server's process, so it has transactions everywhere."""
 
 
 class Database:
@@ -147,7 +147,6 @@ class Database:
         errors: type[BaseException] = self.engine.dialect.loaded_dbapi.Error
         self.driver_errors: tuple[type[BaseException], ...] = (errors, SQLAlchemyError, OSError, EOFError)
         self._arguments = arguments
-        self._pool: Any = None
         self._mutex = runtime.mutex()
         self._idle: list[Connection] = []
         self._waiting: deque[_Waiter] = deque()
@@ -228,7 +227,7 @@ class Database:
         except self.driver_errors as error:
             # Read-only: perhaps a primary that was demoted, and a new connection finds the one that took over.
             kind = self.kind(error)
-            if kind not in {"connection", "timeout", "read-only", "other"}:
+            if kind not in {"connection", "timeout", "read-only", "no transaction", "other"}:
                 self._give_back(connection)
                 raise
             self._drop(connection)
@@ -425,7 +424,7 @@ class Database:
             connection.terminate()
             raise
         self.pooled = connection.pooled
-        if isinstance(connection, AdaptedConnection) and connection.transactional:
+        if isinstance(connection, AdaptedConnection) and self.engine.dialect.driver == "asyncpg":
             if connection.pooled:
                 quirks.keep_nothing_prepared(connection.dbapi)
             else:
@@ -480,8 +479,7 @@ class Database:
     def _close_late(self, opened: tuple[Any, object, SqliteFile | None] | None) -> None:
         """Close a connection that came too late."""
         if opened is not None:
-            with suppress(*self.driver_errors):  # it is of no use in any case
-                opened[0].close()
+            let_go(opened[0].close)
 
     def _wrap(self, dbapi: Any, keep: object, file: SqliteFile | None) -> Connection:  # noqa: ANN401 - any driver's
         dialect = self.engine.dialect
@@ -502,8 +500,13 @@ class Database:
         else:
             connection = ThreadConnection(dbapi, dialect.paramstyle, keep)
         connection.file = file
-        connection.transactional = dialect.driver in _SENDS_APART
+        connection.transactional = dialect.driver in _SENDS_APART or self._begins_by_itself(dbapi)
         return connection
+
+    def _begins_by_itself(self, dbapi: Any) -> bool:  # noqa: ANN401 - any driver's
+        """Tell whether SQLite is in a transaction already: with ``autocommit=False``, sqlite3 then always is."""
+        driver = getattr(dbapi, "driver_connection", dbapi)
+        return self.dialect.name == "sqlite" and bool(getattr(driver, "in_transaction", False))
 
     def _open_dbapi(self) -> tuple[Any, object, SqliteFile | None]:
         """Connect, in autocommit; return the connection, what must live as long as it, and the file of SQLite."""
@@ -539,10 +542,9 @@ class Database:
         dialect = self.engine.dialect
         keep: Any = None
         if self._adopted:
-            if self._pool is None:
-                # As the application's pool makes them, but its size is for the application alone.
-                self._pool = self.engine.pool.recreate()
-            keep = self._pool.connect()
+            # As the application's pool makes them, but its size is for the application alone. By a pool for each: some
+            # are for one user at a time, and two threads that connect at once would have one connection.
+            keep = self.engine.pool.recreate().connect()
             keep.detach()
             dbapi: Any = keep.dbapi_connection
         else:
@@ -616,12 +618,10 @@ class Database:
                 connection.terminate()
         if self._is_asyncio and self.dialect.name == "sqlite" and not self._runtime.loop_has_ended():
             await until_closed()
-        if self._pool is not None:
-            self._pool.dispose()
 
     def connections(self) -> list[object]:
         """Return everything that must not be garbage-collected in a forked child: see the module."""
-        return [*self._connections, self._pool]
+        return list(self._connections)
 
 
 class _Waiter:

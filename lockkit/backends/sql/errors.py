@@ -17,8 +17,6 @@ __all__ = [
     "Kind",
     "MissingTable",
     "is_mysql_session_end",
-    "is_unknown_prepared",
-    "is_unpreparable",
     "mysql_kind",
     "mysql_number",
     "postgresql_kind",
@@ -47,6 +45,7 @@ Kind = Literal[
     "full",
     "crowded",
     "encoding",
+    "no transaction",
     "connection",
     "other",
 ]
@@ -66,6 +65,7 @@ What an error is about.
 - ``no session``: the session that was to be ended is not there.
 - ``no engine``: tables cannot be made with InnoDB.
 - ``encoding``: the database has no such character in its encoding.
+- ``no transaction``: a pooler lends its sessions for one statement only.
 - ``connection``: there is none, or it ended; whether the statement took effect is unknown.
 - ``other``: not in the tables.
 """
@@ -120,6 +120,10 @@ _ADVICE: dict[Kind, tuple[Callable[[str], LockError], str]] = {
     "encoding": (
         ConfigurationError,
         "cannot store a character of this name in the database's encoding: use other names, or a database in UTF-8",
+    ),
+    "no transaction": (
+        ConfigurationError,
+        "is a pooler that takes no transactions: set its pool mode to transaction or session, or use mode=table",
     ),
     "connection": (
         BackendUnavailable,
@@ -176,7 +180,7 @@ _SQLSTATES: dict[str, Kind] = {
     "25": "connection",
 }
 
-# psycopg has no code for a refused connection.
+# psycopg has no code for a connection that was refused, or ended by a pooler.
 _POSTGRESQL_TEXTS: tuple[tuple[str, Kind], ...] = (
     ("too many ", "crowded"),
     ("remaining connection slots", "crowded"),
@@ -188,6 +192,7 @@ _POSTGRESQL_TEXTS: tuple[tuple[str, Kind], ...] = (
     ("does not exist", "no database"),
     ("certificate verify failed", "login"),
     ("does not support SSL", "login"),
+    ("statement pooling mode", "no transaction"),
 )
 
 
@@ -270,9 +275,6 @@ _ERRNOS: dict[int, Kind] = {
 _MYSQL_SESSION_ENDS = frozenset({1053, 1927, 4031})
 """What the server says when it ends a session: it stops, by KILL, after ``wait_timeout``."""
 
-_MYSQL_UNKNOWN_PREPARED = frozenset({1243, 1615})
-_MYSQL_UNPREPARABLE = frozenset({1295, 1461})
-
 
 def mysql_number(error: BaseException) -> int:
     """Return the number of a driver's error, 0 if it has none: its first argument in most drivers, or ``errno``."""
@@ -283,16 +285,6 @@ def mysql_number(error: BaseException) -> int:
 def is_mysql_session_end(error: BaseException) -> bool:
     """Tell whether an error is what MariaDB or MySQL say when they end a session."""
     return mysql_number(error) in _MYSQL_SESSION_ENDS
-
-
-def is_unknown_prepared(error: BaseException) -> bool:
-    """Tell whether MariaDB does not know a prepared statement (any more): it has done nothing."""
-    return mysql_number(error) in _MYSQL_UNKNOWN_PREPARED
-
-
-def is_unpreparable(error: BaseException) -> bool:
-    """Tell whether MariaDB takes a statement as text only: it is of such a kind, or too many are prepared."""
-    return mysql_number(error) in _MYSQL_UNPREPARABLE
 
 
 def mysql_kind(error: BaseException) -> Kind:

@@ -96,17 +96,13 @@ class PsycopgConnection(SessionConnection):
             self._prepared += 1
             name = b"lockkit_%d" % self._prepared
             pgconn.send_prepare(name, statement.packed)
-            await self._answer(seconds)
+            await self.answer(seconds)
             self._names[statement] = name
             pgconn.send_query_prepared(name, packed)
         return await self.answer(seconds)
 
     async def answer(self, seconds: float) -> Result:
         """See `SessionConnection.answer`. Of several statements in one text: the last rows, if any gave some."""
-        return _read(await self._answer(seconds))
-
-    async def _answer(self, seconds: float) -> PGresult:
-        """Return the last answer to what was sent, or raise it if it is an error."""
         pgconn = self.pgconn
         until = self._runtime.now() + seconds
         while pgconn.flush():
@@ -135,7 +131,7 @@ class PsycopgConnection(SessionConnection):
         if last.status not in _OK:
             self._forget_plans(last)
             raise psycopg.errors.error_from_result(last)
-        return last
+        return _read(last)
 
     def _forget_plans(self, result: PGresult) -> None:
         # DISCARD ALL or DEALLOCATE by another client of this session, or a table that was made anew.
@@ -145,7 +141,7 @@ class PsycopgConnection(SessionConnection):
     async def finish(self, seconds: float) -> None:
         """See `Connection.finish`."""
         try:
-            await self._answer(seconds)
+            await self.answer(seconds)
         except psycopg.errors.Error as error:
             if error.sqlstate is None:
                 raise
@@ -255,12 +251,13 @@ def _array(values: list[str]) -> bytes:
 
 
 def _read(result: PGresult) -> Result:
-    columns = range(result.nfields)
-    loaders = [_LOADERS.get(result.ftype(column), bytes.decode) for column in columns]
+    width = result.nfields
     rows = []
     for row in range(result.ntuples):
-        packed = [result.get_value(row, column) for column in columns]
-        rows.append(
-            tuple([None if value is None else load(value) for value, load in zip(packed, loaders, strict=True)])
-        )
+        values: list[Any] = []
+        for column in range(width):
+            packed = result.get_value(row, column)
+            load = _LOADERS.get(result.ftype(column), bytes.decode)
+            values.append(None if packed is None else load(packed))
+        rows.append(tuple(values))
     return Result(rows, result.command_tuples or 0, 0)

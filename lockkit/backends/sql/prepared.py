@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lockkit.backends.sql.errors import is_unknown_prepared, is_unpreparable
+from lockkit.backends.sql.errors import mysql_kind, mysql_number
 from lockkit.backends.sql.statement import Statement
 
 if TYPE_CHECKING:
@@ -27,6 +27,10 @@ __all__ = ["PREPARE_AFTER", "PreparedStatements"]
 PREPARE_AFTER = 8
 """How often a session runs a statement before it prepares it. Less often prepares what is not used again: a server has
 16,382 prepared statements at once for all its clients, unless it is told otherwise."""
+
+
+_UNPREPARABLE = {1295, 1461}
+"""MariaDB takes the statement as text only: it is of such a kind, or too many are prepared."""
 
 
 class PreparedStatements:
@@ -51,7 +55,7 @@ class PreparedStatements:
         try:
             return send(self._forms.get(statement, statement), parameters)
         except Exception as error:
-            if not is_unknown_prepared(error):
+            if mysql_kind(error) != "unprepared":
                 raise
             self._uses.clear()
             self._forms.clear()
@@ -63,7 +67,7 @@ class PreparedStatements:
         try:
             send(Statement(f"PREPARE {name} FROM '{_quoted(statement)}'", once=True), ())
         except Exception as error:
-            if not is_unpreparable(error):
+            if mysql_number(error) not in _UNPREPARABLE:
                 raise
         else:
             places = ", ".join(f"${number}" for number in statement.places)

@@ -38,7 +38,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Literal
 
-from lockkit.backends.sql_table.statements import PostgresqlArrays, StatementMaker, notifying
+from lockkit.backends.sql_table.statements import PostgresqlStatementMaker, StatementMaker
 
 if TYPE_CHECKING:
     from lockkit.backends.sql.statement import Statement
@@ -80,9 +80,11 @@ class ShareStatements(StatementMaker, ABC):
             "UPDATE {table} SET writer = $2, writer_until_us = {now} + $3 WHERE name = $1"
             " AND owner = '+shared' AND expires_at_us > {now} AND (writer = $2 OR writer_until_us <= {now})"
         )
-        self.unmark = self._written(self._unmark_text())
-        self.downgrade = self._written(self._downgrade_text())
-        self.free_alone = self._written(self._free_alone_text(), frequent=True) if self._only_mine else None
+        unmark = "UPDATE {table} SET writer_until_us = 0 WHERE name = $1 AND writer = $2"
+        self.unmark = self._written(self._notifying(unmark))
+        self.downgrade = self._written(self._notifying(self._downgrade_text()))
+        free_alone = self._notifying(self._free_alone_text())
+        self.free_alone = self._written(free_alone, frequent=True) if self._only_mine else None
         holds = f"{_HELD} AND {self._end_of('$3')} > {{now}}"
         self.update = self._written(
             f"UPDATE {{table}} AS l SET shares = {self._metadata_set} WHERE name = $2 AND {holds}"
@@ -91,6 +93,9 @@ class ShareStatements(StatementMaker, ABC):
             "UPDATE {table} AS l SET note = $1, note_until_us = {now} + $2"
             f" WHERE name = $3 AND {_HELD} AND {self._end_of('$4')} > {{now}}"
         )
+        self.renew = self._for_many(self._renew_text)
+        self.free = self._for_many(self._free_text)
+        self.state = self._for_many(self._state_text)
 
     _cheaper_alone: tuple[Side, ...] = ()
     _only_mine = ""
@@ -180,19 +185,12 @@ class ShareStatements(StatementMaker, ABC):
 
     # -- the rest --------------------------------------------------------------------------------------------------
 
-    def _unmark_text(self) -> str:
-        return "UPDATE {table} SET writer_until_us = 0 WHERE name = $1 AND writer = $2"
-
     def _downgrade_text(self) -> str:
         share = self._share("l.token", "l.expires_at_us", "NULL", "l.metadata")
         return (
             f"UPDATE {{table}} AS l SET shares = {self._put(_EMPTY, share)}, metadata = NULL,"
             " metadata_owner = '+shared', owner = '+shared' WHERE name = $1 AND owner = $2 AND expires_at_us > {now}"
         )
-
-    def free(self, count: int) -> Statement:
-        """See the module."""
-        return self._for_many(self._free_text, count)
 
     def _free_text(self, count: int) -> str:
         return self._freeing(self._among("l.name", 0, count), self._among("s.o", 1, count))
@@ -213,10 +211,6 @@ class ShareStatements(StatementMaker, ABC):
             f" WHERE {named} AND {_HELD} AND EXISTS (SELECT 1 FROM {each} WHERE s.e > {{now}} AND {owned})"
         )
 
-    def renew(self, count: int) -> Statement:
-        """See the module."""
-        return self._for_many(self._renew_text, count)
-
     def _renew_text(self, count: int) -> str:
         named, owned = self._among("l.name", 0, count, 1), self._among("s.o", 1, count, 1)
         end = f"CASE WHEN {owned} THEN {{now}} + $1 ELSE s.e END"
@@ -227,10 +221,6 @@ class ShareStatements(StatementMaker, ABC):
             f" WHERE {named} AND {_HELD} AND EXISTS (SELECT 1 {rest} AND {owned})"
         )
 
-    def state(self, count: int) -> Statement:
-        """See the module."""
-        return self._for_many(self._state_text, count)
-
     def _state_text(self, count: int) -> str:
         return (
             "SELECT name, owner, expires_at_us <= {now}, broken_owner, shares, {now} FROM {table} AS l WHERE "
@@ -238,7 +228,7 @@ class ShareStatements(StatementMaker, ABC):
         )
 
 
-class PostgresqlShareStatements(PostgresqlArrays, ShareStatements):
+class PostgresqlShareStatements(PostgresqlStatementMaker, ShareStatements):
     """
     PostgreSQL.
 
@@ -323,20 +313,11 @@ class PostgresqlShareStatements(PostgresqlArrays, ShareStatements):
             f" WHERE {self._fits('permit', 'excluded.token', alone=True)} RETURNING l.token, NULL, NULL, false, true, 0"
         )
 
-    def _unmark_text(self) -> str:
-        return notifying(f"{super()._unmark_text()} RETURNING name, wanted")
-
-    def _free_alone_text(self) -> str:
-        return notifying(f"{super()._free_alone_text()} RETURNING name, wanted")
-
-    def _downgrade_text(self) -> str:
-        return notifying(f"{super()._downgrade_text()} RETURNING name, wanted")
-
     def _freeing(self, named: str, owned: str) -> str:
         # A waiter may have what one of several readers leaves only if none is left; a permit in any case.
         permits = f"EXISTS (SELECT FROM {self._each('l.shares', 's')} WHERE s.p IS NOT NULL)"
-        freed = super()._freeing(named, owned)
-        return notifying(f"{freed} RETURNING name, wanted AND (owner IS NULL OR {permits}) AS wanted")
+        wanted = f"wanted AND (owner IS NULL OR {permits}) AS wanted"
+        return self._notifying(super()._freeing(named, owned), wanted)
 
 
 class MysqlShareStatements(ShareStatements):

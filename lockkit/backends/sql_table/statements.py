@@ -41,12 +41,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MysqlStatements",
-    "PostgresqlArrays",
+    "PostgresqlStatementMaker",
     "PostgresqlStatements",
     "SqliteStatements",
     "StatementMaker",
     "Statements",
-    "notifying",
 ]
 
 
@@ -62,7 +61,6 @@ class StatementMaker:
             now_us: The database's clock.
         """
         self._words = {"{table}": table, "{now}": now_us, "{channel}": table.rpartition(".")[2].strip('"')}
-        self._made: dict[tuple[str, int], Statement] = {}
 
     def _written(self, text: str, *, once: bool = False, frequent: bool = False) -> Statement:
         for word, meaning in self._words.items():
@@ -73,15 +71,23 @@ class StatementMaker:
         """Return the parameters of a statement for many: lists of equal length."""
         return [value for values in lists for value in values]
 
-    def _for_many(self, text_of: Callable[[int], str], count: int) -> Statement:
-        """Return a statement whose length depends on how many it is for; those for few are kept."""
-        made = self._made.get((text_of.__name__, count))
-        if made is None:
-            keep = count <= KEPT_MAX
-            made = self._written(text_of(count), once=not keep)
-            if keep:
-                self._made[text_of.__name__, count] = made
-        return made
+    def _for_many(self, text_of: Callable[[int], str]) -> Callable[[int], Statement]:
+        """Return what gives the statement for so many names; those for few are kept."""
+        kept: dict[int, Statement] = {}
+
+        def statement(count: int) -> Statement:
+            if count > KEPT_MAX:
+                return self._written(text_of(count), once=True)
+            if count not in kept:
+                kept[count] = self._written(text_of(count))
+            return kept[count]
+
+        return statement
+
+    def _notifying(self, change: str, wanted: str = "wanted") -> str:
+        """Have those notified that wait for the locks that a change frees, where they can be, and are `wanted`."""
+        del wanted
+        return change
 
     def _among(self, column: str, number: int, count: int, behind: int = 0) -> str:
         """Compare a column with the values of the list of this number (0, 1, …), behind so many other parameters."""
@@ -90,16 +96,20 @@ class StatementMaker:
         return f"{column} IN ({values})"
 
 
-class PostgresqlArrays(StatementMaker):
-    """PostgreSQL: a list of any length is one parameter, so one statement serves for all."""
+class PostgresqlStatementMaker(StatementMaker):
+    """PostgreSQL: a list of any length is one parameter, so one statement serves for all; and it notifies waiters."""
 
     def many(self, *lists: Sequence[str]) -> list[Parameter]:
         """See `StatementMaker.many`."""
         return [list(values) for values in lists]
 
-    def _for_many(self, text_of: Callable[[int], str], count: int) -> Statement:
-        del count
-        return super()._for_many(text_of, 1)
+    def _for_many(self, text_of: Callable[[int], str]) -> Callable[[int], Statement]:
+        statement = self._written(text_of(1))
+        return lambda _: statement
+
+    def _notifying(self, change: str, wanted: str = "wanted") -> str:
+        freed = f"WITH freed AS ({change} RETURNING name, {wanted})"
+        return f"{freed} SELECT CASE WHEN wanted THEN pg_notify('{{channel}}', name) END FROM freed"
 
     def _among(self, column: str, number: int, count: int, behind: int = 0) -> str:
         del count
@@ -140,6 +150,10 @@ class Statements(StatementMaker, ABC):
         held = "SELECT name FROM {table} WHERE owner IS NOT NULL AND expires_at_us > {now} AND name >= $1"
         self.names = self._written(f"{held} ORDER BY name LIMIT $2")
         self.names_below = self._written(f"{held} AND name < $3 ORDER BY name LIMIT $2")
+        self.renew = self._for_many(self._renew_text)
+        self.free = self._for_many(self._free_text)
+        self.state = self._for_many(self._state_text)
+        self.reap = self._for_many(self._reap_text)
         self._write_acquire()
 
     @abstractmethod
@@ -147,12 +161,8 @@ class Statements(StatementMaker, ABC):
         """Write what takes the lock."""
 
     def _freeing(self, owners: str, which: str) -> str:
-        """Give what frees locks; where waiters can be notified, it does that, too."""
-        return f"UPDATE {{table}} SET {owners}, expires_at_us = 0 WHERE {which}"
-
-    def renew(self, count: int) -> Statement:
-        """See the module."""
-        return self._for_many(self._renew_text, count)
+        """Give what frees locks."""
+        return self._notifying(f"UPDATE {{table}} SET {owners}, expires_at_us = 0 WHERE {which}")
 
     def _renew_text(self, count: int) -> str:
         return (
@@ -161,26 +171,14 @@ class Statements(StatementMaker, ABC):
             " AND expires_at_us > {now}"
         )
 
-    def free(self, count: int) -> Statement:
-        """See the module."""
-        return self._for_many(self._free_text, count)
-
     def _free_text(self, count: int) -> str:
         return self._freeing("owner = NULL", f"{self._among('name', 0, count)} AND {self._among('owner', 1, count)}")
-
-    def state(self, count: int) -> Statement:
-        """See the module."""
-        return self._for_many(self._state_text, count)
 
     def _state_text(self, count: int) -> str:
         return (
             "SELECT name, owner, expires_at_us <= {now}, broken_owner FROM {table}"
             f" WHERE {self._among('name', 0, count)}"
         )
-
-    def reap(self, count: int) -> Statement:
-        """See the module."""
-        return self._for_many(self._reap_text, count)
 
     def _reap_text(self, count: int) -> str:
         return f"DELETE FROM {{table}} WHERE {_IDLE} AND {self._among('name', 0, count, 1)}"
@@ -193,7 +191,7 @@ KEPT_MAX = 8
 _IDLE = "token < {now} - $1 AND expires_at_us < {now} - $1 AND note_until_us < {now}"
 
 
-class PostgresqlStatements(PostgresqlArrays, Statements):
+class PostgresqlStatements(PostgresqlStatementMaker, Statements):
     """
     PostgreSQL.
 
@@ -251,16 +249,8 @@ class PostgresqlStatements(PostgresqlArrays, Statements):
         )
         return acquire, acquire_or_wait
 
-    def _freeing(self, owners: str, which: str) -> str:
-        return notifying(f"{super()._freeing(owners, which)} RETURNING name, wanted")
-
     def _renew_text(self, count: int) -> str:
         return f"{super()._renew_text(count)} RETURNING owner"
-
-
-def notifying(change: str) -> str:
-    """Have PostgreSQL notify those that wait for the locks that `change` returns as ``name``, where ``wanted``."""
-    return f"WITH freed AS ({change}) SELECT CASE WHEN wanted THEN pg_notify('{{channel}}', name) END FROM freed"
 
 
 class MysqlStatements(Statements):

@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from math import inf
@@ -337,6 +338,35 @@ class TestConnections:
 
             leases.pop().release()
             client.lock("pool 5", ttl=LONG).acquire(PATIENCE).release()
+            for lease in leases:
+                lease.release()
+        engine.dispose()
+
+    @pytest.mark.parametrize("kind", [sqlalchemy.StaticPool, sqlalchemy.AssertionPool])
+    def test_locks_that_connect_at_once_have_sessions_of_their_own_whatever_the_pool(
+        self, place: ModeServer, kind: type[sqlalchemy.Pool]
+    ) -> None:
+        """These pools give two threads one connection, or refuse the second; what lockkit opens is in no pool."""
+        engine = sqlalchemy.create_engine(with_driver(place.server.url, DRIVERS), poolclass=kind)
+        meeting: list[Callable[[float], object]] = []
+        first_connects = threading.Event()
+
+        @sqlalchemy.event.listens_for(engine, "checkout")
+        def meet(*_: object) -> None:
+            if meeting:
+                first_connects.set()
+                meeting.pop()(PATIENCE)
+
+        with lockkit.from_client(engine, mode=place.mode) as client, ThreadPoolExecutor() as threads:
+            leases = [client.lock("one", ttl=LONG).acquire(PATIENCE)]
+            meeting += [threading.Barrier(2).wait] * 2
+            first = threads.submit(client.lock("two", ttl=LONG).acquire, PATIENCE)
+            assert first_connects.wait(PATIENCE)
+            leases.append(client.lock("three", ttl=LONG).acquire(PATIENCE))
+            leases.append(first.result())
+
+            assert len({pid_of(lease) for lease in leases}) == 3
+
             for lease in leases:
                 lease.release()
         engine.dispose()
@@ -875,8 +905,8 @@ class TestPooler:
         require("pgbouncer", local=True)
         with PooledPostgres(pool_mode="statement") as pooled:
             for mode in MODES:
-                with pytest.raises(lockkit.LockError, match="statement pooling"):
-                    connect(f"{pooled.url}?mode={mode}").lock("x", ttl=LONG).acquire(TTL)
+                with pytest.raises(lockkit.ConfigurationError, match=r"takes no transactions.*mode=table"):
+                    connect(f"{pooled.url}?mode={mode}").lock("x", ttl=LONG).acquire(PATIENCE)
 
 
 def held_beyond_its_ttl(client: Client, other: Client, name: str) -> Lease:

@@ -181,7 +181,7 @@ class TestDrivers:
         while True:
             with psycopg.connect(postgresql.url, autocommit=True) as driver_connection:
                 connection = PsycopgConnection(driver_connection, BlockingRuntime())
-                strike = OpcodeStrike(number, PsycopgConnection._answer.__code__)
+                strike = OpcodeStrike(number, PsycopgConnection.answer.__code__)
                 strike.during(partial(ask, connection))
                 if not strike.struck:
                     break

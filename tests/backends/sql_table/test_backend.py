@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -37,6 +39,33 @@ pytestmark = pytest.mark.timeout(120)
 
 PATIENCE = 60.0
 HOUR_US = 3_600_000_000
+
+
+class BeginsByItself(sqlite3.Connection):
+    """As sqlite3 is since Python 3.12 with ``autocommit=False``: there is always a transaction."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        super().__setattr__("isolation_level", None)
+        self.execute("BEGIN")
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """The isolation level changes nothing."""
+        if name != "isolation_level":
+            super().__setattr__(name, value)
+
+    def commit(self) -> None:
+        """And begin the next."""
+        super().commit()
+        self.execute("BEGIN")
+
+    def rollback(self) -> None:
+        """And begin the next."""
+        super().rollback()
+        self.execute("BEGIN")
+
+
+OPEN_TRANSACTION = [{"factory": BeginsByItself}, *([{"autocommit": False}] if sys.version_info >= (3, 12) else [])]
 
 
 @pytest.fixture(scope="module")
@@ -560,6 +589,36 @@ class TestEngines:
 
         with pytest.raises(lockkit.ConfigurationError, match=r"needs an (Async)?Engine"):
             from_client(engine)
+
+    @pytest.mark.parametrize("arguments", OPEN_TRANSACTION)
+    def test_sqlite_engine_that_is_always_in_a_transaction(self, tmp_path: Path, arguments: dict[str, Any]) -> None:
+        """What lockkit writes there is committed: others see it, and can lock."""
+        url = f"sqlite:///{tmp_path}/x.db"
+        engine = sqlalchemy.create_engine(with_driver(url, DRIVERS), connect_args=arguments)
+        with lockkit.from_client(engine) as client, lockkit.connect(url) as other:
+            with client.lock("x").acquire() as lease:
+                assert [holder.token for holder in other.holders("x")] == [lease.token]
+                other.lock("y").acquire(timeout=PATIENCE).release()
+            assert not other.holders("x")
+        engine.dispose()
+
+    @pytest.mark.parametrize("arguments", OPEN_TRANSACTION)
+    def test_async_sqlite_engine_that_is_always_in_a_transaction(
+        self, tmp_path: Path, arguments: dict[str, Any]
+    ) -> None:
+        """The same on asyncio."""
+        url = f"sqlite:///{tmp_path}/x.db"
+
+        async def scenario() -> None:
+            engine = create_async_engine(with_driver(url, ASYNC_DRIVERS), connect_args=arguments)
+            async with lockkit.aio.from_client(engine) as client, lockkit.aio.connect(url) as other:
+                async with client.lock("x") as lease:
+                    assert [holder.token for holder in await other.holders("x")] == [lease.token]
+                    await (await other.lock("y").acquire(timeout=PATIENCE)).release()
+                assert not await other.holders("x")
+            await engine.dispose()
+
+        asyncio.run(scenario())
 
     def test_engine_of_a_database_in_memory_is_refused(self) -> None:
         """Another connection would not see the lock."""

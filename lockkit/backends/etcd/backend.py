@@ -181,6 +181,8 @@ class EtcdBackend(LockBackend):
             contender.created = self._runtime.event()
             # Goes on if the caller is cancelled: `abandon` waits for the answer, which says what there is to undo.
             outcome = await settle_by(self._runtime, self._create_key(request, contender, answer_by), answer_by)
+            if isinstance(outcome, Busy) and not contender.create_revision:
+                self._forget(request, contender)  # it does not wait
         return outcome
 
     def _answer_by(self, request: Request) -> float:
@@ -231,29 +233,27 @@ class EtcdBackend(LockBackend):
             return self._grant(request, contender)
         busy = Busy(owner=_owner_of(oldest))
         if len(answer.responses) == 1:
-            return self._give_up(request, contender, busy)
+            return busy
         nested = answer.responses[2].response_txn
         if nested.succeeded:
             contender.set_revision(answer.header.revision)
             return self._behind(contender, answer) or self._grant(request, contender)
         ours = nested.responses[0].response_range.kvs
         if not ours:
-            return self._give_up(request, contender, busy)
+            return busy
         if ours[0].value == contender.value:
             # As above, behind another one.
             contender.set_revision(ours[0].create_revision)
             return await self._check_queue(request, contender, answer_by)
         # A key of this client that should be gone. Its session keeps it no longer than a ttl.
         contender.set_may_come_late()
-        self._sessions.detach(contender)
-        request.state = None
+        self._forget(request, contender)
         return None
 
-    def _give_up(self, request: Request, contender: Contender, busy: Busy) -> Busy:
-        """Forget a contender that does not wait: it has no key."""
-        self._sessions.detach(contender)
+    def _forget(self, request: Request, contender: Contender) -> None:
+        """Forget a contender that has no key, or none any more."""
+        self._detach(contender)
         request.state = None
-        return busy
 
     async def _enter_permits(
         self, request: Request, contender: Contender, answer: rpc.TxnResponse, answer_by: float
@@ -261,7 +261,7 @@ class EtcdBackend(LockBackend):
         """Read the answer of a permit's transaction, and take a slot if one is free."""
         busy = await self._permits.enter(contender, request.limit, answer, answer_by, queue=request.queue)
         if busy is not None:
-            return busy if request.queue else self._give_up(request, contender, busy)
+            return busy
         return await self._grant_from_queue(request, contender, held=contender.slot is not None, answer_by=answer_by)
 
     async def _check_queue(self, request: Request, contender: Contender, answer_by: float) -> Grant | Busy | None:
@@ -297,13 +297,8 @@ class EtcdBackend(LockBackend):
             held = await self._sessions.keep_alive(session, answer_by)
         if held:
             return self._grant(request, contender)
-        self._start_again(request, contender)
+        self._forget(request, contender)
         return None
-
-    def _start_again(self, request: Request, contender: Contender) -> None:
-        """Forget a contender whose key has gone."""
-        self._detach(contender)
-        request.state = None
 
     def _grant(self, request: Request, contender: Contender) -> Grant | None:
         """Grant what a contender holds; None if its session has just ended: start again."""
@@ -315,7 +310,7 @@ class EtcdBackend(LockBackend):
             contender.wanted_until = session.ends_at
         if session.is_over:
             # Before `wanted_until` was set, so nobody would notify the holder.
-            self._start_again(request, contender)
+            self._forget(request, contender)
             return None
         return Grant(
             contender.name, contender.owner, contender.create_revision, session.ttl, session.anchor, contender,

@@ -209,30 +209,21 @@ class Session:
         """
         if self.usable and not self._closed:
             return
-        event = self._runtime.event()
-        self._connection_waiters.add(event)
-        try:
-            self._start()
-            rounds_count = self._failed_rounds_count
-            until = self._until(until, RETRY_SECONDS)
-            while self._closed or not self.usable:
-                if self._failure is not None:
-                    raise self._failure
-                seconds_left = until - self._runtime.now()
-                round_failed = self._failed_rounds_count != rounds_count and not patient
-                if seconds_left <= 0 or round_failed or self._closed:
-                    raise self._not_connected()
-                await event.wait(seconds_left)
-                event.clear()
-        finally:
-            self._connection_waiters.discard(event)
+        rounds_count = self._failed_rounds_count
+        self._start()
+        await self.reconnected(self._until(until, RETRY_SECONDS), None if patient else rounds_count)
+        if self._closed or not self.usable:
+            raise self._failure or self._not_connected()
 
-    async def reconnected(self, until: Instant) -> None:
-        """Return when there is a connection, or at `until`."""
+    async def reconnected(self, until: Instant, rounds_count: int | None = None) -> None:
+        """Return when there is a connection, or at `until`, or if the members were tried in vain since that round."""
         event = self._runtime.event()
         self._connection_waiters.add(event)
         try:
-            while not (self.usable or self.failed) and (seconds_left := until - self._runtime.now()) > 0:
+            while not (self.usable or self.failed) and rounds_count in {None, self._failed_rounds_count}:
+                seconds_left = until - self._runtime.now()
+                if seconds_left <= 0:
+                    return
                 await event.wait(seconds_left)
                 event.clear()
         finally:

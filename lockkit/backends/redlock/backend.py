@@ -37,6 +37,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from functools import partial
 from math import inf
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, cast
@@ -61,7 +62,7 @@ from lockkit.backend import (
     seconds_left,
 )
 from lockkit.backends.redis import options as redis_options
-from lockkit.backends.redis.keys import FENCE_MS_MIN, fence_milliseconds, ttl_milliseconds
+from lockkit.backends.redis.keys import FENCE_MS_MIN, KeysByName, fence_milliseconds, ttl_milliseconds
 from lockkit.backends.redlock import addresses
 from lockkit.backends.redlock.delayed_restart import DelayedRestart
 from lockkit.backends.redlock.listing import Listing
@@ -108,9 +109,6 @@ node."""
 
 UNSUBSCRIBED_POLL_SECONDS = 0.25
 """Pause between two attempts when no node allows a subscription (rights to channels)."""
-
-KNOWN_NAMES_MAX = 1024
-"""Names whose packed keys are cached. More takes memory (half a kilobyte each), fewer packs them more often."""
 
 OPTIONS: Mapping[str, Option] = MappingProxyType(
     {
@@ -181,7 +179,7 @@ class RedlockBackend(LockBackend):
         assert self._nodes_count < 2 * self._quorum, "two majorities that share no node"
         self._listening = False
         self._no_entries = [""] * self._nodes_count
-        self._names: dict[str, LockKeys] = {}
+        self._keys = KeysByName(partial(LockKeys, self._prefix))
         self._mark_keys = LockKeys(self._prefix, "")
         self._delayed_restart = DelayedRestart(nodes, self._mark_keys, host.runtime, durable=options["durable"])
         self._advise()
@@ -237,7 +235,7 @@ class RedlockBackend(LockBackend):
         """See `LockBackend.try_acquire`."""
         attempts: Attempts | None = request.state
         if attempts is None:
-            attempts = request.state = Attempts(self._keys(request.name), ttl_milliseconds(request.ttl))
+            attempts = request.state = Attempts(self._keys[request.name], ttl_milliseconds(request.ttl))
             self._delayed_restart.note_ttl(attempts.ttl_ms)
         by = min(request.answer_by, self._runtime.now() + CALL_SECONDS)
         outcome = await self._attempt(request, attempts, by)
@@ -434,7 +432,7 @@ class RedlockBackend(LockBackend):
 
     async def holders(self, name: str) -> Sequence[Holder]:
         """See `LockBackend.holders`."""
-        found = await self._find_holder(self._keys(name))
+        found = await self._find_holder(self._keys[name])
         return [] if found is None else [found.holder(self._quorum)]
 
     async def _find_holder(self, keys: LockKeys) -> Found | None:
@@ -456,7 +454,7 @@ class RedlockBackend(LockBackend):
 
     async def break_lock(self, name: str) -> bool:
         """See `LockBackend.break_lock`. Breaks the lease that was found, not a later one."""
-        keys = self._keys(name)
+        keys = self._keys[name]
         found = await self._find_holder(keys)
         if found is None:
             return False
@@ -487,15 +485,6 @@ class RedlockBackend(LockBackend):
     async def close(self) -> None:
         """See `LockBackend.close`."""
         await self._nodes.close()
-
-    def _keys(self, name: str) -> LockKeys:
-        keys = self._names.get(name)
-        if keys is None:
-            if len(self._names) >= KNOWN_NAMES_MAX:
-                self._names.clear()
-            keys = self._names[name] = LockKeys(self._prefix, name)
-        assert keys.lock != self._mark_keys.lock, "a lock without a name"
-        return keys
 
 
 def _reason(answer: LockError) -> LockError:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NoReturn
 
+from lockkit.backends.redlock.delayed_restart import AHEAD_MS_MAX
 from lockkit.backends.redlock.nodes import NodeDown, Nodes
 from lockkit.errors import BackendUnavailable, Unsupported
 from lockkit.simulation.network import NoAnswer, Node
@@ -111,7 +112,7 @@ class VotingNode:
 
     def acquire(self, lock: str, value: str, ttl_ms: int, *others: Argument) -> Answer:
         """See ``acquire.lua``."""
-        _, metadata, _ = others
+        _, _, proposed, _ = others
         mark = self.mark
         if mark is None or not self._is_marked():
             return [-1]
@@ -123,10 +124,11 @@ class VotingNode:
             return [0, self._left_ms(lock), holder.encode(), 0]
         mark["ttl_ms"] = max(mark["ttl_ms"], ttl_ms)
         self._set("lock", lock, value, ttl_ms)
-        last = self._fences.get(lock, 0)
-        token = max(last + 1 if metadata else last, self.node.wall_us())
-        if metadata:
-            self._fences[lock] = token
+        lowest = max(self._fences.get(lock, 0) + 1, self.node.wall_us())
+        token = int(proposed or lowest)
+        if not lowest <= token <= lowest + AHEAD_MS_MAX * 1000:
+            return lowest
+        self._fences[lock] = token
         return token
 
     def fence(self, lock: str, value: str, token: int, fence_ms: int, metadata: str) -> Answer:

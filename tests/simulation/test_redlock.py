@@ -67,14 +67,16 @@ def found(seeds: range, **parts: Unpack[Parts]) -> tuple[set[str], list[RedlockS
 @pytest.mark.timeout(600)
 def test_no_two_holders_and_no_token_twice(seeds_here: range) -> None:
     """While clocks run within the allowance, and not all nodes lose their data: nothing is wrong, ever."""
-    grants_count = 0
+    grants_count = one_round_count = 0
     for seed in apart(seeds_here):
         simulation = RedlockSimulation(schedule_of(seed))
         verdict = simulation.judge()
         assert verdict, f"seed {seed}: {verdict}"
         grants_count += len(simulation.servers.grants)
+        one_round_count += max(0, simulation.servers.one_round_count)
 
     assert grants_count > len(seeds_here)
+    assert one_round_count > len(seeds_here) / 10
 
 
 def test_one_round_gives_a_token_twice_or_a_lower_one() -> None:

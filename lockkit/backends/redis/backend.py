@@ -40,6 +40,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
@@ -61,7 +62,14 @@ from lockkit.backend import (
     Unknown,
     decode_metadata,
 )
-from lockkit.backends.redis.keys import FENCE_MS_MIN, SESSION_SPACE, LockKeys, fence_milliseconds, ttl_milliseconds
+from lockkit.backends.redis.keys import (
+    FENCE_MS_MIN,
+    SESSION_SPACE,
+    KeysByName,
+    LockKeys,
+    fence_milliseconds,
+    ttl_milliseconds,
+)
 from lockkit.backends.redis.listing import Scan, held_names
 from lockkit.backends.redis.node import delete_keys
 from lockkit.backends.redis.options import OPTIONS, adopt_topology, check_sessions, driver_options, open_topology
@@ -93,9 +101,6 @@ renewals at the others until leases end. Less gives up on nodes that are only sl
 
 RENEW_SECONDS_MIN = 0.3
 """Least time for such a renewal. Shorter gives up on a node that is slow only once in a while."""
-
-KNOWN_NAMES_MAX = 1024
-"""Names whose packed keys are cached. More takes memory (half a kilobyte each), fewer packs them more often."""
 
 _KEYS = "lock", "fence", "queue", "shares", "leases"
 _ACQUIRE = Script("acquire", keys=_KEYS, arguments=6)
@@ -157,7 +162,7 @@ class RedisBackend(LockBackend):
         self._runtime = host.runtime
         self._prefix: str = options["prefix"]
         self._replicas: int = options["replicas"]
-        self._names: dict[str, LockKeys] = {}
+        self._keys = KeysByName(partial(LockKeys, self._prefix))
         self._terms = _Terms(1.0, "")
         self._gone = bulk(gone_channel(self._prefix))
         self._sessions: Sessions | None = None
@@ -196,7 +201,7 @@ class RedisBackend(LockBackend):
 
     async def try_acquire(self, request: Request) -> Grant | Busy:
         """See `LockBackend.try_acquire`."""
-        keys = self._names.get(request.name) or self._pack_keys(request.name)
+        keys = self._keys[request.name]
         terms = self._terms
         if terms.ttl != request.ttl or terms.metadata is not request.metadata:
             terms = self._terms = _Terms(request.ttl, request.metadata)
@@ -288,7 +293,7 @@ class RedisBackend(LockBackend):
     async def abandon(self, request: Request) -> None:
         """See `LockBackend.abandon`."""
         if request.state is not None or request.uncertain:
-            await self._abandon(request, self._keys(request.name))
+            await self._abandon(request, self._keys[request.name])
             self._left_queue(request)
 
     async def _abandon(self, request: Request, keys: LockKeys) -> None:
@@ -353,7 +358,7 @@ class RedisBackend(LockBackend):
 
     async def holders(self, name: str) -> Sequence[Holder]:
         """See `LockBackend.holders`."""
-        keys = self._keys(name)
+        keys = self._keys[name]
         reply = cast("list[Any]", await self._run(_HOLDERS, keys.lock, keys.packed(_HOLDERS), resend=True))
         if not reply:
             return []
@@ -378,7 +383,7 @@ class RedisBackend(LockBackend):
 
     async def break_lock(self, name: str) -> bool:
         """See `LockBackend.break_lock`."""
-        keys = self._keys(name)
+        keys = self._keys[name]
         return await self._run(_BREAK, keys.lock, keys.body(_BREAK, FENCE_MS_MIN)) == 1
 
     async def names(self, prefix: str, after: NamesPage | None = None) -> NamesPage:
@@ -389,11 +394,11 @@ class RedisBackend(LockBackend):
         if not page.names or not self._topology.has_sessions:
             return page
         node = await self._topology.node_for("")
-        return NamesPage(await held_names(node, page.names, [self._keys(name).lock for name in page.names]), page.next)
+        return NamesPage(await held_names(node, page.names, [self._keys[name].lock for name in page.names]), page.next)
 
     async def read_note(self, name: str) -> Note | None:
         """See `LockBackend.read_note`."""
-        keys = self._keys(name)
+        keys = self._keys[name]
         reply = cast("list[Any]", await self._run(_READ_NOTE, keys.lock, keys.packed(_READ_NOTE), resend=True))
         if not reply:
             return None
@@ -408,7 +413,7 @@ class RedisBackend(LockBackend):
 
     async def clock(self) -> float:
         """See `LockBackend.clock`."""
-        keys = self._keys("clock")
+        keys = self._keys["clock"]
         reply = await self._run(_CLOCK, keys.lock, keys.packed(_CLOCK), resend=True)
         seconds, microseconds = cast("list[bytes]", reply)
         return int(seconds) + int(microseconds) / 1e6
@@ -426,15 +431,6 @@ class RedisBackend(LockBackend):
     async def close(self) -> None:
         """See `LockBackend.close`."""
         await self._topology.close()
-
-    def _keys(self, name: str) -> LockKeys:
-        return self._names.get(name) or self._pack_keys(name)
-
-    def _pack_keys(self, name: str) -> LockKeys:
-        if len(self._names) >= KNOWN_NAMES_MAX:
-            self._names.clear()
-        keys = self._names[name] = LockKeys(self._prefix, name)
-        return keys
 
 
 class _Terms:

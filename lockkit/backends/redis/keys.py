@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import math
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from lockkit.backend import SPACES, split_space
 from lockkit.backends.redis.resp import bulk
 from lockkit.validation import escape
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from lockkit.backends.redis.script import Script
 
 __all__ = [
     "FENCE_MS_MIN",
+    "KNOWN_NAMES_MAX",
     "SESSION_SPACE",
+    "KeysByName",
     "LockKeys",
     "escape_glob",
     "fence_milliseconds",
@@ -28,6 +32,8 @@ FENCE_MS_MIN = 86_400_000
 """Shortest time for which the counter of an idle lock is kept: a day. Shorter relies more on the server's clock, which
 must then not be set back by more; longer keeps more small keys."""
 
+KNOWN_NAMES_MAX = 1024
+"""Names whose packed keys are cached. More takes memory (half a kilobyte each), fewer packs them more often."""
 
 SESSION_SPACE = "session"
 """The keys of sessions begin with the prefix followed by ``+`` and this, so no lock has such a key."""
@@ -103,3 +109,22 @@ class LockKeys:
 
     def _name(self, what: str) -> str:
         return self.lock if what == "lock" else side_key(self.lock, what)
+
+
+KeysT = TypeVar("KeysT", bound=LockKeys)
+
+
+class KeysByName(dict[str, KeysT]):
+    """The keys of locks, made when they are first asked for; a dictionary because each acquisition looks there."""
+
+    def __init__(self, make: Callable[[str], KeysT]) -> None:
+        """Start empty; `make` names the keys of a lock."""
+        super().__init__()
+        self._make = make
+
+    def __missing__(self, name: str) -> KeysT:
+        """Name the keys of a lock."""
+        if len(self) >= KNOWN_NAMES_MAX:
+            self.clear()
+        keys = self[name] = self._make(name)
+        return keys

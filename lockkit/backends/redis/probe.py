@@ -8,15 +8,17 @@ connection, without credentials, and only if the server has never answered.
 
 from __future__ import annotations
 
-import asyncio
-import socket
-import ssl
+from ssl import SSLError
 from typing import TYPE_CHECKING
 
 import redis
 
+from lockkit.backends.redis.address import Target
+from lockkit.backends.redis.connection import open_connection
+from lockkit.backends.redis.errors import DRIVER_ERRORS
+from lockkit.backends.redis.resp import pack
+
 if TYPE_CHECKING:
-    from lockkit.backends.redis.address import Target
     from lockkit.runtime import Runtime
 
 __all__ = ["TLS_SHARE", "other_form"]
@@ -27,7 +29,8 @@ TLS_SHARE = 0.75
 TLS_SECONDS = 0.5
 """Longest time for a TLS handshake. Longer delays the error of a server that ends connections for another reason."""
 
-_ERRORS = (OSError, EOFError)  # ssl.SSLError and TimeoutError are OSErrors
+_TRUSTING = {"ssl_cert_reqs": "none", "ssl_check_hostname": False}
+"""Trust any certificate: nothing secret is sent."""
 
 
 async def other_form(runtime: Runtime, target: Target, error: BaseException, until: float) -> str | None:
@@ -46,20 +49,33 @@ async def other_form(runtime: Runtime, target: Target, error: BaseException, unt
     left_seconds = until - runtime.now()
     if left_seconds <= 0 or not _may_be(error, target):
         return None
-    address = str(target.arguments["host"]), int(target.arguments["port"])
-    context = None
-    if target.form == "tcp":
-        context, left_seconds = _trusting(), min(left_seconds, TLS_SECONDS)
+    try_tls = target.form == "tcp"
+    if try_tls:
+        left_seconds = min(left_seconds, TLS_SECONDS)
+    arguments = {
+        "host": target.arguments["host"],
+        "port": target.arguments["port"],
+        "socket_timeout": left_seconds,
+        "socket_connect_timeout": left_seconds,
+        "redis_connect_func": _log_in_not,
+        **(_TRUSTING if try_tls else {}),
+    }
+    until = runtime.now() + left_seconds
     try:
-        if runtime.kind == "asyncio":
-            found = await _ask_asyncio(address, context, left_seconds)
-        else:
-            found = _ask(address, context, left_seconds)
-    except _ERRORS:
+        other = Target(arguments, "tls" if try_tls else "tcp", target.label)
+        connection = await open_connection(runtime, other, until)
+        try:
+            if not try_tls:
+                await runtime.io(connection.call(pack("PING"), until))
+        finally:
+            connection.close()
+    except DRIVER_ERRORS:
         return None
-    if not found:
-        return None
-    return "the port answers in TLS" if context else "the port answers in plain text"
+    return "the port answers in TLS" if try_tls else "the port answers in plain text"
+
+
+def _log_in_not(connection: object) -> None:
+    """Replace redis-py's login, with which it begins on each connection."""
 
 
 def _may_be(error: BaseException, target: Target) -> bool:
@@ -71,34 +87,5 @@ def _may_be(error: BaseException, target: Target) -> bool:
             isinstance(cause, (ConnectionResetError, BrokenPipeError, redis.InvalidResponse)) for cause in causes
         ) or "closed by server" in str(error)
     if target.form == "tls":
-        return any(isinstance(cause, (TimeoutError, redis.TimeoutError, ssl.SSLError)) for cause in causes)
+        return any(isinstance(cause, (TimeoutError, redis.TimeoutError, SSLError)) for cause in causes)
     return False
-
-
-def _trusting() -> ssl.SSLContext:
-    """Trust any certificate: nothing secret is sent."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
-    return context
-
-
-def _ask(address: tuple[str, int], context: ssl.SSLContext | None, left_seconds: float) -> bool:
-    with socket.create_connection(address, left_seconds) as plain:
-        if context is not None:
-            context.wrap_socket(plain).close()
-            return True
-        plain.sendall(b"PING\r\n")
-        return plain.recv(1) in {b"+", b"-"}
-
-
-async def _ask_asyncio(address: tuple[str, int], context: ssl.SSLContext | None, left_seconds: float) -> bool:
-    async with asyncio.timeout(left_seconds):
-        reader, writer = await asyncio.open_connection(*address, ssl=context)
-        try:
-            if context is not None:
-                return True
-            writer.write(b"PING\r\n")
-            return await reader.read(1) in {b"+", b"-"}
-        finally:
-            writer.transport.abort()

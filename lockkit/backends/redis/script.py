@@ -12,7 +12,7 @@ from lockkit.backends.redis.resp import bulk
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["Command", "Script"]
+__all__ = ["Command", "Pack", "Script"]
 
 Pack: TypeAlias = "Callable[[bytes], bytes]"
 

@@ -174,6 +174,7 @@ class _Call:
         packed: Its keys and arguments.
         read: How many bytes of the session's value had been read.
         is_new: It makes the session.
+        staying: Leases that are in it already, so that the heartbeat is enough.
         coming: Leases that come in.
         going: Leases that go out.
     """
@@ -182,24 +183,9 @@ class _Call:
     packed: bytes
     read: int
     is_new: bool
+    staying: list[SessionLease]
     coming: list[tuple[SessionLease, int]]
     going: list[tuple[SessionLease, int]]
-
-
-@dataclass(slots=True)
-class _Group:
-    """
-    The leases of one ttl that a renewal is for.
-
-    Attributes:
-        session: For all of them.
-        staying: Those that are in it already, so that the heartbeat is enough.
-        calls: What is sent. The first heartbeat counts for those that stay.
-    """
-
-    session: Session
-    staying: list[SessionLease]
-    calls: list[_Call]
 
 
 class Sessions:
@@ -271,8 +257,7 @@ class Sessions:
     async def _round(self, grants: Sequence[Grant], sent: Instant, outcomes: dict[str, Renewal]) -> None:
         """Ask for some leases; those that must be asked for again have no outcome after it."""
         with self._mutex:
-            groups = list(self._plan(grants, self._runtime.now(), outcomes))
-        calls = [call for group in groups for call in group.calls]
+            calls = list(self._plan(grants, self._runtime.now(), outcomes))
         replies: list[Reply | LockError] = []
         for start in range(0, len(calls), CALLS_MAX):
             batch = [(call.session.key, call.packed) for call in calls[start : start + CALLS_MAX]]
@@ -283,11 +268,10 @@ class Sessions:
                 replies += [answered[-1]] * (len(calls) - len(replies))
                 break
         with self._mutex:
-            answers = iter(replies)
-            for group in groups:
-                self._apply(group, [next(answers) for _ in group.calls], sent, outcomes)
+            for call, reply in zip(calls, replies, strict=True):
+                self._apply(call, reply, sent, outcomes)
 
-    def _plan(self, grants: Sequence[Grant], now: Instant, outcomes: dict[str, Renewal]) -> Iterator[_Group]:
+    def _plan(self, grants: Sequence[Grant], now: Instant, outcomes: dict[str, Renewal]) -> Iterator[_Call]:
         """Decide what to send. Under the mutex."""
         by_ttl: dict[int, list[SessionLease]] = {}
         for grant in grants:
@@ -307,23 +291,23 @@ class Sessions:
             for lease in leases:
                 stays = lease.relies_on(session) and now < lease.ask_at
                 (staying if stays else coming).append(lease)
-            yield _Group(session, staying, self._calls(session, ttl_ms, coming, now, is_new=is_new))
-
-    def _calls(
-        self, session: Session, ttl_ms: int, coming: list[SessionLease], now: Instant, *, is_new: bool
-    ) -> list[_Call]:
-        going = [] if is_new else session.unwanted(now)
-        calls: list[_Call] = []
-        for start in range(0, max(1, len(coming)), BATCH):
-            batch = coming[start : start + BATCH]
-            calls.append(self._call(session, ttl_ms, batch, going, now, is_new=is_new and not calls))
-            going = []
-        return calls
+            going = [] if is_new else session.unwanted(now)
+            for start in range(0, max(1, len(coming)), BATCH):
+                yield self._call(session, staying, coming[start : start + BATCH], going, now, is_new=is_new)
+                # The first heartbeat is enough for these.
+                staying, going, is_new = [], [], False
 
     def _call(
-        self, session: Session, ttl_ms: int, coming: list[SessionLease], going: list[SessionLease], now: Instant,
-        *, is_new: bool,
-    ) -> _Call:  # fmt: skip
+        self,
+        session: Session,
+        staying: list[SessionLease],
+        coming: list[SessionLease],
+        going: list[SessionLease],
+        now: Instant,
+        *,
+        is_new: bool,
+    ) -> _Call:
+        ttl_ms = ttl_milliseconds(session.ttl)
         keep_ms = ttl_ms * KEY_TTLS
         entering: list[object] = []
         for lease in coming:
@@ -341,41 +325,37 @@ class Sessions:
         packed = bulk(session.key) + b"".join(map(bulk, arguments)) + self._gone_channel
         packed += bulk(json.dumps(entering)) + bulk(json.dumps(leaving))
         numbered = [[(lease, lease.number) for lease in leases] for leases in (coming, going)]
-        return _Call(session, packed, session.read, is_new, *numbered)
+        return _Call(session, packed, session.read, is_new, staying, *numbered)
 
     # -- what is answered --------------------------------------------------------------------------------------------
 
-    def _apply(
-        self, group: _Group, replies: Sequence[Reply | LockError], sent: Instant, outcomes: dict[str, Renewal]
-    ) -> None:
-        """Take the answers of one session. A lease without an outcome is asked for again. Under the mutex."""
-        session = group.session
-        for call, reply in zip(group.calls, replies, strict=True):
-            staying = group.staying if call is group.calls[0] else []
-            if isinstance(reply, LockError):
-                outcomes.update({lease.owner: Unknown(reply) for lease in staying})
-                outcomes.update({lease.owner: Unknown(reply) for lease, _ in call.coming})
-                continue
-            answer, *found = cast("list[Any]", reply)
-            if answer == 0 or session.ended:
-                # Also if it has ended for the client, by its clock, while this was under way: its leases count as lost,
-                # so no other may come to rely on it. Those that come in are asked for again, with another session.
-                session.ended = True
-                outcomes.update({lease.owner: _ENDED for lease in staying})
-                continue
-            identity, news, *results = found
-            session.heard(sent, call, identity, news)
-            if call.is_new:
-                self._begin(session)
-            self._keep(session, staying, identity, outcomes)
-            for (lease, number), result in zip(call.coming, results, strict=False):
-                if lease.number == number:
-                    self._came(session, lease, result, outcomes)
-                    lease.identity = identity
-            for lease, number in call.going:
-                if lease.number == number:
-                    lease.settled = True
-                    self._drop(lease)
+    def _apply(self, call: _Call, reply: Reply | LockError, sent: Instant, outcomes: dict[str, Renewal]) -> None:
+        """Take the answer to one call. A lease without an outcome is asked for again. Under the mutex."""
+        session = call.session
+        if isinstance(reply, LockError):
+            outcomes.update({lease.owner: Unknown(reply) for lease in call.staying})
+            outcomes.update({lease.owner: Unknown(reply) for lease, _ in call.coming})
+            return
+        answer, *found = cast("list[Any]", reply)
+        if answer == 0 or session.ended:
+            # Also if it has ended for the client, by its clock, while this was under way: its leases count as lost, so
+            # no other may come to rely on it. Those that come in are asked for again, with another session.
+            session.ended = True
+            outcomes.update({lease.owner: _ENDED for lease in call.staying})
+            return
+        identity, news, *results = found
+        session.heard(sent, call, identity, news)
+        if call.is_new:
+            self._begin(session)
+        self._keep(session, call.staying, identity, outcomes)
+        for (lease, number), result in zip(call.coming, results, strict=False):
+            if lease.number == number:
+                self._came(session, lease, result, outcomes)
+                lease.identity = identity
+        for lease, number in call.going:
+            if lease.number == number:
+                lease.settled = True
+                self._drop(lease)
 
     def _begin(self, session: Session) -> None:
         """Use a session that the server has, and forget those that are over."""

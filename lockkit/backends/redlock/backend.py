@@ -2,15 +2,23 @@
 Locks on several independent Redis or Valkey nodes, held by a majority of them: Redlock.
 
 Algorithm: the lock is the same string key ``PREFIX:NAME`` on every node, set with ``NX PX`` by one round to all nodes.
-A client that has it on a majority holds it, for its ttl less the time that this took. A second round is for the token::
+A client that has it on a majority holds it, for its ttl less the time that this took. With the key goes a token, for
+which a second round is needed now and then::
 
-    round 1   every node: take the key, answer max(last token, server time in µs)
-    round 2   nodes that said yes: write max + 1 as the last token, if the key still has the value
+    round 1   every node: take the key; lowest = max(last token + 1, server time in µs)
+              if lowest <= token that the client proposes <= lowest + 10 ms: write that as the last token, answer it
+              otherwise answer lowest
+              a majority wrote it: granted
+    round 2   nodes that said yes: write the highest answer as the last token, if the key still has the value
               a majority wrote it: granted
 
 Why the tokens increase: A was granted with token t, so a majority wrote t while the lock was A's there. B, later, has
-a majority too, and the two share a node. There B took the key after A's write (the key was A's at the write), so B
-read at least t in round 1; and B asks only those in round 2 whose answer it counted in round 1, so it has seen that t.
+a majority too, and the two share a node. There B took the key after A's write (the key was A's at the write), so its
+answer to B was above t; and B's token is no lower than any answer that it counts in round 1. B asks only those in round
+2 whose answer it counted, and is granted its own proposal only if no answer is higher.
+
+What a client proposes is the highest of the nodes' times, by its monotonic clock, as they were when it last needed
+round 2. A proposal that is wrong, for whatever reason, costs a second round.
 
 The value of the key is the owner, and with every further attempt of a waiter ``OWNER.2``, ``OWNER.3``, …::
 
@@ -37,6 +45,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from functools import partial
 from math import inf
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, cast
@@ -61,7 +70,7 @@ from lockkit.backend import (
     seconds_left,
 )
 from lockkit.backends.redis import options as redis_options
-from lockkit.backends.redis.keys import FENCE_MS_MIN, fence_milliseconds, ttl_milliseconds
+from lockkit.backends.redis.keys import FENCE_MS_MIN, KeysByName, fence_milliseconds, ttl_milliseconds
 from lockkit.backends.redlock import addresses
 from lockkit.backends.redlock.delayed_restart import DelayedRestart
 from lockkit.backends.redlock.listing import Listing
@@ -106,11 +115,12 @@ NODE_TIMEOUT = 0.5
 """Seconds that a node has for an answer. Longer delays callers once when a node hangs; shorter gives up on a busy
 node."""
 
+MARGIN_US = 1000
+"""How far a proposed token is above what the nodes' times should be. More: nodes whose clocks are a little behind the
+others refuse it. Less: nodes that are reached a little later than last time refuse it."""
+
 UNSUBSCRIBED_POLL_SECONDS = 0.25
 """Pause between two attempts when no node allows a subscription (rights to channels)."""
-
-KNOWN_NAMES_MAX = 1024
-"""Names whose packed keys are cached. More takes memory (half a kilobyte each), fewer packs them more often."""
 
 OPTIONS: Mapping[str, Option] = MappingProxyType(
     {
@@ -122,7 +132,7 @@ OPTIONS: Mapping[str, Option] = MappingProxyType(
         ),
         "fencing": Option(
             validation.parse_bool,
-            "Two rounds, for tokens that increase. Off: one round, and tokens may repeat or decrease.",
+            "Tokens increase, for which some acquisitions take a second round. Off: tokens may repeat or decrease.",
             True,  # noqa: FBT003 - a default
         ),
         "durable": Option(
@@ -181,8 +191,9 @@ class RedlockBackend(LockBackend):
         assert self._nodes_count < 2 * self._quorum, "two majorities that share no node"
         self._listening = False
         self._no_entries = [""] * self._nodes_count
-        self._names: dict[str, LockKeys] = {}
+        self._keys = KeysByName(partial(LockKeys, self._prefix))
         self._mark_keys = LockKeys(self._prefix, "")
+        self._ahead_us: int | None = None
         self._delayed_restart = DelayedRestart(nodes, self._mark_keys, host.runtime, durable=options["durable"])
         self._advise()
 
@@ -237,7 +248,7 @@ class RedlockBackend(LockBackend):
         """See `LockBackend.try_acquire`."""
         attempts: Attempts | None = request.state
         if attempts is None:
-            attempts = request.state = Attempts(self._keys(request.name), ttl_milliseconds(request.ttl))
+            attempts = request.state = Attempts(self._keys[request.name], ttl_milliseconds(request.ttl))
             self._delayed_restart.note_ttl(attempts.ttl_ms)
         by = min(request.answer_by, self._runtime.now() + CALL_SECONDS)
         outcome = await self._attempt(request, attempts, by)
@@ -262,9 +273,12 @@ class RedlockBackend(LockBackend):
         keys, value = attempts.keys, attempts.next_value(request.owner)
         queued = request.queue and self._listening
         attempts.entries = self._nodes.queue_entries(request) if queued else self._no_entries
-        # With a second round, that one writes the metadata with the token.
-        metadata = "" if self._fencing else request.metadata
-        arguments = value, attempts.ttl_ms, fence_milliseconds(attempts.ttl_ms), metadata
+        now_us = int(self._runtime.now() * 1e6)
+        proposed = 0 if self._ahead_us is None else now_us + self._ahead_us + MARGIN_US
+        arguments = (
+            value, attempts.ttl_ms, fence_milliseconds(attempts.ttl_ms), request.metadata,
+            proposed if self._fencing else "",
+        )  # fmt: skip
         answers = await self._nodes.ask(
             ACQUIRE, keys, arguments, last_arguments=attempts.entries, until=self._round_until(by)
         )
@@ -276,10 +290,13 @@ class RedlockBackend(LockBackend):
         if len(votes.yes) < self._quorum:
             await self._take_back(attempts, value, votes, by)
             return votes if votes.answered_count < self._quorum else busy(attempts, votes, self._quorum, self._runtime)
-        # Without a second round, the one that its node has written.
-        token = max(votes.yes.values()) + self._fencing
+        tokens = list(votes.yes.values())
+        token, refused = max(tokens), None
         assert token > 0
-        refused = await self._write_token(request, value, token, votes, by)
+        if self._fencing and not (token == proposed and tokens.count(token) >= self._quorum):
+            # With the way there, which the next proposal has before it too.
+            self._ahead_us = token - now_us
+            refused = await self._write_token(request, value, token, votes, by)
         if refused is None:
             self._nodes.forget(request)
             # A node that did not answer may have voted too, which a renewal may find out.
@@ -293,8 +310,6 @@ class RedlockBackend(LockBackend):
 
     async def _write_token(self, request: Request, value: str, token: int, votes: Votes, by: Instant) -> Count | None:
         """Run round two. Return None if a majority has written the token, otherwise the nodes' answers."""
-        if not self._fencing:
-            return None
         attempts: Attempts = request.state
         arguments = value, token, fence_milliseconds(attempts.ttl_ms), request.metadata
         until = self._round_until(by)
@@ -434,7 +449,7 @@ class RedlockBackend(LockBackend):
 
     async def holders(self, name: str) -> Sequence[Holder]:
         """See `LockBackend.holders`."""
-        found = await self._find_holder(self._keys(name))
+        found = await self._find_holder(self._keys[name])
         return [] if found is None else [found.holder(self._quorum)]
 
     async def _find_holder(self, keys: LockKeys) -> Found | None:
@@ -456,7 +471,7 @@ class RedlockBackend(LockBackend):
 
     async def break_lock(self, name: str) -> bool:
         """See `LockBackend.break_lock`. Breaks the lease that was found, not a later one."""
-        keys = self._keys(name)
+        keys = self._keys[name]
         found = await self._find_holder(keys)
         if found is None:
             return False
@@ -487,15 +502,6 @@ class RedlockBackend(LockBackend):
     async def close(self) -> None:
         """See `LockBackend.close`."""
         await self._nodes.close()
-
-    def _keys(self, name: str) -> LockKeys:
-        keys = self._names.get(name)
-        if keys is None:
-            if len(self._names) >= KNOWN_NAMES_MAX:
-                self._names.clear()
-            keys = self._names[name] = LockKeys(self._prefix, name)
-        assert keys.lock != self._mark_keys.lock, "a lock without a name"
-        return keys
 
 
 def _reason(answer: LockError) -> LockError:

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from lockkit.backends.redlock.nodes import LockKeys, Nodes
     from lockkit.runtime import Event, Runtime
 
-__all__ = ["FIRST_START_MS", "FORGOTTEN_MS", "DelayedRestart"]
+__all__ = ["AHEAD_MS_MAX", "FIRST_START_MS", "FORGOTTEN_MS", "DelayedRestart"]
 
 log = logging.getLogger("lockkit")
 
@@ -64,6 +64,9 @@ nodes that wait for the longest ttl without need."""
 FORGOTTEN_MS = 60_000
 """Least wait when too few other nodes can tell the longest ttl. Leases longer than this are at risk when several nodes
 are lost together; longer delays the start of a new set in which a node is missing."""
+
+AHEAD_MS_MAX = 10
+"""How far a token may be ahead of the time of the node that accepts it; see ``acquire.lua``."""
 
 LOOKS_MAX = 10
 """How often to ask again during the first start of another client. More delays the caller, fewer reports "no quorum"
@@ -160,8 +163,9 @@ class DelayedRestart:
             wait_ms = ttl_ms
             if sum(look.votes for look in looks.values()) < self._nodes_count - self._quorum + 1:
                 wait_ms = max(wait_ms, FORGOTTEN_MS)
-            # The clock-drift margin between two nodes is the same as the engine's between client and node.
-            wait_ms = math.ceil(wait_ms * 1.01) + 2
+            # The clock-drift margin between two nodes is the same as the engine's between client and node. And the last
+            # token may have been ahead of the time.
+            wait_ms = math.ceil(wait_ms * 1.01) + 2 + AHEAD_MS_MAX
             assert wait_ms > ttl_ms, "a node that votes before what it forgot has ended"
         answers = await self._nodes.ask(ADMIT, self._keys, (wait_ms, ttl_ms), only=unmarked)
         for index in unmarked:

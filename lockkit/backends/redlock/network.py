@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from lockkit.backend import Host, Request
     from lockkit.backends.redis.address import Target
     from lockkit.backends.redis.resp import Reply
+    from lockkit.backends.redis.script import Pack
     from lockkit.backends.redlock.nodes import Answer, Argument, LockKeys, Op
     from lockkit.units import Instant, Seconds
 
@@ -86,40 +87,18 @@ class NetworkNodes(Nodes):
         asked = self.all if only is None else [self.all[index] for index in only]
         if last_arguments is None or not any(last_arguments):
             # The same for all: packed once.
-            body = body if last_arguments is None else body + _EMPTY
-            bodies = [body] * len(asked)
-            messages = [(op.command(body), 1)] * len(asked)
+            bodies = [[body if last_arguments is None else body + _EMPTY]] * len(asked)
         else:
-            bodies = [body + bulk(last_arguments[node.index]) for node in asked]
-            messages = [(op.command(own), 1) for own in bodies]
-        found = await self._ask_each(asked, messages, until, with_run_id=op.with_run_id)
+            bodies = [[body + bulk(last_arguments[node.index])] for node in asked]
+        found = await self._run(op, asked, bodies, until)
         answers: list[Answer] = [None] * len(self.all)
-        unknown = []
-        for position, (node, replies) in enumerate(zip(asked, found, strict=True)):
-            answer = replies if isinstance(replies, LockError) else replies[0]
-            if isinstance(answer, ServerSaid):
-                if answer.code == "NOSCRIPT":
-                    unknown.append(position)
-                answer = translate(answer, node.label)
+        for node, (answer,) in zip(asked, found, strict=True):
             answers[node.index] = answer
-        if unknown:
-            await self._load(op, [(asked[position], bodies[position]) for position in unknown], answers, until)
         if send_later_seconds:
-            for node, own in zip(asked, bodies, strict=True):
+            for node, (own,) in zip(asked, bodies, strict=True):
                 if isinstance(answers[node.index], LockError):
                     node.send_later(send_later_seconds, op.loading_command(own))
         return answers
-
-    async def _load(
-        self, op: Op, asked: Sequence[tuple[RedlockNode, bytes]], answers: list[Answer], until: Instant
-    ) -> None:
-        """Send the script's source to nodes that do not have it."""
-        assert asked, "all nodes have the script"
-        messages = [(op.loading_command(body), 1) for _, body in asked]
-        found = await self._ask_each([node for node, _ in asked], messages, until, with_run_id=op.with_run_id)
-        for (node, _), replies in zip(asked, found, strict=True):
-            answer = replies if isinstance(replies, LockError) else replies[0]
-            answers[node.index] = translate(answer, node.label) if isinstance(answer, ServerSaid) else answer
 
     async def ask_many(
         self,
@@ -142,35 +121,40 @@ class NetworkNodes(Nodes):
             # A node that stops answering in the middle leaves the others half of the time.
             by = now() + (until - now()) / 2
             bodies = [keys.body(op, *values) for keys, values in calls[start : start + BATCH]]
-            packed = b"".join(map(op.command, bodies))
-            found = await self._ask_each(self.all, [(packed, len(bodies))] * len(self.all), by, with_run_id=False)
-            loaded = await self._load_many(op, bodies, found, until)
-            for node, answered in zip(self.all, loaded, strict=True):
-                if isinstance(answered, LockError):
-                    answers[node.index] += [answered] * len(bodies)
-                else:
-                    answers[node.index] += [
-                        translate(reply, node.label) if isinstance(reply, ServerSaid) else reply for reply in answered
-                    ]
+            found = await self._run(op, self.all, [bodies] * len(self.all), by)
+            for node, more in zip(self.all, found, strict=True):
+                answers[node.index] += more
         assert all(len(replies) == len(calls) for replies in answers)
         return answers
 
-    async def _load_many(self, op: Op, bodies: Sequence[bytes], found: list[Answers], until: Instant) -> list[Answers]:
-        """Send the script's source to nodes that do not have it; a node has it for all commands or for none."""
-        unknown = [
-            node
-            for node, replies in zip(self.all, found, strict=True)
-            if not isinstance(replies, LockError)
-            and any(isinstance(reply, ServerSaid) and reply.code == "NOSCRIPT" for reply in replies)
+    async def _run(
+        self, op: Op, asked: Sequence[RedlockNode], bodies: Sequence[Sequence[bytes]], until: Instant
+    ) -> list[list[Answer]]:
+        """
+        Run an operation at some nodes, perhaps several times, and load its script where it is missing.
+
+        Args:
+            op: The operation.
+            asked: The nodes.
+            bodies: For each node the keys and arguments of each of its calls, packed.
+            until: As for `ask`.
+        """
+        found = await self._ask_each(asked, _messages(op.command, op, bodies), until, with_run_id=op.with_run_id)
+        if all(map(_is_clean, found)):
+            return cast("list[list[Answer]]", found)
+        unknown = [index for index, replies in enumerate(found) if _lacks_script(replies)]
+        if unknown:
+            messages = _messages(op.loading_command, op, [bodies[index] for index in unknown])
+            nodes = [asked[index] for index in unknown]
+            again = await self._ask_each(nodes, messages, until, with_run_id=op.with_run_id)
+            for index, replies in zip(unknown, again, strict=True):
+                found[index] = replies
+        return [
+            [replies] * len(own)
+            if isinstance(replies, LockError)
+            else [translate(reply, node.label) if isinstance(reply, ServerSaid) else reply for reply in replies]
+            for node, own, replies in zip(asked, bodies, found, strict=True)
         ]
-        if not unknown:
-            return found
-        packed = op.loading_command(bodies[0]) + b"".join(map(op.command, bodies[1:]))
-        again = await self._ask_each(unknown, [(packed, len(bodies))] * len(unknown), until, with_run_id=False)
-        for node, replies in zip(unknown, again, strict=True):
-            found[node.index] = replies
-        assert len(found) == len(self.all), "a node without an answer"
-        return found
 
     @abstractmethod
     async def _ask_each(
@@ -408,6 +392,29 @@ class AsyncNodes(NetworkNodes):
                     answers[index] = await future
                 except DRIVER_ERRORS as error:
                     answers[index] = translate(error, node.label)
+
+
+def _messages(pack_first: Pack, op: Op, bodies: Sequence[Sequence[bytes]]) -> list[tuple[bytes, int]]:
+    """Pack the calls of each node, once for nodes that have the same; `pack_first` packs the first of them."""
+    messages: list[tuple[bytes, int]] = []
+    before: Sequence[bytes] | None = None
+    for own in bodies:
+        if own is before:
+            messages.append(messages[-1])
+        else:
+            messages.append((b"".join([pack_first(own[0]), *map(op.command, own[1:])]), len(own)))
+        before = own
+    return messages
+
+
+def _is_clean(replies: Answers) -> bool:
+    return type(replies) is list and ServerSaid not in map(type, replies)
+
+
+def _lacks_script(replies: Answers) -> bool:
+    return not isinstance(replies, LockError) and any(
+        isinstance(reply, ServerSaid) and reply.code == "NOSCRIPT" for reply in replies
+    )
 
 
 def open_nodes(host: Host, targets: Sequence[Target], options: Mapping[str, Any]) -> NetworkNodes:

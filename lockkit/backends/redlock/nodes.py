@@ -85,7 +85,7 @@ class Op(Script):
         self.with_run_id = with_run_id
 
 
-ACQUIRE = Op("acquire", ["lock", "fence", "queue", "mark"], 6, with_run_id=True)
+ACQUIRE = Op("acquire", ["lock", "fence", "queue", "mark"], 7, with_run_id=True)
 FENCE = Op("fence", ["lock", "fence", "queue"], 4)
 RENEW = Op("renew", ["lock", "fence", "broken", "mark"], 3)
 RELEASE = Op("release", ["lock", "fence", "queue"], 1)

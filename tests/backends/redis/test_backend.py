@@ -13,9 +13,9 @@ import pytest
 from lockkit.backend import Busy, Gone, Grant, Renewed, Unknown
 from lockkit.backends.redis import handshake
 from lockkit.backends.redis.address import Target
-from lockkit.backends.redis.backend import _ACQUIRE, _BREAK, _WRITE_NOTE, KNOWN_NAMES_MAX
+from lockkit.backends.redis.backend import _ACQUIRE, _BREAK, _WRITE_NOTE
 from lockkit.backends.redis.cluster import ClusterTopology, slot_of
-from lockkit.backends.redis.keys import lock_key
+from lockkit.backends.redis.keys import KNOWN_NAMES_MAX, lock_key
 from lockkit.backends.redis.listing import Scan
 from lockkit.backends.redis.node import open_node
 from lockkit.backends.redis.resp import Parser, pack
@@ -938,7 +938,7 @@ def test_packed_names_are_not_kept_without_limit(server: RedisServer, redis: Key
         async with backend_at(server.url, host) as backend:
             for index in range(KNOWN_NAMES_MAX + 10):
                 assert await backend.holders(f"lock {index}") == []
-            assert len(backend._names) <= KNOWN_NAMES_MAX
+            assert len(backend._keys) <= KNOWN_NAMES_MAX
 
     del redis
     Face("sync").run(scenario)
@@ -974,7 +974,7 @@ def test_all_keys_of_a_lock_are_in_one_cluster_slot(name: str) -> None:
 
     async def scenario(host: StubHost) -> None:
         async with backend_at("redis://localhost", host) as backend:
-            keys = backend._keys(name)
+            keys = backend._keys[name]
             for script in (_ACQUIRE, _BREAK, _WRITE_NOTE):
                 seen.update(cast("list[bytes]", Parser().feed(keys.packed(script))))
 

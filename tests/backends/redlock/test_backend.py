@@ -8,7 +8,7 @@ import gc
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -26,7 +26,7 @@ from lockkit.backends.redis.resp import ServerSaid, bulk
 from lockkit.backends.redlock import node as redlock_node
 from lockkit.backends.redlock.backend import RedlockBackend
 from lockkit.backends.redlock.delayed_restart import FORGOTTEN_MS
-from lockkit.backends.redlock.nodes import ACQUIRE, FENCE, RENEW, UNDO
+from lockkit.backends.redlock.nodes import ACQUIRE, FENCE, RELEASE, RENEW, UNDO
 from lockkit.configuration.registry import split_options
 from lockkit.engine import engine
 from lockkit.errors import BackendUnavailable, ConfigurationError, NoQuorum
@@ -42,7 +42,7 @@ from tests.tries import busy
 if TYPE_CHECKING:
     from lockkit.backends.redis.connection import Connection
     from lockkit.backends.redlock.network import NetworkNodes
-    from lockkit.backends.redlock.nodes import Answer, Op
+    from lockkit.backends.redlock.nodes import Answer, LockKeys, Op
     from lockkit.testing.servers.base import Server
 
 MARK = "{lockkit}:redlock"
@@ -146,6 +146,13 @@ async def until(host: StubHost, condition: Callable[[], bool]) -> None:
         await host.runtime.sleep(0.01)
 
 
+async def until_it(host: StubHost, ask: Callable[[], Awaitable[object]], wanted: object) -> None:
+    """The same with something that is asked: perhaps often, because a busy machine takes time where little is left."""
+    deadline = host.runtime.now() + 20.0
+    while (answer := await ask()) != wanted:
+        assert host.runtime.now() < deadline, answer
+
+
 # -- what lies at the nodes --------------------------------------------------------------------------------------------
 
 
@@ -191,17 +198,24 @@ def test_holder_has_it_as_long_as_a_majority(nodes: RedisNodes, face: Face) -> N
 @pytest.mark.parametrize("fencing", [True, False])
 def test_commands_of_an_uncontended_pair(nodes: RedisNodes, face: Face, *, fencing: bool) -> None:
     """On each node: one look in each round, the time, and a write for each change."""
-    pair = {"evalsha": 3, "mget": 3, "time": 1, "set": 2, "del": 1}
-    if not fencing:
-        pair |= {"evalsha": 2, "mget": 2}
+    one_round = {"evalsha": 2, "mget": 2, "time": 1, "set": 2, "del": 1}
+    # The first acquisition of a client, and one whose messages were late.
+    two_rounds = one_round | {"evalsha": 3, "mget": 3}
 
     async def scenario(host: StubHost) -> None:
         async with redlock(nodes, host, fencing=str(fencing)) as backend:
             await backend.release(granted(await backend.try_acquire(host.request())))
-            for node in nodes.nodes:
-                calls(on(node))
-            await backend.release(granted(await backend.try_acquire(host.request())))
-            assert [calls(on(node)) for node in nodes.nodes] == [pair] * 5
+
+            async def pair() -> list[dict[str, int]]:
+                for node in nodes.nodes:
+                    calls(on(node))
+                await backend.release(granted(await backend.try_acquire(host.request())))
+                return [calls(on(node)) for node in nodes.nodes]
+
+            if fencing:
+                backend._ahead_us = None
+                assert await pair() == [two_rounds] * 5
+            await until_it(host, pair, [one_round] * 5)
 
     face.run(scenario)
 
@@ -278,6 +292,7 @@ def test_grant_needs_a_majority_in_round_two(nodes: RedisNodes, face: Face, monk
     async def scenario(host: StubHost) -> None:
         async with redlock(nodes, host) as backend:
             granted(await backend.try_acquire(host.request("warm")))
+            backend._ahead_us = None
             ask = backend._nodes.ask
 
             async def lose_before_fence(op: Op, *arguments: Any, **options: Any) -> list[Answer]:
@@ -293,20 +308,112 @@ def test_grant_needs_a_majority_in_round_two(nodes: RedisNodes, face: Face, monk
     face.run(scenario)
 
 
+def rounds_of(monkeypatch: pytest.MonkeyPatch, backend: RedlockBackend) -> list[Op]:
+    """Note the operations that nodes are asked for, all at the same time, from now on."""
+    asked: list[Op] = []
+    ask = backend._nodes.ask
+
+    async def note(op: Op, *arguments: Any, **options: Any) -> list[Answer]:
+        asked.append(op)
+        return await ask(op, *arguments, **options)
+
+    monkeypatch.setattr(backend._nodes, "ask", note)
+    return asked
+
+
+def test_round_one_is_enough_if_a_majority_accepts_the_proposed_token(
+    nodes: RedisNodes, face: Face, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All nodes have then written it, with the metadata, as round two would."""
+
+    async def scenario(host: StubHost) -> None:
+        async with redlock(nodes, host) as backend:
+            granted(await backend.try_acquire(host.request("warm")))
+            asked = rounds_of(monkeypatch, backend)
+            last = 0
+
+            async def acquire() -> list[Op]:
+                nonlocal last
+                asked.clear()
+                grant = granted(await backend.try_acquire(host.request()))
+                rounds = list(asked)
+                assert grant.token > last
+                last = grant.token
+                (holder,) = await backend.holders("x")
+                assert (holder.token, holder.metadata) == (grant.token, {"pid": 1})
+                written = [on(node)("GET", f"{{{LOCK}}}:fence") for node in nodes.nodes]
+                assert [token_in(record) for record in written] == [str(grant.token)] * 5
+                await backend.release(grant)
+                return rounds
+
+            await until_it(host, acquire, [ACQUIRE])
+
+    face.run(scenario)
+
+
+@pytest.mark.parametrize("wrong_us", [-1_000_000, 1_000_000], ids=["behind", "ahead"])
+def test_proposal_that_nodes_refuse_takes_a_second_round(
+    nodes: RedisNodes, face: Face, monkeypatch: pytest.MonkeyPatch, wrong_us: int
+) -> None:
+    """A client whose idea of the time is wrong, as after a pause, cannot take a token down, nor ahead of the time."""
+
+    async def scenario(host: StubHost) -> None:
+        async with redlock(nodes, host) as backend:
+            grant = granted(await backend.try_acquire(host.request()))
+            await backend.release(grant)
+            asked = rounds_of(monkeypatch, backend)
+            assert backend._ahead_us is not None
+            backend._ahead_us += wrong_us
+            newer = granted(await backend.try_acquire(host.request()))
+
+            assert asked == [ACQUIRE, FENCE]
+            assert newer.token > grant.token
+            seconds, micros = on(nodes.nodes[0])("TIME")
+            assert newer.token <= int(seconds) * 1_000_000 + int(micros)
+
+    face.run(scenario)
+
+
+def test_proposal_that_a_minority_accepts_takes_a_second_round(
+    nodes: RedisNodes, face: Face, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What fewer than a majority have written is no token: the next holder might not see it."""
+
+    async def scenario(host: StubHost) -> None:
+        async with redlock(nodes, host) as backend:
+            await backend.release(granted(await backend.try_acquire(host.request())))
+            ask = backend._nodes.ask
+            accepted = False
+
+            async def refuse(op: Op, keys: LockKeys, arguments: Sequence[Any], **options: Any) -> list[Answer]:
+                nonlocal accepted
+                answers = await ask(op, keys, arguments, **options)
+                if op is ACQUIRE:
+                    accepted = answers[0] == answers[1] == arguments[4]
+                    answers[2:] = [1, 1, 1]  # as nodes whose clocks are far behind
+                return answers
+
+            monkeypatch.setattr(backend._nodes, "ask", refuse)
+            asked = rounds_of(monkeypatch, backend)
+
+            async def acquire() -> bool:
+                asked.clear()
+                await backend.release(granted(await backend.try_acquire(host.request())))
+                assert asked == [ACQUIRE, FENCE, RELEASE]
+                return accepted
+
+            await until_it(host, acquire, wanted=True)
+
+    face.run(scenario)
+
+
 def test_one_round_without_fencing(nodes: RedisNodes, face: Face, monkeypatch: pytest.MonkeyPatch) -> None:
     """``fencing=off`` saves the second round; the token is still a number above 0."""
 
     async def scenario(host: StubHost) -> None:
         async with redlock(nodes, host, fencing="off") as backend:
-            asked = []
-            ask = backend._nodes.ask
-
-            async def count(op: Op, *arguments: Any, **options: Any) -> list[Answer]:
-                asked.append(op)
-                return await ask(op, *arguments, **options)
-
             granted(await backend.try_acquire(host.request("warm")))
-            monkeypatch.setattr(backend._nodes, "ask", count)
+            asked = rounds_of(monkeypatch, backend)
             assert granted(await backend.try_acquire(host.request())).token > 0
             assert asked == [ACQUIRE]
 
@@ -1324,6 +1431,7 @@ def test_too_few_answers_are_no_answer(nodes: RedisNodes, face: Face, monkeypatc
             if op is ACQUIRE:
                 for node in nodes.nodes[3:]:
                     on(node)("SET", LOCK, "somebody else", "PX", 60_000)
+            backend._ahead_us = None  # so that there is a round two
             unheard(monkeypatch, backend, op, 0, 1, 2)
             with pytest.raises(NoQuorum, match="2 of 5"):
                 await backend.try_acquire(host.request(ttl=600.0))
@@ -1341,6 +1449,7 @@ def test_validity_counts_from_before_anything_was_sent(
     async def scenario(host: StubHost) -> None:
         async with redlock(nodes, host) as backend:
             granted(await backend.try_acquire(host.request("warm")))
+            backend._ahead_us = None  # so that there is a round two
             asked, now = backend._nodes, host.runtime.now
             ask, ask_many = asked.ask, asked.ask_many
 

@@ -1,17 +1,21 @@
 -- Round one on one node: takes the lock there and returns its highest token, if this node may vote.
 --
 -- KEYS  1 lock   2 fence (the record of the last grant; see fence.lua)   3 queue (see notify.lua)   4 mark (see admit.lua)
--- ARGV  1 value (one per attempt)  2 ttl_ms  3 fence_ms (how long the record is kept)
---       4 metadata (JSON), or "" if round two writes it
---       5 entry for the queue: "OWNER 0 CHANNEL", or "" not to wait
---       6 run id of the server as told on this connection, "" if unknown
--- Returns max(last token, server time in µs) when taken (if round two does not write it, max(last token + 1, time), the
--- token that it has written); otherwise
+-- ARGV  1 value (one per attempt)  2 ttl_ms  3 fence_ms (how long the record is kept)  4 metadata (JSON)
+--       5 token that the client proposes to all nodes, or "" to write the lowest possible one
+--       6 entry for the queue: "OWNER 0 CHANNEL", or "" not to wait
+--       7 run id of the server as told on this connection, "" if unknown
+-- Returns a token when taken: the proposed one, which it has then written; if this node cannot accept that, the lowest
+-- possible one, max(last token + 1, server time in µs), which it has not written. Otherwise
 --   {0, ttl_ms left (-1: for ever), value of the holder, 0 if its client is lockkit, 1 if not, 2 if that is not sure}
 --   {-1}           no vote: the server lost its data or was restarted, and no client has decided when it votes again
 --   {-2, wait_ms}  no vote for that time, for the same reason
 local lock, fence, queue, mark = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local value, ttl_ms, metadata, entry, run = ARGV[1], ARGV[2], ARGV[4], ARGV[5], ARGV[6]
+local value, ttl_ms, entry, run = ARGV[1], ARGV[2], ARGV[6], ARGV[7]
+
+-- How far a token may be ahead of this server's time (AHEAD_MS_MAX in delayed_restart.py). More: restarted nodes wait for
+-- so much longer, so that tokens increase. Less: nodes whose clocks differ as they mostly do refuse what others accept.
+local AHEAD_US_MAX = 10000
 
 -- In the same atomic step as the vote: a mark that was read before could be gone by now (FLUSHALL).
 local found = redis.call('MGET', mark, fence)
@@ -36,14 +40,15 @@ if redis.call('SET', lock, value, 'NX', 'PX', ttl_ms) then
   if entry ~= '' then
     redis.call('LREM', queue, 1, entry)
   end
-  local token = math.max(tonumber(last or 0), now_us)
-  if metadata ~= '' then
-    token = math.max(tonumber(last or 0) + 1, now_us)
-    if sign ~= ' ' then
-      sign = redis.call('EXISTS', queue) == 0 and ' ' or '+'
-    end
-    redis.call('SET', fence, string.format('%.0f', token) .. sign .. value .. ' ' .. metadata, 'PX', ARGV[3])
+  local lowest = math.max(tonumber(last or 0) + 1, now_us)
+  local token = tonumber(ARGV[5]) or lowest
+  if token < lowest or token > lowest + AHEAD_US_MAX then
+    return lowest
   end
+  if sign ~= ' ' then
+    sign = redis.call('EXISTS', queue) == 0 and ' ' or '+'
+  end
+  redis.call('SET', fence, string.format('%.0f', token) .. sign .. value .. ' ' .. ARGV[4], 'PX', ARGV[3])
   return token
 end
 
@@ -75,8 +80,8 @@ if entry ~= '' then
     redis.call('PEXPIRE', queue, string.format('%.0f', keep_ms))
   end
 end
--- The record of a lease that is being granted is not yet written: then lockkit's values are told by their form, which
--- those of some other clients have, too.
+-- The record of a lease that is being granted may not be written yet: then lockkit's values are told by their form,
+-- which those of some other clients have, too.
 local kind = 1
 if string.match(record or '', '^%d+[ +](%S+)') == holder then
   kind = 0

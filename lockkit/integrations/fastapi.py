@@ -18,7 +18,7 @@ from starlette.requests import HTTPConnection  # noqa: TC002 - FastAPI reads ann
 from lockkit.aio import Client, Lease
 from lockkit.errors import ConfigurationError
 from lockkit.integrations.idempotency import IdempotencyMiddleware
-from lockkit.integrations.starlette import NameFields, check_times, client_of, hold, lead, lifespan
+from lockkit.integrations.starlette import NameFields, check_options, client_of, hold, lead, lifespan
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,7 +45,7 @@ def locked(
     name: str | Callable[..., str],
     *,
     timeout: Seconds | timedelta | None = 0,
-    retry_after: int = 1,
+    retry_after: Seconds | timedelta = 1,
     cancel_on_lost: bool = True,
     **options: Any,
 ) -> Any:  # noqa: ANN401 - as `Depends`, so that it can be a default
@@ -62,7 +62,7 @@ def locked(
             endpoint declares them: with ``seat: int``, ``/seats/7`` and ``/seats/07`` are one lock. Or a dependency
             that returns the name, for example from the body.
         timeout: Seconds to wait; 0 tries once, None waits as long as the client does.
-        retry_after: Seconds that a refused client is asked to wait (the ``Retry-After`` header).
+        retry_after: Seconds that a refused client is asked to wait (the ``Retry-After`` header, in whole seconds).
         cancel_on_lost: Cancel an ``async def`` endpoint when its lease is lost. (A thread cannot be cancelled.)
         **options: As for `lockkit.aio.Client.lock`.
 
@@ -71,11 +71,12 @@ def locked(
         backend is unavailable, and 500 if the lease was lost before the endpoint returned.
 
     Raises:
-        ConfigurationError: The name is no template, or a time is wrong.
+        ConfigurationError: The name is no template and no dependency, or an option is wrong.
+        TypeError: There is no such option.
     """
-    check_times(timeout, options)
-    template = name if isinstance(name, str) else None
-    naming = _naming(NameFields(name)) if isinstance(name, str) else name
+    check_options(timeout, retry_after, {**options, "cancel_on_lost": cancel_on_lost})
+    template = None if callable(name) else name
+    naming = name if callable(name) else _naming(NameFields(name))
 
     async def hold_lock(request: HTTPConnection, named: str = Depends(naming)) -> AsyncIterator[Lease]:
         if not isinstance(request, Request):

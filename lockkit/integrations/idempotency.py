@@ -21,7 +21,7 @@ from starlette.responses import JSONResponse
 
 from lockkit import validation
 from lockkit.errors import BackendUnavailable, ConfigurationError, KeyReused, LockLost, LockTimeout
-from lockkit.integrations.starlette import client_of, unavailable
+from lockkit.integrations.starlette import client_of, refusal, unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -66,7 +66,7 @@ class IdempotencyMiddleware:
         keep: Seconds | timedelta = 86_400,
         methods: Collection[str] = ("POST", "PATCH"),
         required: bool = False,
-        retry_after: int = 1,
+        retry_after: Seconds | timedelta = 1,
     ) -> None:
         """
         Wrap an application: ``app.add_middleware(IdempotencyMiddleware, caller=…)``.
@@ -78,11 +78,11 @@ class IdempotencyMiddleware:
             keep: Seconds for which a response is kept.
             methods: Methods that the header counts for; their case does not matter.
             required: Refuse a request of these methods without the header with 400.
-            retry_after: Seconds that a refused client is asked to wait (the ``Retry-After`` header).
+            retry_after: Seconds that a refused client is asked to wait (the ``Retry-After`` header, in whole seconds).
 
         Raises:
             ConfigurationError: `methods` is a single str, of which no request has a letter as its method; `caller` is a
-                coroutine function; or `keep` is wrong. At a request: `caller` did not return a str.
+                coroutine function; or `keep` or `retry_after` is wrong. At a request: `caller` did not return a str.
         """
         if isinstance(methods, str):
             message = f"methods must be a collection such as ['POST'], not the single str {methods!r}"
@@ -91,6 +91,7 @@ class IdempotencyMiddleware:
             message = "caller must be a plain function: it is called before the application, without its dependencies"
             raise ConfigurationError(message)
         validation.seconds(keep, "keep", exclusive=True)
+        validation.seconds(retry_after, "retry_after")
         self._app = app
         self._caller = caller
         self._keep = keep
@@ -138,8 +139,7 @@ class IdempotencyMiddleware:
             try:
                 attempt = await stack.enter_async_context(once)
             except LockTimeout as error:
-                headers = {"Retry-After": str(self._retry_after)}
-                raise HTTPException(409, "a request with this key is being processed", headers) from error
+                raise refusal(409, "a request with this key is being processed", self._retry_after) from error
             except KeyReused as error:
                 raise HTTPException(422, "this key was used for another request") from error
             except BackendUnavailable as error:

@@ -13,6 +13,7 @@ import inspect
 import logging
 import string
 from contextlib import AsyncExitStack, asynccontextmanager
+from math import ceil
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
     Work = Callable[[aio.Term], Awaitable[object]]
 
-__all__ = ["NameFields", "check_times", "client_of", "hold", "lead", "lifespan", "locked", "unavailable"]
+__all__ = ["NameFields", "check_options", "client_of", "hold", "lead", "lifespan", "locked", "refusal", "unavailable"]
 
 T = TypeVar("T")
 
@@ -159,8 +160,13 @@ class NameFields:
         Check the template.
 
         Raises:
-            ConfigurationError: It is no format string, or a field is more than the name of a parameter.
+            ConfigurationError: It is no format string, a field is more than the name of a parameter, or no value of the
+                fields could make it a valid lock name.
         """
+        given: object = template
+        if not isinstance(given, str):
+            message = f"lock name must be a str such as 'seat:{{seat}}', not {validation.shown(template)}"
+            raise ConfigurationError(message)
         self.template = template
         try:
             parts = list(string.Formatter().parse(template))
@@ -172,36 +178,48 @@ class NameFields:
         if any(not name.isidentifier() for name in self.names) or any(spec or how for _, _, spec, how in parts):
             message = f"lock name {template!r}: a field must be the plain name of a parameter, such as {{seat}}"
             raise ConfigurationError(message, name=template)
+        literal = "".join(text for text, _ in self._parts)
+        if literal or not self.names:
+            validation.lock_name(literal)
 
     def fill(self, values: Mapping[str, object]) -> str:
         """
         Fill in the fields. Values are percent-encoded, so that no value can imitate another one or the text between.
 
         Raises:
-            HTTPException: 422: the name gets too long.
+            HTTPException: 422: the name gets too long, or is empty.
         """
         fields = ((text, "" if field is None else quote(str(values[field]), safe="")) for text, field in self._parts)
         name = "".join(text + value for text, value in fields)
         if len(name.encode()) > validation.NAME_BYTES_MAX:
             raise HTTPException(422, "a parameter is too long")
+        if not name:
+            raise HTTPException(422, "a parameter is empty")
         return name
 
 
-def check_times(timeout: object, options: Mapping[str, object]) -> None:
+def check_options(timeout: Any, retry_after: object, options: Mapping[str, Any]) -> None:  # noqa: ANN401 - also what is wrong
     """
-    Check the times of a lock when an endpoint is declared, not at its first request.
+    Check the options of a lock when an endpoint is declared, not at its first request.
 
     Raises:
         ConfigurationError: One of them is wrong.
+        TypeError: There is no such option.
     """
-    validation.timeout(timeout)
-    if options.get("ttl") is not None:
-        validation.ttl(options["ttl"], 0.0)
+    validation.seconds(retry_after, "retry_after")
+    # No client is open yet. One in memory checks the same, and sends nothing before a lock is acquired.
+    aio.connect("memory://").lock("checked", timeout=timeout, **options)
 
 
-def unavailable(retry_after: int) -> HTTPException:
+def refusal(status: int, detail: str, retry_after: Seconds | timedelta) -> HTTPException:
+    """Return the answer to a request that may come again after `retry_after` seconds."""
+    seconds = validation.seconds(retry_after, "retry_after")
+    return HTTPException(status, detail, {"Retry-After": str(ceil(seconds))})
+
+
+def unavailable(retry_after: Seconds | timedelta) -> HTTPException:
     """Return the answer for an outage of the backend."""
-    return HTTPException(503, "the lock service is unavailable", {"Retry-After": str(retry_after)})
+    return refusal(503, "the lock service is unavailable", retry_after)
 
 
 @asynccontextmanager
@@ -210,7 +228,7 @@ async def hold(
     name: str,
     *,
     timeout: Seconds | timedelta | None = 0,
-    retry_after: int = 1,
+    retry_after: Seconds | timedelta = 1,
     **options: Any,
 ) -> AsyncIterator[aio.Lease]:
     """
@@ -223,7 +241,7 @@ async def hold(
         request: Of the endpoint.
         name: Of the lock.
         timeout: Seconds to wait; 0 tries once, None waits as long as the client does.
-        retry_after: Seconds that a refused client is asked to wait (the ``Retry-After`` header).
+        retry_after: Seconds that a refused client is asked to wait (the ``Retry-After`` header, in whole seconds).
         **options: As for `lockkit.aio.Client.lock`; ``cancel_on_lost`` is true unless given.
 
     Raises:
@@ -236,7 +254,7 @@ async def hold(
             enter = functools.partial(stack.enter_async_context, lock)
             lease = await (enter() if timeout == 0 else _while_connected(request, enter))
         except LockTimeout as error:
-            raise HTTPException(409, "busy", {"Retry-After": str(retry_after)}) from error
+            raise refusal(409, "busy", retry_after) from error
         except BackendUnavailable as error:
             raise unavailable(retry_after) from error
         try:
@@ -290,7 +308,7 @@ def locked(
     name: str,
     *,
     timeout: Seconds | timedelta | None = 0,
-    retry_after: int = 1,
+    retry_after: Seconds | timedelta = 1,
     **options: Any,
 ) -> Callable[[Callable[..., Awaitable[T]]], Callable[..., Awaitable[T]]]:
     """
@@ -304,10 +322,12 @@ def locked(
         **options: See `hold`.
 
     Raises:
-        ConfigurationError: The name is no template, a time is wrong, or the function is no coroutine function.
+        ConfigurationError: The name is no template, an option is wrong, or the function is no coroutine function. At a
+            request: the endpoint got no `Request`, because it is that of a WebSocket.
+        TypeError: There is no such option.
     """
     fields = NameFields(name)
-    check_times(timeout, options)
+    check_options(timeout, retry_after, options)
 
     def decorate(endpoint: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
         if not inspect.iscoroutinefunction(endpoint):
@@ -316,7 +336,13 @@ def locked(
 
         @functools.wraps(endpoint)
         async def run(*arguments: Any, **keywords: Any) -> T:
-            request = next(value for value in (*arguments, *keywords.values()) if isinstance(value, Request))
+            request = next((value for value in (*arguments, *keywords.values()) if isinstance(value, Request)), None)
+            if request is None:
+                message = (
+                    f"locked({name!r}) holds a lock for an HTTP request, and {endpoint.__qualname__}() got none: in a "
+                    "WebSocket, use `async with websocket.state.lockkit.lock(...)`"
+                )
+                raise ConfigurationError(message, name=name)
             values = {**request.query_params, **request.path_params}
             if missing := set(fields.names) - values.keys():
                 raise HTTPException(422, f"missing: {', '.join(sorted(missing))}")

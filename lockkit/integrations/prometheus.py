@@ -65,7 +65,8 @@ class PrometheusObserver(Observer):
         self._acquisitions = counter("acquisitions", "Calls that acquire, by their outcome.", "outcome")
         self._waits = counter("waits", "Calls that found the lock busy and began to wait.")
         self._wait_seconds = histogram("wait_seconds", "How long calls waited for the lock.")
-        self._held = Gauge("lockkit_held", "Leases that are held.", _LABELS, registry=to)
+        # Where processes share a directory of metrics, one that was killed holds nothing any more.
+        self._held = Gauge("lockkit_held", "Leases that are held.", _LABELS, registry=to, multiprocess_mode="livesum")
         self._hold_seconds = histogram("hold_seconds", "How long leases were held.")
         self._renewals = counter("renewals", "Renewals that the backend confirmed.")
         self._jeopardies = counter("jeopardies", "Leases whose renewal got no answer, until one works again.")

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 import logging
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
@@ -131,7 +130,7 @@ class IdempotencyMiddleware:
             message = f"caller of IdempotencyMiddleware must return a str, not {type(caller).__name__}"
             raise ConfigurationError(message)
         name = "idempotency:" + _digest(caller, key)
-        match = _digest(scope["method"], scope["path"], scope["query_string"].decode("latin-1"), body.decode("latin-1"))
+        match = _digest(scope["method"], scope["path"], scope["query_string"], body)
         once = client_of(scope).once(name, keep=self._keep, timeout=0, match=match, label="idempotency")
         answer = _Answer(send)
         async with AsyncExitStack() as stack:
@@ -257,6 +256,16 @@ def _replaying(body: bytes) -> Receive:
     return replay
 
 
-def _digest(*parts: str) -> str:
-    """Shorten texts to a name: they may be long, and are nobody else's business."""
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+def _digest(*parts: str | bytes) -> str:
+    """
+    Shorten texts to a name: they may be long, and are nobody else's business.
+
+    Each goes in with its length before it, so that no two lists have the same digest. In place: as JSON, a body of
+    10 MB held up the event loop for a fifth of a second.
+    """
+    digest = hashlib.sha256()
+    for part in parts:
+        raw = part.encode("utf-8", "surrogatepass") if isinstance(part, str) else part
+        digest.update(len(raw).to_bytes(8, "big"))
+        digest.update(raw)
+    return digest.hexdigest()

@@ -448,6 +448,14 @@ def test_caller_is_a_plain_function_that_returns_a_str() -> None:
         client.post("/", headers={"Idempotency-Key": "k"})
 
 
+def test_path_and_body_are_compared_apart() -> None:
+    """Moving text from one to the other makes another request, whatever it is."""
+    lists = [("a", "b"), ("ab", ""), ("", "ab"), ("ab",), ("a", "", "b"), ("\ud800",), (b"\xff", "b"), (b"\xffb",)]
+
+    assert len({_digest(*parts) for parts in lists}) == len(lists)
+    assert _digest("a", b"b") == _digest(b"a", "b")
+
+
 def test_case_of_a_method_does_not_matter() -> None:
     """Requests have it in capitals."""
     with TestClient(payments(methods=["post"])) as client:

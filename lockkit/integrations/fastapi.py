@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["Client", "IdempotencyMiddleware", "Lease", "client", "lead", "lifespan", "locked"]
 
 _ELSEWHERE = (params.Header, params.Cookie, params.Body, params.Depends)
-"""What says that FastAPI takes a parameter from somewhere else than the path or the query."""
+"""Markers of parameters that FastAPI does not take from the path or the query."""
 
 
 def client(request: HTTPConnection) -> Client:
@@ -50,12 +50,12 @@ def locked(
     **options: Any,
 ) -> Any:  # noqa: ANN401 - as `Depends`, so that it can be a default
     """
-    Make a dependency that holds a lock until the endpoint has returned, and gives its lease.
+    Return a dependency that holds a lock until the endpoint has returned; its value is the lease.
 
     ``lease: Annotated[Lease, locked("seat:{seat}")]`` as a parameter, or ``dependencies=[locked("report")]``.
 
-    The lock is released before the response is sent. So a lease that was lost can still turn the response into an
-    error; and what a streaming response yields, and background tasks, run without the lock.
+    lockkit releases the lock before the response is sent. So it can still turn the response into an error if the lease
+    was lost; but the body of a streaming response and background tasks run without the lock.
 
     Args:
         name: Of the lock. Fields such as ``{seat}`` are path or query parameters of the request, converted as the
@@ -103,7 +103,7 @@ def _naming(fields: NameFields) -> Callable[[HTTPConnection], str]:
 
 def _converted(endpoint: Callable[..., Any], field: str, given: dict[str, Any]) -> object:
     """
-    Convert a parameter of the request as the endpoint's signature says: the name must not depend on how it is written.
+    Convert a parameter of the request as the endpoint's signature says, so that each value has one name.
 
     Raises:
         RequestValidationError: It is missing, or not of that type: the answer is 422, as without the lock.
@@ -152,8 +152,8 @@ def _declared(
         if isinstance(marker, _ELSEWHERE):
             # A query parameter of that name, which FastAPI ignores, must not choose the lock.
             message = (
-                f"lock name: {field!r} of {function.__qualname__!r} is no path or query parameter. Give locked() a "
-                "dependency that returns the name"
+                f"lock name: {field!r} of {function.__qualname__!r} is not a path or query parameter. Give locked() "
+                "a dependency that returns the name"
             )
             raise ConfigurationError(message)
         if isinstance(marker, FieldInfo):

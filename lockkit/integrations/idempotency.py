@@ -1,5 +1,5 @@
 """
-Idempotency keys for Starlette and FastAPI: a request that is repeated with its ``Idempotency-Key`` is done once.
+Idempotency keys for Starlette and FastAPI: a request that is repeated with the same ``Idempotency-Key`` runs once.
 
 Status codes as in section 2.7 of the IETF draft "The Idempotency-Key HTTP Header Field"
 (draft-ietf-httpapi-idempotency-key-header, J. Jena, S. Dalal): 400 for a missing key where one is required, 409 while
@@ -50,11 +50,11 @@ class IdempotencyMiddleware:
     """
     Answers a repeated request with the response of the first one, from the record of `lockkit.aio.Client.once`.
 
-    A request with an ``Idempotency-Key`` runs while its key is held. A response below 400 is stored with the key before
-    the client gets it. Any other response, or an exception, stores nothing, and the next request with that key runs.
-    The application does not learn that the client has gone, so that the client's repeat gets the response. Bodies of
-    such requests and responses are kept in memory. A response of more than 64 KiB (as JSON text) is not
-    stored: its key is done, and repeats are answered with 409, without ``Retry-After``.
+    A request with an ``Idempotency-Key`` runs while its key is held. The middleware stores a response below 400 with
+    the key before the client gets it. After any other response, or an exception, it stores nothing, and the next
+    request with that key runs. The application does not notice that the client has disconnected, so that the client's
+    repeat gets the response. The bodies of such requests and responses are kept in memory. The middleware does not
+    store a response of more than 64 KiB (as JSON text): its key is done, and repeats get 409 without ``Retry-After``.
     """
 
     def __init__(
@@ -72,15 +72,15 @@ class IdempotencyMiddleware:
 
         Args:
             app: The application.
-            caller: Tells whose key it is, such as the ``Authorization`` header: a caller never gets another one's
+            caller: Returns whose key it is, such as the ``Authorization`` header: a caller never gets another caller's
                 stored response. The application's own authentication does not run for a repeat.
             keep: Seconds for which a response is kept.
-            methods: Methods that the header counts for; their case does not matter.
+            methods: Methods for which the header counts, in upper or lower case.
             required: Refuse a request of these methods without the header with 400.
             retry_after: Seconds that a refused client is asked to wait (the ``Retry-After`` header, in whole seconds).
 
         Raises:
-            ConfigurationError: `methods` is a single str, of which no request has a letter as its method; `caller` is a
+            ConfigurationError: `methods` is a single str, whose letters are no methods; `caller` is a
                 coroutine function; or `keep` or `retry_after` is wrong. At a request: `caller` did not return a str.
         """
         if isinstance(methods, str):
@@ -126,7 +126,7 @@ class IdempotencyMiddleware:
         """
         caller: object = self._caller(Request(scope))
         if not isinstance(caller, str):
-            # All callers of which it returns None would get each other's responses.
+            # With None, callers would get each other's responses.
             message = f"caller of IdempotencyMiddleware must return a str, not {type(caller).__name__}"
             raise ConfigurationError(message)
         name = "idempotency:" + _digest(caller, key)
@@ -258,7 +258,7 @@ def _replaying(body: bytes) -> Receive:
 
 def _digest(*parts: str | bytes) -> str:
     """
-    Shorten texts to a name: they may be long, and are nobody else's business.
+    Shorten texts to a name: they may be long, and may be private.
 
     Each goes in with its length before it, so that no two lists have the same digest. In place: as JSON, a body of
     10 MB held up the event loop for a fifth of a second.

@@ -1,8 +1,8 @@
 """
-Locks, a background leader and idempotency keys for Starlette, and what those for FastAPI are made of. Needs Starlette.
+Locks, a background leader and idempotency keys for Starlette; those for FastAPI build on them. Needs Starlette.
 
 `lifespan` opens one client per worker process, `locked` holds a lock while an endpoint runs, `lead` runs a coroutine in
-one of all worker processes. `lockkit.integrations.idempotency` answers repeated requests.
+only one of the worker processes. `lockkit.integrations.idempotency` answers repeated requests.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def lifespan(
     Args:
         url: As for `lockkit.connect`; no I/O happens at the start.
         profile: As there.
-        leading: Election names, and for each a coroutine function that runs in one of all processes: see `lead`.
+        leading: Election names, and for each a coroutine function that runs in only one of the processes: see `lead`.
         **options: As for `lockkit.connect`.
 
     Raises:
@@ -87,11 +87,11 @@ async def lead(election: aio.Election, work: Work, *, pause: Seconds = 1.0) -> A
     Run a coroutine while this process leads, as long as the ``async with`` block lasts.
 
     The coroutine is cancelled when the leader must stop (at the deadline minus the grace of the election, or on a loss)
-    and when the block ends. When it returns, the process goes on leading, so that no other one runs it too. When it
-    raises, the error is logged and another process may lead.
+    and when the block ends. When it returns, the process keeps leading, so that no other process runs it too. When it
+    raises an exception, lockkit logs it, and another process may lead.
 
     Args:
-        election: Of the processes of which one runs the coroutine.
+        election: The election of the processes, only one of which runs the coroutine.
         work: Coroutine function, called with the `lockkit.aio.Term` of each term.
         pause: Seconds before this process campaigns again after a loss or an error.
     """
@@ -110,7 +110,7 @@ async def _lead(election: aio.Election, work: Work, pause: Seconds) -> None:
         try:
             async with election.campaign(cancel_on_stop=True) as term:
                 await work(term)
-                if not task.cancelling():  # else the work has ended because of that, without passing it on
+                if not task.cancelling():  # otherwise the work has swallowed the cancellation
                     await _for_ever()
         except (BackendUnavailable, LockLost) as error:
             log.warning("%s", error)
@@ -234,8 +234,8 @@ async def hold(
     """
     Hold a lock while a request is handled.
 
-    A client that goes away while its request waits for the lock gives up its place; to notice it, lockkit reads the
-    body first. A client that goes away later changes nothing: the block runs to its end, and the lock is released.
+    If the client disconnects while its request waits for the lock, the request leaves the queue; to notice that,
+    lockkit reads the body first. A later disconnect has no effect: the block runs to its end, and the lock is released.
 
     Args:
         request: Of the endpoint.

@@ -611,7 +611,7 @@ def test_locked_refuses_what_it_cannot_pass_on(monkeypatch: pytest.MonkeyPatch) 
     cases: list[tuple[dict[str, Any], str]] = [
         ({"DATABASE": "default"}, "needs an alias with a URL"),
         ({"OPTIONS": {"ttl": 3}}, "without a URL"),
-        ({"URL": "memory://", "OPTIONS": {"ttl": [3]}}, "no text or number"),
+        ({"URL": "memory://", "OPTIONS": {"ttl": [3]}}, "neither text nor a number"),
     ]
     for entry, says in cases:
         with override_settings(LOCKKIT={"default": entry}), pytest.raises(CommandError, match=says) as caught:

@@ -320,7 +320,7 @@ class Channel:
         except BaseException:  # SystemExit too: the next event needs the thread
             if not self._failed:
                 self._failed = True
-                message = "observer %r raised in %s(); lockkit goes on calling it and does not log its errors again"
+                message = "observer %r raised in %s(); lockkit keeps calling it, but does not log its errors again"
                 log.exception(message, self.observer, call)
 
 

@@ -141,7 +141,7 @@ def add_observer(observer: object) -> None:
     """
     Have an observer called for the locks of all clients of this process. See `Observer`.
 
-    Adding it twice is as adding it once.
+    Adding it twice has no further effect.
 
     Raises:
         ConfigurationError: It is a class, or one of its calls is a coroutine function.
@@ -168,7 +168,7 @@ def add_observer(observer: object) -> None:
 
 def remove_observer(observer: object) -> None:
     """
-    Call an observer no more. Does nothing if it was not added.
+    Stop calling an observer. Does nothing if it was not added.
 
     It has seen what happened before, unless that takes it more than half a second or this is called in a thread that
     runs an event loop, which does not wait.

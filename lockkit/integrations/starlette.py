@@ -66,7 +66,7 @@ def lifespan(
         **options: As for `lockkit.connect`.
 
     Raises:
-        ConfigurationError: At the start of the application: the URL, the profile or an option is wrong.
+        ConfigurationError: At the start of the application: the URL, the profile, an option or a work is wrong.
     """
 
     @asynccontextmanager
@@ -82,7 +82,7 @@ def lifespan(
 
 
 @asynccontextmanager
-async def lead(election: aio.Election, work: Work, *, pause: Seconds = 1.0) -> AsyncIterator[None]:
+async def lead(election: aio.Election, work: Work, *, pause: Seconds | timedelta = 1.0) -> AsyncIterator[None]:
     """
     Run a coroutine while this process leads, as long as the ``async with`` block lasts.
 
@@ -94,8 +94,16 @@ async def lead(election: aio.Election, work: Work, *, pause: Seconds = 1.0) -> A
         election: The election of the processes, only one of which runs the coroutine.
         work: Coroutine function, called with the `lockkit.aio.Term` of each term.
         pause: Seconds before this process campaigns again after a loss or an error.
+
+    Raises:
+        ConfigurationError: `work` is not callable, or `pause` is wrong.
     """
-    task = asyncio.create_task(_lead(election, work, pause), name=f"lockkit-lead-{election.name}")
+    given: object = work
+    if not callable(given):
+        message = f"work must be a coroutine function, called with the term, not {validation.shown(given)}"
+        raise ConfigurationError(message, name=election.name)
+    campaign = _lead(election, work, validation.seconds(pause, "pause"))
+    task = asyncio.create_task(campaign, name=f"lockkit-lead-{election.name}")
     try:
         yield
     finally:

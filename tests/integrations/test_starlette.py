@@ -648,6 +648,18 @@ async def test_work_that_returns_is_not_done_by_the_next() -> None:
         assert await client.election("a").leader() is None
 
 
+@pytest.mark.parametrize("wrong", ["work", "pause"])
+@pytest.mark.asyncio
+async def test_wrong_work_or_pause_is_told_at_the_start(wrong: str) -> None:
+    """A coroutine in place of its function failed each second, and a pause that is no time ended the campaign."""
+    given: dict[str, Any] = {"work": asyncio.sleep, "pause": 1.0, wrong: "no"}
+
+    async with lockkit.aio.connect("memory://lead-wrong") as client:
+        with pytest.raises(lockkit.ConfigurationError, match=f"^{wrong} must be"):
+            async with lead(client.election("a"), **given):
+                pytest.fail("it began")
+
+
 def test_page_names_tests_that_are_there() -> None:
     """What the page says of the usual way is shown by a test."""
     named = set(re.findall(r"`(test_\w+)`", (ROOT / "docs" / "integrations" / "fastapi.md").read_text()))

@@ -15,6 +15,7 @@ from lockkit.integrations.jobs import (
     JobBusy,
     JobLock,
     OnBusy,
+    check_called,
     current_lease,
     locked_function,
 )
@@ -82,6 +83,7 @@ def locked_actor(
     Raises:
         ConfigurationError: An option is wrong, or a field is no parameter of the function.
     """
+    check_called(lock, "locked_actor")
 
     def decorate(function: Callable[P, R]) -> dramatiq.Actor[P, R | None]:
         job = JobLock(

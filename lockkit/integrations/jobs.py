@@ -31,6 +31,7 @@ __all__ = [
     "JobBusy",
     "JobLock",
     "OnBusy",
+    "check_called",
     "client_of_process",
     "current_lease",
     "locked_function",
@@ -212,6 +213,18 @@ def _template(option: str, text: object, function: Callable[..., Any]) -> NameTe
         message = f"{option} must be a str of 1 to {longest} characters, not {validation.shown(text)}"
         raise ConfigurationError(message)
     return NameTemplate(text, function)
+
+
+def check_called(lock: object, decorator: str) -> None:
+    """
+    Refuse a decorator that is written without its brackets: the function would be lost, and the first job would fail.
+
+    Raises:
+        ConfigurationError: `lock` is a function.
+    """
+    if callable(lock):
+        message = f"write @{decorator}('acct:{{n}}'), with the name of the lock, not @{decorator} alone"
+        raise ConfigurationError(message)
 
 
 def locked_function(

@@ -16,6 +16,7 @@ from lockkit.integrations.jobs import (
     JobBusy,
     JobLock,
     OnBusy,
+    check_called,
     current_lease,
     locked_function,
 )
@@ -68,6 +69,7 @@ def locked_job(
     Raises:
         ConfigurationError: An option is wrong, or a field is no parameter of the function.
     """
+    check_called(lock, "locked_job")
 
     def decorate(function: Callable[P, R]) -> Callable[P, R | None]:
         job = JobLock(

@@ -735,7 +735,7 @@ class LockBackend(ABC):
         Raises:
             Unsupported: The backend does not offer it.
         """
-        message = f"{type(self).__name__} cannot erase its locks: delete what is stored at {self.url} by hand"
+        message = f"{type(self).__name__} cannot erase its locks: delete what it has stored at {self.url} manually"
         raise Unsupported(message, backend=self.url)
 
     @abstractmethod

@@ -10,7 +10,10 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Collection, Coroutine
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from lockkit.errors import BackendUnavailable
 
 if TYPE_CHECKING:
     from lockkit.runtime import Event, Runtime
@@ -44,7 +47,9 @@ class _Outcome(Generic[T]):
         self.ended.set()
 
     def settle(self, task: asyncio.Task[T]) -> None:
-        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        # A caller that has cancelled its call does not read this, so the loop was stopped. CancelledError is not an
+        # Exception: it would end the caller's thread.
+        error = _stopped() if task.cancelled() else task.exception()
         if error is None:
             self.returned(task.result())
         else:
@@ -107,6 +112,7 @@ class DriverLoop:
         self._runtime = runtime
         self._mutex = runtime.mutex()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._calls: set[_Outcome[Any]] = set()  # of that loop, and changed in its thread only
 
     async def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """
@@ -116,6 +122,10 @@ class DriverLoop:
 
         Returns:
             What the coroutine returned.
+
+        Raises:
+            BackendUnavailable: In the sync API, `stop` was called meanwhile.
+            BaseException: What the coroutine raised.
         """
         if self._runtime.kind == "asyncio":
             return await _cancellable(coroutine)
@@ -124,42 +134,54 @@ class DriverLoop:
 
         def begin() -> None:
             task = loop.create_task(coroutine)
+            calls.add(outcome)
+            task.add_done_callback(lambda _: calls.discard(outcome))
             task.add_done_callback(outcome.settle)
             tasks.append(task)
 
         def cancel() -> None:
             tasks.append(loop.create_task(_end(tasks[0])))
 
-        loop = self._started()
-        loop.call_soon_threadsafe(begin)
+        with self._mutex:  # so that `stop` comes before this or after `begin`
+            loop = self._started()
+            calls = self._calls
+            loop.call_soon_threadsafe(begin)
         try:
             await outcome.ended.wait(None)
         except BaseException:
-            loop.call_soon_threadsafe(cancel)
+            with suppress(RuntimeError):  # the loop is closed, and the coroutine with it
+                loop.call_soon_threadsafe(cancel)
             raise
         return outcome.get()
 
     def _started(self) -> asyncio.AbstractEventLoop:
-        with self._mutex:
-            if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                threading.Thread(target=_serve, args=(self._loop,), name="lockkit-driver", daemon=True).start()
-            return self._loop
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            self._calls = set()
+            given = (self._loop, self._calls)
+            threading.Thread(target=_serve, args=given, name="lockkit-driver", daemon=True).start()
+        return self._loop
 
     def stop(self) -> None:
-        """End the thread, if there is one. The next `run` starts another."""
+        """End the thread, if there is one, and what runs in it. The next `run` starts another."""
         with self._mutex:
             loop, self._loop = self._loop, None
         if loop is not None:
             loop.call_soon_threadsafe(loop.stop)
 
 
-def _serve(loop: asyncio.AbstractEventLoop) -> None:
+def _serve(loop: asyncio.AbstractEventLoop, calls: Collection[_Outcome[Any]]) -> None:
     try:
         loop.run_forever()
         loop.run_until_complete(_end_all(asyncio.all_tasks(loop)))
     finally:
         loop.close()
+        for outcome in calls:  # of a driver that swallows cancellations: nothing else would wake its callers
+            outcome.raised(_stopped())
+
+
+def _stopped() -> BackendUnavailable:
+    return BackendUnavailable("the client was closed while this call waited for an answer")
 
 
 async def _end_all(tasks: Collection[asyncio.Task[Any]]) -> None:

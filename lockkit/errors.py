@@ -10,8 +10,8 @@ The exception tree.
     ├── LockTimeout          (also TimeoutError)         another client held the lock for the whole wait
     ├── LockLost                                         the lease ended before the work did; stop the work
     ├── StaleToken                                       the storage has accepted a newer holder's write; stop the work
-    ├── KeyReused                                        a known key of `once` came with another `match`
-    ├── StoredError                                      the one run of `once` ended with an error that was stored
+    ├── KeyReused                                        a known key of `once` was used with a different `match`
+    ├── StoredError                                      the work of `once` ended with an error that was stored
     └── Unsupported          (also NotImplementedError)  this backend cannot do it
 
 Each also derives from the built-in class that users already catch, so ``except TimeoutError`` keeps working.
@@ -69,7 +69,7 @@ class LockError(Exception):
 
     @property
     def help_url(self) -> str:
-        """The page that says what leads to this error, and what to do. Messages leave it out: they go into logs."""
+        """The page that explains the causes of this error, and what to do. Messages leave it out: they go into logs."""
         kind = next(
             cls for cls in type(self).__mro__ if cls.__module__ == __name__
         )  # of a subclass elsewhere: its base
@@ -160,12 +160,12 @@ class StaleToken(LockError):
 
 
 class KeyReused(LockError):
-    """A key of ``once`` is done, and came again with another ``match``: it stands for two different things."""
+    """A key of ``once`` is done, and was used again with a different ``match``: it stands for two different things."""
 
 
 class StoredError(LockError):
     """
-    The one run of a key of ``once`` ended with an error of ``store_errors``; nothing was run again.
+    The work of a key of ``once`` ended with an error that ``store_errors`` lists; lockkit did not run it again.
 
     Attributes:
         type_name: Name of that error's class.

@@ -141,7 +141,7 @@ def add_observer(observer: object) -> None:
     """
     Have an observer called for the locks of all clients of this process. See `Observer`.
 
-    Adding it twice is as adding it once.
+    Adding it twice has no further effect.
 
     Raises:
         ConfigurationError: It is a class, or one of its calls is a coroutine function.
@@ -168,7 +168,7 @@ def add_observer(observer: object) -> None:
 
 def remove_observer(observer: object) -> None:
     """
-    Call an observer no more. Does nothing if it was not added.
+    Stop calling an observer. Does nothing if it was not added.
 
     It has seen what happened before, unless that takes it more than half a second or this is called in a thread that
     runs an event loop, which does not wait.
@@ -320,7 +320,7 @@ class Channel:
         except BaseException:  # SystemExit too: the next event needs the thread
             if not self._failed:
                 self._failed = True
-                message = "observer %r raised in %s(); lockkit goes on calling it and does not log its errors again"
+                message = "observer %r raised in %s(); lockkit keeps calling it, but does not log its errors again"
                 log.exception(message, self.observer, call)
 
 

@@ -170,7 +170,8 @@ def transact(
         source: Where each try gets its transaction: from an `Engine`, `fn` gets a `Connection`; from a `sessionmaker`,
             a `Session`.
         fn: **It may be called several times**, so it should have no effects elsewhere. It must not commit. If it
-            raises anything but a conflict, the transaction is rolled back and you get that exception.
+            raises anything but a conflict, the transaction is rolled back and you get that exception. Return plain
+            values: the session is closed after the commit, and ORM objects cannot load their attributes any more.
         attempts: See `with_retry`.
         timeout: See `with_retry`.
 

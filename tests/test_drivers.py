@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import pytest
 
 from lockkit.drivers import DriverLoop, in_thread
+from lockkit.errors import BackendUnavailable
 from lockkit.runtime import AsyncioRuntime, BlockingRuntime, Runtime, drive
 from lockkit.testing.timing import PATIENCE
 from tests.tries import until
@@ -199,6 +200,56 @@ def test_stopped_loop_ends_its_thread_and_starts_anew() -> None:
     assert not first.is_alive()
     assert drive(loop.run(thread())) is not first
     loop.stop()
+
+
+@pytest.mark.parametrize("swallows", [False, True])
+def test_stopped_loop_ends_calls_under_way(*, swallows: bool) -> None:
+    """With an error that backends know: a CancelledError would end the caller's thread, or nothing would."""
+    loop, begun, raised = DriverLoop(BlockingRuntime()), threading.Event(), []
+
+    async def answer_never() -> None:
+        begun.set()
+        while True:
+            try:
+                await asyncio.sleep(3600)
+            except asyncio.CancelledError:
+                if not swallows:
+                    raise
+
+    def call() -> None:
+        with pytest.raises(BackendUnavailable, match="the client was closed") as caught:
+            drive(loop.run(answer_never()))
+        raised.append(caught.value)
+
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    assert begun.wait(PATIENCE)
+    loop.stop()
+    thread.join(PATIENCE)
+
+    assert raised
+
+
+def test_call_that_begins_while_the_loop_is_stopped_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It came to a loop that was closed by then, and its coroutine was never awaited."""
+    loop = DriverLoop(BlockingRuntime())
+    started = loop._started
+    stoppers: list[threading.Thread] = []
+
+    def started_and_stopped() -> asyncio.AbstractEventLoop:
+        first = started()
+        stoppers.append(threading.Thread(target=loop.stop))
+        stoppers[0].start()
+        stoppers[0].join(0.2)  # it may not come between: then it waits for the mutex
+        return first
+
+    async def answer_never() -> None:
+        await asyncio.sleep(3600)
+
+    monkeypatch.setattr(loop, "_started", started_and_stopped)
+    with pytest.raises(BackendUnavailable):
+        drive(loop.run(answer_never()))
+    stoppers[0].join(PATIENCE)
 
 
 def test_stopped_loop_ends_what_the_driver_left_behind() -> None:

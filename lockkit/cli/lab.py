@@ -87,7 +87,7 @@ def lab(name: str, options: LabOptions) -> Status:
         say(f"{plain(result.scene.title)}: expected {result.scene.expect}, but the verdict is {result.verdict.word}")
     differ = _differences(played) if options.real else []
     for title in differ:
-        say(f"{plain(title)}: another verdict than simulated")
+        say(f"{plain(title)}: the verdict differs from the simulated one")
     return Status.FAILED if wrong or differ else Status.OK
 
 

@@ -94,7 +94,7 @@ class Record:
         try:
             drive(self._attempt.done(None))
         except LockLost as error:
-            say(plain(f"{error} The command ended with status 0, which is not noted."))
+            say(plain(f"{error} The command ended with status 0, but its success was not recorded."))
             return Status.LOST
         return Status.OK
 

@@ -79,7 +79,7 @@ class NameTemplate:
             self._signature = inspect.signature(function)
         except (TypeError, ValueError) as error:
             message = (
-                f"lock {template!r} cannot decorate {self.label!r}, whose parameters Python cannot tell: {error}. "
+                f"lock {template!r} cannot decorate {self.label!r}, whose parameters Python cannot determine: {error}. "
                 "Decorate a function that calls it"
             )
             raise self._error(message) from error

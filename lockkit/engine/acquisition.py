@@ -404,7 +404,7 @@ class Acquisition(Generic[L]):
         assert self._out_of_time, "else the client asks again"
         name, url = self._settings.name, self._client.url
         message = (
-            f"lock {name!r} at {url} was granted and given back: the answer took longer than its ttl of "
+            f"lock {name!r} at {url} was granted and released again: the answer took longer than its ttl of "
             f"{self._settings.ttl:g} s. Acquire with a longer ttl."
         )
         return LockTimeout(message, name=name, backend=url)

@@ -396,8 +396,8 @@ class Engine(Generic[L]):
             record.state = RELEASED
             leases.drop(record)
             message = (
-                f"lock {settings.name!r} at {self.url} was granted and given back, since lockkit could not start its "
-                f"watch: {error}"
+                f"lock {settings.name!r} at {self.url} was granted and released again, because lockkit could not start "
+                f"its watch: {error}"
             )
             raise LockError(message, name=settings.name, backend=self.url) from error
         if leases.early_losses:
@@ -601,7 +601,7 @@ class Engine(Generic[L]):
         try:
             await self.runtime.settle(backend.close(), seconds)
         except TimeoutError as error:
-            log.warning("closing the connections to %s takes long, and goes on in the background: %s", self.url, error)
+            log.warning("closing the connections to %s takes long and continues in the background: %s", self.url, error)
 
     async def _loop_ended(self) -> None:
         """Nothing but background work is left in the event loop: nothing else will release what is still held."""

@@ -1,11 +1,11 @@
 """
-What joins lockkit to other libraries of an application. Each module needs the library of its name, an extra of lockkit.
+Integrations of lockkit with other libraries. Each module needs the library of its name, which an extra installs.
 
 - `lockkit.integrations.logging`: events of locks as records of the standard library's logging.
 - `lockkit.integrations.prometheus`: metrics for Prometheus.
 - `lockkit.integrations.opentelemetry`: spans and metrics for OpenTelemetry.
-- `lockkit.integrations.celery`: tasks under a lock, and a beat of which several may run.
-- `lockkit.integrations.apscheduler`: several schedulers of APScheduler 3, of which one runs the jobs.
+- `lockkit.integrations.celery`: tasks under a lock, and several beats of which only one sends.
+- `lockkit.integrations.apscheduler`: several schedulers of APScheduler 3, only one of which runs the jobs.
 - `lockkit.integrations.dramatiq`: actors under a lock.
 - `lockkit.integrations.rq`: jobs under a lock.
 - `lockkit.integrations.jobs`: what tasks, actors and jobs share.

@@ -1,5 +1,5 @@
 """
-One process at a time migrates a database, with Alembic or with SQLAlchemy alone.
+Let only one process at a time migrate a database, with Alembic or with SQLAlchemy alone.
 
 Needs ``pip install 'lockkit[alembic]'`` and a driver of the database.
 """
@@ -40,17 +40,17 @@ def migration_lock(
     Hold the lock of a database's migrations, in ``env.py`` around ``context.run_migrations()``, or anywhere else.
 
     In ``env.py`` it first compares the database's revision with the newest one. It takes no lock if they are the same,
-    or if the command changes no schema (``current``, ``check``, ``revision``, ``--sql``).
+    or if the command does not change the schema (``current``, ``check``, ``revision``, ``--sql``).
 
-    The lock is in the migrated database, see `lockkit.integrations.migrations.client_for`. It has a connection of its
-    own, so the migration's may begin and end transactions as it likes.
+    The lock is in the migrated database, see `lockkit.integrations.migrations.client_for`. It uses a separate
+    connection, so the migration can begin and end transactions freely.
 
     Args:
         database: A SQLAlchemy URL, an engine, or a connection that has not begun a transaction yet.
         timeout: Seconds to wait for another process's migration; None without limit.
         ttl: Seconds after which the lock of a crashed process is free. None: 30.
         name: Of the lock. Give one per schema or version table if they may be migrated at the same time.
-        client: Takes the lock with this one, for example on Redis. The caller closes it.
+        client: Take the lock through this client, for example on Redis. The caller closes it.
         version_table: As in ``context.configure``.
         version_table_schema: As in ``context.configure``.
 
@@ -58,7 +58,7 @@ def migration_lock(
         The lease; None if no lock was needed.
 
     Raises:
-        LockTimeout: Another process was migrating for the whole wait.
+        LockTimeout: Another process was still migrating when the timeout ended.
         LockLost: The lease was lost during the migration, so another process may have migrated at the same time.
         BackendUnavailable: The database does not answer.
         ConfigurationError: The connection is inside a transaction, or the driver is for asyncio.
@@ -78,16 +78,14 @@ def _engine_of(database: str | URL | Engine | Connection, stack: ExitStack) -> E
         if database.in_transaction():
             # Its snapshot may be older than the migration that this one waits for.
             message = (
-                "migration_lock was given a connection inside a transaction, which may not see what the process before "
-                "has migrated: call it before the connection is used, or pass the engine"
+                "migration_lock was given a connection inside a transaction, which may not see what the previous "
+                "process has migrated: call it before you use the connection, or pass the engine"
             )
             raise ConfigurationError(message)
         return database.engine
     if isinstance(database, Engine):
         return database
-    refused = ConfigurationError(
-        "migration_lock needs a URL, an Engine or a Connection of SQLAlchemy; the URL is not understood"
-    )
+    refused = ConfigurationError("migration_lock needs a valid URL, an Engine or a Connection of SQLAlchemy")
     if not isinstance(database, str | URL):  # SQLAlchemy 2.0.0 does not ask
         raise refused
     try:

@@ -1,8 +1,8 @@
 """
-APScheduler 3 in several processes, of which one runs the jobs. Needs ``pip install 'lockkit[apscheduler]'``.
+Run APScheduler 3 in several processes, only one of which runs the jobs. Needs ``pip install 'lockkit[apscheduler]'``.
 
-APScheduler 3 knows of no other process: each runs all jobs. Here the processes elect a leader, and the schedulers of
-the others look at no job.
+APScheduler 3 does not coordinate processes: each runs all jobs. Here the processes elect a leader, and the schedulers
+of the others run no jobs.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def leader_only(
     shared_jobstore: bool = False,
 ) -> Leadership:
     """
-    Have a scheduler run jobs only while this process leads. Call it before ``scheduler.start()``.
+    Let a scheduler run jobs only while this process leads. Call this before ``scheduler.start()``.
 
     The campaign begins when the scheduler starts, and the leader resigns when it is shut down.
 
@@ -54,8 +54,8 @@ def leader_only(
         name: Of the election; the same in all processes.
         ttl: Seconds until another process can lead after the leader was killed. None: the client's default.
         shared_jobstore: The processes share one persistent job store, which says what has run: a new leader then
-            catches up on what is overdue, as ``misfire_grace_time`` says. False: it runs nothing that was due before it
-            led, because its own memory does not say what the old leader has run.
+            catches up on overdue jobs, according to ``misfire_grace_time``. False: it runs nothing that was due before
+            it led, because it does not know what the old leader has run.
 
     Raises:
         ConfigurationError: The scheduler runs already, or was given to this function before; the client is one of
@@ -105,7 +105,7 @@ class Leadership:
 
     @property
     def leads(self) -> bool:
-        """Whether this process leads. A look at the clock, so a leader that was paused for too long sees it at once."""
+        """Whether this process leads. Reads the clock, so a leader that was paused for too long notices at once."""
         term = self._term
         return term is not None and not term.must_stop()
 

@@ -15,6 +15,7 @@ from lockkit.integrations.jobs import (
     JobBusy,
     JobLock,
     OnBusy,
+    check_called,
     current_lease,
     locked_function,
 )
@@ -38,7 +39,7 @@ class ActorBusy(Retry, LockTimeout):
     The lock of an actor is busy. In a worker, Dramatiq sends the message again; elsewhere it is a `LockTimeout`.
 
     Attributes:
-        delay: After how many milliseconds the message is to come again.
+        delay: Milliseconds until Dramatiq delivers the message again.
     """
 
     def __init__(self, message: str = "", *, delay: int = 0, **details: Any) -> None:
@@ -63,12 +64,12 @@ def locked_actor(
     """
     Decorate a function: make it an actor that runs under a lock.
 
-    `current_lease` gives the function its lease, and so the fencing token. If the lease is lost, a message whose
-    function ends well fails, with `lockkit.LockLost`.
+    `current_lease` gives the function its lease, and so the fencing token. If the lease is lost, the message fails with
+    `lockkit.LockLost`, even if its function returns normally.
 
     Args:
         lock: Name of the lock, such as ``acct:{n}``, with fields that the arguments fill.
-        on_busy: What happens to a message whose lock is busy: ``"retry"`` sends it again, which counts for
+        on_busy: What happens to a message whose lock is busy: ``"retry"`` sends it again, which counts towards
             ``max_retries``; ``"skip"`` drops it, ``"wait"`` waits in the worker's thread.
         busy_countdown: After how many seconds a ``"retry"`` is to run.
         ttl: Seconds until others get the lock of a worker that was killed. None: the client's default.
@@ -82,6 +83,7 @@ def locked_actor(
     Raises:
         ConfigurationError: An option is wrong, or a field is no parameter of the function.
     """
+    check_called(lock, "locked_actor")
 
     def decorate(function: Callable[P, R]) -> dramatiq.Actor[P, R | None]:
         job = JobLock(

@@ -18,7 +18,7 @@ from starlette.requests import HTTPConnection  # noqa: TC002 - FastAPI reads ann
 from lockkit.aio import Client, Lease
 from lockkit.errors import ConfigurationError
 from lockkit.integrations.idempotency import IdempotencyMiddleware
-from lockkit.integrations.starlette import NameFields, check_times, client_of, hold, lead, lifespan
+from lockkit.integrations.starlette import NameFields, check_options, client_of, hold, lead, lifespan
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["Client", "IdempotencyMiddleware", "Lease", "client", "lead", "lifespan", "locked"]
 
 _ELSEWHERE = (params.Header, params.Cookie, params.Body, params.Depends)
-"""What says that FastAPI takes a parameter from somewhere else than the path or the query."""
+"""Markers of parameters that FastAPI does not take from the path or the query."""
 
 
 def client(request: HTTPConnection) -> Client:
@@ -45,24 +45,24 @@ def locked(
     name: str | Callable[..., str],
     *,
     timeout: Seconds | timedelta | None = 0,
-    retry_after: int = 1,
+    retry_after: Seconds | timedelta = 1,
     cancel_on_lost: bool = True,
     **options: Any,
 ) -> Any:  # noqa: ANN401 - as `Depends`, so that it can be a default
     """
-    Make a dependency that holds a lock until the endpoint has returned, and gives its lease.
+    Return a dependency that holds a lock until the endpoint has returned; its value is the lease.
 
     ``lease: Annotated[Lease, locked("seat:{seat}")]`` as a parameter, or ``dependencies=[locked("report")]``.
 
-    The lock is released before the response is sent. So a lease that was lost can still turn the response into an
-    error; and what a streaming response yields, and background tasks, run without the lock.
+    lockkit releases the lock before the response is sent. So it can still turn the response into an error if the lease
+    was lost; but the body of a streaming response and background tasks run without the lock.
 
     Args:
         name: Of the lock. Fields such as ``{seat}`` are path or query parameters of the request, converted as the
             endpoint declares them: with ``seat: int``, ``/seats/7`` and ``/seats/07`` are one lock. Or a dependency
             that returns the name, for example from the body.
         timeout: Seconds to wait; 0 tries once, None waits as long as the client does.
-        retry_after: Seconds that a refused client is asked to wait (the ``Retry-After`` header).
+        retry_after: Seconds that a refused client is asked to wait (the ``Retry-After`` header, in whole seconds).
         cancel_on_lost: Cancel an ``async def`` endpoint when its lease is lost. (A thread cannot be cancelled.)
         **options: As for `lockkit.aio.Client.lock`.
 
@@ -71,11 +71,12 @@ def locked(
         backend is unavailable, and 500 if the lease was lost before the endpoint returned.
 
     Raises:
-        ConfigurationError: The name is no template, or a time is wrong.
+        ConfigurationError: The name is no template and no dependency, or an option is wrong.
+        TypeError: There is no such option.
     """
-    check_times(timeout, options)
-    template = name if isinstance(name, str) else None
-    naming = _naming(NameFields(name)) if isinstance(name, str) else name
+    check_options(timeout, retry_after, {**options, "cancel_on_lost": cancel_on_lost})
+    template = None if callable(name) else name
+    naming = name if callable(name) else _naming(NameFields(name))
 
     async def hold_lock(request: HTTPConnection, named: str = Depends(naming)) -> AsyncIterator[Lease]:
         if not isinstance(request, Request):
@@ -102,7 +103,7 @@ def _naming(fields: NameFields) -> Callable[[HTTPConnection], str]:
 
 def _converted(endpoint: Callable[..., Any], field: str, given: dict[str, Any]) -> object:
     """
-    Convert a parameter of the request as the endpoint's signature says: the name must not depend on how it is written.
+    Convert a parameter of the request as the endpoint's signature says, so that each value has one name.
 
     Raises:
         RequestValidationError: It is missing, or not of that type: the answer is 422, as without the lock.
@@ -151,8 +152,8 @@ def _declared(
         if isinstance(marker, _ELSEWHERE):
             # A query parameter of that name, which FastAPI ignores, must not choose the lock.
             message = (
-                f"lock name: {field!r} of {function.__qualname__!r} is no path or query parameter. Give locked() a "
-                "dependency that returns the name"
+                f"lock name: {field!r} of {function.__qualname__!r} is not a path or query parameter. Give locked() "
+                "a dependency that returns the name"
             )
             raise ConfigurationError(message)
         if isinstance(marker, FieldInfo):

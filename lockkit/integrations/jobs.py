@@ -1,8 +1,8 @@
 """
 Jobs that run under a lock: what the integrations of Celery, Dramatiq and RQ share.
 
-A job's lock is acquired where the job runs, not where it is sent: a lock that is taken at the time of sending has to
-outlast the queue, and belongs to a process that does not do the work.
+The worker acquires a job's lock when it runs the job, not the sender when it sends it: the sender's lock would have to
+outlast the queue, and would belong to a process that does not do the work.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ __all__ = [
     "JobBusy",
     "JobLock",
     "OnBusy",
+    "check_called",
     "client_of_process",
     "current_lease",
     "locked_function",
@@ -40,7 +41,7 @@ OnBusy = Literal["retry", "skip", "wait"]
 """What happens to a job whose lock is busy: it is queued again, dropped, or waits in its worker."""
 
 KEEP_SECONDS: Seconds = 24 * 3600.0
-"""How long ``once`` keeps results unless told otherwise, seconds. Longer than queues deliver a job again."""
+"""Default time for which ``once`` keeps results, seconds: longer than the time in which queues redeliver a job."""
 
 RETRY_SECONDS: Seconds = 5.0
 """How long a job waits in its queue after it found its lock busy, seconds. Longer leaves a free lock unused; shorter
@@ -55,7 +56,7 @@ _lease: ContextVar[Lease] = ContextVar("lockkit_job_lease")
 
 def client_of_process(url: str | None = None) -> Client:
     """
-    Return the client of this process, made at its first use: so a worker that was forked never uses its parent's.
+    Return the client of this process, created at its first use, so that a forked worker never uses its parent's.
 
     Args:
         url: As for `lockkit.connect`.
@@ -66,21 +67,21 @@ def client_of_process(url: str | None = None) -> Client:
     key = (os.getpid(), url)
     client = _clients.get(key)
     if client is None:
-        # Two threads may make one each. The one that comes second uses the first's; neither has connected yet.
+        # Two threads may create one each. The second then uses the first's; neither has connected yet.
         client = _clients.setdefault(key, connect(url))
     return client
 
 
 def current_lease() -> Lease:
     """
-    Return the lease of the job that runs in this thread or task: for its `token`, and for ``check()``.
+    Return the lease of the job that runs in this thread or task, for its `token` and ``check()``.
 
     Raises:
         LockError: No job with a lock runs here.
     """
     lease = _lease.get(None)
     if lease is None:
-        message = "current_lease() was called outside of a job that has a lock"
+        message = "current_lease() was called outside a job that has a lock"
         raise LockError(message)
     return lease
 
@@ -105,7 +106,7 @@ class JobLock:
 
     Attributes:
         on_busy: What happens to a job whose lock is busy.
-        busy_countdown: After how many seconds a ``"retry"`` is to run.
+        busy_countdown: Seconds until a ``"retry"`` runs.
     """
 
     def __init__(
@@ -145,7 +146,7 @@ class JobLock:
             message = f"on_busy must be 'retry', 'skip' or 'wait', not {on_busy!r}"
             raise ConfigurationError(message, name=lock)
         self.on_busy = on_busy
-        # Checked here although not every job uses it: a wrong one would be found when the first lock is busy, and
+        # Checked here although not every job uses it: otherwise a wrong value shows when the first lock is busy, and
         # Celery drops a message that it cannot send again.
         self.busy_countdown = validation.seconds(busy_countdown, "busy_countdown")
         self._lock, self._once = _template("lock", lock, function), _template("once", once, function)
@@ -173,7 +174,7 @@ class JobLock:
 
         Raises:
             JobBusy: The lock, or another run with the same key, stayed busy. Nothing is held.
-            LockLost: The work ended well, but the lock was lost before: its result is not to be used.
+            LockLost: The work returned normally, but the lock was lost before: do not use its result.
             ConfigurationError: A name is not valid, or ``once`` cannot store the result.
             BackendUnavailable: The backend did not answer. The job has not run.
         """
@@ -214,11 +215,23 @@ def _template(option: str, text: object, function: Callable[..., Any]) -> NameTe
     return NameTemplate(text, function)
 
 
+def check_called(lock: object, decorator: str) -> None:
+    """
+    Refuse a decorator that is written without its brackets: the function would be lost, and the first job would fail.
+
+    Raises:
+        ConfigurationError: `lock` is a function.
+    """
+    if callable(lock):
+        message = f"write @{decorator}('acct:{{n}}'), with the name of the lock, not @{decorator} alone"
+        raise ConfigurationError(message)
+
+
 def locked_function(
     function: Callable[P, R], job: JobLock, url: str | None, busy: Callable[[JobBusy], R | None]
 ) -> Callable[P, R | None]:
     """
-    Make a function that runs under the lock of its job, with the client of the process that calls it.
+    Return a function that runs under the lock of its job, with the client of the calling process.
 
     Args:
         function: To be run.
@@ -241,7 +254,7 @@ def locked_function(
 
 
 def _entered(stack: ExitStack, block: AbstractContextManager[R]) -> R:
-    """Enter a block of which a `LockTimeout` means busy: one that the job itself raises does not."""
+    """Enter a block. A `LockTimeout` of entering means busy; one that the job itself raises does not."""
     try:
         return stack.enter_context(block)
     except LockTimeout as error:

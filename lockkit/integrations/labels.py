@@ -1,4 +1,4 @@
-"""What metrics and spans count a lock under."""
+"""The label under which metrics and spans count a lock."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 __all__ = ["UNLABELLED", "template_of"]
 
 UNLABELLED = "unlabelled"
-"""Of locks whose application gave neither a template nor ``label=``."""
+"""The label of locks for which the application gave neither a template nor ``label=``."""
 
 
 def template_of(event: LockEvent) -> str:

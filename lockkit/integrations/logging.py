@@ -6,7 +6,9 @@ import logging
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
+from lockkit.errors import ConfigurationError
 from lockkit.observers import CALLS, LockEvent, Observer
+from lockkit.validation import shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -44,7 +46,17 @@ class LoggingObserver(Observer):
         Args:
             logger: It, or its name.
             levels: Levels that differ from `LEVELS`.
+
+        Raises:
+            ConfigurationError: A level is for no call of an observer, or is no number.
         """
+        for call, level in (levels or {}).items():
+            if call not in CALLS:
+                message = f"levels has the unknown event {call!r}: use {', '.join(CALLS)}"
+                raise ConfigurationError(message)
+            if isinstance(level, bool) or not isinstance(level, int):
+                message = f"the level of {call!r} must be a number such as logging.INFO, not {shown(level)}"
+                raise ConfigurationError(message)
         self._logger = logging.getLogger(logger) if isinstance(logger, str) else logger
         self._levels = {**LEVELS, **(levels or {})}
 

@@ -24,9 +24,9 @@ def client_for(engine: Engine, **options: Any) -> Client:
     """
     Make a client whose locks are rows of the engine's database, on connections of their own.
 
-    A row has no open transaction and no session. So ``CREATE INDEX CONCURRENTLY``, which waits for all transactions,
-    does not wait for the lock's, and a pooler that hands out another session each time does no harm. SQLite has one
-    writer at a time, and a migration would keep renewals out: its lock is a file beside the database.
+    A row needs no open transaction and no session. So ``CREATE INDEX CONCURRENTLY``, which waits for all transactions,
+    does not wait for the lock, and a pooler may use another session for each statement. SQLite has one writer at a
+    time, and a migration would block renewals: its lock is a file beside the database.
 
     Args:
         engine: The database. Stays the caller's.
@@ -58,7 +58,7 @@ def beside_file(database: str, **options: Any) -> Client:
         ConfigurationError: The path is an SQLite URI, or an option is wrong.
     """
     if database.startswith("file:"):
-        message = f"SQLite's URI {database!r} does not say where a lock could be: name the path of the file"
+        message = f"SQLite's URI {database!r} does not say where to put a lock: give the path of the file"
         raise ConfigurationError(message)
     return connect(f"file://{quote(str(Path(database).absolute()))}-lockkit", **options)
 

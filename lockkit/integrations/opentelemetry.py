@@ -22,9 +22,9 @@ class OpenTelemetryObserver(Observer):
     """
     Makes spans and metrics of the events of locks.
 
-    Spans, below the span in which the lock was acquired: ``lockkit.acquire`` from the call to its outcome, an error if
-    it was refused for another reason than ``busy``; ``lockkit.hold`` from the grant to the end of the lease, with an
-    event where renewals began to fail, and an error if the lease was lost.
+    Spans, below the span in which the lock was acquired: ``lockkit.acquire`` from the call to its outcome, with the
+    status error if it was refused for another reason than ``busy``; ``lockkit.hold`` from the grant to the end of the
+    lease, with an event where renewals began to fail, and with the status error if the lease was lost.
 
     Metrics: ``lockkit.acquisitions`` (by ``lockkit.outcome``), ``lockkit.waits``, ``lockkit.wait.duration``,
     ``lockkit.held``, ``lockkit.hold.duration``, ``lockkit.renewals``, ``lockkit.jeopardies``, ``lockkit.losses`` (by
@@ -66,7 +66,7 @@ class OpenTelemetryObserver(Observer):
         self._hold_seconds = meter.create_histogram("lockkit.hold.duration", "s", "How long leases were held.")
         self._renewals = meter.create_counter("lockkit.renewals", "{renewal}", "Renewals that the backend confirmed.")
         self._jeopardies = meter.create_counter(
-            "lockkit.jeopardies", "{lease}", "Leases whose renewal got no answer, until one works again."
+            "lockkit.jeopardies", "{lease}", "Times that the renewals of a lease began to fail."
         )
         self._losses = meter.create_counter(
             "lockkit.losses", "{lease}", "Leases that ended before their holder released them."

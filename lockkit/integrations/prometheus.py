@@ -33,7 +33,8 @@ class PrometheusObserver(Observer):
     - ``lockkit_wait_seconds``: how long callers waited, whatever the outcome
     - ``lockkit_held``: leases held now
     - ``lockkit_hold_seconds``: how long they were held
-    - ``lockkit_renewals_total`` and ``lockkit_jeopardies_total``: renewals that worked, and rows of failures
+    - ``lockkit_renewals_total`` and ``lockkit_jeopardies_total``: successful renewals, and times that the
+      renewals of a lease began to fail
     - ``lockkit_losses_total``, by ``reason``
     - ``lockkit_undone_total``: requests withdrawn because their answer was lost or too late
     """
@@ -43,7 +44,7 @@ class PrometheusObserver(Observer):
         Register the metrics.
 
         Args:
-            registry: Where; None: prometheus_client's own. A registry has room for one observer.
+            registry: Where to register them; None: prometheus_client's default. One observer per registry.
             buckets: Upper bounds of the histograms, seconds.
 
         Raises:
@@ -65,10 +66,11 @@ class PrometheusObserver(Observer):
         self._acquisitions = counter("acquisitions", "Calls that acquire, by their outcome.", "outcome")
         self._waits = counter("waits", "Calls that found the lock busy and began to wait.")
         self._wait_seconds = histogram("wait_seconds", "How long calls waited for the lock.")
-        self._held = Gauge("lockkit_held", "Leases that are held.", _LABELS, registry=to)
+        # Where processes share a directory of metrics, one that was killed holds nothing any more.
+        self._held = Gauge("lockkit_held", "Leases that are held.", _LABELS, registry=to, multiprocess_mode="livesum")
         self._hold_seconds = histogram("hold_seconds", "How long leases were held.")
         self._renewals = counter("renewals", "Renewals that the backend confirmed.")
-        self._jeopardies = counter("jeopardies", "Leases whose renewal got no answer, until one works again.")
+        self._jeopardies = counter("jeopardies", "Times that the renewals of a lease began to fail.")
         self._losses = counter("losses", "Leases that ended before their holder released them.", "reason")
         self._undone = counter("undone", "Requests withdrawn because their answer was lost or too late.")
         self._owners: dict[str | None, tuple[str, str, str]] = {}  # labels at the grant: a downgrade changes the mode

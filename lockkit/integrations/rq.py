@@ -16,6 +16,7 @@ from lockkit.integrations.jobs import (
     JobBusy,
     JobLock,
     OnBusy,
+    check_called,
     current_lease,
     locked_function,
 )
@@ -48,15 +49,15 @@ def locked_job(
     """
     Decorate the function of jobs: each runs under a lock.
 
-    `current_lease` gives the function its lease, and so the fencing token. If the lease is lost, a job whose function
-    ends well fails, with `lockkit.LockLost`.
+    `current_lease` gives the function its lease, and so the fencing token. If the lease is lost, the job fails with
+    `lockkit.LockLost`, even if its function returns normally.
 
     Args:
         lock: Name of the lock, such as ``acct:{n}``, with fields that the arguments fill.
         on_busy: What happens to a job whose lock is busy: ``"retry"`` schedules it again, which needs a worker with
             ``--with-scheduler`` and does not count for the job's own retries; ``"skip"`` ends it with None, ``"wait"``
-            waits in the worker. A function that is called outside of a job, or by the function of another job, raises
-            `lockkit.LockTimeout` instead of being scheduled again.
+            waits in the worker. If you call the function outside a job, or from another job's function, it raises
+            `lockkit.LockTimeout` instead.
         busy_countdown: After how many seconds a ``"retry"`` is to run; RQ counts whole seconds.
         ttl: Seconds until others get the lock of a worker that was killed. None: the client's default.
         timeout: How many seconds ``"wait"`` waits before it raises `lockkit.LockTimeout`; None without limit.
@@ -68,6 +69,7 @@ def locked_job(
     Raises:
         ConfigurationError: An option is wrong, or a field is no parameter of the function.
     """
+    check_called(lock, "locked_job")
 
     def decorate(function: Callable[P, R]) -> Callable[P, R | None]:
         job = JobLock(

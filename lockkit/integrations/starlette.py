@@ -1,8 +1,8 @@
 """
-Locks, a background leader and idempotency keys for Starlette, and what those for FastAPI are made of. Needs Starlette.
+Locks, a background leader and idempotency keys for Starlette; those for FastAPI build on them. Needs Starlette.
 
 `lifespan` opens one client per worker process, `locked` holds a lock while an endpoint runs, `lead` runs a coroutine in
-one of all worker processes. `lockkit.integrations.idempotency` answers repeated requests.
+only one of the worker processes. `lockkit.integrations.idempotency` answers repeated requests.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import inspect
 import logging
 import string
 from contextlib import AsyncExitStack, asynccontextmanager
+from math import ceil
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
     Work = Callable[[aio.Term], Awaitable[object]]
 
-__all__ = ["NameFields", "check_times", "client_of", "hold", "lead", "lifespan", "locked", "unavailable"]
+__all__ = ["NameFields", "check_options", "client_of", "hold", "lead", "lifespan", "locked", "refusal", "unavailable"]
 
 T = TypeVar("T")
 
@@ -61,11 +62,11 @@ def lifespan(
     Args:
         url: As for `lockkit.connect`; no I/O happens at the start.
         profile: As there.
-        leading: Election names, and for each a coroutine function that runs in one of all processes: see `lead`.
+        leading: Election names, and for each a coroutine function that runs in only one of the processes: see `lead`.
         **options: As for `lockkit.connect`.
 
     Raises:
-        ConfigurationError: At the start of the application: the URL, the profile or an option is wrong.
+        ConfigurationError: At the start of the application: the URL, the profile, an option or a work is wrong.
     """
 
     @asynccontextmanager
@@ -81,20 +82,28 @@ def lifespan(
 
 
 @asynccontextmanager
-async def lead(election: aio.Election, work: Work, *, pause: Seconds = 1.0) -> AsyncIterator[None]:
+async def lead(election: aio.Election, work: Work, *, pause: Seconds | timedelta = 1.0) -> AsyncIterator[None]:
     """
     Run a coroutine while this process leads, as long as the ``async with`` block lasts.
 
     The coroutine is cancelled when the leader must stop (at the deadline minus the grace of the election, or on a loss)
-    and when the block ends. When it returns, the process goes on leading, so that no other one runs it too. When it
-    raises, the error is logged and another process may lead.
+    and when the block ends. When it returns, the process keeps leading, so that no other process runs it too. When it
+    raises an exception, lockkit logs it, and another process may lead.
 
     Args:
-        election: Of the processes of which one runs the coroutine.
+        election: The election of the processes, only one of which runs the coroutine.
         work: Coroutine function, called with the `lockkit.aio.Term` of each term.
         pause: Seconds before this process campaigns again after a loss or an error.
+
+    Raises:
+        ConfigurationError: `work` is not callable, or `pause` is wrong.
     """
-    task = asyncio.create_task(_lead(election, work, pause), name=f"lockkit-lead-{election.name}")
+    given: object = work
+    if not callable(given):
+        message = f"work must be a coroutine function, called with the term, not {validation.shown(given)}"
+        raise ConfigurationError(message, name=election.name)
+    campaign = _lead(election, work, validation.seconds(pause, "pause"))
+    task = asyncio.create_task(campaign, name=f"lockkit-lead-{election.name}")
     try:
         yield
     finally:
@@ -109,7 +118,7 @@ async def _lead(election: aio.Election, work: Work, pause: Seconds) -> None:
         try:
             async with election.campaign(cancel_on_stop=True) as term:
                 await work(term)
-                if not task.cancelling():  # else the work has ended because of that, without passing it on
+                if not task.cancelling():  # otherwise the work has swallowed the cancellation
                     await _for_ever()
         except (BackendUnavailable, LockLost) as error:
             log.warning("%s", error)
@@ -159,8 +168,13 @@ class NameFields:
         Check the template.
 
         Raises:
-            ConfigurationError: It is no format string, or a field is more than the name of a parameter.
+            ConfigurationError: It is no format string, a field is more than the name of a parameter, or no value of the
+                fields could make it a valid lock name.
         """
+        given: object = template
+        if not isinstance(given, str):
+            message = f"lock name must be a str such as 'seat:{{seat}}', not {validation.shown(template)}"
+            raise ConfigurationError(message)
         self.template = template
         try:
             parts = list(string.Formatter().parse(template))
@@ -172,36 +186,48 @@ class NameFields:
         if any(not name.isidentifier() for name in self.names) or any(spec or how for _, _, spec, how in parts):
             message = f"lock name {template!r}: a field must be the plain name of a parameter, such as {{seat}}"
             raise ConfigurationError(message, name=template)
+        literal = "".join(text for text, _ in self._parts)
+        if literal or not self.names:
+            validation.lock_name(literal)
 
     def fill(self, values: Mapping[str, object]) -> str:
         """
         Fill in the fields. Values are percent-encoded, so that no value can imitate another one or the text between.
 
         Raises:
-            HTTPException: 422: the name gets too long.
+            HTTPException: 422: the name gets too long, or is empty.
         """
         fields = ((text, "" if field is None else quote(str(values[field]), safe="")) for text, field in self._parts)
         name = "".join(text + value for text, value in fields)
         if len(name.encode()) > validation.NAME_BYTES_MAX:
             raise HTTPException(422, "a parameter is too long")
+        if not name:
+            raise HTTPException(422, "a parameter is empty")
         return name
 
 
-def check_times(timeout: object, options: Mapping[str, object]) -> None:
+def check_options(timeout: Any, retry_after: object, options: Mapping[str, Any]) -> None:  # noqa: ANN401 - also what is wrong
     """
-    Check the times of a lock when an endpoint is declared, not at its first request.
+    Check the options of a lock when an endpoint is declared, not at its first request.
 
     Raises:
         ConfigurationError: One of them is wrong.
+        TypeError: There is no such option.
     """
-    validation.timeout(timeout)
-    if options.get("ttl") is not None:
-        validation.ttl(options["ttl"], 0.0)
+    validation.seconds(retry_after, "retry_after")
+    # No client is open yet. One in memory checks the same, and sends nothing before a lock is acquired.
+    aio.connect("memory://").lock("checked", timeout=timeout, **options)
 
 
-def unavailable(retry_after: int) -> HTTPException:
+def refusal(status: int, detail: str, retry_after: Seconds | timedelta) -> HTTPException:
+    """Return the answer to a request that may come again after `retry_after` seconds."""
+    seconds = validation.seconds(retry_after, "retry_after")
+    return HTTPException(status, detail, {"Retry-After": str(ceil(seconds))})
+
+
+def unavailable(retry_after: Seconds | timedelta) -> HTTPException:
     """Return the answer for an outage of the backend."""
-    return HTTPException(503, "the lock service is unavailable", {"Retry-After": str(retry_after)})
+    return refusal(503, "the lock service is unavailable", retry_after)
 
 
 @asynccontextmanager
@@ -210,20 +236,20 @@ async def hold(
     name: str,
     *,
     timeout: Seconds | timedelta | None = 0,
-    retry_after: int = 1,
+    retry_after: Seconds | timedelta = 1,
     **options: Any,
 ) -> AsyncIterator[aio.Lease]:
     """
     Hold a lock while a request is handled.
 
-    A client that goes away while its request waits for the lock gives up its place; to notice it, lockkit reads the
-    body first. A client that goes away later changes nothing: the block runs to its end, and the lock is released.
+    If the client disconnects while its request waits for the lock, the request leaves the queue; to notice that,
+    lockkit reads the body first. A later disconnect has no effect: the block runs to its end, and the lock is released.
 
     Args:
         request: Of the endpoint.
         name: Of the lock.
         timeout: Seconds to wait; 0 tries once, None waits as long as the client does.
-        retry_after: Seconds that a refused client is asked to wait (the ``Retry-After`` header).
+        retry_after: Seconds that a refused client is asked to wait (the ``Retry-After`` header, in whole seconds).
         **options: As for `lockkit.aio.Client.lock`; ``cancel_on_lost`` is true unless given.
 
     Raises:
@@ -236,7 +262,7 @@ async def hold(
             enter = functools.partial(stack.enter_async_context, lock)
             lease = await (enter() if timeout == 0 else _while_connected(request, enter))
         except LockTimeout as error:
-            raise HTTPException(409, "busy", {"Retry-After": str(retry_after)}) from error
+            raise refusal(409, "busy", retry_after) from error
         except BackendUnavailable as error:
             raise unavailable(retry_after) from error
         try:
@@ -290,7 +316,7 @@ def locked(
     name: str,
     *,
     timeout: Seconds | timedelta | None = 0,
-    retry_after: int = 1,
+    retry_after: Seconds | timedelta = 1,
     **options: Any,
 ) -> Callable[[Callable[..., Awaitable[T]]], Callable[..., Awaitable[T]]]:
     """
@@ -304,10 +330,12 @@ def locked(
         **options: See `hold`.
 
     Raises:
-        ConfigurationError: The name is no template, a time is wrong, or the function is no coroutine function.
+        ConfigurationError: The name is no template, an option is wrong, or the function is no coroutine function. At a
+            request: the endpoint got no `Request`, because it is that of a WebSocket.
+        TypeError: There is no such option.
     """
     fields = NameFields(name)
-    check_times(timeout, options)
+    check_options(timeout, retry_after, options)
 
     def decorate(endpoint: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
         if not inspect.iscoroutinefunction(endpoint):
@@ -316,7 +344,13 @@ def locked(
 
         @functools.wraps(endpoint)
         async def run(*arguments: Any, **keywords: Any) -> T:
-            request = next(value for value in (*arguments, *keywords.values()) if isinstance(value, Request))
+            request = next((value for value in (*arguments, *keywords.values()) if isinstance(value, Request)), None)
+            if request is None:
+                message = (
+                    f"locked({name!r}) holds a lock for an HTTP request, and {endpoint.__qualname__}() got none: in a "
+                    "WebSocket, use `async with websocket.state.lockkit.lock(...)`"
+                )
+                raise ConfigurationError(message, name=name)
             values = {**request.query_params, **request.path_params}
             if missing := set(fields.names) - values.keys():
                 raise HTTPException(422, f"missing: {', '.join(sorted(missing))}")

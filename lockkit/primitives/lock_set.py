@@ -456,16 +456,16 @@ class LeaseSetCore(Generic[L]):
         try:
             await self.locks.runtime.settle(self._each(self._undo, UNDO_SECONDS), UNDO_SECONDS)
         except TimeoutError as error:
-            log.debug("giving back the locks of a set goes on in the background: %s", error)
+            log.debug("releasing the locks of a set continues in the background: %s", error)
 
     @staticmethod
     async def _undo(member: SetMember[L], record: LeaseRecord, answer_by: Instant) -> None:
         try:
             await member.engine.releases.release(record, answer_by)
         except LockLost as error:
-            log.debug("giving back a lock of a set: %s", error)
+            log.debug("releasing a lock of a set: %s", error)
         except LockError as error:
-            log.debug("giving back a lock of a set, lockkit retries: %s", error)
+            log.debug("releasing a lock of a set, lockkit retries: %s", error)
             member.engine.cleanups.release_later(record.grant)
 
     async def _each(

@@ -208,8 +208,8 @@ class Once:
         match = digest(self.settings.match)
         if match is not None and outcome.match is not None and match != outcome.match:
             message = (
-                f"once {key!r} at {url} was done with another match: the key stands for two different things. Put what "
-                "tells them apart into the key"
+                f"once {key!r} at {url} was done with another match: the key stands for two different things. Use "
+                "different keys for them"
             )
             raise KeyReused(message, name=key, backend=url)
         if outcome.error is not None:

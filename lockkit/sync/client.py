@@ -45,7 +45,7 @@ def connect(url: str | None = None, *, profile: str | None = None, **options: An
         profile: A profile of ``lockkit.toml`` or of ``[tool.lockkit]`` in ``pyproject.toml``.
         **options: ``ttl`` and ``timeout`` (defaults of the client's locks, seconds), ``unavailable_after`` (seconds
             without one answer after which a wait without timeout gives up) and the backend's options, which the URL's
-            query may have too. What is given here wins.
+            query may have too. Options given here override the query.
 
     Raises:
         ConfigurationError: The URL, the profile or an option is wrong.
@@ -128,8 +128,8 @@ class Client:
             on_busy: What the decorator does when the lock stays busy: ``"raise"`` raises `LockTimeout`, ``"skip"``
                 returns None without running the function (then ``timeout`` is 0 by default). A ``with`` block cannot
                 be skipped and raises: see `Lock.attempt`.
-            label: What metrics count the lock under, such as ``seat:{seat}``; see `lockkit.add_observer`. By default
-                the decorator's name with its fields; without a decorator, none.
+            label: The label under which metrics count the lock, such as ``seat:{seat}``; see `lockkit.add_observer`.
+                By default the decorator's name with its fields; without a decorator, none.
 
         Raises:
             ConfigurationError: One of them is wrong.
@@ -359,12 +359,12 @@ class Client:
         runs the work again.
 
         Args:
-            key: What stands for the work, by the rules of lock names. For a decorator, the template of it.
+            key: Identifies the work; the rules of lock names apply. For a decorator, a template.
             keep: Seconds for which the result is kept, counted from completion by the server's clock.
             ttl: Seconds after which a crashed run counts as ended. None: the client's default.
             timeout: Seconds to wait for a run that is under way; None without limit, 0 raises `LockTimeout` at once.
-            match: What must be the same at each repeat of a key, else `KeyReused`; None for anything. For a decorator,
-                the template of it.
+            match: Text that must be the same for each repeat of a key, else `KeyReused`; None allows anything. For a
+                decorator, a template.
             store_errors: Classes of the errors that count as done: repeats raise `StoredError`. After any other error
                 the next attempt runs again.
             label: As for `lock`.
@@ -400,7 +400,7 @@ class Client:
         List the locks that are held now, or that clients wait for: the names, each once, in no particular order.
 
         The iterator asks the backend for about a thousand names at a time and only as you read on, so that a million
-        locks need neither the memory nor the time of a single answer. So it shows no single moment: a lock that is
+        locks need neither the memory nor the time of a single answer. So the list is not a snapshot: a lock that is
         released, expires or is acquired meanwhile may be listed or not. `holders` says who holds one of them.
 
         Args:

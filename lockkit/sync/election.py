@@ -122,8 +122,8 @@ class Election:
         Campaign, call ``work(term)``, and campaign again when the term was lost.
 
         Args:
-            work: Must return soon after ``term.must_stop(…)`` is True. If it raises, lockkit resigns and the exception
-                goes on; only a `LockLost` of this term counts as its loss.
+            work: Must return soon after ``term.must_stop(…)`` is True. If it raises an exception, lockkit resigns and
+                raises it again; only a `LockLost` of this term counts as its loss.
             stop: Ends the campaign, or makes ``term.must_stop(…)`` True.
 
         Returns:
@@ -160,7 +160,8 @@ class Election:
         Follow the leaders: the present one first, then each change, None while nobody leads.
 
         Term numbers never go back. The iterator polls at random intervals of at most 1 s (a tenth of the ttl, if that
-        is shorter), so it may miss what is shorter. During an outage it waits. It ends when the client is closed.
+        is shorter), so it may miss shorter terms and vacancies. During an outage it waits. It ends when the client is
+        closed.
         """
         return _Leaders(self._candidate.observe())
 

@@ -42,7 +42,7 @@ class Lease(BaseLease):
         Set the time left to `ttl`; never adds to it.
 
         Args:
-            ttl: Seconds; None means the lease's ttl. Renewal goes on with it.
+            ttl: Seconds; None means the lease's ttl. Later renewals use it, too.
 
         Raises:
             LockLost: The lease is not held.
@@ -70,7 +70,7 @@ class Lease(BaseLease):
 
     def downgrade(self) -> None:
         """
-        Turn a write lease into a read lease. No waiting writer gets in between, waiting readers do.
+        Turn a write lease into a read lease. No waiting writer gets the lock in between; waiting readers do.
 
         Raises:
             LockError: It is no write lease.
@@ -82,7 +82,7 @@ class Lease(BaseLease):
 
     def release(self) -> None:
         """
-        Give the lock back. Releasing twice is no error.
+        Release the lock. Releasing twice is no error.
 
         Raises:
             LockLost: The lease was lost before: the work since then was not protected.

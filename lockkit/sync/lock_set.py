@@ -75,10 +75,10 @@ class LeaseSet(BaseLeaseSet[Lease]):
 
     def extend(self, ttl: Seconds | timedelta | None = None) -> None:
         """
-        Set the time left of each to `ttl`; never adds to it. The first error ends it.
+        Set the time left of each to `ttl`; never adds to it. Stops at the first error.
 
         Args:
-            ttl: Seconds; None means each lease's ttl. Renewal goes on with it.
+            ttl: Seconds; None means each lease's ttl. Later renewals use it, too.
 
         Raises:
             LockLost: One is not held.
@@ -89,7 +89,7 @@ class LeaseSet(BaseLeaseSet[Lease]):
 
     def release(self) -> None:
         """
-        Give all locks back, the last first. Each is tried; of several errors the others are notes of the first.
+        Release all locks, the last one first. Tries each; raises the first error, with the others as notes.
 
         Releasing twice is no error.
 

@@ -48,7 +48,7 @@ class Attempt:
         Store the result, and free the key: it is done. Without this call, the next attempt does the work again.
 
         Args:
-            result: What JSON has, at most 64 KiB as JSON text.
+            result: A JSON value, at most 64 KiB as JSON text.
 
         Raises:
             LockLost: The lease ended before: the result is not stored, and another attempt may run.

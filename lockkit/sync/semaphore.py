@@ -14,7 +14,7 @@ class Semaphore(Lock):
     """
     Permits of a name: at most `limit` are held at the same time. A permit is a lease with a ``slot``.
 
-    Used as a `Lock`: acquired, as a context manager, and as a decorator. The lock of the same name is another one.
+    Used as a `Lock`: acquired, as a context manager, and as a decorator. A lock of the same name is independent of it.
 
     Clients with different limits share the permits: each is granted one while fewer than its own limit are held (where
     the backend has a lock for each slot: while one of the first `limit` slots is free).
@@ -43,7 +43,7 @@ class Semaphore(Lock):
 
     def cap(self) -> int | None:
         """
-        Ask for the cap: what all clients together may have, whatever their own limits. None if there is none.
+        Ask for the cap: how many permits all clients together may hold, whatever their limits. None without a cap.
 
         Raises:
             Unsupported: The backend cannot cap semaphores.

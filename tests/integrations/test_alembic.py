@@ -245,7 +245,7 @@ def test_database_in_memory_needs_no_lock(database: str) -> None:
 def test_what_cannot_be_locked_is_refused() -> None:
     """The message says what to give instead, and shows no password."""
     asyncio = create_async_engine("postgresql+psycopg_async://u:secret@localhost/x").sync_engine
-    for wrong, says in ((asyncio, "is for asyncio"), ("u:secret", "not understood"), (17, "not understood")):
+    for wrong, says in ((asyncio, "is for asyncio"), ("u:secret", "a valid URL"), (17, "a valid URL")):
         with pytest.raises(lockkit.ConfigurationError, match=says) as caught, migration_lock(wrong):  # type: ignore[arg-type]
             pytest.fail("it had the lock")
         assert "secret" not in str(caught.value)

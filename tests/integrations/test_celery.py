@@ -226,7 +226,7 @@ def test_called_directly_it_runs_under_its_lock_and_raises_when_busy() -> None:
         with pytest.raises(LockTimeout):
             pay.apply((1,), throw=True)
     assert pay.apply((1,)).get()[0] > token
-    with pytest.raises(LockError, match="outside of a job"):
+    with pytest.raises(LockError, match="outside a job"):
         current_lease()
 
 

@@ -315,6 +315,12 @@ def test_lock_is_free_after_every_other_end(how: str) -> None:
     assert not lock.locked()
 
 
+def test_until_commit_is_a_switch() -> None:
+    """As other switches: any text counted as True."""
+    with pytest.raises(lockkit.ConfigurationError, match=r"^until_commit must be True or False, not 'no'"):
+        client().lock("a", until_commit="no")  # type: ignore[arg-type] # wrong on purpose
+
+
 def test_set_refuses_a_lock_that_ends_with_the_transaction() -> None:
     """A set releases without asking the lock: it would be free before the commit."""
     with pytest.raises(lockkit.ConfigurationError, match="until_commit=True"):
@@ -611,7 +617,7 @@ def test_locked_refuses_what_it_cannot_pass_on(monkeypatch: pytest.MonkeyPatch) 
     cases: list[tuple[dict[str, Any], str]] = [
         ({"DATABASE": "default"}, "needs an alias with a URL"),
         ({"OPTIONS": {"ttl": 3}}, "without a URL"),
-        ({"URL": "memory://", "OPTIONS": {"ttl": [3]}}, "no text or number"),
+        ({"URL": "memory://", "OPTIONS": {"ttl": [3]}}, "neither text nor a number"),
     ]
     for entry, says in cases:
         with override_settings(LOCKKIT={"default": entry}), pytest.raises(CommandError, match=says) as caught:

@@ -1,4 +1,4 @@
-"""What tasks, actors and jobs share, without any of their frameworks."""
+"""What tasks, actors and jobs share, without running any of their frameworks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ import pytest
 
 import lockkit
 from lockkit.errors import ConfigurationError
+from lockkit.integrations.dramatiq import locked_actor
 from lockkit.integrations.jobs import JobLock
+from lockkit.integrations.rq import locked_job
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,6 +43,13 @@ def test_lock_and_key_are_asked_for_as_the_job_says(on_busy: Any, timeout: float
 
     once = ("pay:1", {"keep": 60.0, "ttl": 7.0, "timeout": timeout, "label": "pay:{n}"})
     assert asked == [once, ("acct:1", {"ttl": 7.0, "timeout": timeout, "label": "acct:{n}"}), once]
+
+
+@pytest.mark.parametrize("decorator", [locked_actor, locked_job])
+def test_decorator_without_brackets_is_refused(decorator: Any) -> None:  # noqa: ANN401 - used wrongly
+    """Not by the first job, in a worker."""
+    with pytest.raises(ConfigurationError, match=rf"^write @{decorator.__name__}\('acct:\{{n\}}'\), with the name"):
+        decorator(pay)
 
 
 def test_job_whose_work_would_go_on_after_its_end_is_refused() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -71,6 +71,19 @@ def test_loss_is_a_warning_and_levels_can_be_chosen(client: lockkit.Client, capl
 
     levels = [(record.getMessage(), record.levelname) for record in caplog.records if record.name == "shop.locks"]
     assert levels[:2] == [("lock granted: a", "ERROR"), ("lock lost: a", "WARNING")]
+
+
+@pytest.mark.parametrize(
+    ("levels", "says"),
+    [
+        ({"grant": logging.INFO}, "^levels has the unknown event 'grant': use waiting, granted"),
+        ({"granted": "INFO"}, "^the level of 'granted' must be a number such as logging.INFO, not 'INFO'"),
+    ],
+)
+def test_wrong_levels_are_refused(levels: Any, says: str) -> None:  # noqa: ANN401 - what is wrong
+    """The first was ignored; the second failed at each event, in the observer's own thread."""
+    with pytest.raises(lockkit.ConfigurationError, match=says):
+        LoggingObserver(levels=levels)
 
 
 def test_events_without_a_method_of_their_own_record_do_not_exist() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from typing import TYPE_CHECKING
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 
 import lockkit
 from lockkit import observers
@@ -19,6 +22,7 @@ from tests.tries import begin_to_wait, wait_for_observers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 
 @pytest.fixture(autouse=True)
@@ -143,6 +147,37 @@ def test_jeopardy_is_counted() -> None:
     PrometheusObserver(registry).jeopardy(event)
 
     assert value(registry, "jeopardies_total", "a") == 1
+
+
+HOLDER = """
+import os
+import lockkit
+from lockkit import observers
+from lockkit.integrations.prometheus import PrometheusObserver
+
+lockkit.add_observer(PrometheusObserver())
+lease = lockkit.connect("memory://prometheus").lock("a", label="a").acquire()
+for channel in observers.active:
+    channel.flush({patience})
+print(os.getpid(), flush=True)
+os._exit(1)
+"""
+
+
+def test_leases_of_a_killed_process_are_no_longer_counted(tmp_path: Path) -> None:
+    """With metrics of several processes, as with gunicorn; the others' leases are one sum."""
+    registry = CollectorRegistry()
+    MultiProcessCollector(registry, path=str(tmp_path))  # type: ignore[no-untyped-call] # of prometheus_client
+    command = [sys.executable, "-c", HOLDER.format(patience=PATIENCE)]
+    environment = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
+    killed, _ = (
+        int(subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=False, text=True).stdout)
+        for _ in range(2)
+    )
+
+    assert value(registry, "held", "a") == 2
+    mark_process_dead(killed, str(tmp_path))  # type: ignore[no-untyped-call] # see above
+    assert value(registry, "held", "a") == 1
 
 
 def test_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

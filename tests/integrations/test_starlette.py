@@ -7,6 +7,7 @@ import importlib
 import logging
 import re
 import secrets
+from datetime import timedelta
 from enum import Enum
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +17,7 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request  # noqa: TC002 - FastAPI reads annotations
 from starlette.responses import JSONResponse, PlainTextResponse, StreamingResponse
-from starlette.routing import Route
+from starlette.routing import Route, WebSocketRoute
 from starlette.testclient import TestClient
 
 import lockkit.aio
@@ -112,8 +113,34 @@ def test_missing_or_too_long_parameter_is_422(starlette: TestClient) -> None:
     assert starlette.post(f"/seats/{'A' * 250}/7").status_code == 422
 
 
-@pytest.mark.parametrize("template", ["seat:{", "seat:{seat.number}", "seat:{seat!r}", "seat:{seat:03}", "seat:{}"])
-def test_template_that_is_more_than_names_is_refused(template: str) -> None:
+def test_empty_name_is_422() -> None:
+    """A template may be a field alone, whose value the client leaves out."""
+
+    @locked("{seat}")
+    async def bare(request: Request) -> JSONResponse:
+        return JSONResponse(request.state.lease.name)
+
+    app = FastAPI(lifespan=lifespan(f"memory://{secrets.token_hex(4)}"), routes=[Route("/starlette", bare)])
+
+    @app.get("/fastapi")
+    async def endpoint(seat: str, lease: Annotated[Lease, locked_dependency("{seat}")]) -> str:
+        assert lease.name == seat
+        return lease.name
+
+    with TestClient(app) as browser:
+        for path in ("/starlette", "/fastapi"):
+            assert browser.get(f"{path}?seat=").status_code == 422
+            assert browser.get(f"{path}?seat=7").json() == "7"
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        *("seat:{", "seat:{seat.number}", "seat:{seat!r}", "seat:{seat:03}", "seat:{}"),
+        *("", "seat:\0{seat}", "\xe9" * 200, 7),
+    ],
+)
+def test_template_that_cannot_be_a_name_is_refused(template: Any) -> None:  # noqa: ANN401 - also no text
     """At once, and not with the first request."""
     with pytest.raises(lockkit.ConfigurationError):
         locked_dependency(template)
@@ -125,6 +152,37 @@ def test_function_that_is_no_coroutine_function_is_refused() -> None:
     """Starlette would run it in a thread."""
     with pytest.raises(lockkit.ConfigurationError, match="async def"):
         locked("a")(lambda _request: None)  # type: ignore[arg-type,return-value]
+
+
+def test_endpoint_of_a_web_socket_is_told_that_it_gets_no_lock() -> None:
+    """It was a RuntimeError: coroutine raised StopIteration."""
+
+    @locked("a")
+    async def chat(_: WebSocket) -> None:
+        """Never run."""
+
+    app = Starlette(routes=[WebSocketRoute("/", chat)], lifespan=lifespan(f"memory://{secrets.token_hex(4)}"))
+    with (
+        TestClient(app) as browser,
+        pytest.raises(lockkit.ConfigurationError, match=r"chat\(\) got none: in a WebSocket"),
+        browser.websocket_connect("/"),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(("after", "header"), [(0.2, "1"), (timedelta(minutes=1.5), "90")])
+def test_client_is_asked_to_wait_for_whole_seconds(after: Any, header: str) -> None:  # noqa: ANN401 - both
+    """HTTP has no others."""
+
+    @locked("a", timeout=0, retry_after=after)
+    async def nested(request: Request) -> JSONResponse:
+        async with hold(request, "a", retry_after=after):
+            pytest.fail("two held it")
+
+    app = Starlette(routes=[Route("/", nested)], lifespan=lifespan(f"memory://{secrets.token_hex(4)}"))
+    with TestClient(app) as browser:
+        answer = browser.get("/")
+    assert (answer.status_code, answer.headers["retry-after"]) == (409, header)
 
 
 def test_options_of_the_lock_may_be_given(starlette: TestClient) -> None:
@@ -368,7 +426,7 @@ def test_key_may_be_required() -> None:
         assert client.post("/", headers={"Idempotency-Key": "k"}).text == "3"
 
 
-@pytest.mark.parametrize("options", [{"methods": "POST"}, {"keep": 0}, {"keep": "1d"}])
+@pytest.mark.parametrize("options", [{"methods": "POST"}, {"keep": 0}, {"keep": "1d"}, {"retry_after": "1"}])
 def test_wrong_options_are_refused_before_the_first_request(options: dict[str, Any]) -> None:
     """With methods="POST" no request would have been recognised as a repeat."""
     with pytest.raises(lockkit.ConfigurationError, match=f"^{next(iter(options))} "):
@@ -388,6 +446,14 @@ def test_caller_is_a_plain_function_that_returns_a_str() -> None:
         pytest.raises(lockkit.ConfigurationError, match="must return a str, not NoneType"),
     ):
         client.post("/", headers={"Idempotency-Key": "k"})
+
+
+def test_path_and_body_are_compared_apart() -> None:
+    """Moving text from one to the other makes another request, whatever it is."""
+    lists = [("a", "b"), ("ab", ""), ("", "ab"), ("ab",), ("a", "", "b"), ("\ud800",), (b"\xff", "b"), (b"\xffb",)]
+
+    assert len({_digest(*parts) for parts in lists}) == len(lists)
+    assert _digest("a", b"b") == _digest(b"a", "b")
 
 
 def test_case_of_a_method_does_not_matter() -> None:
@@ -582,6 +648,18 @@ async def test_work_that_returns_is_not_done_by_the_next() -> None:
         assert await client.election("a").leader() is None
 
 
+@pytest.mark.parametrize("wrong", ["work", "pause"])
+@pytest.mark.asyncio
+async def test_wrong_work_or_pause_is_told_at_the_start(wrong: str) -> None:
+    """A coroutine in place of its function failed each second, and a pause that is no time ended the campaign."""
+    given: dict[str, Any] = {"work": asyncio.sleep, "pause": 1.0, wrong: "no"}
+
+    async with lockkit.aio.connect("memory://lead-wrong") as client:
+        with pytest.raises(lockkit.ConfigurationError, match=f"^{wrong} must be"):
+            async with lead(client.election("a"), **given):
+                pytest.fail("it began")
+
+
 def test_page_names_tests_that_are_there() -> None:
     """What the page says of the usual way is shown by a test."""
     named = set(re.findall(r"`(test_\w+)`", (ROOT / "docs" / "integrations" / "fastapi.md").read_text()))
@@ -593,11 +671,21 @@ def test_page_names_tests_that_are_there() -> None:
 
 @pytest.mark.parametrize("module", ["starlette", "fastapi"])
 @pytest.mark.parametrize(
-    ("times", "says"), [({"timeout": -1}, "timeout must be 0 or more"), ({"ttl": 0}, "ttl must be")]
+    ("options", "says"),
+    [
+        ({"timeout": -1}, "timeout must be 0 or more"),
+        ({"ttl": 0}, "ttl must be"),
+        ({"renew": "no"}, "renew must be True or False"),
+        ({"cancel_on_lost": "no"}, "cancel_on_lost must be True or False"),
+        ({"retry_after": "5"}, "retry_after must be seconds"),
+        ({"blocking": False}, "use timeout=0 to try once"),
+    ],
 )
-def test_wrong_time_is_an_error_where_the_endpoint_is_declared(module: str, times: dict[str, int], says: str) -> None:
+def test_wrong_option_is_an_error_where_the_endpoint_is_declared(
+    module: str, options: dict[str, Any], says: str
+) -> None:
     """Not a 500 for each request."""
     locked = importlib.import_module(f"lockkit.integrations.{module}").locked
 
-    with pytest.raises(lockkit.ConfigurationError, match=says):
-        locked("seat:{seat}", **times)
+    with pytest.raises((lockkit.ConfigurationError, TypeError), match=says):
+        locked("seat:{seat}", **options)

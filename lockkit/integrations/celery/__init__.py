@@ -1,7 +1,7 @@
 """
-Celery tasks that run under a lock, and a beat that may run several times. Needs ``pip install 'lockkit[celery]'``.
+Celery tasks that run under a lock, and a scheduler for several beats. Needs ``pip install 'lockkit[celery]'``.
 
-Both use the client of ``app.conf.lockkit_url``, or what ``lockkit.connect()`` finds; each process makes its own.
+Both use ``app.conf.lockkit_url``, or the configuration of ``lockkit.connect()``; each process has its own client.
 """
 
 from lockkit.integrations.celery.beat import LeaderOnly, LeaderScheduler

@@ -1,11 +1,11 @@
 """
-A beat of which several may run: one leads and sends, the others stand by.
+Several beats of Celery may run: one leads and sends, the others stand by.
 
-Leading alone does not keep a tick from being sent twice. A new leader does not know what the old one has sent, and a
-leader that was paused between its last look and the broker does not know that it was replaced. So each due time is
-marked in the lock server before its task is sent (`lockkit.Client.once`, by entry and due time), and only the beat that
-has marked it sends it. All beats must then agree on due times: those of a crontab are the same everywhere, and those of
-an interval are counted from the epoch here, not from the start of the process.
+An election alone does not prevent a tick from being sent twice. A new leader does not know what the old one has sent,
+and a leader that was paused between its last check and the broker does not know that it was replaced. So beat marks
+each due time in the lock server before it sends the task (`lockkit.Client.once`, by entry and due time), and only the
+beat that made the mark sends it. All beats must agree on due times: those of a crontab are the same everywhere, and
+those of an interval are counted from the epoch here, not from the start of the process.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ __all__ = ["LeaderOnly", "LeaderScheduler"]
 log = logging.getLogger("lockkit")
 
 STANDBY_SECONDS: Seconds = 1.0
-"""How often a beat that does not lead tries to, seconds. Longer leaves the schedule without a leader for longer;
-shorter asks the lock server more often."""
+"""How often a standby tries to lead, seconds. Longer leaves the schedule without a leader for longer; shorter asks the
+lock server more often."""
 
 KEEP_SECONDS: Seconds = 24 * 3600.0
 """How long a mark outlives the due time after it, seconds: far more than the clocks of two beats differ."""
@@ -43,7 +43,7 @@ ENTRY_BYTES_MAX = 128
 """Longer names of entries go into the mark's key as a digest: a key has at most 255 bytes."""
 
 WINDOWS = (timedelta(hours=1), timedelta(days=1), timedelta(days=32), timedelta(days=366))
-"""How far to look back for the last due time, so that a schedule that was not looked at for months takes no minutes."""
+"""How far to look back for the last due time, so that a schedule last run months ago does not take minutes."""
 
 
 class LeaderOnly:
@@ -78,17 +78,17 @@ class LeaderOnly:
     # -- leading -----------------------------------------------------------------------------------------------------
 
     def tick(self, *args: Any, **kwargs: Any) -> Seconds:
-        """Send what is due, if this beat leads. Returns after how many seconds to look again."""
+        """Send what is due, if this beat leads. Returns the seconds until the next check."""
         term = self._leading()
         if term is None:
             return min(self.max_interval, STANDBY_SECONDS)
         self._refused = False
         pause: Seconds = super().tick(*args, **kwargs)  # type: ignore[misc] # of the scheduler
-        # Not to sleep through the end of the term; and after a refusal, not to ask again at once.
+        # Do not sleep through the end of the term; after a refusal, do not ask again at once.
         return STANDBY_SECONDS if self._refused else min(pause, max(term.grace, STANDBY_SECONDS))
 
     def _leading(self) -> Term | None:
-        """Return the term if this beat leads, or can from now on; None if it does not, or cannot know."""
+        """Return the term if this beat leads or was just elected; None if it does not lead, or cannot know."""
         if self._term is not None and self._term.must_stop():
             self._resign()
         if self._term is not None:
@@ -101,12 +101,13 @@ class LeaderOnly:
             log.debug("beat stands by: %s", error)
             self._unknown = False
         except LockError as error:
-            log.log(logging.DEBUG if self._unknown else logging.ERROR, "beat sends nothing, it cannot lead: %s", error)
+            level = logging.DEBUG if self._unknown else logging.ERROR
+            log.log(level, "beat sends nothing, because it cannot lead: %s", error)
             self._unknown = True
         else:
             log.info("beat leads election %r in term %d", self.election_name, self._term.token)
             self._unknown = False
-            self._heap = None  # look at all entries anew
+            self._heap = None  # check all entries again
         return self._term
 
     def _election(self) -> Election:
@@ -147,7 +148,7 @@ class LeaderOnly:
         return event._replace(time=self._when(event.entry, 0 if due else pause) or 0)  # type: ignore[attr-defined]
 
     def is_due(self, entry: ScheduleEntry) -> tuple[bool, Seconds]:
-        """Tell whether an entry is due, and after how many seconds to look at it again."""
+        """Tell whether an entry is due, and in how many seconds to check it again."""
         now = self.app.now()
         grid = _grid(entry, now)
         if grid is not None:
@@ -173,7 +174,7 @@ class LeaderOnly:
             self._heap, self._refused = None, True
             return
         if not marked:
-            log.info("beat did not send %r: another one has, for %s", entry.name, due.isoformat())
+            log.info("beat did not send %r: another beat has already sent it for %s", entry.name, due.isoformat())
             return
         options = entry.options
         headers = {**(options.get("headers") or {}), "lockkit_due": due.astimezone(UTC).isoformat()}

@@ -36,18 +36,18 @@ class LockedTask(Task):  # type: ignore[misc] # celery has no types
 
     The worker acquires the lock when it runs the task, renews it meanwhile, and releases it after the task. While the
     task runs, ``self.request.lockkit_token`` is the fencing token, and ``self.request.lockkit_lease`` the lease. If the
-    lease is lost, a task that ends well fails, with `lockkit.LockLost`. A task without ``lock`` and
-    ``once`` runs as any other.
+    lease is lost, even a task that returns normally fails with `lockkit.LockLost`. A task with neither ``lock`` nor
+    ``once`` runs like any other.
 
     Attributes:
         lock: Name of the lock, with fields that the task's arguments fill.
         on_busy: What happens to a task whose lock is busy: ``"retry"`` sends it again, ``"skip"`` ends it with None,
             ``"wait"`` waits in the worker. A task that is called directly, or eagerly, raises `lockkit.LockTimeout`
             instead of being sent again.
-        busy_countdown: After how many seconds a ``"retry"`` is to run. It does not count for ``max_retries``.
+        busy_countdown: After how many seconds a ``"retry"`` is to run. It does not count towards ``max_retries``.
         lock_ttl: Seconds until others get the lock of a worker that was killed. None: the client's default.
         lock_timeout: How many seconds ``"wait"`` waits before it fails with `lockkit.LockTimeout`; None without limit.
-        once: Key, with fields: a task with this key runs until it has succeeded once, and repeats return the stored
+        once: Key, with fields: a task with this key runs until it has succeeded once; repeats return the stored
             result, which must be JSON.
         once_keep: How many seconds that result is kept.
     """

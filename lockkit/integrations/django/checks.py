@@ -55,8 +55,8 @@ def check_deployment(**_: object) -> list[Any]:
             messages.append(
                 django.Warning(
                     f"settings.LOCKKIT[{alias!r}] locks on one machine only.",
-                    hint="Files are right if the site runs on one machine; then silence this with "
-                    'SILENCED_SYSTEM_CHECKS = ["lockkit.W002"]. Else use a server, or {"DATABASE": "default"}.',
+                    hint="If the site runs on one machine, files are enough: silence this with "
+                    'SILENCED_SYSTEM_CHECKS = ["lockkit.W002"]. Otherwise use a server, or {"DATABASE": "default"}.',
                     id="lockkit.W002",
                 )
             )

@@ -123,7 +123,7 @@ def from_connection(connection: Any, **options: Any) -> DjangoClient:  # noqa: A
     if connection.vendor == "sqlite":
         name = str(settings["NAME"])
         if is_in_memory(name):
-            message = 'the database is in memory, where no lock can be: use LOCKKIT = {"default": "memory://"}'
+            message = 'the database is in memory, so it cannot hold locks: use LOCKKIT = {"default": "memory://"}'
             raise ConfigurationError(message)
         return DjangoClient(beside_file(name, **options))
     driver = _DRIVERS.get(connection.Database.__name__.partition(".")[0])

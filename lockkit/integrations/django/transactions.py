@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from django.db import connections
 
+from lockkit import validation
 from lockkit.errors import ConfigurationError, LockError
 from lockkit.sync import Client, Lease, Lock
 
@@ -46,7 +47,7 @@ class DjangoClient(Client):
             ConfigurationError: One of them is wrong.
             LockError: The client is closed.
         """
-        if until_commit:
+        if until_commit is not None and validation.flag(until_commit, "until_commit"):
             options.setdefault("reentrant", True)
         lock = super().lock(name, **options)
         lock._settings.make_lease = partial(TransactionLease, until_commit=until_commit)  # noqa: SLF001 - made just now

@@ -104,11 +104,13 @@ class Store:
         try:
             return await cluster.call(TXN, request, resend=not changes, on_unknown=lambda: unknown.append(True))
         except BackendUnavailable as error:
-            what = f"{name!r} at {self.label}: {error}"
             if changes and unknown:
-                message = f"the answer to a change of {what}. It may have been made or not: look before you try again"
+                message = (
+                    f"the answer to a change of {name!r} at {self.label} was lost ({error}), so the change may have "
+                    "been made or not. Read the value before you try again"
+                )
                 raise BackendUnavailable(message, name=name, backend=self.label) from error
-            raise type(error)(what, name=name, backend=self.label) from error
+            raise type(error)(f"{name!r} at {self.label}: {error}", name=name, backend=self.label) from error
 
 
 def as_bytes(value: object, what: str, *, empty: bool = False) -> bytes:

@@ -46,8 +46,10 @@ __all__ = [
     "spare",
     "transaction_of",
     "translating",
+    "with_value",
 ]
 
+S = TypeVar("S", bound="Update | Delete")
 T = TypeVar("T")
 
 Blocking: TypeAlias = "Session | scoped_session[Any] | Connection"
@@ -362,7 +364,23 @@ def column_of(statement: object, column: object, default: str, *, option: str) -
     return table.c[default]
 
 
-def no_column(table: object, name: str, *, option: str) -> ConfigurationError:
+def with_value(statement: S, column: Any, value: object) -> S:  # noqa: ANN401 - a column, mapped or not
+    """
+    Have an UPDATE set a column, whatever value the statement itself gives to it. A DELETE stays as it is.
+
+    Of two values for one column of a table, such as those of ``values(fence=0)`` and ``values({table.c.fence: 7})``,
+    SQLAlchemy takes the first, so the value is given under both keys. It resolves the keys of a mapped class by itself.
+    """
+    if not isinstance(statement, Update):
+        return statement
+    values = {column: value}
+    # `entity_description` says the same, but fails if a condition on a table names an attribute of a mapped class.
+    if "parententity" not in statement.table._annotations:  # noqa: SLF001 - see above
+        values[getattr(column, "expression", column).key] = value
+    return cast("S", statement.values(values))
+
+
+def no_column(table: object, name: object, *, option: str) -> ConfigurationError:
     """Make the error for a table without the column for its version or token."""
     message = f"{table} has no column {name!r}: add an integer column of that name, or give another one with {option}="
     return ConfigurationError(message)

@@ -49,6 +49,7 @@ from lockkit.storage.sql.client import (
     kind_of,
     label_of,
     translating,
+    with_value,
 )
 from lockkit.storage.sql.schema import KEYS, Family, ensure, family_of, forget_if_missing, key_of, make_here, quoted
 from lockkit.storage.tokens import check_token, stale_token
@@ -116,7 +117,7 @@ def fenced(statement: S, token: int, *, fence: ColumnElement[int] | None = None)
     read = _read_column(statement)
     if read is not None:
         guarded = guarded.where(_or_null(read, read < token))
-    return cast("S", guarded.values({column: token}) if isinstance(statement, Update) else guarded)
+    return cast("S", with_value(guarded, column, token))
 
 
 def _or_null(column: Any, admitted: ColumnElement[bool]) -> ColumnElement[bool]:  # noqa: ANN401 - a column, mapped or not

@@ -29,6 +29,7 @@ from lockkit.storage.sql.client import (
     label_of,
     no_column,
     refuse_autocommit,
+    with_value,
 )
 
 if TYPE_CHECKING:
@@ -164,7 +165,7 @@ class RowUpdate(TransactionRetry):
     values_named = "a mapping of columns to their new values"
 
     def __init__(
-        self, runtime: Runtime, source: object, fn: object, *, table: object, key: object, version: str
+        self, runtime: Runtime, source: object, fn: object, *, table: object, key: object, version: object
     ) -> None:
         """
         Check the arguments. No I/O.
@@ -180,12 +181,19 @@ class RowUpdate(TransactionRetry):
         self._table = found
         keys = key if isinstance(key, tuple) else (key,)
         columns = list(found.primary_key.columns)
+        if not columns:
+            message = f"{found} has no primary key, so update_row cannot find a single row: use transact"
+            raise ConfigurationError(message)
         if len(keys) != len(columns):
             message = (
                 f"{found} has {len(columns)} columns in its primary key: give one value for each, several as a tuple"
             )
             raise ConfigurationError(message)
-        if version not in found.c:
+        if any(value is None for value in keys):
+            # No row has it, so each call would insert one.
+            message = f"key must have a value for each column of the primary key of {found}, not None"
+            raise ConfigurationError(message)
+        if not isinstance(version, str) or version not in found.c:
             raise no_column(found, version, option="version")
         self._version = found.c[version]
         self._keys = dict(zip((column.key for column in columns), keys, strict=True))
@@ -223,7 +231,10 @@ class RowUpdate(TransactionRetry):
 
 def versioned(statement: S, expected: int | None, *, version: ColumnElement[int] | None = None) -> S:
     """See `lockkit.optimistic.versioned`."""
+    if expected is not None and (isinstance(expected, bool) or not isinstance(expected, int)):
+        message = f"expected must be the version that was read, an int or None, not {validation.shown(expected)}"
+        raise ConfigurationError(message)
     column = column_of(statement, version, VERSION, option="version")
     guarded: Any = statement.where(column == expected)
     following = 1 if expected is None else column + 1  # NULL + 1 is NULL, which the next writer would find unchanged
-    return cast("S", guarded.values({column: following}) if isinstance(statement, Update) else guarded)
+    return cast("S", with_value(guarded, column, following))

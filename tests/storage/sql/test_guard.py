@@ -171,6 +171,21 @@ def test_condition_alone_for_core_and_orm(base: Base) -> None:
     assert customers(base)["12A"] == ("Ben", 6)
 
 
+def test_statement_that_sets_the_column_itself_stores_the_token(base: Base) -> None:
+    """As one does that writes a whole row: with the token of that row, an older holder could write."""
+    table: Any = Seat.__table__
+    statements = [
+        sa.update(table).values(customer="Ada", fence=0),
+        sa.update(table).values({"customer": "Ada", table.c.fence: 0}),
+        sa.update(Seat).values(customer="Ada", fence=0),
+        sa.update(Seat).values({Seat.fence: 0}),
+    ]
+    with base.engine() as engine, orm.Session(engine) as session, session.begin():
+        for token, statement in enumerate(statements, 7):
+            session.execute(fenced(statement, token))
+            assert session.scalars(sa.select(table.c.fence)).all() == [token, token]
+
+
 def test_object_is_read_again_and_flushed_under_its_row(base: Base) -> None:
     """What is decided by its values is decided by the newest ones."""
     with base.engine() as engine, orm.Session(engine) as session, session.begin():

@@ -387,6 +387,65 @@ def test_condition_alone(base: Base) -> None:
     assert stock(base) == (5, 3)
 
 
+def test_function_that_returns_the_whole_row_loses_no_change(change: Any, base: Base) -> None:  # noqa: ANN401 - a fixture
+    """The version in it is the one that was read: the row gets the next one all the same."""
+    table: Any = Product.__table__
+
+    change(table, "x", lambda row: {**row, "stock": row["stock"] - 1})
+    assert stock(base) == (9, 2)
+    change(table, "x", lambda row: {table.c.stock: row["stock"] - 1, "version": 1, table.c.version: 1})
+    assert stock(base) == (8, 3)
+    change(Product, "x", lambda row: {**row, "stock": row["stock"] - 1})
+    assert stock(base) == (7, 4)
+
+
+class Renamed(Model):
+    """Its columns have other names than its attributes."""
+
+    __tablename__ = "renamed"
+
+    name: orm.Mapped[str] = orm.mapped_column("n", sa.String(20), primary_key=True)
+    version: orm.Mapped[int] = orm.mapped_column("v", nullable=False)
+
+
+RENAMED: Any = Renamed.__table__
+
+
+@pytest.mark.parametrize(
+    ("statement", "version"),
+    [
+        (sa.update(Renamed).values(name="x", version=1), Renamed.version),
+        (sa.update(Renamed).values({Renamed.version: 1}), RENAMED.c.v),
+        (sa.update(RENAMED).values(v=1), Renamed.version),
+        (sa.update(RENAMED).where(Renamed.name == "x").values(v=1), RENAMED.c.v),
+        (sa.update(RENAMED).values(n="x", v=1), RENAMED.c.v),
+        (sa.update(RENAMED).values({RENAMED.c.v: 1}), RENAMED.c.v),
+    ],
+    ids=str,
+)
+def test_statement_that_sets_the_version_itself_gets_the_next_one(
+    bases: dict[str, Base],
+    statement: sa.Update,
+    version: Any,  # noqa: ANN401 - a column, mapped or not
+) -> None:
+    """Whichever way it names the column: with the version that it read, the next writer would find nothing changed."""
+    base = prepared(bases["sqlite"])
+    with base.engine() as engine, orm.Session(engine) as session, session.begin():
+        session.add(Renamed(name="x", version=4))
+        session.flush()
+
+        session.execute(versioned(statement, 4, version=version))
+
+        assert session.scalar(sa.select(RENAMED.c.v)) == 5
+
+
+@pytest.mark.parametrize("expected", ["1", 1.0, True])
+def test_version_that_is_no_number_is_refused(expected: Any) -> None:  # noqa: ANN401 - what is wrong
+    """A row in place of its version, for example, would be an error of the driver."""
+    with pytest.raises(lockkit.ConfigurationError, match=r"^expected must be the version that was read"):
+        versioned(sa.update(Product), expected)
+
+
 def test_row_without_a_version_yet_loses_no_change(bases: dict[str, Base]) -> None:
     """A column that was added to a table is NULL in the rows that were there."""
     table = sa.Table(
@@ -422,7 +481,11 @@ def test_row_without_a_version_yet_loses_no_change(bases: dict[str, Base]) -> No
         ({"fn": "coroutine"}, "is a coroutine function: use the function that ends in _async"),
         ({"table": "product"}, "give a SQLAlchemy Table or a mapped class, not 'product'"),
         ({"key": ("x", 1)}, "1 columns in its primary key"),
+        ({"key": None}, "^key must have a value for each column of the primary key of product, not None"),
+        ({"table": RENAMED.alias()}, "give a SQLAlchemy Table or a mapped class"),
+        ({"table": sa.Table("keyless", sa.MetaData(), sa.Column("version", sa.Integer))}, "keyless has no primary key"),
         ({"version": "count"}, "has no column 'count'"),
+        ({"version": 5}, "has no column 5"),
         ({"attempts": 0}, "1 or more, or None; not 0"),
         ({"attempts": None, "timeout": None}, "give attempts or timeout"),
         ({"timeout": -1}, "timeout must be 0 or more seconds, not -1"),

@@ -96,7 +96,7 @@ def _environment(found: Service) -> dict[str, str]:
     kept = [item for item in query.split("&") if item and item.partition("=")[0] not in found.options]
     for name, value in found.options.items():
         if not isinstance(value, str | int | float):
-            message = f"{where}: manage.py locked cannot pass on the option {name}, which is no text or number"
+            message = f"{where}: manage.py locked cannot pass on the option {name}, which is neither text nor a number"
             raise ConfigurationError(message)
         kept.append(f"{quote(name)}={quote(str(int(value) if isinstance(value, bool) else value), safe='')}")
     return {**os.environ, "LOCKKIT_URL": f"{base}?{'&'.join(kept)}" if kept else base}

@@ -57,12 +57,12 @@ class Command(migrate.Command):
             "--timeout", type=float, metavar="SECONDS", help="How long to wait for another process's migration."
         )
         parser.add_argument(
-            "--ttl", type=float, metavar="SECONDS", help="When the lock of a crashed process is free; 30 by default."
+            "--ttl", type=float, metavar="SECONDS", help="How long the lock outlives a crashed process; 30 by default."
         )
         parser.add_argument(
             "--lock-alias",
             metavar="ALIAS",
-            help="Take the lock with this key of settings.LOCKKIT. By default it is in the migrated database.",
+            help="Take the lock from this alias of settings.LOCKKIT. By default it is in the migrated database.",
         )
         parser.add_argument(
             "--always",

@@ -82,6 +82,9 @@ nox.options.sessions = ["lint", "types", f"tests-{CURRENT}"]
 nox.options.download_python = "never"
 nox.options.reuse_venv = "yes"
 
+# Containers often set it. Then each process of a run would compile pytest's plugins and much else anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 
 def install(session: nox.Session, *groups: str, extras: str | None = "all") -> None:
     """Installs dependency groups, and lockkit itself (editable) with `extras`."""

@@ -80,6 +80,15 @@ def test_interpreter_is_asked_for_its_version(monkeypatch: pytest.MonkeyPatch) -
     assert not noxfile.is_python(sys.executable, "3.99")
 
 
+def test_byte_code_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In an environment that says otherwise, too: each of the processes of a run would compile everything anew."""
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+
+    load(monkeypatch, CURRENT)
+
+    assert "PYTHONDONTWRITEBYTECODE" not in os.environ
+
+
 def test_every_session_is_listed_for_contributors() -> None:
     """With what it does, in the table of CONTRIBUTING.md; and no other."""
     session = re.compile(r'^@nox\.session(?:\((?:name="(.*?)"|.*)\))?\ndef (\w+)', re.MULTILINE)

@@ -124,9 +124,10 @@ class VotingNode:
             return [0, self._left_ms(lock), holder.encode(), 0]
         mark["ttl_ms"] = max(mark["ttl_ms"], ttl_ms)
         self._set("lock", lock, value, ttl_ms)
-        lowest = max(self._fences.get(lock, 0) + 1, self.node.wall_us())
+        now_us = self.node.wall_us()
+        lowest = max(self._fences.get(lock, 0) + 1, now_us)
         token = int(proposed or lowest)
-        if not lowest <= token <= lowest + AHEAD_MS_MAX * 1000:
+        if not lowest <= token <= max(lowest, now_us + AHEAD_MS_MAX * 1000):
             return lowest
         self._fences[lock] = token
         return token

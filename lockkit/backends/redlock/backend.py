@@ -6,7 +6,7 @@ A client that has it on a majority holds it, for its ttl less the time that this
 which a second round is needed now and then::
 
     round 1   every node: take the key; lowest = max(last token + 1, server time in µs)
-              if lowest <= token that the client proposes <= lowest + 10 ms: write that as the last token, answer it
+              if lowest <= token that the client proposes <= time + 10 ms: write that as the last token, answer it
               otherwise answer lowest
               a majority wrote it: granted
     round 2   nodes that said yes: write the highest answer as the last token, if the key still has the value

@@ -374,6 +374,22 @@ def test_proposal_that_nodes_refuse_takes_a_second_round(
     face.run(scenario)
 
 
+def test_proposals_that_are_too_high_do_not_add_up(nodes: RedisNodes, face: Face) -> None:
+    """No token is further ahead of the nodes' time than a restarted node waits, however many grants precede it."""
+
+    async def scenario(host: StubHost) -> None:
+        async with redlock(nodes, host) as backend:
+            for _ in range(20):
+                grant = granted(await backend.try_acquire(host.request()))
+                times = [on(node)("TIME") for node in nodes.nodes]
+                assert grant.token <= max(int(seconds) * 1_000_000 + int(micros) for seconds, micros in times) + 10_000
+                await backend.release(grant)
+                assert backend._ahead_us is not None
+                backend._ahead_us += 8000
+
+    face.run(scenario)
+
+
 def test_proposal_that_a_minority_accepts_takes_a_second_round(
     nodes: RedisNodes, face: Face, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -42,7 +42,7 @@ if redis.call('SET', lock, value, 'NX', 'PX', ttl_ms) then
   end
   local lowest = math.max(tonumber(last or 0) + 1, now_us)
   local token = tonumber(ARGV[5]) or lowest
-  if token < lowest or token > lowest + AHEAD_US_MAX then
+  if token < lowest or token > math.max(lowest, now_us + AHEAD_US_MAX) then
     return lowest
   end
   if sign ~= ' ' then

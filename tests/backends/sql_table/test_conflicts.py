@@ -156,6 +156,10 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[str | int]:
     for module in (dialect, database, sqlsession_session):
         monkeypatch.setattr(module, "STATEMENT_SECONDS", PATIENCE)
     monkeypatch.setattr(dialect, "LOCK_SECONDS", PATIENCE)
+    short = dialect._MYSQL_SETTINGS.text
+    waits = short.replace("wait_timeout = 1,", f"wait_timeout = {PATIENCE:.0f},")
+    assert waits.count(f"= {PATIENCE:.0f},") == 2
+    monkeypatch.setattr(dialect, "_MYSQL_SETTINGS", Statement(waits))
     monkeypatch.setattr(database, "seconds_left", lambda *_: PATIENCE)
     return heard
 

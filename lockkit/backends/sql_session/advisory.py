@@ -67,12 +67,12 @@ _CAPABILITIES = capabilities_of(
 )
 
 
-# By whether it is a reader's. A session has no lock but this one, perhaps twice; and a writer that was to become a
-# reader may have either, if the answer to that was lost.
-_PG_FREE = {
-    False: Statement("COMMIT;SELECT pg_advisory_unlock($1), pg_advisory_unlock_all()"),
-    True: Statement("COMMIT;SELECT pg_advisory_unlock_shared($1) OR pg_advisory_unlock($1), pg_advisory_unlock_all()"),
-}
+_PG_FREE = Statement("COMMIT;SELECT pg_advisory_unlock($1)")
+_PG_FREE_TWICE = Statement("COMMIT;SELECT pg_advisory_unlock($1), pg_advisory_unlock($1)")
+# A writer that was to become a reader, if the answer to that was lost, may have either lock.
+_PG_FREE_SHARED = Statement(
+    "COMMIT;SELECT pg_advisory_unlock_shared($1) OR pg_advisory_unlock($1), pg_advisory_unlock_all()"
+)
 _PG_UNLOCK_ALL = Statement("SELECT pg_advisory_unlock_all()")
 
 
@@ -237,13 +237,19 @@ class _PostgresqlAdvisoryLocking(PostgresqlLocking):
         if session.pooled:
             return await super().free(session, key)
         # Also when an error has ended the transaction: the lock is the session's.
-        return bool((await session.run(_PG_FREE[key.shared], (key.number,))).rows[0][0])
+        return bool((await session.run(self._freeing(session, key), (key.number,))).rows[0][0])
+
+    @staticmethod
+    def _freeing(session: Session, key: Key) -> Statement:
+        if key.shared:
+            return _PG_FREE_SHARED
+        return _PG_FREE_TWICE if session.doubled else _PG_FREE
 
     def send_free(self, session: Session, key: Key) -> None:
         if session.pooled:
             super().send_free(session, key)
         else:
-            session.send(_PG_FREE[key.shared], (key.number,))
+            session.send(self._freeing(session, key), (key.number,))
 
 
 _WAIT_SECONDS = 31_536_000

@@ -161,7 +161,7 @@ def test_grant_that_nothing_can_watch_over_is_given_back(monkeypatch: pytest.Mon
     system.refused["lockkit-watch"] = 1
     client = lockkit.connect("memory://watch")
 
-    with pytest.raises(LockError, match="given back"):
+    with pytest.raises(LockError, match="released again"):
         client.lock("x", ttl=30).acquire()
     assert client.holders("x") == []
 

@@ -3,7 +3,8 @@ The calls to one etcd member.
 
 =========================  ==================================================================================
 `BlockingConnection`       grpc's blocking API
-`AsyncioConnection`        ``grpc.aio``
+`AsyncioConnection`        ``grpc.aio``, on a channel of the application
+`DirectConnection`         the part of it that is written in C, on a channel of lockkit's
 `ForkedConnection`         grpc's blocking API under asyncio, in a process that was forked after it used ``grpc.aio``
 =========================  ==================================================================================
 """
@@ -214,16 +215,65 @@ class AsyncioConnection(MemberConnection):
             await self._channel.close()
 
 
-class ClosedError(grpc.RpcError):
-    """lockkit or the application closed the channel."""
+class DirectConnection(AsyncioConnection):
+    """The same, without the objects and the task that ``grpc.aio`` makes for each call. See `quirks.direct_calls`."""
+
+    def __init__(self, label: str, channel: Any, begin: quirks.Begin) -> None:  # noqa: ANN401 - see MemberConnection
+        super().__init__(label, channel, owned=True)
+        self._begin = begin
+        self._under_way: set[Any] = set()
+
+    async def call(self, method: Method, request: Any, timeout: Seconds, metadata: Metadata) -> Any:  # noqa: ANN401
+        """See `MemberConnection.call`."""
+        call: Any = None
+        try:
+            call = self._begin(method.path, timeout)
+            self._under_way.add(call)
+            data = await call.unary_unary(_serialize(request), metadata or ())
+        except grpc.aio.BaseError as error:
+            raise ClosedError(str(error)) from error
+        except BaseException:
+            if call is not None:
+                call.cancel("the caller was cancelled")
+            raise
+        finally:
+            self._under_way.discard(call)
+        if not call.is_ok():
+            status = await call.status()
+            raise CallError(_CODES.get(status.code(), grpc.StatusCode.UNKNOWN), status.details())
+        return method.answer.FromString(data)
+
+    async def close(self) -> None:
+        """See `MemberConnection.close`. grpc.aio does not know the calls that are under way."""
+        for call in tuple(self._under_way):
+            call.cancel("the channel was closed")
+        await super().close()
+
+
+_CODES = {code.value[0]: code for code in grpc.StatusCode}
+
+
+class CallError(grpc.RpcError):
+    """A call has failed, as grpc's own errors say it."""
+
+    def __init__(self, code: grpc.StatusCode, details: str) -> None:
+        super().__init__(details)
+        self._code = code
 
     def code(self) -> grpc.StatusCode:
         """As grpc's own errors have it."""
-        return grpc.StatusCode.CANCELLED
+        return self._code
 
     def details(self) -> str:
         """As grpc's own errors have it."""
         return str(self)
+
+
+class ClosedError(CallError):
+    """lockkit or the application closed the channel."""
+
+    def __init__(self, details: str) -> None:
+        super().__init__(grpc.StatusCode.CANCELLED, details)
 
 
 def open_connection(runtime: Runtime, label: str, credentials: grpc.ChannelCredentials | None) -> MemberConnection:
@@ -245,4 +295,5 @@ def open_connection(runtime: Runtime, label: str, credentials: grpc.ChannelCrede
         channel = factory.insecure_channel(label, options=CHANNEL_OPTIONS)
     else:
         channel = factory.secure_channel(label, credentials, options=CHANNEL_OPTIONS)
-    return kind(label, channel, owned=True)
+    begin = quirks.direct_calls(channel) if kind is AsyncioConnection else None
+    return kind(label, channel, owned=True) if begin is None else DirectConnection(label, channel, begin)

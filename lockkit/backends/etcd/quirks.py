@@ -88,7 +88,7 @@ def direct_calls(channel: Any) -> Begin | None:  # noqa: ANN401 - a grpc.aio.Cha
     Give what begins a call with the C part of a channel, or None if that part is not as expected.
 
     ``grpc.aio`` makes two objects and a task for each call, and the task takes another turn of the event loop. Without
-    them an acquisition and its release take 40 to 60 of 680 µs less (``docs/decisions/0018-what-a-pair-costs.md``).
+    them an acquisition and its release take 40 to 60 of 680 µs less (``docs/decisions/0020-fewer-steps-in-a-pair.md``).
     A channel to which an instrumentation has added interceptors is left alone: only the Python part calls them.
 
     Relies on: a ``grpc.aio.Channel`` has its C part in ``_channel``, whose calls have ``unary_unary``, ``is_ok``,

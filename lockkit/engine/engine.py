@@ -217,7 +217,7 @@ class Engine(Generic[L]):
                 nests=nests,
                 label=None if label is None else validation.label(label),
             )
-        except ConfigurationError as error:
+        except ConfigurationError as error:  # not by `validation.about`, which takes almost as long as all of this
             given: object = name  # of any type: the name may be what is wrong
             error.name = given if isinstance(given, str) else None
             error.backend = self.url
@@ -238,7 +238,7 @@ class Engine(Generic[L]):
         space, template = split_space(settings.name)
         try:
             checked = validation.lock_name(name)
-        except ConfigurationError as error:
+        except ConfigurationError as error:  # as above: each decorated call comes here
             error.backend = self.url
             raise
         return replace(settings, name=apart(space, checked) if space else checked, label=settings.label or template)

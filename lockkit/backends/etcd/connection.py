@@ -3,7 +3,7 @@ The calls to one etcd member.
 
 =========================  ==================================================================================
 `BlockingConnection`       grpc's blocking API
-`AsyncioConnection`        ``grpc.aio``, on a channel of the application
+`AsyncioConnection`        ``grpc.aio``: on a channel of the application, or one with interceptors
 `DirectConnection`         the part of it that is written in C, on a channel of lockkit's
 `ForkedConnection`         grpc's blocking API under asyncio, in a process that was forked after it used ``grpc.aio``
 =========================  ==================================================================================

@@ -57,7 +57,7 @@ async def other_form(runtime: Runtime, target: Target, error: BaseException, unt
         "port": target.arguments["port"],
         "socket_timeout": left_seconds,
         "socket_connect_timeout": left_seconds,
-        "redis_connect_func": _log_in_not,
+        "redis_connect_func": _skip_login,
         **(_TRUSTING if try_tls else {}),
     }
     until = runtime.now() + left_seconds
@@ -74,7 +74,7 @@ async def other_form(runtime: Runtime, target: Target, error: BaseException, unt
     return "the port answers in TLS" if try_tls else "the port answers in plain text"
 
 
-def _log_in_not(connection: object) -> None:
+def _skip_login(connection: object) -> None:
     """Replace redis-py's login, with which it begins on each connection."""
 
 

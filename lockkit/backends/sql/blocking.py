@@ -12,7 +12,7 @@ from lockkit.backends.sql.connection import (
     Connection,
     SessionConnection,
     cut,
-    let_go,
+    end_quietly,
     readable,
     until_readable,
 )
@@ -80,7 +80,7 @@ class DbapiConnection(Connection):
             result = self._run_text(statement, parameters)
             dbapi.commit()
         except BaseException:
-            let_go(dbapi.rollback)
+            end_quietly(dbapi.rollback)
             raise
         return result
 
@@ -122,7 +122,7 @@ class DbapiConnection(Connection):
         dbapi, self.dbapi, self._cursor = self.dbapi, None, None
         if dbapi is not None:
             self._fd = -1
-            let_go(dbapi.close)
+            end_quietly(dbapi.close)
 
 
 class PyMysqlConnection(DbapiConnection, SessionConnection):
@@ -208,7 +208,7 @@ class ThreadConnection(DbapiConnection):
             finally:
                 self._running = False
 
-        return in_time(work, seconds, lambda _: let_go(dbapi.close))
+        return in_time(work, seconds, lambda _: end_quietly(dbapi.close))
 
     def terminate(self) -> None:
         """See `Connection.terminate`. A driver's close() waits for the statement under way: its thread closes then."""
@@ -217,7 +217,7 @@ class ThreadConnection(DbapiConnection):
             return
         fd, self._fd = self._fd, -1
         if not self._running:
-            let_go(dbapi.close)
+            end_quietly(dbapi.close)
         elif fd >= 0:
             cut(fd)
 

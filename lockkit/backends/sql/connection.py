@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from lockkit.runtime import Event, Runtime
     from lockkit.units import Instant
 
-__all__ = ["NO_ANSWER", "Connection", "SessionConnection", "cut", "let_go", "readable", "until_readable"]
+__all__ = ["NO_ANSWER", "Connection", "SessionConnection", "cut", "end_quietly", "readable", "until_readable"]
 
 NO_ANSWER = "no answer within the time limit"
 
@@ -153,7 +153,7 @@ class SessionConnection(Connection):
         """Whether this error is the server's announcement that it ended the session before the last statement."""
 
 
-def let_go(end: Callable[[], object]) -> None:
+def end_quietly(end: Callable[[], object]) -> None:
     """Have a driver roll back or close a connection that is given up, and may be cut or closed already."""
     with suppress(Exception):  # whatever a driver says of that, the error that gave the connection up is the caller's
         end()

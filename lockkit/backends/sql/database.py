@@ -46,7 +46,7 @@ from lockkit.backend import seconds_left
 from lockkit.backends.sql import quirks
 from lockkit.backends.sql.adapted import AdaptedConnection, close_later, until_closed
 from lockkit.backends.sql.blocking import DbapiConnection, PyMysqlConnection, ThreadConnection, in_time
-from lockkit.backends.sql.connection import NO_ANSWER, Connection, let_go
+from lockkit.backends.sql.connection import NO_ANSWER, Connection, end_quietly
 from lockkit.backends.sql.dialect import STATEMENT_SECONDS, Dialect, dialect_named
 from lockkit.backends.sql.errors import CONFLICTS, Kind, translate
 from lockkit.backends.sql.file import SqliteFile, identity
@@ -479,7 +479,7 @@ class Database:
     def _close_late(self, opened: tuple[Any, object, SqliteFile | None] | None) -> None:
         """Close a connection that came too late."""
         if opened is not None:
-            let_go(opened[0].close)
+            end_quietly(opened[0].close)
 
     def _wrap(self, dbapi: Any, keep: object, file: SqliteFile | None) -> Connection:  # noqa: ANN401 - any driver's
         dialect = self.engine.dialect

@@ -25,7 +25,7 @@ from lockkit.backends.redis.keys import FENCE_MS_MIN
 from lockkit.backends.redis.resp import ServerSaid, bulk
 from lockkit.backends.redlock import node as redlock_node
 from lockkit.backends.redlock.backend import RedlockBackend
-from lockkit.backends.redlock.delayed_restart import FORGOTTEN_MS
+from lockkit.backends.redlock.delayed_restart import AHEAD_MS_MAX, FORGOTTEN_MS
 from lockkit.backends.redlock.nodes import ACQUIRE, FENCE, RELEASE, RENEW, UNDO
 from lockkit.configuration.registry import split_options
 from lockkit.engine import engine
@@ -382,7 +382,8 @@ def test_proposals_that_are_too_high_do_not_add_up(nodes: RedisNodes, face: Face
             for _ in range(20):
                 grant = granted(await backend.try_acquire(host.request()))
                 times = [on(node)("TIME") for node in nodes.nodes]
-                assert grant.token <= max(int(seconds) * 1_000_000 + int(micros) for seconds, micros in times) + 10_000
+                now_us = max(int(seconds) * 1_000_000 + int(micros) for seconds, micros in times)
+                assert grant.token <= now_us + AHEAD_MS_MAX * 1000
                 await backend.release(grant)
                 assert backend._ahead_us is not None
                 backend._ahead_us += 8000

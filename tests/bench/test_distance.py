@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def test_every_node_of_a_url_is_put_behind_a_proxy() -> None:
-    """A pair on three nodes at 20 ms takes at least its three round trips; no node is reached past its proxy."""
+    """A pair on three nodes at 20 ms takes at least its two round trips; no node is reached past its proxy."""
     with RedisNodes(3) as nodes:
         subjects = catalog.subjects([nodes.url], faces=BLOCKING, peers=False)
         outcome = measure(subjects, "distance")
@@ -28,7 +28,7 @@ def test_every_node_of_a_url_is_put_behind_a_proxy() -> None:
     assert figures.keys() >= {f"{what}_{ms}_ms" for what in ("pair", "handoff", "trip") for ms in ROUND_TRIPS_MS}
     for ms in ROUND_TRIPS_MS:
         assert figures[f"trip_{ms}_ms"] >= ms
-        assert figures[f"pair_{ms}_ms"] >= 3 * ms
+        assert figures[f"pair_{ms}_ms"] >= 2 * ms
     assert figures.keys() >= {"pair_trips", "handoff_trips"}
 
 

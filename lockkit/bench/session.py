@@ -7,11 +7,9 @@ import os
 import secrets
 import shlex
 import sys
-import tempfile
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -26,10 +24,12 @@ from lockkit.bench.run import Run
 from lockkit.bench.server import watch
 from lockkit.bench.table import render
 from lockkit.bench.workloads import WORKLOADS
+from lockkit.testing.temporary import TemporaryDirectory
 from lockkit.url import parse
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from lockkit.bench.run import Cell, Outcome
     from lockkit.bench.settings import Settings
@@ -90,7 +90,7 @@ def run(wanted: Wanted) -> int:
     with ExitStack() as stack:
         urls, missing = _backends(wanted, stack)
         scratch = {
-            url: Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lockkit-bench-", dir=directory)))
+            url: stack.enter_context(TemporaryDirectory("bench", directory))
             for url in urls
             if (directory := catalog.lock_directory(url)) is not None
         }

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -23,6 +22,7 @@ from lockkit.configuration import profiles
 from lockkit.runtime import monotonic
 from lockkit.testing.plugin import CASE_MARK, NOT_PROMISED, skip_reason
 from lockkit.testing.scratch_space import scratch_space
+from lockkit.testing.temporary import TemporaryDirectory
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -203,11 +203,11 @@ def _quiet() -> Iterator[Path]:
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     try:
         with (
-            tempfile.TemporaryDirectory(prefix="lockkit-verify-") as directory,
+            TemporaryDirectory("verify") as directory,
             Path(os.devnull).open("w") as nowhere,
             contextlib.redirect_stdout(nowhere),
         ):
-            yield Path(directory)
+            yield directory
     finally:
         for name, value in kept.items():
             if value is None:

@@ -16,18 +16,18 @@ import re
 import shutil
 import signal
 import subprocess
-import tempfile
 import time
 from abc import ABC, abstractmethod
-from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from lockkit.testing.servers._ports import HOST, Ports, is_free
 from lockkit.testing.servers._process import Process, User
 from lockkit.testing.servers.errors import PortTaken, ServerError, StartFailed
+from lockkit.testing.temporary import TemporaryDirectory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
     from types import TracebackType
 
     from lockkit.units import Seconds
@@ -154,7 +154,7 @@ class Server(Service):
         self._chosen_port = port
         self._port_by_use: dict[str, int] = {}
         self._start_timeout = start_timeout
-        self._directory: Path | None = None
+        self._directory: TemporaryDirectory | None = None
         self._process: Process | None = None
         self._paused = False
         self._was_ready = False
@@ -217,9 +217,9 @@ class Server(Service):
     def directory(self) -> Path:
         """Temporary directory with configuration, log and data."""
         if self._directory is None:
-            self._directory = Path(tempfile.mkdtemp(prefix=f"lockkit-{self.kind}-"))
-            self._own(self._directory)
-        return self._directory
+            self._directory = TemporaryDirectory(self.kind)
+            self._own(self._directory.path)
+        return self._directory.path
 
     @property
     def data(self) -> Path:
@@ -301,12 +301,13 @@ class Server(Service):
         """Ends the server, removes its directory and gives its ports back."""
         self.request_close()
         self.stop()
-        _alive.pop(self, None)
         if self._directory is not None:
-            shutil.rmtree(self._directory, ignore_errors=True)
+            self._directory.close()
             self._directory = None
         self._forget_ports()
         self._was_ready = False
+        # Last: if Ctrl-C comes before, it is closed when the interpreter ends.
+        _alive.pop(self, None)
 
     # The parts of a start, which a group does for all of its members at once.
 

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, ClassVar, Self
 from lockkit.testing.servers._ports import HOST, Ports, is_free
 from lockkit.testing.servers._process import Process, User
 from lockkit.testing.servers.errors import PortTaken, ServerError, StartFailed
+from lockkit.testing.servers.tls import make_certificates
 from lockkit.testing.temporary import TemporaryDirectory
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
+    from lockkit.testing.servers.tls import Certificates
     from lockkit.units import Seconds
 
 # Longer makes a failing start slow to report; shorter fails on a busy machine.
@@ -156,6 +158,7 @@ class Server(Service):
         self._start_timeout = start_timeout
         self._directory: TemporaryDirectory | None = None
         self._process: Process | None = None
+        self._certificates: Certificates | None = None
         self._paused = False
         self._was_ready = False
 
@@ -235,6 +238,13 @@ class Server(Service):
         """File with the server's output of all its lives."""
         return self.directory / "server.log"
 
+    @property
+    def certificates(self) -> Certificates:
+        """The files of an authority, a server and a client, for a server that listens with TLS."""
+        if self._certificates is None:
+            self._certificates = make_certificates(self.directory)
+        return self._certificates
+
     def log_tail(self, lines: int = 40) -> str:
         """The last lines of the log."""
         if not self.log.exists():
@@ -303,7 +313,7 @@ class Server(Service):
         self.stop()
         if self._directory is not None:
             self._directory.close()
-            self._directory = None
+            self._directory = self._certificates = None
         self._forget_ports()
         self._was_ready = False
         # Last: if Ctrl-C comes before, it is closed when the interpreter ends.

@@ -212,9 +212,10 @@ def test_data_of_a_running_server_cannot_be_erased() -> None:
         server.erase()
 
 
-def test_closed_server_can_start_anew() -> None:
-    """The object can be used again, with a new directory."""
-    server = RedisServer()
+@pytest.mark.parametrize("tls", [False, True])
+def test_closed_server_can_start_anew(*, tls: bool) -> None:
+    """The object can be used again, with a new directory and new certificates."""
+    server = RedisServer(tls=tls)
     with server:
         directory = server.directory
     assert not directory.exists()

@@ -50,6 +50,22 @@ def test_subject_locks_and_excludes(servers: dict[str, str], tmp_path: Path, sch
     assert {cell.workload.name for cell in outcome.cells if cell.rounds} == {"pair", "contention"}
 
 
+DLOCKS = [entry for entry in ENTRIES if entry.target.startswith("sql:Dlock") and entry.mode == "advisory"]
+
+
+@pytest.mark.parametrize("scheme", ["postgresql", "mariadb"])
+@pytest.mark.parametrize("entry", DLOCKS, ids=lambda entry: entry.target)
+def test_idle_waiters_of_sqlalchemy_dlock_wait_for_the_lock(servers: dict[str, str], scheme: str, entry: Entry) -> None:
+    """Each on a connection of its own, not for one of the pool's; and what they leave open at the end is no failure."""
+    settings = replace(SHORT, waiters=40, settle=2.0, idle_seconds=0.5, patience=120)
+
+    outcome = Run([entry.subject(servers[scheme], "here")], [WORKLOADS["idle"]], settings, seed=1).go(lambda *_: None)
+
+    (cell,) = outcome.cells
+    assert not cell.failed
+    assert cell.rounds[0].figures["connections"] > settings.waiters
+
+
 def test_leases_that_take_a_connection_each_are_no_more_than_a_server_lets_in(servers: dict[str, str]) -> None:
     """And the report says so."""
     (one,) = subjects([f"{servers['postgresql']}?mode=advisory"], faces=["blocking"], peers=False)

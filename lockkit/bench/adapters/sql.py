@@ -195,7 +195,8 @@ class Dlock(BlockingAdapter):
         target = sqlalchemy.URL.create(
             drivers[url.base], url.username, url.password, url.host, url.port, url.path.removeprefix("/")
         )
-        self._engine = sqlalchemy.create_engine(target)
+        # By default 15 connections at the most: of 100 waiters 85 would wait for a connection, not for the lock.
+        self._engine = sqlalchemy.create_engine(target, max_overflow=-1)
         self._make: Any = import_module("sqlalchemy_dlock").create_sadlock
 
     def lock(self, name: str, *, renew: bool = False) -> AbstractContextManager[Any]:
@@ -203,10 +204,9 @@ class Dlock(BlockingAdapter):
         del renew
         return _DlockSections(self, name)
 
-    def connect(self) -> AbstractContextManager[Any]:
+    def connect(self) -> Any:  # noqa: ANN401 - SQLAlchemy's
         """Take a connection from the pool."""
-        connection: AbstractContextManager[Any] = self._engine.connect()
-        return connection
+        return self._engine.connect()
 
     def made(self, connection: Any, name: str) -> AbstractContextManager[Any]:  # noqa: ANN401 - SQLAlchemy's
         """Make a lock of the library's."""
@@ -238,22 +238,16 @@ class _DlockSections:
 
 
 class DlockKept(Dlock):
-    """The same on a connection that each lock object keeps, in one transaction from the first lock to the end."""
+    """
+    The same on a connection that each lock object keeps, in one transaction from the first lock to the end.
 
-    async def open(self) -> None:
-        """See `Adapter.open`."""
-        await super().open()
-        self._kept = ExitStack()
+    Those that waiters still use at the end go with the process: to close them under their hands would fail.
+    """
 
     def lock(self, name: str, *, renew: bool = False) -> AbstractContextManager[Any]:
         """See `BlockingAdapter.lock`."""
         del renew
-        return self.made(self._kept.enter_context(self.connect()), name)
-
-    async def close(self) -> None:
-        """See `Adapter.close`."""
-        self._kept.close()
-        await super().close()
+        return self.made(self.connect(), name)
 
 
 def arguments(url: Url, database: str) -> dict[str, Any]:

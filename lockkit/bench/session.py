@@ -88,33 +88,49 @@ def run(wanted: Wanted) -> int:
     """
     seed = secrets.randbelow(2**31) if wanted.seed is None else wanted.seed
     with ExitStack() as stack:
+        if wanted.servers != "none":
+            # To start servers takes a minute: what is wrong with the URLs that were given is told before.
+            require_answers(_servers(_plan(wanted, wanted.urls, {}, seed).outcome))
         urls, missing = _backends(wanted, stack)
         scratch = {
             url: stack.enter_context(TemporaryDirectory("bench", directory))
             for url in urls
             if (directory := catalog.lock_directory(url)) is not None
         }
-        subjects = catalog.subjects(urls, faces=wanted.faces, scratch=scratch, peers=wanted.peers, quick=wanted.quick)
-        kinds = {WORKLOADS[name].kind for name in wanted.workloads}
-        # A library that has none of what is measured is not listed; lockkit is, with the reason.
-        subjects = [one for one in subjects if one.role == "lockkit" or not kinds.isdisjoint(one.kinds)]
-        if "import" in wanted.workloads:
-            subjects += catalog.imports()
-        load_before = os.getloadavg()[0]
-        measuring = Run(subjects, [WORKLOADS[name] for name in wanted.workloads], wanted.settings, seed=seed)
+        measuring = _plan(wanted, urls, scratch, seed)
         require_answers(_servers(measuring.outcome))
+        load_before = os.getloadavg()[0]
         started = datetime.now(UTC)
         outcome = _measure(measuring)
-        about = _about(subjects, seed, missing, started)
+        about = _about(outcome, missing, started)
         about["machine"]["load_before"] = load_before
     report = Report(outcome, about)
-    if wanted.as_json:
-        print(json.dumps(report.to_json(), indent=2))
-    else:
-        _print(report)
-    if wanted.html is not None:
-        _write_page(report, wanted.html)
+    try:
+        if wanted.as_json:
+            print(json.dumps(report.to_json(), indent=2))
+        else:
+            _print(report)
+    finally:
+        # Also if stdout is gone, with the terminal or with a reader that has enough.
+        if wanted.html is not None:
+            _write_page(report, wanted.html)
     return _status(outcome)
+
+
+def _plan(wanted: Wanted, urls: Sequence[str], scratch: Mapping[str, Path], seed: int) -> Run:
+    """
+    List what is to be measured on some URLs.
+
+    Raises:
+        ConfigurationError: A URL is wrong.
+    """
+    subjects = catalog.subjects(urls, faces=wanted.faces, scratch=scratch, peers=wanted.peers, quick=wanted.quick)
+    kinds = {WORKLOADS[name].kind for name in wanted.workloads}
+    # A library that has none of what is measured is not listed; lockkit is, with the reason.
+    subjects = [one for one in subjects if one.role == "lockkit" or not kinds.isdisjoint(one.kinds)]
+    if "import" in wanted.workloads:
+        subjects += catalog.imports()
+    return Run(subjects, [WORKLOADS[name] for name in wanted.workloads], wanted.settings, seed=seed)
 
 
 def _write_page(report: Report, path: Path) -> None:
@@ -185,13 +201,14 @@ def _status(outcome: Outcome) -> int:
     return EXIT_BROKEN if any(cell.status in {"broken", "failed"} for cell in ours) else 0
 
 
-def _about(subjects: Sequence[Subject], seed: int, missing: Mapping[str, str], started: datetime) -> dict[str, Any]:
+def _about(outcome: Outcome, missing: Mapping[str, str], started: datetime) -> dict[str, Any]:
     """Describe the run; after it, when a SQLite file is there and etcd has flushed something."""
+    subjects = dict.fromkeys(cell.subject for cell in outcome.cells)
     placed = [subject for subject in subjects if subject.url]  # an import has no place
     versions = {subject.label: subject.version for subject in placed if subject.version}
     servers = {subject.group: subject for subject in placed if subject.role == "lockkit"}
     return {
-        "command": command(seed),
+        "command": command(outcome.seed),
         "started": started.isoformat(timespec="seconds"),
         "machine": machine(),
         "versions": {**versions, "lockkit": lockkit.__version__},

@@ -17,6 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 import lockkit
 from lockkit.bench import catalog
+from lockkit.bench.adapters.base import BlockingAdapter, load
 from lockkit.bench.machine import machine
 from lockkit.bench.reachable import require_answers
 from lockkit.bench.report import Report
@@ -24,6 +25,7 @@ from lockkit.bench.run import Run
 from lockkit.bench.server import watch
 from lockkit.bench.table import render
 from lockkit.bench.workloads import WORKLOADS
+from lockkit.runtime import drive
 from lockkit.testing.temporary import TemporaryDirectory
 from lockkit.url import parse
 
@@ -103,6 +105,7 @@ def run(wanted: Wanted) -> int:
         started = datetime.now(UTC)
         outcome = _measure(measuring)
         about = _about(outcome, missing, started)
+        _erase(outcome, wanted.urls)
         about["machine"]["load_before"] = load_before
     report = Report(outcome, about)
     try:
@@ -215,6 +218,22 @@ def _about(outcome: Outcome, missing: Mapping[str, str], started: datetime) -> d
         "servers": {group: _server(subject) for group, subject in servers.items()},
         "not_started": dict(missing),
     }
+
+
+def _erase(outcome: Outcome, urls: Sequence[str]) -> None:
+    """Remove the tables and nodes that baselines and other libraries have made on the servers that were given."""
+    used = (cell.subject for cell in outcome.cells if cell.turns and cell.subject.url in urls)
+    for subject in {(one.target, one.url): one for one in used if one.role != "lockkit"}.values():
+        adapter = load(subject.target)(subject.url, outcome.settings.ttl)
+        if isinstance(adapter, BlockingAdapter) and adapter.leaves_something:
+            try:
+                drive(adapter.open())
+                try:
+                    drive(adapter.erase())
+                finally:
+                    drive(adapter.close())
+            except Exception as error:  # noqa: BLE001 - any driver's: it is told, and the report still printed
+                print(f"{subject.label} left what it made at {subject.group}: {error}", file=sys.stderr)
 
 
 def _server(subject: Subject) -> Mapping[str, str]:

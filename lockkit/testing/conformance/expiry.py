@@ -27,6 +27,11 @@ CONTENDERS = 4
 class Expiry(Cases):
     """The ttl, at the client and at the backend."""
 
+    backend_part = (
+        "`try_acquire` stores the ttl, and the server frees the lock by its own clock, never earlier. `renew` "
+        "compares the owner and sets the time left to `grant.ttl` (which `extend` changes); it never adds."
+    )
+
     @case()
     async def test_lease_that_nobody_renews_ends(self, driver: FaceDriver) -> None:
         """With renew=False the lock is free for others when the ttl is over, without anybody's doing."""

@@ -22,6 +22,11 @@ REASONS = get_args(LossReason)
 class Loss(Cases):
     """Telling the holder."""
 
+    backend_part = (
+        "`renew` returns `Gone` if the owner no longer holds the lock, and never takes the lock again. `confirm`, "
+        "which asks `holders` by default, says the same."
+    )
+
     @case()
     async def test_passed_deadline_is_loss(self, driver: FaceDriver) -> None:
         """Everything local says so, without asking the backend."""

@@ -9,6 +9,11 @@ from lockkit.testing.timing import PATIENCE
 class Tokens(Cases):
     """Token order."""
 
+    backend_part = (
+        "`Grant.token`: the server raises it in the same atomic step as the grant. The counter survives release, "
+        "break and expiry; renewal leaves the token unchanged."
+    )
+
     @case()
     async def test_tokens_increase_from_grant_to_grant(self, driver: FaceDriver) -> None:
         """Each grant has a higher token than the one before, by whichever client."""

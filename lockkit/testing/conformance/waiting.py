@@ -34,6 +34,12 @@ REFUSED: list[Any] = [-1, -0.001, timedelta(seconds=-1), math.nan, math.inf, -ma
 class Timeouts(Cases):
     """How long a caller waits."""
 
+    backend_part = (
+        "`wait` returns at `until`, and as soon as `release` or `break_lock` frees the lock. A lock that is freed "
+        "between `try_acquire` and `wait` must wake the waiter too: subscribe and return at once, or enter a queue in "
+        "`try_acquire`. `abandon` cleans up after a wait that timed out."
+    )
+
     @case()
     async def test_accepted_timeouts_are_accepted_everywhere(self, driver: FaceDriver) -> None:
         """Seconds as int or float from 0 on, timedelta, and None: one table for lock, acquire and try_acquire."""
@@ -259,6 +265,12 @@ class Timeouts(Cases):
 
 class GivingUp(Cases):
     """Waiters that end before they have the lock leave nothing behind, and a grant that came too late is undone."""
+
+    backend_part = (
+        "`abandon` removes what a request left at the server: its place in the queue and, with `request.uncertain`, a "
+        "grant whose answer never came. A method can be cancelled or interrupted at any `await`, also after the "
+        "server has granted."
+    )
 
     @case(faces=["asyncio"])
     async def test_cancelled_waiters_leave_nothing_behind(self, driver: FaceDriver) -> None:

@@ -476,7 +476,36 @@ class Server(Service):
         return f"<{type(self).__name__} {self.host}:{port}, {state}>"
 
 
-class ServerGroup(Service):
+class Group(Service):
+    """Several services that suffer together what is done to them."""
+
+    @property
+    @abstractmethod
+    def servers(self) -> Sequence[Service]:
+        """The members, in the order in which they are started."""
+
+    def kill(self) -> None:
+        """Ends all members with SIGKILL."""
+        for server in self.servers:
+            server.kill()
+
+    def pause(self) -> None:
+        """Stops all members from answering."""
+        for server in self.servers:
+            server.pause()
+
+    def resume(self) -> None:
+        """Lets all members go on."""
+        for server in self.servers:
+            server.resume()
+
+    def erase(self) -> None:
+        """Removes the data of all members."""
+        for server in self.servers:
+            server.erase()
+
+
+class ServerGroup(Group):
     """Several servers that are started, stopped and removed together."""
 
     @property
@@ -500,26 +529,6 @@ class ServerGroup(Service):
             server.request_stop()
         for server in self.servers:
             server.stop(timeout)
-
-    def kill(self) -> None:
-        """Ends all members with SIGKILL."""
-        for server in self.servers:
-            server.kill()
-
-    def pause(self) -> None:
-        """Stops all members with SIGSTOP."""
-        for server in self.servers:
-            server.pause()
-
-    def resume(self) -> None:
-        """Lets all members go on."""
-        for server in self.servers:
-            server.resume()
-
-    def erase(self) -> None:
-        """Removes the data of all members."""
-        for server in self.servers:
-            server.erase()
 
     def close(self) -> None:
         """Ends all members and removes their directories."""

@@ -78,6 +78,19 @@ class RenewalRecreates(Silent):
         return outcomes
 
 
+class RenewalOfAnybody(Silent):
+    """Renews whoever holds the lock."""
+
+    async def renew(self, grants: Sequence[Grant]) -> Sequence[Renewal]:
+        """See the class."""
+
+        async def of_holder(grant: Grant) -> Grant:
+            holders = await self.holders(grant.name)
+            return dataclasses.replace(grant, owner=holders[0].owner) if holders else grant
+
+        return await super().renew([await of_holder(grant) for grant in grants])
+
+
 class RenewalIgnored(MemoryBackend):
     """Says that it renewed and does nothing."""
 
@@ -287,6 +300,7 @@ BROKEN = [
         RenewalRecreates,
         ("test_renewal_does_not_take_a_lost_lock_back", "test_extend_of_a_broken_lease_raises"),
     ),
+    Broken(RenewalOfAnybody, ("test_extend_of_a_lease_leaves_the_next_holder_alone",)),
     Broken(RenewalIgnored, ("test_renewal_keeps_the_lock_beyond_its_ttl",)),
     Broken(RenewalAdds, ("test_extend_is_heard_by_the_backend",)),
     Broken(

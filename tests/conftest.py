@@ -5,11 +5,9 @@ from __future__ import annotations
 import gc
 import logging
 import os
-import shutil
 import signal
 import ssl
 import sys
-import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,9 +16,11 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from lockkit.testing.servers._template import VARIABLE as TEMPLATES
+from lockkit.testing.temporary import TemporaryDirectory
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
+    from types import FrameType
 
     from tests.storage.sql.support import Bases
 
@@ -39,9 +39,22 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # That is inherited, and programs under test would not end by signals that they are sent.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-for _signum in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
+for _signum in (signal.SIGQUIT, signal.SIGTERM):
     if signal.getsignal(_signum) is signal.SIG_IGN:
         signal.signal(_signum, signal.SIG_DFL)
+
+
+def end_in_order(signum: int, frame: FrameType | None) -> None:
+    """End the run as Ctrl-C does, with its servers and their directories; a second signal ends it at once."""
+    signal.signal(signum, signal.SIG_DFL)
+    signal.default_int_handler(signum, frame)
+
+
+# SIGHUP comes when the terminal is closed. pytest handles neither of the two, so that servers' directories would stay.
+# A process of pytest-xdist that hangs is sent SIGTERM, which it shall not survive.
+signal.signal(signal.SIGHUP, end_in_order)
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    signal.signal(signal.SIGTERM, end_in_order)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -57,11 +70,11 @@ def pytest_configure(config: pytest.Config) -> None:
     if TEMPLATES in os.environ:
         return
     patch = pytest.MonkeyPatch()
-    folder = tempfile.mkdtemp(prefix="lockkit-templates-")
-    patch.setenv(TEMPLATES, folder)
-    config.add_cleanup(lambda: shutil.rmtree(folder))
+    templates = TemporaryDirectory("templates")
+    patch.setenv(TEMPLATES, str(templates.path))
+    config.add_cleanup(templates.close)
     config.add_cleanup(patch.undo)
-    trust_one_authority(patch, Path(folder, "authority.pem"))
+    trust_one_authority(patch, templates.path / "authority.pem")
 
 
 def trust_one_authority(patch: pytest.MonkeyPatch, path: Path) -> None:

@@ -347,7 +347,7 @@ ENTRIES: tuple[Entry, ...] = (
             target=target,
             module="sqlalchemy_dlock",
             distribution="sqlalchemy-dlock",
-            tuning=f"{connection}; advisory locks, without token and ttl",
+            tuning=f"{connection}; advisory locks, without token and ttl; no limit on the pool",
             mode=mode,
             # The same lock beside each of lockkit's modes: once is enough for a first look.
             quick=mode == "advisory",

@@ -123,7 +123,8 @@ def bench(  # the signature is the command line
         urls=urls or [],
         servers=servers.value,
         several=not quick,
-        workloads=[choice.value for choice in workload or ()] or (QUICK_WORKLOADS if quick else WORKLOAD_NAMES),
+        workloads=list(dict.fromkeys(choice.value for choice in workload or ()))
+        or (QUICK_WORKLOADS if quick else WORKLOAD_NAMES),
         faces=[kind for kind in faces if face in {FaceChoice.BOTH, kind}],
         peers=peers,
         quick=quick,

@@ -7,11 +7,9 @@ import os
 import secrets
 import shlex
 import sys
-import tempfile
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -19,6 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 import lockkit
 from lockkit.bench import catalog
+from lockkit.bench.adapters.base import BlockingAdapter, load
 from lockkit.bench.machine import machine
 from lockkit.bench.reachable import require_answers
 from lockkit.bench.report import Report
@@ -26,10 +25,13 @@ from lockkit.bench.run import Run
 from lockkit.bench.server import watch
 from lockkit.bench.table import render
 from lockkit.bench.workloads import WORKLOADS
+from lockkit.runtime import drive
+from lockkit.testing.temporary import TemporaryDirectory
 from lockkit.url import parse
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from lockkit.bench.run import Cell, Outcome
     from lockkit.bench.settings import Settings
@@ -88,33 +90,50 @@ def run(wanted: Wanted) -> int:
     """
     seed = secrets.randbelow(2**31) if wanted.seed is None else wanted.seed
     with ExitStack() as stack:
+        if wanted.servers != "none":
+            # To start servers takes a minute: what is wrong with the URLs that were given is told before.
+            require_answers(_servers(_plan(wanted, wanted.urls, {}, seed).outcome))
         urls, missing = _backends(wanted, stack)
         scratch = {
-            url: Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lockkit-bench-", dir=directory)))
+            url: stack.enter_context(TemporaryDirectory("bench", directory))
             for url in urls
             if (directory := catalog.lock_directory(url)) is not None
         }
-        subjects = catalog.subjects(urls, faces=wanted.faces, scratch=scratch, peers=wanted.peers, quick=wanted.quick)
-        kinds = {WORKLOADS[name].kind for name in wanted.workloads}
-        # A library that has none of what is measured is not listed; lockkit is, with the reason.
-        subjects = [one for one in subjects if one.role == "lockkit" or not kinds.isdisjoint(one.kinds)]
-        if "import" in wanted.workloads:
-            subjects += catalog.imports()
-        load_before = os.getloadavg()[0]
-        measuring = Run(subjects, [WORKLOADS[name] for name in wanted.workloads], wanted.settings, seed=seed)
+        measuring = _plan(wanted, urls, scratch, seed)
         require_answers(_servers(measuring.outcome))
+        load_before = os.getloadavg()[0]
         started = datetime.now(UTC)
         outcome = _measure(measuring)
-        about = _about(subjects, seed, missing, started)
+        about = _about(outcome, missing, started)
+        _erase(outcome, wanted.urls)
         about["machine"]["load_before"] = load_before
     report = Report(outcome, about)
-    if wanted.as_json:
-        print(json.dumps(report.to_json(), indent=2))
-    else:
-        _print(report)
-    if wanted.html is not None:
-        _write_page(report, wanted.html)
+    try:
+        if wanted.as_json:
+            print(json.dumps(report.to_json(), indent=2))
+        else:
+            _print(report)
+    finally:
+        # Also if stdout is gone, with the terminal or with a reader that has enough.
+        if wanted.html is not None:
+            _write_page(report, wanted.html)
     return _status(outcome)
+
+
+def _plan(wanted: Wanted, urls: Sequence[str], scratch: Mapping[str, Path], seed: int) -> Run:
+    """
+    List what is to be measured on some URLs.
+
+    Raises:
+        ConfigurationError: A URL is wrong.
+    """
+    subjects = catalog.subjects(urls, faces=wanted.faces, scratch=scratch, peers=wanted.peers, quick=wanted.quick)
+    kinds = {WORKLOADS[name].kind for name in wanted.workloads}
+    # A library that has none of what is measured is not listed; lockkit is, with the reason.
+    subjects = [one for one in subjects if one.role == "lockkit" or not kinds.isdisjoint(one.kinds)]
+    if "import" in wanted.workloads:
+        subjects += catalog.imports()
+    return Run(subjects, [WORKLOADS[name] for name in wanted.workloads], wanted.settings, seed=seed)
 
 
 def _write_page(report: Report, path: Path) -> None:
@@ -185,19 +204,36 @@ def _status(outcome: Outcome) -> int:
     return EXIT_BROKEN if any(cell.status in {"broken", "failed"} for cell in ours) else 0
 
 
-def _about(subjects: Sequence[Subject], seed: int, missing: Mapping[str, str], started: datetime) -> dict[str, Any]:
+def _about(outcome: Outcome, missing: Mapping[str, str], started: datetime) -> dict[str, Any]:
     """Describe the run; after it, when a SQLite file is there and etcd has flushed something."""
+    subjects = dict.fromkeys(cell.subject for cell in outcome.cells)
     placed = [subject for subject in subjects if subject.url]  # an import has no place
     versions = {subject.label: subject.version for subject in placed if subject.version}
     servers = {subject.group: subject for subject in placed if subject.role == "lockkit"}
     return {
-        "command": command(seed),
+        "command": command(outcome.seed),
         "started": started.isoformat(timespec="seconds"),
         "machine": machine(),
         "versions": {**versions, "lockkit": lockkit.__version__},
         "servers": {group: _server(subject) for group, subject in servers.items()},
         "not_started": dict(missing),
     }
+
+
+def _erase(outcome: Outcome, urls: Sequence[str]) -> None:
+    """Remove the tables and nodes that baselines and other libraries have made on the servers that were given."""
+    used = (cell.subject for cell in outcome.cells if cell.turns and cell.subject.url in urls)
+    for subject in {(one.target, one.url): one for one in used if one.role != "lockkit"}.values():
+        adapter = load(subject.target)(subject.url, outcome.settings.ttl)
+        if isinstance(adapter, BlockingAdapter) and adapter.leaves_something:
+            try:
+                drive(adapter.open())
+                try:
+                    drive(adapter.erase())
+                finally:
+                    drive(adapter.close())
+            except Exception as error:  # noqa: BLE001 - any driver's: it is told, and the report still printed
+                print(f"{subject.label} left what it made at {subject.group}: {error}", file=sys.stderr)
 
 
 def _server(subject: Subject) -> Mapping[str, str]:

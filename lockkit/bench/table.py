@@ -32,11 +32,10 @@ def render(report: Report) -> RenderableType:
         shown = [row for row in section.rows if row.status != "skipped"]
         if shown:
             parts += [_table(section, shown), *_remarks(section, shown), Text()]
-        # What a library has not is no news; what a backend of lockkit has not, is.
         parts += [
-            Text(f"{section.workload.title} {row.reason}: {row.subject.key}", style="dim")
+            Text(f"{section.workload.title} not measured: {row.reason}: {row.subject.key}", style="dim")
             for row in section.rows
-            if row.status == "skipped" and section.workload.kind in row.subject.lacks
+            if row.status == "skipped" and _is_news(section, row, table=bool(shown))
         ]
     if report.outcome.interrupted:
         parts.append(Text("Interrupted: what is missing was not measured.", style="yellow"))
@@ -49,6 +48,14 @@ def render(report: Report) -> RenderableType:
     for subject in report.broken:
         parts.append(Text(f"BROKEN: {subject.key}: {report.outcome.broken(subject)}", style="bold red"))
     return Group(*parts)
+
+
+def _is_news(section: Section, row: Row, *, table: bool) -> bool:
+    """Tell whether to say why a subject was skipped: if a backend lacks a primitive, or if there is no table at all."""
+    subject = row.subject
+    return section.workload.kind in subject.lacks or (
+        not table and subject.role == "lockkit" and subject.workloads is None
+    )
 
 
 def limited(report: Report) -> str:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import tempfile
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import lockkit
 from lockkit.configuration import registry
 from lockkit.testing.servers import ServerError
 from lockkit.testing.servers.kinds import KINDS
+from lockkit.testing.temporary import TemporaryDirectory
 from lockkit.url import parse
 
 if TYPE_CHECKING:
@@ -98,10 +97,10 @@ class ThrowawayServers:
         self._stack.close()
 
     def _embedded(self) -> None:
-        directory = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="lockkit-bench-"))
+        directory = self._stack.enter_context(TemporaryDirectory("bench"))
         self._offer("memory", "memory://")
         self._offer("file", f"file://{directory}/files")
-        self._offer("sqlite", f"sqlite:///{Path(directory) / 'locks.db'}")
+        self._offer("sqlite", f"sqlite:///{directory}/locks.db")
 
     def _add(self, spec: ServerSpec) -> None:
         """Start a service; one that cannot be had or does not start does not end the run."""

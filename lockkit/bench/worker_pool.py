@@ -28,6 +28,8 @@ __all__ = ["WorkerFailed", "WorkerPool", "WorkerProcess"]
 _START_SECONDS = 0.1
 """From the word to go to the common start: long enough for the word to reach every process."""
 
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
 _COMPLAINT_LINES = 3
 """How much of what a process that ended silently had printed is shown."""
 
@@ -260,7 +262,7 @@ def _fork_server(subject: Subject) -> ForkServer:
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
     """
-    Put Ctrl-C off to the end of the block.
+    Put Ctrl-C off to the end of the block, and other signals that raise an exception.
 
     ::
 
@@ -271,16 +273,14 @@ def _uninterrupted() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread is interrupted
         return
-    pressed = False
-
-    def note(*_: object) -> None:
-        nonlocal pressed
-        pressed = True
-
-    former = signal.signal(signal.SIGINT, note)
+    came: list[int] = []
+    former = {signum: handler for signum in _ENDING if callable(handler := signal.getsignal(signum))}
+    for signum in former:
+        signal.signal(signum, lambda signum, _: came.append(signum))
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, former)
-        if pressed:
-            signal.raise_signal(signal.SIGINT)
+        for signum, handler in former.items():
+            signal.signal(signum, handler)
+        if came:
+            signal.raise_signal(came[0])

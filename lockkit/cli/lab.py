@@ -63,6 +63,7 @@ def lab(name: str, options: LabOptions) -> Status:
     from lockkit.lab.run import source  # noqa: PLC0415
     from lockkit.lab.svg import draw as draw_svg  # noqa: PLC0415
 
+    _require_folders(options)
     ttl = TTL if options.real and options.ttl is None else options.ttl
     scenario = load(name, ttl=ttl)
     if options.toml:
@@ -107,6 +108,19 @@ def _require_driver() -> None:
     if find_spec("redis") is None:
         message = "lockkit lab runs the code of the Redis backends: install their driver, pip install 'lockkit[redis]'"
         raise ConfigurationError(message)
+
+
+def _require_folders(options: LabOptions) -> None:
+    """
+    Find out before the play, which takes its time with --real, that a file cannot be written.
+
+    Raises:
+        ConfigurationError: It would be in a directory that does not exist.
+    """
+    for path in (options.svg, options.html):
+        if path is not None and not path.absolute().parent.is_dir():
+            message = f"cannot write {path}: there is no directory {path.parent}"
+            raise ConfigurationError(message)
 
 
 def _write(path: Path, text: str) -> None:

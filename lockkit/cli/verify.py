@@ -86,6 +86,7 @@ def _print(verification: Verification) -> None:
             say(f"{case.group}: {case.name} ({case.face})", style="bold red")
             say(f"  must hold: {case.promise}")
             say(f"  seen: {case.reason}")
+            say(f"  the backend: {case.backend_part}")
     for outcome, words in (("not promised", "not promised"), ("skipped", "could not run")):
         reasons = Counter(case.reason for case in verification.cases if case.outcome == outcome)
         for reason, count in sorted(reasons.items()):

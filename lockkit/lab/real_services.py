@@ -12,14 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from lockkit.backends.redis.keys import lock_key
 from lockkit.lab.services import NAME
-from lockkit.testing.servers import (
-    EtcdCluster,
-    EtcdServer,
-    RedisServer,
-    ServerError,
-    ZooKeeperEnsemble,
-    ZooKeeperServer,
-)
+from lockkit.testing.servers import EtcdCluster, RedisServer, ServerError, ZooKeeperEnsemble
 from lockkit.testing.servers.base import start_all, wait_until
 from lockkit.testing.servers.proxy import FaultProxy
 
@@ -28,7 +21,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from lockkit.lab.scenario import Scene, Step
-    from lockkit.testing.servers.base import Server, ServerGroup
+    from lockkit.testing.servers.base import Server
 
 __all__ = ["PARTS", "RealService", "Road", "open_real_service", "why_not"]
 
@@ -350,19 +343,13 @@ class _Agreeing(RealService):
         super().__init__(scene)
         self.nodes = {}
         self._node = scene.backends[0].nodes[0]
-        several = any(step.action == "failover" for step in steps_of(scene))
-        self._group: ServerGroup | None = None
-        self._servers: list[Server] = []
-        if several:
-            group = self._group = EtcdCluster() if self.kind == "etcd" else ZooKeeperEnsemble()
-            self._servers = list(group.servers)
-        else:
-            self._servers = [EtcdServer() if self.kind == "etcd" else ZooKeeperServer()]
+        count = 3 if any(step.action == "failover" for step in steps_of(scene)) else 1
+        self._group = EtcdCluster(count) if self.kind == "etcd" else ZooKeeperEnsemble(count)
 
     @property
     def members(self) -> dict[str, Server]:
         """See `RealService.members`."""
-        return {f"{self._node}{index}": server for index, server in enumerate(self._servers, 1)}
+        return {f"{self._node}{index}": server for index, server in enumerate(self._group.servers, 1)}
 
     def members_of(self, node: str) -> list[str]:
         """See `RealService.members_of`."""
@@ -372,29 +359,24 @@ class _Agreeing(RealService):
     def pause(self, name: str) -> None:
         """See `RealService.pause`: all members."""
         assert name == self._node, "there is one"
-        for server in self._servers:
-            server.pause()
+        self._group.pause()
 
     def resume(self, name: str) -> None:
         """See `RealService.resume`."""
         assert name == self._node, "there is one"
-        for server in self._servers:
-            server.resume()
+        self._group.resume()
 
     def fail(self, name: str) -> None:
         """See `RealService.fail`."""
         assert name == self._node, "there is one"
-        assert isinstance(self._group, EtcdCluster | ZooKeeperEnsemble), "the scene has a failover"
         self._group.leader.kill()
 
     def promote(self) -> None:
         """See `RealService.promote`: wait until they have elected one."""
-        group = self._group
-        assert isinstance(group, EtcdCluster | ZooKeeperEnsemble), "the scene has a failover"
 
         def missing() -> str | None:
             try:
-                return None if group.leader.running else "the leader has ended"
+                return None if self._group.leader.running else "the leader has ended"
             except ServerError as error:
                 return str(error)
 
@@ -405,7 +387,7 @@ class _Agreeing(RealService):
         import lockkit  # noqa: PLC0415 - above all that is below
 
         assert name == self._node, "there is one"
-        client = lockkit.connect(self._url(",".join(server.address for server in self._servers)))
+        client = lockkit.connect(self._group.url)
 
         def look() -> str:
             try:
@@ -417,12 +399,7 @@ class _Agreeing(RealService):
         return look, client.close
 
     def _start(self) -> None:
-        if self._group is not None:
-            self._stack.callback(self._group.close)
-            self._group.start()
-        else:
-            self._stack.callback(self._servers[0].close)
-            self._servers[0].start()
+        self._stack.enter_context(self._group)
         self._open_roads()
 
     def _url(self, addresses: str) -> str:

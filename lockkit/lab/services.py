@@ -10,6 +10,7 @@ from __future__ import annotations
 from math import inf
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from lockkit.backend import LockBackend
 from lockkit.backends.redis.backend import RedisBackend
 from lockkit.backends.redis.keys import lock_key
 from lockkit.backends.redlock.backend import OPTIONS as REDLOCK_OPTIONS
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
     from lockkit.aio import Client
-    from lockkit.backend import Busy, Grant, Host, LockBackend, Request
+    from lockkit.backend import Busy, Grant, Host, Request
     from lockkit.backends.redlock.nodes import Answer, Argument, LockKeys, Op
     from lockkit.lab.record import Record
     from lockkit.lab.scenario import Backend, Scene
@@ -156,11 +157,13 @@ class Service:
 
     def connect(self, process: Process) -> Client:
         """Make a client in a process."""
-        return client_of(process, lambda host: self._backend(process, host), ttl=self.scene.ttl)
 
-    def note_owner(self, process: Process, request: Request) -> None:
-        """Remember whose request it is."""
-        self.owners[request.owner] = process.name
+        def make(host: Host) -> LockBackend:
+            made = self._backend(process, host)
+            made.service, made.process = self, process
+            return made
+
+        return client_of(process, make, ttl=self.scene.ttl)
 
     def add(self, node: Node) -> Keeping:
         """Make a machine known."""
@@ -200,8 +203,20 @@ class Service:
             if span.kind in {"kept", "offered"}:
                 span.who = self.owners.get(span.who, span.who)
 
-    def _backend(self, process: Process, host: Host) -> LockBackend:
+    def _backend(self, process: Process, host: Host) -> _Watched:
         raise NotImplementedError
+
+
+class _Watched(LockBackend):
+    """Tells the service whose requests it sends. Stands before the backend that sends them."""
+
+    service: Service
+    process: Process
+
+    async def try_acquire(self, request: Request) -> Grant | Busy:
+        """See `LockBackend.try_acquire`."""
+        self.service.owners[request.owner] = self.process.name
+        return await super().try_acquire(request)  # type: ignore[safe-super]  # the class that comes next has one
 
 
 def label_of(name: str) -> str:
@@ -268,16 +283,8 @@ class RedisKeys(RedisModel):
         self.drop(lock_key(DEFAULTS["prefix"], NAME))
 
 
-class _WatchedRedis(RedisBackend):
-    """Tells the service whose requests it sends."""
-
-    service: Service
-    process: Process
-
-    async def try_acquire(self, request: Request) -> Grant | Busy:
-        """See `LockBackend.try_acquire`."""
-        self.service.note_owner(self.process, request)
-        return await super().try_acquire(request)
+class _WatchedRedis(_Watched, RedisBackend):
+    """See `_Watched`."""
 
 
 class RedisService(Service):
@@ -309,12 +316,10 @@ class RedisService(Service):
         for server in self.servers[1:]:
             server.lag = 0.001 if lag is None else lag
 
-    def _backend(self, process: Process, host: Host) -> LockBackend:
+    def _backend(self, process: Process, host: Host) -> _Watched:
         topology = SimulatedTopology(process, lambda: self.master, self.network)
         options = {**DEFAULTS, "replicas": self.backend.option("replicas", 0)}
-        made = _WatchedRedis(f"{self.backend.kind}://simulated", topology, options, host)
-        made.service, made.process = self, process
-        return made
+        return _WatchedRedis(f"{self.backend.kind}://simulated", topology, options, host)
 
 
 class ByHand(RedisService):
@@ -408,16 +413,8 @@ _ROUNDS = {
 """What is said about the rounds of a request, where messages are drawn."""
 
 
-class _WatchedRedlock(RedlockBackend):
-    """Tells the service whose requests it sends."""
-
-    service: Service
-    process: Process
-
-    async def try_acquire(self, request: Request) -> Grant | Busy:
-        """See `LockBackend.try_acquire`."""
-        self.service.note_owner(self.process, request)
-        return await super().try_acquire(request)
+class _WatchedRedlock(_Watched, RedlockBackend):
+    """See `_Watched`."""
 
 
 class RedlockService(Service):
@@ -442,17 +439,15 @@ class RedlockService(Service):
         super().start(name)
         self.voting[name].started = self.world.now
 
-    def _backend(self, process: Process, host: Host) -> LockBackend:
+    def _backend(self, process: Process, host: Host) -> _Watched:
         options: dict[str, Any] = {name: option.default for name, option in REDLOCK_OPTIONS.items()}
         options.update(self.backend.options)
         timeout = max(float(options["node_timeout"]), 4 * self.scene.latency[1])
         nodes = _WatchedNodes(process, list(self.voting.values()), self.network, timeout)
         if self.scene.messages:
             nodes.record = self.record
-        made = _WatchedRedlock("redlock://simulated", nodes, options, Hosting(process))
-        made.service, made.process = self, process
         del host  # `Hosting` serves this backend, which reports no losses by itself
-        return made
+        return _WatchedRedlock("redlock://simulated", nodes, options, Hosting(process))
 
 
 # -- a replicated service ---------------------------------------------------------------------------------------------
@@ -474,15 +469,8 @@ class _WatchedHistory(list[Any]):
             self._keeping.drop()
 
 
-class _WatchedModel(SimulatedBackend):
-    """Tells the service whose requests it sends."""
-
-    service: Service
-
-    async def try_acquire(self, request: Request) -> Grant | Busy:
-        """See `LockBackend.try_acquire`."""
-        self.service.note_owner(self._process, request)
-        return await super().try_acquire(request)
+class _WatchedModel(_Watched, SimulatedBackend):
+    """See `_Watched`."""
 
 
 class ModelService(Service):
@@ -503,11 +491,9 @@ class ModelService(Service):
         del lose_data
         super().stop(name, lose_data=False)
 
-    def _backend(self, process: Process, host: Host) -> LockBackend:
+    def _backend(self, process: Process, host: Host) -> _Watched:
         del host
-        made = _WatchedModel(process, self.server, self.network, 1.0)
-        made.service = self
-        return made
+        return _WatchedModel(process, self.server, self.network, 1.0)
 
 
 _SERVICES: dict[str, type[Service]] = {

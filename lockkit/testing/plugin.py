@@ -6,17 +6,18 @@ It comes with every lockkit that pytest finds, so it imports nothing but pytest 
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Generator, Mapping
 
     from _pytest.terminal import TerminalReporter
 
-__all__ = ["CASE_MARK", "NOT_PROMISED", "TALLY", "Count", "Tally"]
+__all__ = ["CASE_MARK", "NOT_PROMISED", "TALLY", "Count", "Tally", "backend_part", "promise", "skip_reason"]
 
 CASE_MARK = "lockkit_case"
 NOT_PROMISED = "not promised: "
@@ -135,6 +136,33 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", f"{CASE_MARK}: a case of the conformance suite of lockkit (set by the suite).")
     tally = config.stash[TALLY] = Tally()
     config.pluginmanager.register(tally, "lockkit-tally")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Say below a case that failed what was promised, and what a backend has to do for it."""
+    report = yield
+    if report.failed and item.get_closest_marker(CASE_MARK) is not None and isinstance(item, pytest.Function):
+        lines = (
+            f"must hold: {promise(item)}",
+            f"the backend: {backend_part(item)}",
+            "the contract: lockkit.backend.LockBackend",
+        )
+        report.sections.append(("lockkit conformance", "\n".join(lines)))
+    return report
+
+
+def promise(case: pytest.Function) -> str:
+    """Give what a case checks, in a sentence."""
+    return " ".join((case.function.__doc__ or "").split())
+
+
+def backend_part(case: pytest.Function) -> str:
+    """Give what a backend has to do for it, as the group of the case says it."""
+    function = case.function
+    # Not of the class of the item: that one is derived from all groups.
+    group = getattr(sys.modules[function.__module__], function.__qualname__.partition(".")[0])
+    return str(group.backend_part)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -21,8 +20,9 @@ import pytest
 import lockkit
 from lockkit.configuration import profiles
 from lockkit.runtime import monotonic
-from lockkit.testing.plugin import CASE_MARK, NOT_PROMISED, skip_reason
+from lockkit.testing.plugin import CASE_MARK, NOT_PROMISED, backend_part, promise, skip_reason
 from lockkit.testing.scratch_space import scratch_space
+from lockkit.testing.temporary import TemporaryDirectory
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,6 +45,7 @@ class CaseResult:
         group: What it is about: ``Exclusion``, ``Tokens``, …
         face: ``blocking`` or ``asyncio``.
         promise: What must be true, in a sentence.
+        backend_part: What a backend has to do for it.
         outcome: See `Outcome`.
         reason: Why it failed or does not apply; empty if it passed.
         seconds: What it took.
@@ -54,6 +55,7 @@ class CaseResult:
     group: str
     face: str
     promise: str
+    backend_part: str
     outcome: Outcome
     reason: str
     seconds: float
@@ -101,16 +103,15 @@ class _Watcher:
     def __init__(self, verification: Verification, told: Callable[[CaseResult, int], None]) -> None:
         self._verification = verification
         self._told = told
-        self._known: dict[str, tuple[str, str, str, str]] = {}
+        self._known: dict[str, tuple[str, str, str, str, str]] = {}
         self._total = 0
 
     def pytest_collection_modifyitems(self, items: Sequence[pytest.Item]) -> None:
         for item in items:
             if item.get_closest_marker(CASE_MARK) is not None and isinstance(item, pytest.Function):
                 group, _, name = item.function.__qualname__.rpartition(".")
-                promise = " ".join((item.function.__doc__ or "").split())
                 face = str(item.callspec.params.get("lockkit_face"))
-                self._known[item.nodeid] = (name, group, face, promise)
+                self._known[item.nodeid] = (name, group, face, promise(item), backend_part(item))
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         self._total = len(session.items)
@@ -203,11 +204,11 @@ def _quiet() -> Iterator[Path]:
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     try:
         with (
-            tempfile.TemporaryDirectory(prefix="lockkit-verify-") as directory,
+            TemporaryDirectory("verify") as directory,
             Path(os.devnull).open("w") as nowhere,
             contextlib.redirect_stdout(nowhere),
         ):
-            yield Path(directory)
+            yield directory
     finally:
         for name, value in kept.items():
             if value is None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from lockkit.bench import catalog, session
+from lockkit.bench import catalog, session, throwaway_servers
 from lockkit.bench.subject import Subject
 from lockkit.cli.app import app
 from lockkit.testing.fork_servers import environment
@@ -116,11 +116,11 @@ def test_lockkit_that_lacks_what_is_measured_says_why() -> None:
     found = report(nodes, "--workload", "read", "--face", "blocking", *FEW)
 
     (row,) = found["workloads"][0]["results"]
-    reason = "not measured: the backend has no read locks (capabilities.shared_mode is False)"
+    reason = "the backend has no read locks (capabilities.shared_mode is False)"
     assert (row["status"], row["reason"]) == ("skipped", reason)
     status, text = bench(nodes, "--workload", "read", "--face", "blocking", *FEW)
     assert status == 0
-    assert reason in " ".join(text.split())
+    assert f"Uncontended read lock not measured: {reason}" in " ".join(text.split())
 
 
 def test_unknown_workload_is_told_with_those_that_there_are() -> None:
@@ -156,6 +156,38 @@ def test_wrong_url_is_told_before_anything_is_measured() -> None:
     assert (status, text) == (78, "")
 
 
+def test_wrong_or_silent_url_is_told_before_servers_are_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be a minute later."""
+
+    def start(*_: object, **__: object) -> None:
+        pytest.fail("servers are started")
+
+    monkeypatch.setattr(throwaway_servers, "ThrowawayServers", start)
+
+    assert bench("nonsense://h", "--servers", "local") == (78, "")
+    assert bench("redis://127.0.0.1:1", "--servers", "local", "--workload", "pair") == (69, "")
+
+
+def test_workload_that_is_given_twice_is_measured_once() -> None:
+    """As a user does who edits a long command line."""
+    twice = ["--workload", "pair", "--workload", "pair"]
+    found = report("memory://", *twice, "--face", "blocking", "--no-peers", *FEW)
+
+    (pair,) = found["workloads"]
+    assert [row["subject"] for row in pair["results"]] == ["lockkit (blocking) at memory://"]
+
+
+def test_workload_without_anything_to_measure_says_why() -> None:
+    """In place of its table."""
+    status, text = bench("memory://", "--workload", "crash", "--workload", "import", "--face", "blocking", *FEW)
+
+    assert status == 0
+    reason = "there is nobody left to take over when the only process dies: lockkit (blocking) at memory://"
+    said = " ".join(text.split())
+    assert f"Takeover after the holder was killed not measured: {reason}" in said
+    assert said.count("not measured") == 1
+
+
 def test_no_password_in_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither in the command to repeat it nor in the subjects."""
     monkeypatch.setattr(sys, "argv", ["lockkit", "bench", "redis://u:hidden@h/0", "--quick"])
@@ -177,15 +209,12 @@ def test_help_loads_nothing_that_measures() -> None:
     assert loaded.isdisjoint({"asyncio", "rich.progress", "lockkit.bench.catalog", "lockkit.bench.workloads"})
 
 
-def test_ctrl_c_shows_what_there_is_and_ends_the_workers(tmp_path: Path) -> None:
-    """The report of a run that was interrupted, status 130, no process left."""
-    program = (
-        "import typer; from lockkit.bench import command; app = typer.Typer(); command.register(app)\n"
-        "app.callback()(lambda: None)\napp()"
-    )
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_interrupted_run_shows_what_there_is_and_ends_the_workers(tmp_path: Path, signum: signal.Signals) -> None:
+    """The report of a run that was interrupted, status 128 + n, no process left."""
     arguments = ["bench", "memory://", "--workload", "pair", "--rounds", "1000", "--seconds", "0.05", "--json"]
     process = subprocess.Popen(
-        [sys.executable, "-P", "-c", program, *arguments],
+        [sys.executable, "-P", "-m", "lockkit.cli", *arguments],
         stdout=subprocess.PIPE,
         text=True,
         env={**environment(), "TMPDIR": str(tmp_path)},
@@ -193,10 +222,10 @@ def test_ctrl_c_shows_what_there_is_and_ends_the_workers(tmp_path: Path) -> None
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     worker = _first_child(children, process)
 
-    os.kill(process.pid, signal.SIGINT)
+    os.kill(process.pid, signum)
     text, _ = process.communicate(timeout=60)
 
-    assert process.returncode == 130
+    assert process.returncode == 128 + signum
     found = json.loads(text)
     assert found["interrupted"] is True
     assert found["workloads"][0]["results"]
@@ -230,3 +259,17 @@ def test_page_that_cannot_be_written_loses_no_report() -> None:
 
     assert status == 78
     assert "Uncontended" in text
+
+
+def test_page_is_written_although_the_table_cannot_be(tmp_path: Path) -> None:
+    """The terminal was closed, or the reader of a pipe has enough."""
+    page = tmp_path / "page.html"
+    command = ["lockkit.cli", "bench", "memory://", "--workload", "pair", *FEW, "--html", str(page)]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", *command], stdout=full, stderr=subprocess.PIPE, text=True, env=environment(),
+            timeout=60, check=False,
+        )  # fmt: skip
+
+    assert (done.returncode, done.stderr) == (1, "lockkit: cannot write to stdout: No space left on device\n")
+    assert "Uncontended" in page.read_text(encoding="utf-8")

@@ -86,7 +86,7 @@ def test_urls_that_a_proxy_cannot_stand_in_for(url: str, reason: str) -> None:
 
 def test_longest_wait_counts_from_the_common_start_to_the_common_end() -> None:
     """Whoever never got in waited all the time."""
-    assert longest_wait([(10, 20, None), (50, 60, None)], start_ns=0, until_ns=70) == 30
-    assert longest_wait([(40, 50, None)], start_ns=0, until_ns=70) == 40
-    assert longest_wait([(10, 20, None)], start_ns=0, until_ns=70) == 50
+    assert longest_wait([(10, 20, None, True), (50, 60, None, True)], start_ns=0, until_ns=70) == 30
+    assert longest_wait([(40, 50, None, True)], start_ns=0, until_ns=70) == 40
+    assert longest_wait([(10, 20, None, True)], start_ns=0, until_ns=70) == 50
     assert longest_wait([], start_ns=0, until_ns=70) == 70

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+import sqlalchemy
 
 from lockkit.bench.catalog import ENTRIES, subjects
 from lockkit.bench.run import Run
 from lockkit.bench.workloads import WORKLOADS
 from lockkit.bench.workloads.held import SESSIONS_MAX
 from lockkit.testing.servers import MariaServer, PostgresServer, require
+from tests.bench.test_command import report
 from tests.bench.test_honesty import SHORT
 
 if TYPE_CHECKING:
@@ -48,6 +51,54 @@ def test_subject_locks_and_excludes(servers: dict[str, str], tmp_path: Path, sch
 
     assert [problem for cell in outcome.cells if (problem := cell.failed or cell.broken)] == []
     assert {cell.workload.name for cell in outcome.cells if cell.rounds} == {"pair", "contention"}
+
+
+DLOCKS = [entry for entry in ENTRIES if entry.target.startswith("sql:Dlock") and entry.mode == "advisory"]
+
+
+@pytest.mark.parametrize("scheme", ["postgresql", "mariadb"])
+@pytest.mark.parametrize("entry", DLOCKS, ids=lambda entry: entry.target)
+def test_idle_waiters_of_sqlalchemy_dlock_wait_for_the_lock(servers: dict[str, str], scheme: str, entry: Entry) -> None:
+    """Each on a connection of its own, not for one of the pool's; and what they leave open at the end is no failure."""
+    settings = replace(SHORT, waiters=40, settle=2.0, idle_seconds=0.5, patience=120)
+
+    outcome = Run([entry.subject(servers[scheme], "here")], [WORKLOADS["idle"]], settings, seed=1).go(lambda *_: None)
+
+    (cell,) = outcome.cells
+    assert not cell.failed
+    assert cell.rounds[0].figures["connections"] > settings.waiters
+
+
+@pytest.mark.parametrize(
+    ("scheme", "mode", "tables"),
+    [
+        *((scheme, "table", {"lockkit_bench_baseline"}) for scheme in DATABASES),
+        *(
+            (scheme, mode, {"lockkit_bench_rows", "lockkit_bench_tokens"})
+            for scheme in ("postgresql", "mariadb")
+            for mode in ("row", "advisory")
+        ),
+    ],
+)
+def test_tables_of_the_baselines_are_removed(
+    servers: dict[str, str], tmp_path: Path, scheme: str, mode: str, tables: set[str]
+) -> None:
+    """Nothing of theirs stays in the user's database."""
+    url = servers.get(scheme, f"sqlite:///{tmp_path}/bench.db")
+    engine = sqlalchemy.create_engine(engine_url(url))
+    arguments = ["--workload", "pair", "--face", "blocking", "--rounds", "1", "--seconds", "0.01"]
+
+    found = report(f"{url}?mode={mode}", *arguments)
+
+    assert "ok" in {row["status"] for row in found["workloads"][0]["results"] if "by hand" in row["subject"]}
+    with closing(engine.connect()) as connection:
+        assert tables.isdisjoint(sqlalchemy.inspect(connection).get_table_names())
+    engine.dispose()
+
+
+def engine_url(url: str) -> str:
+    """SQLAlchemy's URL, with the drivers that are installed."""
+    return url.replace("postgresql:", "postgresql+psycopg:").replace("mariadb:", "mariadb+pymysql:")
 
 
 def test_leases_that_take_a_connection_each_are_no_more_than_a_server_lets_in(servers: dict[str, str]) -> None:

@@ -43,7 +43,7 @@ def test_json_names_every_case(cli: Cli) -> None:
     (passed,) = [case for case in found["cases"] if case["outcome"] == "passed"]
     assert "ping" in passed["name"]
     assert (passed["face"], passed["reason"]) == ("blocking", "")
-    assert all(case["promise"] and case["group"] for case in found["cases"])
+    assert all(case["promise"] and case["group"] and case["backend_part"] for case in found["cases"])
 
 
 def test_backend_that_excludes_nobody_does_not_conform(cli: Cli) -> None:
@@ -54,6 +54,7 @@ def test_backend_that_excludes_nobody_does_not_conform(cli: Cli) -> None:
     assert "does not conform: " in done.stdout
     assert "  must hold: " in done.stdout
     assert "  seen: " in done.stdout
+    assert "  the backend: `try_acquire`" in done.stdout
 
 
 def test_temporary_directory_is_as_it_was(cli: Cli) -> None:

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from lockkit.testing.conformance import Cases, ConformanceSuite
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -58,6 +60,26 @@ def test_missing_url_is_explained() -> None:
 
     assert done.returncode != 0
     assert "--lockkit-url" in done.stdout
+
+
+def test_case_that_fails_says_what_must_hold_and_whose_part_it_is() -> None:
+    """So that the author of a backend knows where to look."""
+    backend = "--lockkit-backend=tests.testing.broken:ConstantToken"
+    done = run("--lockkit-url=memory://a", backend, "-k", "tokens_increase_from_grant_to_grant")
+
+    assert done.returncode == 1, done.stdout
+    assert "must hold: Each grant has a higher token than the one before, by whichever client." in done.stdout
+    assert "the backend: `Grant.token`: the server raises it" in done.stdout
+    assert "lockkit.backend.LockBackend" in done.stdout
+
+
+def test_every_group_says_what_a_backend_has_to_do() -> None:
+    """Those that say nothing of their own are the engine's work alone."""
+    groups = [group for group in ConformanceSuite.__mro__ if issubclass(group, Cases) and group is not Cases]
+
+    silent = {group.__name__ for group in groups if "backend_part" not in vars(group)}
+
+    assert silent == {"ConformanceSuite", "Reentrancy", "Several", "Decorating", "ThreadingLocks"}
 
 
 def test_run_without_cases_shows_nothing() -> None:

@@ -37,7 +37,7 @@ class Adapter(ABC):
         """Connect, in the event loop where there is one."""
 
     async def close(self) -> None:  # noqa: B027 - as above
-        """Leave nothing behind."""
+        """Disconnect."""
 
     def token(self, entered: Any) -> int | None:  # noqa: ANN401 - whatever the library's context manager gives
         """Give the fencing token of what entering a lock gave, if there is one."""
@@ -51,9 +51,15 @@ class Adapter(ABC):
 
 
 class BlockingAdapter(Adapter):
-    """A library that blocks the thread."""
+    """
+    A library that blocks the thread.
+
+    Attributes:
+        leaves_something: Its clients make tables or nodes at the server that stay: see `erase`.
+    """
 
     face = "blocking"
+    leaves_something: ClassVar[bool] = False
 
     def primitive(self, kind: Kind, name: str, count: int = 1) -> AbstractContextManager[Any]:
         """
@@ -78,6 +84,10 @@ class BlockingAdapter(Adapter):
             name: The lock.
             renew: Keep it alive while held; asked for only where `Subject.renews`.
         """
+
+    async def erase(self) -> None:
+        """Remove what all such clients have left at the server."""
+        raise NotImplementedError
 
 
 class AsyncAdapter(Adapter):

@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from lockkit.bench.adapters.base import BlockingAdapter
-from lockkit.bench.adapters.sql import NOW_MYSQL, NOW_POSTGRESQL, arguments
+from lockkit.bench.adapters.sql import LIMITED_MYSQL, LIMITED_POSTGRESQL, NOW_MYSQL, NOW_POSTGRESQL, arguments
 from lockkit.url import parse
 
 if TYPE_CHECKING:
@@ -40,7 +40,9 @@ _WAIT_SECONDS = 3600
 class _RawSession(BlockingAdapter):
     """Locks of an open session."""
 
+    leaves_something = True
     fenced: ClassVar[bool] = True
+    limited: ClassVar[str]
 
     async def open(self) -> None:
         """See `Adapter.open`."""
@@ -75,6 +77,11 @@ class _RawSession(BlockingAdapter):
         for session in [*self._sessions, self._apart]:
             session.close()
 
+    async def erase(self) -> None:
+        """See `BlockingAdapter.erase`."""
+        for statement in (self.limited, f"DROP TABLE {_ROWS}, {_TOKENS}"):
+            self._apart.execute(statement)
+
 
 class _RawLock:
     """The database's own queue."""
@@ -100,6 +107,8 @@ class _RawLock:
 
 class _RawPostgresql(_RawSession):
     """psycopg 3. BEGIN and what locks are one round trip; nothing waits for the disk."""
+
+    limited = LIMITED_POSTGRESQL
 
     async def open(self) -> None:
         """See `Adapter.open`."""
@@ -162,6 +171,8 @@ class RawPostgresqlAdvisoryUnfenced(RawPostgresqlAdvisory):
 
 class _RawMysql(_RawSession):
     """PyMySQL."""
+
+    limited = LIMITED_MYSQL
 
     async def open(self) -> None:
         """See `Adapter.open`."""

@@ -18,11 +18,14 @@ if TYPE_CHECKING:
 __all__ = ["KazooLock", "RawZooKeeper"]
 
 _ROOT = "/lockkit-bench"
+_TOOZ = "/tooz/locks"
 _START_SECONDS = 30.0
 
 
 class _Kazoo(BlockingAdapter):
     """A client of kazoo's."""
+
+    leaves_something = True
 
     async def open(self) -> None:
         """See `Adapter.open`."""
@@ -35,6 +38,14 @@ class _Kazoo(BlockingAdapter):
         """See `Adapter.close`."""
         self._client.stop()
         self._client.close()
+
+    async def erase(self) -> None:
+        """See `BlockingAdapter.erase`. Also the nodes of tooz, which has no call for that."""
+        client = self._client
+        of_tooz = client.get_children(_TOOZ) if client.exists(_TOOZ) else []
+        for path in [_ROOT, *(f"{_TOOZ}/{name}" for name in of_tooz if name.startswith("lockkit-bench-"))]:
+            if client.exists(path):
+                client.delete(path, recursive=True)
 
     def _path(self, name: str) -> str:
         return f"{_ROOT}/{quote(name, safe='')}"

@@ -275,7 +275,7 @@ def _details(section: Section) -> Html:
         ]
         ratio = row.ratios.get(headline, {}).get(row.baseline or "")
         numbers.append(f"{ratio.median:.2f}" if ratio is not None else "")
-        words = [row.subject.label, row.subject.face, title(row.subject.group)]
+        words = [_label(row), row.subject.face, title(row.subject.group)]
         cells = [tag("td", word) for word in words] + [tag("td", number, class_="number") for number in numbers]
         rows.append(tag("tr", *cells, class_=row.status))
     table = tag("table", tag("tr", *(tag("th", word) for word in head)), *rows)
@@ -287,5 +287,8 @@ def _shown(row: Row) -> bool:
 
 
 def _name(row: Row) -> str:
-    number = f" #{row.subject.number}" if row.subject.number > 1 else ""
-    return f"{row.subject.label}{number}" + (" (asyncio)" if row.subject.face == "asyncio" else "")
+    return _label(row) + (" (asyncio)" if row.subject.face == "asyncio" else "")
+
+
+def _label(row: Row) -> str:
+    return row.subject.label + (f" #{row.subject.number}" if row.subject.number > 1 else "")

@@ -104,9 +104,9 @@ class Workload(ABC):
     def inapplicable(self, subject: Subject) -> str:
         """Say why it makes no sense for a subject; empty if it does."""
         if self.kind not in subject.kinds:
-            return f"not measured: {subject.lacks.get(self.kind) or f'{subject.label} has no {_WORDS[self.kind]}'}"
+            return subject.lacks.get(self.kind) or f"{subject.label} has no {_WORDS[self.kind]}"
         if self.kind == "lock" and subject.workloads is not None and self.name not in subject.workloads:
-            return f"not measured: {subject.label} is there for {', '.join(subject.workloads)}"
+            return f"{subject.label} is there for {', '.join(subject.workloads)}"
         return ""
 
     @abstractmethod

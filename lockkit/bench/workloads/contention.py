@@ -1,8 +1,10 @@
-"""Contention: several processes want one lock all the time, and a witness looks whether two were inside at once."""
+"""Contention: several processes want the same all the time; a witness sees whether too many are inside at once."""
 
 from __future__ import annotations
 
 import os
+from abc import abstractmethod
+from itertools import cycle
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from lockkit.bench.adapters.base import AsyncAdapter, BlockingAdapter
@@ -13,20 +15,102 @@ from lockkit.bench.worker_pool import WorkerPool
 from lockkit.bench.workloads.base import Figure, Measured, Workload, fresh_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Mapping
+    from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 
     from lockkit.bench.pipe import ParentPipe
     from lockkit.bench.settings import Settings
     from lockkit.bench.subject import Subject
+    from lockkit.bench.witness import Verdict
 
-__all__ = ["Contention", "longest_wait"]
+__all__ = ["Contended", "Contention", "Turn", "longest_wait"]
 
-Note = tuple[int, int, int | None]
-"""When a section began and ended (ns), and its token."""
+Turn = tuple[Any, bool]
+"""What a contender enters, and whether that excludes all others."""
+
+Note = tuple[int, int, int | None, bool]
+"""When a section began and ended (ns), its token, and whether it excludes all others."""
 
 
-class Contention(Workload):
-    """``processes`` contenders enter one lock in a loop for ``seconds``."""
+class Contended(Workload):
+    """``processes`` contenders enter and leave in a loop for ``seconds``."""
+
+    more_is_faster = True
+
+    @abstractmethod
+    def turns(self, adapter: BlockingAdapter | AsyncAdapter, name: str, index: int, contenders: int) -> list[Turn]:
+        """
+        Say what a contender enters, turn after turn, and then again from the first one.
+
+        Args:
+            adapter: Whose.
+            name: What all of them contend for.
+            index: Number of the contender.
+            contenders: How many there are.
+        """
+
+    @abstractmethod
+    def judge(self, sections: Iterable[Section], contenders: int) -> Verdict:
+        """Say what the sections of so many contenders show."""
+
+    def measure(self, subject: Subject, settings: Settings) -> Measured:
+        """See `Workload.measure`."""
+        alone = subject.scope == "process"
+        name, contenders = fresh_name(), settings.processes
+        parts = [list(range(contenders))] if alone else [[index] for index in range(contenders)]
+        with WorkerPool(settings.seconds + settings.patience) as pool:
+            for indexes in parts:
+                part = {"name": name, "indexes": indexes, "contenders": contenders, "seconds": settings.seconds}
+                pool.start(subject, self.name, part, ttl=settings.ttl)
+            start_ns = pool.start_together()
+            notes: list[list[Note]] = [contender for result in pool.results() for contender in result["contenders"]]
+        return self._measured(notes, start_ns, settings.seconds)
+
+    async def work(
+        self, adapter: BlockingAdapter | AsyncAdapter, part: Mapping[str, Any], parent: ParentPipe
+    ) -> dict[str, Any]:
+        """See `Workload.work`."""
+        start_ns = (await parent.ready())["start_ns"]
+        until_ns = start_ns + int(part["seconds"] * 1e9)
+        alone = len(part["indexes"]) == 1
+
+        def contender(index: int) -> Callable[[], Coroutine[Any, Any, list[Note]]]:
+            turns = self.turns(adapter, part["name"], index, part["contenders"])
+            return lambda: _contend(adapter, turns, start_ns, until_ns, alone=alone)
+
+        return {"contenders": await run_contenders(adapter, [contender(index) for index in part["indexes"]])}
+
+    def _measured(self, contenders: list[list[Note]], start_ns: int, seconds: float) -> Measured:
+        verdict = self.judge(
+            (
+                Section(began, ended, token, contender, writes)
+                for contender, notes in enumerate(contenders)
+                for began, ended, token, writes in notes
+            ),
+            len(contenders),
+        )
+        # All sections are judged, but only those that ended in time are counted: a late one says more about the end.
+        until_ns = start_ns + int(seconds * 1e9)
+        in_time = [[note for note in notes if note[1] <= until_ns] for notes in contenders]
+        counts = [len(notes) for notes in in_time]
+        found: dict[str, float] = {
+            self.headline: sum(counts) / seconds,
+            "writes_per_second": sum(writes for notes in in_time for *_, writes in notes) / seconds,
+            "longest_wait_ms": max(longest_wait(notes, start_ns, until_ns) for notes in contenders) / 1e6,
+            "overlaps": verdict.overlaps,
+            "excess": verdict.overlaps,
+            "starved": counts.count(0),
+            "sections": verdict.sections,
+        }
+        if max(counts):
+            found["share"] = min(counts) / max(counts)
+            # (Σx)² / (n·Σx²), Jain, Chiu, Hawe 1984: 1 when all got the same, 1/n when one got everything.
+            found["jain"] = sum(counts) ** 2 / (len(counts) * sum(count**2 for count in counts))
+        figures = {figure.key: found[figure.key] for figure in self.figures if figure.key in found}
+        return Measured(figures, broken=verdict.broken, details={"turns": counts})
+
+
+class Contention(Contended):
+    """One lock."""
 
     name = "contention"
     title = "Contention for one lock"
@@ -47,45 +131,28 @@ class Contention(Workload):
         Figure("sections", "sections seen", "sum", 0, shown=False),
     )
     headline = "pairs_per_second"
-    more_is_faster = True
     ratios = ("pairs_per_second",)
 
-    def measure(self, subject: Subject, settings: Settings) -> Measured:
-        """See `Workload.measure`."""
-        alone = subject.scope == "process"
-        contenders = settings.processes if alone else 1
-        part = {"name": fresh_name(), "contenders": contenders, "seconds": settings.seconds}
-        with WorkerPool(settings.seconds + settings.patience) as pool:
-            count = 1 if alone else settings.processes
-            for _ in range(count):
-                pool.start(subject, self.name, part, ttl=settings.ttl)
-            start_ns = pool.start_together()
-            notes: list[list[Note]] = [contender for result in pool.results() for contender in result["contenders"]]
-        return _measured(notes, start_ns, settings.seconds)
+    def turns(self, adapter: BlockingAdapter | AsyncAdapter, name: str, index: int, contenders: int) -> list[Turn]:
+        """See `Contended.turns`."""
+        del index, contenders
+        return [(adapter.lock(name), True)]
 
-    async def work(
-        self, adapter: BlockingAdapter | AsyncAdapter, part: Mapping[str, Any], parent: ParentPipe
-    ) -> dict[str, Any]:
-        """See `Workload.work`."""
-        start_ns = (await parent.ready())["start_ns"]
-        until_ns = start_ns + int(part["seconds"] * 1e9)
-
-        def contender() -> Coroutine[Any, Any, list[Note]]:
-            return _contend(adapter, part["name"], start_ns, until_ns, alone=part["contenders"] == 1)
-
-        contenders: list[Callable[[], Coroutine[Any, Any, list[Note]]]] = [contender] * part["contenders"]
-        return {"contenders": await run_contenders(adapter, contenders)}
+    def judge(self, sections: Iterable[Section], contenders: int) -> Verdict:
+        """See `Contended.judge`."""
+        del contenders
+        return judge(sections)
 
 
 async def _contend(
-    adapter: BlockingAdapter | AsyncAdapter, name: str, start_ns: int, until_ns: int, *, alone: bool
+    adapter: BlockingAdapter | AsyncAdapter, turns: Sequence[Turn], start_ns: int, until_ns: int, *, alone: bool
 ) -> list[Note]:
     """
     Enter and leave until the time is over.
 
     Args:
-        adapter: Whose lock.
-        name: The lock.
+        adapter: Whose locks.
+        turns: What to enter.
         start_ns: When to begin.
         until_ns: When to end.
         alone: The only contender of this process. The others are threads or tasks here, and must get a chance to
@@ -93,50 +160,34 @@ async def _contend(
     """
     notes: list[Note] = []
     await pause(adapter, max(0.0, (start_ns - now_ns()) / 1e9))
+    # The loop is written twice: code shared by the sync and async APIs would be measured with them.
     if isinstance(adapter, AsyncAdapter):
-        async_lock = adapter.lock(name)
-        while now_ns() < until_ns:
-            async with async_lock as entered:
+        for lock, writes in cycle(turns):
+            if now_ns() >= until_ns:
+                break
+            async with lock as entered:
                 began = now_ns()
                 if not alone:
                     await pause(adapter, 0)
                 ended = now_ns()
-            notes.append((began, ended, adapter.token(entered)))
+            notes.append((began, ended, adapter.token(entered), writes))
     else:
-        lock = adapter.lock(name)
-        while now_ns() < until_ns:
+        for lock, writes in cycle(turns):
+            if now_ns() >= until_ns:
+                break
             with lock as entered:
                 began = now_ns()
                 if not alone:
                     os.sched_yield()
                 ended = now_ns()
-            notes.append((began, ended, adapter.token(entered)))
+            notes.append((began, ended, adapter.token(entered), writes))
     return notes
 
 
-def _measured(contenders: list[list[Note]], start_ns: int, seconds: float) -> Measured:
-    verdict = judge(Section(*note, contender) for contender, notes in enumerate(contenders) for note in notes)
-    # All sections are judged, but only those that ended in time are counted: a late one says more about the end.
-    until_ns = start_ns + int(seconds * 1e9)
-    counts = [sum(note[1] <= until_ns for note in notes) for notes in contenders]
-    figures: dict[str, float] = {
-        "pairs_per_second": sum(counts) / seconds,
-        "overlaps": verdict.overlaps,
-        "longest_wait_ms": max(longest_wait(notes, start_ns, until_ns) for notes in contenders) / 1e6,
-        "starved": counts.count(0),
-        "sections": verdict.sections,
-    }
-    if max(counts):
-        figures["share"] = min(counts) / max(counts)
-        # (Σx)² / (n·Σx²), Jain, Chiu, Hawe 1984: 1 when all got the same, 1/n when one got everything.
-        figures["jain"] = sum(counts) ** 2 / (len(counts) * sum(count**2 for count in counts))
-    return Measured(figures, broken=verdict.broken, details={"turns": counts})
-
-
-def longest_wait(notes: list[Note], start_ns: int, until_ns: int) -> int:
+def longest_wait(notes: Iterable[Note], start_ns: int, until_ns: int) -> int:
     """Give the longest time that a contender was outside, from the common start to the common end."""
     outside_since, longest = start_ns, 0
-    for began, ended, _ in notes:
+    for began, ended, *_ in notes:
         longest = max(longest, began - outside_since)
         outside_since = ended
     return max(longest, until_ns - outside_since)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import tempfile
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
@@ -13,6 +12,7 @@ from lockkit.bench.samples import now_ns, spread
 from lockkit.bench.worker_pool import WorkerFailed
 from lockkit.bench.workloads.base import Figure, Measured, Workload
 from lockkit.testing.fork_servers import environment
+from lockkit.testing.temporary import TemporaryDirectory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -64,8 +64,8 @@ class Imports(Workload):
         """See `Workload.measure`. ``subject.target`` holds the statements."""
         bare, full = [], []
         # Whatever the user's environment says about byte code: it is compiled once, as it is for an installed package.
-        with tempfile.TemporaryDirectory(prefix="lockkit-bench-") as cache:
-            python = partial(_python, cache=cache, patience=settings.patience)
+        with TemporaryDirectory("bench") as cache:
+            python = partial(_python, cache=str(cache), patience=settings.patience)
             loaded: list[str] = json.loads(python(LIST_MODULES.format(statements=subject.target)))
             for _ in range(settings.imports):
                 bare.append(_time(python, "pass"))

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, ParamSpec, TypeVar
 
 import pytest
 
@@ -139,7 +139,14 @@ class Cases:
     Base of all groups of cases: the fixtures that they are made of.
 
     Must be overridden: `lockkit_url`, or `lockkit_target`. All others are the suite's own.
+
+    Attributes:
+        backend_part: What a backend has to do for the promises of a group. Shown with a case that fails.
     """
+
+    backend_part: ClassVar[str] = (
+        "The engine does this with `try_acquire`, `release` and `holders`: look first at the other groups that fail."
+    )
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """Give each case the faces on which it runs."""

@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 class Crashes(Cases):
     """What happens to locks when something happens to their holder."""
 
+    backend_part = (
+        "The server frees the lock of a dead or stopped client after the ttl, without help from any client, even if a "
+        "stopped waiter is first in the queue. `Capabilities.crash_release` says if it does so earlier."
+    )
+
     @case(needs.processes)
     async def test_killed_holder_is_replaced_after_its_ttl(self, driver: FaceDriver) -> None:
         """At the latest: with SIGKILL nothing of it is released by itself."""

@@ -14,6 +14,11 @@ if TYPE_CHECKING:
 class Elections(Cases):
     """Campaigning, leading, resigning and watching."""
 
+    backend_part = (
+        "An election is a lock whose metadata carries the value of the leader: look at `try_acquire`, `wait`, "
+        "`holders` and `update`."
+    )
+
     @case()
     async def test_leaders_are_visible_in_order(self, driver: FaceDriver) -> None:
         """With owner, term and value, by asking and by observing; terms increase, None while nobody leads."""

@@ -23,6 +23,11 @@ SECONDS = float(os.environ.get("LOCKKIT_TEST_SECONDS", "0"))
 class Exclusion(Cases):
     """Mutual exclusion between actors, clients and processes."""
 
+    backend_part = (
+        "`try_acquire`: in one atomic step, the server checks that the lock is free and stores the new owner. A "
+        "client must not decide on its own."
+    )
+
     @case()
     async def test_actors_of_one_client_exclude_each_other(self, driver: FaceDriver, tmp_path: Path) -> None:
         """Threads or tasks that share a client, and even the lock object, are never inside together."""

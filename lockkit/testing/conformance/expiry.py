@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,14 +13,24 @@ import pytest
 import lockkit
 from lockkit.testing.conformance.base import NOT_GRANTED, Cases, FaceDriver, case, needs
 from lockkit.testing.timing import PATIENCE
+from lockkit.testing.witness import Witness
 
 if TYPE_CHECKING:
     from lockkit import aio
     from lockkit.units import Seconds
 
 
+EXPIRIES = 3
+CONTENDERS = 4
+
+
 class Expiry(Cases):
     """The ttl, at the client and at the backend."""
+
+    backend_part = (
+        "`try_acquire` stores the ttl, and the server frees the lock by its own clock, never earlier. `renew` "
+        "compares the owner and sets the time left to `grant.ttl` (which `extend` changes); it never adds."
+    )
 
     @case()
     async def test_lease_that_nobody_renews_ends(self, driver: FaceDriver) -> None:
@@ -34,6 +45,30 @@ class Expiry(Cases):
         assert not lease.held
         assert lease.remaining() == 0.0
         await after.release()
+
+    @case()
+    async def test_expired_lock_goes_to_one_of_many(self, driver: FaceDriver, tmp_path: Path) -> None:
+        """However many clients ask for it in the moment in which its ttl ends, they hold it one after the other."""
+        name = driver.name()
+        holder = await driver.connect()
+        witness = Witness(tmp_path)
+        timeout = driver.timing.beyond(driver.timing.short)
+
+        async def contend(who: str) -> None:
+            client = await driver.connect()
+            async with client.lock(name, ttl=driver.timing.long, timeout=timeout) as lease:
+                witness.enter(who, lease.token)
+                await driver.sleep(0.02)
+                witness.leave(who, lease.token)
+
+        for number in range(EXPIRIES):
+            lease = await holder.lock(name, ttl=driver.timing.short, renew=False).acquire(PATIENCE)
+            actors = [driver.spawn(contend(f"client{number}.{index}")) for index in range(CONTENDERS)]
+            for actor in actors:
+                await actor.result(timeout + PATIENCE)
+            assert not lease.held
+
+        witness.report().expect_exclusion(EXPIRIES * CONTENDERS)
 
     @case()
     async def test_holder_never_believes_longer_than_the_ttl(self, driver: FaceDriver) -> None:

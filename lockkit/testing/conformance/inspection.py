@@ -20,6 +20,12 @@ from lockkit.testing.timing import PATIENCE
 class Inspection(Cases):
     """Asking the backend."""
 
+    backend_part = (
+        "`holders` returns owner, token, seconds left and metadata as `try_acquire` stored them; `break_lock` frees "
+        "the lock whoever holds it; `update` replaces the metadata if the owner is unchanged; `url` contains no "
+        "password."
+    )
+
     @case()
     async def test_holder_is_described(self, driver: FaceDriver) -> None:
         """Owner, token, seconds left, and the metadata: host, pid, start, and what the application added."""
@@ -193,6 +199,11 @@ class Inspection(Cases):
 
 class Arguments(Cases):
     """What a lock is asked for is checked before anything is sent."""
+
+    backend_part = (
+        "`capabilities` (`min_ttl`, `ttl_granularity`) and `options`: by them the engine refuses wrong arguments "
+        "before it calls the backend."
+    )
 
     @case()
     async def test_refused_ttls(self, driver: FaceDriver) -> None:

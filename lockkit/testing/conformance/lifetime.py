@@ -22,6 +22,11 @@ from lockkit.testing.timing import PATIENCE
 class Closing(Cases):
     """``close()``."""
 
+    backend_part = (
+        "`release_all` frees what is held by its deadline; `close` ends the connections and threads of this backend "
+        "alone. Both can be called while other calls wait."
+    )
+
     @case()
     async def test_close_releases_what_is_held(self, driver: FaceDriver) -> None:
         """All of it; the leases are not held any more."""
@@ -143,6 +148,11 @@ class Closing(Cases):
 
 class Leftovers(Cases):
     """Nothing stays behind."""
+
+    backend_part = (
+        "`close` ends every thread, task, connection and file that the backend opened. What it keeps for a request "
+        "goes with `release` or `abandon`."
+    )
 
     @case()
     async def test_dropped_lease_warns_and_is_free_after_its_ttl(self, driver: FaceDriver) -> None:

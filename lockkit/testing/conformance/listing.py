@@ -25,6 +25,8 @@ MANY = 60
 class Listing(Cases):
     """Names of locks that are held, each once, and of no others."""
 
+    backend_part = "`names` returns each held lock exactly once, under the name that clients use, and no free one."
+
     @case(needs.listing)
     async def test_names_are_those_of_held_locks(self, driver: FaceDriver) -> None:
         """Of any client; not of a lock that was released, broken, or never held."""

@@ -22,6 +22,11 @@ REASONS = get_args(LossReason)
 class Loss(Cases):
     """Telling the holder."""
 
+    backend_part = (
+        "`renew` returns `Gone` if the owner no longer holds the lock, and never takes the lock again. `confirm`, "
+        "which asks `holders` by default, says the same."
+    )
+
     @case()
     async def test_passed_deadline_is_loss(self, driver: FaceDriver) -> None:
         """Everything local says so, without asking the backend."""
@@ -230,6 +235,22 @@ class Loss(Cases):
 
         assert lease.lost
         assert await other.holders(name) == []
+
+    @case()
+    async def test_extend_of_a_lease_leaves_the_next_holder_alone(self, driver: FaceDriver) -> None:
+        """The owner is compared at the backend: a lease whose lock another client holds is lost and extends nothing."""
+        name = driver.name()
+        client, other = await driver.connect(), await driver.connect()
+        lease = await client.lock(name, ttl=driver.timing.long, renew=False).acquire(PATIENCE)
+        assert await other.break_lock(name)
+        after = await other.lock(name, ttl=driver.timing.kept, renew=False).acquire(PATIENCE)
+
+        with pytest.raises(lockkit.LockLost):
+            await lease.extend()
+
+        assert lease.lost
+        async with client.lock(name, ttl=driver.timing.long, timeout=driver.timing.beyond(after.ttl)):
+            assert not after.held
 
     @case()
     async def test_loss_is_logged(self, driver: FaceDriver, caplog: pytest.LogCaptureFixture) -> None:

@@ -97,6 +97,11 @@ def unusual(mark: str) -> list[str]:
 class Names(Cases):
     """Names that differ in any byte are different locks."""
 
+    backend_part = (
+        "Names that differ in any byte must be different keys at the server, whatever its rules for case, trailing "
+        "spaces and special characters. Encode what has a meaning there."
+    )
+
     @case()
     async def test_unusual_names_are_all_different_locks(self, driver: FaceDriver) -> None:
         """All of them can be held at once, and each is its own when it is asked for."""

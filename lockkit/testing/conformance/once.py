@@ -31,6 +31,11 @@ class _Refused(Exception):
 class Onces(Cases):
     """Work that is done once per key."""
 
+    backend_part = (
+        "`write_note`: in one atomic step, the server compares the owner and writes. `read_note` returns the note "
+        "until its life ends by the clock of the server, also after the lock was released."
+    )
+
     @case(needs.notes)
     async def test_first_call_runs_and_the_others_get_its_result(self, driver: FaceDriver) -> None:
         """Also those of another client, and each key for itself."""

@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 class Queueing(Cases):
     """Lines inside a client, and between clients."""
 
+    backend_part = (
+        "With `Capabilities.fair`, `try_acquire` grants in the order in which requests entered the queue, and "
+        "`release` wakes the first of them."
+    )
+
     @case()
     async def test_waiters_of_one_client_come_in_the_order_of_their_arrival(self, driver: FaceDriver) -> None:
         """Threads or tasks of a client wait in a line per lock, on every backend."""

@@ -17,6 +17,12 @@ if TYPE_CHECKING:
 class ReadWrite(Cases):
     """Both sides of a lock, and what a thread or task may nest."""
 
+    backend_part = (
+        "`Request.mode`: shared grants hold the lock together, an exclusive grant holds it alone; each has its own "
+        "ttl. With `Capabilities.fair_shared`, a waiting writer goes before later readers. `downgrade` is one atomic "
+        "step."
+    )
+
     @case(needs.readers)
     async def test_readers_of_several_clients_hold_it_together(self, driver: FaceDriver) -> None:
         """Each has a token and a lease of its own; all are listed."""

@@ -25,6 +25,11 @@ async def _lost_lease(driver: FaceDriver, client: aio.Client, name: str) -> aio.
 class Releasing(Cases):
     """Release and the end of ``with``."""
 
+    backend_part = (
+        "`release`: in one atomic step, the server compares the whole owner and frees the lock. For any other owner "
+        "it changes nothing and returns False."
+    )
+
     @case()
     async def test_release_frees_the_lock(self, driver: FaceDriver) -> None:
         """It can be had again at once, by anybody."""
@@ -163,6 +168,8 @@ class Releasing(Cases):
 
 class Blocks(Cases):
     """What leaving ``with`` does."""
+
+    backend_part = "`release`, which the engine calls however a block ends."
 
     @case()
     async def test_exception_of_the_body_goes_on_unchanged(self, driver: FaceDriver) -> None:

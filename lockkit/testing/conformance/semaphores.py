@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 class Semaphores(Cases):
     """``client.semaphore(name, limit=…)``, by permits of the backend's own or by a lock for each slot."""
 
+    backend_part = (
+        "`Request.mode` is `permit`: in one atomic step, the server grants the lowest free `Grant.slot` while fewer "
+        "than `Request.limit` are held. Each permit has its own ttl."
+    )
+
     @case(needs.permits)
     async def test_no_more_permits_than_the_limit(self, driver: FaceDriver) -> None:
         """Of all clients together; slots are different, and 0 to limit - 1."""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from lockkit import aio
     from lockkit.backend import Busy, Grant, LockBackend, Request
-    from lockkit.units import Seconds
+    from lockkit.units import Instant, Seconds
 
 ACCEPTED: list[float | timedelta | None] = [0, 0.0, 0.01, 1, timedelta(0), timedelta(milliseconds=10), 10**9, None]
 REFUSED: list[Any] = [-1, -0.001, timedelta(seconds=-1), math.nan, math.inf, -math.inf, True, "1", b"1", [], object()]
@@ -33,6 +33,12 @@ REFUSED: list[Any] = [-1, -0.001, timedelta(seconds=-1), math.nan, math.inf, -ma
 
 class Timeouts(Cases):
     """How long a caller waits."""
+
+    backend_part = (
+        "`wait` returns at `until`, and as soon as `release` or `break_lock` frees the lock. A lock that is freed "
+        "between `try_acquire` and `wait` must wake the waiter too: subscribe and return at once, or enter a queue in "
+        "`try_acquire`. `abandon` cleans up after a wait that timed out."
+    )
 
     @case()
     async def test_accepted_timeouts_are_accepted_everywhere(self, driver: FaceDriver) -> None:
@@ -156,6 +162,38 @@ class Timeouts(Cases):
         await (await waiting.result()).release()
         assert not await lease.confirm()
 
+    @case(needs.wake_up)
+    async def test_release_between_attempt_and_wait_is_not_missed(self, driver: FaceDriver) -> None:
+        """A lock that was busy at an attempt, the first or a later one, and is freed before the client waits for it."""
+        client, other = await driver.connect(), await driver.connect()
+        await other.ping()
+        assert other._engine.client.backend is not None
+        backend = type(other._engine.client.backend)
+        wait = backend.wait
+
+        async def release_after(attempt: int) -> None:
+            lease = await client.lock(driver.name(), ttl=driver.timing.long).acquire(PATIENCE)
+            waits = 0
+
+            async def release_first(self: LockBackend, request: Request, busy: Busy, until: Instant) -> None:
+                nonlocal waits
+                waits += request.name == lease.name
+                if waits == attempt:
+                    await lease.release()
+                elif waits < attempt:
+                    until = min(until, driver.now() + 0.05)
+                await wait(self, request, busy, until)
+
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(backend, "wait", release_first)
+                # Without a timeout, whose end would bring another attempt.
+                after = await driver.spawn(other.lock(lease.name, ttl=driver.timing.long).acquire()).result()
+            assert waits >= attempt
+            await after.release()
+
+        await release_after(1)
+        await release_after(2)
+
     @case()
     async def test_waiter_looks_again_when_the_ttl_is_over(self, driver: FaceDriver) -> None:
         """A holder that vanished wakes nobody."""
@@ -227,6 +265,12 @@ class Timeouts(Cases):
 
 class GivingUp(Cases):
     """Waiters that end before they have the lock leave nothing behind, and a grant that came too late is undone."""
+
+    backend_part = (
+        "`abandon` removes what a request left at the server: its place in the queue and, with `request.uncertain`, a "
+        "grant whose answer never came. A method can be cancelled or interrupted at any `await`, also after the "
+        "server has granted."
+    )
 
     @case(faces=["asyncio"])
     async def test_cancelled_waiters_leave_nothing_behind(self, driver: FaceDriver) -> None:

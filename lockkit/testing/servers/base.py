@@ -16,20 +16,22 @@ import re
 import shutil
 import signal
 import subprocess
-import tempfile
 import time
 from abc import ABC, abstractmethod
-from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from lockkit.testing.servers._ports import HOST, Ports, is_free
 from lockkit.testing.servers._process import Process, User
 from lockkit.testing.servers.errors import PortTaken, ServerError, StartFailed
+from lockkit.testing.servers.tls import make_certificates
+from lockkit.testing.temporary import TemporaryDirectory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
     from types import TracebackType
 
+    from lockkit.testing.servers.tls import Certificates
     from lockkit.units import Seconds
 
 # Longer makes a failing start slow to report; shorter fails on a busy machine.
@@ -154,8 +156,9 @@ class Server(Service):
         self._chosen_port = port
         self._port_by_use: dict[str, int] = {}
         self._start_timeout = start_timeout
-        self._directory: Path | None = None
+        self._directory: TemporaryDirectory | None = None
         self._process: Process | None = None
+        self._certificates: Certificates | None = None
         self._paused = False
         self._was_ready = False
 
@@ -217,9 +220,9 @@ class Server(Service):
     def directory(self) -> Path:
         """Temporary directory with configuration, log and data."""
         if self._directory is None:
-            self._directory = Path(tempfile.mkdtemp(prefix=f"lockkit-{self.kind}-"))
-            self._own(self._directory)
-        return self._directory
+            self._directory = TemporaryDirectory(self.kind)
+            self._own(self._directory.path)
+        return self._directory.path
 
     @property
     def data(self) -> Path:
@@ -234,6 +237,13 @@ class Server(Service):
     def log(self) -> Path:
         """File with the server's output of all its lives."""
         return self.directory / "server.log"
+
+    @property
+    def certificates(self) -> Certificates:
+        """The files of an authority, a server and a client, for a server that listens with TLS."""
+        if self._certificates is None:
+            self._certificates = make_certificates(self.directory)
+        return self._certificates
 
     def log_tail(self, lines: int = 40) -> str:
         """The last lines of the log."""
@@ -301,12 +311,13 @@ class Server(Service):
         """Ends the server, removes its directory and gives its ports back."""
         self.request_close()
         self.stop()
-        _alive.pop(self, None)
         if self._directory is not None:
-            shutil.rmtree(self._directory, ignore_errors=True)
-            self._directory = None
+            self._directory.close()
+            self._directory = self._certificates = None
         self._forget_ports()
         self._was_ready = False
+        # Last: if Ctrl-C comes before, it is closed when the interpreter ends.
+        _alive.pop(self, None)
 
     # The parts of a start, which a group does for all of its members at once.
 
@@ -465,7 +476,36 @@ class Server(Service):
         return f"<{type(self).__name__} {self.host}:{port}, {state}>"
 
 
-class ServerGroup(Service):
+class Group(Service):
+    """Several services that suffer together what is done to them."""
+
+    @property
+    @abstractmethod
+    def servers(self) -> Sequence[Service]:
+        """The members, in the order in which they are started."""
+
+    def kill(self) -> None:
+        """Ends all members with SIGKILL."""
+        for server in self.servers:
+            server.kill()
+
+    def pause(self) -> None:
+        """Stops all members from answering."""
+        for server in self.servers:
+            server.pause()
+
+    def resume(self) -> None:
+        """Lets all members go on."""
+        for server in self.servers:
+            server.resume()
+
+    def erase(self) -> None:
+        """Removes the data of all members."""
+        for server in self.servers:
+            server.erase()
+
+
+class ServerGroup(Group):
     """Several servers that are started, stopped and removed together."""
 
     @property
@@ -489,26 +529,6 @@ class ServerGroup(Service):
             server.request_stop()
         for server in self.servers:
             server.stop(timeout)
-
-    def kill(self) -> None:
-        """Ends all members with SIGKILL."""
-        for server in self.servers:
-            server.kill()
-
-    def pause(self) -> None:
-        """Stops all members with SIGSTOP."""
-        for server in self.servers:
-            server.pause()
-
-    def resume(self) -> None:
-        """Lets all members go on."""
-        for server in self.servers:
-            server.resume()
-
-    def erase(self) -> None:
-        """Removes the data of all members."""
-        for server in self.servers:
-            server.erase()
 
     def close(self) -> None:
         """Ends all members and removes their directories."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from lockkit.testing.servers._ports import HOST, Ports
 from lockkit.testing.servers._resp import RespConnection, fields
-from lockkit.testing.servers.base import STOP_TIMEOUT, Service, wait_until
+from lockkit.testing.servers.base import STOP_TIMEOUT, Group, wait_until
 from lockkit.testing.servers.docker import Adapt, ContainerServer, new_container, publish
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ DOWN_AFTER_MS = 1_000
 MASTER_NAME = "mymaster"
 
 
-class ContainerGroup(Service):
+class ContainerGroup(Group):
     """
     Containers that are started, stopped and removed together.
 
@@ -54,6 +54,11 @@ class ContainerGroup(Service):
         self._entered = False
 
     @property
+    def servers(self) -> Sequence[ContainerServer]:
+        """The members, in the order in which they are started."""
+        return self.containers
+
+    @property
     def url(self) -> str:
         """The lockkit URL, with all members."""
         return self._url([container.address for container in self.containers])
@@ -74,26 +79,6 @@ class ContainerGroup(Service):
         """Ends all members, one after the other, the last that was started first."""
         for container in reversed(self.containers):
             container.stop(timeout)
-
-    def kill(self) -> None:
-        """Ends all members with SIGKILL."""
-        for container in self.containers:
-            container.kill()
-
-    def pause(self) -> None:
-        """Freezes all members."""
-        for container in self.containers:
-            container.pause()
-
-    def resume(self) -> None:
-        """Lets all members go on."""
-        for container in self.containers:
-            container.resume()
-
-    def erase(self) -> None:
-        """Removes the containers of all members."""
-        for container in self.containers:
-            container.erase()
 
     def close(self) -> None:
         """Removes the containers of all members and what they shared."""

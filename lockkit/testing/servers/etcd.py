@@ -7,11 +7,10 @@ import ssl
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
-from lockkit.testing.servers.base import START_TIMEOUT, Server, ServerGroup, wait_until
+from lockkit.testing.servers.base import START_TIMEOUT, wait_until
 from lockkit.testing.servers.binaries import find_program
-from lockkit.testing.servers.errors import ServerError
+from lockkit.testing.servers.ensemble import Ensemble, Member
 from lockkit.testing.servers.readiness import ask_etcd, etcd_call, etcd_metrics
-from lockkit.testing.servers.tls import Certificates, make_certificates
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -26,7 +25,7 @@ ELECTION_MS = 1000
 ELECTION_ALONE_MS = 100
 
 
-class EtcdServer(Server):
+class EtcdServer(Member):
     """
     An etcd member on 127.0.0.1.
 
@@ -51,7 +50,6 @@ class EtcdServer(Server):
         self.tls = tls
         self.settings = dict(settings or {})
         self.peers: Sequence[EtcdServer] = (self,)
-        self._certificates: Certificates | None = None
 
     @property
     def url(self) -> str:
@@ -69,13 +67,6 @@ class EtcdServer(Server):
     def endpoint(self) -> str:
         """The address as etcd's own tools want it."""
         return f"{'https' if self.tls else 'http'}://{self.address}"
-
-    @property
-    def certificates(self) -> Certificates:
-        """The files of authority, server and client (with `tls`)."""
-        if self._certificates is None:
-            self._certificates = make_certificates(self.directory)
-        return self._certificates
 
     @property
     def name(self) -> str:
@@ -170,13 +161,11 @@ class EtcdServer(Server):
         return context
 
 
-class EtcdCluster(ServerGroup):
+class EtcdCluster(Ensemble[EtcdServer]):
     """
     etcd members that elect a leader.
 
-    A single member is started with `Server.start` only while the others are a majority;
-    after more were lost, start the group: its members wait for each other.  A member that
-    lost its data does not come back by a start: the others know it by what it promised.
+    A member that lost its data does not come back by a start: the others know it by what it promised.
 
     Args:
         count: How many; a majority of them must run.
@@ -186,38 +175,9 @@ class EtcdCluster(ServerGroup):
     kind = "etcd-cluster"
 
     def __init__(self, count: int = 3, *, settings: Mapping[str, str] | None = None) -> None:
-        self.members = [EtcdServer(settings=settings) for _ in range(count)]
+        super().__init__([EtcdServer(settings=settings) for _ in range(count)])
         for member in self.members:
             member.peers = self.members
-
-    @property
-    def servers(self) -> Sequence[EtcdServer]:
-        """The members."""
-        return self.members
-
-    @property
-    def url(self) -> str:
-        """``etcd://…`` with all members."""
-        return "etcd://" + ",".join(member.address for member in self.members)
-
-    @property
-    def leader(self) -> EtcdServer:
-        """
-        The member that leads now.
-
-        Raises:
-            ServerError: None does.
-        """
-        for member in self.members:
-            if member.running and member.leads():
-                return member
-        raise ServerError("no member of the cluster leads")
-
-    @property
-    def followers(self) -> list[EtcdServer]:
-        """The members that run and do not lead."""
-        leader = self.leader
-        return [member for member in self.members if member.running and member is not leader]
 
     def arrange(self) -> None:
         """Waits until all members agree on the leader."""

@@ -11,7 +11,6 @@ from lockkit.testing.servers._template import make_or_copy
 from lockkit.testing.servers.base import START_TIMEOUT, Server
 from lockkit.testing.servers.binaries import find_program
 from lockkit.testing.servers.readiness import ask_postgresql
-from lockkit.testing.servers.tls import make_certificates
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -30,7 +29,7 @@ class PostgresServer(Server):
         password: The superuser's password; None: nobody is asked for one.
         durable: Flush commits to the disk, as a real server does.  False is faster, and
             still survives a crash of the process, though not of the machine.
-        tls: Accept TLS, with certificates made for this server (`ca`).
+        tls: Accept TLS, with certificates made for this server (`certificates`).
         settings: Further lines of postgresql.conf, e.g. ``{"timezone": "'Asia/Tokyo'"}``.
     """
 
@@ -64,13 +63,8 @@ class PostgresServer(Server):
     def url_at(self, address: str) -> str:
         """The URL through another address that leads here: a proxy's, a pooler's."""
         password = f":{quote(self.password, safe='')}" if self.password is not None else ""
-        query = f"?sslmode=verify-full&sslrootcert={self.ca}" if self.tls else ""
+        query = f"?sslmode=verify-full&sslrootcert={self.certificates.ca}" if self.tls else ""
         return f"postgresql://postgres{password}@{address}/postgres{query}"
-
-    @property
-    def ca(self) -> Path:
-        """Certificate of the authority that signed the server's (with `tls`)."""
-        return self.directory / "ca.pem"
 
     def execute(self, statement: str) -> str:
         """
@@ -165,9 +159,7 @@ class PostgresServer(Server):
         return lines | self.settings
 
     def _tls_configuration(self) -> dict[str, str]:
-        if not self.ca.exists():
-            made = make_certificates(self.directory)
-            # PostgreSQL insists on a key that only its own account can read.
-            self.write("data/server.key", made.server_key.read_text())
-            self.write("data/server.crt", made.server.read_text())
+        # PostgreSQL insists on a key that only its own account can read.
+        self.write("data/server.key", self.certificates.server_key.read_text())
+        self.write("data/server.crt", self.certificates.server.read_text())
         return {"ssl": "on", "ssl_cert_file": "'server.crt'", "ssl_key_file": "'server.key'"}

@@ -8,12 +8,12 @@ from urllib.parse import quote, urlencode
 from lockkit.testing.servers._resp import RespConnection
 from lockkit.testing.servers.base import START_TIMEOUT, Server
 from lockkit.testing.servers.binaries import find_program
-from lockkit.testing.servers.tls import Certificates, make_certificates
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from lockkit.testing.servers.tls import Certificates
     from lockkit.units import Seconds
 
 
@@ -70,7 +70,7 @@ class RedisServer(Server):
         self.replica_of = replica_of
         self.unix_socket = unix_socket
         self.settings = dict(settings or {})
-        self._certificates = certificates
+        self._shared_certificates = certificates
 
     @property
     def url(self) -> str:
@@ -91,10 +91,8 @@ class RedisServer(Server):
 
     @property
     def certificates(self) -> Certificates:
-        """The files of authority, server and client (with `tls`)."""
-        if self._certificates is None:
-            self._certificates = make_certificates(self.directory)
-        return self._certificates
+        """See `Server.certificates`; those that were given, if any were."""
+        return self._shared_certificates or super().certificates
 
     @property
     def tls_query(self) -> str:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
-from lockkit.testing.servers.base import START_TIMEOUT, Server, ServerGroup
+from lockkit.testing.servers.base import START_TIMEOUT
 from lockkit.testing.servers.binaries import find_program, look_for_jar
-from lockkit.testing.servers.errors import ServerError, ServerMissing
+from lockkit.testing.servers.ensemble import Ensemble, Member
+from lockkit.testing.servers.errors import ServerMissing
 from lockkit.testing.servers.readiness import ask_zookeeper, four_letters
-from lockkit.testing.servers.tls import Certificates, make_certificates
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -40,7 +40,7 @@ JVM_OPTIONS = (
 MAIN_CLASS = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
 
 
-class ZooKeeperServer(Server):
+class ZooKeeperServer(Member):
     """
     A ZooKeeper server on 127.0.0.1.
 
@@ -76,7 +76,6 @@ class ZooKeeperServer(Server):
         self.settings = dict(settings or {})
         self.properties = dict(properties or {})
         self.peers: Sequence[ZooKeeperServer] = ()
-        self._certificates: Certificates | None = None
 
     @property
     def url(self) -> str:
@@ -91,13 +90,6 @@ class ZooKeeperServer(Server):
         }
         return f"zookeeper://{self.host}:{self.port_for('tls')}?{urlencode(files)}"
 
-    @property
-    def certificates(self) -> Certificates:
-        """The files of authority, server and client (with `tls`)."""
-        if self._certificates is None:
-            self._certificates = make_certificates(self.directory)
-        return self._certificates
-
     def four_letters(self, word: str) -> str:
         """The answer to ``srvr``, ``mntr``, ``dump``, ``wchs`` and the like."""
         return four_letters(self.host, self.port, word)
@@ -106,6 +98,10 @@ class ZooKeeperServer(Server):
         """``standalone``, ``leader`` or ``follower``; empty while it is in no quorum."""
         lines = self.four_letters("srvr").splitlines()
         return next((line[6:] for line in lines if line.startswith("Mode: ")), "")
+
+    def leads(self) -> bool:
+        """Whether it leads others, as it sees itself."""
+        return self.mode() == "leader"
 
     def command(self) -> Sequence[str]:
         """The Java program with its configuration file."""
@@ -167,12 +163,9 @@ class ZooKeeperServer(Server):
         }
 
 
-class ZooKeeperEnsemble(ServerGroup):
+class ZooKeeperEnsemble(Ensemble[ZooKeeperServer]):
     """
     ZooKeeper servers that elect a leader.
-
-    A single member is started with `Server.start` only while the others are a majority;
-    after more were lost, start the group: its members wait for each other.
 
     Args:
         count: How many; a majority of them must run.
@@ -193,41 +186,14 @@ class ZooKeeperEnsemble(ServerGroup):
         settings: Mapping[str, str] | None = None,
         properties: Mapping[str, str] | None = None,
     ) -> None:
-        self.members = [
-            ZooKeeperServer(tick_ms=tick_ms, durable=durable, settings=settings, properties=properties)
-            for _ in range(count)
-        ]
+        super().__init__(
+            [
+                ZooKeeperServer(tick_ms=tick_ms, durable=durable, settings=settings, properties=properties)
+                for _ in range(count)
+            ]
+        )
         for member in self.members:
             member.peers = self.members
-
-    @property
-    def servers(self) -> Sequence[ZooKeeperServer]:
-        """The members."""
-        return self.members
-
-    @property
-    def url(self) -> str:
-        """``zookeeper://…`` with all members."""
-        return "zookeeper://" + ",".join(member.address for member in self.members)
-
-    @property
-    def leader(self) -> ZooKeeperServer:
-        """
-        The member that leads now.
-
-        Raises:
-            ServerError: None does.
-        """
-        for member in self.members:
-            if member.running and member.mode() == "leader":
-                return member
-        raise ServerError("no member of the ensemble leads")
-
-    @property
-    def followers(self) -> list[ZooKeeperServer]:
-        """The members that run and do not lead."""
-        leader = self.leader
-        return [member for member in self.members if member.running and member is not leader]
 
 
 def _class_path() -> str:

@@ -150,10 +150,13 @@ def test_postgres_with_every_option() -> None:
     settings = {"timezone": "'Asia/Tokyo'", "default_transaction_isolation": "'serializable'"}
     with PostgresServer(password="it's", tls=True, durable=True, settings=settings) as server:  # noqa: S106
         assert server.url.startswith("postgresql://postgres:it%27s@127.0.0.1:")
-        assert f"sslrootcert={server.ca}" in server.url
+        assert f"sslrootcert={server.certificates.ca}" in server.url
         assert server.execute("SHOW fsync") == "on"
         assert server.execute("SHOW timezone") == "Asia/Tokyo"
-        assert server.execute("SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()") == "t"
+        encrypted = "SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()"
+        assert server.execute(encrypted) == "t"
+        server.restart(keep_data=False, crash=True)
+        assert server.execute(encrypted) == "t"
 
         server.password = "other"  # noqa: S105 - of a throw-away server
         with pytest.raises(ServerError, match="password authentication failed"):

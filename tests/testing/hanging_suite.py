@@ -1,0 +1,30 @@
+"""
+A test that hangs with a server, to be ended by a signal; run by ``test_ending.py``.
+
+Its name keeps it out of every other run.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from lockkit.testing.servers import RedisServer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RedisServer]:
+    """A server of the module."""
+    with RedisServer() as server:
+        yield server
+
+
+@pytest.mark.usefixtures("server")
+def test_hangs() -> None:
+    """For ever."""
+    threading.Event().wait()

@@ -1,0 +1,124 @@
+"""Temporary directories, and what becomes of those whose process was killed."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from lockkit.testing.fork_servers import environment
+from lockkit.testing.temporary import TemporaryDirectory, remove_abandoned
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+HOLDER = """
+import sys
+from pathlib import Path
+from lockkit.testing.temporary import TemporaryDirectory
+directory = TemporaryDirectory("redis", Path(sys.argv[1]))
+(directory.path / "data").mkdir()
+print(directory.path, flush=True)
+sys.stdin.read()
+"""
+
+
+class Holder:
+    """A process that has a temporary directory."""
+
+    def __init__(self, parent: Path) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-c", HOLDER, str(parent)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment(),
+        )  # fmt: skip
+        assert self._process.stdout is not None
+        self.path = Path(self._process.stdout.readline().strip())
+
+    def end(self, signum: signal.Signals) -> None:
+        """End it by a signal."""
+        self._process.send_signal(signum)
+        self._process.communicate(timeout=60)
+
+
+@pytest.fixture
+def holder(tmp_path: Path) -> Iterator[Holder]:
+    """A process that lives until the end of the test, unless it ends it."""
+    holder = Holder(tmp_path)
+    yield holder
+    holder.end(signal.SIGKILL)
+
+
+def test_directory_is_removed_with_all_that_is_in_it(tmp_path: Path) -> None:
+    """At the end of the block; a second close does nothing."""
+    directory = TemporaryDirectory("redis", tmp_path)
+    with directory as path:
+        assert path.name.startswith("lockkit-redis-")
+        assert path.stat().st_mode & 0o777 == 0o700
+        (path / "data").mkdir()
+
+    assert list(tmp_path.iterdir()) == []
+    directory.close()
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
+def test_directory_of_a_killed_process_is_removed_by_the_next(
+    tmp_path: Path, holder: Holder, signum: signal.Signals
+) -> None:
+    """Whoever makes a directory beside it."""
+    holder.end(signum)
+    assert holder.path.is_dir()
+
+    next_one = Holder(tmp_path)
+
+    assert not holder.path.exists()
+    next_one.end(signal.SIGKILL)
+    assert next_one.path.is_dir()
+    remove_abandoned(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_directory_in_use_stays(tmp_path: Path, holder: Holder) -> None:
+    """However many others come and go."""
+    for _ in range(3):
+        Holder(tmp_path).end(signal.SIGKILL)
+    remove_abandoned(tmp_path)
+
+    assert (holder.path / "data").is_dir()
+    assert sorted(tmp_path.iterdir()) == [holder.path, holder.path.with_suffix(".in-use")]
+
+
+def test_what_others_have_there_stays(tmp_path: Path) -> None:
+    """A directory without the file that tells whose it is, a file without a directory, a link."""
+    elsewhere = tmp_path / "elsewhere"
+    for name in ("elsewhere", "lockkit-mine", "other-one", "lockkit-linked"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "other-one.in-use").touch()
+    (tmp_path / "lockkit-alone.in-use").touch()
+    (elsewhere / "file").touch()
+    (tmp_path / "lockkit-linked.in-use").symlink_to(elsewhere / "file")
+    before = sorted(tmp_path.rglob("*"))
+
+    remove_abandoned(tmp_path)
+
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_directory_that_cannot_be_removed_is_left_to_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when the user presses Ctrl-C a second time."""
+    directory = TemporaryDirectory("redis", tmp_path)
+
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.rmtree", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            directory.close()
+    assert directory.path.is_dir()
+
+    directory.close()
+    assert list(tmp_path.iterdir()) == []
